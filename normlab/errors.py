@@ -37,6 +37,11 @@ def notify(line: str) -> None:
     print(f"normlab: {line}\n", end="", file=sys.stderr)  # one write, so that lines of two threads do not mix
 
 
+def warn(message: object) -> None:
+    """Print a warning on stderr."""
+    print(f"warning: {one_line(message)}\n", end="", file=sys.stderr)
+
+
 def did_you_mean(name: str, options: Iterable[str]) -> str:
     """Return `" (did you mean 'x'?)"` for the option closest to `name`, or "" if none is close."""
     close = difflib.get_close_matches(name, list(options), n=1, cutoff=0.5)

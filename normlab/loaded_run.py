@@ -16,7 +16,7 @@ import torch
 from normlab.config import memory
 from normlab.config.schema import RunConfig, config_from_record
 from normlab.data.tokenizers import Tokenizer, from_state
-from normlab.errors import ConfigError, DataError, StoreError, notify, one_line
+from normlab.errors import ConfigError, DataError, StoreError, warn
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model, weight_shapes
 from normlab.norms import base as norms
@@ -71,7 +71,7 @@ class LoadedRun:
         self._run_json: dict[str, Any] = folder.run()
         self.record = RunRecord.read(folder)
         if self.record.problem:
-            notify(one_line(self.record.problem))
+            warn(self.record.problem)
 
     def __repr__(self) -> str:
         return f"LoadedRun({self.folder.run_id!r}, {self.status.state})"
@@ -132,10 +132,10 @@ class LoadedRun:
 
         record = self.folder.rows()
         if problem := self.folder.metrics_problem():
-            notify(problem)
+            warn(problem)
         # The last line of a run that is running, or was killed, may be incomplete.
         if missing := record.damaged - record.torn:
-            notify(f"{self.folder.metrics_path}: damaged rows, left out: {missing}")
+            warn(f"{self.folder.metrics_path}: damaged rows, left out: {missing}")
         return pd.DataFrame(record.rows).rename(columns={CLIP_FACTOR_KEY: "clip_factor"})
 
     @cached_property
@@ -166,7 +166,7 @@ class LoadedRun:
         except MemoryError as error:
             raise StoreError(f"the memory ran out while reading {path}; free some memory and try again") from error
         for problem in problems:
-            notify(f"{problem}; using the previous checkpoint")
+            warn(f"{problem}; using the previous checkpoint")
         if saved is None:
             raise StoreError(
                 f"run {self.folder.run_id} has no checkpoint: if the run has ended, put them back or {FRESH}; if not, "
@@ -217,7 +217,7 @@ class LoadedRun:
         """Print a warning if the run trained another version of its norm or placement than the installed one."""
         identity = self._run_json.get("identity")
         if isinstance(identity, dict) and "sources" in identity:
-            notify(
+            warn(
                 f"run {self.folder.run_id} was recorded before norms and placements had versions; its model may "
                 "compute something else than the one that was trained"
             )
@@ -230,7 +230,7 @@ class LoadedRun:
             )
         defined = versions(self.config)
         if other := [part for part in ("norm", "placement") if trained.get(part) != defined[part]]:
-            notify(
+            warn(
                 f"run {self.folder.run_id} was trained with another version of its {' and its '.join(other)} than this "
                 "normlab has; its model may compute something else"
             )

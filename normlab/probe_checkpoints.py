@@ -9,7 +9,7 @@ import numpy as np
 
 from normlab.data.batches import validation_windows
 from normlab.data.corpus import open_corpus
-from normlab.errors import StoreError, notify
+from normlab.errors import StoreError, notify, warn
 from normlab.loaded_run import LoadedRun
 from normlab.stats.measure.core import parameter_families
 from normlab.stats.measure.probe import Probe, adam_preconditioner
@@ -44,7 +44,7 @@ def probe_checkpoints(run: LoadedRun, only: str | None = None) -> Iterator[Profi
         try:
             saved = checkpoint.read(folder, step)
         except checkpoint.DamagedCheckpoint as error:
-            notify(f"{error}; left out")
+            warn(f"{error}; left out")
             continue
         model = run.model_at(saved)
         prefix = "square/"

@@ -140,4 +140,4 @@ def test_sample_warns_of_an_empty_status(folder: RunFolder, run_command: Command
     code, out, err = run_command("sample", str(folder.path), "--tokens=2")
     assert (code, out.startswith("def ")) == (0, True)
     assert err.count("\n") == 1
-    assert err.startswith(f"normlab: {folder.path / 'status.json'}: is damaged")
+    assert err.startswith(f"warning: {folder.path / 'status.json'}: is damaged")

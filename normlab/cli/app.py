@@ -12,7 +12,6 @@ import typer
 from typer.core import TyperCommand
 
 from normlab.config.flags import FLAGS, TRAIN_ONLY
-from normlab.errors import one_line
 from normlab.version import __version__
 
 ResultsDir = Annotated[str, typer.Option(metavar="FOLDER", help="Folder of the results.")]
@@ -93,11 +92,6 @@ def echo(line: str) -> None:
 def discard_output() -> None:
     """Redirect stdout to the null device, so that Python reports no broken pipe at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def warn(message: object) -> None:
-    """Print a warning on stderr."""
-    typer.echo(f"warning: {one_line(message)}", err=True)
 
 
 def replace_interrupt_handler(old: Any, new: Any) -> None:

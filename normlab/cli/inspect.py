@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from normlab.cli.app import ResultsDir, Run, Trust, app
-from normlab.errors import ConfigError, notify, one_line
+from normlab.errors import ConfigError, warn
 
 
 @app.command()
@@ -37,7 +37,7 @@ def inspect(
     if trust and not probe:
         raise ConfigError("--trust: has no effect without --probe, since only --probe builds the model; leave it out")
     if not probe and (problem := RunRecord.read(folder).problem):
-        notify(one_line(problem))
+        warn(problem)
     if statistic == statistics.SPIKES:
         spikes = statistics.spike_rows(folder)
         return typer.echo(render(spikes, "json") if json else render(statistics.spike_table(spikes)))
@@ -56,7 +56,7 @@ def inspect(
         if steps := statistics.overview_steps(rows):
             typer.echo(steps)
         command = f"normlab inspect RUN STATISTIC{' --probe' if probe else ''}"
-        return typer.echo(f"{command} shows a statistic in full; normlab list stats lists them")
+        return typer.echo(f"{command} prints one statistic by layer and step; normlab list stats lists the statistics")
     typer.echo(statistics.heading(statistic))
     typer.echo(render(statistics.table_rows(rows)))
     for note in statistics.notes(rows):

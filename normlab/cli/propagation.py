@@ -24,7 +24,8 @@ def propagation(
 ) -> None:
     """Measure signal propagation at initialisation.
 
-    Prints, for each layer, the size of the stream, the branches, the gradient and the first update. Trains nothing.
+    Trains nothing. Prints the RMS of the stream, the ratios of attention and MLP to it, the gradient norm and the
+    relative size of the first update, at the first or last block. --json has every block.
     """
     from normlab.config.compose import compose_grid
     from normlab.config.hydra_flags import show_config

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from normlab.cli.app import ResultsDir, Where, app
-from normlab.errors import ConfigError, one_line
+from normlab.errors import ConfigError, warn
 
 
 @app.command()
@@ -21,9 +21,7 @@ def summarize(
     format: Annotated[str, typer.Option("--format", metavar="FORMAT", help="table, json, csv or markdown.")] = "table",
     by: Annotated[
         str | None,
-        typer.Option(
-            "--by", metavar="OPTIONS", help="Group runs into cells by these options: norm,placement,model.depth."
-        ),
+        typer.Option("--by", metavar="OPTIONS", help="Options that define a cell, such as norm,placement,model.depth."),
     ] = None,
     against: Annotated[
         str | None,
@@ -42,7 +40,7 @@ def summarize(
     ] = None,
     spikes: Annotated[
         bool,
-        typer.Option("--spikes", help="With --by: also count the loss spikes of runs whose older records lack counts."),
+        typer.Option("--spikes", help="With --by: count loss spikes from metrics where a status has no count."),
     ] = False,
     results_dir: ResultsDir = "results",
 ) -> None:
@@ -54,8 +52,8 @@ def summarize(
 
     The last part of an option is enough if it is unique: depth for model.depth.
 
-    Outcomes: finished, stuck (the final loss is at the unigram entropy), regressed (it is in a worse range than the
-    best loss) or diverged; the README has the complete rules. In paired tests a diverged run counts as worse than any
+    Outcomes: finished, stuck (the final loss is at the unigram entropy), regressed (the run lost what it had
+    learned) or diverged; the README has the complete rules. In paired tests a diverged run counts as worse than any
     finite loss; it is never dropped.
     """
     from normlab.report.runs_table import summarize as rows_of
@@ -75,4 +73,4 @@ def summarize(
     )  # fmt: skip
     typer.echo(render_cells(table, format))
     for warning in table.warnings:
-        typer.echo(f"normlab: {one_line(warning)}", err=True)
+        warn(warning)

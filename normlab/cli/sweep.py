@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from normlab.cli.app import HydraCommand, app, echo, overrides_argument, show_progress, warn
+from normlab.cli.app import HydraCommand, app, echo, overrides_argument, show_progress
+from normlab.errors import warn
 
 
 @app.command(cls=HydraCommand, context_settings={"ignore_unknown_options": True})

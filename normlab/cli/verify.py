@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from normlab.cli.app import HydraCommand, Json, app, echo, overrides_argument, warn
+from normlab.cli.app import HydraCommand, Json, app, echo, overrides_argument
+from normlab.errors import warn
 
 
 @app.command(cls=HydraCommand, context_settings={"ignore_unknown_options": True})

@@ -1,11 +1,11 @@
 """The fingerprint of a run's block: 16 hex digits that depend on its computation only.
 
 Every block of the run's depth is built small, in float64, with weights and an input made from SHA-256. Each output and
-gradient, in training and in evaluation, is reduced to two numbers, rounded to five digits and hashed: two machines or
-two versions of torch differ in the sixteenth digit and agree in these.
+gradient, in training and in evaluation, is reduced to two numbers, rounded to five digits and hashed. Machines
+and versions of torch differ only near the sixteenth digit, which the rounding removes.
 
 The fingerprint ignores sizes and the init. Options without effect in float64 (`norm.compute`, `norm.rounding`) are
-hashed by value. An eps is hashed by value if half of it gives the same digits, as an eps that clamps does.
+hashed by value. If half of an eps gives the same digits (an eps that only clamps), its value is hashed, too.
 
 Shapes: B batch, T time, D width.
 """

@@ -49,8 +49,8 @@ class NormConfig:
     verified_by: ClassVar[str] = ""
     """The code or identity that `reference` uses, for display."""
     reference_kind: ClassVar[str] = "self"
-    """external: `reference` calls other people's code; identity: `reference` follows from such code by algebra; self:
-    `reference` is our own second implementation."""
+    """external: `reference` calls external code; identity: `reference` follows from such code by algebra; self:
+    `reference` is a second implementation in normlab."""
     parameters: ClassVar[str] = ""
     """Number of parameters with default options: an expression in D."""
     initial_values: ClassVar[Mapping[str, str]] = {}
@@ -122,7 +122,7 @@ class NormConfig:
         """
         raise NotImplementedError
 
-    def reference_evaluated(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    def reference_in_eval(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Return the expected output in evaluation; only norms with batch statistics override this."""
         return self.reference(x_D, weights)
 

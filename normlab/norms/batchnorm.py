@@ -62,8 +62,8 @@ class BatchNormConfig(AffineNormConfig):
 
     In training the statistics are those of the batch, so position t depends on later positions of its sequence:
     the training loss is not causal. In evaluation they are running statistics,
-    running <- (1 - momentum) running + momentum batch, updated once per micro-batch. Every evaluation reports the gap
-    between the two.
+    running <- (1 - momentum) running + momentum batch, updated once per micro-batch. Every evaluation
+    records the loss with each of the two.
     """
 
     module = BatchNorm
@@ -98,7 +98,7 @@ class BatchNormConfig(AffineNormConfig):
         y_D = torch.batch_norm(tokens_D, None, None, None, None, True, 0.0, self.eps, False)
         return self.reference_affine(y_D.view_as(x_D), weights)
 
-    def reference_evaluated(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    def reference_in_eval(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's batch_norm with the running statistics."""
         tokens_D = x_D.reshape(-1, x_D.shape[-1])
         y_D = F.batch_norm(tokens_D, weights["running_mean"], weights["running_var"], eps=self.eps)

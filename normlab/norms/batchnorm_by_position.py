@@ -68,9 +68,9 @@ class BatchNormPast(BatchNorm):
 class BatchNormPastConfig(BatchNormConfig):
     """(x - mean_t) / sqrt(var_t + eps) * gain + bias, over all tokens of the batch at positions up to t.
 
-    Unlike batchnorm it is causal in training, but its statistics are noisy at the first positions. Evaluation uses
-    running statistics of the whole batch at every position, as batchnorm does, and reports the gap. The second axis is
-    time.
+    Unlike batchnorm it is causal in training, but its statistics are noisy at the first positions. In evaluation
+    every position uses the running statistics over all positions, as in batchnorm, and the record has the loss with
+    batch statistics, too. Axis 1 is time.
     """
 
     module = BatchNormPast
@@ -121,9 +121,9 @@ class BatchNormPosition(BatchNorm):
 class BatchNormPositionConfig(BatchNormConfig):
     """(x - mean_t) / sqrt(var_t + eps) * gain + bias, over the tokens of the batch at position t.
 
-    In training no position depends on another, but each sequence depends on the others of its batch. Evaluation uses
-    running statistics of the whole batch at every position, as batchnorm does, so the sequence length is free; it
-    reports the gap. The second axis is time.
+    In training no position depends on another, but each sequence depends on the others of its batch. In evaluation
+    every position uses the running statistics over all positions, as in batchnorm, so the sequence length is free; the
+    record has the loss with batch statistics, too. Axis 1 is time.
     """
 
     module = BatchNormPosition

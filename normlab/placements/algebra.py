@@ -39,8 +39,8 @@ Schedule = Callable[[int, int], float]
 """A number for block l of L, counted from 1."""
 
 
-def one(layer: int, depth: int) -> float:
-    """1 in every block: no factor."""
+def unit_factor(layer: int, depth: int) -> float:
+    """Return 1: no factor in any block."""
     return 1.0
 
 
@@ -50,11 +50,11 @@ class SubLayer:
 
     norms: tuple[str, ...] = ()
     """Sites with a norm: `in`, `out`, `res`, and those inside the sub-layer (`base.INNER_SITES`)."""
-    skip: Schedule = one
+    skip: Schedule = unit_factor
     """a_l, the factor on the stream."""
-    branch: Schedule = one
+    branch: Schedule = unit_factor
     """b_l, the factor on the output of the sub-layer, after the `out` norm."""
-    shrink: Schedule = one
+    shrink: Schedule = unit_factor
     """s_l, the divisor of the input of the sub-layer, after the `in` norm."""
     scale: Schedule | None = None
     """Initial value of g, the learned factor on the output; None without one."""
@@ -212,7 +212,9 @@ class AlgebraPlacement(Placement):
     @property
     def is_plain_sum(self) -> bool:
         """Whether the row has no factors."""
-        return all(sub.scale is None and sub.skip is sub.branch is sub.shrink is one for sub in self.row.all_sub_layers)
+        return all(
+            sub.scale is None and sub.skip is sub.branch is sub.shrink is unit_factor for sub in self.row.all_sub_layers
+        )
 
     def sub_layers(self, layer: int, depth: int) -> tuple[SubLayer, SubLayer]:
         """Return attention and MLP of block `layer`, counted from 1."""

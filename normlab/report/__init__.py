@@ -1,1 +1,1 @@
-"""What is made of the record: summaries and comparisons. Reads the store and nothing else."""
+"""Reports: tables, summaries and comparison pages. Of a run they read only its record in the store."""

@@ -63,17 +63,17 @@ class Cell:
         return best_lr(self.ranking)
 
     @property
-    def best_losses(self) -> Mapping[Replicate, float]:
+    def final_losses(self) -> Mapping[Replicate, float]:
         """Final validation losses at the best learning rate, by replicate."""
         return {} if self.best_lr is None else self.losses[self.best_lr]
 
     @property
     def diverged(self) -> int:
         """Number of replicates that diverged at the best learning rate."""
-        return sum(map(math.isinf, self.best_losses.values()))
+        return sum(map(math.isinf, self.final_losses.values()))
 
     @property
-    def has_failed(self) -> bool:
+    def has_bad_outcome(self) -> bool:
         """Whether a run at the best learning rate diverged, is stuck or regressed."""
         return any(run.state in (DIVERGED, STUCK, REGRESSED) for run in self.runs_at(self.best_lr))
 
@@ -125,8 +125,8 @@ def rank_cells(cells: Sequence[Cell]) -> list[int]:
     keys: dict[int, tuple[float, bool, float]] = {}
     for index, cell in enumerate(cells):
         if cell.losses:
-            diverged, mean = badness(cell.best_losses.values())
-            keys[index] = (diverged, cell.has_failed, mean)
+            diverged, mean = badness(cell.final_losses.values())
+            keys[index] = (diverged, cell.has_bad_outcome, mean)
     return sorted(keys, key=keys.__getitem__)
 
 

@@ -337,7 +337,7 @@ def _add_comparisons(
 
 def _comparison_warnings(cell: Cell, baseline: Cell, by: Sequence[str]) -> list[str]:
     """Return the reasons why the comparison of a cell with its baseline is unreliable."""
-    unpaired = set(cell.best_losses) ^ set(baseline.best_losses) if cell.losses and baseline.losses else ()
+    unpaired = set(cell.final_losses) ^ set(baseline.final_losses) if cell.losses and baseline.losses else ()
     intended = [option for option, a, b in zip(by, cell.key, baseline.key, strict=True) if a != b]
     different = mixed_settings([*cell.runs, *baseline.runs], intended).values()
     return [

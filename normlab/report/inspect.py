@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
-from normlab.errors import ConfigError, StatisticsError
+from normlab.errors import ConfigError, StatisticsError, warn
 from normlab.report.histories import SPIKES as SPIKES
 from normlab.report.histories import History, histories, history, read_statistics
 from normlab.report.tables import Row, evenly_spaced, sparkline
@@ -42,7 +41,7 @@ def check_statistic(name: str | None, *, probe: bool) -> None:
 def inspect(folder: RunFolder, name: str | None = None) -> list[Row]:
     """Return the rows of one statistic, or of every statistic that was measured.
 
-    A row is one site and one layer: `statistic`, `site`, `place` (the layer), `steps`, `values`, `formula`, `unit`. A
+    A row is one site and one layer: `statistic`, `site`, `layer`, `steps`, `values`, `formula`, `unit`. A
     statistic that is averaged also has `n`, the number of measured steps per value; a statistic with warnings has
     `notes`. Damage is reported on stderr.
 
@@ -65,7 +64,7 @@ def inspect(folder: RunFolder, name: str | None = None) -> list[Row]:
         raise StatisticsError(f"{error}; {remedy}") from error
     finally:
         for problem in problems:
-            print(f"normlab: {problem}", file=sys.stderr)
+            warn(problem)
 
 
 def rows_of(profiles: Sequence[Profiles], name: str | None = None) -> list[Row]:
@@ -91,7 +90,7 @@ def _rows(name: str, part: History) -> list[Row]:
             for layer in part.layers
         }
     return [
-        {"statistic": name, "site": part.site, "place": layer, "steps": part.steps, "values": column.tolist(), **about}
+        {"statistic": name, "site": part.site, "layer": layer, "steps": part.steps, "values": column.tolist(), **about}
         for layer, column in columns.items()
     ]
 
@@ -99,11 +98,11 @@ def _rows(name: str, part: History) -> list[Row]:
 def table_rows(rows: Sequence[Row]) -> list[Row]:
     """Return a table of one statistic: a few steps, some layers, and a sparkline over training."""
     sites = _by_site(rows)
-    has_layers = any(row["place"] for row in rows)
+    has_layers = any(row["layer"] for row in rows)
     return [
         {
             **({"site": site} if len(sites) > 1 else {}),
-            **({"layer": row["place"]} if has_layers else {}),
+            **({"layer": row["layer"]} if has_layers else {}),
             **{
                 f"step {row['steps'][index]}": f"{row['values'][index]:.4g}"
                 for index in evenly_spaced(range(len(row["steps"])), MAX_STEPS)
@@ -156,7 +155,7 @@ def overview_rows(rows: Sequence[Row]) -> list[Row]:
                 {
                     "statistic": name,
                     "site": site,
-                    "at": " / ".join(row["place"] for row in ends),
+                    "at": " / ".join(row["layer"] for row in ends),
                     "first": " / ".join(f"{row['values'][0]:.3g}" for row in ends),
                     "last": " / ".join(f"{row['values'][-1]:.3g}" for row in ends),
                     "by layer": sparkline([row["values"][-1] for row in layers]) if len(layers) > 1 else "",
@@ -176,7 +175,7 @@ def spike_rows(folder: RunFolder) -> list[Row]:
         StoreError: The run has no steps yet, or its record cannot be read.
     """
     if problem := folder.metrics_problem():
-        print(f"normlab: {problem}", file=sys.stderr)
+        warn(problem)
     metrics = series(folder)
     return [
         {

@@ -33,7 +33,7 @@ from normlab.store.format import STATISTICS_FOLDER, with_checksum
 from normlab.store.reading import read_bytes, read_record
 
 ROW = "little-endian: the step, int64; the values, float32 each; CRC-32 of the bytes before it, uint32"
-PLACES = "0: the embeddings; 1 to depth: the blocks; depth + 1: the head"
+LAYERS = "0: the embeddings; 1 to depth: the blocks; depth + 1: the head"
 CADENCE_FILE = "cadence.json"
 _NAME = re.compile(rf"(?P<tier>{'|'.join(TIERS)})(\.(?P<part>[1-9][0-9]*))?\.(json|bin)")
 
@@ -283,7 +283,7 @@ def description(tier: str, layout: Layout) -> dict[str, Any]:
         "row": ROW,
         "numbers": layout.width,
         "order": "group by group, and in a group place by place",
-        "places": PLACES,
+        "places": LAYERS,
         "of": {of: OF[of] for of in dict.fromkeys(STATISTICS[name].of for name in names)},
         "statistics": {name: {field: getattr(STATISTICS[name], field) for field in fields} for name in names},
         **layout.as_tree(),

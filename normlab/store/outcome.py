@@ -16,8 +16,8 @@ entropy is above U (a very small corpus), the lower edge is U. The outcome is th
 | --- | --- | --- |
 | diverged | loss or gradient NaN or infinite, or final loss > start + 1 | perplexity e times the start's |
 | regressed | the final loss has a higher level than the best loss | the run lost what it had learned |
-| stuck | the final loss is in the band | the run never left the unigram entropy |
-| finished | every other run | below the band, or above it and still on the way down |
+| stuck | the final loss is in the band | the run learned how often tokens occur and nothing of their context |
+| finished | every other run | the final loss is below the band, or the run ended before it reached the band |
 
 A uniform guess has the loss ln V, so a diverged run is at least 1 nat/token worse than both a guess and the untrained
 model. A short run that ends above the band is finished: it has learned little and lost nothing.
@@ -44,7 +44,7 @@ LARGEST_LOSS = 3.5e38
 
 DESCRIPTIONS = {
     STUCK: f"the final loss is within {BAND:.0%} of the unigram entropy: the run learned only how often tokens occur",
-    REGRESSED: "the final loss is in a worse range than the best loss",
+    REGRESSED: "the final loss has a worse level than the best loss: the run lost what it had learned",
     DIVERGED: "the loss or gradient was NaN or infinite, or the final loss is more than "
     f"{MARGIN:g} nat/token above ln V and the initial loss",
 }

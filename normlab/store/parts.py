@@ -1,7 +1,6 @@
-"""Dataclasses that are read from JSON which may be damaged, and written to JSON.
+"""Convert dataclasses to JSON, and read them from JSON that may be damaged.
 
-A field that is missing, as in an older record, or of another type has its default, which is None where no other is
-given:
+A field that is missing (in an older record) or has the wrong type gets its default, usually None:
 
     @dataclass(frozen=True, slots=True)
     class Pack:

@@ -32,7 +32,7 @@ WAIT_S = 9.0
 """Longest wait for all trackers of a process to start, and to finish, in seconds."""
 LAST_WAIT_S = 1.0
 """Longest further wait, in seconds, once W&B's process has been killed."""
-NO_ANSWER = "does not answer and is abandoned"
+NO_ANSWER = "did not answer and was stopped"
 MAX_CALLS = 10_000
 """Most calls that wait for a tracker; a tracker that falls further behind is abandoned."""
 
@@ -231,7 +231,7 @@ class WandbTracker:
         return f"upload later with: {shlex.join(['wandb', 'sync', *flag, *folders])}"
 
     def _warn(self, problem: str) -> None:
-        hint = self._sync_hint(with_this=True) or "W&B got nothing"
+        hint = self._sync_hint(with_this=True) or "W&B received no data"
         _print(f"W&B {problem}. The local record has everything; {hint}")
 
     def options(self, run: Mapping[str, Any], part: str = "") -> dict[str, Any]:
@@ -279,7 +279,7 @@ def wait_for_finish(trackers: Sequence[WandbTracker]) -> None:
     abandon(trackers, NO_ANSWER)
 
 
-def abandon(trackers: Sequence[WandbTracker], why: str = "is not waited for") -> None:
+def abandon(trackers: Sequence[WandbTracker], why: str = "was interrupted") -> None:
     """Abandon the active trackers, kill W&B's process, and give their threads `LAST_WAIT_S` to end."""
     active = [tracker for tracker in trackers if tracker.is_active]
     for tracker in active:

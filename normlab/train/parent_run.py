@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from normlab.config.schema import RunConfig
-from normlab.errors import StoreError, notify
+from normlab.errors import StoreError, warn
 from normlab.parsing import from_json
 from normlab.store.files import write_atomic
 from normlab.store.format import decode
@@ -64,7 +64,7 @@ def find_parent_run(runs: Path, run: Mapping[str, Any], config: RunConfig) -> Pa
             if saved is None or (best is not None and saved.step <= best.checkpoint.step):
                 continue
             if problem := entry.folder.metrics_problem():
-                notify(f"{problem}; this run does not branch from it")
+                warn(f"{problem}; this run does not branch from it")
             elif _has_every_row(entry.folder, saved):
                 best = ParentRun(entry.folder, saved, saved.step == steps and (every == 0 or steps % every != 0))
     return best

@@ -13,7 +13,7 @@ from typing import Any
 
 from normlab.config.schema import RunConfig, canonical_hash, config_from_record
 from normlab.data.corpus import Corpus
-from normlab.errors import ConfigError, StoreError, notify
+from normlab.errors import ConfigError, StoreError, warn
 from normlab.store.files import io_error, write_atomic
 from normlab.store.format import (
     COMPLETED_STATES,
@@ -96,17 +96,17 @@ def status_if_completed(run: TrainingRun) -> Status | None:
     if status["state"] not in COMPLETED_STATES:
         return None
     if problem := folder.metrics_problem():
-        notify(problem)
+        warn(problem)
     recorded, new = (RunRecord.parse(folder, each, status, status["state"]) for each in (old, record))
     if config.run.name not in (None, recorded.given_name):
-        notify(f"run.name={config.run.name}: has no effect, the run has ended with the name {recorded.name}")
+        warn(f"run.name={config.run.name}: has no effect, the run has ended with the name {recorded.name}")
     changed = [
         option
         for option, value in new.options.items()
         if option.startswith("stats.") and option != "stats.preset" and recorded.options.get(option, value) != value
     ]
     if changed:
-        notify(
+        warn(
             f"{', '.join(changed)}: no effect, the run has ended; `normlab inspect RUN --probe` measures its "
             "checkpoints, and run.fresh=true trains another run with these statistics"
         )
@@ -217,7 +217,7 @@ def _create(run: TrainingRun) -> None:
         parent.branch(folder)
         record["continued_from"] = {"run_id": parent.folder.run_id, "step": parent.checkpoint.step}
     for other in runs_before_versions(folder.path.parent, record["run_id"], record["identity"]):
-        notify(
+        warn(
             f"run {other} has these settings, but was recorded before norms and placements had versions: it cannot be "
             f"resumed, and {record['run_id']} starts from step 0"
         )

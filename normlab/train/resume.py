@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from normlab.errors import StoreError, notify
+from normlab.errors import StoreError, notify, warn
 from normlab.store.format import COMPLETED_STATES, DIVERGED, FINISHED, RUNNING, STATUS_FILE
 from normlab.store.parts import Setting, part_to_json
 from normlab.store.record import RunRecord
@@ -34,9 +33,9 @@ def resume_from_checkpoint(loop: Loop) -> None:
         # At the last step, statistics with the step's own number were measured after the last update and stay.
         folder.statistics.truncate(saved.step + (saved.step == run.config.train.steps))
         for problem in folder.statistics.missing_warnings(saved.step):
-            notify(problem)
+            warn(problem)
         if damaged := folder.rows().damaged:
-            notify(f"{folder.metrics_path}: damaged rows: {damaged}; the run resumes from an intact checkpoint")
+            warn(f"{folder.metrics_path}: damaged rows: {damaged}; the run resumes from an intact checkpoint")
 
 
 def _refuse_rewinding_finished_runs(
@@ -53,9 +52,9 @@ def _refuse_rewinding_finished_runs(
     if finished and len(runs) > 1 and step < finished[0].config.train.steps:
         others = [run.folder.run_id for run in runs if run.recorded_status().state not in COMPLETED_STATES]
         raise StoreError(
-            f"run {finished[0].folder.run_id}: has finished, and its pack would go back to step {step}, because "
-            f"{', '.join(others)} has no later checkpoint; put that checkpoint back, or move that run's folder away: "
-            "the same command then trains it alone"
+            f"run {finished[0].folder.run_id}: is finished, but its pack would resume from step {step}, since "
+            f"{', '.join(others)} has no later checkpoint; restore one, or move the folder of {', '.join(others)} away "
+            "and run the same command again"
         )
 
 
@@ -88,13 +87,13 @@ def _newest_checkpoint(run: TrainingRun, at_most: int | None = None) -> checkpoi
     saved, problems = checkpoint.read_newest(folder.path / checkpoint.FOLDER, at_most)
     if at_most is None:
         for problem in problems:
-            notify(f"{problem}; resuming from the previous checkpoint")
+            warn(f"{problem}; resuming from the previous checkpoint")
         last = status.checkpoint
         if last is not None and not problems and (saved is None or saved.step < last):
             missing = f"{folder.path / checkpoint.FOLDER}: the checkpoint of step {last} is missing"
             if saved is None:
                 raise StoreError(f"{missing} and there is no other; put it back, or {FRESH}")
-            notify(f"{missing}; resuming from that of step {saved.step}")
+            warn(f"{missing}; resuming from that of step {saved.step}")
         if saved is None and not (folder.path / STATUS_FILE).exists() and folder.rows("train").rows:
             raise StoreError(
                 f"{folder.path}: the run took steps, and has neither {STATUS_FILE} nor a checkpoint; put them back, or "
@@ -118,7 +117,7 @@ def report_changes(run: TrainingRun) -> None:
     if differences:
         text = "; ".join(differences)
         run.progress.changes_at_resume.append(f"from step {run.progress.step}: {text}")
-        print(f"warning: since this run started, {text}; results will not be bit-identical", file=sys.stderr)
+        warn(f"since this run started, {text}; results will not be bit-identical")
 
 
 def _environment(run: RunRecord) -> dict[str, Setting]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 
 from normlab.config.schema import RunConfig
 from normlab.data.corpus import open_corpus
-from normlab.errors import ConfigError, OutOfMemoryError, StoreError
+from normlab.errors import ConfigError, OutOfMemoryError, StoreError, warn
 from normlab.model.fingerprint import fingerprint
 from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE, EXTENDED
@@ -118,7 +117,7 @@ def train_pack(
                 )
             # After all errors, which stay a single line.
             for warning in dict.fromkeys(warning for config in configs for warning in config.warnings()):
-                print(f"warning: {warning}", file=sys.stderr)
+                warn(warning)
             return _run(loop, stop)
 
 

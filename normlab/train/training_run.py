@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from normlab.config.schema import RunConfig
-from normlab.errors import StoreError, notify
+from normlab.errors import StoreError, warn
 from normlab.stats.profiles import Profiles
 from normlab.store.format import CLIP_FACTOR_KEY
 from normlab.store.parts import parse_part, part_to_json
@@ -58,7 +58,7 @@ class TrainingRun:
     progress: Progress = field(default_factory=Progress)
     diverged: Divergence | None = None
     divergence_written: bool = False
-    """Whether status.json says diverged already: the fate of the pack's other runs no longer matters."""
+    """Whether status.json already has the state diverged, which no later state of the pack replaces."""
     saved_step: int | None = None
     """The step of the newest checkpoint that this process wrote or resumed from."""
     last_finite: StepNumbers | None = None
@@ -188,5 +188,5 @@ def _known_meta(saved: checkpoint.Checkpoint) -> dict[str, Any]:
             f"normlab; restore the run's own, or {FRESH}"
         ) from error
     if unknown := sorted({*saved.meta} - {*META} | {*meta["progress"]} - {*progress}):
-        notify(f"the checkpoint of step {saved.step} has unknown fields: {', '.join(unknown)}")
+        warn(f"the checkpoint of step {saved.step} has unknown fields: {', '.join(unknown)}")
     return meta | {"progress": progress}

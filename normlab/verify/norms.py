@@ -102,7 +102,7 @@ def independence_check(norm: NormConfig, subject: str, width: int) -> Check:
             for kind in {type(part) for part in module.modules()}:
                 patches.enter_context(patch.object(kind, "forward", _recording(kind, calls)))
             try:
-                for reference in (variant.reference, variant.reference_evaluated):
+                for reference in (variant.reference, variant.reference_in_eval):
                     reference(input_of(width), parameters_and_buffers(module))
             except NotImplementedError:
                 circular = [NO_REFERENCE]
@@ -185,8 +185,8 @@ class Comparison:
         eps = torch.finfo(working_dtype(self.dtype)).eps
         rounding = 4 * eps * max(1.0, scale)
         for training in (True, False):
-            reference = norm.reference if training else norm.reference_evaluated
-            if not training and type(norm).reference_evaluated is not NormConfig.reference_evaluated:
+            reference = norm.reference if training else norm.reference_in_eval
+            if not training and type(norm).reference_in_eval is not NormConfig.reference_in_eval:
                 expected = self._expected(reference, x.double())
             location = f"{label}, x times {scale:g}, {'training' if training else 'evaluation'}"
             with restored_buffers(self.module):
@@ -269,7 +269,7 @@ def shape_check(norm: NormConfig, subject: str, width: int) -> Check:
             module = variant.build(size)
             weights = {name: value.detach().double() for name, value in parameters_and_buffers(module).items()}
             for y, training in product((x[0], x.unflatten(1, (3, 2)), x[:, :1]), (True, False)):
-                expected = (variant.reference if training else variant.reference_evaluated)(y, weights)
+                expected = (variant.reference if training else variant.reference_in_eval)(y, weights)
                 with restored_buffers(module):
                     result = module.train(training)(y).detach()
                 if not expected.isfinite().all():

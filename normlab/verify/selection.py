@@ -212,8 +212,8 @@ def verdict(checks: Sequence[Check]) -> str:
             kinds.setdefault(check.subject, check.reference_kind)
     subjects = {kind: [subject for subject, of in kinds.items() if of == kind] for kind in REFERENCE_KINDS}
     compared = (
-        f"references: {len(subjects['external'])} external code, {len(subjects['identity'])} identities, "
-        f"{len(subjects['self'])} our own formula"
+        f"references: {len(subjects['external'])} by external code, {len(subjects['identity'])} by identities, "
+        f"{len(subjects['self'])} by a second implementation"
     )
     names = ", ".join(subject.partition(" ")[2] for subject in subjects["self"])
     return f"{text}; {compared}" + (f" ({names})" if names else "")

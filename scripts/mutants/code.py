@@ -17,7 +17,7 @@ from normlab.norms.base import NORMS
 from normlab.placements import algebra, table
 from normlab.placements.base import PLACEMENTS
 
-REFERENCES = ("reference", "reference_affine", "reference_evaluated")
+REFERENCES = ("reference", "reference_affine", "reference_in_eval")
 """Methods that are the reference implementation of a norm."""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from mutants.mutant import Mutant
 from normlab.placements import algebra, table
-from normlab.placements.algebra import SITES, EarlyBlocks, Row, Schedule, SubLayer, Variant, one
+from normlab.placements.algebra import SITES, EarlyBlocks, Row, Schedule, SubLayer, Variant, unit_factor
 from normlab.placements.base import PLACEMENTS
 
 
@@ -20,7 +20,7 @@ def one_and_a_half(layer: int, depth: int) -> float:
 
 
 FACTORS: dict[str, Schedule] = {
-    "1": one,
+    "1": unit_factor,
     "3/2": one_and_a_half,
     "L ** (1/4)": lambda layer, depth: depth**0.25,
     "(2 * L) ** (-1/4)": lambda layer, depth: (2 * depth) ** -0.25,
@@ -35,7 +35,7 @@ FACTORS: dict[str, Schedule] = {
     "l": lambda layer, depth: layer,
 }
 """Replacements of a factor of depth."""
-STARTS: dict[str, Schedule | None] = {"none": None, "0": table.zero, "1": one, "0.1": lambda layer, depth: 0.1}
+STARTS: dict[str, Schedule | None] = {"none": None, "0": table.zero, "1": unit_factor, "0.1": lambda layer, depth: 0.1}
 """Replacements of a learned factor's initial value."""
 
 
@@ -106,7 +106,7 @@ def _sub_layers(sub: SubLayer, part: str) -> Iterator[tuple[str, SubLayer]]:
     for name in ("skip", "branch", "shrink"):
         now = _numbers(getattr(sub, name))
         for text, factor in FACTORS.items():
-            if _numbers(factor) != now and (now != _numbers(one) or text in ("3/2", "sqrt(2 * l)")):
+            if _numbers(factor) != now and (now != _numbers(unit_factor) or text in ("3/2", "sqrt(2 * l)")):
                 yield f"{name}={text}", dataclasses.replace(sub, **{name: factor})
     for text, start in STARTS.items():
         if (start is None) != (sub.scale is None) or (start and sub.scale and _numbers(start) != _numbers(sub.scale)):

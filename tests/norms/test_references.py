@@ -76,7 +76,7 @@ def both(options: NormConfig, x: Tensor, training: bool, width: int = WIDTH) -> 
         weights[name].requires_grad_()
     mine, its = x.clone().requires_grad_(), x.clone().requires_grad_()
     module = norm(mine)
-    reference = (options.reference if training else options.reference_evaluated)(its, weights)
+    reference = (options.reference if training else options.reference_in_eval)(its, weights)
     return [
         (module.detach(), slopes(module, {"x": mine} | dict(norm.named_parameters()))),
         (reference.detach(), slopes(reference, {"x": its} | {name: weights[name] for name in trained})),
@@ -143,8 +143,8 @@ def test_norm_declares_its_oracle(name: str) -> None:
 def test_reference_does_not_use_the_module(name: str) -> None:
     kind: Any = SHIPPED[name]
     module = type(kind().build(WIDTH)).__name__
-    for method in (kind.reference, kind.reference_evaluated):
-        if method is not NormConfig.reference_evaluated:
+    for method in (kind.reference, kind.reference_in_eval):
+        if method is not NormConfig.reference_in_eval:
             assert f"{module}(" not in inspect.getsource(method)
             assert "FUNCTIONS" not in inspect.getsource(method)
             assert "self.build" not in inspect.getsource(method)
@@ -152,7 +152,7 @@ def test_reference_does_not_use_the_module(name: str) -> None:
 
 def test_a_norm_with_batch_statistics_has_two_references() -> None:
     for kind in SHIPPED.values():
-        assert (kind.reference_evaluated is not NormConfig.reference_evaluated) == kind.batch_statistics
+        assert (kind.reference_in_eval is not NormConfig.reference_in_eval) == kind.batch_statistics
 
 
 def test_additional_cases_are_not_duplicates() -> None:

@@ -407,7 +407,7 @@ def test_sweep_is_found_by_name_and_unstarted_runs_are_a_warning(make, tmp_path,
         assert report.table_warnings == ["runs that have not started: 1 of 3"]
     code, out, err = run_command("summarize", "mine", "--by", "norm")
     assert (code, "rmsnorm" in out) == (0, True)
-    assert "normlab: runs that have not started: 1 of 3" in err
+    assert "warning: runs that have not started: 1 of 3" in err
     assert run_command("summarize", "mine")[1].count("rmsnorm") >= 1
     for content in ("{", '{"jobs": []}', '{"jobs": [{"run_id": "../runs"}]}', '{"jobs": 3}'):
         (sweep / "plan.json").write_text(content)
@@ -419,7 +419,7 @@ def test_summarize_command(make, tmp_path, run_command):
     make("rmsnorm", 1e-3, 0, 2.0, depth=4)
     make("rmsnorm", 1e-3, 1, 2.0, depth=8)
     code, out, err = run_command("summarize", str(tmp_path), "--by", "norm")
-    assert (code, err) == (0, "normlab: rmsnorm: mixes model.depth 4 and 8\n")
+    assert (code, err) == (0, "warning: rmsnorm: mixes model.depth 4 and 8\n")
     assert "2.0000 and 2.0000 (n=2)" in out
     code, out, err = run_command("summarize", str(tmp_path), "--by", "norm", "--where", "model.depth>=8")
     assert (code, err) == (0, "")

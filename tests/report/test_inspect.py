@@ -78,7 +78,7 @@ def test_overview_is_short(command: Command, run: RunFolder) -> None:
         ("grad_share", "mlp"),
     } <= cells
     assert lines[-2] == "first: step 0; last: step 20; over training: the last layer"
-    assert lines[-1].endswith("normlab list stats lists them")
+    assert lines[-1].endswith("normlab list stats lists the statistics")
 
 
 def test_json_has_all_steps_and_layers(command: Command, run: RunFolder) -> None:
@@ -90,11 +90,11 @@ def test_json_has_all_steps_and_layers(command: Command, run: RunFolder) -> None
         assert len(row["values"]) == 3
         assert row["formula"] == STATISTICS[row["statistic"]].formula
     norm_rows = [row for row in rows if (row["statistic"], row["site"]) == ("norm_out_rms", "mlp.out")]
-    assert [row["place"] for row in norm_rows] == ["block 1", "block 2", "block 3"]
+    assert [row["layer"] for row in norm_rows] == ["block 1", "block 2", "block 3"]
     expected = profiles.get("norm_out_rms")["mlp.out"][:, 1:4]
     assert np.array_equal(np.array([row["values"] for row in norm_rows], dtype=np.float32).T, expected)
     (share,) = json.loads(command(run.run_id, "grad_share", "--json")[1])[:1]
-    assert (share["place"], share["site"]) == ("", "embed")
+    assert (share["layer"], share["site"]) == ("", "embed")
 
 
 def test_spikes_by_every_rule(command: Command, run: RunFolder) -> None:
@@ -149,7 +149,7 @@ def test_damaged_rows_are_left_out_with_a_warning(overrides: list[str], run_comm
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     code, out, err = run_command("inspect", str(folder.path), "logz", "--json")
-    assert (code, err) == (0, f"normlab: {folder.path / 'stats'}: damaged rows, left out: 1\n")
+    assert (code, err) == (0, f"warning: {folder.path / 'stats'}: damaged rows, left out: 1\n")
     assert len(json.loads(out)[0]["steps"]) == 5
 
 
@@ -169,7 +169,7 @@ def test_changed_statistics_of_a_finished_run_have_no_effect(
     train(compose_run([*overrides, "stats=full"]), trackers=[])
     (expected,) = [line for line in capfd.readouterr().err.splitlines() if "no effect" in line]
     assert expected.startswith(
-        "normlab: stats.tiers, stats.every, stats.extended_every, stats.probe_share: no effect, "
+        "warning: stats.tiers, stats.every, stats.extended_every, stats.probe_share: no effect, "
     )
     assert "`normlab inspect RUN --probe`" in expected
     assert "run.fresh=true" in expected
@@ -203,11 +203,11 @@ def measured(overrides: list[str]) -> tuple[RunFolder, int]:
 def test_lost_rows_are_a_warning(measured: tuple[RunFolder, int], run_command: Command) -> None:
     folder, length = measured
     stats = folder.path / "stats"
-    expected = f"normlab: {stats}: missing rows of core statistics: {{}} measured steps from {{}} to 10; restore a copy"
+    expected = f"warning: {stats}: missing rows of core statistics: {{}} measured steps from {{}} to 10; restore a copy"
     truncate_rows(folder, 4 * length)
     assert run_command("inspect", str(folder.path), "logz")[2].splitlines() == [expected.format(2, 8)]
     truncate_rows(folder, 3 * length + 1)
-    half = f"normlab: {stats / 'core.bin'}: incomplete last row, left out"
+    half = f"warning: {stats / 'core.bin'}: incomplete last row, left out"
     assert run_command("inspect", str(folder.path), "logz")[2].splitlines() == [half, expected.format(3, 6)]
     with folder.lock():  # a running process is writing the row
         folder.write_status(folder.status() | {"state": "running"})
@@ -266,7 +266,7 @@ def test_noise_scale_averages_across_the_parts_of_a_run(overrides: list[str], ru
         np.concatenate([part.get(name)["head.close.affine.gain"][:, -1] for part in parts]).astype(float)
         for name in ("gns_trace", "gns_square")
     )
-    rows = {(row["site"], row["place"]): row for row in inspect(folder, "gns")}
+    rows = {(row["site"], row["layer"]): row for row in inspect(folder, "gns")}
     row = rows["head.close.affine.gain", "head"]
     assert (row["steps"], row["n"]) == ([0, 2, 4, 6, 8, 10], [1, 1, 2, 2, 3, 3])
     assert row["values"][0] == trace[0] / square[0]

@@ -281,12 +281,14 @@ def test_inspect_probes_the_checkpoints_of_a_finished_run(
         "normlab: probe of step 4", "normlab: probe of step 8"
     ]  # fmt: skip
     (row,) = json.loads(out)
-    assert (row["steps"], row["place"], len(row["values"])) == ([4, 8], "", 2)
+    assert (row["steps"], row["layer"], len(row["values"])) == ([4, 8], "", 2)
     assert all(math.isfinite(value) for value in row["values"])
     code, out, err = run_command("inspect", str(folder.path), "--probe")
     assert (code, "layer_drop" in out, "resid_rms" in out) == (0, True, False)
     assert "first: step 4; last: step 8" in out
-    assert out.splitlines()[-1].startswith("normlab inspect RUN STATISTIC --probe shows a statistic in full")
+    assert out.splitlines()[-1].startswith(
+        "normlab inspect RUN STATISTIC --probe prints one statistic by layer and step"
+    )
     for profiles in probe_checkpoints(LoadedRun(folder), "sharpness"):
         assert profiles.names() == ["sharpness"]
     assert sorted(path.stat().st_mtime_ns for path in folder.path.rglob("*")) == before

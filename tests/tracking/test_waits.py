@@ -137,7 +137,7 @@ def test_pack_that_does_not_finish_is_abandoned(
     assert service.kills == 0
     wait_for_finish(pack)
     assert all(tracker.finished.wait(20) for tracker in pack)
-    assert warnings(capsys, "does not answer and is abandoned") == 4
+    assert warnings(capsys, "did not answer and was stopped") == 4
     abandon(pack)
     assert capsys.readouterr().err == "", "an abandoned tracker is not abandoned again"
 
@@ -153,7 +153,7 @@ def test_tracker_that_falls_too_far_behind_is_abandoned(
     (tracker,) = start("a")
     for _ in range(4):
         tracker.log([])
-    assert warnings(capsys, "does not answer and is abandoned") == 1
+    assert warnings(capsys, "did not answer and was stopped") == 1
     assert service.kills > 0
     assert tracker.finished.wait(20)
 

@@ -167,7 +167,7 @@ def test_resume_uses_the_newest_intact_checkpoint(
     change(folder)
     code, _, err = command()
     assert code == 0
-    assert err.splitlines()[0] == f"normlab: {warning.format(checkpoints=folder.path / 'checkpoints')}"
+    assert err.splitlines()[0] == f"warning: {warning.format(checkpoints=folder.path / 'checkpoints')}"
     assert f"resumes from step {step}" in err.splitlines()
     assert differences(reference, folder.path) == []
 

@@ -212,7 +212,7 @@ def test_finished_run_is_not_rewound_with_its_pack(tmp_path: Path) -> None:
     folders = [outcome.folder for outcome in pack_of(configs_of(tmp_path))]
     shutil.rmtree(folders[1].path)
     before = {path: path.read_bytes() for folder in folders for path in folder.path.rglob("*") if path.is_file()}
-    with pytest.raises(StoreError, match=r"has finished, and its pack would go back to step 0"):
+    with pytest.raises(StoreError, match=r"is finished, but its pack would resume from step 0"):
         pack_of(configs_of(tmp_path))
     assert {path: path.read_bytes() for path in before} == before
 

@@ -119,7 +119,7 @@ def test_wandb_process_that_is_stopped_at_the_start(reference: Path, alone: floa
     """The run waits once, and its one line promises no data that W&B never got."""
     output, seconds = train(tmp_path / "results", "-c", BEGINNING, mode="offline")
     (line,) = [line for line in output.splitlines() if "W&B" in line]
-    assert line.endswith("The local record has everything; W&B got nothing")
+    assert line.endswith("The local record has everything; W&B received no data")
     assert seconds < 2 * 10 + 3 * alone
     folder = tmp_path / "results" / "runs" / reference.name
     subprocess.run(["rm", "-rf", folder / "wandb"], check=True)

@@ -453,14 +453,16 @@ def test_an_undeclared_invariance_fails(name: str, monkeypatch: pytest.MonkeyPat
     assert (check.passed, check.result) == (False, "; ".join(f"{name} is not in `invariant_to`" for name in blind))
 
 
-def test_a_norm_without_reference_fails_and_counts_for_no_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_norm_without_reference_fails_and_counts_for_no_kind_of_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object) -> None:
         raise NotImplementedError
 
     monkeypatch.setattr(NORMS["rmsnorm"], "reference", none)
     (check,) = reference_checks(NORMS["rmsnorm"](), "norm mine", 16, [])  # pyright: ignore[reportCallIssue]
     assert (check.passed, check.result, check.reference_kind) == (False, "no reference", "")
-    assert selection.verdict([check]).endswith("references: 0 external code, 0 identities, 0 our own formula")
+    assert selection.verdict([check]).endswith(
+        "references: 0 by external code, 0 by identities, 0 by a second implementation"
+    )
 
 
 # The command
@@ -475,7 +477,7 @@ def test_a_run_is_verified_by_its_overrides(run_command: Command) -> None:
     *lines, last = out.splitlines()
     assert all(line.startswith("ok    ") for line in lines)
     assert any("computes x = N(x + F(x)) if l <= 2 else x + F(N(x))" in line for line in lines)
-    assert last.startswith(f"{len(lines)} checks: all hold; references: 1 external code, 2 identities")
+    assert last.startswith(f"{len(lines)} checks: all hold; references: 1 by external code, 2 by identities")
 
 
 @pytest.mark.parametrize("overrides", [["norm=rmsnrm"], ["placement=rezero"], ["--jsn"], ["model.depth=0"]])

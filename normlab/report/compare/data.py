@@ -236,7 +236,7 @@ def _matrix(results: Sequence[RunResult], index: RunIndex) -> Row:
             "norm": format_setting(cell.key[0]),
             "placement": format_setting(cell.key[1]),
             "depth": cell.key[2],
-            "text": loss_text(cell.best_losses),
+            "text": loss_text(cell.final_losses),
             "runs": [index[run.record.folder.path] for run in cell.runs],
         }
         for row, cell in zip(table.rows, table.cells, strict=True)

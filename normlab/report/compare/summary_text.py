@@ -26,7 +26,7 @@ def best_cell(cells: Sequence[Cell]) -> int | None:
     regressed.
     """
     order = rank_cells(cells)
-    if len(cells) < 2 or not order or cells[order[0]].has_failed or _reason_not_comparable(cells):
+    if len(cells) < 2 or not order or cells[order[0]].has_bad_outcome or _reason_not_comparable(cells):
         return None
     return order[0]
 
@@ -64,7 +64,7 @@ def _name(cell: Cell, by: Sequence[str]) -> str:
 
 
 def _describe_best(cells: Sequence[Cell], best: int, by: Sequence[str]) -> str:
-    lowest = min((cell for cell in cells if cell.losses), key=lambda cell: mean_interval(cell.best_losses).estimate)
+    lowest = min((cell for cell in cells if cell.losses), key=lambda cell: mean_interval(cell.final_losses).estimate)
     among = "" if lowest is cells[best] else " of the cells in which no run diverged, is stuck or regressed"
     cell = cells[best]
     return f"{_name(cell, by)} has the lowest validation loss{among}: {_loss_text(cell)}, {_lr_text(cell)}."
@@ -135,7 +135,7 @@ def _reason_not_comparable(cells: Sequence[Cell]) -> str:
 
 def _loss_text(cell: Cell) -> str:
     """Return `1.8321 ± 0.0102 nats/token (95% interval, n=3)`, or the number of diverged seeds."""
-    losses = cell.best_losses
+    losses = cell.final_losses
     if cell.diverged:
         finite = {replicate: loss for replicate, loss in losses.items() if math.isfinite(loss)}
         others = f"; mean of the others {mean_interval(finite).estimate:.4f} nats/token" if finite else ""
@@ -151,4 +151,4 @@ def _lr_text(cell: Cell) -> str:
 
 
 def _diverged_text(cell: Cell) -> str:
-    return f"{cell.diverged} of {counted(len(cell.best_losses), 'seed')} diverged"
+    return f"{cell.diverged} of {counted(len(cell.final_losses), 'seed')} diverged"

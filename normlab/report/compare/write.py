@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import time
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from normlab.errors import ConfigError, one_line, unknown
+from normlab.errors import ConfigError, unknown, warn
 from normlab.report.compare.data import page_data
 from normlab.report.pages.shell import check_page, page, write_page
 from normlab.report.tables import Row
@@ -65,7 +64,7 @@ def write_compare(
     command = shlex.join(["normlab", "compare", *names, *flags])
     data |= {"version": version, "written": time.time(), "command": command}
     for line in _warnings(data):
-        print(f"normlab: {one_line(line)}", file=sys.stderr)
+        warn(line)
     body = (ASSETS / "body.html").read_text(encoding="utf-8")
     write_page(path, page(data["title"], body, data, [ASSETS / name for name in ASSET_NAMES]))
     images: list[Path] = []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from normlab.config.schema import RunConfig
-from normlab.errors import notify
+from normlab.errors import notify, warn
 from normlab.model.runner import ModelRunner
 from normlab.stats.measure.core import CoreStatistics, Measurement, parameter_families
 from normlab.stats.measure.extended import MOST_EXAMPLES, ExtendedPass
@@ -61,11 +61,11 @@ class StatisticsSchedule:
                 independent=not config.norm.batch_statistics, autocast=windows.autocast,
             )  # fmt: skip
             if missing := sorted(extended - self._extended.names):
-                notify(f"not measured: {', '.join(missing)} (needs two independent examples)")
+                warn(f"not measured: {', '.join(missing)} (needs two independent examples)")
         self._probe_steps = probe_steps(config)
         if probe and not self._probe_steps:
             share = f"stats.probe_share={config.stats.probe_share}"
-            notify(f"no probe fits into {share} of {config.train.steps} steps; {INSPECT}")
+            warn(f"no probe fits into {share} of {config.train.steps} steps; {INSPECT}")
 
     def is_measured(self, step: int) -> bool:
         """Return whether the step after `step` updates is measured."""

@@ -39,7 +39,7 @@ def layer_name(layer, depth):
 def inspected(run_command, tmp_path, run_id):
     code, out, _ = run_command("inspect", run_id, "--json", "--results-dir", str(tmp_path))
     assert code == 0
-    return {(row["statistic"], row["site"], row["place"]): row for row in json.loads(out)}
+    return {(row["statistic"], row["site"], row["layer"]): row for row in json.loads(out)}
 
 
 def assert_as_inspected(data, run_command, tmp_path):
@@ -166,7 +166,7 @@ def test_damaged_rows_are_left_out_and_reported(trained, compare, run_command, t
     (mute.path / "stats" / "core.bin").unlink()
     code, _, err = run_command("compare", str(tmp_path), "-o", str(tmp_path / "x.html"))
     assert code == 0
-    assert [line.split(": ")[:2] for line in err.splitlines()] == [["normlab", f"run {name}"] for name in "bcd"]
+    assert [line.split(": ")[:2] for line in err.splitlines()] == [["warning", f"run {name}"] for name in "bcd"]
     data = compare()
     assert [unit["label"] for unit in data["profiles"]["units"]] == ["a", "b"]
     assert data["profiles"]["units"][1]["steps"] == [5, 10]

@@ -79,13 +79,13 @@ def test_missing_damaged_and_running_records_are_listed(trained, compare, run_co
     assert {name for name, run in runs.items() if run["cell"] is None} == {"bare", "hollow", "new"}
     assert runs["torn"]["loss"]["n"] == 18
     assert data["title"] == "mine"
-    lines = [f"normlab: {warning}" for warning in data["warnings"]]
+    lines = [f"warning: {warning}" for warning in data["warnings"]]
     assert err.splitlines()[: len(lines)] == lines
-    assert lines[0] == "normlab: runs that have not started: 1 of 7"
+    assert lines[0] == "warning: runs that have not started: 1 of 7"
     broken = [line.split(": ")[:2] for line in err.splitlines()[len(lines) :]]
-    assert broken == [["normlab", f"run {name}"] for name in ("hollow", "torn")]
+    assert broken == [["warning", f"run {name}"] for name in ("hollow", "torn")]
     assert [line.split(": ")[:2] for line in err.splitlines() if "bare" in line] == [
-        ["normlab", "run bare is damaged and is left out"]
+        ["warning", "run bare is damaged and is left out"]
     ]
     assert "3 in no cell: damaged (1), empty (1), not started (1)" in data["summary"][1]
     assert [run["id"] for run in compare(str(tmp_path))["runs"] if run["state"] == "empty"] == ["hollow"]

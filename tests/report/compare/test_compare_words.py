@@ -165,10 +165,10 @@ def test_warnings_on_stderr_equal_those_of_summarize(trained, run_command, tmp_p
     folder = ["--results-dir", str(tmp_path)]
     code, _, err = run_command("compare", "--by", "norm", *folder)
     assert code == 0
-    assert err.splitlines()[0].startswith("normlab: the cells have different learning rates")
+    assert err.splitlines()[0].startswith("warning: the cells have different learning rates")
     assert err == run_command("summarize", str(tmp_path), "--by", "norm")[2]
 
 
 def test_runs_not_started_are_reported_once(sweeps, run_command):
     _, _, err = run_command("compare", "first", "later")
-    assert [line for line in err.splitlines() if "started" in line] == ["normlab: runs that have not started: 1 of 3"]
+    assert [line for line in err.splitlines() if "started" in line] == ["warning: runs that have not started: 1 of 3"]

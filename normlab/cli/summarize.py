@@ -32,7 +32,9 @@ def summarize(
     where: Where = None,
     lr: Annotated[
         float | None,
-        typer.Option("--lr", metavar="LR", help="With --by: a learning rate at which to compare all cells too."),
+        typer.Option(
+            "--lr", metavar="LR", help="With --by: the shared learning rate. Default: the one with the best mean rank."
+        ),
     ] = None,
     target: Annotated[
         float | None,

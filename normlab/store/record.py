@@ -29,7 +29,7 @@ from normlab.store.parts import (
     text,
 )
 from normlab.store.runs import RunFolder
-from normlab.store.status import Divergence, Pack, Status, divergence_at_end, outcome_of
+from normlab.store.status import Divergence, RecordedPack, Status, divergence_at_end, outcome_of
 
 RUN_FIELDS = frozenset({
     "command", "config", "continued_from", "corpus", "created", "fingerprint", "git", "identity", "name", "norm",
@@ -181,7 +181,7 @@ class RunRecord:
     git: Git
     fingerprint: Setting
     """Hash of what the block computes; None in an older record."""
-    pack: Pack
+    pack: RecordedPack
     created: Setting
     """Unix time, seconds; a text in an older record."""
     given_name: str | None
@@ -212,7 +212,7 @@ class RunRecord:
             versions=mapping(run.get("versions")),
             git=parse_part(Git, run.get("git")),
             fingerprint=as_setting(run.get("fingerprint")),
-            pack=parse_part(Pack, run.get("pack")),
+            pack=parse_part(RecordedPack, run.get("pack")),
             created=as_setting(run.get("created")),
             given_name=text(run.get("name")),
             prefix_hash=text(run.get("prefix_hash")),

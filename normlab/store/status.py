@@ -13,7 +13,7 @@ from normlab.store.parts import finite, json_field, json_part, mapping_or_none, 
 
 
 @dataclass(frozen=True, slots=True)
-class Pack:
+class RecordedPack:
     """The pack in which the run trained."""
 
     sweep: str | None = json_field(text)
@@ -74,7 +74,7 @@ class Status:
     peak_memory_bytes: float | None = json_field(finite)
     checkpoint: float | None = json_field(finite)
     """Step of the newest checkpoint."""
-    pack: Pack = json_part(Pack, optional=True)
+    pack: RecordedPack = json_part(RecordedPack, optional=True)
     """The pack in which the run last trained."""
     diverged: Divergence = json_part(Divergence, optional=True)
     error: str | None = json_field(text, optional=True)

@@ -19,7 +19,7 @@ from normlab.store.format import COMPLETED_STATES
 from normlab.store.parts import parse_part
 from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
-from normlab.store.status import Pack as RecordedPack
+from normlab.store.status import RecordedPack
 from normlab.sweep.packs import auto_pack_size, make_packs
 from normlab.train.identity import identity, run_id_of
 from normlab.train.machine import check_machine, resolve

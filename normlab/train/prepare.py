@@ -29,7 +29,7 @@ from normlab.store.parts import parse_part
 from normlab.store.reading import HOW_TO_FIX
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
-from normlab.store.status import Pack, Status
+from normlab.store.status import RecordedPack, Status
 from normlab.train import checkpoint
 from normlab.train.identity import describe, runs_before_versions
 from normlab.train.machine import RuntimeSettings
@@ -121,7 +121,7 @@ def check_pack(run: TrainingRun) -> None:
     """
     if not run.folder.exists():
         return
-    old, new = (parse_part(Pack, each.get("pack")) for each in (run.folder.run(), run.new_run_json))
+    old, new = (parse_part(RecordedPack, each.get("pack")) for each in (run.folder.run(), run.new_run_json))
     if len(old.runs) > 1 and old.sweep != new.sweep:
         raise StoreError(
             f"run {run.folder.run_id} is one of a pack of {len(old.runs)} that trains together in sweep {old.sweep}; "
@@ -211,7 +211,7 @@ def _create(run: TrainingRun) -> None:
         write_atomic(copy, Path(path).expanduser().read_bytes())
     # The runs of a pack start together, at step 0.
     parent = None
-    if not config.run.fresh and len(parse_part(Pack, record.get("pack")).runs) < 2:
+    if not config.run.fresh and len(parse_part(RecordedPack, record.get("pack")).runs) < 2:
         parent = find_parent_run(folder.path.parent, record, config)
     if parent is not None:
         parent.branch(folder)

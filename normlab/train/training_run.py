@@ -15,7 +15,7 @@ from normlab.stats.profiles import Profiles
 from normlab.store.format import CLIP_FACTOR_KEY
 from normlab.store.parts import parse_part, part_to_json
 from normlab.store.runs import RunFolder
-from normlab.store.status import Divergence, Pack, Status, StepNumbers
+from normlab.store.status import Divergence, RecordedPack, Status, StepNumbers
 from normlab.tracking.tracker import Row, Tracker
 from normlab.train import checkpoint
 from normlab.train.optim import branch_step, learning_rate
@@ -127,7 +127,7 @@ class TrainingRun:
             tokens_per_s=tokens / progress.seconds if progress.seconds else None,
             peak_memory_bytes=peak_memory_bytes,
             checkpoint=self.saved_step,
-            pack=parse_part(Pack, self.new_run_json.get("pack")),
+            pack=parse_part(RecordedPack, self.new_run_json.get("pack")),
             diverged=self.diverged or Divergence(),
         )
 

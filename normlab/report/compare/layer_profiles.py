@@ -29,7 +29,7 @@ MAX_RUNS = 50
 """Most runs with profiles of their own; on a larger page each cell has the mean of its runs."""
 MAX_STEPS, MIN_STEPS = 32, 6
 MAX_BYTES = 2_500_000
-"""Limits on the measured steps of a unit; it has fewer than `MAX_STEPS` if all units exceed `MAX_BYTES`."""
+"""Limits on the measured steps of a profile; it has fewer than `MAX_STEPS` if all profiles exceed `MAX_BYTES`."""
 NO_STATISTICS = "no statistics on record"
 """The note of a run without statistics."""
 
@@ -43,8 +43,8 @@ Histories = Mapping[tuple[str, str], History]
 """Each statistic of a run over its measured steps, by statistic and site."""
 
 
-class Layout(NamedTuple):
-    """The N columns of a unit."""
+class ProfileColumns(NamedTuple):
+    """The N columns of a profile."""
 
     depth: int
     columns: tuple[tuple[str, str, tuple[int | None, ...]], ...]
@@ -57,13 +57,13 @@ class Layout(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class LayerProfile:
     """The statistics of a run, or the mean over several runs."""
 
     label: str
     runs: list[int]
     cell: int | None
-    layout: Layout
+    layout: ProfileColumns
     warmup: int | None
     """Updates until the peak learning rate."""
     steps: NDArray[np.int64]
@@ -84,13 +84,13 @@ def layer_profiles(
     """
     problems: list[Problem] = []
     per_run = len(records) <= MAX_RUNS
-    units = limit_size((run_units if per_run else _cell_units)(records, cells, warmups, problems), MAX_BYTES)
-    layouts = list(dict.fromkeys(unit.layout for unit in units))
+    profiles = limit_size((run_profiles if per_run else _cell_profiles)(records, cells, warmups, problems), MAX_BYTES)
+    layouts = list(dict.fromkeys(profile.layout for profile in profiles))
     names = dict.fromkeys(name for layout in layouts for name, _, _ in layout.columns)
     return {
         "of": "run" if per_run else "cell",
         "layouts": [layout._asdict() for layout in layouts],
-        "units": [_as_json(unit, layouts.index(unit.layout)) for unit in units],
+        "units": [_as_json(profile, layouts.index(profile.layout)) for profile in profiles],
         "statistics": {name: {key: getattr(STATISTICS[name], key) for key in DESCRIPTION_KEYS} for name in names},
     }, problems
 
@@ -120,41 +120,43 @@ def index_after_warmup(steps: NDArray[np.int64], warmup: int | None) -> int | No
     return int(np.searchsorted(steps, warmup))
 
 
-def limit_size(units: Sequence[Unit], max_bytes: int) -> list[Unit]:
-    """Return the units with as many steps as fit into `max_bytes`, at least `MIN_STEPS`."""
+def limit_size(profiles: Sequence[LayerProfile], max_bytes: int) -> list[LayerProfile]:
+    """Return the profiles with as many steps as fit into `max_bytes`, at least `MIN_STEPS`."""
 
     def size(most: int) -> int:
-        return sum(4 * min(len(unit.steps), most) * unit.layout.width for unit in units)
+        return sum(4 * min(len(profile.steps), most) * profile.layout.width for profile in profiles)
 
     most = next((most for most in range(MAX_STEPS, MIN_STEPS, -1) if size(most) <= max_bytes), MIN_STEPS)
     limited = []
-    for unit in units:
-        kept = np.isin(unit.steps, choose_steps(unit.steps, unit.warmup, most))
-        limited.append(dataclasses.replace(unit, steps=unit.steps[kept], values=unit.values[kept]))
+    for profile in profiles:
+        kept = np.isin(profile.steps, choose_steps(profile.steps, profile.warmup, most))
+        limited.append(dataclasses.replace(profile, steps=profile.steps[kept], values=profile.values[kept]))
     return limited
 
 
-def run_units(
+def run_profiles(
     records: Sequence[RunRecord], cells: Sequence[Cell], warmups: Sequence[int | None], problems: list[Problem]
-) -> list[Unit]:
-    """Return a unit for each run with statistics; append the others to `problems`."""
+) -> list[LayerProfile]:
+    """Return a profile for each run with statistics; append the others to `problems`."""
     cell_of = {run.record.folder.path: index for index, cell in enumerate(cells) for run in cell.runs}
-    units: list[Unit] = []
+    profiles: list[LayerProfile] = []
     for index, record in enumerate(records):
         if measured := _read_histories(index, record, problems):
             layout, run = measured
-            units.append(_mean_unit(record.name, {index: run}, cell_of.get(record.folder.path), layout, warmups[index]))
-    return units
+            profiles.append(
+                _mean_profile(record.name, {index: run}, cell_of.get(record.folder.path), layout, warmups[index])
+            )
+    return profiles
 
 
-def _cell_units(
+def _cell_profiles(
     records: Sequence[RunRecord], cells: Sequence[Cell], warmups: Sequence[int | None], problems: list[Problem]
-) -> list[Unit]:
-    """Return each cell's units: means over runs with equal columns, at its best learning rate."""
+) -> list[LayerProfile]:
+    """Return the profiles of each cell at its best learning rate: a mean over the runs with equal columns."""
     index_of = {record.folder.path: index for index, record in enumerate(records)}
 
-    def units_of(number: int, cell: Cell) -> Iterator[Unit]:
-        groups: dict[Layout, dict[int, Histories]] = {}
+    def profiles_of(number: int, cell: Cell) -> Iterator[LayerProfile]:
+        groups: dict[ProfileColumns, dict[int, Histories]] = {}
         for run in cell.runs_at(cell.best_lr):
             index = index_of[run.record.folder.path]
             if measured := _read_histories(index, run.record, problems):
@@ -165,12 +167,12 @@ def _cell_units(
             suffix = f", depth {layout.depth}" if len(depths) == len(groups) else f", depth {layout.depth} ({count})"
             label = cell.name + (suffix if len(groups) > 1 else "")
             known = [warmup for index in runs if (warmup := warmups[index]) is not None]
-            yield _mean_unit(label, runs, number, layout, max(known, default=None))
+            yield _mean_profile(label, runs, number, layout, max(known, default=None))
 
-    return [unit for number, cell in enumerate(cells) for unit in units_of(number, cell)]
+    return [profile for number, cell in enumerate(cells) for profile in profiles_of(number, cell)]
 
 
-def _read_histories(index: int, record: RunRecord, problems: list[Problem]) -> tuple[Layout, Histories] | None:
+def _read_histories(index: int, record: RunRecord, problems: list[Problem]) -> tuple[ProfileColumns, Histories] | None:
     """Return the columns and core statistics of a run, or None and a line in `problems`."""
     if record.state in NO_RUN_STATES:
         return None
@@ -187,19 +189,21 @@ def _read_histories(index: int, record: RunRecord, problems: list[Problem]) -> t
         messages.append(str(error))
     problems += [(index, message) for message in messages or ([] if measured else [NO_STATISTICS])]
     columns = ((*key, (None,) if each.is_per_step else tuple(each.layers)) for key, each in measured.items())
-    return (Layout(depth, tuple(columns)), measured) if measured else None
+    return (ProfileColumns(depth, tuple(columns)), measured) if measured else None
 
 
-def _mean_unit(label: str, runs: Mapping[int, Histories], cell: int | None, layout: Layout, warmup: int | None) -> Unit:
-    """Return a unit: the mean over runs of finite values, at up to `MAX_STEPS` steps."""
+def _mean_profile(
+    label: str, runs: Mapping[int, Histories], cell: int | None, layout: ProfileColumns, warmup: int | None
+) -> LayerProfile:
+    """Return a profile: the mean over runs of finite values, at up to `MAX_STEPS` steps."""
     measured = np.unique(np.concatenate([each.steps for run in runs.values() for each in run.values()]))
     steps = choose_steps(measured, warmup, MAX_STEPS)
     tables = [_values_at(steps, run, layout) for run in runs.values()]
     values = tables[0] if len(tables) == 1 else mean_of_finite(np.stack(tables))
-    return Unit(label, list(runs), cell, layout, warmup, steps, values)
+    return LayerProfile(label, list(runs), cell, layout, warmup, steps, values)
 
 
-def _values_at(steps: NDArray[np.int64], run: Histories, layout: Layout) -> Array:
+def _values_at(steps: NDArray[np.int64], run: Histories, layout: ProfileColumns) -> Array:
     """Return the values of a run at some steps, (S, N); NaN for a step that was not measured."""
     tables: list[Array] = []
     for name, site, layers in layout.columns:
@@ -221,13 +225,13 @@ def mean_of_finite(tables: Array) -> Array:
     return np.where(counts > 0, np.where(finite, tables, 0).sum(axis=0) / np.maximum(counts, 1), np.nan)
 
 
-def _as_json(unit: Unit, layout: int) -> dict[str, Any]:
+def _as_json(profile: LayerProfile, layout: int) -> dict[str, Any]:
     return {
-        "label": unit.label,
-        "runs": unit.runs,
-        "cell": unit.cell,
+        "label": profile.label,
+        "runs": profile.runs,
+        "cell": profile.cell,
         "layout": layout,
-        "steps": unit.steps.tolist(),
-        "after_warmup": index_after_warmup(unit.steps, unit.warmup),
-        "values": pack(unit.values),
+        "steps": profile.steps.tolist(),
+        "after_warmup": index_after_warmup(profile.steps, profile.warmup),
+        "values": pack(profile.values),
     }

@@ -15,7 +15,7 @@ from normlab.report.compare.layer_profiles import (
     layer_profiles,
     limit_size,
     mean_of_finite,
-    run_units,
+    run_profiles,
 )
 from normlab.stats.profiles import Column, Layout, Profiles
 from normlab.stats.registry import STATISTICS
@@ -144,16 +144,16 @@ def test_chosen_steps_include_the_ends_and_the_end_of_warmup(warmup, most, total
 
 def test_fewer_steps_if_the_page_would_be_too_large(trained):
     entries = [RunRecord.read(trained(f"run{number}", steps=400, measured=range(400))) for number in range(4)]
-    profiles, problems = layer_profiles(entries, [], [5] * 4)
+    data, problems = layer_profiles(entries, [], [5] * 4)
     assert problems == []
-    assert [len(unit["steps"]) for unit in profiles["units"]] == [MAX_STEPS] * 4
-    units = run_units(entries, [], [5] * 4, [])
-    width = units[0].layout.width
-    fewer = limit_size(units, 4 * 4 * width * 10)
-    assert {len(unit.steps) for unit in fewer} == {10}
-    assert all({0, 399} <= set(unit.steps.tolist()) for unit in fewer)
-    assert all((unit.steps[(unit.steps >= 5)][0]) in units[0].steps for unit in fewer)
-    assert {len(unit.steps) for unit in limit_size(units, 1)} == {MIN_STEPS}
+    assert [len(unit["steps"]) for unit in data["units"]] == [MAX_STEPS] * 4
+    profiles = run_profiles(entries, [], [5] * 4, [])
+    width = profiles[0].layout.width
+    fewer = limit_size(profiles, 4 * 4 * width * 10)
+    assert {len(profile.steps) for profile in fewer} == {10}
+    assert all({0, 399} <= set(profile.steps.tolist()) for profile in fewer)
+    assert all((profile.steps[(profile.steps >= 5)][0]) in profiles[0].steps for profile in fewer)
+    assert {len(profile.steps) for profile in limit_size(profiles, 1)} == {MIN_STEPS}
 
 
 def test_damaged_rows_are_left_out_and_reported(trained, compare, run_command, tmp_path):

@@ -56,7 +56,7 @@ def test_run_continues_after_its_process_is_stopped(when: str, tmp_path: Path) -
     if when == "begun":
         assert sync_command(line) == ["wandb", "sync", *map(str, folders(tmp_path, "offline-run"))]
     else:
-        assert line.endswith("; W&B got nothing")
+        assert line.endswith("; W&B received no data")
 
 
 @pytest.mark.network

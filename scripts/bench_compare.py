@@ -3,7 +3,7 @@
     python scripts/bench_compare.py            # a minute or two on two CPU cores
     python scripts/bench_compare.py --check    # exit 1 above a limit: 15 s to write, 12 MB, 3 s to the first figure
 
-`records.py` writes the folders, with statistics: five norms, two placements, two depths, two learning rates, five
+The folders are those of `synthetic_runs.py`, with statistics: five norms, two placements, two depths, two rates, five
 seeds; one in fifty diverged, one in ten has a spike. The runs are not trained, since the times to read and draw numbers
 do not depend on them.
 
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from bench_summarize import time_once
 from playwright.sync_api import Error, sync_playwright
-from records import Record, write_sweep
+from synthetic_runs import Record, write_sweep
 
 from normlab.report.pages.browser import FLAGS, find_browser
 from normlab.store.format import DIVERGED, FINISHED

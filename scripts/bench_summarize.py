@@ -3,7 +3,7 @@
     python scripts/bench_summarize.py            # two minutes on two CPU cores
     python scripts/bench_summarize.py --check    # exit 1 if the median exceeds the limit of two seconds
 
-`records.py` writes the folders, without statistics: a run.json as long as a real one, 2,000 training rows with their
+The folders are those of `synthetic_runs.py`, without statistics: a real run.json, 2,000 training rows with their
 paces, 21 evaluations, and a status with the counts of spikes. Five norms, four placements, five learning rates, ten
 seeds; one in fifty diverged. The runs are not trained, since the time to read numbers does not depend on them.
 
@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from records import Record, write_run
+from synthetic_runs import Record, write_run
 
 from normlab.store.format import DIVERGED, FINISHED, RUNS_FOLDER
 

@@ -112,7 +112,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run_bound() -> Callable[..., tuple[int, str, str]]:
+def run_without_root_privileges() -> Callable[..., tuple[int, str, str]]:
     """Return a function that calls the command line in a process without root's access to any file."""
     before: list[str] = []
     if os.geteuid() == 0:

@@ -1,4 +1,4 @@
-"""Writes tests/corpus.txt, the text that golden losses are taken on. Run once; kept for whoever asks how."""
+"""Write tests/corpus.txt, the text of the golden losses; kept to document how the file was made."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def test_an_unreadable_file_is_a_one_line_error(
     arguments: str,
     message: str,
     overrides: list[str],
-    run_bound: Command,
+    run_without_root_privileges: Command,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -218,7 +218,7 @@ def test_an_unreadable_file_is_a_one_line_error(
         path.mkdir()
     path.chmod(0)
     command, *more = arguments.split()
-    code, out, err = run_bound(command, *(overrides if command == "train" else []), *more)
+    code, out, err = run_without_root_privileges(command, *(overrides if command == "train" else []), *more)
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert err.startswith("error: ")
     assert message in err
@@ -226,12 +226,12 @@ def test_an_unreadable_file_is_a_one_line_error(
 
 @pytest.mark.exhaustive
 def test_unreadable_checkpoints_are_a_one_line_error(
-    overrides: list[str], run_command: Command, run_bound: Command, tmp_path: Path
+    overrides: list[str], run_command: Command, run_without_root_privileges: Command, tmp_path: Path
 ) -> None:
     assert run_command("train", *overrides, "train.steps=1")[0] == 0
     (entry,) = find_runs(tmp_path / "results")
     (entry.folder.path / "checkpoints").chmod(0)
-    code, out, err = run_bound("sample", str(entry.folder.path))
+    code, out, err = run_without_root_privileges("sample", str(entry.folder.path))
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert "checkpoints: cannot be read (Permission denied); make it readable" in err
 

@@ -19,8 +19,8 @@ NO_ANSWER, DIED = "no answer", "its process ended"
 """Detection texts of a mutant whose process exceeds the time limit (`NO_ANSWER` and the limit) or dies."""
 ERRORS = {
     "survivors": "SURVIVES",
-    "stale": "STALE, a reason without a survivor:",
-    "unsound": "DETECTED, WITH NOTHING WRONG:",
+    "stale": "UNUSED REASON in mutants/equivalent.py:",
+    "unsound": "FALSE ALARM on the unchanged entry:",
 }
 """Keys of a summary that are errors, and their labels in the table."""
 

@@ -1,4 +1,4 @@
-"""A norm that sees later tokens in training is warned of by its own declaration."""
+"""A norm with `causal = False` causes a warning, printed once and recorded."""
 
 from __future__ import annotations
 

@@ -159,10 +159,10 @@ def test_vmap_equals_the_loop(options: NormConfig, training: bool) -> None:
             torch.testing.assert_close(after[name][run], buffer, rtol=1e-12, atol=1e-12)
 
 
-class Several(nn.Module):
-    """Several norms at once, so that they are compiled at once; and a frame of our own around each.
+class NormStack(nn.Module):
+    """A stack of norms, compiled as one module.
 
-    Each has an x of its own: the sum of their gradients would be small beside what is rounded in it.
+    Each norm has a separate input: the rounding errors of a shared input's gradient could exceed that gradient.
     """
 
     def __init__(self, norms: list[nn.Module]):
@@ -177,7 +177,7 @@ class Several(nn.Module):
 def test_one_graph_equals_eager(options: NormConfig) -> None:
     # Traced as a compiled run would be, but not lowered to C++: that is the slow part, done once below.
     torch.compiler.reset()
-    norm, x = Several([build(options)]), draw(1, 2, 3, WIDTH, dtype=torch.float32)
+    norm, x = NormStack([build(options)]), draw(1, 2, 3, WIDTH, dtype=torch.float32)
     expected = outcome(copy.deepcopy(norm), x)
     norm.compile(fullgraph=True, dynamic=False, backend="eager")
     assert_same(outcome(norm, x), expected, rtol=0, atol=0)
@@ -188,7 +188,7 @@ def test_one_graph_equals_eager(options: NormConfig) -> None:
 def test_compiled_norm_is_as_accurate_as_eager() -> None:
     # Where a gradient is a small difference of large terms, neither is near the other.
     torch.compiler.reset()
-    norms = Several([build(options) for options in DEFAULTS])
+    norms = NormStack([build(options) for options in DEFAULTS])
     x = draw(2, 3, WIDTH, dtype=torch.float32).expand(len(DEFAULTS), 2, 3, WIDTH)
     exact = outcome(copy.deepcopy(norms).double(), x.double())
     eager = outcome(copy.deepcopy(norms), x)

@@ -1,6 +1,6 @@
 """The norms beyond the first four: each formula again in numpy, torch's own where it has one, and identities.
 
-As in `test_oracles`, the gradients of the numpy formulas are taken by a complex step. Where a formula has a
+As in `test_torch_and_public_code`, the gradients of the numpy formulas are taken by a complex step. Where a formula has a
 corner (clip, min, max) it is taken apart by the real part, on either side of which it is analytic.
 """
 
@@ -228,7 +228,7 @@ def test_norm_equals_its_formula(formula: Callable[..., Array], options: NormCon
 
 
 def test_every_norm_has_a_formula() -> None:
-    """Those of the package; the first four are in `test_oracles`."""
+    """Those of the package; the first four are in `test_torch_and_public_code`."""
     shipped = {name for name, kind in load_all().items() if kind.__module__.startswith("normlab.norms.")}
     assert {options.name for _, options in CASES} == shipped - {
         "rmsnorm",

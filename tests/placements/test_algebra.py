@@ -28,36 +28,36 @@ from support.reference_blocks import (
     DEPTH,
     WIDTH,
     assert_same,
-    built,
+    build_test_model,
     heads,
-    placed,
+    register_placement_of,
     rope,
     row_of,
 )
 
 pytestmark = pytest.mark.usefixtures("registries")
 
-ByHand = Callable[[Block, int, Tensor], Tensor]
+BlockFormula = Callable[[Block, int, Tensor], Tensor]
 """The stream after block `layer` (counted from 1), from the stream before it."""
 
 
-def assert_by_hand(model: GPT, block_by_hand: ByHand, *, opened: bool, closed: bool) -> None:
+def assert_equals_formula(model: GPT, block_formula: BlockFormula, *, embedding_norm: bool, final_norm: bool) -> None:
     """The model's logits, and their gradients with respect to every parameter, are those of the formula."""
 
-    def by_hand(tokens: Tensor) -> Tensor:
+    def reference(tokens: Tensor) -> Tensor:
         x = model.embed.tokens.weight[tokens]
-        if opened:
+        if embedding_norm:
             assert model.embed.open is not None
             x = model.embed.open(x)
         for layer, block in enumerate(model.blocks, start=1):
             assert isinstance(block, Block)
-            x = block_by_hand(block, layer, x)
-        if closed:
+            x = block_formula(block, layer, x)
+        if final_norm:
             assert model.head.close is not None
             x = model.head.close(x)
         return x @ model.head.weight.T
 
-    assert_same(model, by_hand)
+    assert_same(model, reference)
 
 
 def norm(block: Block, part: str, site: str) -> nn.Module:
@@ -184,7 +184,7 @@ def normformer(block: Block, layer: int, x: Tensor) -> Tensor:
     return x + block.mlp.norm(gated(block, norm(block, "mlp", "in")(x))) @ block.mlp.down.weight.T
 
 
-BY_HAND: dict[str, tuple[ByHand, bool, bool]] = {
+BLOCK_FORMULAS: dict[str, tuple[BlockFormula, bool, bool]] = {
     # By name: one block, whether the embeddings are normed, whether the head's input is.
     "pre": (pre, False, True),
     "post": (post, False, False),
@@ -208,34 +208,36 @@ BY_HAND: dict[str, tuple[ByHand, bool, bool]] = {
 
 
 def test_every_row_has_a_reference_formula() -> None:
-    assert {row.name for row in ROWS} == set(BY_HAND)
+    assert {row.name for row in ROWS} == set(BLOCK_FORMULAS)
 
 
-@pytest.mark.parametrize("name", BY_HAND)
+@pytest.mark.parametrize("name", BLOCK_FORMULAS)
 def test_row_equals_its_formula(name: str) -> None:
-    block_by_hand, opened, closed = BY_HAND[name]
+    block_formula, embedding_norm, final_norm = BLOCK_FORMULAS[name]
     placement = PLACEMENTS[name]
     assert isinstance(placement, AlgebraPlacement)
-    model = built(placement)
-    assert (model.embed.open is not None, model.head.close is not None) == (opened, closed)
-    assert_by_hand(model, block_by_hand, opened=opened, closed=closed)
+    model = build_test_model(placement)
+    assert (model.embed.open is not None, model.head.close is not None) == (embedding_norm, final_norm)
+    assert_equals_formula(model, block_formula, embedding_norm=embedding_norm, final_norm=final_norm)
 
 
 def exchanged(block: Block, layer: int, x: Tensor) -> Tensor:
-    """Pre, but for each sub-layer reading the other's norm."""
+    """Pre-norm in which each sub-layer reads the norm of the other."""
     x = x + block.attn(norm(block, "mlp", "in")(x))
     return x + block.mlp(norm(block, "attn", "in")(x))
 
 
 def between(block: Block, layer: int, x: Tensor) -> Tensor:
-    """Pre, but for a stream that the MLP reads before attention has written to it."""
+    """Pre-norm in which the MLP reads the stream from before attention."""
     return x + block.attn(norm(block, "attn", "in")(x)) + block.mlp(norm(block, "mlp", "in")(x))
 
 
 @pytest.mark.parametrize("wrong", [exchanged, between], ids=lambda wrong: wrong.__name__)
-def test_the_comparison_can_fail(wrong: ByHand) -> None:
+def test_the_comparison_can_fail(wrong: BlockFormula) -> None:
     with pytest.raises(AssertionError, match="not close"):
-        assert_by_hand(built(AlgebraPlacement(name="pre")), wrong, opened=False, closed=True)
+        assert_equals_formula(
+            build_test_model(AlgebraPlacement(name="pre")), wrong, embedding_norm=False, final_norm=True
+        )
 
 
 def everything(block: Block, layer: int, x: Tensor) -> Tensor:
@@ -252,7 +254,7 @@ def mixed(block: Block, layer: int, x: Tensor) -> Tensor:
     return x + block.mlp(x) / math.sqrt(2 * DEPTH)
 
 
-SCHEDULED: dict[str, tuple[ByHand, Row]] = {
+SCHEDULED: dict[str, tuple[BlockFormula, Row]] = {
     "everything": (
         everything,
         row_of(
@@ -282,38 +284,52 @@ SCHEDULED: dict[str, tuple[ByHand, Row]] = {
 
 @pytest.mark.parametrize("name", SCHEDULED)
 def test_schedules_equal_their_formulas(name: str) -> None:
-    block_by_hand, row = SCHEDULED[name]
-    assert_by_hand(built(placed(row)), block_by_hand, opened=False, closed=False)
-
-
-@pytest.mark.parametrize("opened", [False, True], ids=["", "embedding_norm"])
-@pytest.mark.parametrize("closed", [False, True], ids=["", "final_norm"])
-def test_switches_turn_the_norms_at_the_ends_on_and_off(opened: bool, closed: bool) -> None:
-    placement = placed(
-        row_of(attn=SubLayer(norms=("in",)), mlp=SubLayer(norms=("in",)), embedding_norm=opened, final_norm=closed)
+    block_formula, row = SCHEDULED[name]
+    assert_equals_formula(
+        build_test_model(register_placement_of(row)), block_formula, embedding_norm=False, final_norm=False
     )
-    model = built(placement)
-    assert (model.embed.open is not None, model.head.close is not None) == (opened, closed)
-    assert_by_hand(model, pre, opened=opened, closed=closed)
+
+
+@pytest.mark.parametrize("embedding_norm", [False, True], ids=["", "embedding_norm"])
+@pytest.mark.parametrize("final_norm", [False, True], ids=["", "final_norm"])
+def test_switches_turn_the_norms_at_the_ends_on_and_off(embedding_norm: bool, final_norm: bool) -> None:
+    placement = register_placement_of(
+        row_of(
+            attn=SubLayer(norms=("in",)),
+            mlp=SubLayer(norms=("in",)),
+            embedding_norm=embedding_norm,
+            final_norm=final_norm,
+        )
+    )
+    model = build_test_model(placement)
+    assert (model.embed.open is not None, model.head.close is not None) == (embedding_norm, final_norm)
+    assert_equals_formula(model, pre, embedding_norm=embedding_norm, final_norm=final_norm)
 
 
 def test_config_overrides_the_switches_of_the_row() -> None:
-    model = built(AlgebraPlacement(name="pre", embedding_norm=True, final_norm=False))
-    assert_by_hand(model, pre, opened=True, closed=False)
-    assert_by_hand(built(AlgebraPlacement(name="post", final_norm=True)), post, opened=False, closed=True)
+    model = build_test_model(AlgebraPlacement(name="pre", embedding_norm=True, final_norm=False))
+    assert_equals_formula(model, pre, embedding_norm=True, final_norm=False)
+    assert_equals_formula(
+        build_test_model(AlgebraPlacement(name="post", final_norm=True)), post, embedding_norm=False, final_norm=True
+    )
 
 
-@pytest.mark.parametrize(("first_block", "by_hand"), [("pre", keel_pre), ("same", keel_same)])
-def test_variants_of_the_first_block_equal_their_formulas(first_block: str, by_hand: ByHand) -> None:
-    model = built(FirstBlockPlacement(name="keel", first_block=first_block))
-    assert_by_hand(model, by_hand, opened=False, closed=False)
+@pytest.mark.parametrize(("first_block", "reference"), [("pre", keel_pre), ("same", keel_same)])
+def test_variants_of_the_first_block_equal_their_formulas(first_block: str, reference: BlockFormula) -> None:
+    model = build_test_model(FirstBlockPlacement(name="keel", first_block=first_block))
+    assert_equals_formula(model, reference, embedding_norm=False, final_norm=False)
 
 
 def test_model_has_the_configured_early_blocks() -> None:
-    def by_hand(block: Block, layer: int, x: Tensor) -> Tensor:
+    def reference(block: Block, layer: int, x: Tensor) -> Tensor:
         return post(block, layer, x) if layer <= 2 else pre(block, layer, x)
 
-    assert_by_hand(built(EarlyPlacement(name="mix_ln", early_blocks=2)), by_hand, opened=False, closed=True)
+    assert_equals_formula(
+        build_test_model(EarlyPlacement(name="mix_ln", early_blocks=2)),
+        reference,
+        embedding_norm=False,
+        final_norm=True,
+    )
 
 
 def inner(block: Block, layer: int, x: Tensor) -> Tensor:
@@ -325,4 +341,4 @@ def inner(block: Block, layer: int, x: Tensor) -> Tensor:
 
 def test_norms_inside_sub_layers_are_at_their_sites() -> None:
     row = row_of(attn=SubLayer(norms=("q", "k", "v", "attn_inner")), mlp=SubLayer(norms=("mlp_inner",)))
-    assert_by_hand(built(placed(row)), inner, opened=False, closed=False)
+    assert_equals_formula(build_test_model(register_placement_of(row)), inner, embedding_norm=False, final_norm=False)

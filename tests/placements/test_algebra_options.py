@@ -40,7 +40,7 @@ from support.reference_blocks import (
     WIDTH,
     composed,
     config_of,
-    placed,
+    register_placement_of,
     row_of,
 )
 from support.tolerance import assert_equal
@@ -100,7 +100,7 @@ def test_factors_of_one_add_no_buffers(name: str) -> None:
 
 def test_factor_is_a_buffer_in_all_layers_or_none() -> None:
     # Of one graph for every layer: a factor that is one in some of them is a tensor there too.
-    placement = placed(row_of(attn=SubLayer(skip=lambda layer, depth: 1.0 if layer < depth else 2.0)))
+    placement = register_placement_of(row_of(attn=SubLayer(skip=lambda layer, depth: 1.0 if layer < depth else 2.0)))
     model = build_model(config_of(placement), VOCAB)
     found = {name: buffer.item() for name, buffer in model.named_buffers()}
     assert found == {f"blocks.{layer}.wiring.attn.skip": 1.0 + (layer == DEPTH - 1) for layer in range(DEPTH)}
@@ -330,7 +330,7 @@ def test_config_without_the_gain_that_the_placement_sets_is_rejected() -> None:
 def test_each_inner_site_can_be_used_alone() -> None:
     for site in base.INNER_SITES:
         subs = {"mlp" if site == "mlp_inner" else "attn": SubLayer(norms=(site,))}
-        model = build_model(config_of(placed(row_of(name=f"test_{site}", **subs))), VOCAB)
+        model = build_model(config_of(register_placement_of(row_of(name=f"test_{site}", **subs))), VOCAB)
         for block in model.blocks:
             assert isinstance(block, Block)
             present = set(block.attn.norms) | ({"mlp_inner"} if block.mlp.norm is not None else set())

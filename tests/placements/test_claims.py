@@ -1,4 +1,4 @@
-"""What a placement says of itself in the catalogue, held to models that have it."""
+"""The parameter counts and equalities that a placement declares in the catalogue hold in models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from normlab.model.init import build_model
 from normlab.norms.base import NORMS
 from normlab.placements.algebra import AlgebraPlacement, EarlyPlacement
 from normlab.placements.base import PLACEMENTS, Placement, load_all
-from support.reference_blocks import DEPTH, VOCAB, WIDTH, built, composed, config_of
+from support.reference_blocks import DEPTH, VOCAB, WIDTH, build_test_model, composed, config_of
 
 load_all()
 OURS = {entry["name"]: entry for entry in catalogue.placements()}
@@ -27,11 +27,11 @@ OURS = {entry["name"]: entry for entry in catalogue.placements()}
 def test_number_of_parameters_equals_the_declared_one(name: str) -> None:
     placement = PLACEMENTS[name]
     model = build_model(config_of(placement), VOCAB)
-    apart = (nn.Linear, type(config_of(placement).norm.build(WIDTH)))
-    elsewhere = {id(p) for module in model.modules() if isinstance(module, apart) for p in module.parameters()}
+    counted_apart = (nn.Linear, type(config_of(placement).norm.build(WIDTH)))
+    elsewhere = {id(p) for module in model.modules() if isinstance(module, counted_apart) for p in module.parameters()}
     count = sum(p.numel() for p in model.parameters() if p.dim() < 2 and id(p) not in elsewhere)
     sizes = model_sizes(config_of(placement))
-    assert count == eval(OURS[name]["parameters"], {"__builtins__": {}}, sizes)  # noqa: S307  (the package's own overrides)
+    assert count == eval(OURS[name]["parameters"], {"__builtins__": {}}, sizes)  # noqa: S307  (an expression from the package)
 
 
 def model_sizes(config: RunConfig) -> dict[str, int]:
@@ -42,7 +42,7 @@ def model_sizes(config: RunConfig) -> dict[str, int]:
 
 
 Values = Mapping[str, float]
-"""What learned factors are set to, by the ends of their names."""
+"""Values of learned factors, by the ends of their names."""
 
 
 def is_one_of(name: str, values: Values) -> bool:
@@ -50,12 +50,12 @@ def is_one_of(name: str, values: Values) -> bool:
 
 
 def assert_equal(ours: RunConfig, theirs: RunConfig, values: Values | None = None) -> None:
-    """One model's logits from the other's weights, taken in turn, its own factors set: and not if these are others."""
+    """Assert that logits are equal if weights are copied from `theirs` and factors set to `values`, and only then."""
     values = values or {}
-    mine, other = built_of(ours), built_of(theirs)
+    mine, other = build_random_model(ours), build_random_model(theirs)
     with torch.no_grad():
-        mine_left = {name: p for name, p in mine.named_parameters() if not is_one_of(name, values)}
-        for p, q in zip(mine_left.values(), other.parameters(), strict=True):
+        shared_parameters = {name: p for name, p in mine.named_parameters() if not is_one_of(name, values)}
+        for p, q in zip(shared_parameters.values(), other.parameters(), strict=True):
             assert p.shape == q.shape
             p.copy_(q)
         for name, p in mine.named_parameters():
@@ -71,8 +71,8 @@ def assert_equal(ours: RunConfig, theirs: RunConfig, values: Values | None = Non
             assert (mine(tokens) - other(tokens)).abs().max() > 1e-3
 
 
-def built_of(config: RunConfig) -> GPT:
-    """In float64, its parameters unlike one another."""
+def build_random_model(config: RunConfig) -> GPT:
+    """Return a model in float64 with random parameters."""
     model = build_model(config, VOCAB).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -82,7 +82,7 @@ def built_of(config: RunConfig) -> GPT:
     return model
 
 
-def of(name: str, depth: int = DEPTH, norm: str = "layernorm", **options: object) -> RunConfig:
+def config_with(name: str, depth: int = DEPTH, norm: str = "layernorm", **options: object) -> RunConfig:
     config = dataclasses.replace(composed(), placement=dataclasses.replace(PLACEMENTS[name], **options))
     kind = NORMS[norm]
     return dataclasses.replace(
@@ -93,50 +93,52 @@ def of(name: str, depth: int = DEPTH, norm: str = "layernorm", **options: object
 
 
 def parallel_equals() -> None:
-    one, two = built(PLACEMENTS["parallel"]), built(PLACEMENTS["parallel_two_norms"])
+    one, two = build_test_model(PLACEMENTS["parallel"]), build_test_model(PLACEMENTS["parallel_two_norms"])
     matrices = {name: p for name, p in one.state_dict().items() if ".wiring." not in name}
-    found = two.state_dict() | matrices
+    state = two.state_dict() | matrices
     for name, p in one.state_dict().items():
         if ".wiring.norm." in name:
             for site in ("attn_norm", "mlp_norm"):
-                found[name.replace(".wiring.norm.", f".wiring.{site}.")] = p
-    two.load_state_dict(found)
+                state[name.replace(".wiring.norm.", f".wiring.{site}.")] = p
+    two.load_state_dict(state)
     tokens = torch.arange(5)[None]
     torch.testing.assert_close(one(tokens), two(tokens), rtol=1e-12, atol=1e-12)
 
 
 def mix_ln_equals() -> None:
-    assert_equal(of("mix_ln", 3), of("pre", 3))
-    assert_equal(of("mix_ln", 5, early_blocks=0), of("pre", 5))
-    assert_equal(of("mix_ln", 5, early_blocks=5), of("post", 5, final_norm=True))
+    assert_equal(config_with("mix_ln", 3), config_with("pre", 3))
+    assert_equal(config_with("mix_ln", 5, early_blocks=0), config_with("pre", 5))
+    assert_equal(config_with("mix_ln", 5, early_blocks=5), config_with("post", 5, final_norm=True))
 
 
 def rezero_equals() -> None:
-    rezero, skipinit = of("rezero", norm="none"), of("skipinit", norm="none")
-    one, two = built_of(rezero), built_of(skipinit)
-    found = two.state_dict()
+    rezero, skipinit = config_with("rezero", norm="none"), config_with("skipinit", norm="none")
+    one, two = build_random_model(rezero), build_random_model(skipinit)
+    state = two.state_dict()
     for name, p in one.state_dict().items():
-        found[name] = p  # rezero's shared factor is in the state under both its names
-    two.load_state_dict(found)
+        state[name] = p  # the state has the shared factor of rezero under both of its names
+    two.load_state_dict(state)
     tokens = torch.arange(5)[None]
     torch.testing.assert_close(one(tokens), two(tokens), rtol=1e-12, atol=1e-12)
 
 
 PROOFS: dict[str, Callable[[], None]] = {
-    "peri": lambda: assert_equal(of("peri"), of("sandwich")),
-    "sandwich": lambda: assert_equal(of("sandwich"), of("peri")),
-    "depth_scaled_sandwich": lambda: assert_equal(of("depth_scaled_sandwich"), of("peri")),
+    "peri": lambda: assert_equal(config_with("peri"), config_with("sandwich")),
+    "sandwich": lambda: assert_equal(config_with("sandwich"), config_with("peri")),
+    "depth_scaled_sandwich": lambda: assert_equal(config_with("depth_scaled_sandwich"), config_with("peri")),
     "mix_ln": mix_ln_equals,
-    "lns": lambda: assert_equal(of("lns", 1), of("pre", 1)),
-    "skipinit": lambda: assert_equal(of("skipinit", norm="none"), of("pre", norm="none"), {".scale": 1.0}),
+    "lns": lambda: assert_equal(config_with("lns", 1), config_with("pre", 1)),
+    "skipinit": lambda: assert_equal(
+        config_with("skipinit", norm="none"), config_with("pre", norm="none"), {".scale": 1.0}
+    ),
     "rezero": rezero_equals,
-    "layerscale": lambda: assert_equal(of("layerscale"), of("pre"), {".scale": 1.0}),
-    "hybridnorm_star": lambda: assert_equal(of("hybridnorm_star", early_blocks=0), of("hybridnorm")),
+    "layerscale": lambda: assert_equal(config_with("layerscale"), config_with("pre"), {".scale": 1.0}),
+    "hybridnorm_star": lambda: assert_equal(config_with("hybridnorm_star", early_blocks=0), config_with("hybridnorm")),
     "parallel": parallel_equals,
     "parallel_two_norms": parallel_equals,
-    "gpas": lambda: assert_equal(of("gpas"), of("pre"), {".gate": 0.0}),
+    "gpas": lambda: assert_equal(config_with("gpas"), config_with("pre"), {".gate": 0.0}),
     "x0_lambdas": lambda: assert_equal(
-        of("x0_lambdas"), of("pre", embedding_norm=True), {"wiring.r": 1.0, "wiring.z": 0.0}
+        config_with("x0_lambdas"), config_with("pre", embedding_norm=True), {"wiring.r": 1.0, "wiring.z": 0.0}
     ),
 }
 
@@ -154,7 +156,7 @@ def test_every_proof_belongs_to_a_declaration() -> None:
 @pytest.mark.parametrize(("ours", "theirs"), [("lns", "pre"), ("mix_ln", "pre")])
 def test_the_proof_can_fail(ours: str, theirs: str) -> None:
     with pytest.raises(AssertionError, match="not close"):
-        assert_equal(of(ours), of(theirs))
+        assert_equal(config_with(ours), config_with(theirs))
 
 
 @pytest.mark.parametrize("name", OURS)

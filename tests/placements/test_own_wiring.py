@@ -1,7 +1,7 @@
-"""Each placement with wiring of its own against its formula written out by hand, in float64.
+"""Every placement outside the residual algebra equals a reference formula, in float64.
 
-The hands' formulas call the model's own sub-layers and norms; which is called where, on what, and times what, is
-theirs. Every norm has other gains and biases, so that no two can be exchanged unnoticed.
+A reference formula calls the model's sub-layers and norms, and repeats only the wiring: their order, inputs and
+factors. Every norm has different gains and biases, so that an exchange of two norms changes the result.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from normlab.options import plain_tree
 from normlab.placements.algebra import AlgebraPlacement
 from normlab.placements.base import PLACEMENTS, load_all
 from normlab.placements.ngpt import NGPT
-from support.reference_blocks import CONTEXT, DEPTH, VOCAB, WIDTH, assert_same, built, config_of, heads, rope
+from support.reference_blocks import CONTEXT, DEPTH, VOCAB, WIDTH, assert_same, build_test_model, config_of, heads, rope
 
 load_all()
 OWN_WIRING = [name for name, placement in PLACEMENTS.items() if not isinstance(placement, AlgebraPlacement)]
 
 TOKENS = torch.randint(VOCAB, (2, CONTEXT), generator=torch.Generator().manual_seed(2))
 
-Stream = Callable[[GPT, Tensor], Tensor]
+StreamFormula = Callable[[GPT, Tensor], Tensor]
 """The head's input, from the embeddings."""
 
 
@@ -54,15 +54,15 @@ def parallel_two_norms(model: GPT, x: Tensor) -> Tensor:
 
 
 def resi_dual(model: GPT, x: Tensor) -> Tensor:
-    written = [x]  # y is their sum
+    outputs = [x]  # y is their sum
     for layer, block in enumerate(model.blocks):
         first, second = norms(model, f"blocks.{layer}.wiring", "attn.norm", "mlp.norm")
-        written.append(block.attn(x))
-        x = first(x + written[-1])
-        written.append(block.mlp(x))
-        x = second(x + written[-1])
+        outputs.append(block.attn(x))
+        x = first(x + outputs[-1])
+        outputs.append(block.mlp(x))
+        x = second(x + outputs[-1])
     (last,) = norms(model, "head.close", "norm")
-    return x + last(torch.stack(written).sum(0))
+    return x + last(torch.stack(outputs).sum(0))
 
 
 def b2t(model: GPT, x: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def b2t(model: GPT, x: Tensor) -> Tensor:
 
 
 class Damped(torch.autograd.Function):
-    """(1 - s) x, whose gradient is that of x; what s gets is -sum(x dy)."""
+    """(1 - s) x with a modified gradient: dL/dx = dy, dL/ds = -sum(x dy)."""
 
     @staticmethod
     def forward(ctx, x: Tensor, s: Tensor) -> Tensor:
@@ -126,86 +126,90 @@ def on_sphere(x: Tensor) -> Tensor:
 
 
 def ngpt(model: GPT, x: Tensor) -> Tensor:
-    """With what nGPT does inside attention and the MLP; s_z is a factor on the logits, see `held`."""
+    """nGPT, with its changes inside attention and the MLP; `logits_of` has the factor s_z on the logits."""
     root = math.sqrt(WIDTH)
     for block in model.blocks:
         attn, mlp = block.attn, block.mlp
         s_qk = attn.rotated.scale.view(2, 1, WIDTH // 2) * root
         q, k = (on_sphere(rope(heads(block, x @ matrix.weight.T))) * s_qk for matrix in (attn.q, attn.k))
         scores = q @ k.transpose(-1, -2) * math.sqrt(WIDTH / 2)
-        seen = torch.exp(scores) * torch.ones(CONTEXT, CONTEXT).tril()
-        mixed = seen / seen.sum(-1, keepdim=True) @ heads(block, x @ attn.v.weight.T)
-        written = torch.cat(list(mixed.unbind(1)), dim=-1) @ attn.out.weight.T
+        weights = torch.exp(scores) * torch.ones(CONTEXT, CONTEXT).tril()
+        averages = weights / weights.sum(-1, keepdim=True) @ heads(block, x @ attn.v.weight.T)
+        output = torch.cat(list(averages.unbind(1)), dim=-1) @ attn.out.weight.T
         alpha = 0.05 * root * block.wiring.attn.alpha.abs()
-        x = on_sphere((1 - alpha) * on_sphere(x) + alpha * on_sphere(written))
+        x = on_sphere((1 - alpha) * on_sphere(x) + alpha * on_sphere(output))
         u, v = x @ mlp.up.weight.T * mlp.of_up.scale * root, x @ mlp.gate.weight.T * mlp.of_gate.scale * root
-        written = (u * v / (1 + torch.exp(-v))) @ mlp.down.weight.T
+        output = (u * v / (1 + torch.exp(-v))) @ mlp.down.weight.T
         alpha = 0.05 * root * block.wiring.mlp.alpha.abs()
-        x = on_sphere((1 - alpha) * x + alpha * on_sphere(written))
+        x = on_sphere((1 - alpha) * x + alpha * on_sphere(output))
     return x
 
 
-BY_HAND: dict[str, Stream] = {
+REFERENCE_FORMULAS: dict[str, StreamFormula] = {
     stream.__name__: stream
     for stream in (parallel, parallel_two_norms, resi_dual, b2t, gpas, siamese, x0_lambdas, ngpt)
 }
 
 
-def held(name: str, by_hand: Stream) -> None:
-    model = built(PLACEMENTS[name])
-    assert_same(model, lambda tokens: headed(name, model, by_hand(model, model.embed.tokens.weight[tokens])))
+def assert_equals_formula(name: str, reference: StreamFormula) -> None:
+    model = build_test_model(PLACEMENTS[name])
+    assert_same(model, lambda tokens: logits_of(name, model, reference(model, model.embed.tokens.weight[tokens])))
 
 
-def headed(name: str, model: GPT, x: Tensor) -> Tensor:
-    """The logits of the head's input."""
-    found = x @ model.head.weight.T
-    return found * model.head.logits.scale * math.sqrt(WIDTH) if name == "ngpt" else found
+def logits_of(name: str, model: GPT, x: Tensor) -> Tensor:
+    """Return the logits of the head's input."""
+    logits = x @ model.head.weight.T
+    return logits * model.head.logits.scale * math.sqrt(WIDTH) if name == "ngpt" else logits
 
 
 def test_every_wiring_has_a_reference_formula() -> None:
-    assert {name for name in OWN_WIRING if type(PLACEMENTS[name]).__module__.startswith("normlab.")} == set(BY_HAND)
+    assert {name for name in OWN_WIRING if type(PLACEMENTS[name]).__module__.startswith("normlab.")} == set(
+        REFERENCE_FORMULAS
+    )
 
 
-@pytest.mark.parametrize("name", BY_HAND)
+@pytest.mark.parametrize("name", REFERENCE_FORMULAS)
 def test_wiring_equals_its_formula(name: str) -> None:
-    held(name, BY_HAND[name])
+    assert_equals_formula(name, REFERENCE_FORMULAS[name])
 
 
-@pytest.mark.parametrize(("opened", "closed"), [(True, None), (None, False), (True, False), (False, True)])
-@pytest.mark.parametrize("name", [name for name in BY_HAND if PLACEMENTS[name].has_switches])
-def test_switches_turn_the_norms_at_the_ends_on_and_off(name: str, opened: bool | None, closed: bool | None) -> None:
+@pytest.mark.parametrize(("embedding_norm", "final_norm"), [(True, None), (None, False), (True, False), (False, True)])
+@pytest.mark.parametrize("name", [name for name in REFERENCE_FORMULAS if PLACEMENTS[name].has_switches])
+def test_switches_turn_the_norms_at_the_ends_on_and_off(
+    name: str, embedding_norm: bool | None, final_norm: bool | None
+) -> None:
     plain = PLACEMENTS[name]
-    model = built(dataclasses.replace(plain, embedding_norm=opened, final_norm=closed))
+    model = build_test_model(dataclasses.replace(plain, embedding_norm=embedding_norm, final_norm=final_norm))
     begin, end = model.embed.open, model.head.close
     assert (begin is not None, end is not None) == (
-        bool(opened),
-        bool(plain.head_formula) if closed is None else closed,
+        bool(embedding_norm),
+        bool(plain.head_formula) if final_norm is None else final_norm,
     )
-    model.head.close = nn.Identity() if plain.head_formula else None  # the hands' stream ends before it
+    model.head.close = nn.Identity() if plain.head_formula else None  # the reference formula ends before the final norm
 
-    def by_hand(tokens: Tensor) -> Tensor:
+    def reference(tokens: Tensor) -> Tensor:
         x = model.embed.tokens.weight[tokens]
-        x = BY_HAND[name](model, x if begin is None else begin(x))
-        return headed(name, model, x if end is None else end(x))
+        x = REFERENCE_FORMULAS[name](model, x if begin is None else begin(x))
+        return logits_of(name, model, x if end is None else end(x))
 
-    def asked(tokens: Tensor) -> Tensor:
+    def model_with_switches(tokens: Tensor) -> Tensor:
         kept, model.head.close = model.head.close, end
         try:
             return model(tokens)
         finally:
             model.head.close = kept
 
-    torch.testing.assert_close(asked(TOKENS), by_hand(TOKENS), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(model_with_switches(TOKENS), reference(TOKENS), rtol=1e-12, atol=1e-12)
 
 
 def test_only_placements_with_one_stream_have_switches() -> None:
-    found = {name for name in BY_HAND if PLACEMENTS[name].has_switches}
-    assert found == {"b2t", "gpas", "ngpt", "parallel", "parallel_two_norms"}
+    with_switches = {name for name in REFERENCE_FORMULAS if PLACEMENTS[name].has_switches}
+    assert with_switches == {"b2t", "gpas", "ngpt", "parallel", "parallel_two_norms"}
     assert not NGPT(normalize_embeddings=True).has_switches
 
 
 def gpas_with_its_gradient(model: GPT, x: Tensor) -> Tensor:
-    """The same values; the gradient is scaled as well."""
+    """GPAS without its modified gradient: the values are equal."""
     for layer, block in enumerate(model.blocks):
         first, second = norms(model, f"blocks.{layer}.wiring", "attn_norm", "mlp_norm")
         gate = torch.nn.functional.silu(block.wiring.gate)
@@ -215,7 +219,7 @@ def gpas_with_its_gradient(model: GPT, x: Tensor) -> Tensor:
 
 
 def b2t_around_the_mlp(model: GPT, x: Tensor) -> Tensor:
-    """Plain post-norm, but for the block's input, which goes around the first norm only."""
+    """Post-norm whose block input skips the first norm only."""
     for layer, block in enumerate(model.blocks):
         first, second = norms(model, f"blocks.{layer}.wiring", "attn_norm", "mlp_norm")
         bottom = x
@@ -225,12 +229,12 @@ def b2t_around_the_mlp(model: GPT, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("name", "wrong"), [("gpas", gpas_with_its_gradient), ("b2t", b2t_around_the_mlp)])
-def test_the_comparison_can_fail(name: str, wrong: Stream) -> None:
+def test_the_comparison_can_fail(name: str, wrong: StreamFormula) -> None:
     with pytest.raises(AssertionError, match="not close"):
-        held(name, wrong)
+        assert_equals_formula(name, wrong)
 
 
-@pytest.mark.parametrize("name", BY_HAND)
+@pytest.mark.parametrize("name", REFERENCE_FORMULAS)
 def test_catalogue_has_the_formulas_of_the_wiring(name: str) -> None:
     placement = PLACEMENTS[name]
     (entry,) = [entry for entry in catalogue.placements() if entry["name"] == name]
@@ -240,7 +244,7 @@ def test_catalogue_has_the_formulas_of_the_wiring(name: str) -> None:
     assert entry.get("head_formula", "") == placement.head_formula
 
 
-# What a placement is at its start, or without what it adds
+# Placements at initialisation, and with added parts switched off
 
 
 def fresh(name: str) -> GPT:
@@ -269,15 +273,15 @@ def test_parallel_equals_parallel_two_norms_with_equal_norms() -> None:
 
 
 def test_x0_lambdas_have_the_initial_values_of_nanochat() -> None:
-    found = dict(fresh("x0_lambdas").named_parameters())
+    parameters = dict(fresh("x0_lambdas").named_parameters())
     for override, values in (("r", (1.15, 1.125, 1.10, 1.075, 1.05)), ("z", (0.20, 0.1625, 0.125, 0.0875, 0.05))):
         for layer, value in enumerate(values):
-            assert found[f"blocks.{layer}.wiring.{override}"].item() == pytest.approx(value, abs=1e-7)
+            assert parameters[f"blocks.{layer}.wiring.{override}"].item() == pytest.approx(value, abs=1e-7)
 
 
 def test_siamese_divides_by_the_root_of_twice_the_layer() -> None:
-    found = {name: buffer.item() for name, buffer in fresh("siamese").named_buffers()}
-    assert found == {
+    buffers = {name: buffer.item() for name, buffer in fresh("siamese").named_buffers()}
+    assert buffers == {
         f"blocks.{layer}.wiring.{part}.root": math.sqrt(2 * (layer + 1))
         for layer in range(DEPTH)
         for part in ("attn", "mlp")
@@ -286,17 +290,17 @@ def test_siamese_divides_by_the_root_of_twice_the_layer() -> None:
 
 def test_ngpt_scales_have_their_initial_values() -> None:
     model = fresh("ngpt")
-    found = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     root = math.sqrt(WIDTH)
     for name, start in (
         ("attn.rotated.scale", 1 / root), ("mlp.of_up.scale", 1.0), ("mlp.of_gate.scale", 1.0),
         ("wiring.attn.alpha", 1 / root), ("wiring.mlp.alpha", 1 / root),
     ):  # fmt: skip
         for layer in range(DEPTH):
-            tensor = found.pop(f"blocks.{layer}.{name}")
+            tensor = parameters.pop(f"blocks.{layer}.{name}")
             torch.testing.assert_close(tensor.float(), torch.full(tensor.shape, start))
-    torch.testing.assert_close(found.pop("head.logits.scale").float(), torch.full((VOCAB,), 1 / root))
-    assert all(tensor.dim() == 2 for tensor in found.values())  # no norm of the run's
+    torch.testing.assert_close(parameters.pop("head.logits.scale").float(), torch.full((VOCAB,), 1 / root))
+    assert all(tensor.dim() == 2 for tensor in parameters.values())  # the model has no other norm
 
 
 def lengths(name: str, matrix: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import copy
 import math
 
 import pytest
-from records import Record
+from synthetic_runs import Record
 
 from normlab.store.parts import parse_part, part_to_json
 from normlab.store.record import RunRecord

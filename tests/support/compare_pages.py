@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from records import Record
+from synthetic_runs import Record
 
 from normlab.store.format import DIVERGED
 from normlab.store.outcome import STUCK

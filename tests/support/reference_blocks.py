@@ -1,4 +1,4 @@
-"""A model and its formula written out by hand, in float64: what they are made of, and how they are held together."""
+"""Models in float64 with random parameters, and the comparison of a model with a reference formula."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def row_of(name: str = "test_row", **parts: object) -> Row:
     return Row(name=name, formula="in the test", source="the test", init="xavier", **parts)  # pyright: ignore[reportArgumentType]
 
 
-def placed(row: Row) -> AlgebraPlacement:
+def register_placement_of(row: Row) -> AlgebraPlacement:
     """Register a row, and return the placement that it defines."""
     register_row(row)
     return AlgebraPlacement(name=row.name)
 
 
-def built(placement: Placement) -> GPT:
-    """A model in float64 whose norms are all different, and whose branches are as large as its stream."""
+def build_test_model(placement: Placement) -> GPT:
+    """Return a model in float64 with norms that all differ, and branches as large as the stream."""
     model = build_model(config_of(placement), VOCAB).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -54,18 +54,18 @@ def built(placement: Placement) -> GPT:
             else:
                 parameter.add_(0.3 * noise)
                 if name.endswith(".scale"):
-                    parameter.add_(1)  # they start at nothing or next to it
+                    parameter.add_(1)  # their initial value is near 0
     return model
 
 
-def assert_same(model: GPT, by_hand: Callable[[Tensor], Tensor]) -> None:
-    """The model's logits, and their gradients with respect to every parameter, are those of a function of tokens."""
+def assert_same(model: GPT, reference: Callable[[Tensor], Tensor]) -> None:
+    """Assert that the logits and all their gradients equal those of a function of the tokens."""
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(VOCAB, (2, CONTEXT), generator=generator)
     weight = torch.randn(2, CONTEXT, VOCAB, generator=generator, dtype=torch.float64)
     params = dict(model.named_parameters())
     values, grads = [], []
-    for logits in (model(tokens), by_hand(tokens)):
+    for logits in (model(tokens), reference(tokens)):
         values.append(logits.detach())
         # A norm that the formula leaves out would show as a parameter without a gradient.
         grads.append(
@@ -79,7 +79,7 @@ def assert_same(model: GPT, by_hand: Callable[[Tensor], Tensor]) -> None:
 
 
 def heads(block: Block, y: Tensor) -> Tensor:
-    """(B, T, D) to (B, H, T, K): head h has the channels from h K."""
+    """Split (B, T, D) into heads (B, H, T, K); head h has the channels from h K."""
     return torch.stack(y.split(WIDTH // 2, dim=-1), dim=1)
 
 

@@ -1,4 +1,4 @@
-"""What is display of a sweep: from the folders of its runs, on a terminal and elsewhere."""
+"""The progress display of a sweep, read from the folders of its runs, with and without a terminal."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ def test_old_manifest_without_a_checksum_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_unreadable_checkpoint_is_neither_damaged_nor_deleted(
-    train: Train, run_bound: Command, interrupt: Callable[..., None]
+    train: Train, run_without_root_privileges: Command, interrupt: Callable[..., None]
 ) -> None:
     interrupt(9)
     folder = train()
@@ -234,7 +234,7 @@ def test_unreadable_checkpoint_is_neither_damaged_nor_deleted(
     mode = state.stat().st_mode
     state.chmod(0)
     for arguments in (("train", *OVERRIDES, f"results_dir={folder.path.parents[1]}"), ("sample", str(folder.path))):
-        code, out, err = run_bound(*arguments)
+        code, out, err = run_without_root_privileges(*arguments)
         assert (code, out, err.count("\n")) == (2, "", 1), err
         assert "step_00000011/state.safetensors: cannot be read (Permission denied); make it readable, or" in err
     state.chmod(mode)

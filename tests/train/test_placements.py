@@ -1,4 +1,4 @@
-"""Every placement with wiring of its own trains, packs, compiles and goes on as the rows of the algebra do."""
+"""Every placement outside the residual algebra trains, trains in a pack, compiles and resumes."""
 
 from __future__ import annotations
 

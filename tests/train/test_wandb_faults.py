@@ -1,4 +1,4 @@
-"""Whatever becomes of W&B, the run is what it is with W&B off, and hardly later."""
+"""If W&B fails or hangs, the record equals that of a run with W&B off, and the wait for W&B is bounded."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from records import write_sweep
+from synthetic_runs import write_sweep
 
 from support.compare_pages import BY, grid, normlab
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from records import Record
+from synthetic_runs import Record
 
 from normlab.store.format import DIVERGED, RUNS_FOLDER, number
 from support.browser import opened

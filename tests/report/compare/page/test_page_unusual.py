@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from records import Record, write_run
+from synthetic_runs import Record, write_run
 
 from normlab.store.files import write_atomic
 from normlab.store.format import DIVERGED, RUNS_FOLDER, with_checksum

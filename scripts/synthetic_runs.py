@@ -1,12 +1,12 @@
 """Write the folders of synthetic runs, which benchmarks and tests read instead of trained runs.
 
-    python scripts/records.py FOLDER                 # a results folder with the sweep `demo24` and its 24 runs
-    python scripts/records.py FOLDER --runs 200      # the first 200 runs of a larger grid, as the sweep `demo200`
+    python scripts/synthetic_runs.py FOLDER                 # a results folder with the sweep `demo24` and its 24 runs
+    python scripts/synthetic_runs.py FOLDER --runs 200      # the first 200 runs of a larger grid, as sweep `demo200`
 
 `RunFolder`, normlab's own writer, writes the content of a real run: run.json, a row for every step, a pace for every
 ten, evaluations, a status with the counts of spikes, and statistics in the columns of a real run
-(`records_inside.py`). The numbers are smooth with some noise and depend only on the run's options; their effect on the
-loss is made up and says nothing about any norm.
+(`synthetic_statistics.py`). The numbers are smooth with some noise and depend only on the run's options; their effect
+on the loss is made up and says nothing about any norm.
 
 Shapes: S steps.
 """
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import records_inside
+import synthetic_statistics
 from numpy.typing import NDArray
 
 from normlab.stats.profiles import Array
@@ -267,12 +267,12 @@ def write_run(runs: Path, record: Record) -> RunFolder:
     with folder.lock():
         folder.append(_rows(record, numbers, speed))
         if record.stats_every is not None:
-            size = records_inside.Size(
+            size = synthetic_statistics.Size(
                 norm=record.norm, placement=record.placement, depth=record.depth, width=record.width,
                 context=record.context,
             )  # fmt: skip
             steps = np.arange(0, len(numbers.loss), record.stats_every)
-            statistics = records_inside.profiles(
+            statistics = synthetic_statistics.profiles(
                 size, steps, steps / record.steps, numbers.lr[steps], numbers.excess[steps], rng
             )
             folder.statistics.set_cadence(0, {CORE: record.stats_every})

@@ -39,13 +39,13 @@ def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tens
 
 
 @torch.no_grad()
-def fill(norm: LayerNorm | RMSNorm | BatchNorm, oracle: nn.Module | None = None) -> None:
-    """Give the norm a gain and a bias that it does not start with, and the oracle the same ones."""
+def fill(norm: LayerNorm | RMSNorm | BatchNorm, reference: nn.Module | None = None) -> None:
+    """Give the norm, and the reference, a gain and a bias other than the initial ones."""
     for seed, (own, name) in enumerate([(norm.affine.gain, "weight"), (norm.affine.bias, "bias")]):
         if own is not None:
             own.add_(0.3 * draw(*own.shape, seed=20 + seed, dtype=own.dtype))
-            if oracle is not None:
-                getattr(oracle, name).copy_(own)
+            if reference is not None:
+                getattr(reference, name).copy_(own)
 
 
 def outcome(norm: nn.Module, x: Tensor, params: list[Tensor | None]) -> list[Tensor]:
@@ -70,11 +70,11 @@ def assert_same(actual: list[Tensor], expected: list[Tensor]) -> None:
 @pytest.mark.parametrize(("gain", "bias"), [(True, True), (True, False), (False, False)])
 def test_layernorm_equals_torch(dtype: torch.dtype, eps: float, gain: bool, bias: bool) -> None:
     norm = LayerNorm(WIDTH, LayerNormConfig(eps=eps, gain=gain, bias=bias)).to(dtype)
-    oracle = nn.LayerNorm(WIDTH, eps=eps, elementwise_affine=gain, bias=bias, dtype=dtype)
-    fill(norm, oracle)
+    reference = nn.LayerNorm(WIDTH, eps=eps, elementwise_affine=gain, bias=bias, dtype=dtype)
+    fill(norm, reference)
     x = 3 + 2 * draw(2, 5, WIDTH, dtype=dtype)
     ours = outcome(norm, x, [norm.affine.gain, norm.affine.bias])
-    assert_same(ours, outcome(oracle, x, [oracle.weight, oracle.bias]))
+    assert_same(ours, outcome(reference, x, [reference.weight, reference.bias]))
 
 
 @both_precisions
@@ -82,11 +82,11 @@ def test_layernorm_equals_torch(dtype: torch.dtype, eps: float, gain: bool, bias
 @pytest.mark.parametrize("gain", [True, False])
 def test_rmsnorm_equals_torch(dtype: torch.dtype, eps: float, gain: bool) -> None:
     norm = RMSNorm(WIDTH, RMSNormConfig(eps=eps, gain=gain)).to(dtype)
-    oracle = nn.RMSNorm(WIDTH, eps=eps, elementwise_affine=gain, dtype=dtype)
-    fill(norm, oracle)
+    reference = nn.RMSNorm(WIDTH, eps=eps, elementwise_affine=gain, dtype=dtype)
+    fill(norm, reference)
     x = 2 * draw(2, 5, WIDTH, dtype=dtype)
     ours = outcome(norm, x, [norm.affine.gain])
-    assert_same(ours, outcome(oracle, x, [oracle.weight]))
+    assert_same(ours, outcome(reference, x, [reference.weight]))
 
 
 def batch(seed: int, dtype: torch.dtype) -> Tensor:
@@ -100,23 +100,23 @@ def batch(seed: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("momentum", [0.1, 0.7, 1.0])
 def test_batchnorm_equals_torch(dtype: torch.dtype, momentum: float) -> None:
     norm = BatchNorm(WIDTH, BatchNormConfig(momentum=momentum)).to(dtype)
-    oracle = nn.BatchNorm1d(WIDTH, momentum=momentum, dtype=dtype)
-    fill(norm, oracle)
+    reference = nn.BatchNorm1d(WIDTH, momentum=momentum, dtype=dtype)
+    fill(norm, reference)
 
     def flat(x: Tensor) -> Tensor:
-        return oracle(x.flatten(0, 1)).view_as(x)
+        return reference(x.flatten(0, 1)).view_as(x)
 
     for step in range(4):
         x = batch(step, dtype)
         ours = outcome(norm, x, [norm.affine.gain, norm.affine.bias])
-        assert_same(ours, outcome(flat, x, [oracle.weight, oracle.bias]))
-        assert_same([norm.running_mean], [oracle.running_mean])
-        assert_same([norm.running_var], [oracle.running_var])
+        assert_same(ours, outcome(flat, x, [reference.weight, reference.bias]))
+        assert_same([norm.running_mean], [reference.running_mean])
+        assert_same([norm.running_var], [reference.running_var])
     norm.eval()
-    oracle.eval()
+    reference.eval()
     x = batch(9, dtype)
     ours = outcome(norm, x, [norm.affine.gain, norm.affine.bias])
-    assert_same(ours, outcome(flat, x, [oracle.weight, oracle.bias]))
+    assert_same(ours, outcome(flat, x, [reference.weight, reference.bias]))
 
 
 def test_biased_running_variance_equals_the_formula() -> None:
@@ -239,7 +239,7 @@ def test_forms_of_eps_give_different_outputs() -> None:
 def test_clamp_equals_torch_normalize_times_sqrt_width(eps: float) -> None:
     norm = RMSNormConfig(eps_mode="clamp", eps=eps / WIDTH**0.5, gain=False).build(WIDTH).double()
 
-    def oracle(x: Tensor) -> Tensor:
+    def reference(x: Tensor) -> Tensor:
         return F.normalize(x, dim=-1, eps=eps) * WIDTH**0.5
 
     # Lengths on both sides of eps.
@@ -247,19 +247,19 @@ def test_clamp_equals_torch_normalize_times_sqrt_width(eps: float) -> None:
     short = torch.linalg.vector_norm(x, dim=-1) < 0.5
     assert short.any()
     assert not short.all()
-    assert_same(outcome(norm, x, []), outcome(oracle, x, []))
+    assert_same(outcome(norm, x, []), outcome(reference, x, []))
 
 
 # bfloat16: where it is rounded
 
 
-def in_bfloat16(norm: RMSNorm, oracle: nn.Module, gain: Tensor) -> tuple[Tensor, Tensor]:
-    """Both outputs for one bfloat16 input; the oracle's weight is in bfloat16, as a checkpoint's is."""
+def in_bfloat16(norm: RMSNorm, reference: nn.Module, gain: Tensor) -> tuple[Tensor, Tensor]:
+    """Both outputs for one bfloat16 input; the reference's weight is in bfloat16, as a checkpoint's is."""
     with torch.no_grad():
         norm.affine.gain.copy_(gain)
-        oracle.weight.copy_(gain)
+        reference.weight.copy_(gain)
     x = draw(64, 256, dtype=BFLOAT16)
-    return norm(x), oracle.to(BFLOAT16)(x)
+    return norm(x), reference.to(BFLOAT16)(x)
 
 
 def test_cast_then_scale_equals_llama_bit_for_bit() -> None:
@@ -445,7 +445,7 @@ OF_ARTICLES = {
     "batchnorm_biased_var", "layernorm_eps_1e-6", "layernorm_eps_outside", "rmsnorm_eps_outside",
     "rmsnorm_sum_of_squares",
 }  # fmt: skip
-"""Presets of articles, not of models: tests/norms/test_seeds.py compares them with the articles' code."""
+"""Presets of articles, not of models: tests/norms/test_articles.py compares them with the articles' code."""
 
 
 def test_every_preset_of_a_model_has_its_oracle() -> None:
@@ -456,31 +456,31 @@ def test_every_preset_of_a_model_has_its_oracle() -> None:
 @pytest.mark.parametrize("scale", [1.0, 1e-3], ids=["large", "beside_eps"])
 @pytest.mark.parametrize("name", MODELS)
 def test_preset_equals_the_norm_of_the_model(name: str, scale: float) -> None:
-    norm, oracle = preset(name).build(WIDTH), MODELS[name](WIDTH)
-    theirs = [getattr(oracle, name, None) for name in ("weight", "bias")]
+    norm, reference = preset(name).build(WIDTH), MODELS[name](WIDTH)
+    theirs = [getattr(reference, name, None) for name in ("weight", "bias")]
     ours = [norm.affine.gain, norm.affine.bias]
     assert [p is None for p in ours] == [p is None for p in theirs]
     x = scale * draw(4, 5, WIDTH, dtype=torch.float32)
     # As they start, and with a gain and a bias.
-    assert_same([norm(x)], [oracle(x)])
-    fill(norm, oracle)
-    assert_same(outcome(norm, x, ours), outcome(oracle, x, theirs))
+    assert_same([norm(x)], [reference(x)])
+    fill(norm, reference)
+    assert_same(outcome(norm, x, ours), outcome(reference, x, theirs))
 
 
 @pytest.mark.parametrize(
     "name", ["rmsnorm_llama", "rmsnorm_qwen3", "rmsnorm_olmo2", "rmsnorm_gemma", "rmsnorm_qwen3_next"]
 )
 def test_preset_equals_the_norm_of_the_model_in_bfloat16(name: str) -> None:
-    norm, oracle = preset(name).build(256), MODELS[name](256)
-    gain = (oracle.weight.detach() + 0.3 * draw(256, seed=1)).to(BFLOAT16).float()
-    torch.testing.assert_close(*in_bfloat16(norm, oracle, gain), **EXACTLY)
+    norm, reference = preset(name).build(256), MODELS[name](256)
+    gain = (reference.weight.detach() + 0.3 * draw(256, seed=1)).to(BFLOAT16).float()
+    torch.testing.assert_close(*in_bfloat16(norm, reference, gain), **EXACTLY)
 
 
 def test_torchs_default_eps_is_that_of_float32_also_in_bfloat16() -> None:
     x = 1e-3 * draw(64, 256, dtype=BFLOAT16)
-    oracle = nn.RMSNorm(256, eps=None, elementwise_affine=False)
+    reference = nn.RMSNorm(256, eps=None, elementwise_affine=False)
     norm = preset("rmsnorm_torch").build(256)
     # At this size the old default, bfloat16's own epsilon, would shrink the output a hundredfold.
     assert norm(x).float().square().mean() > 0.8
     # To one bfloat16 rounding: torch's own order of operations is not fixed between its versions.
-    torch.testing.assert_close(norm(x), oracle(x), rtol=2**-7, atol=0)
+    torch.testing.assert_close(norm(x), reference(x), rtol=2**-7, atol=0)

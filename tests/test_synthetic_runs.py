@@ -1,4 +1,4 @@
-"""scripts/records.py: synthetic run folders have the format of real ones and the requested content."""
+"""scripts/synthetic_runs.py: synthetic run folders have the format of real ones and the requested content."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 import pytest
-from records import BASELINES, STUCK, Record, learning_rates, main, write_run, write_sweep
-from records_inside import Size, layout
+from synthetic_runs import BASELINES, STUCK, Record, learning_rates, main, write_run, write_sweep
+from synthetic_statistics import Size, layout
 
 from normlab.config.compose import compose_run
 from normlab.config.optim import AdamW

@@ -1,4 +1,4 @@
-"""The keys that a tracker gets of a measured step: as many at every depth, and named as W&B sorts by."""
+"""The W&B keys of a measured step: their number does not depend on depth, and their names are valid."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The norms beyond the first four: each formula again in numpy, torch's own where it has one, and identities.
 
-As in `test_torch_and_public_code`, the gradients of the numpy formulas are taken by a complex step. Where a formula has a
-corner (clip, min, max) it is taken apart by the real part, on either side of which it is analytic.
+As in `test_torch_and_public_code`, the gradients of the numpy formulas are taken by a complex step. Where a formula
+has a corner (clip, min, max) it is taken apart by the real part, on either side of which it is analytic.
 """
 
 from __future__ import annotations

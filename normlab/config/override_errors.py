@@ -42,7 +42,7 @@ SECTIONS = frozenset(field.name for field in dataclasses.fields(RunConfig))
 _FOLDERS_OF_HYDRA = ("hydra.run.dir", "hydra.sweep.subdir", "hydra.output_subdir")
 _FIX = "fix the overrides or the config file"
 MOST_RUNS = 10_000
-"""Most runs of one grid: every run is composed before the first one starts."""
+"""Maximum number of runs in a grid: every run is composed before the first one starts."""
 
 
 def rewrite_overrides(overrides: Iterable[str]) -> list[str]:
@@ -81,7 +81,7 @@ def _rewrite(text: str, texts: set[str], booleans: set[str]) -> str:
     if value.strip() == "???":
         raise ConfigError(f"{text}: ??? is not a value; set a value, or leave out this override")
     if option in booleans and re.fullmatch(r"['\"]?[+-]?[\d_.]+['\"]?", value) and value not in ("0", "1"):
-        raise ConfigError(f"{text}: not a boolean; set true or false")  # OmegaConf reads any number as true
+        raise ConfigError(f"{text}: not a boolean; set true or false")  # OmegaConf reads 2 as true
     if option in GROUPS and value.startswith(("[", "{")):
         return f"{key}={quote(value)}"
     return f"{key}={_quote_where_needed(value, option in texts, option in GROUPS)}"

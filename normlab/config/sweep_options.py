@@ -38,7 +38,7 @@ class SlurmOptions:
     cpus: int = option(4, at_least=1, at_most=1024)
     """Cores of a task, and its threads unless OMP_NUM_THREADS is set."""
     memory_gb: float = option(16.0, above=0, at_most=100_000)
-    """Memory of a task, in gigabytes; a pack that exceeds it is split in halves."""
+    """Memory of a task, in GiB; a pack that exceeds it is split into two packs."""
     extra: list[str] = option([], longest=1000)
     """Further options of sbatch, by their long names: [qos=high,constraint=a100,exclusive]."""
 
@@ -70,7 +70,7 @@ class SweepOptions:
     name: str | None = option(None, longest=100)
     """Name of the sweep and of its folder in results/sweeps; default: the varied options and a hash of the runs."""
     pack: str = "auto"
-    """Most runs that train as one stacked computation: a number, off, or auto (the rule of `packs.auto_pack_size`)."""
+    """Maximum number of runs that train stacked: a number, off, or auto (the rule of `packs.auto_pack_size`)."""
     on: str = option("local", choices=("local", "slurm"))
     """local: processes on this machine; slurm: an array job with a task per pack."""
     jobs: int | None = option(None, at_least=1, at_most=1024)
@@ -100,7 +100,7 @@ class SweepOptions:
 
     @property
     def largest_pack(self) -> int | None:
-        """Most runs in a pack; None with sweep.pack=auto."""
+        """Maximum number of runs in a pack; None with sweep.pack=auto."""
         return None if self.pack == "auto" else int(self.pack) if self.pack.isdecimal() else 1
 
     def pack_memory(self, device: str) -> int:

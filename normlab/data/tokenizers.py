@@ -26,7 +26,7 @@ from normlab.data.hub_access import hub_error, import_hub, query_hub
 from normlab.errors import DataError, unknown
 
 PIECE = 1 << 20
-"""Most characters that are encoded at once. `tokenizers` needs about 100 bytes of memory per token."""
+"""Maximum number of characters that are encoded at once. `tokenizers` needs about 100 bytes of memory per token."""
 
 SEAM = re.compile(r"(?<=\S) ")
 """Position at which a long text is cut: no byte-level token continues across a space, so the tokens stay the same."""

@@ -36,7 +36,7 @@ class MLP(nn.Module):
         self.gate = nn.Linear(width, hidden, bias=config.bias) if config.mlp == "swiglu" else None
         self.down = nn.Linear(hidden, width, bias=config.bias)
         self.norm = make_norm(hidden) if "mlp_inner" in sites else None
-        # The placement's transforms of the two products, before the activation.
+        # The placement may transform the outputs of `up` and `gate`, before any activation.
         self.of_up = hidden_transform("up", width, hidden)
         self.of_gate = None if self.gate is None else hidden_transform("gate", width, hidden)
 

@@ -74,10 +74,10 @@ def restored_buffers(module: nn.Module) -> Iterator[None]:
 
 
 def shrink(config: RunConfig) -> RunConfig:
-    """Return a run's config at a small width and context, with its other options unchanged.
+    """Return a run's config with a small width, MLP and context, two heads and init=auto.
 
     Raises:
-        ConfigError: No small width is valid.
+        ConfigError: Neither a width in `WIDTHS` nor the run's own width is valid.
     """
     errors = []
     for width in (*WIDTHS, config.model.width):

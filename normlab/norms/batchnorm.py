@@ -63,7 +63,7 @@ class BatchNormConfig(AffineNormConfig):
     In training the statistics are those of the batch, so position t depends on later positions of its sequence:
     the training loss is not causal. In evaluation they are running statistics,
     running <- (1 - momentum) running + momentum batch, updated once per micro-batch. Every evaluation
-    records the loss with each of the two.
+    records the loss with running statistics and the loss with batch statistics.
     """
 
     module = BatchNorm
@@ -76,7 +76,7 @@ class BatchNormConfig(AffineNormConfig):
     invariant_to: ClassVar[tuple[str, ...]] = ("scale", "shift")
     pitfalls: ClassVar[tuple[str, ...]] = (
         "In training the statistics contain the tokens that a language model has to predict.",
-        "For evaluation torch and algorithm 2 of the paper keep the unbiased variance; other code the biased one.",
+        "torch and algorithm 2 of the paper evaluate with the unbiased variance, other code with the biased variance.",
         "Gradient accumulation does not enlarge the batch: the statistics are those of the micro-batch.",
     )
     causal: ClassVar[bool] = False

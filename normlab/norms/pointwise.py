@@ -100,7 +100,7 @@ class PointwiseConfig(BoundedConfig):
         return Pointwise(width, self, FUNCTIONS[self.function])
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """The function computed by another one of torch."""
+        """Return the output, with f computed by a different expression of torch."""
         z = weights["alpha"] * x_D + weights.get("shift", 0.0)
         # z = up - down. At 0 `maximum` gives half of the slope to each, so the difference has the full slope.
         up, down = torch.maximum(z, torch.zeros_like(z)), torch.maximum(-z, torch.zeros_like(z))
@@ -166,7 +166,7 @@ class DyTConfig(BoundedConfig):
         return Pointwise(width, self, torch.tanh)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """The tanh computed by torch's sigmoid."""
+        """Return the output, with tanh computed from torch.sigmoid."""
         inner_D = weights["alpha"] * x_D + weights.get("shift", 0.0)
         return self.reference_affine(2 * torch.sigmoid(2 * inner_D) - 1, weights)
 
@@ -201,7 +201,7 @@ class DerfConfig(BoundedConfig):
         return Pointwise(width, self, torch.erf)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """The erf computed by torch's cumulative normal distribution."""
+        """Return the output, with erf computed from torch.special.ndtr."""
         inner_D = weights["alpha"] * x_D + weights.get("shift", 0.0)
         return self.reference_affine(2 * torch.special.ndtr(2**0.5 * inner_D) - 1, weights)
 

@@ -194,7 +194,7 @@ ROWS: tuple[Row, ...] = (
         "x = N(h + M(N(h))) if l == 1 else N(2 * L * h + M(N(h)))",
         kind="FirstBlockPlacement",
         pitfalls=(
-            "first_block=same also divides the branches of the first block by 2L; public code does not.",
+            "first_block=same also multiplies the stream by 2L in the first block; public code does not.",
             "Public code norms the input of the head again, which adds a gain: placement.final_norm=true.",
             "x-transformers cites the paper for code without alpha: that is pre_post here.",
             "Other code of this name computes g x + (1 - g) N(F(x)) with a gate g, which is another method.",
@@ -319,7 +319,7 @@ ROWS: tuple[Row, ...] = (
         formula="h = N(x + A_qkv(x)); x = h + M(h)",
         pitfalls=(
             "Hybrid norm in Levanter and marin is peri.",
-            "Users of the code report runs that do not converge (issue 2) and no gain after 40B tokens (issue 5).",
+            "Users of the code report runs that do not converge (issue 2), and no benefit after 40B tokens (issue 5).",
         ),
         source="Zhuo et al. 2025, arXiv:2503.04598 (HybridNorm)",
         note="A_qkv has a norm on each head's q, k and v. In levanter hybrid norm is peri",
@@ -332,7 +332,7 @@ ROWS: tuple[Row, ...] = (
         name="hybridnorm_star",
         formula="h = x + A_qkv(N(x)) if l == 1 else N(x + A_qkv(x)); x = h + M(N(h)) if l == 1 else h + M(h)",
         equals="hybridnorm with placement.early_blocks=0",
-        pitfalls=("The gain over pre depends on the init, and the comparison includes the method's own init.",),
+        pitfalls=("The improvement over pre depends on the init, and the comparison includes the method's own init.",),
         source="Zhuo et al. 2025, arXiv:2503.04598 (HybridNorm*), the first block as in its public code",
         note="The first block is pre with a norm on each head's q, k and v",
         init="smallinit_scaled",

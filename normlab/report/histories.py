@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from normlab.errors import ConfigError, StatisticsError, StoreError, unknown
-from normlab.stats.derived import later_half
+from normlab.stats.derived import later_half_sizes
 from normlab.stats.profiles import Array, Profiles, join
 from normlab.stats.registry import STATISTICS, layers_of, values_of
 from normlab.store.format import COMPLETED_STATES, RUNNING
@@ -140,7 +140,7 @@ def _join_parts(name: str, site: str, parts: Sequence[tuple[Profiles, Array]], l
     values = np.concatenate([values for _, values in parts])[order]
     statistic, counts, notes = STATISTICS.get(name), None, list[str]()
     if statistic is not None and statistic.averaged:
-        sizes = [[1] * len(part.steps) if name in part else later_half(len(part.steps)) for part, _ in parts]
+        sizes = [[1] * len(part.steps) if name in part else later_half_sizes(len(part.steps)) for part, _ in parts]
         counts = np.concatenate(sizes)[order].tolist()
         if any(name in part for part, _ in parts):
             notes.append("n = 1: an older normlab recorded ratios of single steps, which have a large variance")

@@ -47,10 +47,10 @@ def gradient_shares(profiles: Profiles) -> dict[str, Array]:
 
 
 def noise_scale(profiles: Profiles) -> dict[str, Array]:
-    """Return tr(S) / |G|^2 of each parameter, (S, L + 2), and of all as site "all", (S,).
+    """Return gns_trace / gns_square by parameter site, (S, L + 2), and the ratio of their totals as "all", (S,).
 
     Numerator and denominator are averaged over measured steps before the division: the ratio of two noisy numbers is
-    biased, and its mean need not exist. NaN where the averaged |G|^2 is not positive.
+    biased, and its mean need not exist. NaN where the averaged gns_square is not positive.
     """
     trace, square = (profiles.get(name) for name in ("gns_trace", "gns_square"))
 
@@ -62,8 +62,8 @@ def noise_scale(profiles: Profiles) -> dict[str, Array]:
     return {site: ratio(trace[site], square[site]) for site in trace} | {"all": ratio(*totals)}
 
 
-def later_half(count: int) -> list[int]:
-    """Return the number of steps in the later half of the first 1, 2, ..., `count` steps: 1, 1, 2, 2, 3, ..."""
+def later_half_sizes(count: int) -> list[int]:
+    """Return the size of the later half of the first n steps, for n = 1 to `count`: 1, 1, 2, 2, 3, ..."""
     return [(index + 2) // 2 for index in range(count)]
 
 
@@ -76,7 +76,7 @@ def mean_of_later_half(values: Array) -> Array:
         values: (S, ...), sorted by step.
     """
     wide = values.astype(np.float64)
-    sizes = later_half(len(wide))
+    sizes = later_half_sizes(len(wide))
     means = [wide[stop - size : stop].mean(axis=0) for stop, size in enumerate(sizes, start=1)]
     return np.stack(means) if means else wide
 

@@ -53,7 +53,7 @@ class Statistic:
     formula: str
     """One line, with the meaning of its letters."""
     unit: str
-    """Of a value: `1` for a ratio, a number without unit, an activation and a parameter."""
+    """Unit of a value; `1` for ratios, other dimensionless numbers, activations and parameters."""
     merge: str
     """A key of `MERGES`. For `rms`, `value` returns the square."""
     question: str

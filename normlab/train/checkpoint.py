@@ -144,7 +144,7 @@ def read(folder: Path, step: int) -> Checkpoint:
             # Compare lengths first, because hashing a sparse file of terabytes takes hours.
             length = (path / name).stat().st_size
             if length != manifest["files"][name]["bytes"] or _digest(path / name) != manifest["files"][name]:
-                raise DamagedCheckpoint(f"{path / name}: damaged (its SHA-256 is not the one in the manifest)")
+                raise DamagedCheckpoint(f"{path / name}: damaged (its size or SHA-256 differs from the manifest)")
             if length > memory.available_bytes():
                 raise MemoryError(f"{path / name}: has {length} bytes, more than this machine's memory")
         meta = with_new_names(decode(from_json(read_at_most(path / "meta.json", LARGEST_RECORD))))
@@ -170,7 +170,7 @@ def read_newest(folder: Path, at_most: int | None = None) -> tuple[Checkpoint | 
     The checkpoint is None if there is none.
 
     Raises:
-        StoreError: All checkpoints are damaged, or an intact one cannot be read.
+        StoreError: All checkpoints up to `at_most` are damaged, or an intact one cannot be read.
     """
     problems: list[str] = []
     for step in reversed(steps(folder)):
@@ -181,8 +181,9 @@ def read_newest(folder: Path, at_most: int | None = None) -> tuple[Checkpoint | 
         except DamagedCheckpoint as error:
             problems.append(str(error))
     if problems:
+        up_to = "" if at_most is None else f" up to step {at_most}"
         raise StoreError(
-            "every checkpoint of this run is damaged: " + "; ".join(problems) + "; restore a copy, or start "
+            f"every checkpoint of this run{up_to} is damaged: " + "; ".join(problems) + "; restore a copy, or start "
             "another run beside it with run.fresh=true"
         )
     return None, problems

@@ -32,7 +32,7 @@ from normlab.version import __version__
 
 
 def identity(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> dict[str, Any]:
-    """Return everything that the numbers of a run depend on, as plain values."""
+    """Return the config fields, corpus, runtime settings and versions that the run id hashes, as plain values."""
     return {
         "config": config.identity(),
         "corpus": corpus.sha256,
@@ -57,8 +57,8 @@ def versions(config: RunConfig) -> dict[str, int | str]:
     }
 
 
-def runs_before_versions(runs: Path, run_id: str, identity: dict[str, Any]) -> list[str]:
-    """Return the ids of runs with the same settings that hash source code in place of versions.
+def runs_with_source_hashes(runs: Path, run_id: str, identity: dict[str, Any]) -> list[str]:
+    """Return the ids of older runs with equal settings whose identity has hashes of source code, not versions.
 
     Args:
         runs: The folder of all runs.

@@ -31,7 +31,7 @@ from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack, Status
 from normlab.train import checkpoint
-from normlab.train.identity import describe, runs_before_versions
+from normlab.train.identity import describe, runs_with_source_hashes
 from normlab.train.machine import RuntimeSettings
 from normlab.train.parent_run import find_parent_run
 from normlab.train.training_run import FRESH, TrainingRun
@@ -216,7 +216,7 @@ def _create(run: TrainingRun) -> None:
     if parent is not None:
         parent.branch(folder)
         record["continued_from"] = {"run_id": parent.folder.run_id, "step": parent.checkpoint.step}
-    for other in runs_before_versions(folder.path.parent, record["run_id"], record["identity"]):
+    for other in runs_with_source_hashes(folder.path.parent, record["run_id"], record["identity"]):
         warn(
             f"run {other} has these settings, but was recorded before norms and placements had versions: it cannot be "
             f"resumed, and {record['run_id']} starts from step 0"

@@ -28,7 +28,7 @@ from support.run_folders import OVERRIDES, Command, Train, contents, damage, dif
 
 NEWEST = "checkpoints/step_00000011"
 """The checkpoint of a run that `interrupt(9)` stopped; the one before is of step 8."""
-HASH = "damaged (its SHA-256 is not the one in the manifest)"
+HASH = "damaged (its size or SHA-256 differs from the manifest)"
 FRESH = "or start another run beside it with run.fresh=true"
 PREVIOUS = "resuming from the previous checkpoint"
 

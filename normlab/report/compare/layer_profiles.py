@@ -26,7 +26,7 @@ from normlab.store.query import NO_RUN_STATES
 from normlab.store.record import RunRecord
 
 MAX_RUNS = 50
-"""Most runs with profiles of their own; on a larger page each cell has the mean of its runs."""
+"""Maximum number of runs with one profile each; on a larger page each cell has the mean of its runs."""
 MAX_STEPS, MIN_STEPS = 32, 6
 MAX_BYTES = 2_500_000
 """Limits on the measured steps of a profile; it has fewer than `MAX_STEPS` if all profiles exceed `MAX_BYTES`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -112,7 +113,7 @@ def test_disk_full_in_the_record(
 def test_disk_full_in_the_folder_of_wandb(
     step: int, disk: Path, reference: Path, run_command: Command, fill_at: Callable[[int], None], tmp_path: Path
 ) -> None:
-    """Before its start and in the middle: the run is what it is with W&B off."""
+    """Before the start and in the middle of a run, whose record equals that of a run with W&B off."""
     folder = tmp_path / "results" / "runs" / reference.name
     folder.mkdir(parents=True)
     (folder / "wandb").symlink_to(disk)
@@ -123,7 +124,9 @@ def test_disk_full_in_the_folder_of_wandb(
     code, _, err = run_command("train", *OVERRIDES, "tracking.wandb=offline", f"results_dir={tmp_path / 'results'}")
     assert code == 0
     if not step:
-        assert "No space left on device. The local record has everything; upload later with" in err
+        # W&B fails, or hangs; on a slow machine the wait for it ends first.
+        problem = r"W&B .*(No space left on device|did not answer and was stopped)\."
+        assert re.search(rf"{problem} The local record has everything; upload later with", err)
     (folder / "wandb").unlink()
     assert differences(reference, folder) == []
 

@@ -124,9 +124,8 @@ def test_disk_full_in_the_folder_of_wandb(
     code, _, err = run_command("train", *OVERRIDES, "tracking.wandb=offline", f"results_dir={tmp_path / 'results'}")
     assert code == 0
     if not step:
-        # W&B fails, or hangs; on a slow machine the wait for it ends first.
-        problem = r"W&B .*(No space left on device|did not answer and was stopped)\."
-        assert re.search(rf"{problem} The local record has everything; upload later with", err)
+        # W&B names the disk, loses its own process, or hangs until the wait for it ends.
+        assert len(re.findall(r"W&B .*\. The local record has everything; ", err)) == 1
     (folder / "wandb").unlink()
     assert differences(reference, folder) == []
 

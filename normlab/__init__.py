@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from normlab.version import __version__ as __version__
+from normlab.version import __version__
+
+if TYPE_CHECKING:
+    from normlab.api import LoadedRun, figure, load, runs, summarize, sweep, train
+
+__all__ = ["LoadedRun", "__version__", "figure", "load", "runs", "summarize", "sweep", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    # `normlab.load` needs torch; `import normlab` must not.
-    if name == "load":
-        from normlab.loaded_run import load
+    # The functions need torch and pandas; `import normlab` must not.
+    if name in __all__:
+        from normlab import api
 
-        return load
+        return getattr(api, name)
     raise AttributeError(f"module 'normlab' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -16,13 +16,14 @@ import torch
 from normlab.config import memory
 from normlab.config.schema import RunConfig, config_from_record
 from normlab.data.tokenizers import Tokenizer, from_state
-from normlab.errors import ConfigError, DataError, StoreError, warn
+from normlab.errors import ConfigError, DataError, StoreError, unknown, warn
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model, weight_shapes
 from normlab.norms import base as norms
 from normlab.parsing import from_json, read_at_most
 from normlab.placements import base as placements
 from normlab.plugins import Plugin, read_plugins, run_plugins
+from normlab.report.histories import history, read_statistics
 from normlab.store.files import io_error
 from normlab.store.format import CLIP_FACTOR_KEY, RUN_FILE
 from normlab.store.parts import parse_part
@@ -31,10 +32,10 @@ from normlab.store.reading import LARGEST_TOKENIZER
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.status import Status
-from normlab.train import checkpoint
-from normlab.train.identity import versions
-from normlab.train.prepare import PLUGINS, TOKENIZER_FILE
-from normlab.train.training_run import FRESH
+from normlab.training import checkpoint
+from normlab.training.identity import versions
+from normlab.training.prepare import PLUGINS, TOKENIZER_FILE
+from normlab.training.training_run import FRESH
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,10 +65,12 @@ def load(
 class LoadedRun:
     """A run, read from its folder; each part on first access. Code in the folder runs only with `trust`."""
 
-    def __init__(self, folder: RunFolder, *, trust: bool = False):
+    def __init__(self, folder: RunFolder, *, trust: bool = False, step: int | None = None):
         self.folder = folder
         self.trust = trust
         """Whether plugins in the folder may be executed."""
+        self.step = step
+        """The step of the checkpoint of `model`; None for the newest one."""
         self._run_json: dict[str, Any] = folder.run()
         self.record = RunRecord.read(folder)
         if self.record.problem:
@@ -138,6 +141,51 @@ class LoadedRun:
             warn(f"{self.folder.metrics_path}: damaged rows, left out: {missing}")
         return pd.DataFrame(record.rows).rename(columns={CLIP_FACTOR_KEY: "clip_factor"})
 
+    def stats(self, name: str, site: str | None = None) -> pd.DataFrame:
+        """Return a statistic over training: a row for each measured step, a column for each layer.
+
+        Layer 0 is the embeddings, L + 1 the head; a statistic without layers has one column. Several sites give columns
+        with two levels, site and layer. `.stack()` makes a long table.
+
+        Args:
+            name: One of `normlab list stats`, such as `resid_rms`.
+            site: The position inside the block, such as `attn`; None for all.
+
+        Raises:
+            ConfigError: The statistic or the site is unknown.
+            StatisticsError, StoreError: The statistic was not measured, or cannot be read.
+        """
+        import pandas as pd
+
+        problems: list[str] = []
+        measured = {each.site: each for each in history(read_statistics(self.folder, problems), name)}
+        for problem in problems:
+            warn(problem)
+        if site is not None and site not in measured:
+            raise ConfigError(unknown(f"site of {name}", site, measured))
+        tables: dict[str, pd.DataFrame] = {}
+        for key in measured if site is None else [site]:
+            each = measured[key]
+            index = pd.Index(each.steps, name="step")
+            if each.values.ndim == 1:
+                tables[key] = pd.DataFrame({name: each.values}, index)
+            else:
+                columns = pd.Index(each.layers, name="layer")
+                tables[key] = pd.DataFrame(each.values[:, each.layers], index, columns)
+        return next(iter(tables.values())) if len(tables) == 1 else pd.concat(tables, axis=1, names=["site"])
+
+    def at(self, step: int) -> LoadedRun:
+        """Return the same run with the model of the checkpoint of a step: `run.at(200).model`.
+
+        Raises:
+            StoreError: There is no checkpoint of this step.
+        """
+        known = checkpoint.steps(self.folder.path / checkpoint.FOLDER)
+        if step not in known:
+            kept = ", ".join(map(str, sorted(known))) or "none"
+            raise StoreError(f"run {self.folder.run_id}: has no checkpoint of step {step}; kept steps: {kept}")
+        return LoadedRun(self.folder, trust=self.trust, step=step)
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the run."""
@@ -153,13 +201,15 @@ class LoadedRun:
 
     @cached_property
     def model(self) -> GPT:
-        """The model of the newest intact checkpoint, on the CPU, in evaluation mode.
+        """The model of the newest intact checkpoint, or of the one of `at`, on the CPU, in evaluation mode.
 
         Raises:
             StoreError: There is no intact checkpoint, or it does not fit into memory.
         """
         path = self.folder.path / checkpoint.FOLDER
         try:
+            if self.step is not None:
+                return self.model_at(checkpoint.read(path, self.step))
             saved, problems = checkpoint.read_newest(path)
         except OSError as error:
             raise io_error(path, "read", error) from error

@@ -17,7 +17,7 @@ from normlab.stats.measure.schedule import probe_examples
 from normlab.stats.profiles import Layout, Profiles
 from normlab.stats.registry import STATISTICS
 from normlab.stats.statistic import PROBE
-from normlab.train import checkpoint
+from normlab.training import checkpoint
 
 
 def probe_checkpoints(run: LoadedRun, only: str | None = None) -> Iterator[Profiles]:

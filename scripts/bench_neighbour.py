@@ -33,9 +33,9 @@ def take_turns(overrides: list[str]) -> None:
     from normlab.config.compose import compose_run
     from normlab.data.corpus import open_corpus
     from normlab.store.runs import RunFolder
-    from normlab.train.loop import Loop
-    from normlab.train.machine import apply, resolve
-    from normlab.train.training_run import TrainingRun
+    from normlab.training.loop import Loop
+    from normlab.training.machine import apply, resolve
+    from normlab.training.training_run import TrainingRun
 
     config = compose_run(overrides)
     resolved = resolve(config)

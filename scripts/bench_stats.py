@@ -50,9 +50,9 @@ from normlab.report.tables import render
 from normlab.stats.instrument import InstrumentedNorm
 from normlab.stats.measure.core import CoreStatistics
 from normlab.stats.statistic import CORE
-from normlab.train.machine import apply, resolve
-from normlab.train.optim import Optimizer, hyperparameters_at, is_decayed
-from normlab.train.step import Step
+from normlab.training.machine import apply, resolve
+from normlab.training.optim import Optimizer, hyperparameters_at, is_decayed
+from normlab.training.step import Step
 
 VOCAB = 512
 LIMITS = {"core": 1.10, "core at the default": 1.02}

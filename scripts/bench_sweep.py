@@ -40,9 +40,9 @@ from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 from normlab.data.corpus import open_corpus
 from normlab.store.runs import RunFolder
-from normlab.train.loop import Loop
-from normlab.train.machine import apply, resolve
-from normlab.train.training_run import TrainingRun
+from normlab.training.loop import Loop
+from normlab.training.machine import apply, resolve
+from normlab.training.training_run import TrainingRun
 
 WARM_UP = 12
 """Steps before a side is timed, in which the steps with and without statistics compile."""

@@ -61,11 +61,11 @@ from normlab.store.runs import RunFolder
 from normlab.tracking.console import Console
 from normlab.tracking.tracker import Row
 from normlab.tracking.wandb import WandbTracker
-from normlab.train.loop import Loop
-from normlab.train.machine import RuntimeSettings, apply, resolve
-from normlab.train.optim import hyperparameters_at, learning_rate
-from normlab.train.run import train
-from normlab.train.training_run import TrainingRun
+from normlab.training.loop import Loop
+from normlab.training.machine import RuntimeSettings, apply, resolve
+from normlab.training.optim import hyperparameters_at, learning_rate
+from normlab.training.run import train
+from normlab.training.training_run import TrainingRun
 
 LIMITS = {"step": 0.98, "loop": 0.95}
 PRINT_EVERY = 10

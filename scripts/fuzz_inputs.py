@@ -799,7 +799,7 @@ def laboratory() -> Iterator[Lab]:
 
 def make_lab(scratch: Path) -> Lab:
     """Make the corpus and the undamaged runs."""
-    from normlab.train import checkpoint
+    from normlab.training import checkpoint
 
     draw = random.Random(0)
     corpus = scratch / "corpus.txt"

@@ -39,7 +39,7 @@ from safetensors.torch import save
 from normlab import cli
 from normlab.errors import NormlabError
 from normlab.store.runs import RunFolder
-from normlab.train import checkpoint
+from normlab.training import checkpoint
 
 STEPS, CHECKPOINT_EVERY = 120, 9
 LAST_TARGET = STEPS - 20

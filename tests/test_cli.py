@@ -18,8 +18,8 @@ from normlab.data.corpus import open_corpus
 from normlab.placements.base import load_all as load_placements
 from normlab.placements.init_rules import INIT_RULES
 from normlab.store.query import find_runs
-from normlab.train.identity import describe
-from normlab.train.machine import resolve
+from normlab.training.identity import describe
+from normlab.training.machine import resolve
 from normlab.verify.init_rules import INIT_OF_PLACEMENT
 
 Command = Callable[..., tuple[int, str, str]]

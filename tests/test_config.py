@@ -11,9 +11,9 @@ from normlab.config.compose import compose_grid, compose_run
 from normlab.config.schema import config_from_record
 from normlab.data.corpus import open_corpus
 from normlab.options import plain_tree
-from normlab.train.loop import Loop
-from normlab.train.machine import resolve
-from normlab.train.prepare import open_runs
+from normlab.training.loop import Loop
+from normlab.training.machine import resolve
+from normlab.training.prepare import open_runs
 
 CORPUS = Path(__file__).with_name("corpus.txt")
 

@@ -23,8 +23,8 @@ from normlab.norms.base import load_all as load_norms
 from normlab.options import flatten_options
 from normlab.placements.base import load_all as load_placements
 from normlab.stats.measure.schedule import probe_steps
-from normlab.train.machine import resolve
-from normlab.train.run import Outcome, train
+from normlab.training.machine import resolve
+from normlab.training.run import Outcome, train
 
 HERE = Path(__file__).parent
 
@@ -109,7 +109,7 @@ def run_folder(config: RunConfig) -> Any:
 def wandb_options(config: RunConfig) -> Any:
     """Return the arguments of `wandb.init`, if the run has a W&B tracker."""
     from normlab.tracking.wandb import WandbTracker
-    from normlab.train.run import make_trackers
+    from normlab.training.run import make_trackers
 
     outcome = train(config, trackers=[])
     trackers = [tracker for tracker in make_trackers(config, outcome.folder) if isinstance(tracker, WandbTracker)]

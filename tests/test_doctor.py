@@ -17,7 +17,7 @@ import torch
 from normlab.cli import doctor
 from normlab.config.compose import compose_run
 from normlab.errors import ConfigError
-from normlab.train.machine import resolve
+from normlab.training.machine import resolve
 
 Command = Callable[..., tuple[int, str, str]]
 

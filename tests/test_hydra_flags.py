@@ -27,8 +27,8 @@ CONFIGS: dict[str, Any] = {
 }
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "train": ("normlab.train.run", "train"),
-    "sweep": ("normlab.sweep.plan", "make_plan"),
+    "train": ("normlab.training.run", "train"),
+    "sweep": ("normlab.sweeps.plan", "make_plan"),
     "verify": ("normlab.verify.selection", "checks_of_run"),
     "propagation": ("normlab.propagation.measure", "measure_rows"),
 }

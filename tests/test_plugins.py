@@ -23,9 +23,9 @@ from normlab.placements.base import PLACEMENTS
 from normlab.placements.init_rules import INIT_RULES
 from normlab.store.format import CHECKSUM_KEY, with_checksum
 from normlab.store.runs import RunFolder
-from normlab.train.identity import describe
-from normlab.train.machine import resolve
-from normlab.train.run import train
+from normlab.training.identity import describe
+from normlab.training.machine import resolve
+from normlab.training.run import train
 from support.plugins import NORM
 
 ROW = """

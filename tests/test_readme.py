@@ -131,9 +131,10 @@ def test_the_demo(folder: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "demo: 6 runs, 6 finished" in done.stdout
-    cells = done.stdout.rpartition("placement model.depth  ")[2]
-    for cell in ("pre 1", "post 1", "deepnorm 1"):
-        assert re.search(rf"^{cell} +2 .*\(n=2\)", cells, flags=re.MULTILINE)
+    _, found, cells = done.stdout.rpartition("placement  model.depth  ")
+    assert found
+    for placement in ("pre", "post", "deepnorm"):
+        assert re.search(rf"^{placement} +1 +2 .*\(n=2\)", cells, flags=re.MULTILINE)
     page = folder / "results" / "compare.html"
     assert done.stdout.rstrip().endswith(f"The results are in {folder / 'results'}; open {page} in a browser")
     assert page.stat().st_size > 4e6

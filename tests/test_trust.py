@@ -20,8 +20,8 @@ from normlab.errors import StoreError
 from normlab.norms.base import NORMS
 from normlab.store.plans import has_plan, read_plan, sweep_folder, write_plan
 from normlab.store.runs import RunFolder
-from normlab.sweep.plan import make_plan
-from normlab.train.run import train
+from normlab.sweeps.plan import make_plan
+from normlab.training.run import train
 from support.plugins import NORM
 
 Command = Callable[..., tuple[int, str, str]]

@@ -18,7 +18,19 @@ from normlab.openmp import limit_spinning
 from normlab.plugins import plugin_line
 
 COMMANDS = (
-    *("train", "sweep", "summarize", "compare", "list", "verify", "propagation", "explain", "inspect", "sample"),
+    *(
+        "train",
+        "sweep",
+        "summarize",
+        "compare",
+        "figure",
+        "list",
+        "verify",
+        "propagation",
+        "explain",
+        "inspect",
+        "sample",
+    ),
     *("doctor", "completion"),
 )
 """The modules that define the commands, in the order of `normlab --help`."""

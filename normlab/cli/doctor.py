@@ -113,7 +113,7 @@ def _threads() -> tuple[str, str, str]:
 def _compiler() -> tuple[str, str, str]:
     import torch
 
-    from normlab.train.machine import cpp_compiler
+    from normlab.training.machine import cpp_compiler
 
     if torch.cuda.is_available():
         try:

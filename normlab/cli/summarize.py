@@ -18,39 +18,56 @@ def summarize(
             metavar="SWEEP|RUN", help="A sweep, run or results folder: its folder, name, id, or beginning of the id."
         ),
     ] = None,
-    format: Annotated[str, typer.Option("--format", metavar="FORMAT", help="table, json, csv or markdown.")] = "table",
+    format: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="table, json, csv, markdown or latex.")
+    ] = "table",
+    runs: Annotated[bool, typer.Option("--runs", help="One row for each run of a sweep.")] = False,
     by: Annotated[
         str | None,
-        typer.Option("--by", metavar="OPTIONS", help="Options that define a cell, such as norm,placement,model.depth."),
+        typer.Option(
+            "--by", metavar="OPTIONS", help="Options that define a cell. Default: those in which the runs differ."
+        ),
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(
-            "--against", metavar="OPTION=VALUE", help="With --by: difference to this baseline, as norm=layernorm."
-        ),
+        typer.Option("--against", metavar="OPTION=VALUE", help="Difference to this baseline, as norm=layernorm."),
     ] = None,
     where: Where = None,
     lr: Annotated[
         float | None,
-        typer.Option(
-            "--lr", metavar="LR", help="With --by: the shared learning rate. Default: the one with the best mean rank."
-        ),
+        typer.Option("--lr", metavar="LR", help="The shared learning rate. Default: the one with the best mean rank."),
     ] = None,
     target: Annotated[
-        float | None,
-        typer.Option("--target", metavar="LOSS", help="With --by: steps and seconds to this validation loss."),
+        float | None, typer.Option("--target", metavar="LOSS", help="Steps and seconds to this validation loss.")
     ] = None,
     spikes: Annotated[
-        bool,
-        typer.Option("--spikes", help="With --by: count loss spikes from metrics where a status has no count."),
+        bool, typer.Option("--spikes", help="Count loss spikes from metrics where a status has no count.")
     ] = False,
+    test: Annotated[
+        str | None,
+        typer.Option("--test", metavar="TEST", help="Print a test: interaction, trend or counts (see below)."),
+    ] = None,
+    over: Annotated[
+        str | None, typer.Option("--over", metavar="OPTIONS", help="The factors of --test. Default: all of them.")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option("--columns", metavar="COLUMNS", help="Columns to show besides the factors.")
+    ] = None,
+    sort: Annotated[
+        str | None, typer.Option("--sort", metavar="COLUMN", help="Sort by a column of JSON; -COLUMN: largest first.")
+    ] = None,
     results_dir: ResultsDir = "results",
 ) -> None:
-    """Print outcome, losses and speed of each run or cell.
+    """Print outcome, losses and speed of each cell of a sweep, or of each run.
 
-    With --by, runs with equal values of the given options form a cell. The table shows the mean and interval of each
-    cell over seeds, at its best learning rate (selected on the same validation loss) and at a rate that all cells
-    share.
+    A cell is a group of runs with equal values of some options, its factors: by default those in which the runs
+    differ, apart from learning rate and seeds. The table shows the mean and interval of each cell over seeds, at its
+    best learning rate (selected on the same validation loss) and at a rate that all cells share. A results folder, a
+    single run, or --runs gives one row for each run.
+
+    Tests: interaction, the difference of differences over two factors or more; trend, the slope of the loss over a
+    numeric factor (over its logarithm for depth, width, batch size and steps); counts, Fisher's exact test of the
+    number of runs that diverged, are stuck or regressed.
 
     The last part of an option is enough if it is unique: depth for model.depth.
 
@@ -60,19 +77,34 @@ def summarize(
     """
     from normlab.report.runs_table import summarize as rows_of
     from normlab.report.tables import render
+    from normlab.store.query import select_runs
 
-    if by is None:
-        given = {"--against": against, "--lr": lr, "--target": target, "--spikes": spikes or None}
-        if unused := [option for option, value in given.items() if value is not None]:
-            raise ConfigError(f"{', '.join(unused)}: has no effect without --by; add, for example, --by norm,placement")
-        return typer.echo(render(rows_of(path or results_dir, where or (), results_dir), format))
+    options = {
+        "--by": by, "--against": against, "--lr": lr, "--target": target, "--spikes": spikes or None, "--test": test,
+        "--over": over, "--columns": columns, "--sort": sort,
+    }  # fmt: skip
+    given = [option for option, value in options.items() if value is not None]
+    if runs and given:
+        raise ConfigError(f"{', '.join(given)}: has no effect with --runs; leave out one or the other")
+    if over is not None and test is None:
+        raise ConfigError("--over: has no effect without --test; add, for example, --test interaction")
+    selection = select_runs([path or results_dir], results_dir)
+    if runs or not (given or selection.name):
+        return typer.echo(render(rows_of(selection, where or (), with_options=format == "json"), format))
     from normlab.report.cells_table import summarize_by
-    from normlab.report.cells_text import render_cells
+    from normlab.report.cells_text import render_cells, render_tests
 
-    table = summarize_by(
-        path or results_dir, [option.strip() for option in by.split(",")], where=where or (), results_dir=results_dir,
-        against=against, lr=lr, target=target, spikes=spikes,
-    )  # fmt: skip
-    typer.echo(render_cells(table, format))
+    table = summarize_by(selection, _names(by), where=where or (), against=against, lr=lr, target=target, spikes=spikes)
+    if test is not None:
+        from normlab.report.factor_tests import run_test
+
+        rows = run_test(test, table.cells, table.factors, over=_names(over) or (), against=against, lr=lr)
+        typer.echo(render_tests(rows, format))
+    else:
+        typer.echo(render_cells(table, format, _names(columns) or (), sort or ""))
     for warning in table.warnings:
         warn(warning)
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",")]

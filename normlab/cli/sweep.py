@@ -28,9 +28,9 @@ def sweep(
     """
     from normlab.config.compose import compose_sweep
     from normlab.config.hydra_flags import show_config
-    from normlab.sweep.plan import make_plan
-    from normlab.sweep.progress import ProgressDisplay, plan_lines, result_lines
-    from normlab.sweep.supervisor import supervise
+    from normlab.sweeps.plan import make_plan
+    from normlab.sweeps.progress import ProgressDisplay, plan_lines, result_lines
+    from normlab.sweeps.supervisor import supervise
 
     if show_config(overrides or []):
         return 0

@@ -30,7 +30,7 @@ def train(
     # Hydra prints through logging, which would report a closed pipe (`| head`).
     logging.raiseExceptions = False
     from normlab.config.hydra_flags import run_job
-    from normlab.train.machine import check_machine
+    from normlab.training.machine import check_machine
 
     run_job(overrides or [], train_one, check_machine)
 
@@ -39,7 +39,7 @@ def train_one(config: RunConfig) -> None:
     """Train one run and print its outcome; exit after a signal, to stop --multirun too."""
     from normlab.store.outcome import final_losses, format_loss
     from normlab.store.record import RunRecord
-    from normlab.train.run import train
+    from normlab.training.run import train
 
     replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)  # `train` handles signals itself
     outcome = train(config, ends_process=True)

@@ -1,4 +1,4 @@
-"""The optimisers: their options, and what other modules must know of them. `train/optim.py` has their updates."""
+"""The optimisers: their options, and what other modules must know of them. `training/optim.py` has their updates."""
 
 from __future__ import annotations
 

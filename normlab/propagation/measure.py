@@ -24,7 +24,7 @@ from normlab.model.init import build_model, derive_seed
 from normlab.model.runner import SingleRun
 from normlab.options import flatten_options
 from normlab.stats.instrument import Selection
-from normlab.train.optim import Optimizer, hyperparameters_at, is_decayed
+from normlab.training.optim import Optimizer, hyperparameters_at, is_decayed
 
 Row = dict[str, Any]
 

@@ -12,19 +12,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from normlab.report.factors import label
 from normlab.report.intervals import Replicate
 from normlab.report.learning_rates import Losses, Ranking, arrange, badness, best_lr, ranking
 from normlab.report.results import UNFINISHED, RunResult, damage_of, damaged_run_warnings, mixed_settings
-from normlab.report.settings import LR, format_setting, setting
-from normlab.store.format import DAMAGED, DIVERGED, number
+from normlab.report.settings import LR, format_setting, setting, sort_key
+from normlab.store.format import DAMAGED, DIVERGED
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.parts import Setting
+
+BAD_OUTCOMES = (DIVERGED, STUCK, REGRESSED)
+"""The outcomes of completed runs that did not train."""
 
 
 @dataclass(frozen=True)
 class Cell:
     """The runs with the same values of the options of `--by`."""
 
+    by: Sequence[str]
+    """The full names of the options."""
     key: tuple[Setting, ...]
     """The values, in the order of the options."""
     runs: Sequence[RunResult]
@@ -33,6 +39,11 @@ class Cell:
     def name(self) -> str:
         """The values as on the command line, separated by spaces."""
         return " ".join(map(format_setting, self.key))
+
+    @property
+    def label(self) -> str:
+        """The values as in text: `DeepNorm, depth 8, no warm-up`."""
+        return label(self.by, self.key)
 
     @cached_property
     def losses(self) -> Losses:
@@ -75,7 +86,11 @@ class Cell:
     @property
     def has_bad_outcome(self) -> bool:
         """Whether a run at the best learning rate diverged, is stuck or regressed."""
-        return any(run.state in (DIVERGED, STUCK, REGRESSED) for run in self.runs_at(self.best_lr))
+        return self.has_bad_outcome_at(self.best_lr)
+
+    def has_bad_outcome_at(self, lr: float | None) -> bool:
+        """Whether a run at a learning rate diverged, is stuck or regressed."""
+        return any(run.state in BAD_OUTCOMES for run in self.runs_at(lr))
 
     def runs_at(self, lr: float | None) -> list[RunResult]:
         """Return the runs with an outcome at a learning rate."""
@@ -113,7 +128,7 @@ def group_cells(runs: Iterable[RunResult], by: Sequence[str]) -> list[Cell]:
     grouped: dict[tuple[Setting, ...], list[RunResult]] = {}
     for run in runs:
         grouped.setdefault(tuple(setting(run.record, option) for option in by), []).append(run)
-    return [Cell(key, grouped[key]) for key in sorted(grouped, key=lambda key: [_sort_key(value) for value in key])]
+    return [Cell(by, key, grouped[key]) for key in sorted(grouped, key=lambda key: [sort_key(value) for value in key])]
 
 
 def rank_cells(cells: Sequence[Cell]) -> list[int]:
@@ -141,14 +156,3 @@ def table_warnings(cells: Sequence[Cell], by: Sequence[str]) -> list[str]:
     if LR not in by and len({tuple(cell.losses) for cell in cells if cell.losses}) > 1:
         warnings.append("the cells have different learning rates: their best losses and their S are not comparable")
     return warnings
-
-
-def _sort_key(value: Setting) -> tuple[int, float, str]:
-    if isinstance(value, bool | int | float):
-        known = number(int(value) if isinstance(value, bool) else value)
-        return (
-            0,
-            math.inf if known is None else float(known),
-            "",
-        )  # a damaged record may hold an integer above any float
-    return (2, 0.0, "") if value is None else (1, 0.0, value)

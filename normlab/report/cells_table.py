@@ -14,17 +14,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from normlab.config.option_names import meanings
-from normlab.errors import ConfigError, StoreError, unknown
+from normlab.errors import ConfigError, StoreError
 from normlab.report.cells import Cell, group_cells, table_warnings
-from normlab.report.intervals import PairedTest, Replicate, holm, mean_interval, paired_test
+from normlab.report.contrasts import compare_cells, pool_cells
+from normlab.report.factor_tests import baseline_levels
+from normlab.report.factors import DEFAULT_OPTIONS, Factor, distinguishing_options, factors_of
+from normlab.report.intervals import holm, mean_interval
 from normlab.report.learning_rates import USABLE, sensitivity, shared_lr
 from normlab.report.results import STATES, RunResult, mixed_settings, read_results
-from normlab.report.settings import format_setting, parse_conditions, resolve_options, select_where
+from normlab.report.settings import resolve_options, select_where
 from normlab.report.tables import Row
 from normlab.store.format import number
 from normlab.store.outcome import loss_of
-from normlab.store.query import select_runs
+from normlab.store.query import Selection, select_runs
 from normlab.store.record import RunRecord
 from normlab.store.series import Evaluation, evaluations
 
@@ -45,22 +47,27 @@ class CellsTable:
     """The cells, in the order of the rows."""
 
     @property
+    def factors(self) -> list[Factor]:
+        """The options of `by` with their levels."""
+        return factors_of([run for cell in self.cells for run in cell.runs], self.by)
+
+    @property
     def warnings(self) -> list[str]:
         """All warnings; equal warnings of several cells are one line that names the cells."""
         cells_of: dict[str, list[str]] = {}
         for row in self.rows:
             for warning in row["warnings"]:
-                cells_of.setdefault(warning, []).append(row["cell"])
+                cells_of.setdefault(warning, []).append(row["label"])
         lines = list(self.table_warnings)
         for warning, names in cells_of.items():
             is_general = len(names) == len(self.rows) > 1
-            lines.append(f"{'every cell' if is_general else ', '.join(names)}: {warning}")
+            lines.append(f"{'every cell' if is_general else '; '.join(names)}: {warning}")
         return lines
 
 
 def summarize_by(
-    path: str | os.PathLike[str],
-    by: Sequence[str],
+    path: str | os.PathLike[str] | Selection,
+    by: Sequence[str] | None = None,
     *,
     where: Sequence[str] = (),
     results_dir: str | os.PathLike[str] = "results",
@@ -69,8 +76,8 @@ def summarize_by(
     """Return the table of cells of a results folder, a `runs` folder, a run or a sweep.
 
     Args:
-        path: A folder, or the name of a sweep or a run, as for `query.select_runs`.
-        by: The options that define cells.
+        path: A folder, or the name of a sweep or a run, as for `query.select_runs`; or the selected runs.
+        by: The options that define cells; by default those in which the runs differ.
         where: Conditions that the runs must meet.
         results_dir: The folder in which names are looked up.
         options: Other options of `build_table`.
@@ -79,21 +86,28 @@ def summarize_by(
         ConfigError: An option of `by`, a condition, the baseline or the learning rate is unknown.
         StoreError: There is no run with a readable record.
     """
-    results, warnings = read_results(select_runs([os.fspath(path)], results_dir).records)
+    selection = path if isinstance(path, Selection) else select_runs([os.fspath(path)], results_dir)
+    results, warnings = read_results(selection.records)
     if not results:
-        raise StoreError(f"{os.fspath(path)}: no run has a readable record; `normlab summarize` lists the reasons")
-    by = cell_options(by, [run.record for run in results])
+        raise StoreError(
+            f"{selection.home}: no run has a readable record; `normlab summarize --runs` lists the reasons"
+        )
+    if by is not None:
+        by = cell_options(by, results)  # before the conditions, because an unknown option is the user's first error
     kept = set(select_where([run.record for run in results], where))
-    return build_table([run for run in results if run.record in kept], by, warnings=warnings, **options)
+    results = [run for run in results if run.record in kept]
+    return build_table(results, cell_options(by, results), warnings=warnings, **options)
 
 
-def cell_options(by: Sequence[str], runs: Sequence[RunRecord]) -> list[str]:
-    """Return the full names of the options of `--by`.
+def cell_options(by: Sequence[str] | None, results: Sequence[RunResult]) -> list[str]:
+    """Return the full names of the options of `--by`; for None, the options in which the runs differ.
 
     Raises:
         ConfigError: The list is empty or has a duplicate, or no run has an option.
     """
-    options = resolve_options(by, runs, "--by") if all(by) and runs else list(by)
+    if by is None:
+        return distinguishing_options(results) or list(DEFAULT_OPTIONS)
+    options = resolve_options(by, [run.record for run in results], "--by") if all(by) and results else list(by)
     if not all(by) or not by or len(set(options)) < len(by):
         raise ConfigError(f"--by {','.join(by)}: name at least one option, each once, such as norm,placement")
     return options
@@ -147,6 +161,7 @@ def _row(cell: Cell, by: Sequence[str], shared: float | None, target: float | No
     return {
         **dict(zip(by, cell.key, strict=True)),
         "cell": cell.name,
+        "label": cell.label,
         "runs": len(cell.runs),
         **{state: cell.count(state) for state in STATES},
         **losses_at(cell, cell.best_lr, BEST),
@@ -285,23 +300,14 @@ def _find_baselines(cells: Sequence[Cell], by: Sequence[str], text: str) -> list
     Raises:
         ConfigError: An option is not in `by`, or no cell has such a value.
     """
-    error, baseline_values = f"--against {text}", dict[str, str]()
-    for condition in parse_conditions([text], "--against", signs=("=",)):
-        options = meanings(condition.option, by)
-        if len(options) != 1:
-            raise ConfigError(f"{error}: {condition.option} is not in --by {','.join(by)}; add it there")
-        values = {format_setting(cell.key[by.index(options[0])]) for cell in cells}
-        if condition.value not in values:
-            raise ConfigError(f"{error}: " + unknown(options[0], condition.value, values))
-        baseline_values[options[0]] = condition.value
-    keys = [tuple(map(format_setting, cell.key)) for cell in cells]
-    by_key = dict(zip(keys, cells, strict=True))
+    levels = baseline_levels(cells, by, text)
+    by_key = {cell.key: cell for cell in cells}
     baselines = [
-        by_key.get(tuple(baseline_values.get(option, value) for option, value in zip(by, key, strict=True)))
-        for key in keys
+        by_key.get(tuple(levels.get(option, value) for option, value in zip(by, cell.key, strict=True)))
+        for cell in cells
     ]
     if not any(baselines):
-        raise ConfigError(f"{error}: no cell has all of these values; give fewer options")
+        raise ConfigError(f"--against {text}: no cell has all of these values; give fewer options")
     return [None if baseline is cell else baseline for cell, baseline in zip(cells, baselines, strict=True)]
 
 
@@ -317,9 +323,11 @@ def _add_comparisons(
     `lrs` maps a cell's key to the learning rate at which the cell is compared. The p-values are corrected for all
     comparisons of the table.
     """
-    tests: list[PairedTest | None] = []
-    for cell, baseline in zip(cells, baselines, strict=True):
-        tests.append(compare_cells(cell, lrs[cell.key], baseline, lrs[baseline.key]) if baseline else None)
+    pool = pool_cells(cells, lrs)
+    tests = [
+        compare_cells(cell, lrs[cell.key], baseline, lrs[baseline.key], pool) if baseline else None
+        for cell, baseline in zip(cells, baselines, strict=True)
+    ]
     corrected = holm([test and test.p for test in tests])
     for row, baseline, test, p in zip(rows, baselines, tests, corrected, strict=True):
         row |= {
@@ -344,13 +352,3 @@ def _comparison_warnings(cell: Cell, baseline: Cell, by: Sequence[str]) -> list[
         *([f"seeds with a result only in the cell or only in its baseline: {len(unpaired)}"] if unpaired else []),
         *([f"the cell and its baseline also differ in {'; '.join(different)}"] if different else []),
     ]
-
-
-def compare_cells(cell: Cell, lr: float | None, other: Cell, other_lr: float | None) -> PairedTest | None:
-    """Test loss(cell) - loss(other), paired by replicate; return None if there is no pair."""
-    losses: Mapping[Replicate, float] = cell.losses.get(lr, {}) if lr is not None else {}
-    others: Mapping[Replicate, float] = other.losses.get(other_lr, {}) if other_lr is not None else {}
-    pairs = {key: (losses[key], others[key]) for key in sorted(set(losses) & set(others), key=str)}
-    both_diverged = {key for key, pair in pairs.items() if all(map(math.isinf, pair))}
-    differences = {key: 0.0 if key in both_diverged else a - b for key, (a, b) in pairs.items()}
-    return paired_test(differences, both_diverged=len(both_diverged)) if pairs else None

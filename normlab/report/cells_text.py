@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from normlab.report.cells import Cell
+from normlab.errors import ConfigError, unknown
+from normlab.report.cells import Cell, rank_cells
 from normlab.report.cells_table import BEST, SHARED, CellsTable
-from normlab.report.intervals import LEVEL, Design, Replicate, design_of, format_losses, mean_interval
+from normlab.report.contrasts import MIN_P_EQUAL, POOLED, compare_cells, pool_cells
+from normlab.report.intervals import LEVEL, Design, Replicate, design_of, format_losses, holm, mean_interval
 from normlab.report.learning_rates import EDGE
 from normlab.report.results import STATES
+from normlab.report.settings import format_setting, sort_key
 from normlab.report.tables import Row, fold_lines, render, terminal_width
 from normlab.store.format import FINISHED
 from normlab.store.outcome import DESCRIPTIONS, WHOLE_TEXT_NOTE
@@ -22,38 +26,89 @@ SPIKE_RULE = "loss_olmo_core"
 """The spike rule of the table's column; JSON has the counts of all rules."""
 
 
-def render_cells(table: CellsTable, format: str) -> str:
+def render_cells(table: CellsTable, format: str, columns: Sequence[str] = (), sort: str = "") -> str:
     """Render the cells in one of `tables.FORMATS`; JSON and CSV have every value.
 
+    Args:
+        table: The cells.
+        format: One of `tables.FORMATS`.
+        columns: The columns besides the factors, such as `val_loss`; by default all.
+        sort: The column to sort by, such as `val_loss`, or `-val_loss` for the largest first; by default the factors.
+
     Raises:
+        ConfigError: A column is unknown.
         NormlabError: The format is unknown.
     """
-    if format == "json":
-        return render(table.rows, format)
-    if format == "csv":
-        flat = [_flatten(row) for row in table.rows]
-        keys = dict.fromkeys(key for row in flat for key in row)  # a cell without counts has no spike keys
-        return render([{key: row.get(key) for key in keys} for row in flat], format)
-    text, lines = render(table_rows(table), format), notes(table)
+    table = _sorted(table, sort) if sort else table
+    if format in ("json", "csv"):
+        rows = [row if format == "json" else _flatten(row) for row in table.rows]
+        keys = list(dict.fromkeys(key for row in rows for key in row))  # a cell without counts has no spike keys
+        if columns:
+            keys = [*table.by, *_choose(columns, keys)]
+        return render([{key: row.get(key) for key in keys} for row in rows], format)
+    rows, lines = table_rows(table, columns), notes(table)
+    best = clearly_best(table.cells) if format == "latex" else None
+    if best is not None:
+        lines.append("bold: lower than every other cell, p < 0.05 in paired tests corrected by Holm's method")
+    text = render(rows, format, fixed=table.by, bold=() if best is None else {(best, "val loss")})
+    if format == "latex":
+        return "\n".join([text, *(f"% {line}" for line in lines)])
     if format == "markdown":
         return "\n\n".join([text, "\n".join(f"- {line}" for line in lines)])
     return f"{text}\n\n{fold_lines(lines, terminal_width())}"
 
 
-def table_rows(table: CellsTable) -> list[Row]:
-    """Return the rows of the table as text, without columns that are empty or repeat others."""
-    rows = [_table_row(row, cell, table.by) for row, cell in zip(table.rows, table.cells, strict=True)]
-    is_same_lr = all(row["lr"] == row["shared_lr"] for row in table.rows)
-    hidden = [
-        key for key in rows[0] if not any(row[key] for row in rows) or (is_same_lr and key.endswith(" shared lr"))
-    ]
-    return [{key: value for key, value in row.items() if key not in hidden} for row in rows]
+def _choose(columns: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return the columns with these names, in which spaces, underscores and case do not matter."""
+    by_name = {_plain(key): key for key in known}
+    for name in columns:
+        if _plain(name) not in by_name:
+            raise ConfigError("--columns: " + unknown("column", name, known))
+    return [by_name[_plain(name)] for name in columns]
 
 
-def _table_row(row: Row, cell: Cell, by: Sequence[str]) -> Row:
+def _plain(name: str) -> str:
+    return name.lower().replace(" ", "_")
+
+
+def _sorted(table: CellsTable, column: str) -> CellsTable:
+    """Return the table with its cells sorted by a column of JSON; cells without a value come last."""
+    key = column.removeprefix("-")
+    if table.rows and key not in table.rows[0]:
+        raise ConfigError("--sort: " + unknown("column", key, table.rows[0]))
+    pairs = list(zip(table.rows, table.cells, strict=True))
+    known = [pair for pair in pairs if isinstance(pair[0][key], str | int | float)]
+    known.sort(key=lambda pair: sort_key(pair[0][key]), reverse=column.startswith("-"))
+    pairs = known + [pair for pair in pairs if pair not in known]
+    return dataclasses.replace(table, rows=[row for row, _ in pairs], cells=[cell for _, cell in pairs])
+
+
+def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
+    """Return the rows of the table as text.
+
+    Args:
+        table: The cells.
+        columns: The columns besides the factors; by default all, but for columns that are empty or repeat others.
+
+    Raises:
+        ConfigError: A column is unknown.
+    """
+    rows = [_table_row(row, cell) for row, cell in zip(table.rows, table.cells, strict=True)]
+    known = [key for key in rows[0] if key not in table.by] if rows else []
+    if columns:
+        shown = _choose(columns, known)
+    else:
+        is_same_lr = all(row["lr"] == row["shared_lr"] for row in table.rows)
+        shown = [
+            key for key in known if any(row[key] for row in rows) and not (is_same_lr and key.endswith(" shared lr"))
+        ]
+    return [{key: row[key] for key in (*table.by, *shown)} for row in rows]
+
+
+def _table_row(row: Row, cell: Cell) -> Row:
     losses = {lr: loss_text(by_replicate) for lr, by_replicate in cell.losses.items()}
     return {
-        " ".join(by): row["cell"],
+        **{option: format_setting(value) for option, value in zip(cell.by, cell.key, strict=True)},
         "runs": f"{row['runs']}",
         **{state: f"{row[state] or ''}" for state in STATES if state != FINISHED},
         "best lr": _text(row["lr"], "g"),
@@ -70,6 +125,97 @@ def _table_row(row: Row, cell: Cell, by: Sequence[str]) -> Row:
         "memory": "" if row["peak_memory_bytes"] is None else f"{row['peak_memory_bytes'] / 2**30:.2f} GiB",
         "spikes": _spikes_text(row),
     }
+
+
+def clearly_best(cells: Sequence[Cell]) -> int | None:
+    """Return the index of the cell whose loss is lower than that of every other cell, or None.
+
+    Every paired test against another cell must have p < 0.05 after Holm's correction.
+    """
+    order = rank_cells(cells)
+    if len(order) < 2:
+        return None
+    best = cells[order[0]]
+    pool = pool_cells(cells, {cell.key: cell.best_lr for cell in cells})
+    tests = [compare_cells(best, best.best_lr, cells[i], cells[i].best_lr, pool) for i in order[1:]]
+    p_values = holm([test and test.p for test in tests])
+    is_lower = [test is not None and test.estimate < 0 for test in tests]
+    significant = [p is not None and p < 1 - LEVEL for p in p_values]
+    return order[0] if all(is_lower) and all(significant) else None
+
+
+# Tests
+
+
+def render_tests(rows: Sequence[Row], format: str) -> str:
+    """Render the rows of `factor_tests.run_test` in one of `tables.FORMATS`; JSON and CSV have every value."""
+    if format in ("json", "csv") or not rows:
+        return render(rows, format)
+    texts = [
+        {
+            "where": row["where"],
+            "contrast": row["contrast"],
+            **(_counts_text(row) if row["test"] == "counts" else {"estimate": _estimate_text(row)}),
+            "p": _p_text(row["p"]),
+            "p (Holm)": _p_text(row["p_holm"]),
+        }
+        for row in rows
+    ]
+    lines = _test_notes(rows)
+    text = render(texts, format, fixed=("where", "contrast"))
+    if format == "latex":
+        return "\n".join([text, *(f"% {line}" for line in lines)])
+    return f"{text}\n\n" + (
+        "\n".join(f"- {line}" for line in lines) if format == "markdown" else fold_lines(lines, terminal_width())
+    )
+
+
+def _estimate_text(row: Row) -> str:
+    if row["estimate"] is None:
+        return "no common seed"
+    interval = "" if row["low"] is None else f" [{row['low']:+.4f}, {row['high']:+.4f}]"
+    return f"{row['estimate']:+.4f}{interval} (n={_design(row['n'], row['n_crossed'])})"
+
+
+def _design(n: int, levels: Sequence[int] | None) -> Design:
+    return Design(n, (levels[0], levels[1]) if levels else (n, n))
+
+
+def _counts_text(row: Row) -> Row:
+    return {
+        "bad": f"{row['bad']} of {row['runs']}",
+        "bad, baseline": f"{row['baseline_bad']} of {row['baseline_runs']}",
+    }
+
+
+def _p_text(p: float | None) -> str:
+    return "" if p is None else "<0.0001" if p < 1e-4 else f"{p:.2g}"
+
+
+def _test_notes(rows: Sequence[Row]) -> list[str]:
+    """Return the definitions of a test's columns, one per line."""
+    if rows[0]["test"] == "counts":
+        return [
+            "bad: runs that diverged, are stuck or regressed, at all learning rates; p: Fisher's exact test, "
+            "two-sided, which takes the runs as independent"
+        ]
+    units = ", ".join(dict.fromkeys(row["unit"] for row in rows))
+    lines = [
+        f"estimate: {units}, at the best learning rate of each cell, with its {LEVEL:.0%} interval over n seeds; p: "
+        f"two-sided, corrected by Holm's method (number of tests: {len(rows)})"
+    ]
+    methods = dict.fromkeys(row["method"] for row in rows if row["method"])
+    return [*lines, f"tests: {'; '.join(methods)}", *pool_notes(methods)]
+
+
+def pool_notes(methods: Iterable[str]) -> list[str]:
+    """Return the note that defines pooled tests, if there are any."""
+    if not any(method.startswith(POOLED) for method in methods):
+        return []
+    return [
+        "pooled t: the residual variance, after the means of cells and seeds, is pooled over the cells without a bad "
+        f"outcome, because Bartlett's test does not find it to differ (p >= {MIN_P_EQUAL:g}); few seeds hardly can"
+    ]
 
 
 def _text(value: float | None, form: str) -> str:
@@ -95,16 +241,14 @@ def _comparison_texts(row: Row, prefix: str, suffix: str) -> Row:
     """Return the difference, `-0.0123 [-0.0200, -0.0046] (n=5)`, and its corrected p-value."""
     if "baseline" not in row:
         return {}
-    difference, p = "", row[f"{prefix}p_holm"]
+    difference = ""
     if row[f"{prefix}difference"] is not None:
         low, high = row[f"{prefix}difference_low"], row[f"{prefix}difference_high"]
         interval = "" if low is None else f" [{low:+.4f}, {high:+.4f}]"
         ranks = " by ranks" if row[f"{prefix}test"].startswith("signed-rank") else ""
-        n, levels = row[f"{prefix}pairs"], row[f"{prefix}pairs_crossed"]
-        design = Design(n, (levels[0], levels[1]) if levels else (n, n))
+        design = _design(row[f"{prefix}pairs"], row[f"{prefix}pairs_crossed"])
         difference = f"{row[f'{prefix}difference']:+.4f}{interval} (n={design}{ranks})"
-    p_text = "" if p is None else "<0.0001" if p < 1e-4 else f"{p:.2g}"
-    return {f"vs baseline{suffix}": difference, f"p (Holm){suffix}": p_text}
+    return {f"vs baseline{suffix}": difference, f"p (Holm){suffix}": _p_text(row[f"{prefix}p_holm"])}
 
 
 def _target_text(row: Row) -> Row:
@@ -161,6 +305,7 @@ def notes(table: CellsTable) -> list[str]:
             "p: two-sided, of a paired t test, or of an exact signed-rank test if a run of a pair diverged (a diverged "
             f"run ranks worst); corrected by Holm's method (number of comparisons: {m})"
         )
+        lines += pool_notes(str(row.get(f"{prefix}test")) for row in rows for prefix in (BEST, SHARED))
     if any("target" in row for row in rows):
         lines.append(
             f"to {rows[0]['target']:g}: steps and training time until an evaluation reaches this loss, at the best lr, "

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from normlab.report.settings import (
-    LR,
     NUMERICS,
     SEEDS,
     differing_settings,
-    is_config_option,
     setting,
     settings_of,
 )
@@ -30,8 +28,6 @@ from normlab.store.record import RunRecord
 UNFINISHED = "unfinished"
 STATES = (*OUTCOMES, FAILED, DAMAGED, UNFINISHED)
 """The outcomes of completed runs, and the states of runs without an outcome."""
-MAIN_OPTIONS = ("norm", "placement", "model.depth")
-"""The options that come first in a cell's name."""
 MAX_VALUES = 6
 """Most values that a warning lists."""
 MAX_DAMAGED = 5
@@ -145,35 +141,6 @@ def mixed_settings(results: Sequence[RunResult], ignored: Iterable[str] = ()) ->
             *first, last = [*values[:MAX_VALUES], *more]
             phrases[name] = f"{name} {', '.join(first)} and {last}"
     return phrases
-
-
-def distinguishing_options(results: Sequence[RunResult]) -> list[str]:
-    """Return the options in which runs differ, `MAIN_OPTIONS` first; no learning rate or seeds.
-
-    An option that separates no more runs than the options before it is left out, such as an MLP width that follows from
-    the model width.
-    """
-    options = [option for option in differing_settings([run.settings for run in results]) if is_config_option(option)]
-    keys: list[tuple[Setting, ...]] = [() for _ in results]
-    distinguishing: list[str] = []
-    for option in dict.fromkeys([*MAIN_OPTIONS, *options]):
-        values = [setting(run.record, option) for run in results]
-        longer_keys = [(*key, value) for key, value in zip(keys, values, strict=True)]
-        if len(set(values)) > 1 and (option in MAIN_OPTIONS or len(set(longer_keys)) > len(set(keys))):
-            distinguishing.append(option)
-            keys = longer_keys
-    return distinguishing
-
-
-def varying_options(results: Sequence[RunResult]) -> list[str]:
-    """Return all options in which runs differ, learning rate and seeds last.
-
-    `data.seed` is left out if it equals `seed` in every run.
-    """
-    same_seeds = all(run.replicate[0] == run.replicate[1] for run in results)
-    seeds = SEEDS[:1] if same_seeds else SEEDS
-    varying = [option for option in (LR, *seeds) if len({setting(run.record, option) for run in results}) > 1]
-    return [*distinguishing_options(results), *varying]
 
 
 def comparability_warnings(results: Sequence[RunResult]) -> list[str]:

@@ -10,6 +10,8 @@ from datetime import datetime
 from typing import Any
 
 from normlab.errors import StoreError
+from normlab.report.factors import distinguishing_options
+from normlab.report.results import read_results
 from normlab.report.settings import select_where, setting
 from normlab.report.tables import Row, counted
 from normlab.store.format import (
@@ -24,7 +26,7 @@ from normlab.store.format import (
 )
 from normlab.store.outcome import OUTCOMES, final_losses
 from normlab.store.parts import Setting, finite
-from normlab.store.query import select_runs
+from normlab.store.query import Selection, select_runs
 from normlab.store.reading import HOW_TO_FIX, Rows
 from normlab.store.record import RunRecord
 from normlab.store.series import evaluations_of
@@ -43,6 +45,8 @@ last finite validation loss of a diverged run; None for other runs. `vs_bigram`:
 `baselines`: `whole text` for an older record, whose bigram entropy is of the whole validation text; None if the entropy
 is of the evaluated windows.
 """
+_OPTIONS_IN_COLUMNS = ("norm", "placement", "model.depth", "model.width")
+"""Options that `COLUMNS` has under other names."""
 RUN_COLUMNS = ("run", "id", "state", "norm", "placement", "depth", "steps", "val_loss", "created")
 """Keys of a row of `normlab list runs`, in order."""
 _FINISHED_COLUMNS = ("step", "val_loss", "best_val_loss", "train_loss", "tokens_per_s", "seconds")
@@ -50,24 +54,39 @@ _FINISHED_COLUMNS = ("step", "val_loss", "best_val_loss", "train_loss", "tokens_
 
 
 def summarize(
-    path: str | os.PathLike[str], where: Sequence[str] = (), results_dir: str | os.PathLike[str] = "results"
+    path: str | os.PathLike[str] | Selection,
+    where: Sequence[str] = (),
+    results_dir: str | os.PathLike[str] = "results",
+    *,
+    with_options: bool = False,
 ) -> list[Row]:
     """Return a row of `COLUMNS` for each run of a results folder, `runs` folder, sweep or run.
+
+    A row also has each other option in which the runs differ, by its full name.
 
     Rows are sorted by corpus, then by final loss, lowest first, then runs without a final loss. A run that diverged,
     failed, was killed or cannot be read also has a row, with a note.
 
     Args:
-        path: A folder, or the name of a sweep or a run, as for `query.select_runs`.
+        path: A folder, or the name of a sweep or a run, as for `query.select_runs`; or the selected runs.
         where: Conditions that the runs must meet, such as `model.depth>=8`.
         results_dir: The folder in which names are looked up.
+        with_options: Add the key `options`, all options of the run.
 
     Raises:
         ConfigError: A condition is invalid, or no run meets it.
         StoreError: There is no run.
     """
-    runs = select_where(select_runs([os.fspath(path)], results_dir).started, where)
-    return [{key: row[key] for key in COLUMNS} for row in sorted(map(row_of, runs), key=_sort_key)]
+    selection = path if isinstance(path, Selection) else select_runs([os.fspath(path)], results_dir)
+    runs = select_where(selection.started, where)
+    others = [option for option in distinguishing_options(read_results(runs)[0]) if option not in _OPTIONS_IN_COLUMNS]
+    before = COLUMNS.index("seed")
+    rows = []
+    for run in runs:
+        row = row_of(run) | {option: setting(run, option) for option in others}
+        row = {key: row[key] for key in (*COLUMNS[:before], *others, *COLUMNS[before:])}
+        rows.append(row | {"options": dict(run.options)} if with_options else row)
+    return sorted(rows, key=_sort_key)
 
 
 def list_runs(path: str | os.PathLike[str], results_dir: str = "results") -> list[Row]:

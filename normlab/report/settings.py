@@ -6,6 +6,7 @@ of torch). Both kinds have names, and `is_config_option` distinguishes them.
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 from normlab.config.option_names import ALIASES, hint, meanings
 from normlab.errors import ConfigError, unknown
+from normlab.store.format import number
 from normlab.store.parts import Setting, as_setting
 from normlab.store.record import RunRecord
 
@@ -70,6 +72,14 @@ def format_setting(value: Setting) -> str:
     if value is None:
         return "-"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def sort_key(value: Setting) -> tuple[int, float, str]:
+    """Return the key that sorts values: numbers by size, then names alphabetically, then None."""
+    if isinstance(value, bool | int | float):
+        known = number(int(value) if isinstance(value, bool) else value)
+        return 0, math.inf if known is None else float(known), ""  # a damaged record may hold an enormous integer
+    return (2, 0.0, "") if value is None else (1, 0.0, value)
 
 
 def resolve_options(names: Iterable[str], runs: Sequence[RunRecord], flag: str) -> list[str]:

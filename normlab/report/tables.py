@@ -18,7 +18,7 @@ import shutil
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -29,10 +29,16 @@ from normlab.store.outcome import WHOLE_TEXT_NOTE, format_loss
 
 T = TypeVar("T")
 Row = dict[str, Any]
-FORMATS = ("table", "json", "csv", "markdown")
+FORMATS = ("table", "json", "csv", "markdown", "latex")
 
 
-def render(rows: Sequence[Row], format: str = "table", width: int | None = None) -> str:
+def render(
+    rows: Sequence[Row],
+    format: str = "table",
+    width: int | None = None,
+    fixed: Collection[str] = (),
+    bold: Collection[tuple[int, str]] = (),
+) -> str:
     """Return rows as text, without a newline at the end.
 
     JSON and CSV hold the exact values, with NaN and infinity as "nan", "inf" and "-inf", and None as null or an empty
@@ -42,6 +48,8 @@ def render(rows: Sequence[Row], format: str = "table", width: int | None = None)
         rows: Rows with the same keys.
         format: One of `FORMATS`.
         width: Characters per line of a table; by default the terminal's, or 160 without a terminal.
+        fixed: The columns that a narrow table keeps.
+        bold: The values that LaTeX prints in bold, by row and key.
 
     Raises:
         NormlabError: The format is unknown.
@@ -60,7 +68,9 @@ def render(rows: Sequence[Row], format: str = "table", width: int | None = None)
         return text.getvalue().removesuffix("\n")
     if format == "markdown":
         return _markdown(rows)
-    return render_table(rows, width or terminal_width())
+    if format == "latex":
+        return _latex(rows, bold)
+    return render_table(rows, width or terminal_width(), fixed)
 
 
 def terminal_width() -> int:
@@ -85,6 +95,31 @@ def _escape(text: str) -> str:
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     # Markdown keeps an underscore inside a word, and most names have one.
     return re.sub(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
+
+
+def _latex(rows: Sequence[Row], bold: Collection[tuple[int, str]]) -> str:
+    """Return a tabular of the LaTeX package booktabs."""
+    lines = [" & ".join(_latex_text(_TITLES.get(key, key)) for key in rows[0])]
+    for index, row in enumerate(rows):
+        texts = {key: _latex_text(format_value(key, value)) for key, value in row.items()}
+        lines.append(" & ".join(rf"\textbf{{{text}}}" if (index, key) in bold else text for key, text in texts.items()))
+    head, *body = (rf"{line} \\" for line in lines)
+    columns = "".join("r" if key in _FORMATS else "l" for key in rows[0])
+    begin, end = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}"
+    return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", end])
+
+
+_LATEX = {
+    **{char: f"\\{char}" for char in "#$%&_{}"},
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "<": "$<$",
+    ">": "$>$",
+}  # fmt: skip
+
+
+def _latex_text(text: str) -> str:
+    """Escape a text; a negative number has a minus sign."""
+    escaped = "".join(_LATEX.get(char, char) for char in text)
+    return re.sub(r"(?<![\w.-])-(?=\d)", "$-$", escaped)
 
 
 # Values as text
@@ -177,8 +212,11 @@ Columns = dict[str, list[str]]
 """The texts of each column, by key."""
 
 
-def render_table(rows: Sequence[Row], width: int) -> str:
-    """Render rows in lines of at most `width` characters (at least 56), with long texts folded."""
+def render_table(rows: Sequence[Row], width: int, fixed: Collection[str] = ()) -> str:
+    """Render rows in lines of at most `width` characters (at least 56), with long texts folded.
+
+    Columns that do not fit are left out, but those in `fixed`.
+    """
     width = max(width, _MIN_WIDTH)
     if len(rows) == 1:
         texts = {_TITLES.get(key, key): format_value(key, value) for key, value in rows[0].items()}
@@ -191,7 +229,7 @@ def render_table(rows: Sequence[Row], width: int) -> str:
         if len(values) == 1:
             shared[key] = values.pop()
             del columns[key]
-    dropped, widths = _fit(columns, width)
+    dropped, widths = _fit(columns, width, fixed)
     named = zip(_names(rows), rows, strict=True)
     below = [f"{name}: {format_value('note', row['note'])}" for name, row in named if row.get("note")]
     below += [_old_baselines_note(rows), _corpora_note(rows)]
@@ -228,11 +266,11 @@ def _names(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _fit(columns: Columns, width: int) -> tuple[list[str], dict[str, int]]:
+def _fit(columns: Columns, width: int, fixed: Collection[str]) -> tuple[list[str], dict[str, int]]:
     """Remove columns in `_DROP_ORDER` until the rest fits; return removed keys and widths."""
     dropped: list[str] = []
     first = next(iter(columns))
-    for key in ("", *(key for key in _DROP_ORDER if key in columns and key != first)):
+    for key in ("", *(key for key in _DROP_ORDER if key in columns and key != first and key not in fixed)):
         if columns.pop(key, None):
             dropped.append(key)
         widths = _widths(columns, width, max(24, width // 3))

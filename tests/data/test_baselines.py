@@ -17,7 +17,7 @@ from normlab.data import baselines as module
 from normlab.data.baselines import baselines, count_tokens, load_or_count
 from normlab.data.batches import validation_windows
 from normlab.data.corpus import open_corpus
-from normlab.train.evaluate import Validation
+from normlab.training.evaluate import Validation
 
 CORPUS = Path(__file__).parent.with_name("corpus.txt")
 

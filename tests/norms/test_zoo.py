@@ -33,7 +33,7 @@ from normlab.norms.prmsnorm import PRMSNormConfig
 from normlab.norms.rmsnorm import RMSNormConfig
 from normlab.norms.seednorm import SeeDNormConfig
 from normlab.norms.zscore import ZScoreConfig
-from normlab.train.optim import is_decayed
+from normlab.training.optim import is_decayed
 
 WIDTH = 12
 Array = NDArray[np.complex128]

@@ -32,7 +32,7 @@ from normlab.placements.algebra import (
 from normlab.placements.base import PLACEMENTS
 from normlab.placements.table import ROWS, quarter
 from normlab.placements.wiring import Branch, Residual
-from normlab.train.optim import is_decayed
+from normlab.training.optim import is_decayed
 from support.reference_blocks import (
     CONTEXT,
     DEPTH,

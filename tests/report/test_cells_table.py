@@ -76,7 +76,7 @@ def test_diverged_runs_are_outcomes_and_failed_runs_are_not(make, tmp_path):
     assert row["val_loss_of_others"] == pytest.approx(2.05)
     report = summarize_by(tmp_path, ["norm"])
     assert table_rows(report)[0]["val loss"] == "2 of 4 diverged, others 2.0500"
-    assert "rmsnorm: unfinished runs, left out: 1 of 6" in report.warnings
+    assert "RMSNorm: unfinished runs, left out: 1 of 6" in report.warnings
 
 
 def test_the_best_learning_rate_has_no_diverged_seed(make, tmp_path):
@@ -419,7 +419,7 @@ def test_summarize_command(make, tmp_path, run_command):
     make("rmsnorm", 1e-3, 0, 2.0, depth=4)
     make("rmsnorm", 1e-3, 1, 2.0, depth=8)
     code, out, err = run_command("summarize", str(tmp_path), "--by", "norm")
-    assert (code, err) == (0, "warning: rmsnorm: mixes model.depth 4 and 8\n")
+    assert (code, err) == (0, "warning: RMSNorm: mixes model.depth 4 and 8\n")
     assert "2.0000 and 2.0000 (n=2)" in out
     code, out, err = run_command("summarize", str(tmp_path), "--by", "norm", "--where", "model.depth>=8")
     assert (code, err) == (0, "")
@@ -427,7 +427,7 @@ def test_summarize_command(make, tmp_path, run_command):
     assert len(json.loads(run_command("summarize", str(tmp_path), "--where", "seed=1", "--format", "json")[1])) == 1
     code, _, err = run_command("summarize", str(tmp_path), "--against", "norm=rmsnorm")
     assert (code, err.count("\n")) == (2, 1)
-    assert "--against: has no effect without --by" in err
+    assert "norm is not in --by model.depth; add it there" in err
     assert run_command("summarize", str(tmp_path), "--by", "norm", "--where", "nrom=a")[0] == 2
 
 

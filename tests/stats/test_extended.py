@@ -18,7 +18,7 @@ from normlab.stats.measure.extended import ExtendedPass, gradient_noise
 from normlab.stats.profiles import Column, Layout, Profiles
 from normlab.stats.registry import STATISTICS, values_of
 from normlab.stats.statistic import EXTENDED
-from normlab.train.optim import hyperparameters_at
+from normlab.training.optim import hyperparameters_at
 from support.cadences import CADENCES, bits, trained
 from support.measured_steps import VOCAB, case
 from support.reference_statistics import where

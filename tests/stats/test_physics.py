@@ -12,7 +12,7 @@ from normlab.model.init import build_model
 from normlab.stats.instrument import Collector, instrument, observe, select
 from normlab.stats.registry import STATISTICS
 from normlab.stats.views import View
-from normlab.train.optim import hyperparameters_at
+from normlab.training.optim import hyperparameters_at
 from support.measured_steps import VOCAB, case
 
 WIDTH = 4096

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from normlab.train.machine import resolve
-from normlab.train.optim import hyperparameters_at
-from normlab.train.step import Step
+from normlab.training.machine import resolve
+from normlab.training.optim import hyperparameters_at
+from normlab.training.step import Step
 from support.cadences import CADENCES, bits, trained
 from support.measured_steps import case
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from normlab.config.compose import compose_run
 from normlab.store.runs import RunFolder
-from normlab.train import checkpoint
-from normlab.train.run import train
+from normlab.training import checkpoint
+from normlab.training.run import train
 
 CORPUS = Path(__file__).parents[1] / "corpus.txt"
 

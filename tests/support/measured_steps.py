@@ -17,8 +17,8 @@ from normlab.model.init import build_model
 from normlab.model.runner import SingleRun, StackedRuns
 from normlab.stats.measure.core import CoreStatistics
 from normlab.stats.statistic import CORE
-from normlab.train.optim import Optimizer, hyperparameters_at, is_decayed
-from normlab.train.step import Step
+from normlab.training.optim import Optimizer, hyperparameters_at, is_decayed
+from normlab.training.step import Step
 from support.reference_statistics import reference
 
 VOCAB = 16

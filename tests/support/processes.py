@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from normlab.store.plans import Pack, PackOutcome, Plan
-from normlab.sweep.progress import ProgressDisplay
+from normlab.sweeps.progress import ProgressDisplay
 
 
 class RecordingDisplay(ProgressDisplay):
@@ -60,6 +60,6 @@ def workers_of(folder: Path) -> list[int]:
             line = (entry / "cmdline").read_bytes() if entry.name.isdecimal() else b""
         except OSError:
             continue
-        if b"normlab.sweep.worker" in line and os.fsencode(folder) in line:
+        if b"normlab.sweeps.worker" in line and os.fsencode(folder) in line:
             pids.append(int(entry.name))
     return pids

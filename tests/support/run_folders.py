@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from normlab.store.runs import RunFolder
-from normlab.train import checkpoint
+from normlab.training import checkpoint
 
 Command = Callable[..., tuple[int, str, str]]
 Train = Callable[..., RunFolder]

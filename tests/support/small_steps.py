@@ -10,8 +10,8 @@ from normlab.model.runner import ModelRunner
 from normlab.placements.base import load_all
 from normlab.stats.measure.core import CoreStatistics
 from normlab.stats.statistic import CORE
-from normlab.train.optim import Optimizer, is_decayed
-from normlab.train.step import Step
+from normlab.training.optim import Optimizer, is_decayed
+from normlab.training.step import Step
 
 VOCAB = 16
 

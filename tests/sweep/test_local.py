@@ -24,9 +24,9 @@ from normlab.errors import ConfigError, StoreError
 from normlab.store.lock import file_lock
 from normlab.store.plans import lock_of, read_outcomes, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
-from normlab.sweep import local, supervisor, worker
-from normlab.sweep.plan import make_plan
-from normlab.sweep.supervisor import SweepResult, supervise
+from normlab.sweeps import local, supervisor, worker
+from normlab.sweeps.plan import make_plan
+from normlab.sweeps.supervisor import SweepResult, supervise
 from support.processes import RecordingDisplay, wait_for, workers_of
 
 Command = Callable[..., tuple[int, str, str]]

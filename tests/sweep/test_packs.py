@@ -18,10 +18,10 @@ from normlab.config.sweep_options import SweepOptions
 from normlab.store.format import CHECKSUM_KEY, PLAN_FILE, with_checksum
 from normlab.store.plans import Plan, read_plan, run_of, write_plan
 from normlab.store.runs import RunFolder
-from normlab.sweep.packs import auto_pack_size, split
-from normlab.sweep.plan import PlannedSweep, make_plan
-from normlab.sweep.supervisor import supervise
-from normlab.train.run import train, train_pack
+from normlab.sweeps.packs import auto_pack_size, split
+from normlab.sweeps.plan import PlannedSweep, make_plan
+from normlab.sweeps.supervisor import supervise
+from normlab.training.run import train, train_pack
 from support.processes import RecordingDisplay
 
 Command = Callable[..., tuple[int, str, str]]

@@ -33,9 +33,9 @@ from normlab.store.plans import (
     write_plan,
 )  # fmt: skip
 from normlab.store.runs import RunFolder
-from normlab.sweep.packs import make_packs, pack_key
-from normlab.sweep.plan import PlannedSweep, make_plan
-from normlab.train.run import train
+from normlab.sweeps.packs import make_packs, pack_key
+from normlab.sweeps.plan import PlannedSweep, make_plan
+from normlab.training.run import train
 
 Command = Callable[..., tuple[int, str, str]]
 

@@ -14,8 +14,8 @@ from normlab.config.compose import compose_sweep
 from normlab.options import plain_tree
 from normlab.store.plans import FINISHED, RAISED, Pack, PackOutcome, Plan, PlannedRun, run_of, sweep_folder
 from normlab.store.runs import RunFolder
-from normlab.sweep import progress
-from normlab.sweep.progress import PackProgress, ProgressDisplay, result_lines
+from normlab.sweeps import progress
+from normlab.sweeps.progress import PackProgress, ProgressDisplay, result_lines
 
 
 @pytest.fixture(scope="module")

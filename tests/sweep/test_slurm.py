@@ -33,10 +33,10 @@ from normlab.store.plans import (
     write_task_outcome,
 )
 from normlab.store.runs import RunFolder
-from normlab.sweep import slurm, squeue, supervisor
-from normlab.sweep.plan import make_plan
-from normlab.sweep.squeue import Squeue
-from normlab.sweep.supervisor import SweepResult, supervise
+from normlab.sweeps import slurm, squeue, supervisor
+from normlab.sweeps.plan import make_plan
+from normlab.sweeps.squeue import Squeue
+from normlab.sweeps.supervisor import SweepResult, supervise
 from support.processes import RecordingDisplay, children_of, wait_for
 
 Command = Callable[..., tuple[int, str, str]]

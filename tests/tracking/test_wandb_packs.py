@@ -16,7 +16,7 @@ from support.wandb_server import Server
 
 PACK = """
 from normlab.config.compose import compose_run
-from normlab.train.run import train_pack
+from normlab.training.run import train_pack
 
 SETTINGS |= {"init_timeout": 3.0, "finish_timeout": 2.0}
 overrides = ["model=gpt2_nano", "data=files", f"data.path=[{corpus}]", "train.batch_size=2", "eval.sequences=2",

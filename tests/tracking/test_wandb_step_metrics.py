@@ -14,7 +14,7 @@ from normlab.report.inspect import spike_rows
 from normlab.stats.config import StatsConfig
 from normlab.stats.profiles import Profiles
 from normlab.tracking.wandb_payloads import PROFILED, step_metrics
-from normlab.train.run import train
+from normlab.training.run import train
 
 NAMES = StatsConfig().names("core") | {"attn_ratio", "mlp_ratio", "resid_crest"}
 COMMON = [

@@ -10,8 +10,8 @@ import torch
 from normlab.config.compose import compose_run
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun
-from normlab.train.evaluate import Validation
-from normlab.train.run import train
+from normlab.training.evaluate import Validation
+from normlab.training.run import train
 
 VOCAB = 20
 

@@ -23,7 +23,7 @@ from normlab.errors import StoreError
 from normlab.store.format import with_checksum
 from normlab.store.query import find_runs
 from normlab.store.runs import RunFolder
-from normlab.train import checkpoint
+from normlab.training import checkpoint
 from support.run_folders import OVERRIDES, Command, Train, contents, damage, differences, steps_of
 
 NEWEST = "checkpoints/step_00000011"
@@ -453,7 +453,7 @@ def test_out_of_memory_in_a_step_is_reported(tmp_path: Path) -> None:
     script = """
 import resource, sys, torch
 from pathlib import Path
-import normlab.config.compose, normlab.train.run
+import normlab.config.compose, normlab.training.run
 from normlab.cli import main
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**30,) * 2)
@@ -485,7 +485,7 @@ def test_out_of_memory_while_reading_a_checkpoint_is_not_damage(
     script = """
 import resource, sys, torch
 from pathlib import Path
-import normlab.config.compose, normlab.train.run, normlab.loaded_run
+import normlab.config.compose, normlab.training.run, normlab.loaded_run
 from normlab.cli import main
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 7 * 2**27,) * 2)

@@ -15,8 +15,8 @@ from normlab.store.query import find_runs
 from normlab.store.runs import RunFolder
 from normlab.tracking.console import Console
 from normlab.tracking.tracker import Row
-from normlab.train import checkpoint
-from normlab.train import run as training
+from normlab.training import checkpoint
+from normlab.training import run as training
 from support.run_folders import OVERRIDES, Command, differences, steps_of
 
 

@@ -8,10 +8,10 @@ import torch
 from normlab.config.compose import compose_run
 from normlab.data.corpus import open_corpus
 from normlab.store.runs import RunFolder
-from normlab.train.loop import Loop
-from normlab.train.machine import apply, resolve
-from normlab.train.run import train
-from normlab.train.training_run import TrainingRun
+from normlab.training.loop import Loop
+from normlab.training.machine import apply, resolve
+from normlab.training.run import train
+from normlab.training.training_run import TrainingRun
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,7 +45,7 @@ def test_the_default_run_trains(extra: list[str], gpu_overrides: list[str]) -> N
 
 
 def test_resume_is_bit_identical(gpu_overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from normlab.train import loop as loop_module
+    from normlab.training import loop as loop_module
 
     every = [*gpu_overrides, "deterministic=true", "train.checkpoint_every=5", "norm=batchnorm"]
     whole = train(compose_run([*every, "run.fresh=true"]), trackers=[])

@@ -15,7 +15,7 @@ from normlab.config.optim import OPTIMIZERS, SGD, AdamW, OptimConfig
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun
 from normlab.options import plain_tree
-from normlab.train.optim import (
+from normlab.training.optim import (
     UPDATES,
     Optimizer,
     decay_start,
@@ -23,7 +23,7 @@ from normlab.train.optim import (
     is_decayed,
     learning_rate,
 )
-from normlab.train.step import Step
+from normlab.training.step import Step
 
 STEPS = 6
 

@@ -18,9 +18,9 @@ from normlab.config.schema import RunConfig
 from normlab.errors import StoreError
 from normlab.loaded_run import load
 from normlab.store.runs import RunFolder
-from normlab.train import checkpoint
-from normlab.train.run import Outcome, train, train_pack
-from normlab.train.training_run import TrainingRun
+from normlab.training import checkpoint
+from normlab.training.run import Outcome, train, train_pack
+from normlab.training.training_run import TrainingRun
 from support.run_folders import OVERRIDES, differences, steps_of
 
 NUMBERS = (

@@ -12,7 +12,7 @@ from normlab.model.init import build_model
 from normlab.model.runner import SingleRun, StackedRuns
 from normlab.norms.base import load_all as load_norms
 from normlab.placements.base import load_all as load_placements
-from normlab.train.optim import hyperparameters_at
+from normlab.training.optim import hyperparameters_at
 from support.small_steps import VOCAB, config_of, cyclic_batch, norm_in, step_of
 
 # The default uses two of 32 channels, whose norm may be tiny: then rounding grows to 1e-1.

@@ -15,9 +15,9 @@ from normlab.model.init import build_model
 from normlab.model.runner import SingleRun, StackedRuns
 from normlab.placements.algebra import AlgebraPlacement
 from normlab.placements.base import load_all
-from normlab.train import run as training
-from normlab.train.optim import hyperparameters_at
-from normlab.train.step import StepOutput
+from normlab.training import run as training
+from normlab.training.optim import hyperparameters_at
+from normlab.training.step import StepOutput
 from support.run_folders import differences
 from support.small_steps import VOCAB, config_of, cyclic_batch, norm_in, step_of
 

@@ -30,9 +30,9 @@ from normlab.options import plain_tree
 from normlab.report.runs_table import summarize
 from normlab.store.format import with_checksum
 from normlab.store.runs import RunFolder
-from normlab.train import checkpoint, parent_run, prepare
-from normlab.train.identity import describe
-from normlab.train.machine import resolve
+from normlab.training import checkpoint, parent_run, prepare
+from normlab.training.identity import describe
+from normlab.training.machine import resolve
 from support.run_folders import OVERRIDES, SCRIPT, Command, Train, contents, differences, steps_of
 
 
@@ -103,7 +103,7 @@ def test_second_signal_stops_at_once(
 LONG_STEP = """
 import sys, torch
 from normlab.cli import main
-from normlab.train.loop import Loop
+from normlab.training.loop import Loop
 
 ordinary = Loop.take_step
 

@@ -23,7 +23,7 @@ KEY = {"WANDB_API_KEY": "a" * 40}
 IN_THE_MIDDLE = """
 import os, signal, subprocess, sys
 from normlab.tracking.console import Console
-from normlab.train import run as training
+from normlab.training import run as training
 
 numbers = [getattr(signal, name) for name in sys.argv.pop(1).split("+")]
 

@@ -14,14 +14,12 @@ from normlab.report.cells_table import BEST, CellsTable, build_table, cell_optio
 from normlab.report.cells_text import loss_text, notes, table_rows
 from normlab.report.compare import curves, layer_profiles
 from normlab.report.compare.summary_text import best_cell, summary_sentences
+from normlab.report.factors import MAIN_OPTIONS, varying_options
 from normlab.report.intervals import LEVEL
 from normlab.report.results import (
-    MAIN_OPTIONS,
     RunResult,
     comparability_warnings,
-    distinguishing_options,
     read_results,
-    varying_options,
 )
 from normlab.report.runs_table import COLUMNS, row_of, unreadable_lines_note
 from normlab.report.settings import format_setting, options_of, select_where, setting, short_names
@@ -42,10 +40,6 @@ TEXT_KEYS = (
 """The numeric columns of the table of runs."""
 SPIKE_RULES = {"loss": "loss_olmo_core", "grad_norm": "grad_norm_olmo_core"}
 """The spike rule of each series."""
-DEFAULT_OPTIONS = ("norm", "placement")
-"""The options that define cells if the runs do not differ."""
-MAX_OPTIONS = 4
-"""Most options that define cells by default."""
 MAX_STEP = 2**32 - 1
 """The largest step that fits the page's uint32 arrays."""
 MAX_SPIKES = 200
@@ -68,10 +62,7 @@ def page_data(selection: Selection, by: Sequence[str] | None, where: Sequence[st
     records = select_where(selection.records, where)
     selected = set(records)
     results = [result for result in results if result.record in selected]
-    if by is None:
-        options = distinguishing_options(results)[:MAX_OPTIONS] or list(DEFAULT_OPTIONS)
-    else:
-        options = cell_options(by, [result.record for result in results])
+    options = cell_options(by, results)
     table = build_table(results, options, warnings=warnings) if results else CellsTable(options, [], warnings, [])
 
     index = {record.folder.path: position for position, record in enumerate(records)}
@@ -110,7 +101,7 @@ def page_data(selection: Selection, by: Sequence[str] | None, where: Sequence[st
             {
                 **row,
                 "index": position,
-                "label": cell.name,
+                "label": cell.label,
                 "runs": [index[run.record.folder.path] for run in cell.runs],
                 "at_best": [index[run.record.folder.path] for run in cell.runs_at(cell.best_lr)],
                 "text": text,

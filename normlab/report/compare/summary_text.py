@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from normlab.report.cells import Cell, rank_cells
-from normlab.report.cells_table import compare_cells
+from normlab.report.contrasts import compare_cells
 from normlab.report.intervals import LEVEL, PairedTest, design_of, format_losses, mean_interval
 from normlab.report.results import UNFINISHED, reason_not_comparable
 from normlab.report.settings import format_setting

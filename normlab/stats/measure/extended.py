@@ -30,7 +30,7 @@ from normlab.stats.profiles import Column
 from normlab.stats.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS
 
 if TYPE_CHECKING:
-    from normlab.train.optim import Optimizer
+    from normlab.training.optim import Optimizer
 
 MOST_EXAMPLES = 8
 """Most examples of the fixed batch."""

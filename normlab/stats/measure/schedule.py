@@ -20,8 +20,8 @@ from normlab.stats.profiles import Column, Layout, Profiles
 from normlab.stats.statistic import CORE, EXTENDED, PROBE
 
 if TYPE_CHECKING:
-    from normlab.train.evaluate import Validation
-    from normlab.train.optim import Optimizer
+    from normlab.training.evaluate import Validation
+    from normlab.training.optim import Optimizer
 
 EXAMPLE_FRACTION = 8
 """A probe uses 1 / EXAMPLE_FRACTION of a batch's examples."""

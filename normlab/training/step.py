@@ -17,7 +17,7 @@ from torch import Tensor
 
 from normlab.model.runner import ModelRunner
 from normlab.stats.measure.core import CoreStatistics, Measurement, MicroBatch
-from normlab.train.optim import Hyperparameters, Optimizer, tensor_norms
+from normlab.training.optim import Hyperparameters, Optimizer, tensor_norms
 
 
 @dataclass(slots=True)

@@ -23,11 +23,11 @@ from normlab.store.status import Status
 from normlab.tracking.console import Console
 from normlab.tracking.tracker import Tracker
 from normlab.tracking.wandb import WandbTracker, abandon, wait_for_finish, wait_for_start
-from normlab.train.loop import Loop
-from normlab.train.machine import apply, resolve
-from normlab.train.prepare import check_pack, open_runs, prepare_folders, status_if_completed
-from normlab.train.resume import report_changes, resume_from_checkpoint
-from normlab.train.signals import StopRequest
+from normlab.training.loop import Loop
+from normlab.training.machine import apply, resolve
+from normlab.training.prepare import check_pack, open_runs, prepare_folders, status_if_completed
+from normlab.training.resume import report_changes, resume_from_checkpoint
+from normlab.training.signals import StopRequest
 
 
 @dataclass(frozen=True, slots=True)

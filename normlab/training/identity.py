@@ -27,7 +27,7 @@ from normlab.parsing import from_json
 from normlab.placements.init_rules import INIT_RULE_VERSIONS
 from normlab.plugins import version_of
 from normlab.store.format import RUN_FILE
-from normlab.train.machine import RuntimeSettings
+from normlab.training.machine import RuntimeSettings
 from normlab.version import __version__
 
 

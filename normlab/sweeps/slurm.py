@@ -16,9 +16,9 @@ from normlab.errors import ConfigError, one_line
 from normlab.store import plans
 from normlab.store.files import io_error
 from normlab.store.plans import Pack, PackOutcome, Plan, SubmittedPack
-from normlab.sweep.plan import all_completed
-from normlab.sweep.squeue import CAUSES, GONE_FOR_S, Squeue
-from normlab.sweep.task import Task
+from normlab.sweeps.plan import all_completed
+from normlab.sweeps.squeue import CAUSES, GONE_FOR_S, Squeue
+from normlab.sweeps.task import Task
 
 POLL_EVERY_S = 2.0
 """Seconds between two checks of the tasks' files; each check is a few requests to a shared disk per pack."""

@@ -1,4 +1,4 @@
-"""The process of one pack: `python -m normlab.sweep.worker FOLDER NUMBER`, started by the supervisor.
+"""The process of one pack: `python -m normlab.sweeps.worker FOLDER NUMBER`, started by the supervisor.
 
 Standard input is a pipe that the supervisor holds open. The pipe closes when the supervisor dies; the process then
 sends itself SIGTERM, so that it writes a checkpoint and stops, and kills itself after a grace period.
@@ -53,7 +53,7 @@ def _train(folder: Path, number: int) -> int:
     from normlab.placements import base as placements
     from normlab.plugins import load_plugins
     from normlab.store.plans import read_plan, run_of
-    from normlab.train import run as training
+    from normlab.training import run as training
 
     plan = read_plan(folder)
     runs = plan.runs_of(plan.pack_of(number))

@@ -35,13 +35,13 @@ from normlab.store.parts import parse_part, part_to_json
 from normlab.store.record import Corpus as RecordedCorpus
 from normlab.store.series import evaluations
 from normlab.store.status import Status
-from normlab.train import checkpoint
-from normlab.train.evaluate import Validation
-from normlab.train.machine import RuntimeSettings
-from normlab.train.optim import Hyperparameters, Optimizer, branch_step, hyperparameters_at, is_decayed
-from normlab.train.signals import StopRequest
-from normlab.train.step import Step, StepOutput
-from normlab.train.training_run import TrainingRun
+from normlab.training import checkpoint
+from normlab.training.evaluate import Validation
+from normlab.training.machine import RuntimeSettings
+from normlab.training.optim import Hyperparameters, Optimizer, branch_step, hyperparameters_at, is_decayed
+from normlab.training.signals import StopRequest
+from normlab.training.step import Step, StepOutput
+from normlab.training.training_run import TrainingRun
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from normlab.errors import NormlabError
 from normlab.store.plans import FAILURES, INTERRUPTED, delete_task_outcome, read_plan, write_task_outcome
-from normlab.sweep.local import POLL_EVERY_S, PackProcess
+from normlab.sweeps.local import POLL_EVERY_S, PackProcess
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission

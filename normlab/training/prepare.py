@@ -30,11 +30,11 @@ from normlab.store.reading import HOW_TO_FIX
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack, Status
-from normlab.train import checkpoint
-from normlab.train.identity import describe, runs_with_source_hashes
-from normlab.train.machine import RuntimeSettings
-from normlab.train.parent_run import find_parent_run
-from normlab.train.training_run import FRESH, TrainingRun
+from normlab.training import checkpoint
+from normlab.training.identity import describe, runs_with_source_hashes
+from normlab.training.machine import RuntimeSettings
+from normlab.training.parent_run import find_parent_run
+from normlab.training.training_run import FRESH, TrainingRun
 
 PLUGINS = "plugins"
 TOKENIZER_FILE = "tokenizer.json"

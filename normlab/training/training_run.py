@@ -17,8 +17,8 @@ from normlab.store.parts import parse_part, part_to_json
 from normlab.store.runs import RunFolder
 from normlab.store.status import Divergence, RecordedPack, Status, StepNumbers
 from normlab.tracking.tracker import Row, Tracker
-from normlab.train import checkpoint
-from normlab.train.optim import branch_step, learning_rate
+from normlab.training import checkpoint
+from normlab.training.optim import branch_step, learning_rate
 
 FRESH = "start another run beside it with run.fresh=true"
 

@@ -22,10 +22,10 @@ from normlab.store import plans
 from normlab.store.files import delete_temporaries, make_folder
 from normlab.store.lock import file_lock
 from normlab.store.plans import FAILURES, MEMORY, Pack, PackOutcome, Plan
-from normlab.sweep.local import POLL_EVERY_S, LocalExecutor
-from normlab.sweep.plan import all_completed, reconcile
-from normlab.sweep.progress import ProgressDisplay
-from normlab.sweep.slurm import SlurmExecutor
+from normlab.sweeps.local import POLL_EVERY_S, LocalExecutor
+from normlab.sweeps.plan import all_completed, reconcile
+from normlab.sweeps.progress import ProgressDisplay
+from normlab.sweeps.slurm import SlurmExecutor
 
 
 @dataclass(slots=True)

@@ -20,9 +20,9 @@ from normlab.store.parts import parse_part
 from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack
-from normlab.sweep.packs import auto_pack_size, make_packs
-from normlab.train.identity import identity, run_id_of
-from normlab.train.machine import check_machine, resolve
+from normlab.sweeps.packs import auto_pack_size, make_packs
+from normlab.training.identity import identity, run_id_of
+from normlab.training.machine import check_machine, resolve
 
 _LONGEST_KEYS = 60
 """Most characters of a generated name before its hash."""

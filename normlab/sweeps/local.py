@@ -16,8 +16,8 @@ from normlab.errors import one_line
 from normlab.store import plans
 from normlab.store.files import io_error
 from normlab.store.plans import Pack, PackOutcome, Plan
-from normlab.sweep.plan import all_completed
-from normlab.sweep.worker import ERROR_PREFIX, GRACE_S, OUT_OF_MEMORY
+from normlab.sweeps.plan import all_completed
+from normlab.sweeps.worker import ERROR_PREFIX, GRACE_S, OUT_OF_MEMORY
 
 POLL_EVERY_S = 0.1
 """Seconds between two checks of a process."""
@@ -105,7 +105,7 @@ class PackProcess:
         self._memory_kills_before = _memory_kills()
         self._log = plans.log_of(folder, pack.number)
         # -P: a file in the current folder must not replace a module.
-        command = [sys.executable, "-P", "-m", "normlab.sweep.worker", str(folder.absolute()), str(pack.number)]
+        command = [sys.executable, "-P", "-m", "normlab.sweeps.worker", str(folder.absolute()), str(pack.number)]
         threads_setting = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         try:
             self._log.parent.mkdir(exist_ok=True)

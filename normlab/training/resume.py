@@ -9,9 +9,9 @@ from normlab.errors import StoreError, notify, warn
 from normlab.store.format import COMPLETED_STATES, DIVERGED, FINISHED, RUNNING, STATUS_FILE
 from normlab.store.parts import Setting, part_to_json
 from normlab.store.record import RunRecord
-from normlab.train import checkpoint
-from normlab.train.loop import Loop
-from normlab.train.training_run import FRESH, Progress, TrainingRun
+from normlab.training import checkpoint
+from normlab.training.loop import Loop
+from normlab.training.training_run import FRESH, Progress, TrainingRun
 
 
 def resume_from_checkpoint(loop: Loop) -> None:

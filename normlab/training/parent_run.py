@@ -20,9 +20,9 @@ from normlab.store.files import write_atomic
 from normlab.store.format import decode
 from normlab.store.query import find_runs
 from normlab.store.runs import RunFolder
-from normlab.train import checkpoint
-from normlab.train.checkpoint import Checkpoint
-from normlab.train.optim import decay_start
+from normlab.training import checkpoint
+from normlab.training.checkpoint import Checkpoint
+from normlab.training.optim import decay_start
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from normlab.store.plans import FAILURES, FINISHED, Pack, PackOutcome, Plan, Pla
 from normlab.store.reading import read_last_row
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
-from normlab.sweep.plan import is_completed, tokens_of
+from normlab.sweeps.plan import is_completed, tokens_of
 from normlab.tracking.console import SafeStream, format_duration
 
 if TYPE_CHECKING:

@@ -1,0 +1,167 @@
+"""The functions of `import normlab`, for scripts and notebooks. They do what the commands of the same names do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from normlab.errors import NormlabError
+from normlab.loaded_run import LoadedRun, load
+from normlab.report.cells_table import summarize_by
+from normlab.report.runs_table import summarize as rows_of_runs
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+Folder = str | os.PathLike[str]
+
+
+def train(*overrides: str) -> LoadedRun:
+    """Train a run, or resume it, and return it: `normlab.train("norm=rmsnorm", "model.depth=8")`.
+
+    Raises:
+        ConfigError, DataError, StoreError: The message says what to do.
+    """
+    from normlab.config.compose import compose_run
+    from normlab.training.machine import check_machine
+    from normlab.training.run import train as train_config
+
+    config = compose_run(overrides)
+    check_machine(config)
+    return load(train_config(config).folder.path, trust=True)
+
+
+def sweep(*overrides: str, retry_failed: bool = False) -> pd.DataFrame:
+    """Train a grid of runs, or resume it, and return its `runs`: `normlab.sweep("norm=rmsnorm,dyt", "seed=range(3)")`.
+
+    Args:
+        overrides: As for `normlab sweep`.
+        retry_failed: Train failed runs again.
+
+    Raises:
+        ConfigError, DataError, StoreError: The message says what to do.
+        NormlabError: A pack failed or was stopped.
+    """
+    from normlab.config.compose import compose_sweep
+    from normlab.sweeps.plan import make_plan
+    from normlab.sweeps.progress import ProgressDisplay, result_lines
+    from normlab.sweeps.supervisor import supervise
+
+    options, configs = compose_sweep(overrides)
+    planned = make_plan(options, configs)
+    result = supervise(
+        planned.folder, planned.plan, options, ProgressDisplay(planned.folder), retry_failed=retry_failed
+    )
+    if result.code:
+        raise NormlabError("; ".join(result_lines(result.plan, planned.folder, result.failed)))
+    return runs(planned.folder)
+
+
+def runs(path: Folder = "results", *, where: str | Sequence[str] = (), results_dir: Folder = "results") -> pd.DataFrame:
+    """Return a row for each run, with a column for each option in which the runs differ.
+
+    Args:
+        path: A sweep, a results folder or a run: its folder, name or id.
+        where: Conditions that the runs must meet, such as `model.depth>=8`.
+        results_dir: The folder in which names are looked up.
+
+    Raises:
+        ConfigError: A condition is invalid, or no run meets it.
+        StoreError: There is no run.
+    """
+    import pandas as pd
+
+    return pd.DataFrame(rows_of_runs(path, _several(where), results_dir))
+
+
+def summarize(
+    path: Folder,
+    *,
+    by: str | Sequence[str] | None = None,
+    against: str | None = None,
+    where: str | Sequence[str] = (),
+    lr: float | None = None,
+    test: str | None = None,
+    over: str | Sequence[str] = (),
+    results_dir: Folder = "results",
+) -> pd.DataFrame:
+    """Return a row for each cell, or for each contrast of a test; the columns are the keys of `--format json`.
+
+    Args:
+        path: A sweep, a results folder or a run: its folder, name or id.
+        by: The options that define cells; by default those in which the runs differ.
+        against: The baseline, such as `norm=layernorm`.
+        where: Conditions that the runs must meet.
+        lr: The shared learning rate; by default the one with the best mean rank.
+        test: interaction, trend or counts.
+        over: The options of the test.
+        results_dir: The folder in which names are looked up.
+
+    Raises:
+        ConfigError: An option, a condition, the baseline, the learning rate or the test is unknown.
+        StoreError: There is no run with a readable record.
+    """
+    import pandas as pd
+
+    names = None if by is None else _several(by)
+    table = summarize_by(path, names, against=against, where=_several(where), lr=lr, results_dir=results_dir)
+    if test is None:
+        return pd.DataFrame(table.rows)
+    from normlab.report.factor_tests import run_test
+
+    return pd.DataFrame(run_test(test, table.cells, table.factors, over=_several(over), against=against, lr=lr))
+
+
+def figure(
+    kind: str,
+    path: Folder,
+    output: Folder | None = None,
+    *,
+    x: str | None = None,
+    color: str | None = None,
+    style: str | None = None,
+    panel: str | Sequence[str] | None = None,
+    by: str | Sequence[str] | None = None,
+    where: str | Sequence[str] = (),
+    statistic: str = "resid_rms",
+    columns: int = 2,
+    results_dir: Folder = "results",
+) -> Figure:
+    """Return a figure of a sweep, and write it to `output` if given.
+
+    Args:
+        kind: loss, lr, factor, layers or matrix.
+        path: A sweep, a results folder or a run: its folder, name or id.
+        output: The file to write: .pdf, .svg or .png.
+        x: The option on the x axis.
+        color: The option with the colours.
+        style: The option with the line styles.
+        panel: The options with one panel for each level.
+        by: The factors; by default the options in which the runs differ.
+        where: Conditions that the runs must meet.
+        statistic: The statistic of `layers`.
+        columns: The width in text columns, 1 or 2.
+        results_dir: The folder in which names are looked up.
+
+    Raises:
+        ConfigError: The kind, an option or a condition is unknown, or a factor has no channel.
+        NormlabError: There is nothing to draw, or the file cannot be written.
+    """
+    from normlab.report.figure_data import make_figure
+    from normlab.report.figure_draw import draw, write_figure
+
+    names = None if by is None else _several(by)
+    table = summarize_by(path, names, where=_several(where), results_dir=results_dir)
+    panels = None if panel is None else _several(panel)
+    data = make_figure(kind, table, x=x, color=color, style=style, panel=panels, statistic=statistic)
+    if output is not None:
+        write_figure(data, Path(output), columns)
+    return draw(data, columns)
+
+
+def _several(names: str | Sequence[str]) -> list[str]:
+    """Return a list of names from a list, or from a text with commas."""
+    return [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)

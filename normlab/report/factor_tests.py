@@ -1,0 +1,221 @@
+"""Tests over the factors of a table: interactions, trends, and counts of bad outcomes.
+
+Interactions and trends are contrasts (`contrasts`) of the final validation losses:
+
+- interaction of m factors: the weight is the product over the factors of +1 at a level and -1 at the baseline, which
+  for two factors is a difference of differences;
+- trend over a numeric factor t: the weights (t_c - mean(t)) / sum((t - mean(t))^2), the least-squares slope.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from normlab.config.option_names import meanings
+from normlab.errors import ConfigError, unknown
+from normlab.report.cells import BAD_OUTCOMES, Cell
+from normlab.report.contrasts import Key, Pool, Rates, Term, contrast, pool_cells
+from normlab.report.factors import Factor, label, level_label
+from normlab.report.intervals import holm
+from normlab.report.settings import LR, format_setting, parse_conditions, resolve_options
+from normlab.report.tables import Row
+from normlab.store.parts import Setting
+
+LOGARITHMIC = ("model.depth", "model.width", "model.context", "train.batch_size", "train.steps", LR)
+"""Options whose trend is over the natural logarithm of their value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The cells and options of a test."""
+
+    cells: Sequence[Cell]
+    factors: Sequence[Factor]
+    """The factors that define the cells."""
+    over: Sequence[Factor]
+    """The factors that the test is over; empty for the default."""
+    baselines: Mapping[str, Setting]
+    """The baseline level of each factor, by option."""
+    lrs: Rates
+
+    def groups(self, over: Sequence[Factor]) -> Iterator[tuple[str, dict[Key, Cell]]]:
+        """Yield the label and the cells of each group with equal levels outside `over`, by their levels of `over`."""
+        inside = [self.factors.index(factor) for factor in over]
+        fixed = [index for index in range(len(self.factors)) if index not in inside]
+        groups: dict[Key, dict[Key, Cell]] = {}
+        for cell in self.cells:
+            group = groups.setdefault(tuple(cell.key[index] for index in fixed), {})
+            group[tuple(cell.key[index] for index in inside)] = cell
+        for key, group in groups.items():
+            yield label([self.factors[index].option for index in fixed], key), group
+
+    def changes(self, factor: Factor) -> list[tuple[Setting, Setting]]:
+        """Return the pairs (level, baseline) of a factor."""
+        baseline = self.baselines[factor.option]
+        return [(level, baseline) for level in factor.levels if level != baseline]
+
+
+def run_test(
+    name: str,
+    cells: Sequence[Cell],
+    factors: Sequence[Factor],
+    *,
+    over: Sequence[str] = (),
+    against: str | None = None,
+    lr: float | None = None,
+) -> list[Row]:
+    """Return the rows of a test: an estimate with its interval, n and p, with Holm's correction over the rows.
+
+    Args:
+        name: interaction, trend or counts.
+        cells: The cells.
+        factors: The factors that define the cells.
+        over: The options of the test. interaction: all of them together; by default each pair of factors. trend: each
+            numeric option; by default each numeric factor. counts: each option; by default each factor.
+        against: The baseline levels, such as `placement=pre`; by default the first level of each factor.
+        lr: The learning rate of every cell; by default the best one of each.
+
+    Raises:
+        ConfigError: The test or an option is unknown, or the test does not fit the factors.
+    """
+    if name not in TESTS:
+        raise ConfigError(f"--test {name}: " + unknown("test", name, TESTS))
+    by_option = {factor.option: factor for factor in factors}
+    options = resolve_options(over, [run.record for cell in cells for run in cell.runs], "--over")
+    if missing := [option for option in options if option not in by_option]:
+        raise ConfigError(f"--over {missing[0]}: is not one of the factors {', '.join(by_option)}; add it to --by")
+    chosen = baseline_levels(cells, list(by_option), against) if against else {}
+    baselines = {option: chosen.get(option, factor.levels[0]) for option, factor in by_option.items()}
+    lrs = {cell.key: cell.best_lr if lr is None else lr for cell in cells}
+    rows = TESTS[name](Question(cells, factors, [by_option[option] for option in options], baselines, lrs))
+    for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
+        row["p_holm"] = p
+    return rows
+
+
+def baseline_levels(cells: Sequence[Cell], by: Sequence[str], against: str) -> dict[str, Setting]:
+    """Return the levels that `--against` names, by option.
+
+    Raises:
+        ConfigError: An option is not in `by`, or no cell has such a level.
+    """
+    levels: dict[str, Setting] = {}
+    for condition in parse_conditions([against], "--against", signs=("=",)):
+        options = meanings(condition.option, by)
+        if len(options) != 1:
+            raise ConfigError(f"--against {against}: {condition.option} is not in --by {','.join(by)}; add it there")
+        known = {format_setting(value): value for value in (cell.key[by.index(options[0])] for cell in cells)}
+        if condition.value not in known:
+            raise ConfigError(f"--against {against}: " + unknown(options[0], condition.value, known))
+        levels[options[0]] = known[condition.value]
+    return levels
+
+
+def _interactions(question: Question) -> list[Row]:
+    """Return the interactions: differences of differences of the losses."""
+    sets = [tuple(question.over)] if question.over else list(itertools.combinations(question.factors, 2))
+    if any(len(factors) < 2 for factors in sets) or not sets:
+        raise ConfigError("--test interaction: needs two factors or more; name them in --by, or in --over")
+    pool, rows = pool_cells(question.cells, question.lrs), []
+    for factors in sets:
+        for where, group in question.groups(factors):
+            for changes in itertools.product(*map(question.changes, factors)):
+                # Of each factor, the level (+1) or the baseline (-1).
+                corners = list(itertools.product(*changes))
+                if all(corner in group for corner in corners):
+                    signs = itertools.product(*[(1.0, -1.0)] * len(factors))
+                    weights = [math.prod(sign) for sign in signs]
+                    text = " x ".join(
+                        f"({level_label(factor.option, level)} - {level_label(factor.option, baseline)})"
+                        for factor, (level, baseline) in zip(factors, changes, strict=True)
+                    )
+                    terms = [(group[corner], weight) for corner, weight in zip(corners, weights, strict=True)]
+                    rows.append(_contrast_row("interaction", where, text, "nats/token", terms, question.lrs, pool))
+    return rows
+
+
+def _trends(question: Question) -> list[Row]:
+    """Return the slopes of the loss over numeric factors."""
+    factors = question.over or [factor for factor in question.factors if factor.is_numeric]
+    if not factors or not all(factor.is_numeric for factor in factors):
+        named = ", ".join(factor.option for factor in question.over) or "no factor"
+        raise ConfigError(f"--test trend: needs a numeric factor, such as model.depth, and {named} is not numeric")
+    pool, rows = pool_cells(question.cells, question.lrs), []
+    for factor in factors:
+        is_log = factor.option in LOGARITHMIC and all(float(level or 0) > 0 for level in factor.levels)
+        text = f"slope over ln({factor.name})" if is_log else f"slope over {factor.name}"
+        for where, group in question.groups([factor]):
+            at = {level: math.log(float(level)) if is_log else float(level) for (level,) in group}  # pyright: ignore
+            mean = math.fsum(at.values()) / len(at)
+            spread = math.fsum((t - mean) ** 2 for t in at.values())
+            if len(at) > 1:
+                terms = [(cell, (at[level] - mean) / spread) for (level,), cell in group.items()]
+                unit = f"nats/token per {'e-fold' if is_log else 'unit'}"
+                rows.append(_contrast_row("trend", where, text, unit, terms, question.lrs, pool))
+    return rows
+
+
+def _contrast_row(
+    test: str,
+    where: str,
+    text: str,
+    unit: str,
+    terms: Sequence[tuple[Cell, float]],
+    lrs: Rates,
+    pool: Pool | None,
+) -> Row:
+    result = contrast([Term(cell, weight, lrs[cell.key]) for cell, weight in terms], pool)
+    return {
+        "test": test,
+        "where": where,
+        "contrast": text,
+        "unit": unit,
+        "estimate": result and result.estimate,
+        "low": result and result.low,
+        "high": result and result.high,
+        "n": result.design.n if result else 0,
+        "n_crossed": result and result.design.crossing,
+        "p": result and result.p,
+        "method": result and result.test,
+    }
+
+
+def _counts(question: Question) -> list[Row]:
+    """Return Fisher's exact tests of the counts of bad outcomes, over all learning rates of a cell."""
+    from scipy.stats import fisher_exact
+
+    def count(cell: Cell) -> tuple[int, int]:
+        states = [run.state for run in cell.runs if run.has_loss]
+        return sum(state in BAD_OUTCOMES for state in states), len(states)
+
+    rows = []
+    for factor in question.over or question.factors:
+        for where, group in question.groups([factor]):
+            for level, baseline in question.changes(factor):
+                if (level,) not in group or (baseline,) not in group:
+                    continue
+                (bad, runs), (other_bad, others) = count(group[level,]), count(group[baseline,])
+                table = [[bad, runs - bad], [other_bad, others - other_bad]]
+                rows.append(
+                    {
+                        "test": "counts",
+                        "where": where,
+                        "contrast": f"{level_label(factor.option, level)} - {level_label(factor.option, baseline)}",
+                        "unit": "share of runs",
+                        "estimate": bad / runs - other_bad / others if runs and others else None,
+                        "bad": bad,
+                        "runs": runs,
+                        "baseline_bad": other_bad,
+                        "baseline_runs": others,
+                        "p": float(fisher_exact(table).pvalue) if runs and others else None,  # pyright: ignore[reportAttributeAccessIssue]
+                        "method": "Fisher's exact test",
+                    }
+                )
+    return rows
+
+
+TESTS = {"interaction": _interactions, "trend": _trends, "counts": _counts}
+"""The tests by name."""

@@ -1,0 +1,145 @@
+"""The factors of some runs: the options in which the runs differ, with their levels, and labels made of them.
+
+The learning rate and the seeds are no factors. The learning rate is tuned: results are at the best one. The seeds are
+replicates: results are means over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from normlab.report.results import RunResult
+from normlab.report.settings import LR, SEEDS, differing_settings, format_setting, is_config_option, setting, sort_key
+from normlab.store.parts import Setting
+
+MAIN_OPTIONS = ("norm", "placement", "model.depth")
+"""The options that come first in a label."""
+DEFAULT_OPTIONS = ("norm", "placement")
+"""The options that define cells if the runs do not differ."""
+
+_NAMES = {"optim.warmup_steps": "warm-up", "optim.lr": "lr", "model.qk_norm": "QK norm", "model.mlp_width": "MLP width"}
+"""Names of options in labels, where they are not the option's last part."""
+_SHORT_NAMES = {"model.depth": "d", "model.width": "w", "seed": "s", "optim.warmup_steps": "wu", "optim.lr": "lr"}
+"""Names of options in short labels: `d8`."""
+_IMPLIED_GROUPS = ("model", "optim", "train", "")
+"""Config groups that a label does not name: `depth 8`, but `norm eps 1e-05`."""
+_ZERO_IS_NONE = ("optim.warmup_steps", "optim.weight_decay", "model.dropout")
+"""Options that turn something off at zero: `no warm-up`."""
+_TITLES = {
+    "norm": {
+        "layernorm": "LayerNorm", "rmsnorm": "RMSNorm", "batchnorm": "BatchNorm", "groupnorm": "GroupNorm",
+        "crmsnorm": "CRMSNorm", "prmsnorm": "pRMSNorm", "scalenorm": "ScaleNorm", "seednorm": "SeeDNorm",
+        "gatednorm": "GatedNorm", "dyt": "DyT", "derf": "Derf", "bhyt": "BHyT", "none": "no norm",
+    },
+    "placement": {
+        "pre": "pre-norm", "post": "post-norm", "peri": "peri-LN", "mix_ln": "Mix-LN", "deepnorm": "DeepNorm",
+        "keel": "Keel", "lns": "LayerNorm scaling", "skipinit": "SkipInit", "rezero": "ReZero",
+        "layerscale": "LayerScale", "sub_ln": "Sub-LN", "hybridnorm": "HybridNorm", "hybridnorm_star": "HybridNorm*",
+        "normformer": "NormFormer", "b2t": "B2T", "gpas": "GPAS", "ngpt": "nGPT", "resi_dual": "ResiDual",
+        "siamese": "SiameseNorm", "sandwich": "Sandwich-LN", "res_post": "res-post-norm",
+    },
+}  # fmt: skip
+"""The names that the papers use; another norm or placement has the name that it has on the command line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """An option in which runs differ."""
+
+    option: str
+    """The full name of the option, such as `model.depth`."""
+    levels: tuple[Setting, ...]
+    """The values of the option, sorted: numbers by size, then names alphabetically."""
+
+    @property
+    def name(self) -> str:
+        """The name in titles and labels."""
+        return option_name(self.option)
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether every level is a number."""
+        return all(isinstance(level, int | float) and not isinstance(level, bool) for level in self.levels)
+
+
+def factors_of(results: Sequence[RunResult], by: Sequence[str] | None = None) -> list[Factor]:
+    """Return the factors of some runs: `by` if given, else the options in which the runs differ."""
+    options = distinguishing_options(results) if by is None else by
+    return [
+        Factor(option, tuple(sorted({setting(run.record, option) for run in results}, key=sort_key)))
+        for option in options
+    ]
+
+
+def distinguishing_options(results: Sequence[RunResult]) -> list[str]:
+    """Return the options in which runs differ, `MAIN_OPTIONS` first; no learning rate or seeds.
+
+    An option that separates no more runs than the options before it is left out, such as an MLP width that follows from
+    the model width.
+    """
+    options = [option for option in differing_settings([run.settings for run in results]) if is_config_option(option)]
+    keys: list[tuple[Setting, ...]] = [() for _ in results]
+    distinguishing: list[str] = []
+    for option in dict.fromkeys([*MAIN_OPTIONS, *options]):
+        values = [setting(run.record, option) for run in results]
+        longer_keys = [(*key, value) for key, value in zip(keys, values, strict=True)]
+        if len(set(values)) > 1 and (option in MAIN_OPTIONS or len(set(longer_keys)) > len(set(keys))):
+            distinguishing.append(option)
+            keys = longer_keys
+    return distinguishing
+
+
+def varying_options(results: Sequence[RunResult]) -> list[str]:
+    """Return all options in which runs differ, learning rate and seeds last.
+
+    `data.seed` is left out if it equals `seed` in every run.
+    """
+    same_seeds = all(run.replicate[0] == run.replicate[1] for run in results)
+    seeds = SEEDS[:1] if same_seeds else SEEDS
+    varying = [option for option in (LR, *seeds) if len({setting(run.record, option) for run in results}) > 1]
+    return [*distinguishing_options(results), *varying]
+
+
+# Labels
+
+
+def option_name(option: str) -> str:
+    """Return the name of an option in labels: `depth` for `model.depth`, `norm eps` for `norm.eps`."""
+    group, _, last = option.rpartition(".")
+    return _NAMES.get(option) or (last if group in _IMPLIED_GROUPS else f"{group}.{last}").translate(_TO_SPACES)
+
+
+_TO_SPACES = str.maketrans("._", "  ")
+
+
+def level_title(option: str, value: Setting) -> str:
+    """Return a level without the name of its option: `DeepNorm`, `8`, `yes`."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    text = format_setting(value)
+    return _TITLES.get(option, {}).get(text, text)
+
+
+def level_label(option: str, value: Setting) -> str:
+    """Return a level with the name of its option: `DeepNorm`, `depth 8`, `no warm-up`."""
+    if option in _TITLES:
+        return level_title(option, value)
+    name = option_name(option)
+    if value is None or value is False or value == "none" or (option in _ZERO_IS_NONE and value == 0):
+        return f"no {name}"
+    return name if value is True else f"{name} {format_setting(value)}"
+
+
+def label(options: Iterable[str], values: Iterable[Setting]) -> str:
+    """Return the label of a combination of levels: `DeepNorm, depth 8, no warm-up`."""
+    return ", ".join(map(level_label, options, values)) or "all runs"
+
+
+def short_label(options: Iterable[str], values: Iterable[Setting]) -> str:
+    """Return a label for narrow places: `DeepNorm d8 wu0`."""
+    parts = []
+    for option, value in zip(options, values, strict=True):
+        name = _SHORT_NAMES.get(option)
+        parts.append(level_label(option, value) if name is None else f"{name}{format_setting(value)}")
+    return " ".join(parts)

@@ -1,0 +1,235 @@
+"""Contrasts, pooled intervals and the tests over factors, against statsmodels, scipy and simulations."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import statsmodels.formula.api as smf
+from scipy import stats
+
+from normlab.errors import ConfigError
+from normlab.report.cells_table import summarize_by
+from normlab.report.contrasts import MIN_P_EQUAL, pool_residuals
+from normlab.report.factor_tests import run_test
+from normlab.report.intervals import mean_interval
+
+SEEDS = (0, 1, 2)
+
+
+def losses_of(placement: str, depth: int, warmup: int, rng: np.random.Generator) -> float:
+    effect = {"pre": 0.0, "post": 0.1}[placement] * (1 if warmup else 3)
+    return 2.5 - 0.1 * math.log(depth) + effect + float(rng.normal(0, 0.02))
+
+
+@pytest.fixture
+def make_sweep(make_run, tmp_path):
+    """Writes a grid of placement, depth, warm-up and seed; returns the table of its cells and the losses."""
+
+    def make(outcomes=None, seeds=SEEDS, depths=(2, 4, 8)):
+        rng = np.random.default_rng(0)
+        rows = []
+        for placement, depth, warmup, seed in itertools.product(("pre", "post"), depths, (0, 100), seeds):
+            loss = losses_of(placement, depth, warmup, rng) + 0.05 * seed
+            state = (outcomes or {}).get((placement, depth, warmup, seed), "finished")
+            rows.append({"placement": placement, "depth": depth, "warmup": warmup, "seed": seed, "loss": loss})
+            run = make_run(
+                f"{placement}-{depth}-{warmup}-{seed}", None, placement=placement, depth=depth, seed=seed, lr=1e-3
+            )
+            record = run.run()
+            record["config"]["optim"]["warmup_steps"] = warmup
+            folder = type(run).create(tmp_path / "sweep" / "runs" / run.path.name, strip(record))
+            folder.write_status({
+                "state": state, "step": 100, "steps": 100, "train_loss": loss, "val_loss": loss,
+                "best_val_loss": loss, "tokens_per_s": 1.0, "seconds": 1.0,
+            })  # fmt: skip
+        return summarize_by(tmp_path / "sweep"), pd.DataFrame(rows)
+
+    return make
+
+
+def strip(record: dict) -> dict:
+    return {key: value for key, value in record.items() if key not in ("version", "checksum")}
+
+
+def test_factors_and_cells(make_sweep):
+    table, _ = make_sweep()
+    assert [factor.option for factor in table.factors] == ["placement", "model.depth", "optim.warmup_steps"]
+    assert [factor.levels for factor in table.factors] == [("post", "pre"), (2, 4, 8), (0, 100)]
+    assert table.rows[0]["label"] == "post-norm, depth 2, no warm-up"
+    assert table.rows[-1]["label"] == "pre-norm, depth 8, warm-up 100"
+
+
+def test_interaction_is_that_of_statsmodels(make_sweep):
+    """At each depth: the coefficient of the interaction in a linear model with cells and seeds, residuals pooled."""
+    table, frame = make_sweep()
+    rows = run_test("interaction", table.cells, table.factors, over=["placement", "warmup_steps"])
+    assert [row["where"] for row in rows] == ["depth 2", "depth 4", "depth 8"]
+    frame["cell"] = frame.placement + frame.depth.astype(str) + "_" + frame.warmup.astype(str)
+    fit = smf.ols("loss ~ C(cell) + C(seed)", frame).fit()
+    for row, depth in zip(rows, (2, 4, 8), strict=True):
+        name = "C(cell)[T.{}]"
+        signs = {f"pre{depth}_100": 1, f"pre{depth}_0": -1, f"post{depth}_100": -1, f"post{depth}_0": 1}
+        weights = [
+            next((sign for cell, sign in signs.items() if name.format(cell) == term), 0) for term in fit.params.index
+        ]
+        test = fit.t_test(np.array(weights))
+        low, high = test.conf_int()[0]
+        assert row["estimate"] == pytest.approx(test.effect[0], abs=1e-12)
+        assert (row["low"], row["high"]) == pytest.approx((low, high), abs=1e-9)
+        assert row["p"] == pytest.approx(float(test.pvalue), rel=1e-6)
+        assert row["method"] == f"pooled t, {int(fit.df_resid)} degrees of freedom"
+
+
+def test_interaction_of_three_factors_is_the_change_of_the_interaction_of_two(make_sweep):
+    table, _ = make_sweep()
+    two = run_test("interaction", table.cells, table.factors, over=["placement", "warmup_steps"])
+    three = run_test("interaction", table.cells, table.factors, over=["placement", "warmup_steps", "depth"])
+    expected = [two[i]["estimate"] - two[0]["estimate"] for i in (1, 2)]
+    assert [row["estimate"] for row in three] == pytest.approx(expected, abs=1e-12)
+
+
+def test_trend_is_the_mean_of_the_slopes_of_the_seeds(make_sweep):
+    table, frame = make_sweep()
+    rows = run_test("trend", table.cells, table.factors, over=["depth"])
+    assert [row["where"] for row in rows] == [
+        f"{placement}-norm, {warmup}" for placement in ("post", "pre") for warmup in ("no warm-up", "warm-up 100")
+    ]
+    for row, (_, group) in zip(rows, frame.groupby(["placement", "warmup"]), strict=True):
+        slopes = [stats.linregress(np.log(each.depth), each.loss).slope for _, each in group.groupby("seed")]
+        assert row["estimate"] == pytest.approx(np.mean(slopes), abs=1e-12)
+
+
+def test_without_pooling_the_interval_is_that_of_a_t_test(make_sweep):
+    """Five seeds are enough: each contrast has its own variance."""
+    table, frame = make_sweep(seeds=range(5))
+    row = run_test("trend", table.cells, table.factors, over=["depth"])[0]
+    group = frame[(frame.placement == "post") & (frame.warmup == 0)]
+    slopes = [stats.linregress(np.log(each.depth), each.loss).slope for _, each in group.groupby("seed")]
+    test = stats.ttest_1samp(slopes, 0)
+    assert (row["method"], row["p"]) == ("paired t", pytest.approx(test.pvalue, rel=1e-9))
+    assert (row["low"], row["high"]) == pytest.approx(tuple(test.confidence_interval()), rel=1e-9)
+
+
+def test_counts_are_those_of_fishers_exact_test(make_sweep):
+    bad = {("post", 8, 0, seed): "diverged" for seed in SEEDS}
+    table, _ = make_sweep(bad)
+    rows = run_test("counts", table.cells, table.factors, over=["warmup_steps"], against="warmup_steps=100")
+    by_place = {row["where"]: row for row in rows}
+    row = by_place["post-norm, depth 8"]
+    assert (row["bad"], row["runs"], row["baseline_bad"], row["baseline_runs"]) == (3, 3, 0, 3)
+    assert row["p"] == pytest.approx(stats.fisher_exact([[3, 0], [0, 3]]).pvalue)
+    assert by_place["pre-norm, depth 8"]["p"] == 1
+    smallest = min(row["p"] for row in rows)
+    assert row["p_holm"] == pytest.approx(min(1.0, smallest * len(rows)))
+
+
+@pytest.mark.parametrize(
+    ("diverged", "expected"),
+    [
+        ({("post", 8, 0)}, -math.inf),
+        ({("pre", 8, 0)}, math.inf),
+        ({("post", 8, 0), ("pre", 8, 0)}, 0.0),
+    ],
+)
+def test_divergence_counts_as_infinity_in_an_interaction(make_sweep, diverged, expected):
+    """(pre - post) x (warm-up - none): a loss of post without warm-up that is infinite makes it -(-(+inf))."""
+    outcomes = {(*cell, seed): "diverged" for cell in diverged for seed in SEEDS}
+    table, _ = make_sweep(outcomes)
+    rows = run_test("interaction", table.cells, table.factors, over=["placement", "warmup_steps"])
+    row = next(row for row in rows if row["where"] == "depth 8")
+    signs = {("post", 8, 0): 1, ("pre", 8, 0): -1}
+    infinite = {signs[cell] for cell in diverged}
+    assert row["estimate"] == (infinite.pop() * math.inf if len(infinite) == 1 else 0.0)
+    assert row["method"].startswith("signed-rank")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("slope", {}, "--test slope: unknown test 'slope'"),
+        ("trend", {"over": ["placement"]}, "--test trend: needs a numeric factor, such as model.depth, and placement"),
+        ("interaction", {"over": ["placement"]}, "--test interaction: needs two factors or more"),
+        ("interaction", {"over": ["model.width"]}, "--over model.width: is not one of the factors"),
+        ("counts", {"against": "placement=peri"}, "--against placement=peri: "),
+    ],
+)
+def test_errors(make_sweep, name, options, message):
+    table, _ = make_sweep()
+    with pytest.raises(ConfigError, match="^" + message):
+        run_test(name, table.cells, table.factors, **options)
+
+
+# Pooling
+
+
+def table_of(values: np.ndarray) -> dict:
+    """(k, n) losses as cells by key and replicate."""
+    return {(cell,): {(seed, seed): float(loss) for seed, loss in enumerate(row)} for cell, row in enumerate(values)}
+
+
+def test_pooled_variance_is_the_residual_variance_of_statsmodels():
+    values = np.random.default_rng(1).normal(size=(4, 3)) + np.arange(3) * 2
+    pool = pool_residuals(table_of(values))
+    frame = pd.DataFrame([(i, j, values[i, j]) for i in range(4) for j in range(3)], columns=["cell", "seed", "loss"])
+    fit = smf.ols("loss ~ C(cell) + C(seed)", frame).fit()
+    assert (pool.variance, pool.freedom) == (pytest.approx(fit.mse_resid), fit.df_resid)
+
+
+@pytest.mark.parametrize("problem", ["two cells", "one seed", "other seeds", "divergence", "five seeds", "crossed"])
+def test_cells_that_cannot_be_pooled(problem):
+    values = np.random.default_rng(4).normal(size=(4, 3))
+    table = table_of(values)
+    assert pool_residuals(table) is not None
+    if problem == "two cells":
+        table = table_of(values[:2])
+    if problem == "one seed":
+        table = table_of(values[:, :1])
+    if problem == "other seeds":
+        table[0,] = {(seed + 1, seed + 1): loss for (seed, _), loss in table[0,].items()}
+    if problem == "divergence":
+        for cell in (0, 1):
+            table[cell,][0, 0] = math.inf
+    if problem == "five seeds":
+        table = table_of(np.random.default_rng(2).normal(size=(4, 5)))
+    if problem == "crossed":
+        table = {
+            (cell,): dict(zip(itertools.product((0, 1), (0, 1)), row, strict=True))
+            for cell, row in enumerate(np.random.default_rng(2).normal(size=(4, 4)).tolist())
+        }
+    assert pool_residuals(table) is None
+
+
+@pytest.mark.parametrize("seed_effect", [0.0, 3.0])
+@pytest.mark.parametrize(("cells", "seeds"), [(4, 2), (8, 2), (6, 3)])
+def test_coverage(cells, seeds, seed_effect):
+    """95 % intervals of a difference cover it in 95 % of sweeps with equally variable cells, for any effect of seeds.
+
+    The binomial standard deviation of the estimate is 0.7 %.
+    """
+    rng = np.random.default_rng(cells * 10 + seeds)
+    covered = pooled = 0
+    sweeps = 1000
+    for _ in range(sweeps):
+        values = rng.normal(size=(cells, seeds)) + seed_effect * rng.normal(size=seeds)
+        differences = values[0] - values[1]
+        estimate = differences.mean()
+        if pool := pool_residuals(table_of(values)):
+            pooled += 1
+            low, high, _ = pool.interval(estimate, (1, -1), seeds)
+        else:
+            interval = mean_interval({(i, i): float(value) for i, value in enumerate(differences)})
+            low, high = interval.low, interval.high
+        covered += low <= 0 <= high
+    assert 0.93 < covered / sweeps < 0.97
+    assert pooled / sweeps == pytest.approx(1 - MIN_P_EQUAL, abs=0.04)
+
+
+def test_a_much_more_variable_cell_prevents_pooling():
+    rng = np.random.default_rng(3)
+    scales = np.array([[100.0]] + [[1.0]] * 5)
+    pooled = sum(pool_residuals(table_of(rng.normal(size=(6, 3)) * scales)) is not None for _ in range(500))
+    assert pooled < 25

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from normlab.errors import NormlabError
+from normlab.errors import NormlabError, warn
 from normlab.loaded_run import LoadedRun, load
 from normlab.report.cells_table import summarize_by
 from normlab.report.runs_table import summarize as rows_of_runs
@@ -52,6 +52,8 @@ def sweep(*overrides: str, retry_failed: bool = False) -> pd.DataFrame:
 
     options, configs = compose_sweep(overrides)
     planned = make_plan(options, configs)
+    for warning in planned.warnings:
+        warn(warning)
     result = supervise(
         planned.folder, planned.plan, options, ProgressDisplay(planned.folder), retry_failed=retry_failed
     )
@@ -108,6 +110,8 @@ def summarize(
 
     names = None if by is None else _several(by)
     table = summarize_by(path, names, against=against, where=_several(where), lr=lr, results_dir=results_dir)
+    for warning in table.table_warnings:
+        warn(warning)
     if test is None:
         return pd.DataFrame(table.rows)
     from normlab.report.factor_tests import run_test
@@ -126,7 +130,8 @@ def figure(
     panel: str | Sequence[str] | None = None,
     by: str | Sequence[str] | None = None,
     where: str | Sequence[str] = (),
-    statistic: str = "resid_rms",
+    statistic: str | None = None,
+    at: str = "last",
     columns: int = 2,
     results_dir: Folder = "results",
 ) -> Figure:
@@ -142,7 +147,9 @@ def figure(
         panel: The options with one panel for each level.
         by: The factors; by default the options in which the runs differ.
         where: Conditions that the runs must meet.
-        statistic: The statistic of `layers`.
+        statistic: The statistic of `layers` (by default `resid_rms`), or the curve of `loss` (`val_loss`, `train_loss`
+            or `grad_norm`).
+        at: The step of `layers`: first, warmup or last.
         columns: The width in text columns, 1 or 2.
         results_dir: The folder in which names are looked up.
 
@@ -155,8 +162,10 @@ def figure(
 
     names = None if by is None else _several(by)
     table = summarize_by(path, names, where=_several(where), results_dir=results_dir)
+    for warning in table.warnings:
+        warn(warning)
     panels = None if panel is None else _several(panel)
-    data = make_figure(kind, table, x=x, color=color, style=style, panel=panels, statistic=statistic)
+    data = make_figure(kind, table, x=x, color=color, style=style, panel=panels, statistic=statistic, moment=at)
     if output is not None:
         write_figure(data, Path(output), columns)
     return draw(data, columns)

@@ -23,11 +23,11 @@ from normlab.norms import base as norms
 from normlab.parsing import from_json, read_at_most
 from normlab.placements import base as placements
 from normlab.plugins import Plugin, read_plugins, run_plugins
+from normlab.report.factors import find_run
 from normlab.report.histories import history, read_statistics
 from normlab.store.files import io_error
 from normlab.store.format import CLIP_FACTOR_KEY, RUN_FILE
 from normlab.store.parts import parse_part
-from normlab.store.query import resolve_run
 from normlab.store.reading import LARGEST_TOKENIZER
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
@@ -46,20 +46,26 @@ MOST_NAMED = 3
 
 
 def load(
-    run: str | os.PathLike[str], results_dir: str | os.PathLike[str] = "results", *, trust: bool = False
+    run: str | os.PathLike[str],
+    results_dir: str | os.PathLike[str] = "results",
+    *,
+    where: str = "",
+    trust: bool = False,
 ) -> LoadedRun:
-    """Return a run by its folder, its id, the beginning of its id, or its name.
+    """Return a run by its folder, id, beginning of its id, or name; or a run of a sweep by its factors.
 
     Args:
-        run: The folder, id or name.
+        run: The folder, id or name of a run or a sweep.
+        where: Conditions that only this run of the sweep meets, such as `placement=post,depth=8,seed=0`.
         results_dir: The folder in which to find ids and names.
         trust: Whether the copies of plugins in the run's folder, which are Python files, may be executed. `config`,
             `model` and `sample` need them; the record, the metrics and the tokenizer never do.
 
     Raises:
+        ConfigError: A condition is invalid, or no run or several runs of the sweep meet it.
         StoreError: No run or several runs match, or the record cannot be read.
     """
-    return LoadedRun(resolve_run(os.fspath(run), results_dir), trust=trust)
+    return LoadedRun(find_run(os.fspath(run), [where] if where else [], results_dir), trust=trust)
 
 
 class LoadedRun:

@@ -1,14 +1,15 @@
-"""Time `normlab compare` on 200 runs of 2,000 steps, and measure its page.
+"""Time `normlab compare` and `summarize` on 1,000 runs of 2,000 steps, and measure the page.
 
-    python scripts/bench_compare.py            # a minute or two on two CPU cores
-    python scripts/bench_compare.py --check    # exit 1 above a limit: 15 s to write, 12 MB, 3 s to the first figure
+    python scripts/bench_compare.py            # some minutes on two CPU cores
+    python scripts/bench_compare.py --check    # exit 1 above a limit
 
-The folders are those of `synthetic_runs.py`, with statistics: five norms, two placements, two depths, two rates, five
-seeds; one in fifty diverged, one in ten has a spike. The runs are not trained, since the times to read and draw numbers
-do not depend on them.
+The folders are those of `synthetic_runs.py`, with statistics: five norms, two placements, two depths, two warm-ups,
+five rates, five seeds; one in fifty diverged, one in ten has a spike. The runs are not trained, since the times to read
+and draw numbers do not depend on them.
 
-Every time to write is the wall time of a new process. The time to the first figure runs in a new browser from the
-start of the navigation to the page's mark `first-picture`, which the page sets when it has drawn its first figure.
+Every time of a command is the wall time of a new process. The time to the first figure runs in a new browser from the
+start of the navigation to the page's mark `first-picture`, which the page sets when it has drawn its first figure. The
+time of a control is from the event to the next frame, with every figure in view drawn again.
 """
 
 from __future__ import annotations
@@ -23,42 +24,65 @@ import time
 from pathlib import Path
 
 from bench_summarize import time_once
+from browser import FLAGS, find_browser
 from playwright.sync_api import Error, sync_playwright
 from synthetic_runs import Record, write_sweep
 
-from normlab.report.pages.browser import FLAGS, find_browser
 from normlab.store.format import DIVERGED, FINISHED
 
 NORMS = ("rmsnorm", "layernorm", "batchnorm", "dyt", "scalenorm")
 PLACEMENTS = ("pre", "post")
 DEPTHS = (4, 8)
-RATES = (1e-3, 3e-3)
+WARMUPS = (0, 50)
+RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 SEEDS = 5
 STEPS = 2000
 MB = 10**6
 TIMEOUT_S = 60
 """The time limit for the first figure."""
 
-WRITE, SIZE, PICTURE = "write, s", "size, MB", "first figure, s"
-LIMITS = {WRITE: 15.0, SIZE: 12.0, PICTURE: 3.0}
+WRITE, SUMMARIZE, SIZE, PICTURE = "compare, s", "summarize, s", "page, MB", "first figure, s"
+LIMITS = {WRITE: 30.0, SUMMARIZE: 2.0, SIZE: 20.0, PICTURE: 3.0}
 """Limits of the medians."""
+CONTROL_LIMIT = 0.2
+"""The limit of the median of each control, seconds."""
+CONTROLS = {
+    "hide a level": "document.querySelector('.chip').click()",
+    "another channel": "choose('[data-option=\"norm\"]', 'panel')",
+    "another curve": "choose('#series', 'train_loss')",
+    "another unit": "choose('#unit', 'tokens')",
+    "another statistic": "choose('[data-figure=layers] select', 'attn_rms')",
+    "theme": "choose('#theme', 'dark')",
+}
+"""What a user does, as statements of JavaScript."""
+TIMED = """async () => {
+  const choose = (selector, value) => {
+    const element = document.querySelector(selector);
+    element.value = value;
+    element.dispatchEvent(new Event('change'));
+  };
+  const start = performance.now();
+  ACTION;
+  await new Promise((resume) => requestAnimationFrame(() => setTimeout(resume)));
+  return performance.now() - start;
+}"""
 
 
 def records() -> list[Record]:
-    """Return the 200 runs."""
-    grid = itertools.product(range(SEEDS), RATES, DEPTHS, PLACEMENTS, NORMS)
+    """Return the 1,000 runs."""
+    grid = itertools.product(range(SEEDS), RATES, WARMUPS, DEPTHS, PLACEMENTS, NORMS)
     return [
         Record(
-            norm=norm, placement=placement, depth=depth, lr=lr, seed=seed, steps=STEPS,
+            norm=norm, placement=placement, depth=depth, lr=lr, seed=seed, warmup_steps=warmup, steps=STEPS,
             outcome=DIVERGED if index % 50 == 49 else FINISHED,
             spike_at=STEPS // 3 if index % 10 == 5 else None,
         )
-        for index, (seed, lr, depth, placement, norm) in enumerate(grid)
+        for index, (seed, lr, warmup, depth, placement, norm) in enumerate(grid)
     ]  # fmt: skip
 
 
-def first_picture(page: Path, program: str) -> float:
-    """Return the seconds from the start of the navigation to the first figure, in a new browser."""
+def page_times(page: Path, program: str) -> tuple[float, dict[str, float]]:
+    """Return the seconds from the navigation to the first figure, in a new browser, and of each control."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
         context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True)
@@ -70,11 +94,22 @@ def first_picture(page: Path, program: str) -> float:
             deadline = time.monotonic() + TIMEOUT_S
             while time.monotonic() < deadline:  # polled, since the page's content policy forbids waiting inside it
                 if marks := tab.evaluate("performance.getEntriesByName('first-picture').map((mark) => mark.startTime)"):
-                    return marks[0] / 1000
+                    break
                 tab.wait_for_timeout(50)
-            raise SystemExit(
-                f"{page}: no first figure in {TIMEOUT_S} s ({'; '.join(errors) or 'no error on the console'})"
-            )
+            else:
+                raise SystemExit(
+                    f"{page}: no first figure in {TIMEOUT_S} s ({'; '.join(errors) or 'no error on the console'})"
+                )
+            at, height = 0, tab.evaluate("document.body.scrollHeight")
+            while at < height:  # every figure is drawn once
+                tab.evaluate("at => window.scrollTo(0, at)", at)
+                tab.wait_for_timeout(200)
+                at += 400
+            tab.evaluate("document.querySelector('#figures').scrollIntoView()")
+            tab.wait_for_timeout(300)
+            return marks[0] / 1000, {
+                name: tab.evaluate(TIMED.replace("ACTION", action)) / 1000 for name, action in CONTROLS.items()
+            }
         except Error as error:
             raise SystemExit(f"{page}: cannot be opened ({error.message.splitlines()[0]})") from error
         finally:
@@ -100,16 +135,20 @@ def main() -> int:
         for _ in range(options.times):
             measured[WRITE].append(time_once(["compare", str(sweep), "-o", str(page)]))
             measured[SIZE].append(page.stat().st_size / MB)
+            measured[SUMMARIZE].append(time_once(["summarize", str(sweep)]))
         for _ in range(options.times):
-            measured[PICTURE].append(first_picture(page, program))
+            first, controls = page_times(page, program)
+            measured[PICTURE].append(first)
+            for name, seconds in controls.items():
+                measured.setdefault(f"{name}, s", []).append(seconds)
 
-    print(f"\n{'normlab compare':20} {'min':>7} {'median':>7} {'limit':>5}")
+    print(f"\n{'normlab compare':22} {'min':>7} {'median':>7} {'limit':>5}")
     passed = True
     for what, values in measured.items():
-        median = statistics.median(values)
-        passed &= median <= LIMITS[what]
-        verdict = "ok" if median <= LIMITS[what] else "ABOVE THE LIMIT"
-        print(f"{what:20} {min(values):7.2f} {median:7.2f} {LIMITS[what]:5g}  {verdict}")
+        median, limit = statistics.median(values), LIMITS.get(what, CONTROL_LIMIT)
+        passed &= median <= limit
+        verdict = "ok" if median <= limit else "ABOVE THE LIMIT"
+        print(f"{what:22} {min(values):7.2f} {median:7.2f} {limit:5g}  {verdict}")
     return int(options.check and not passed)
 
 

@@ -4,7 +4,7 @@
 
 Each shows the full page in a headless Chromium without a network: NAME-light-wide.png (1280 pixels),
 NAME-light-phone.png (375 pixels) and both dark; NAME.png is the first screen. Exits with 1 if a page writes to its
-console or is wider than its window. Needs `pip install '.[images]'`, pillow and chromium.
+console or is wider than its window. Needs Playwright, pillow (`pip install '.[test]'`) and Chromium.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import os
 import sys
 from pathlib import Path
 
+from browser import FLAGS, find_browser
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
-
-from normlab.report.pages.browser import FLAGS, find_browser
 
 SIZES = {"wide": (1280, 900), "phone": (375, 812)}
 THEMES = ("light", "dark")

@@ -25,6 +25,22 @@ Where = Annotated[
     ),
 ]
 
+By = Annotated[
+    str | None,
+    typer.Option("--by", metavar="OPTIONS", help="The factors. Default: the options in which the runs differ."),
+]
+X = Annotated[str | None, typer.Option("--x", metavar="OPTION", help="The factor on the x axis.")]
+Color = Annotated[str | None, typer.Option("--color", metavar="OPTION", help="The factor with the colours.")]
+Style = Annotated[str | None, typer.Option("--style", metavar="OPTION", help="The factor with the line styles.")]
+Panel = Annotated[
+    str | None, typer.Option("--panel", metavar="OPTIONS", help="The factors with one panel for each level.")
+]
+
+
+def split_names(text: str | None) -> list[str] | None:
+    """Return the names of an option with commas between them."""
+    return None if text is None else [name.strip() for name in text.split(",")]
+
 
 def overrides_argument(help: str) -> Any:
     """Return the argument of a command that takes overrides."""

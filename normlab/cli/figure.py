@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from normlab.cli.app import ResultsDir, Where, app
+from normlab.cli.app import By, Color, Panel, ResultsDir, Style, Where, X, app, split_names
 from normlab.errors import warn
 
 
@@ -20,29 +20,31 @@ def figure(
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FILE", help="File to write: .pdf, .svg or .png.")
     ] = "figure.pdf",
-    x: Annotated[str | None, typer.Option("--x", metavar="OPTION", help="The factor on the x axis.")] = None,
-    color: Annotated[str | None, typer.Option("--color", metavar="OPTION", help="The factor with the colours.")] = None,
-    style: Annotated[
-        str | None, typer.Option("--style", metavar="OPTION", help="The factor with the line styles.")
-    ] = None,
-    panel: Annotated[
-        str | None, typer.Option("--panel", metavar="OPTIONS", help="The factors with one panel for each level.")
-    ] = None,
-    by: Annotated[
-        str | None,
-        typer.Option("--by", metavar="OPTIONS", help="The factors. Default: the options in which the runs differ."),
-    ] = None,
+    x: X = None,
+    color: Color = None,
+    style: Style = None,
+    panel: Panel = None,
+    by: By = None,
     where: Where = None,
     statistic: Annotated[
-        str, typer.Option("--statistic", metavar="STATISTIC", help="The statistic of layers: `normlab list stats`.")
-    ] = "resid_rms",
+        str | None,
+        typer.Option(
+            "--statistic",
+            metavar="STATISTIC",
+            help="For layers a statistic, with a site if it has several: resid_rms (default), 'norm_in_rms attn.in'. "
+            "For loss: val_loss (default), train_loss, grad_norm.",
+        ),
+    ] = None,
+    at: Annotated[
+        str, typer.Option("--at", metavar="STEP", help="The step of layers: first, warmup or last.")
+    ] = "last",
     columns: Annotated[int, typer.Option("--columns", metavar="1|2", help="Width of the figure in text columns.")] = 2,
     results_dir: ResultsDir = "results",
 ) -> None:
     """Draw a figure of a sweep for a paper.
 
-    loss: validation loss during training. lr: final loss against the learning rate. factor: final loss against a
-    factor. layers: a statistic by layer. matrix: final loss over two factors, as a heat map.
+    loss: the loss (or the gradient norm) during training. lr: final loss against the learning rate. factor: final loss
+    against a factor. layers: a statistic by layer. matrix: final loss over two factors, as a heat map.
 
     Every number is that of `normlab summarize`. By default the numeric factor with the most levels is on x, the other
     factor with the most levels has the colours, and each combination of the rest has a panel. The command prints a
@@ -54,11 +56,10 @@ def figure(
     from normlab.report.figure_data import make_figure
     from normlab.report.figure_draw import write_figure
 
-    def names(text: str | None) -> list[str] | None:
-        return None if text is None else [name.strip() for name in text.split(",")]
-
-    table = summarize_by(path, names(by), where=where or (), results_dir=results_dir)
-    drawn = make_figure(kind, table, x=x, color=color, style=style, panel=names(panel), statistic=statistic)
+    table = summarize_by(path, split_names(by), where=where or (), results_dir=results_dir)
+    drawn = make_figure(
+        kind, table, x=x, color=color, style=style, panel=split_names(panel), statistic=statistic, moment=at
+    )
     write_figure(drawn, Path(output), columns)
     typer.echo(drawn.caption)
     typer.echo(output)

@@ -6,15 +6,23 @@ from typing import Annotated
 
 import typer
 
-from normlab.cli.app import ResultsDir, Run, Trust, app
+from normlab.cli.app import ResultsDir, Trust, app
 from normlab.errors import ConfigError, warn
 
 
 @app.command()
 def inspect(
-    run: Run,
-    statistic: Annotated[
-        str | None, typer.Argument(metavar="STATISTIC", help="One of `normlab list stats`, or spikes.")
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN|SWEEP", help="A run: folder, id, beginning of the id, or name; or a sweep."),
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FACTORS] [STATISTIC]",
+            help="Of a sweep, the run with these factors: 'placement=post,depth=8,seed=0'. A statistic is one of "
+            "`normlab list stats`, or spikes.",
+        ),
     ] = None,
     probe: Annotated[
         bool, typer.Option("--probe", help="Measure the probe statistics, such as curvature, on the run's checkpoints.")
@@ -23,16 +31,23 @@ def inspect(
     trust: Trust = False,
     results_dir: ResultsDir = "results",
 ) -> None:
-    """Print the statistics measured in a run.
+    """Print the statistics of a run by layer and step: activations, gradients, norms and updates.
 
-    Prints statistics of activations, gradients, norms and updates, by layer and step.
+    Without STATISTIC, an overview. With one: its definition, how to read the table, and the table.
+
+    Example: normlab inspect first 'placement=post,depth=16,seed=0' resid_rms
     """
     from normlab.report import inspect as statistics
+    from normlab.report.factors import find_run
     from normlab.report.tables import render
-    from normlab.store.query import resolve_run
     from normlab.store.record import RunRecord
 
-    folder = resolve_run(run, results_dir)
+    conditions = [argument for argument in arguments or () if any(sign in argument for sign in "=<>")]
+    names = [argument for argument in arguments or () if argument not in conditions]
+    if len(names) > 1:
+        raise ConfigError(f"{' '.join(names)}: name one statistic; a run of a sweep is named by conditions like seed=0")
+    statistic = names[0] if names else None
+    folder = find_run(run, conditions, results_dir)
     statistics.check_statistic(statistic, probe=probe)
     if trust and not probe:
         raise ConfigError("--trust: has no effect without --probe, since only --probe builds the model; leave it out")
@@ -52,13 +67,12 @@ def inspect(
     if json:
         return typer.echo(render(rows, "json"))
     if statistic is None:
-        typer.echo(render(statistics.overview_rows(rows)))
-        if steps := statistics.overview_steps(rows):
-            typer.echo(steps)
+        typer.echo(f"{statistics.overview_reading(rows)}\n")
+        typer.echo(f"{render(statistics.overview_rows(rows))}\n")
         command = f"normlab inspect RUN STATISTIC{' --probe' if probe else ''}"
         return typer.echo(f"{command} prints one statistic by layer and step; normlab list stats lists the statistics")
-    typer.echo(statistics.heading(statistic))
-    typer.echo(render(statistics.table_rows(rows)))
+    typer.echo(f"{statistics.definition(statistic)}\n{statistics.reading(rows)}\n")
+    typer.echo(f"{render(statistics.table_rows(rows))}\n")
     for note in statistics.notes(rows):
         typer.echo(note)
     if more := statistics.left_out(rows):

@@ -6,8 +6,11 @@ from typing import Annotated
 
 import typer
 
-from normlab.cli.app import ResultsDir, Where, app
+from normlab.cli.app import By, ResultsDir, Where, app, split_names
 from normlab.errors import ConfigError, warn
+
+TEST_OPTIONS = ("--by", "--against", "--lr", "--test", "--over")
+"""The options that --test uses."""
 
 
 @app.command()
@@ -22,12 +25,7 @@ def summarize(
         str, typer.Option("--format", metavar="FORMAT", help="table, json, csv, markdown or latex.")
     ] = "table",
     runs: Annotated[bool, typer.Option("--runs", help="One row for each run of a sweep.")] = False,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            "--by", metavar="OPTIONS", help="Options that define a cell. Default: those in which the runs differ."
-        ),
-    ] = None,
+    by: By = None,
     against: Annotated[
         str | None,
         typer.Option("--against", metavar="OPTION=VALUE", help="Difference to this baseline, as norm=layernorm."),
@@ -88,23 +86,23 @@ def summarize(
         raise ConfigError(f"{', '.join(given)}: has no effect with --runs; leave out one or the other")
     if over is not None and test is None:
         raise ConfigError("--over: has no effect without --test; add, for example, --test interaction")
+    if test is not None and (ignored := [option for option in given if option not in TEST_OPTIONS]):
+        raise ConfigError(f"{', '.join(ignored)}: has no effect with --test; leave out one or the other")
     selection = select_runs([path or results_dir], results_dir)
     if runs or not (given or selection.name):
         return typer.echo(render(rows_of(selection, where or (), with_options=format == "json"), format))
     from normlab.report.cells_table import summarize_by
     from normlab.report.cells_text import render_cells, render_tests
 
-    table = summarize_by(selection, _names(by), where=where or (), against=against, lr=lr, target=target, spikes=spikes)
+    table = summarize_by(
+        selection, split_names(by), where=where or (), against=against, lr=lr, target=target, spikes=spikes
+    )
     if test is not None:
         from normlab.report.factor_tests import run_test
 
-        rows = run_test(test, table.cells, table.factors, over=_names(over) or (), against=against, lr=lr)
-        typer.echo(render_tests(rows, format))
+        rows = run_test(test, table.cells, table.factors, over=split_names(over) or (), against=against, lr=lr)
+        typer.echo(render_tests(rows, format, lr))
     else:
-        typer.echo(render_cells(table, format, _names(columns) or (), sort or ""))
+        typer.echo(render_cells(table, format, split_names(columns) or (), sort or ""))
     for warning in table.warnings:
         warn(warning)
-
-
-def _names(text: str | None) -> list[str] | None:
-    return None if text is None else [name.strip() for name in text.split(",")]

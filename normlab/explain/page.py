@@ -25,7 +25,7 @@ def write(path: Path) -> None:
         StoreError: The file could not be written.
     """
     body = (ASSETS / "body.html").read_text(encoding="utf-8")
-    write_page(path, page(TITLE, body, page_data(), [ASSETS / name for name in ASSET_NAMES], plotly=False))
+    write_page(path, page(TITLE, body, page_data(), [ASSETS / name for name in ASSET_NAMES]))
 
 
 def page_data() -> dict[str, Any]:

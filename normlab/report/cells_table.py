@@ -8,6 +8,7 @@ order. A pair is one run of each cell with the same seeds. The difference of a p
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from normlab.report.intervals import holm, mean_interval
 from normlab.report.learning_rates import USABLE, sensitivity, shared_lr
 from normlab.report.results import STATES, RunResult, mixed_settings, read_results
 from normlab.report.settings import resolve_options, select_where
-from normlab.report.tables import Row
+from normlab.report.tables import Row, name_some
 from normlab.store.format import number
 from normlab.store.outcome import loss_of
 from normlab.store.query import Selection, select_runs
@@ -45,11 +46,13 @@ class CellsTable:
     """Warnings about the table as a whole."""
     cells: Sequence[Cell]
     """The cells, in the order of the rows."""
+    among: Sequence[RunResult] = ()
+    """All runs, of which conditions select those of the cells."""
 
     @property
     def factors(self) -> list[Factor]:
         """The options of `by` with their levels."""
-        return factors_of([run for cell in self.cells for run in cell.runs], self.by)
+        return factors_of([run for cell in self.cells for run in cell.runs], self.by, self.among)
 
     @property
     def warnings(self) -> list[str]:
@@ -61,7 +64,7 @@ class CellsTable:
         lines = list(self.table_warnings)
         for warning, names in cells_of.items():
             is_general = len(names) == len(self.rows) > 1
-            lines.append(f"{'every cell' if is_general else '; '.join(names)}: {warning}")
+            lines.append(f"{'every cell' if is_general else name_some(names)}: {warning}")
         return lines
 
 
@@ -95,8 +98,9 @@ def summarize_by(
     if by is not None:
         by = cell_options(by, results)  # before the conditions, because an unknown option is the user's first error
     kept = set(select_where([run.record for run in results], where))
-    results = [run for run in results if run.record in kept]
-    return build_table(results, cell_options(by, results), warnings=warnings, **options)
+    selected = [run for run in results if run.record in kept]
+    table = build_table(selected, cell_options(by, selected), warnings=warnings, **options)
+    return dataclasses.replace(table, among=results)
 
 
 def cell_options(by: Sequence[str] | None, results: Sequence[RunResult]) -> list[str]:

@@ -44,11 +44,11 @@ def render_cells(table: CellsTable, format: str, columns: Sequence[str] = (), so
         rows = [row if format == "json" else _flatten(row) for row in table.rows]
         keys = list(dict.fromkeys(key for row in rows for key in row))  # a cell without counts has no spike keys
         if columns:
-            keys = [*table.by, *_choose(columns, keys)]
+            keys = list(dict.fromkeys([*table.by, *_choose(columns, keys)]))
         return render([{key: row.get(key) for key in keys} for row in rows], format)
     rows, lines = table_rows(table, columns), notes(table)
     best = clearly_best(table.cells) if format == "latex" else None
-    if best is not None:
+    if best is not None and rows and "val loss" in rows[0]:
         lines.append("bold: lower than every other cell, p < 0.05 in paired tests corrected by Holm's method")
     text = render(rows, format, fixed=table.by, bold=() if best is None else {(best, "val loss")})
     if format == "latex":
@@ -58,12 +58,13 @@ def render_cells(table: CellsTable, format: str, columns: Sequence[str] = (), so
     return f"{text}\n\n{fold_lines(lines, terminal_width())}"
 
 
-def _choose(columns: Sequence[str], known: Sequence[str]) -> list[str]:
+def _choose(columns: Sequence[str], known: Iterable[str], option: str = "--columns") -> list[str]:
     """Return the columns with these names, in which spaces, underscores and case do not matter."""
+    known = list(known)
     by_name = {_plain(key): key for key in known}
     for name in columns:
         if _plain(name) not in by_name:
-            raise ConfigError("--columns: " + unknown("column", name, known))
+            raise ConfigError(f"{option}: " + unknown("column", name, known))
     return [by_name[_plain(name)] for name in columns]
 
 
@@ -73,9 +74,7 @@ def _plain(name: str) -> str:
 
 def _sorted(table: CellsTable, column: str) -> CellsTable:
     """Return the table with its cells sorted by a column of JSON; cells without a value come last."""
-    key = column.removeprefix("-")
-    if table.rows and key not in table.rows[0]:
-        raise ConfigError("--sort: " + unknown("column", key, table.rows[0]))
+    [key] = _choose([column.removeprefix("-")], table.rows[0] if table.rows else [], "--sort")
     pairs = list(zip(table.rows, table.cells, strict=True))
     known = [pair for pair in pairs if isinstance(pair[0][key], str | int | float)]
     known.sort(key=lambda pair: sort_key(pair[0][key]), reverse=column.startswith("-"))
@@ -96,7 +95,7 @@ def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
     rows = [_table_row(row, cell) for row, cell in zip(table.rows, table.cells, strict=True)]
     known = [key for key in rows[0] if key not in table.by] if rows else []
     if columns:
-        shown = _choose(columns, known)
+        shown = [key for key in _choose(columns, [*known, *table.by]) if key not in table.by]
     else:
         is_same_lr = all(row["lr"] == row["shared_lr"] for row in table.rows)
         shown = [
@@ -147,8 +146,14 @@ def clearly_best(cells: Sequence[Cell]) -> int | None:
 # Tests
 
 
-def render_tests(rows: Sequence[Row], format: str) -> str:
-    """Render the rows of `factor_tests.run_test` in one of `tables.FORMATS`; JSON and CSV have every value."""
+def render_tests(rows: Sequence[Row], format: str, lr: float | None = None) -> str:
+    """Render the rows of `factor_tests.run_test` in one of `tables.FORMATS`; JSON and CSV have every value.
+
+    Args:
+        rows: The rows.
+        format: The format.
+        lr: The learning rate of every cell; None for the best one of each.
+    """
     if format in ("json", "csv") or not rows:
         return render(rows, format)
     texts = [
@@ -161,7 +166,7 @@ def render_tests(rows: Sequence[Row], format: str) -> str:
         }
         for row in rows
     ]
-    lines = _test_notes(rows)
+    lines = _test_notes(rows, lr)
     text = render(texts, format, fixed=("where", "contrast"))
     if format == "latex":
         return "\n".join([text, *(f"% {line}" for line in lines)])
@@ -192,16 +197,17 @@ def _p_text(p: float | None) -> str:
     return "" if p is None else "<0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
-def _test_notes(rows: Sequence[Row]) -> list[str]:
+def _test_notes(rows: Sequence[Row], lr: float | None) -> list[str]:
     """Return the definitions of a test's columns, one per line."""
     if rows[0]["test"] == "counts":
         return [
             "bad: runs that diverged, are stuck or regressed, at all learning rates; p: Fisher's exact test, "
             "two-sided, which takes the runs as independent"
         ]
+    rate = "the best learning rate of each cell" if lr is None else f"learning rate {lr:g}"
     units = ", ".join(dict.fromkeys(row["unit"] for row in rows))
     lines = [
-        f"estimate: {units}, at the best learning rate of each cell, with its {LEVEL:.0%} interval over n seeds; p: "
+        f"estimate: {units}, at {rate}, with its {LEVEL:.0%} interval over n seeds; p: "
         f"two-sided, corrected by Holm's method (number of tests: {len(rows)})"
     ]
     methods = dict.fromkeys(row["method"] for row in rows if row["method"])

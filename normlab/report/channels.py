@@ -5,21 +5,25 @@ One level has one colour in every figure of a sweep, because the colours follow 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from normlab.errors import ConfigError
 from normlab.report.factors import Factor, label
-from normlab.report.settings import LR, resolve_options
+from normlab.report.settings import resolve_options
 from normlab.store.parts import Setting
 from normlab.store.record import RunRecord
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
-"""Colours of named levels, distinct with any colour vision (Okabe & Ito 2008)."""
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#a0458a", "#b07d00", "#2f8fc4", "#5b4ba8", "#5f6670")
+"""Colours of named levels, distinct with any colour vision (after Okabe & Ito 2008)."""
+DARK_COLORS = ("#56a9e8", "#ff8a3d", "#35c79b", "#e79bd0", "#e8b530", "#9bd4f7", "#b3a5ff", "#b7bec8")
+"""The same on a dark ground."""
 _SCALE = ("#440154", "#46317e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#9fda3a")
 """Colours of numeric levels, from low to high: viridis without its lightest end."""
+_DARK_SCALE = ("#7d6fc8", "#5f8fd0", "#41a9bd", "#2fbf9c", "#63d176", "#a8df4a", "#fde725")
 STYLES = ("solid", "dash", "dot", "dashdot")
-MAX_PANELS = 24
+MANY_PANELS, MAX_PANELS = 4, 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +43,11 @@ class Channels:
 
     def styles(self) -> dict[Setting, str]:
         """Return the line style of each level of the style factor."""
-        levels = self.style.levels if self.style else (None,)
-        return {level: STYLES[index % len(STYLES)] for index, level in enumerate(levels)}
+        if self.style is None:
+            return {None: STYLES[0]}
+        every = self.style.all_levels or self.style.levels
+        styles = {level: STYLES[index % len(STYLES)] for index, level in enumerate(every)}
+        return {level: styles[level] for level in self.style.levels}
 
     def panel_label(self, values: Mapping[str, Setting]) -> str:
         """Return the title of the panel of a cell, given the cell's value of each option."""
@@ -48,19 +55,22 @@ class Channels:
         return label(options, [values[option] for option in options]) if options else ""
 
 
-def level_colors(factor: Factor) -> dict[Setting, str]:
+def level_colors(factor: Factor, *, dark: bool = False) -> dict[Setting, str]:
     """Return the colour of each level: from a scale for numbers, else from a list."""
-    levels = factor.levels
-    if factor.is_numeric and len(levels) > 1:
-        return {level: _mix(index / (len(levels) - 1)) for index, level in enumerate(levels)}
-    return {level: COLORS[index % len(COLORS)] for index, level in enumerate(levels)}
+    every, colors = factor.all_levels or factor.levels, DARK_COLORS if dark else COLORS
+    if factor.is_numeric and len(every) > 1:
+        scale = _DARK_SCALE if dark else _SCALE
+        by_level = {level: _mix(scale, index / (len(every) - 1)) for index, level in enumerate(every)}
+    else:
+        by_level = {level: colors[index % len(colors)] for index, level in enumerate(every)}
+    return {level: by_level[level] for level in factor.levels}
 
 
-def _mix(share: float) -> str:
-    """Return the colour at a share of the scale, by linear interpolation."""
-    position = share * (len(_SCALE) - 1)
-    index = min(int(position), len(_SCALE) - 2)
-    parts = [(int(_SCALE[index][i : i + 2], 16), int(_SCALE[index + 1][i : i + 2], 16)) for i in (1, 3, 5)]
+def _mix(scale: Sequence[str], share: float) -> str:
+    """Return the colour at a share of a scale, by linear interpolation."""
+    position = share * (len(scale) - 1)
+    index = min(int(position), len(scale) - 2)
+    parts = [(int(scale[index][i : i + 2], 16), int(scale[index + 1][i : i + 2], 16)) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(a + (b - a) * (position - index)):02x}" for a, b in parts)
 
 
@@ -77,7 +87,7 @@ def choose_channels(
     """Return the channels of a figure.
 
     By default the numeric factor with the most levels is on x, the other factor with the most levels has the colours,
-    and the rest have panels.
+    and the rest have panels; of more than `MANY_PANELS`, the factor with the fewest levels has the line styles.
 
     Args:
         factors: The factors of the runs.
@@ -96,7 +106,7 @@ def choose_channels(
     for flag, names in {"x": x, "color": color, "style": style, "panel": panel}.items():
         names = [names] if isinstance(names, str) else names or []
         for option in resolve_options(names, runs, f"--{flag}"):
-            if option == LR or option not in by_option:
+            if option not in by_option:
                 known = ", ".join(by_option) or "none"
                 raise ConfigError(f"--{flag} {option}: is not one of the factors of these runs ({known})")
             if any(by_option[option] in others for others in given.values()):
@@ -112,6 +122,8 @@ def choose_channels(
     if on_color is None and on_x is not None and not (has_x and on_x.is_numeric):
         on_color = on_x  # a single factor
     on_style = next(iter(given.get("style", [])), None)
+    if style is None and panel is None and math.prod(len(factor.levels) for factor in rest) > MANY_PANELS:
+        on_style = _pop(rest, key=lambda factor: -len(factor.levels))
     panels = given.get("panel", [])
     if panel is None:
         panels = [*rest] if has_x or on_x in (None, on_color) else [on_x, *rest]

@@ -90,7 +90,11 @@ def run_test(
     chosen = baseline_levels(cells, list(by_option), against) if against else {}
     baselines = {option: chosen.get(option, factor.levels[0]) for option, factor in by_option.items()}
     lrs = {cell.key: cell.best_lr if lr is None else lr for cell in cells}
+    if name == "counts" and lr is not None:
+        raise ConfigError("--lr: has no effect on --test counts, which counts runs at all learning rates; leave it out")
     rows = TESTS[name](Question(cells, factors, [by_option[option] for option in options], baselines, lrs))
+    if not rows:
+        raise ConfigError(f"--test {name}: no group of cells has the levels to compare; see `normlab summarize`")
     for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
         row["p_holm"] = p
     return rows

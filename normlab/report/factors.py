@@ -6,12 +6,27 @@ replicates: results are means over them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from normlab.report.results import RunResult
-from normlab.report.settings import LR, SEEDS, differing_settings, format_setting, is_config_option, setting, sort_key
+from normlab.errors import ConfigError
+from normlab.report.results import RunResult, read_results
+from normlab.report.settings import (
+    LR,
+    SEEDS,
+    differing_settings,
+    format_setting,
+    is_config_option,
+    select_where,
+    setting,
+    sort_key,
+)
 from normlab.store.parts import Setting
+from normlab.store.plans import has_plan, sweep_folder
+from normlab.store.query import resolve_run, select_runs
+from normlab.store.runs import RunFolder
 
 MAIN_OPTIONS = ("norm", "placement", "model.depth")
 """The options that come first in a label."""
@@ -51,6 +66,8 @@ class Factor:
     """The full name of the option, such as `model.depth`."""
     levels: tuple[Setting, ...]
     """The values of the option, sorted: numbers by size, then names alphabetically."""
+    all_levels: tuple[Setting, ...] = ()
+    """The levels of all runs, of which conditions select some; a level's colour does not depend on the conditions."""
 
     @property
     def name(self) -> str:
@@ -63,13 +80,22 @@ class Factor:
         return all(isinstance(level, int | float) and not isinstance(level, bool) for level in self.levels)
 
 
-def factors_of(results: Sequence[RunResult], by: Sequence[str] | None = None) -> list[Factor]:
-    """Return the factors of some runs: `by` if given, else the options in which the runs differ."""
+def factors_of(
+    results: Sequence[RunResult], by: Sequence[str] | None = None, among: Sequence[RunResult] = ()
+) -> list[Factor]:
+    """Return the factors of some runs.
+
+    Args:
+        results: The runs.
+        by: The options; by default those in which the runs differ.
+        among: All runs, of which conditions select `results`.
+    """
+
+    def levels(option: str, runs: Sequence[RunResult]) -> tuple[Setting, ...]:
+        return tuple(sorted({setting(run.record, option) for run in runs}, key=sort_key))
+
     options = distinguishing_options(results) if by is None else by
-    return [
-        Factor(option, tuple(sorted({setting(run.record, option) for run in results}, key=sort_key)))
-        for option in options
-    ]
+    return [Factor(option, levels(option, results), levels(option, among or results)) for option in options]
 
 
 def distinguishing_options(results: Sequence[RunResult]) -> list[str]:
@@ -143,3 +169,34 @@ def short_label(options: Iterable[str], values: Iterable[Setting]) -> str:
         name = _SHORT_NAMES.get(option)
         parts.append(level_label(option, value) if name is None else f"{name}{format_setting(value)}")
     return " ".join(parts)
+
+
+# Runs by their factors
+
+
+def find_run(name: str, where: Sequence[str] = (), results_dir: str | os.PathLike[str] = "results") -> RunFolder:
+    """Return a run by its name, or by the name of its sweep and conditions that only this run meets.
+
+    Args:
+        name: A run (folder, id, beginning of the id, or name), or a sweep or a results folder.
+        where: Conditions such as `placement=post,model.depth=8,seed=0`.
+        results_dir: The folder in which names are looked up.
+
+    Raises:
+        ConfigError: A condition is invalid, or no run or several runs meet all conditions.
+        StoreError: No run matches, or several do.
+    """
+    is_sweep = has_plan(Path(name)) or (len(Path(name).parts) == 1 and has_plan(sweep_folder(results_dir, name)))
+    if not where and not is_sweep:
+        return resolve_run(name, results_dir)
+    runs = select_where(select_runs([name], results_dir).started, where)
+    if len(runs) == 1:
+        return runs[0].folder
+    results = read_results(runs)[0]
+    differing = {factor.option: factor.levels for factor in factors_of(results, varying_options(results))}
+    levels = "; ".join(f"{option} {', '.join(map(format_setting, values))}" for option, values in differing.items())
+    example = ",".join(f"{option}={format_setting(values[0])}" for option, values in differing.items())
+    raise ConfigError(
+        f"{' '.join([name, *where])}: {len(runs)} runs, which differ in {levels or 'no option'}; "
+        f"select one, for example with '{','.join([*where, example])}'"
+    )

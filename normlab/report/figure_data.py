@@ -6,39 +6,30 @@ diverged runs shows their number in place of a mean.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from normlab.errors import ConfigError, NormlabError, unknown
+from normlab.errors import ConfigError, NormlabError, unknown, warn
 from normlab.report.cells import Cell
-from normlab.report.cells_table import BEST, CellsTable, losses_at
+from normlab.report.cells_table import CellsTable
 from normlab.report.channels import MAX_PANELS, Channels, choose_channels
 from normlab.report.factor_tests import LOGARITHMIC
 from normlab.report.factors import Factor, level_label, level_title
-from normlab.report.histories import history, read_statistics
+from normlab.report.figure_points import (
+    MOMENTS,
+    SERIES,
+    Point,
+    Statistic,
+    loss_point,
+    mean_curve,
+    mean_profile,
+    read_curves,
+    read_profiles,
+)
 from normlab.stats.registry import STATISTICS
 from normlab.store.parts import Setting
-from normlab.store.series import evaluations
 
-LOSS_AXIS = "validation loss, nats/token"
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A mean over seeds with its interval and the seeds, or the number of diverged seeds."""
-
-    x: float
-    y: float | None
-    """None if a seed diverged."""
-    low: float | None = None
-    high: float | None = None
-    """The interval; None with fewer than three seeds, where it is wider than any figure."""
-    seeds: tuple[float, ...] = ()
-    """The values of the seeds that did not diverge."""
-    diverged: int = 0
-    n: int = 1
+LOSS_AXIS = SERIES["val_loss"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +66,8 @@ class Figure:
     """Positions and texts of the ticks; empty for those of the library."""
     y_ticks: tuple[tuple[float, str], ...] = ()
     is_connected: bool = True
+    may_be_log: bool = False
+    """Whether the y axis is logarithmic if the values are positive and differ by more than a factor of 30."""
 
 
 def make_figure(
@@ -85,7 +78,8 @@ def make_figure(
     color: str | None = None,
     style: str | None = None,
     panel: Sequence[str] | None = None,
-    statistic: str = "resid_rms",
+    statistic: str | None = None,
+    moment: str = "last",
 ) -> Figure:
     """Return the data of a figure.
 
@@ -96,10 +90,12 @@ def make_figure(
         color: The option with the colours, or of the rows (matrix).
         style: The option with the line styles.
         panel: The options with one panel for each combination of levels.
-        statistic: The statistic of `layers`.
+        statistic: For `layers` a statistic, such as `resid_rms` (the default) or `norm_in_rms attn.in`, which names a
+            site too; for `loss` one of `SERIES`, by default `val_loss`.
+        moment: The step of `layers`, one of `MOMENTS`.
 
     Raises:
-        ConfigError: The kind or an option is unknown, or a factor is left without a channel.
+        ConfigError: The kind, the statistic, the moment or an option is unknown, or a factor is left without a channel.
         NormlabError: There is nothing to draw.
     """
     if kind not in KINDS:
@@ -110,7 +106,12 @@ def make_figure(
     runs = [run.record for cell in cells for run in cell.runs]
     has_x = kind in ("factor", "matrix")
     channels = choose_channels(table.factors, runs, has_x=has_x, x=x, color=color, style=style, panel=panel)
-    figure = KINDS[kind](cells, channels, statistic)
+    if kind == "loss":
+        figure = _losses(cells, channels, statistic or "val_loss")
+    elif kind == "layers":
+        figure = _layers(cells, channels, statistic or "resid_rms", moment)
+    else:
+        figure = {"factor": _factor, "lr": _learning_rates, "matrix": _matrix}[kind](cells, channels)
     if len(figure.panels) > MAX_PANELS:
         raise ConfigError(
             f"figure {kind}: {len(figure.panels)} panels, at most {MAX_PANELS}; select runs with --where, or move "
@@ -165,44 +166,37 @@ def _lines(
                 yield Line(", ".join(parts), color_text, style_text, drawn)
 
 
-def _point(x: float, row: Mapping[str, Any], losses: Mapping[Any, float]) -> Point:
-    """Return the point of a cell at one learning rate, from the numbers of `cells_table.losses_at`."""
-    diverged, n = row["seeds_diverged"], row["seeds"]
-    has_interval = n > 2 and row["val_loss_low"] is not None
-    return Point(
-        x=x,
-        y=None if diverged else row["val_loss"],
-        low=row["val_loss_low"] if has_interval else None,
-        high=row["val_loss_high"] if has_interval else None,
-        seeds=tuple(sorted(filter(math.isfinite, losses.values()))),
-        diverged=diverged,
-        n=n,
-    )
-
-
-def _loss_point(x: float, cell: Cell) -> Point:
-    return _point(x, losses_at(cell, cell.best_lr, BEST), cell.final_losses)
-
-
 _AT_BEST = "each cell at its best learning rate, selected on this same loss"
 _MARKS = "mean and 95% interval over seeds (three or more), points: seeds, x: diverged seeds"
 
 
-def _factor(cells: Sequence[Cell], channels: Channels, statistic: str) -> Figure:
+@dataclass(frozen=True, slots=True)
+class FactorAxis:
+    """The positions of a factor's levels on an axis."""
+
+    positions: Mapping[Setting, float]
+    """The levels themselves if they are numbers, else 0, 1, 2, ..."""
+    is_log: bool
+
+
+def factor_axis(factor: Factor) -> FactorAxis:
+    """Return the positions of a factor's levels; the axis is logarithmic for a depth, a rate, a width or a batch."""
+    if not factor.is_numeric:
+        return FactorAxis({level: float(index) for index, level in enumerate(factor.levels)}, is_log=False)
+    positions: dict[Setting, float] = {x: float(x) for x in factor.levels if isinstance(x, int | float)}
+    is_log = factor.option in LOGARITHMIC and all(x > 0 for x in positions.values())
+    return FactorAxis(positions, is_log)
+
+
+def _factor(cells: Sequence[Cell], channels: Channels) -> Figure:
     factor = channels.x
     if factor is None:
         raise NormlabError("figure factor: the selected runs do not differ in any option; use figure loss or lr")
-    position: dict[Setting, float] = (
-        {level: float(level) for level in factor.levels if isinstance(level, int | float)}
-        if factor.is_numeric
-        else {level: float(index) for index, level in enumerate(factor.levels)}
-    )
-    is_log = factor.option in LOGARITHMIC and all(x > 0 for x in position.values())
+    axis = factor_axis(factor)
 
     def points(members: Sequence[Cell]) -> list[Point]:
-        return sorted(
-            (_loss_point(position[_level(factor, cell)], cell) for cell in members), key=lambda point: point.x
-        )
+        drawn = (loss_point(cell, cell.best_lr, axis.positions[_level(factor, cell)]) for cell in members)
+        return sorted(drawn, key=lambda point: point.x)
 
     return Figure(
         "factor",
@@ -210,15 +204,15 @@ def _factor(cells: Sequence[Cell], channels: Channels, statistic: str) -> Figure
         LOSS_AXIS,
         _line_panels(cells, channels, points),
         f"Final validation loss, {_AT_BEST}: {_MARKS}.",
-        is_log_x=is_log,
-        x_ticks=tuple((x, level_title(factor.option, level)) for level, x in position.items()),
+        is_log_x=axis.is_log,
+        x_ticks=tuple((x, level_title(factor.option, level)) for level, x in axis.positions.items()),
         is_connected=factor.is_numeric,
     )
 
 
-def _learning_rates(cells: Sequence[Cell], channels: Channels, statistic: str) -> Figure:
+def _learning_rates(cells: Sequence[Cell], channels: Channels) -> Figure:
     def points(members: Sequence[Cell]) -> list[Point]:
-        return [_point(lr, losses_at(cell, lr, BEST), losses) for cell in members for lr, losses in cell.losses.items()]
+        return [loss_point(cell, lr, lr) for cell in members for lr in cell.losses]
 
     rates = sorted({lr for cell in cells for lr in cell.losses})
     return Figure(
@@ -232,66 +226,71 @@ def _learning_rates(cells: Sequence[Cell], channels: Channels, statistic: str) -
     )
 
 
-def _losses(cells: Sequence[Cell], channels: Channels, statistic: str) -> Figure:
-    def points(members: Sequence[Cell]) -> list[Point]:
-        by_step: dict[int, list[float]] = {}
-        for run in (run for cell in members for run in cell.runs_at(cell.best_lr)):
-            for evaluation in evaluations(run.record.folder):
-                by_step.setdefault(evaluation.step, []).append(evaluation.loss)
-        return [_range_point(step, values) for step, values in sorted(by_step.items())]
+def _losses(cells: Sequence[Cell], channels: Channels, series: str) -> Figure:
+    if series not in SERIES:
+        raise ConfigError(f"--statistic {series}: " + unknown("curve", series, SERIES))
 
+    def points(members: Sequence[Cell]) -> list[Point]:
+        runs = [run for cell in members for run in cell.runs_at(cell.best_lr)]
+        problems: list[str] = []
+        curves = [read_curves(run.record, problems)[series] for run in runs]
+        _warn_once(problems)
+        return mean_curve(curves)
+
+    name = SERIES[series].partition(",")[0]
     return Figure(
         "loss",
         "step",
-        LOSS_AXIS,
+        SERIES[series],
         _line_panels(cells, channels, points),
-        f"Validation loss during training, {_AT_BEST}: mean and range of the seeds.",
+        f"{name.capitalize()} during training, {_AT_BEST}: mean and range of the seeds.",
+        may_be_log=series == "grad_norm",
     )
 
 
-def _range_point(x: float, values: Sequence[float]) -> Point:
-    """Return the mean and the range of the finite values of the seeds."""
-    finite = [value for value in values if math.isfinite(value)]
-    mean = math.fsum(finite) / len(finite) if finite else None
-    return Point(x, mean, min(finite, default=None), max(finite, default=None), n=len(values))
+def _layers(cells: Sequence[Cell], channels: Channels, statistic: str, moment: str) -> Figure:
+    if moment not in MOMENTS:
+        raise ConfigError(f"--at {moment}: " + unknown("moment", moment, MOMENTS))
+    name, _, site = statistic.partition(" ")
 
-
-def _layers(cells: Sequence[Cell], channels: Channels, statistic: str) -> Figure:
     def points(members: Sequence[Cell]) -> list[Point]:
-        by_layer: dict[int, list[float]] = {}
-        for run in (run for cell in members for run in cell.runs_at(cell.best_lr)):
-            for layer, value in last_profile(run.record.folder, statistic).items():
-                by_layer.setdefault(layer, []).append(value)
-        return [_range_point(layer, values) for layer, values in sorted(by_layer.items())]
+        runs = [run for cell in members for run in cell.runs_at(cell.best_lr)]
+        problems: list[str] = []
+        profiles = [read_profiles(run.record, problems) for run in runs]
+        _warn_once(problems)
+        keys = [key for key in dict.fromkeys(key for each in profiles for key in each) if key[0] == name]
+        key = next((key for key in keys if site in ("", key[1])), None)
+        if key is None:
+            raise ConfigError(_no_profile(name, site, keys, {key for each in profiles for key in each}))
+        return mean_profile([each[key] for each in profiles if key in each], moment)
 
-    unit = STATISTICS[statistic].unit if statistic in STATISTICS else "1"
+    unit = STATISTICS[name].unit if name in STATISTICS else "1"
     return Figure(
         "layers",
         "layer",
         statistic if unit == "1" else f"{statistic}, {unit}",
         _line_panels(cells, channels, points),
-        f"{statistic} of each layer at the last measured step, {_AT_BEST}: mean and range of the seeds. Layer 0 is the "
-        "embeddings.",
+        f"{statistic} of each layer at the {MOMENTS[moment]}, {_AT_BEST}: mean and range of the seeds. Layer 0 is the "
+        "embeddings, the last one the head.",
+        may_be_log=True,
     )
 
 
-def last_profile(folder: Any, statistic: str) -> dict[int, float]:
-    """Return a statistic at the last measured step, by layer; the site `block`, or the first one with layers.
-
-    Raises:
-        ConfigError: The statistic has no layers.
-        StatisticsError, StoreError: The statistic was not measured, or cannot be read.
-    """
-    sites = [each for each in history(read_statistics(folder, []), statistic) if each.layers]
-    if not sites:
-        raise ConfigError(
-            f"--statistic {statistic}: is one number per step; choose one that has layers, such as resid_rms"
-        )
-    values = sites[0].values[-1]
-    return {layer: float(values[layer]) for layer in sites[0].layers}
+def _warn_once(problems: Sequence[str]) -> None:
+    for problem in dict.fromkeys(problems):
+        warn(problem)
 
 
-def _matrix(cells: Sequence[Cell], channels: Channels, statistic: str) -> Figure:
+def _no_profile(name: str, site: str, sites: Sequence[Statistic], known: set[Statistic]) -> str:
+    """Return why a statistic has no profile over layers."""
+    if sites:
+        return f"--statistic {name} {site}: " + unknown("site", site, [each for _, each in sites])
+    if name in STATISTICS and not known:
+        return f"--statistic {name}: the runs have no statistics by layer; train with stats.every=10"
+    return f"--statistic {name}: " + unknown("statistic by layer", name, sorted({each for each, _ in known}))
+
+
+def _matrix(cells: Sequence[Cell], channels: Channels) -> Figure:
     columns, rows = channels.x, channels.color
     if columns is None or rows is None or columns is rows:
         raise NormlabError("figure matrix: needs two factors; use figure factor for one")
@@ -300,7 +299,7 @@ def _matrix(cells: Sequence[Cell], channels: Channels, statistic: str) -> Figure
         grid = {}
         for cell in members:
             at = columns.levels.index(_level(columns, cell)), rows.levels.index(_level(rows, cell))
-            grid[at] = _loss_point(at[0], cell)
+            grid[at] = loss_point(cell, cell.best_lr, at[0])
         panels.append(Panel(title, grid=grid))
 
     def ticks(factor: Factor) -> tuple[tuple[float, str], ...]:
@@ -318,11 +317,5 @@ def _matrix(cells: Sequence[Cell], channels: Channels, statistic: str) -> Figure
     )
 
 
-KINDS: dict[str, Callable[[Sequence[Cell], Channels, str], Figure]] = {
-    "loss": _losses,
-    "lr": _learning_rates,
-    "factor": _factor,
-    "layers": _layers,
-    "matrix": _matrix,
-}
-"""The figures by name."""
+KINDS = ("loss", "lr", "factor", "layers", "matrix")
+"""The figures."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,12 @@ if TYPE_CHECKING:
 SUFFIXES = (".pdf", ".svg", ".png")
 WIDTHS = {1: 3.4, 2: 7.0}
 """Width in inches of a figure of one and of two text columns."""
+LOGARITHMIC_FROM = 30
+"""The ratio of the largest and the smallest value from which an axis may be logarithmic."""
 RANGES = ("loss", "layers")
 """The figures in which low and high are the range of the seeds, drawn as a band."""
+CHARACTER = 0.06
+"""Width of a character of a label, inches."""
 ROOM = 0.08
 """Room above and below the values, as a share of their range."""
 _DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
@@ -55,18 +60,27 @@ def write_figure(figure: Figure, path: Path, columns: int = 2) -> None:
         raise ConfigError(f"--columns {columns}: must be 1 or 2")
     import matplotlib
 
-    suffix = path.suffix.lower().removeprefix(".")
-    metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {"Software": None}}[suffix]
-    content = io.BytesIO()
-    with matplotlib.rc_context(_SETTINGS):  # pyright: ignore[reportArgumentType]
-        draw(figure, columns).savefig(content, format=suffix, metadata=metadata)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, content.getvalue())
+    with matplotlib.rc_context(_SETTINGS):  # pyright: ignore[reportArgumentType]
+        write_atomic(path, _render(draw(figure, columns), path.suffix.lower().removeprefix(".")))
+
+
+def _render(canvas: Canvas, format: str) -> bytes:
+    """Return a figure as a file without dates, so that equal figures are equal files."""
+    metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {"Software": None}}[format]
+    content = io.BytesIO()
+    canvas.savefig(content, format=format, metadata=metadata)
+    return content.getvalue()
 
 
 def draw(figure: Figure, columns: int = 2) -> Canvas:
     """Return the figure as a matplotlib figure, without its caption."""
-    from matplotlib.figure import Figure as Canvas
+    from matplotlib.figure import Figure as MatplotlibFigure
+
+    class Canvas(MatplotlibFigure):
+        def _repr_png_(self) -> bytes:
+            """Return the picture that a notebook shows."""
+            return _render(self, "png")
 
     count = len(figure.panels)
     most = (1 if figure.kind == "matrix" else 2) if columns == 1 or count == 4 else 4 if count > 6 else 3
@@ -81,13 +95,13 @@ def draw(figure: Figure, columns: int = 2) -> Canvas:
         axis.set_visible(False)
     limits = _limits(figure)
     for index, (axis, panel) in enumerate(zip(flat, figure.panels, strict=False)):
-        axis.set_title(panel.title)
+        axis.set_title(textwrap.fill(panel.title, max(8, int(0.85 * width / across / CHARACTER))))
         if figure.kind == "matrix":
-            image = _draw_grid(axis, figure, panel, limits)
+            image = _draw_grid(axis, figure, panel, limits, width / across)
             if index == count - 1 and image is not None:
                 canvas.colorbar(image, ax=flat[:count], shrink=0.8, label="nats/token")
         else:
-            _draw_lines(axis, figure, panel, limits)
+            _draw_lines(axis, figure, panel, limits, width / across)
         if index + across >= count:
             axis.set_xlabel(figure.x_name)
             axis.tick_params(labelbottom=True)
@@ -99,7 +113,9 @@ def draw(figure: Figure, columns: int = 2) -> Canvas:
 
         # The order of the levels, which one panel may lack.
         handles = [Line2D([], [], **_style(line, figure), label=line.label) for line in lines.values()]
-        canvas.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 2 if columns == 1 else 4))
+        longest = max(map(len, lines))
+        fitting = max(1, int(width / (0.5 + CHARACTER * longest)))
+        canvas.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), fitting, 4))
     return canvas
 
 
@@ -121,12 +137,16 @@ def _limits(figure: Figure) -> tuple[float, float]:
     ends = [value for point in points for value in (point.low, point.high)]
     if is_range:
         values, ends = [*values, *ends], []
+    elif figure.kind == "matrix":
+        ends = []
     finite = [value for value in values if value is not None and math.isfinite(value)]
     if not finite:
         return 0.0, 1.0
     low, high = min(finite), max(finite)
     beyond = (high - low) or 0.1 * abs(high) or 1.0
     ends = [value for value in ends if value is not None]
+    if figure.may_be_log and low > 0 and high / low > LOGARITHMIC_FROM:
+        return low / 1.3, high * 1.3
     low, high = max(low - beyond, min([low, *ends])), min(high + beyond, max([high, *ends]))
     room = ROOM * (high - low or beyond)
     return low - room, high + room
@@ -141,12 +161,18 @@ def _style(line: Line, figure: Figure) -> dict[str, Any]:
     }
 
 
-def _draw_lines(axis: Axes, figure: Figure, panel: Panel, limits: tuple[float, float]) -> None:
+def _draw_lines(axis: Axes, figure: Figure, panel: Panel, limits: tuple[float, float], panel_width: float) -> None:
     if figure.is_log_x:
         axis.set_xscale("log")
         axis.minorticks_off()
+    from matplotlib.ticker import MaxNLocator
+
     is_range = figure.kind in RANGES
     low, high = limits
+    if figure.may_be_log and low > 0 and high / low > LOGARITHMIC_FROM:
+        axis.set_yscale("log")
+    if figure.kind == "layers":
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     top = high + (0.0 if is_range or not any(point.diverged for point in _points(figure)) else 0.12 * (high - low))
     axis.set_ylim(low, top)
     axis.grid(axis="y")
@@ -173,8 +199,22 @@ def _draw_lines(axis: Axes, figure: Figure, panel: Panel, limits: tuple[float, f
                 )
     if figure.x_ticks:
         axis.set_xticks([x for x, _ in figure.x_ticks], [text for _, text in figure.x_ticks])
+        _turn_long_ticks(axis, figure, panel_width)
     if not figure.is_connected and figure.x_ticks:
         axis.set_xlim(figure.x_ticks[0][0] - 0.5, figure.x_ticks[-1][0] + 0.5)
+    elif len(figure.x_ticks) == 1:
+        x = figure.x_ticks[0][0]
+        axis.set_xlim((x / 2, x * 2) if figure.is_log_x else (x - 1, x + 1))
+
+
+def _turn_long_ticks(axis: Axes, figure: Figure, panel_width: float) -> None:
+    """Turn the texts of the x ticks if they are wider than their places."""
+    place = 0.8 * panel_width / len(figure.x_ticks)
+    if CHARACTER * max(len(text) for _, text in figure.x_ticks) > place:
+        axis.tick_params(axis="x", labelrotation=45)
+        for text in axis.get_xticklabels():
+            text.set_horizontalalignment("right")
+            text.set_rotation_mode("anchor")
 
 
 def _shifted(figure: Figure, position: float) -> Callable[[float], float]:
@@ -204,7 +244,7 @@ def _draw_interval(axis: Axes, x: float, point: Point, color: str, limits: tuple
     axis.plot([x], [high], marker="^" if point.high > limits[1] else "_", color=color, markersize=4)
 
 
-def _draw_grid(axis: Axes, figure: Figure, panel: Panel, limits: tuple[float, float]) -> Any:
+def _draw_grid(axis: Axes, figure: Figure, panel: Panel, limits: tuple[float, float], panel_width: float) -> Any:
     """Draw a heat map with the loss in each field; a field with diverged seeds has no colour."""
     import numpy as np
 
@@ -216,8 +256,11 @@ def _draw_grid(axis: Axes, figure: Figure, panel: Panel, limits: tuple[float, fl
         light = point.y is not None and point.y > (limits[0] + limits[1]) / 2
         text = f"{point.diverged}/{point.n}" if point.y is None else f"{point.y:.3f}"
         color = "black" if light or point.y is None else "white"
-        axis.text(column, row, text, ha="center", va="center", fontsize=7, color=color)
+        room = 0.7 * panel_width / len(figure.x_ticks)
+        size = min(7.0, 7.0 * room / (CHARACTER * len(text)))
+        axis.text(column, row, text, ha="center", va="center", fontsize=size, color=color)
     axis.set_xticks([x for x, _ in figure.x_ticks], [text for _, text in figure.x_ticks])
+    _turn_long_ticks(axis, figure, panel_width)
     axis.set_yticks([y for y, _ in figure.y_ticks], [text for _, text in figure.y_ticks])
     for spine in axis.spines.values():
         spine.set_visible(False)

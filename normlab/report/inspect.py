@@ -86,7 +86,7 @@ def _rows(name: str, part: History) -> list[Row]:
     else:
         head = part.values.shape[1] - 1
         columns = {
-            "embed" if layer == 0 else "head" if layer == head else f"block {layer}": part.values[:, layer]
+            "embed" if layer == 0 else "head" if layer == head else f"layer {layer}": part.values[:, layer]
             for layer in part.layers
         }
     return [
@@ -132,8 +132,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def overview_steps(rows: Sequence[Row]) -> str:
-    """Return the steps of the overview's columns, and of statistics with other steps."""
+def overview_reading(rows: Sequence[Row]) -> str:
+    """Return how to read the overview, with the steps of its columns and of statistics with other steps."""
     names_by_steps: dict[tuple[int, int], list[str]] = {}
     for name in OVERVIEW:
         if steps := next((row["steps"] for row in rows if row["statistic"] == name), None):
@@ -142,7 +142,10 @@ def overview_steps(rows: Sequence[Row]) -> str:
         return ""
     (first, last), *others = sorted(names_by_steps, key=lambda steps: -len(names_by_steps[steps]))
     exceptions = [f"; {', '.join(names_by_steps[steps])}: steps {steps[0]} and {steps[1]}" for steps in others]
-    return f"first: step {first}; last: step {last}{''.join(exceptions)}; over training: the last layer"
+    return (
+        "to read: a row is a statistic at a site; a / b: its values in the first and the last layer (at); first: step "
+        f"{first}; last: step {last}{''.join(exceptions)}; by layer: at the last step; over training: the last layer"
+    )
 
 
 def overview_rows(rows: Sequence[Row]) -> list[Row]:
@@ -204,10 +207,23 @@ def spike_table(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def heading(name: str) -> str:
-    """Return the formula, the unit and the question of a statistic, in a line."""
+def definition(name: str) -> str:
+    """Return the question that a statistic answers, its formula and its unit."""
     statistic = STATISTICS[name]
-    return f"{name} = {statistic.formula}; unit {statistic.unit}; of {OF[statistic.of]}. {statistic.question}"
+    return (
+        f"{name}, of {OF[statistic.of]}: {statistic.question}\ndefinition: {statistic.formula}; unit {statistic.unit}"
+    )
+
+
+def reading(rows: Sequence[Row]) -> str:
+    """Return how to read the table of a statistic."""
+    layers = dict.fromkeys(row["layer"] for row in rows if row["layer"])
+    names = {"embed": "embed: the embeddings", "head": "head: after the last layer"}
+    special = "; ".join(text for layer, text in names.items() if layer in layers)
+    each = f"a layer{f' ({special})' if special else ''}" if layers else "the whole model"
+    if len(_by_site(rows)) > 1:
+        each = f"a site, which is a place inside the layer, and {each}"
+    return f"to read: a row is {each}; a column is a measured step; over training: from the first to the last step"
 
 
 def _by_site(rows: Sequence[Row]) -> dict[str, list[Row]]:

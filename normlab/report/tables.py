@@ -29,6 +29,8 @@ from normlab.store.outcome import WHOLE_TEXT_NOTE, format_loss
 
 T = TypeVar("T")
 Row = dict[str, Any]
+MAX_NAMED = 5
+"""Most cells that a line names."""
 FORMATS = ("table", "json", "csv", "markdown", "latex")
 
 
@@ -184,6 +186,12 @@ def _corpora_note(rows: Sequence[Row]) -> str:
         return ""
     listed = ", ".join(f"{corpus}: {counted(n, 'run')}" for corpus, n in counts.items())
     return f"{len(counts)} corpora: losses are comparable only within one corpus ({listed})"
+
+
+def name_some(names: Sequence[str]) -> str:
+    """Return at most `MAX_NAMED` names, separated by semicolons, and the number of the others."""
+    more = [f"{len(names) - MAX_NAMED + 1} more"] if len(names) > MAX_NAMED else []
+    return "; ".join([*names[: MAX_NAMED - len(more)], *more])
 
 
 def counted(n: int, noun: str) -> str:

@@ -17,10 +17,10 @@ TIERS = {
 """When a statistic is measured."""
 
 OF = {
-    "resid": "the stream that enters a block, and the head",
-    "attn": "the tensor that attention adds to the stream, after norms, learned scales and factors",
-    "mlp": "the tensor that the MLP adds to the stream, after norms, learned scales and factors",
-    "block": "the streams before and after a block",
+    "resid": "the residual stream that enters each layer and the head",
+    "attn": "the tensor that attention adds to the residual stream, after norms, learned scales and factors",
+    "mlp": "the tensor that the MLP adds to the residual stream, after norms, learned scales and factors",
+    "block": "the residual stream before and after a layer",
     "attention": "queries, keys and the scale of their product, as the softmax gets them",
     "hidden": "the MLP's hidden activations, before a norm that may follow",
     "norm": "the input and the output of a norm",

@@ -323,7 +323,7 @@ def test_damaged_status_is_counted_and_reported_with_its_reason(damage, make, tm
     _, out, err = run_command("summarize", str(tmp_path), "--by", "norm", "--format", "json")
     assert [warning in each for each in json.loads(out)[0]["warnings"] if broken.run_id in each] == [True]
     _, out, err = run_command("compare", str(tmp_path), "-o", str(tmp_path / "page.html"))
-    assert "Of 3 runs, 1 failed: layernorm pre (1); 1 damaged: layernorm pre (1)." in out
+    assert "Of 3 runs, 1 failed: LayerNorm, pre-norm (1). 1 damaged: LayerNorm, pre-norm (1)." in out
     assert [warning in line for line in err.splitlines() if str(status) in line] == [True]
 
 

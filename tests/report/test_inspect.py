@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -16,9 +17,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from synthetic_runs import Record, write_sweep
 
+import normlab
 from normlab.config.compose import compose_run
-from normlab.report.inspect import MAX_LAYERS, inspect, left_out, overview_steps, table_rows
+from normlab.report.inspect import MAX_LAYERS, inspect, left_out, overview_reading, table_rows
 from normlab.report.tables import sparkline
 from normlab.stats.profiles import Column as NumberOf
 from normlab.stats.profiles import Layout, Profiles
@@ -52,13 +55,15 @@ def command(run: RunFolder, run_command: Command, monkeypatch: pytest.MonkeyPatc
 def test_statistic_by_layer_and_over_training(run: RunFolder, command: Command) -> None:
     code, out, err = command("it's peri", "resid_rms")
     assert (code, err) == (0, "")
-    about, head, _, *lines = out.splitlines()
-    assert about.startswith("resid_rms = sqrt(mean x^2); unit 1; of the stream that enters a block, and the head. ")
+    about, definition, reading, _, head, _, *lines = out.strip().splitlines()
+    assert about.startswith("resid_rms, of the residual stream that enters each layer and the head: How large is the ")
+    assert definition == "definition: sqrt(mean x^2); unit 1"
+    assert reading.startswith("to read: a row is a layer (head: after the last layer); a column is a measured step; ")
     assert head.split("  ")[0] == "layer"
     assert all(f"step {step}" in head for step in (0, 10, 20))
     (profiles,), _ = run.statistics.read("core")
     values = profiles.single_site("resid_rms")
-    assert [line[:7].strip() for line in lines] == ["block 1", "block 2", "block 3", "head"]
+    assert [line[:7].strip() for line in lines] == ["layer 1", "layer 2", "layer 3", "head"]
     for place, line in enumerate(lines, start=1):
         texts = line[7:].split()
         assert texts[:3] == [f"{value:.4g}" for value in values[:, place]]
@@ -72,12 +77,13 @@ def test_overview_is_short(command: Command, run: RunFolder) -> None:
     assert len(lines) < 40
     cells = {tuple(re.split(r"\s{2,}", line)[:2]) for line in lines}
     assert {
-        ("resid_rms", "block 1 / head"),
+        ("resid_rms", "layer 1 / head"),
         ("norm_gain", "attn.out"),
         ("norm_in_rms", "close"),
         ("grad_share", "mlp"),
     } <= cells
-    assert lines[-2] == "first: step 0; last: step 20; over training: the last layer"
+    assert lines[0].startswith("to read: a row is a statistic at a site; a / b: its values in the first and the last ")
+    assert "; first: step 0; last: step 20; by layer: at the last step; over training: the last layer" in lines[0]
     assert lines[-1].endswith("normlab list stats lists the statistics")
 
 
@@ -90,7 +96,7 @@ def test_json_has_all_steps_and_layers(command: Command, run: RunFolder) -> None
         assert len(row["values"]) == 3
         assert row["formula"] == STATISTICS[row["statistic"]].formula
     norm_rows = [row for row in rows if (row["statistic"], row["site"]) == ("norm_out_rms", "mlp.out")]
-    assert [row["layer"] for row in norm_rows] == ["block 1", "block 2", "block 3"]
+    assert [row["layer"] for row in norm_rows] == ["layer 1", "layer 2", "layer 3"]
     expected = profiles.get("norm_out_rms")["mlp.out"][:, 1:4]
     assert np.array_equal(np.array([row["values"] for row in norm_rows], dtype=np.float32).T, expected)
     (share,) = json.loads(command(run.run_id, "grad_share", "--json")[1])[:1]
@@ -155,10 +161,9 @@ def test_damaged_rows_are_left_out_with_a_warning(overrides: list[str], run_comm
 
 def test_overview_names_statistics_measured_at_other_steps() -> None:
     steps = {"resid_rms": [0, 10, 990], "logz": [0, 10, 990], "token_cos": [0, 800], "attn_sink": [0, 800]}
-    line = overview_steps([{"statistic": name, "steps": each} for name, each in steps.items()])
-    expected = "first: step 0; last: step 990; attn_sink, token_cos: steps 0 and 800; over training: the last layer"
-    assert line == expected
-    assert overview_steps([]) == ""
+    line = overview_reading([{"statistic": name, "steps": each} for name, each in steps.items()])
+    assert "; first: step 0; last: step 990; attn_sink, token_cos: steps 0 and 800; by layer: " in line
+    assert overview_reading([]) == ""
 
 
 def test_changed_statistics_of_a_finished_run_have_no_effect(
@@ -304,6 +309,49 @@ def test_inspect_does_not_import_torch(run: RunFolder) -> None:
         assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A results folder with the sweep `it's a sweep` of two placements, two depths and two seeds."""
+    folder = tmp_path_factory.mktemp("results")
+    options = itertools.product(("pre", "post"), (2, 4), (0, 1))
+    records = [Record(placement=p, depth=d, seed=s, steps=40, width=32, context=32) for p, d, s in options]
+    write_sweep(folder, "it's a sweep", records)
+    return folder
+
+
+@pytest.mark.parametrize("where", [["placement=post,model.depth=4,seed=0"], ["depth>2", "seed<1", "placement!=pre"]])
+def test_a_run_of_a_sweep_is_named_by_its_factors(results: Path, run_command: Command, where: list[str]) -> None:
+    run_id = Record(placement="post", depth=4, seed=0, steps=40, width=32, context=32).run_id
+    flags = ["--results-dir", str(results)]
+    named = run_command("inspect", "it's a sweep", *where, "resid_rms", "--json", *flags)
+    assert named == run_command("inspect", run_id, "resid_rms", "--json", *flags)
+    assert named[0] == 0
+    assert run_command("inspect", str(results / "sweeps" / "it's a sweep"), *where, *flags)[0] == 0
+    assert normlab.load("it's a sweep", results, where=",".join(where)).folder.run_id == run_id
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        (
+            [],
+            "it's a sweep: 8 runs, which differ in placement post, pre; model.depth 2, 4; seed 0, 1; select one, for "
+            "example with 'placement=post,model.depth=2,seed=0'",
+        ),
+        (["depth=4,seed=1"], "it's a sweep depth=4,seed=1: 2 runs, which differ in placement post, pre; select one, "),
+        (["depth=5"], "--where model.depth=5: no run matches"),
+        (["depht=4"], "--where depht: no run has this option (did you mean 'model.depth'?)"),
+        (["depth=4", "resid_rms", "logz"], "resid_rms logz: name one statistic"),
+    ],
+)
+def test_factors_that_name_no_run_or_several(
+    results: Path, run_command: Command, where: list[str], message: str
+) -> None:
+    code, out, err = run_command("inspect", "it's a sweep", *where, "--results-dir", str(results))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"error: {message}")
+
+
 def test_table_of_a_deep_model_is_thinned(tmp_path: Path) -> None:
     columns = [NumberOf("resid_rms", "", place) for place in range(1, 202)]
     layout, order = Layout.of(columns, 200, {})
@@ -320,7 +368,7 @@ def test_table_of_a_deep_model_is_thinned(tmp_path: Path) -> None:
     few = [row | {"steps": row["steps"][:5], "values": row["values"][:5]} for row in rows]
     assert left_out(few) == "24 of 201 layers; --json has all"
     assert left_out(few[:24]) == ""
-    assert (shown[0]["layer"], shown[-1]["layer"]) == ("block 1", "head")
+    assert (shown[0]["layer"], shown[-1]["layer"]) == ("layer 1", "head")
     assert [key for key in shown[0] if key.startswith("step")] == [f"step {step}" for step in (0, 7, 14, 22, 29)]
 
 

@@ -61,16 +61,11 @@ def test_data_arrives_unchanged(browser, asset, tmp_path):
         assert tab.evaluate("Object.is(DATA.numbers[3], -0)")
         assert tab.text_content("#text") == HOSTILE
         assert tab.locator("img").count() == 0
-        assert tab.evaluate("typeof Plotly.newPlot") == "function"
-
-
-def test_plotly_is_optional():
-    assert len(page("t", "", {}, [])) > 1e6 > len(page("t", "", {}, [], plotly=False))
 
 
 @pytest.mark.parametrize("how", INJECTED)
 def test_injected_script_does_not_run(browser, asset, tmp_path, how):
-    text = page("t", "", ATTACK, [asset(INJECTED[how])], plotly=False)
+    text = page("t", "", ATTACK, [asset(INJECTED[how])])
     unguarded = re.sub(r"<meta http-equiv.*", "", text)
     assert unguarded != text
     assert visit(browser, tmp_path / "unguarded.html", unguarded)[0], "the attack has no effect without the policy"
@@ -81,7 +76,7 @@ def test_injected_script_does_not_run(browser, asset, tmp_path, how):
 
 def test_page_makes_no_network_request(browser, asset, tmp_path):
     script = asset(f"fetch('https://example.invalid/').catch(() => {{ {RUNS} }});")
-    refused, console = visit(browser, tmp_path / "page.html", page("t", "", {}, [script], plotly=False))
+    refused, console = visit(browser, tmp_path / "page.html", page("t", "", {}, [script]))
     assert refused
     assert "Content Security Policy" in console
     assert "ERR_" not in console

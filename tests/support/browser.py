@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from browser import FLAGS, NAMES, find_browser
 from playwright.sync_api import Browser, Page, sync_playwright
-
-from normlab.report.pages.browser import FLAGS, NAMES, find_browser
 
 WIDE, PHONE = (1280, 900), (375, 812)
 

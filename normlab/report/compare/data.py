@@ -1,133 +1,146 @@
-"""The data of the comparison page as JSON values, which the page's scripts draw."""
+"""The data of the comparison page as JSON values. The page's scripts draw them and compute no statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from normlab.errors import StoreError
 from normlab.report.cells import Cell, rank_cells
-from normlab.report.cells_table import BEST, CellsTable, build_table, cell_options, losses_at
-from normlab.report.cells_text import loss_text, notes, table_rows
-from normlab.report.compare import curves, layer_profiles
-from normlab.report.compare.summary_text import best_cell, summary_sentences
-from normlab.report.factors import MAIN_OPTIONS, varying_options
-from normlab.report.intervals import LEVEL
-from normlab.report.results import (
-    RunResult,
-    comparability_warnings,
-    read_results,
+from normlab.report.cells_table import CellsTable, build_table, cell_options
+from normlab.report.cells_text import notes, table_rows
+from normlab.report.channels import choose_channels, level_colors
+from normlab.report.compare.summary_text import (
+    ALL_BAD,
+    BAD_STATES,
+    MAX_COMPARED,
+    NO_RESULT,
+    best_cell,
+    loss_text,
+    lr_text,
+    margins,
+    not_comparable,
+    selection_note,
+    summary_sentences,
 )
-from normlab.report.runs_table import COLUMNS, row_of, unreadable_lines_note
-from normlab.report.settings import format_setting, options_of, select_where, setting, short_names
-from normlab.report.tables import Row, counted, evenly_spaced, format_value
-from normlab.stats.spikes import RULES, count_spikes
-from normlab.store.format import DAMAGED, DIVERGED, RUNNING, number
-from normlab.store.query import NO_RUN_STATES, Selection
-from normlab.store.reading import Rows
+from normlab.report.factors import Factor, level_label, level_title, varying_options
+from normlab.report.figure_data import factor_axis
+from normlab.report.figure_points import (
+    MOMENTS,
+    SERIES,
+    Point,
+    Profile,
+    Statistic,
+    loss_point,
+    mean_curve,
+    mean_profile,
+    read_curves,
+    read_profiles,
+)
+from normlab.report.intervals import LEVEL
+from normlab.report.results import RunResult, comparability_warnings, read_results
+from normlab.report.runs_table import COLUMNS, row_of
+from normlab.report.settings import format_setting, select_where, setting
+from normlab.report.tables import Row, counted, format_value
+from normlab.stats.registry import STATISTICS
+from normlab.store.format import DAMAGED, RUNNING
+from normlab.store.query import NO_RUN_STATES, NOT_STARTED, Selection
 from normlab.store.record import RunRecord
-from normlab.store.series import evaluations_of, series_of
 
-RunIndex = Mapping[Path, int]
-"""The page's index of a run, by its folder."""
-
-TEXT_KEYS = (
-    "val_loss", "best_val_loss", "last_val_loss", "train_loss", "step", "steps", "tokens_per_s",
+MAX_LAYER_VALUES = 400_000
+"""Most values of profiles over layers; a page of more keeps fewer of the `MOMENTS`, the last one at least."""
+RUN_COLUMNS = (
+    "state", "val_loss", "best_val_loss", "last_val_loss", "train_loss", "step", "tokens_per_s", "seconds", "id",
+    "note",
 )  # fmt: skip
-"""The numeric columns of the table of runs."""
-SPIKE_RULES = {"loss": "loss_olmo_core", "grad_norm": "grad_norm_olmo_core"}
-"""The spike rule of each series."""
-MAX_STEP = 2**32 - 1
-"""The largest step that fits the page's uint32 arrays."""
-MAX_SPIKES = 200
-"""Most spikes of a run and a series that are marked, from the first on; the count includes all."""
+"""The columns of the table of runs after the options in which the runs differ."""
 STILL_RUNNING = "still running: the numbers are of its latest step"
+DIGITS = 6
+"""Significant digits of curves and profiles."""
 
 
-def page_data(selection: Selection, by: Sequence[str] | None, where: Sequence[str]) -> Row:
+def page_data(
+    selection: Selection, by: Sequence[str] | None, where: Sequence[str], channels: Mapping[str, Any] | None = None
+) -> Row:
     """Return the data of the page.
 
     Args:
         selection: The runs.
-        by: The options that define cells; None for the options in which the runs differ.
+        by: The factors; None for the options in which the runs differ.
         where: Conditions that the runs must meet.
+        channels: Arguments of `choose_channels`: `x`, `color`, `style` and `panel`.
 
     Raises:
-        ConfigError: An option of `by` or a condition is invalid.
+        ConfigError: An option of `by`, a condition or a channel is invalid.
     """
     results, warnings = read_results(selection.records)  # warns of every damaged run, which can meet no condition
     records = select_where(selection.records, where)
     selected = set(records)
-    results = [result for result in results if result.record in selected]
+    among, results = results, [result for result in results if result.record in selected]
     options = cell_options(by, results)
     table = build_table(results, options, warnings=warnings) if results else CellsTable(options, [], warnings, [])
+    table = dataclasses.replace(table, among=among)
+    cells, factors = table.cells, table.factors
 
-    index = {record.folder.path: position for position, record in enumerate(records)}
-    cell_of = {run.record.folder.path: position for position, cell in enumerate(table.cells) for run in cell.runs}
-    differing = varying_options(results)
-    runs = [
-        _run(record, len(records), differing) | {"index": position, "cell": cell_of.get(record.folder.path)}
-        for position, record in enumerate(records)
-    ]
-    profiles, problems = layer_profiles.layer_profiles(records, table.cells, [run["warmup"] for run in runs])
-    for position, problem in problems:
-        runs[position]["note"] = "; ".join(filter(None, [runs[position]["note"], problem]))
-        runs[position]["problems"] += [] if problem == layer_profiles.NO_STATISTICS else [problem]
-    states = (*NO_RUN_STATES, DAMAGED)
-    missing = [
-        record.state if record.state in states else "no settings on record"
-        for record in records
-        if record.folder.path not in cell_of
-    ]
+    in_cells = {run.record.folder.path for cell in cells for run in cell.runs}
+    missing = [_state(record) for record in records if record.folder.path not in in_cells]
+    compared, problems = margins(cells), _Problems()
+    curves, (layers, moments) = list(_curves(cells, problems)), _layers(cells, problems)
     texts = table_rows(table) if table.rows else []
-    order = rank_cells(table.cells)
-    run_options = sorted(options_of(records))
     return {
         "title": _title(selection, len(records)),
-        "options": {option: _option_values(records, option) for option in run_options},
-        "short_names": short_names(run_options),
-        "by": options,
-        "level": LEVEL,
-        "summary": summary_sentences(table.cells, missing, options),
-        "best": best_cell(table.cells),
-        "order": [*order, *(position for position in range(len(table.cells)) if position not in order)],
-        "banners": comparability_warnings(results),
+        "about": _about(records, results, table),
+        "summary": summary_sentences(cells, missing, compared),
+        "not_comparable": not_comparable(cells),
+        "no_result": NO_RESULT,
+        "all_bad": ALL_BAD,
+        "missing": [[state, missing.count(state)] for state in dict.fromkeys(missing)],
         "warnings": table.warnings,
-        "notes": notes(table) if table.rows else [],
+        "caveats": [*comparability_warnings(results), *table.warnings, *selection_note(cells, best_cell(cells))],
+        "by": options,
+        "best": best_cell(cells),
+        "level": LEVEL,
+        "max_compared": MAX_COMPARED,
+        "factors": [_factor(factor) for factor in factors],
+        "channels": _channels(factors, records, channels or {}),
         "cells": [
-            {
-                **row,
-                "index": position,
-                "label": cell.label,
-                "runs": [index[run.record.folder.path] for run in cell.runs],
-                "at_best": [index[run.record.folder.path] for run in cell.runs_at(cell.best_lr)],
-                "text": text,
-            }
-            for position, (row, cell, text) in enumerate(zip(table.rows, table.cells, texts, strict=True))
+            {**row, **_cell(cell), "curves": series, "layers": profiles}
+            for row, cell, series, profiles in zip(table.rows, cells, curves, layers, strict=True)
         ],
-        "cell_columns": list(texts[0]) if texts else [],
-        "runs": runs,
-        "differing": differing,
-        "matrix": _matrix(results, index),
-        "rates": [_learning_rate_points(cell, index) for cell in table.cells],
-        "profiles": profiles,
-        "spike_rules": {
-            series: {"formula": rule.formula, "source": rule.source}
-            for series, name in SPIKE_RULES.items()
-            for rule in RULES
-            if rule.name == name
-        },
-        "sampling": curves.SAMPLING,
+        "order": rank_cells(cells),
+        "margins": [[*pair, margin.is_significant, margin.text] for pair, margin in compared.items()],
+        "series": SERIES,
+        "moments": {moment: MOMENTS[moment] for moment in MOMENTS if moment in moments},
+        "statistics": _descriptions(layers),
+        "cell_table": {"columns": list(texts[0]) if texts else [], "rows": [list(row.values()) for row in texts]},
+        "run_table": _run_table(records, varying_options(results), cells, problems),
+        "notes": notes(table) if table.rows else [],
+        "problems": problems.lines(table.warnings),
     }
 
 
-def _option_values(records: Sequence[RunRecord], option: str) -> list[Any]:
-    """Return the value of an option for each run, or one value if all are equal."""
-    values = [setting(record, option) for record in records]
-    return values[:1] if all(value == values[0] for value in values) else values
+class _Problems:
+    """What is wrong with the record of each run."""
+
+    def __init__(self) -> None:
+        self._by_run: dict[str, list[str]] = {}
+
+    def of(self, record: RunRecord) -> list[str]:
+        return self._by_run.setdefault(record.run_id, [])
+
+    def lines(self, warnings: Sequence[str]) -> list[str]:
+        """Return a line for each run with problems that are in no warning."""
+        new = {
+            run: [line for line in dict.fromkeys(lines) if not any(line in warning for warning in warnings)]
+            for run, lines in self._by_run.items()
+        }
+        return [f"run {run}: {'; '.join(lines)}".replace(f" of run {run}", "") for run, lines in new.items() if lines]
+
+
+def _state(record: RunRecord) -> str:
+    return record.state if record.state in (*NO_RUN_STATES, DAMAGED) else "no settings on record"
 
 
 def _title(selection: Selection, kept: int) -> str:
@@ -139,98 +152,134 @@ def _title(selection: Selection, kept: int) -> str:
     return selection.name if kept == total else f"{selection.name}: {count}"
 
 
-def _run(record: RunRecord, runs: int, differing: Sequence[str]) -> Row:
-    """Return a run's row of `summarize` with its curves, for a page of `runs` runs."""
-    problems = [record.problem, record.folder.metrics_problem()]
-    rows = Rows([], damaged=0, torn=False)
-    try:
-        rows = record.folder.rows()
-    except StoreError as error:
-        problems = [record.problem, str(error)]
-    trained = series_of([row for row in rows.rows if row.get("kind") == "train"])
-    valid = (trained["step"] >= 0) & (trained["step"] <= MAX_STEP) & (np.floor(trained["step"]) == trained["step"])
-    order = np.flatnonzero(valid)
-    order = order[np.argsort(trained["step"][order], kind="stable")]  # a damaged row may repeat a step
-    trained = {name: values[order] for name, values in trained.items()}
-    steps, invalid = trained["step"].astype(np.int64), int((~valid).sum())
-    problems += [unreadable_lines_note(rows), f"rows of the metrics without a valid step: {invalid}" if invalid else ""]
-    problems = list(filter(None, problems))
-    spikes: dict[str, list[int]] = {series: [] for series in SPIKE_RULES}
-    if len(steps):
-        rules = [rule for rule in RULES if rule.name in SPIKE_RULES.values()]
-        spikes = {counts.rule.of: steps[counts.spikes].tolist() for counts in count_spikes(trained, rules)}
-    others = [row for row in rows.rows if row.get("kind") != "train"]
-    measured = evaluations_of(others)
-    batch, context = _whole_number(record.config.train.batch_size), _whole_number(record.config.model.context)
-    row = row_of(record, lambda: rows)
-    notes = [STILL_RUNNING] if record.state == RUNNING else []
-    most = curves.points_per_curve(runs)
+def _about(records: Sequence[RunRecord], results: Sequence[RunResult], table: CellsTable) -> str:
+    """Return the number of runs, the definition of a cell, and the corpora and devices."""
+    names = [sorted({str(run.settings[key]) for run in results}) for key in ("corpus", "device", "precision")]
+    of_each = ", ".join(factor.name for factor in table.factors)
+    cells = f"in {counted(len(table.cells), 'cell')}, one for each {of_each}" if table.cells else ""
+    about = f"{counted(len(records), 'run')} {cells}".rstrip()
+    return " · ".join([about, *map(", ".join, filter(None, names))])
+
+
+def _factor(factor: Factor) -> Row:
+    axis = factor_axis(factor)
     return {
-        **{key: row[key] for key in COLUMNS},
-        "note": "; ".join(filter(None, [row["note"], *(note for note in notes + problems if note not in row["note"])])),
-        "text": {key: format_value(key, row[key]) for key in TEXT_KEYS},
-        "problems": problems,
-        "settings": {option: format_setting(setting(record, option)) for option in differing},
-        "warmup": _whole_number(record.config.optim.warmup_steps),
-        "tokens_per_step": None if batch is None or context is None else batch * context,
-        "diverged_at": _diverged_at(record, row),
-        "spikes": {of: at[:MAX_SPIKES] for of, at in spikes.items()},
-        "spike_counts": {of: len(at) for of, at in spikes.items()},
-        "loss": curves.curve(steps, trained["loss"], most),
-        "grad_norm": curves.curve(steps, trained["grad_norm"], most),
-        "evals": {"steps": [each.step for each in measured], "values": [each.loss for each in measured]},
-        "paces": _times(others, curves.times_per_run(runs)),
+        "option": factor.option,
+        "name": factor.name,
+        "levels": [format_setting(level) for level in factor.levels],
+        "titles": [level_title(factor.option, level) for level in factor.levels],
+        "labels": [level_label(factor.option, level) for level in factor.levels],
+        "positions": [axis.positions[level] for level in factor.levels],
+        "is_numeric": factor.is_numeric,
+        "is_log": axis.is_log,
+        "light": list(level_colors(factor).values()),
+        "dark": list(level_colors(factor, dark=True).values()),
+        "styles": [(factor.all_levels or factor.levels).index(level) for level in factor.levels],
     }
 
 
-def _diverged_at(record: RunRecord, row: Row) -> int | None:
-    """Return the step at which a run diverged, or None."""
-    if row["state"] != DIVERGED:
-        return None
-    step = record.status.diverged.step
-    return _whole_number(row["step"] if step is None else step)
+def _channels(factors: Sequence[Factor], records: Sequence[RunRecord], given: Mapping[str, Any]) -> dict[str, str]:
+    """Return the channel of each factor in figures with a factor on x: `x`, `color`, `style` or `panel`."""
+    chosen = choose_channels(factors, records, has_x=True, **given)
+    singles = (("color", chosen.color), ("style", chosen.style), ("x", chosen.x))  # a single factor on both is on x
+    pairs = [*((factor, "panel") for factor in chosen.panel), *((factor, name) for name, factor in singles if factor)]
+    return {factor.option: name for factor, name in pairs}
 
 
-def _times(rows: Sequence[Row], most: int) -> Row:
-    """Return at most `most` steps and the training seconds until each, evenly spaced."""
-    pairs = [(number(row.get("step")), number(row.get("seconds"))) for row in rows if row.get("kind") == "pace"]
-    times = evenly_spaced([pair for pair in pairs if None not in pair], most)
-    return {"steps": [step for step, _ in times], "seconds": [seconds for _, seconds in times]}
+def _cell(cell: Cell) -> Row:
+    """Return what the page shows of a cell besides its row of `summarize`."""
+    levels = {option: format_setting(value) for option, value in zip(cell.by, cell.key, strict=True)}
+    statuses = [run.record.status for run in cell.runs]
+    tokens = [status.tokens for status in statuses if status.tokens is not None]
+    seconds = [status.seconds for status in statuses if status.seconds is not None]
+    batch, context = cell.runs[0].record.config.train.batch_size, cell.runs[0].record.config.model.context
+    return {
+        "levels": levels,
+        "loss_text": loss_text(cell),
+        "lr_text": lr_text(cell),
+        "is_bad": cell.has_bad_outcome,
+        "bad": {text: count for text, state in BAD_STATES.items() if (count := cell.count(state))},
+        "tokens": math.fsum(tokens),
+        "hours": math.fsum(seconds) / 3600,
+        "tokens_per_step": batch * context if batch and context else None,
+        "point": dataclasses.asdict(loss_point(cell, cell.best_lr, 0)) if cell.losses else None,
+        "rates": [dataclasses.asdict(loss_point(cell, lr, lr)) for lr in cell.losses],
+        "diverged_at": [
+            run.record.status.diverged.step for run in cell.runs_at(cell.best_lr) if run.record.status.diverged.step
+        ],
+    }
 
 
-def _whole_number(value: float | None) -> int | None:
-    """Return the number as an integer if it is a whole number of at least 0, else None."""
-    return int(value) if value is not None and value >= 0 and value % 1 == 0 else None
+def _curves(cells: Sequence[Cell], problems: _Problems) -> Iterator[dict[str, list[list[float]]]]:
+    """Yield, for each cell, [step, mean, low, high] of each of `SERIES` at its best learning rate."""
+    for cell in cells:
+        members = cell.runs_at(cell.best_lr) or cell.runs
+        runs = [read_curves(run.record, problems.of(run.record)) for run in members]
+        yield {series: _numbers(mean_curve([curves[series] for curves in runs])) for series in SERIES}
 
 
-def _learning_rate_points(cell: Cell, index: RunIndex) -> list[Row]:
-    """Return, for each learning rate of a cell, the mean loss and the loss of each run.
+def _numbers(points: Sequence[Point]) -> list[list[float]]:
+    return [[_round(point.x), *map(_round, (point.y or 0, point.low or 0, point.high or 0))] for point in points]
 
-    If a run diverged, the mean is infinite and `val_loss_of_others` holds the mean of the other runs.
-    """
-    return [
+
+def _round(value: float) -> float:
+    rounded = float(f"{value:.{DIGITS}g}")
+    return int(rounded) if rounded == int(rounded) and abs(rounded) < 1e15 else rounded
+
+
+Layers = dict[str, dict[str, list[list[float]]]]
+"""[layer, mean, low, high] by statistic and moment."""
+
+
+def _layers(cells: Sequence[Cell], problems: _Problems) -> tuple[list[Layers], list[str]]:
+    """Return the profiles over layers of each cell at its best learning rate, and the moments that they have."""
+    measured: list[dict[Statistic, list[Profile]]] = []
+    for cell in cells:
+        profiles: dict[Statistic, list[Profile]] = {}
+        for run in cell.runs_at(cell.best_lr) or cell.runs:
+            for key, profile in read_profiles(run.record, problems.of(run.record)).items():
+                profiles.setdefault(key, []).append(profile)
+        measured.append(profiles)
+    values = sum(
+        3 * len(profiles[0].get("last", ())) for by_key in measured for profiles in by_key.values() if profiles
+    )
+    most = max(1, min(len(MOMENTS), MAX_LAYER_VALUES // max(values, 1)))
+    moments = ["last", "first", "warmup"][:most]
+    with_layers = {
+        key for by_key in measured for key, profiles in by_key.items() if len(profiles[0].get("last", ())) > 1
+    }
+    layers = [
         {
-            **losses_at(cell, lr, BEST),
-            "text": loss_text(losses),
-            "runs": [{"run": index[run.record.folder.path], "loss": run.loss} for run in cell.runs_at(lr)],
+            " ".join(filter(None, key)): {moment: _numbers(mean_profile(profiles, moment)) for moment in moments}
+            for key, profiles in by_key.items()
+            if key in with_layers
         }
-        for lr, losses in cell.losses.items()
+        for by_key in measured
     ]
+    return layers, moments
 
 
-def _matrix(results: Sequence[RunResult], index: RunIndex) -> Row:
-    """Return the rows of `summarize --by norm,placement,model.depth`, with their axes."""
-    table = build_table(results, MAIN_OPTIONS)
-    cells = [
-        {
-            **row,
-            "norm": format_setting(cell.key[0]),
-            "placement": format_setting(cell.key[1]),
-            "depth": cell.key[2],
-            "text": loss_text(cell.final_losses),
-            "runs": [index[run.record.folder.path] for run in cell.runs],
-        }
-        for row, cell in zip(table.rows, table.cells, strict=True)
-    ]
-    axes = {f"{axis}s": list(dict.fromkeys(cell[axis] for cell in cells)) for axis in ("norm", "placement", "depth")}
-    return {**axes, "cells": cells}
+def _descriptions(layers: Sequence[Layers]) -> Row:
+    """Return the definition of each statistic of the page."""
+    keys = dict.fromkeys(itertools.chain.from_iterable(layers))
+    by_key = {key: STATISTICS[key.partition(" ")[0]] for key in keys}
+    return {key: {"formula": s.formula, "unit": s.unit, "question": s.question} for key, s in by_key.items()}
+
+
+def _run_table(records: Sequence[RunRecord], options: Sequence[str], cells: Sequence[Cell], problems: _Problems) -> Row:
+    """Return the table of runs as text, with the index of each run's cell."""
+    cell_of = {run.record.folder.path: index for index, cell in enumerate(cells) for run in cell.runs}
+    rows = []
+    for record in records:
+        row = row_of(record)
+        lines = problems.of(record)
+        if record.state != NOT_STARTED:
+            lines += filter(None, [record.problem, record.folder.metrics_problem()])
+        notes = [row["note"], record.problem, *([STILL_RUNNING] if record.state == RUNNING else []), *lines]
+        row["note"] = "; ".join(dict.fromkeys(filter(None, notes)))
+        values = [record.name, *(format_setting(setting(record, option)) for option in options)]
+        values += [format_value(key, row[key]) if key in COLUMNS else "" for key in RUN_COLUMNS]
+        rows.append(
+            {"id": record.run_id, "cell": cell_of.get(record.folder.path), "state": row["state"], "values": values}
+        )
+    return {"columns": ["run", *options, *(key.replace("_", " ") for key in RUN_COLUMNS)], "rows": rows}

@@ -1,4 +1,4 @@
-"""Summary sentences of a comparison: the best cell, its margin over the second best, and the outcomes of all runs.
+"""The answer of a comparison in sentences: the best cell, its margin over the second best, and all outcomes.
 
 A sentence with the loss of a cell also counts the cell's diverged seeds.
 """
@@ -7,16 +7,32 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from normlab.report.cells import Cell, rank_cells
-from normlab.report.contrasts import compare_cells
-from normlab.report.intervals import LEVEL, PairedTest, design_of, format_losses, mean_interval
+from normlab.report.contrasts import compare_cells, pool_cells
+from normlab.report.intervals import LEVEL, PairedTest, design_of, format_losses, holm, mean_interval
 from normlab.report.results import UNFINISHED, reason_not_comparable
-from normlab.report.settings import format_setting
-from normlab.report.tables import counted
+from normlab.report.tables import counted, name_some
 from normlab.store.format import DAMAGED, DIVERGED, FAILED
 from normlab.store.outcome import REGRESSED, STUCK
+
+MAX_COMPARED = 80
+"""The number of best cells that are compared pair by pair."""
+NO_RESULT = "No run has a final loss yet: there is nothing to compare."
+ALL_BAD = "No best cell: in every cell with a result, a run diverged, is stuck or regressed."
+BAD_STATES = {state: state for state in (DIVERGED, FAILED, STUCK, REGRESSED, DAMAGED)} | {"not finished": UNFINISHED}
+"""The states of runs that the summary counts, by their names in text."""
+
+
+class Margin(NamedTuple):
+    """The comparison of a cell with a worse one."""
+
+    is_significant: bool
+    """Whether the loss is lower: the interval of the paired difference is below 0, and p < 0.05 after Holm's correction
+    for all comparisons with the better cell."""
+    text: str
 
 
 def best_cell(cells: Sequence[Cell]) -> int | None:
@@ -26,71 +42,89 @@ def best_cell(cells: Sequence[Cell]) -> int | None:
     regressed.
     """
     order = rank_cells(cells)
-    if len(cells) < 2 or not order or cells[order[0]].has_bad_outcome or _reason_not_comparable(cells):
+    if len(cells) < 2 or not order or cells[order[0]].has_bad_outcome or not_comparable(cells):
         return None
     return order[0]
 
 
-def summary_sentences(cells: Sequence[Cell], missing: Sequence[str] = (), by: Sequence[str] = ()) -> list[str]:
-    """Return the sentences that open the page.
+def not_comparable(cells: Sequence[Cell]) -> str:
+    """Return the sentence that says why the cells have no best one, or an empty text."""
+    reason = reason_not_comparable([run for cell in cells for run in cell.runs if run.has_loss])
+    return reason and f"No best cell: {reason}."
+
+
+def margins(cells: Sequence[Cell]) -> dict[tuple[int, int], Margin]:
+    """Return the comparison of each pair of the `MAX_COMPARED` best cells, by their indices, the better one first.
+
+    The tests are those of `normlab summarize --against` with the better cell as the baseline.
+    """
+    order = rank_cells(cells)[:MAX_COMPARED]
+    pool = pool_cells(cells, {cell.key: cell.best_lr for cell in cells})
+    tests: dict[tuple[int, int], PairedTest | None] = {}
+    for rank, better in enumerate(order):
+        for worse in order[rank + 1 :]:
+            a, b = cells[better], cells[worse]
+            tests[better, worse] = compare_cells(a, a.best_lr, b, b.best_lr, pool)
+    found: dict[tuple[int, int], Margin] = {}
+    for cell in order:
+        pairs = [pair for pair in tests if cell in pair]
+        p_values = holm([test and test.p for test in map(tests.__getitem__, pairs)])
+        for pair, p in zip(pairs, p_values, strict=True):
+            if pair[0] == cell:
+                found[pair] = _margin(cells[pair[0]], cells[pair[1]], tests[pair], p, len(pairs))
+    return found
+
+
+def _margin(better: Cell, worse: Cell, test: PairedTest | None, p: float | None, comparisons: int) -> Margin:
+    name = worse.label
+    undecided = f"Not significantly better than the second best, {name}"
+    if test is None:
+        return Margin(False, f"{undecided}: the two cells have no seed in common ({loss_text(worse)}).")
+    diverged = f"; {_diverged_text(worse)} in {name}" if worse.diverged else ""
+    if test.low is None or test.high is None or p is None:
+        few = f"n={test.design} is too few for an interval"
+        if worse.diverged:
+            return Margin(False, f"The second best is {name}: {_diverged_text(worse)}; {few}.")
+        return Margin(False, f"{undecided}: {_difference_text(test)}{few}.")
+    corrected = f" corrected for {comparisons} comparisons" if comparisons > 1 else ""
+    name_of_test = "" if test.test == "paired t" else f", {test.test}"
+    details = f"({_difference_text(test)}n={test.design}{name_of_test}, p = {p:.2g}{corrected}{diverged})"
+    if test.high < 0 and p < 1 - LEVEL:
+        margin = "far" if math.isinf(test.estimate) else f"{-test.estimate:.4f} nats/token"
+        return Margin(True, f"The loss is {margin} below that of the second best, {name} {details}.")
+    return Margin(False, f"{undecided} {details}.")
+
+
+def summary_sentences(
+    cells: Sequence[Cell],
+    missing: Sequence[str] = (),
+    compared: Mapping[tuple[int, int], Margin] | None = None,
+) -> list[str]:
+    """Return the sentences that `normlab compare` prints.
 
     Args:
         cells: The compared cells.
         missing: The state of each run that is in no cell, such as `damaged` or `not started`.
-        by: The options that define the cells; without `by`, the name of a cell has values only.
+        compared: The `margins` of the cells, if the caller has them.
     """
     order, best = rank_cells(cells), best_cell(cells)
     if not order:
-        sentences = ["No run has a final loss yet: there is nothing to compare."]
+        sentences = [NO_RESULT]
     elif best is not None:
-        sentences = [_describe_best(cells, best, by), _describe_margin(cells, order, by)]
-    elif reason := _reason_not_comparable(cells):
-        sentences = [f"No best cell: {reason}."]
+        cell = cells[best]
+        sentences = [f"Best: {cell.label}: validation loss {loss_text(cell)}, {lr_text(cell)}."]
+        compared = margins(cells) if compared is None else compared
+        sentences.append(compared[best, order[1]].text if len(order) > 1 else "No other cell has a result.")
+    elif reason := not_comparable(cells):
+        sentences = [reason]
     elif len(cells) > 1:
-        sentences = ["No best cell: in every cell with a result, a run diverged, is stuck or regressed."]
+        sentences = [ALL_BAD]
     else:
-        loss = f"validation loss {_loss_text(cells[0])}, {_lr_text(cells[0])}"
-        sentences = [f"{_name(cells[0], by)}: {loss}; no other cell to compare with."]
-    return [*sentences, _count_outcomes(cells, missing, by), *_selection_note(cells, best)]
-
-
-def _name(cell: Cell, by: Sequence[str]) -> str:
-    """Return the cell's name, with options (`model.depth=200`) if its values are only numbers."""
-    texts = [format_setting(value) for value in cell.key]
-    has_word = any(isinstance(value, bool | str) and any(map(str.isalpha, str(value))) for value in cell.key)
-    if has_word or not by:
-        return cell.name
-    return " ".join(f"{option}={text}" for option, text in zip(by, texts, strict=True))
-
-
-def _describe_best(cells: Sequence[Cell], best: int, by: Sequence[str]) -> str:
-    lowest = min((cell for cell in cells if cell.losses), key=lambda cell: mean_interval(cell.final_losses).estimate)
-    among = "" if lowest is cells[best] else " of the cells in which no run diverged, is stuck or regressed"
-    cell = cells[best]
-    return f"{_name(cell, by)} has the lowest validation loss{among}: {_loss_text(cell)}, {_lr_text(cell)}."
-
-
-def _describe_margin(cells: Sequence[Cell], order: Sequence[int], by: Sequence[str]) -> str:
-    """Compare the best cell with the second best, paired by seed and data order."""
-    if len(order) < 2:
-        return "No other cell has a result."
-    best, second = cells[order[0]], cells[order[1]]
-    name = _name(second, by)
-    test = compare_cells(best, best.best_lr, second, second.best_lr)
-    undecided = f"{_name(best, by)} is not significantly better than the second best, {name}"
-    if test is None:
-        return f"{undecided}: the two cells have no seed in common ({_loss_text(second)})."
-    diverged = f"; {_diverged_text(second)} in {name}" if second.diverged else ""
-    if test.low is None or test.high is None:
-        if second.diverged:
-            return f"The second best is {name}: {_diverged_text(second)}; n={test.design} is too few for an interval."
-        return f"{undecided}: {_difference_text(test)}n={test.design} is too few for an interval."
-    name_of_test = "" if test.test == "paired t" else f", {test.test}"
-    details = f"({_difference_text(test)}n={test.design}{name_of_test}{diverged})"
-    if test.high < 0:
-        margin = "far" if math.isinf(test.estimate) else f"{-test.estimate:.4f} nats/token"
-        return f"The loss is {margin} below that of the second best, {name} {details}."
-    return f"{undecided}: the {LEVEL:.0%} interval of the difference is not entirely below 0 {details}."
+        cell = cells[0]
+        sentences = [
+            f"{cell.label}: validation loss {loss_text(cell)}, {lr_text(cell)}; no other cell to compare with."
+        ]
+    return [*sentences, _count_outcomes(cells, missing), *selection_note(cells, best)]
 
 
 def _difference_text(test: PairedTest) -> str:
@@ -103,21 +137,20 @@ def _difference_text(test: PairedTest) -> str:
     return " ".join(parts) + ", " if parts else ""
 
 
-def _count_outcomes(cells: Sequence[Cell], missing: Sequence[str], by: Sequence[str]) -> str:
+def _count_outcomes(cells: Sequence[Cell], missing: Sequence[str]) -> str:
     """Return the number of runs in each state other than finished, by cell."""
     total = sum(len(cell.runs) for cell in cells) + len(missing)
-    outcomes = {state: state for state in (DIVERGED, FAILED, STUCK, REGRESSED, DAMAGED)} | {"not finished": UNFINISHED}
-    counts = {text: {_name(cell, by): cell.count(outcome) for cell in cells} for text, outcome in outcomes.items()}
+    counts = {text: {cell.label: cell.count(state) for cell in cells} for text, state in BAD_STATES.items()}
     parts = []
     for text, by_name in {**counts, "in no cell": Counter(missing)}.items():
         if number := sum(by_name.values()):
-            names = ", ".join(f"{name} ({count})" for name, count in by_name.items() if count)
+            names = name_some([f"{name} ({count})" for name, count in by_name.items() if count])
             parts.append(f"{number} {text}: {names}")
     runs = counted(total, "run")
-    return f"Of {runs}, {'; '.join(parts)}." if parts else f"{'' if total == 1 else 'All '}{runs} finished."
+    return f"Of {runs}, {'. '.join(parts)}." if parts else f"{'' if total == 1 else 'All '}{runs} finished."
 
 
-def _selection_note(cells: Sequence[Cell], best: int | None) -> list[str]:
+def selection_note(cells: Sequence[Cell], best: int | None) -> list[str]:
     """Return the note that a loss is optimistic if it was also used for a selection."""
     rates = [len(cell.losses) for cell in cells if cell.losses]
     selected = ["each cell's learning rate"] if max(rates, default=0) > 1 else []
@@ -129,13 +162,11 @@ def _selection_note(cells: Sequence[Cell], best: int | None) -> list[str]:
     return [f"Note: {' and '.join(selected)} {verb} selected on this same loss, so {loss} optimistic."]
 
 
-def _reason_not_comparable(cells: Sequence[Cell]) -> str:
-    return reason_not_comparable([run for cell in cells for run in cell.runs if run.has_loss])
-
-
-def _loss_text(cell: Cell) -> str:
+def loss_text(cell: Cell) -> str:
     """Return `1.8321 ± 0.0102 nats/token (95% interval, n=3)`, or the number of diverged seeds."""
     losses = cell.final_losses
+    if not losses:
+        return "no final loss"
     if cell.diverged:
         finite = {replicate: loss for replicate, loss in losses.items() if math.isfinite(loss)}
         others = f"; mean of the others {mean_interval(finite).estimate:.4f} nats/token" if finite else ""
@@ -145,7 +176,8 @@ def _loss_text(cell: Cell) -> str:
     return f"{format_losses(losses)} nats/token ({interval}n={design_of(losses)}{none})"
 
 
-def _lr_text(cell: Cell) -> str:
+def lr_text(cell: Cell) -> str:
+    """Return `at its best learning rate 0.001 (of 3)`."""
     rate = "" if cell.best_lr is None else f"{cell.best_lr:g}"
     return f"at its best learning rate {rate} (of {len(cell.losses)})" if len(cell.losses) > 1 else f"at lr {rate}"
 

@@ -1,6 +1,6 @@
 """The HTML shell of every page: one file that contains its styles, scripts and data.
 
-The page's content security policy allows no request, and no script except those with the listed SHA-256. Data from
+The page's content security policy allows no request, and no script except the one with the listed SHA-256. Data from
 records enters as JSON, and the scripts put it into the document as text.
 """
 
@@ -41,7 +41,7 @@ def check_page(path: Path, option: str) -> None:
         raise ConfigError(f"{option} {path}: exists and is not HTML; choose another name, such as {path}.html")
 
 
-def page(title: str, body: str, data: Mapping[str, Any], assets: Sequence[Path], *, plotly: bool = True) -> str:
+def page(title: str, body: str, data: Mapping[str, Any], assets: Sequence[Path]) -> str:
     """Return the HTML of a page.
 
     Args:
@@ -49,23 +49,17 @@ def page(title: str, body: str, data: Mapping[str, Any], assets: Sequence[Path],
         body: Trusted HTML. Text from records belongs in `data`.
         data: JSON values for the scripts; NaN and infinity become strings, as in a record.
         assets: Styles (.css) and scripts (.js) in loading order, after the shared ones. Scripts share one scope.
-        plotly: Include Plotly's library (5 MB).
     """
-    scripts = [_read_joined([SHARED / "base.js", *assets], ".js")]
-    if plotly:
-        from plotly.offline import get_plotlyjs
-
-        scripts.insert(0, get_plotlyjs())
-    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
+    script = _read_joined([SHARED / "base.js", *assets], ".js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     shell = Template((SHARED / "shell.html").read_text(encoding="utf-8"))
     return shell.substitute(
-        policy=f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:",
+        policy=f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data: blob:",
         title=html.escape(title),
         styles=_read_joined([SHARED / "base.css", *assets], ".css"),
         body=body,
         data=as_json(data),
-        scripts="\n".join(f"<script>{script}</script>" for script in scripts),
+        script=script,
     )
 
 

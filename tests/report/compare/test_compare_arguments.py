@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-import types
 import webbrowser
 from pathlib import Path
 
@@ -35,7 +33,7 @@ def sweeps(trained, tmp_path, monkeypatch):
 
 
 def ids(page: str) -> list[str]:
-    return sorted(run["id"] for run in page_data(Path(page))["runs"])
+    return sorted(run["id"] for run in page_data(Path(page))["run_table"]["rows"])
 
 
 @pytest.mark.parametrize(
@@ -58,8 +56,7 @@ def test_names_select_runs(sweeps, run_command, names, page, runs, title):
     assert code == 0
     assert out.splitlines()[-1] == page
     data = page_data(Path(page))
-    assert sorted(run["id"] for run in data["runs"]) == runs
-    assert [run["index"] for run in data["runs"]] == list(range(len(runs)))
+    assert sorted(run["id"] for run in data["run_table"]["rows"]) == runs
     assert data["title"] == title
     assert data["command"] == " ".join(["normlab", "compare", *names])
     assert out.splitlines()[:-1] == data["summary"]
@@ -71,7 +68,7 @@ def test_another_results_folder(sweeps, run_command, tmp_path):
     assert code == 0
     assert out.splitlines()[-1] == "deep/in/page.htm"
     assert ids("deep/in/page.htm") == ["abc0", "abc1"]
-    command = "normlab compare first --by seed -o deep/in/page.htm --results-dir 'o ther'"
+    command = "normlab compare first --by seed --results-dir 'o ther' -o deep/in/page.htm"
     assert command in Path("deep/in/page.htm").read_text()
 
 
@@ -91,7 +88,7 @@ def test_another_results_folder(sweeps, run_command, tmp_path):
         (["deserted"], "no runs in deserted: train one"),
         (["results", "--results-dir", "nowhere", "-o", "x.pdf"], "-o x.pdf: a page is HTML"),
         (["-o", "results"], "-o results: is a folder"),
-        (["--format", "pdf"], "--format pdf: unknown format 'pdf'"),
+        (["--x", "depth", "first"], "--x model.depth: is not one of the factors of these runs"),
         (["--by", "norm,"], "--by norm,: name at least one option"),
         (["--by", "narm"], "--by narm: no run has this option (did you mean 'norm'?)"),
         (["--where", "norm=dyt"], "--where norm=dyt: no run matches"),
@@ -138,16 +135,6 @@ def test_open_shows_the_page_in_a_browser(sweeps, run_command, monkeypatch):
     monkeypatch.setattr(webbrowser, "open", data.append)
     assert run_command("compare", "first", "--open")[0] == 0
     assert data == [Path("results/sweeps/first/compare.html").resolve().as_uri()]
-
-
-def test_images_are_beside_the_page(sweeps, run_command, monkeypatch):
-    module = types.ModuleType("normlab.report.pages.browser")
-    module.export_images = lambda page: {"losses": b"1", "curves": b"2"} if page.is_file() else {}  # pyright: ignore
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    code, out, _ = run_command("compare", "first", "--format", "png", "-o", "a/my.html")
-    assert code == 0
-    assert out.splitlines()[-3:] == ["a/my-losses.png", "a/my-curves.png", "a/my.html"]
-    assert Path("a/my-curves.png").read_bytes() == b"2"
 
 
 def test_page_that_cannot_be_written_is_one_error(sweeps, run_command):

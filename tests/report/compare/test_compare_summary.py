@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from normlab.report.cells import group_cells, rank_cells
-from normlab.report.compare.summary_text import best_cell, summary_sentences
+from normlab.report.compare.summary_text import best_cell, margins, summary_sentences
 from normlab.report.intervals import mean_interval, paired_test
 from normlab.report.results import read_results
 from normlab.store.query import find_runs
@@ -49,10 +51,10 @@ def test_best_cell_below_the_second_best(make, read_cells):
     assert test.high is not None
     assert best_cell(cells) == 1
     assert summary_sentences(cells) == [
-        f"rmsnorm has the lowest validation loss: {mean:.4f} ± {high - mean:.4f} nats/token "
+        f"Best: RMSNorm: validation loss {mean:.4f} ± {high - mean:.4f} nats/token "
         "(95% interval, n=3), at its best learning rate 0.001 (of 2).",
-        f"The loss is {-test.estimate:.4f} nats/token below that of the second best, layernorm (paired difference "
-        f"{test.estimate:+.4f} [{test.low:+.4f}, {test.high:+.4f}], n=3).",
+        f"The loss is {-test.estimate:.4f} nats/token below that of the second best, LayerNorm (paired difference "
+        f"{test.estimate:+.4f} [{test.low:+.4f}, {test.high:+.4f}], n=3, p = {test.p:.2g}).",
         "All 9 runs finished.",
         "Note: each cell's learning rate is selected on this same loss, so its loss is optimistic.",
     ]
@@ -64,9 +66,8 @@ def test_interval_that_includes_zero(make, read_cells):
     make("dyt", [2.5, 2.5, 2.6])
     first, second, third, fourth = summary_sentences(read_cells())
     assert first.endswith("(95% interval, n=3), at lr 0.001.")
-    assert second.startswith("rmsnorm is not significantly better than the second best, layernorm: the 95% interval")
-    assert "(paired difference -0.0667 [" in second
-    assert second.endswith(", n=3).")
+    assert second.startswith("Not significantly better than the second best, LayerNorm (paired difference -0.0667 [")
+    assert second.endswith(" corrected for 2 comparisons).")
     assert third == "All 9 runs finished."
     assert fourth == "Note: the best of 3 cells is selected on this same loss, so its loss is optimistic."
 
@@ -75,16 +76,14 @@ def test_one_pair_and_no_pair(make, read_cells):
     make("layernorm", [2.2])
     make("rmsnorm", [2.1])
     assert summary_sentences(read_cells())[:2] == [
-        "rmsnorm has the lowest validation loss: 2.1000 nats/token (n=1, no interval), at lr 0.001.",
-        "rmsnorm is not significantly better than the second best, layernorm: paired "
-        "difference -0.1000, n=1 is too few for "
-        "an interval.",
+        "Best: RMSNorm: validation loss 2.1000 nats/token (n=1, no interval), at lr 0.001.",
+        "Not significantly better than the second best, LayerNorm: paired difference -0.1000, n=1 is too few for an "
+        "interval.",
     ]
     make("dyt", [2.15], first_seed=7)
     assert summary_sentences(read_cells())[1] == (
-        "rmsnorm is not significantly better than the second best, dyt: the two "
-        "cells have no seed in common (2.1500 nats/token (n=1, no "
-        "interval))."
+        "Not significantly better than the second best, DyT: the two cells have no seed in common "
+        "(2.1500 nats/token (n=1, no interval))."
     )
 
 
@@ -94,9 +93,9 @@ def test_diverged_seed_ranks_last_and_is_reported(make, read_cells):
     cells = read_cells()
     assert rank_cells(cells) == [1, 0]
     first, second, third = summary_sentences(cells)
-    assert first.startswith("rmsnorm has the lowest validation loss: 2.2000 ± ")
-    assert second == "The second best is layernorm: 1 of 3 seeds diverged; n=3 is too few for an interval."
-    assert third == "Of 6 runs, 1 diverged: layernorm (1)."
+    assert first.startswith("Best: RMSNorm: validation loss 2.2000 ± ")
+    assert second == "The second best is LayerNorm: 1 of 3 seeds diverged; n=3 is too few for an interval."
+    assert third == "Of 6 runs, 1 diverged: LayerNorm (1)."
 
 
 def test_diverged_seeds_in_every_cell(make, read_cells):
@@ -105,7 +104,7 @@ def test_diverged_seeds_in_every_cell(make, read_cells):
     assert best_cell(read_cells()) is None
     first, second = summary_sentences(read_cells())
     assert first == "No best cell: in every cell with a result, a run diverged, is stuck or regressed."
-    assert second == "Of 6 runs, 3 diverged: layernorm (2), rmsnorm (1)."
+    assert second == "Of 6 runs, 3 diverged: LayerNorm (2); RMSNorm (1)."
 
 
 def test_best_cell_against_one_whose_seeds_all_diverged(make, read_cells):
@@ -113,9 +112,8 @@ def test_best_cell_against_one_whose_seeds_all_diverged(make, read_cells):
     make("rmsnorm", [2.0 + seed / 10 for seed in range(6)])
     second = summary_sentences(read_cells())[1]
     assert second == (
-        "The loss is far below that of the second best, layernorm (n=6, "
-        "signed-rank (6 of 6 pairs with a diverged run); 6 of 6 seeds "
-        "diverged in layernorm)."
+        "The loss is far below that of the second best, LayerNorm (n=6, signed-rank (6 of 6 pairs with a diverged "
+        "run), p = 0.031; 6 of 6 seeds diverged in LayerNorm)."
     )
 
 
@@ -146,7 +144,7 @@ def test_infinity_is_never_printed(make, read_cells, diverged, seeds, first):
 def test_one_pair_with_a_diverged_seed(make, read_cells):
     make("layernorm", [math.inf])
     make("rmsnorm", [2.0])
-    second = "The second best is layernorm: 1 of 1 seed diverged; n=1 is too few for an interval."
+    second = "The second best is LayerNorm: 1 of 1 seed diverged; n=1 is too few for an interval."
     assert summary_sentences(read_cells())[1] == second
 
 
@@ -160,7 +158,7 @@ def test_one_pair_with_a_diverged_seed(make, read_cells):
 def test_single_cell_with_diverged_seeds(make, read_cells, losses, text):
     make("rmsnorm", losses)
     assert summary_sentences(read_cells())[0] == (
-        f"rmsnorm: validation loss {text}, at lr 0.001; no other cell to compare with."
+        f"RMSNorm: validation loss {text}, at lr 0.001; no other cell to compare with."
     )
 
 
@@ -168,29 +166,45 @@ def test_no_pair_with_a_diverged_cell(make, read_cells):
     make("rmsnorm", [2.0])
     make("layernorm", [math.inf], first_seed=5)
     assert summary_sentences(read_cells())[1] == (
-        "rmsnorm is not significantly better than the second best, layernorm: the two "
-        "cells have no seed in common (1 of 1 seed diverged)."
+        "Not significantly better than the second best, LayerNorm: the two cells have no seed in common "
+        "(1 of 1 seed diverged)."
     )
 
 
-def test_cell_without_letters_is_named_with_its_options(make, read_cells):
+def test_cells_have_labels(make, read_cells):
     make("rmsnorm", [2.0, 2.1], depth=200)
     make("rmsnorm", [2.2, math.inf], depth=1e-5)
-    first, second, *_, last = summary_sentences(read_cells("model.depth"), by=["model.depth"])
-    assert first.startswith("model.depth=200 has the lowest validation loss")
-    assert second.startswith("The second best is model.depth=1e-05: 1 of 2 seeds diverged")
-    assert last == "Of 4 runs, 1 diverged: model.depth=1e-05 (1)."
-    two = ["run.name", "model.depth"]
-    assert summary_sentences(read_cells(*two), by=two)[0].startswith("run.name=- model.depth=200 has the lowest")
-    named = ["norm", "model.depth"]
-    assert summary_sentences(read_cells(*named), by=named)[0].startswith("rmsnorm 200 has the lowest")
+    first, second, last, *_ = summary_sentences(read_cells("model.depth"))
+    assert first.startswith("Best: depth 200: validation loss")
+    assert second.startswith("The second best is depth 1e-05: 1 of 2 seeds diverged")
+    assert last == "Of 4 runs, 1 diverged: depth 1e-05 (1)."
 
 
-def test_single_cell_without_letters(make, read_cells):
-    make("rmsnorm", [2.0])
-    assert summary_sentences(read_cells("run.name"), by=["run.name"])[0].startswith(
-        "run.name=-: validation loss 2.0000"
-    )
+def test_many_failed_cells_are_counted(make, read_cells):
+    for depth in range(9):
+        make("rmsnorm", [math.inf], depth=depth)
+    text = "Of 9 runs, 9 diverged: depth 0 (1); depth 1 (1); depth 2 (1); depth 3 (1); 5 more."
+    assert summary_sentences(read_cells("model.depth"))[1] == text
+
+
+def test_margins_are_corrected_for_all_comparisons_with_the_better_cell(make, read_cells):
+    draw = np.random.default_rng(0)
+    losses = {
+        norm: 2 + shift + draw.normal(0, 0.02, 20) for norm, shift in (("dyt", 0), ("rmsnorm", 0.02), ("zscore", 0.1))
+    }
+    for norm, values in losses.items():
+        make(norm, values.tolist())
+    cells = read_cells()
+    names = [cell.key[0] for cell in cells]
+    compared = margins(cells)
+    p_values = {norm: stats.ttest_rel(losses["dyt"], losses[norm]).pvalue for norm in ("rmsnorm", "zscore")}
+    low, high = sorted(p_values, key=p_values.__getitem__)
+    corrected = {low: 2 * p_values[low], high: max(2 * p_values[low], p_values[high])}  # Holm 1979
+    for norm, p in corrected.items():
+        margin = compared[names.index("dyt"), names.index(norm)]
+        assert f"p = {p:.2g} corrected for 2 comparisons" in margin.text
+        assert margin.is_significant == (p < 0.05)
+    assert len(compared) == 3
 
 
 def test_all_diverged(make, read_cells):
@@ -200,7 +214,7 @@ def test_all_diverged(make, read_cells):
     assert best_cell(cells) is None
     assert summary_sentences(cells) == [
         "No best cell: in every cell with a result, a run diverged, is stuck or regressed.",
-        "Of 3 runs, 3 diverged: layernorm (2), rmsnorm (1).",
+        "Of 3 runs, 3 diverged: LayerNorm (2); RMSNorm (1).",
     ]
 
 
@@ -210,7 +224,7 @@ def test_single_cell(make, read_cells):
     cells = read_cells()
     assert best_cell(cells) is None
     first, *rest = summary_sentences(cells)
-    assert first.startswith("rmsnorm: validation loss 2.1000 and 2.2000 nats/token (n=2), at its best")
+    assert first.startswith("RMSNorm: validation loss 2.1000 and 2.2000 nats/token (n=2), at its best")
     assert first.endswith("0.001 (of 2); no other cell to compare with.")
     assert rest[-1] == "Note: each cell's learning rate is selected on this same loss, so its loss is optimistic."
 
@@ -220,7 +234,7 @@ def test_one_cell_with_a_result_among_several(make, read_cells):
     make("layernorm", [0.0], state="failed")
     cells = read_cells()
     assert best_cell(cells) == 1
-    assert summary_sentences(cells)[1:] == ["No other cell has a result.", "Of 3 runs, 1 failed: layernorm (1)."]
+    assert summary_sentences(cells)[1:] == ["No other cell has a result.", "Of 3 runs, 1 failed: LayerNorm (1)."]
 
 
 def test_no_run_has_a_result(make, read_cells):
@@ -229,16 +243,16 @@ def test_no_run_has_a_result(make, read_cells):
     make("layernorm", [0.0], state="failed")
     assert summary_sentences(read_cells(), ["damaged", "not started", "not started"]) == [
         "No run has a final loss yet: there is nothing to compare.",
-        "Of 6 runs, 1 failed: layernorm (1); 2 not finished: rmsnorm (2); 3 in no cell: damaged (1), not started (2).",
+        "Of 6 runs, 1 failed: LayerNorm (1). 2 not finished: RMSNorm (2). 3 in no cell: damaged (1); not started (2).",
     ]
 
 
 def test_stuck_and_regressed(make, read_cells):
     make("rmsnorm", [3.3, 2.0])
     make("layernorm", [2.5])
-    assert summary_sentences(read_cells())[-1] == "Of 3 runs, 1 stuck: rmsnorm (1)."
+    assert summary_sentences(read_cells())[-1] == "Of 3 runs, 1 stuck: RMSNorm (1)."
     make("dyt", [3.3, 3.3], best=2.6)
-    text = "Of 5 runs, 1 stuck: rmsnorm (1); 2 regressed: dyt (2)."
+    text = "Of 5 runs, 1 stuck: RMSNorm (1). 2 regressed: DyT (2)."
     assert summary_sentences(read_cells())[-2] == text
 
 
@@ -249,9 +263,7 @@ def test_stuck_or_regressed_cell_is_never_the_best(make, read_cells, loss, best)
     make("dyt", [loss, 2.0], best=best if best < 3 else None)
     cells = read_cells()
     assert [cells[index].name for index in rank_cells(cells)] == ["layernorm", "dyt", "rmsnorm"]
-    assert summary_sentences(cells)[0].startswith(
-        "layernorm has the lowest validation loss of the cells in which no run diverged, is stuck or regressed: 4.5000"
-    )
+    assert summary_sentences(cells)[0].startswith("Best: LayerNorm: validation loss 4.5000 and")
     without = [cell for cell in cells if cell.name != "layernorm"]
     assert best_cell(without) is None
     assert summary_sentences(without)[0].startswith("No best cell: in every cell with a result, a run diverged, is")

@@ -1,4 +1,4 @@
-"""The sweep of 24 runs, its comparison page, and the tables of `normlab summarize`."""
+"""The sweep of 36 runs, its comparison page, and the tables of `normlab summarize`."""
 
 from __future__ import annotations
 
@@ -41,4 +41,4 @@ def cells(sweep) -> list[dict[str, Any]]:
 @pytest.fixture(scope="session")
 def runs(sweep) -> list[dict[str, Any]]:
     """Return the runs of `summarize`."""
-    return json.loads(normlab("summarize", str(sweep), "--format", "json"))
+    return json.loads(normlab("summarize", str(sweep), "--runs", "--format", "json"))

@@ -1,273 +1,255 @@
-"""The controls of the comparison page: what is drawn, filtered, sorted and exported."""
+"""The controls of the comparison page: filter, channels, tables, theme; and where numbers are drawn."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from pathlib import Path
-from typing import Any
+import shlex
 
 import pytest
+from synthetic_runs import Record, write_sweep
 
+from normlab.report.cells_table import summarize_by
+from normlab.report.channels import choose_channels
 from normlab.store.format import DIVERGED
 from support.browser import opened
-from support.compare_pages import SECTIONS, STEPS, drawn, grid, lines, normlab, ready, saved
+from support.compare_pages import FIGURES, drawn, normlab, points, ready
 
 
-def test_axes_of_the_curves(browser, path):
+def chip(page, level: str):
+    return page.locator(f'[data-level="{level}"]')
+
+
+def test_hidden_level_leaves_every_figure_and_the_answer(browser, path, cells):
     with opened(browser, path) as page:
-        ready(page)
-        steps = lines(page)[0]["x"]
-        page.locator("#axis").select_option("tokens")
-        figure = drawn(page, "curves")
-        assert lines(page)[0]["x"] == [step * 8 * 128 for step in steps]
-        assert figure["layout"]["xaxis"]["title"]["text"] == "tokens"
-        page.locator("#axis").select_option("seconds")
-        seconds = lines(page)[0]["x"]
-        assert seconds == sorted(seconds)
-        assert seconds[0] == 0
-        assert seconds[-1] > 1
-        page.get_by_label("log x").check()
-        page.get_by_label("log y").check()
-        layout = drawn(page, "curves")["layout"]
-        assert (layout["xaxis"]["type"], layout["yaxis"]["type"]) == ("log", "log")
-        page.locator("#axis").select_option("steps")
-        page.get_by_label("without the first tenth").check()
-        assert min(lines(page)[0]["x"]) == STEPS // 10
+        before = {figure: drawn(ready(page), figure) for figure in FIGURES}
+        answer = page.locator("#answer").inner_text()
+        best = page.locator(".best").inner_text().replace("\xa0", " ")
+        norm = best.split(",")[0]
+        chip(page, norm).click()
+        for figure in FIGURES:
+            assert norm not in json.dumps(drawn(page, figure)), figure
+            assert norm not in page.locator(f"[data-figure={figure}] .legend").inner_text()
+        shown = [row for row in cells if norm not in row["label"]]
+        second = sorted((row for row in shown if not row["seeds_diverged"]), key=lambda row: row["val_loss"])[:2]
+        assert page.locator(".best").inner_text().replace("\xa0", " ") == second[0]["label"]
+        data = page.evaluate("DATA")
+        at = {cell["label"]: index for index, cell in enumerate(data["cells"])}
+        (margin,) = [text for a, b, _, text in data["margins"] if [a, b] == [at[row["label"]] for row in second]]
+        assert margin in page.locator("#answer").inner_text()
+        assert "4 of 8 cells are shown" in page.locator("#answer").inner_text()
+        other = "LayerNorm" if norm == "RMSNorm" else "RMSNorm"
+        chip(page, other).click()  # the last visible level stays
+        assert chip(page, other).get_attribute("aria-pressed") == "true"
+        page.locator("#show-all").click()
+        assert {figure: drawn(page, figure) for figure in FIGURES} == before
+        assert page.locator("#answer").inner_text() == answer
 
 
-def test_unticked_cell_is_hidden_in_every_figure_and_changes_no_number(browser, path, cells):
+def test_default_channels_are_those_of_figures(browser, path, sweep):
+    table = summarize_by(sweep)
+    channels = choose_channels(table.factors, [run.record for cell in table.cells for run in cell.runs], has_x=True)
+    assert channels.x
+    assert channels.color
+    expected = {channels.x.option: "x", channels.color.option: "color"} | dict.fromkeys(
+        (factor.option for factor in channels.panel), "panel"
+    )
     with opened(browser, path) as page:
-        ready(page)
-        name = "rmsnorm pre 4"
-        before = {section: json.dumps(drawn(page, section)["data"]) for section in SECTIONS}
-        assert all(
-            name in before[section] for section in ("losses", "curves", "rates", "profiles", "heatmaps", "signatures")
-        )
-        first = page.locator("#cells tbody tr").first
-        first.get_by_role("checkbox").uncheck()
-        hidden = " ".join(first.inner_text().split()[:3])
-        for section in SECTIONS:
-            figure = drawn(page, section)
-            data = json.dumps(figure["data"]) + json.dumps(figure["layout"].get("annotations"))
-            assert f'"{hidden}' not in data, section
-        marks = {trace["name"]: trace["x"] for trace in drawn(page, "losses")["data"] if trace.get("meta")}
-        assert marks == {row["cell"]: [row["val_loss"]] for row in cells if row["cell"] != hidden}
-        page.get_by_role("button", name="show all").click()
-        assert {section: json.dumps(drawn(page, section)["data"]) for section in SECTIONS} == before
+        selects = ready(page).locator("#factors select")
+        chosen = {select.get_attribute("data-option"): select.input_value() for select in selects.all()}
+        assert chosen == expected
 
 
-def test_hidden_run_leaves_its_line_and_the_count(browser, path):
+def test_factors_swap_channels(browser, path):
     with opened(browser, path) as page:
-        ready(page)
-        run = page.locator("#runs tbody tr").first
-        name = run.locator("td").nth(1).inner_text()
-        run.get_by_role("checkbox").uncheck()
-        named = [trace["name"] for trace in lines(page)]
-        assert sum("(n=1 of 2)" in name for name in named) == 1
-        page.locator("#group").select_option("runs")
-        assert name not in [trace["name"] for trace in lines(page)]
-
-
-def test_filter_narrows_tables_and_figures(browser, path):
-    with opened(browser, path) as page:
-        ready(page).get_by_role("searchbox").fill("rmsnorm depth=8")
-        assert page.locator("#runs tbody tr").count() == 4
-        assert page.locator("#cells tbody tr").count() == 2
-        assert {trace["name"] for trace in drawn(page, "losses")["data"] if trace.get("meta")} == {
-            "rmsnorm pre 8",
-            "rmsnorm post 8",
+        ready(page).locator('[data-option="placement"]').select_option("x")
+        assert page.locator('[data-option="model.depth"]').input_value() == "panel"
+        lines = points(page, "factor")
+        assert {panel for panel, _ in lines} == {"depth 4", "depth 8"}
+        page.locator('[data-option="model.depth"]').select_option("style")
+        assert {label for _, label in points(page, "factor")} == {
+            f"{norm}, depth {depth}" for norm in ("LayerNorm", "RMSNorm") for depth in (4, 8)
         }
-        for same in ("lr=1e-3 seed=0", "optim.lr=0.001 seed=0", "lr=1E-03 seed=0 norm="):
-            page.get_by_role("searchbox").fill(same)
-            assert page.locator("#runs tbody tr").count() == 8
-        # A check box does not change runs that the filter hides.
-        page.locator("#cells tbody tr input").first.uncheck()
-        page.get_by_role("searchbox").fill("")
-        assert page.locator("#runs tbody tr input:checked").count() == 23
-        page.get_by_role("searchbox").fill("no such thing")
-        assert page.locator("#runs tbody tr").count() == 0
-        assert "Nothing is selected" in drawn(page, "losses")["empty"]
-        assert "Nothing is selected" in drawn(page, "profiles")["empty"]
-        assert not page.locator("[data-figure=losses] .buttons").is_visible()
+        assert {panel for panel, _ in points(page, "factor")} == {""}
 
 
-COMPARED = {
-    "depth>4": lambda run: run.depth > 4,
-    "model.depth>=4": lambda run: run.depth >= 4,
-    "n_layer<8": lambda run: run.depth < 8,
-    "depth!=8": lambda run: run.depth != 8,
-    "lr<0.005": lambda run: run.lr < 0.005,
-    "learning_rate=1e-3": lambda run: run.lr == 1e-3,
-    "placement!=pre rmsnorm": lambda run: run.placement != "pre" and run.norm == "rmsnorm",
-    "state=diverged": lambda run: run.outcome == DIVERGED,
-    "warmup=0": lambda run: False,
-    "warmup>=0": lambda run: True,
-    "optim.warmup_steps=null": lambda run: False,
-}
-
-
-def test_filter_compares_options_by_short_names(browser, path):
+def test_commands_for_a_paper_run(browser, path, tmp_path):
     with opened(browser, path) as page:
         ready(page)
-        for text, meets in COMPARED.items():
-            page.get_by_role("searchbox").fill(text)
-            expected = sum(map(meets, grid()))
-            assert (text, page.locator("#runs tbody tr").count()) == (text, expected)
-            problem = page.locator("#filter-problem").inner_text()
-            assert (text, problem) == (text, "" if expected else "no run matches the filter")
+        commands = [page.locator(f"[data-figure={figure}] .code").text_content() for figure in FIGURES]
+        page.locator('[data-option="placement"]').select_option("style")
+        page.locator('[data-option="norm"]').select_option("x")
+        chip(page, "depth 4").click()
+        commands += [page.locator(f"[data-figure={figure}] .code").text_content() for figure in ("factor", "gradients")]
+    for command in commands:
+        program, *arguments = shlex.split(command)
+        assert program == "normlab"
+        assert arguments[-2:] == ["-o", "figure.pdf"]
+        output = tmp_path / "figure.pdf"
+        normlab(*arguments[:-1], str(output))
+        assert output.read_bytes().startswith(b"%PDF")
+        output.unlink()
+    assert "--where 'model.depth!=4'" in commands[-1]
 
 
-INVALID = {
-    "depht>4": "depht: no run has this option",
-    "depth>": "depth>: write option, comparison and value, such as depth>4",
-    "depth=>4": "depth=>4: write option, comparison and value, such as depth>4",
-    "norm>4": "norm>4: > compares numbers; use = or !=",
-    "depth>deep": "depth>deep: > compares numbers; use = or !=",
-    "eps=1": "eps: ambiguous, write norm.eps or optim.eps",
-}
-
-
-def test_filter_reports_invalid_terms(browser, path):
-    with opened(browser, path) as page:
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_one_level_has_one_colour(browser, path, theme):
+    colours: dict[str, set[str]] = {}
+    with opened(browser, path, theme=theme) as page:
         ready(page)
-        for text, problem in INVALID.items():
-            page.get_by_role("searchbox").fill(text)
-            assert page.locator("#filter-problem").inner_text() == problem
-            assert page.locator("#runs tbody tr").count() == 24  # an invalid term hides nothing
-        page.get_by_role("searchbox").fill("")
-        assert page.locator("#filter-problem").inner_text() == ""
+        for figure in FIGURES:
+            for panel in drawn(page, figure)["panels"]:
+                for line in panel.get("lines", []):
+                    colours.setdefault(line["label"], set()).add(line["colour"])
+        swatches = page.locator("#factors .chip", has=page.locator("line"))
+        for swatch in swatches.all():
+            colours[swatch.inner_text()].add(swatch.locator("line").get_attribute("stroke"))
+    assert set(colours) == {"LayerNorm", "RMSNorm"}
+    assert all(len(each) == 1 for each in colours.values())
+
+
+def test_theme_changes_ground_and_colours(browser, path):
+    with opened(browser, path, theme="dark") as page:
+        dark = drawn(ready(page), "factor")["panels"][0]["lines"][0]["colour"]
+        page.locator("#theme").select_option("light")
+        assert drawn(page, "factor")["panels"][0]["lines"][0]["colour"] != dark
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_points_are_where_the_axis_says(browser, path):
+    """Each mean lies on the line through the labelled ticks."""
+    with opened(browser, path) as page:
+        spec = drawn(ready(page), "factor")
+        svg = page.locator("[data-figure=factor] svg[role=img]").first
+        ticks = svg.evaluate(
+            """(svg) => [...svg.querySelectorAll('text[text-anchor=end]')]
+                .map((text) => [Number(text.textContent), Number(text.getAttribute('y')) - 4])"""
+        )
+        circles = svg.evaluate(
+            """(svg) => [...svg.querySelectorAll('circle[r="3.6"]')].map((dot) => Number(dot.getAttribute('cy')))"""
+        )
+    (low, y_low), (high, y_high) = ticks[0], ticks[-1]
+    expected = [
+        y_low + (point["y"] - low) * (y_high - y_low) / (high - low)
+        for line in spec["panels"][0]["lines"]
+        for point in line["points"]
+        if point["y"] is not None
+    ]
+    assert len(ticks) > 2
+    assert circles == pytest.approx(expected, abs=0.01)
+
+
+def test_interval_beyond_the_frame_ends_in_an_arrow(browser, tmp_path):
+    """Cells with a small and a huge interval; nothing is drawn outside the frame."""
+    write_sweep(tmp_path, "made", [Record(norm=norm, steps=60, stats_every=None) for norm in ("layernorm", "rmsnorm")])
+    normlab("compare", "made", "--results-dir", str(tmp_path), "-o", str(tmp_path / "page.html"))
+    with opened(browser, tmp_path / "page.html") as page:
+        ready(page)
+        paths = page.evaluate(
+            """() => {
+              const point = (y, low, high) => ({x: 0, y, low, high, seeds: [y], n: 3, diverged: 0});
+              const line = (label, ...points) => ({label, colour: 'red', dash: '', points});
+              const place = document.querySelector('[data-figure=factor] .panels');
+              const panels = [{title: '', lines: [line('a', point(2, 1.99, 2.01)), line('b', point(2.1, -50, 60))]}];
+              drawLines(place, {title: '', panels, x: {ticks: [[0, 'x']]}, isConnected: false});
+              const frame = place.querySelector('clipPath rect');
+              const drawn = [...place.querySelectorAll('path[fill=none]')].map((path) => path.getAttribute('d'));
+              return [drawn, Number(frame.getAttribute('y')), Number(frame.getAttribute('height'))];
+            }"""
+        )
+    drawings, top, height = paths
+    heights = [float(part.split(",")[1]) for path in drawings for part in path.replace("L", "M").split("M")[1:]]
+    assert all(top - 0.01 <= y <= top + height + 0.01 for y in heights)
+    inside, beyond = drawings
+    assert (inside.count("L"), beyond.count("L")) == (3, 5)  # an arrow has one stroke more than a cap, at both ends
+
+
+def test_diverged_seeds_are_marked(browser, path):
+    with opened(browser, path) as page:
+        assert ready(page).locator("[data-figure=factor] text.mark").all_text_contents() == ["1/3"]
 
 
 def test_tables_are_sorted_by_a_click(browser, path):
     with opened(browser, path) as page:
-        ready(page)
-        heads = page.locator("#cells thead th").all_inner_texts()
-        column = next(place for place, head in enumerate(heads) if head.startswith("val loss")) + 1
-        cell = f"#cells tbody tr td:nth-child({column})"
+        ready(page).locator("#cells summary").click()
+        head = page.locator("#cells thead").get_by_role("button", name="val loss", exact=True)
+        column = 1 + page.locator("#cells thead th").all_inner_texts().index("val loss")
 
-        def losses() -> list[float]:
-            pairs = [text.split(" (")[0].split(" and ") for text in page.locator(cell).all_inner_texts()]
-            return [(float(first) + float(second)) / 2 for first, second in pairs]
+        def texts():
+            return page.locator(f"#cells tbody td:nth-child({column})").all_inner_texts()
 
-        assert losses() == sorted(losses())  # the best first
-        sort = page.locator("#cells thead").get_by_role("button", name="val loss", exact=True)
-        sort.click()
-        sort.click()
-        assert losses() == sorted(losses(), reverse=True)
+        means = [float(text.split()[0]) for text in texts()[:-1]]
+        assert means == sorted(means)  # the best first
+        assert "diverged" in texts()[-1]
+        head.click()
+        head.click()
+        assert [float(text.split()[0]) for text in texts() if "diverged" not in text] == means[::-1]
         assert page.locator("#cells th[aria-sort=descending]").count() == 1
-        # The figures follow the order of the cells.
-        page.locator("#cells thead").get_by_role("button", name="norm", exact=True).click()
-        panels = [trace["meta"]["label"] for trace in drawn(page, "heatmaps")["data"]]
-        assert panels == sorted(panels, key=lambda label: label.split()[0])
+        chip(page, "depth 4").click()
+        assert page.locator("#cells tbody tr").count() == 4
 
 
-def test_lines_of_every_learning_rate(browser, path):
+def test_tooltip_names_the_nearest_point(browser, path, cells):
     with opened(browser, path) as page:
-        ready(page).locator("#which-rates").select_option("all")
-        names = [trace["name"] for trace in lines(page)]
-        assert "rmsnorm pre 4 lr 0.01 (n=2)" in names
-        assert len({name.split(" (")[0] for name in names}) == 12
-        dotted = [trace for trace in lines(page) if "remaining" in trace["meta"]["columns"][1]]
-        assert [trace["meta"]["columns"] for trace in dotted] == [["rmsnorm post 4 lr 0.01", "mean of the 1 remaining"]]
-        (solid,) = [
-            trace for trace in lines(page) if trace["name"] == "rmsnorm post 4 lr 0.01 (n=2)" and trace not in dotted
-        ]
-        assert all(y is None for x, y in zip(solid["x"], solid["y"], strict=True) if x > 250)
+        dot = ready(page).locator('[data-figure=factor] circle[r="3.6"]').first
+        box = dot.bounding_box()
+        page.mouse.move(box["x"] + 4, box["y"] + 4)
+        text = page.locator("#tip").inner_text()
+        (row,) = [row for row in cells if row["label"] == "LayerNorm, post-norm, depth 4"]
+        assert text.startswith(f"LayerNorm: {row['val_loss']:.4f} [")
+        page.mouse.move(1, 1)
+        assert not page.locator("#tip").is_visible()
 
 
-def test_slider_moves_the_last_panel(browser, path):
+def test_heat_map_over_any_two_factors(browser, path):
     with opened(browser, path) as page:
-        ready(page)
-
-        def last() -> list[Any]:
-            traces = [trace for trace in drawn(page, "profiles")["data"] if trace.get("meta")]
-            return [trace["y"] for trace in traces if trace["meta"]["columns"][0].startswith("at step")]
-
-        end = last()
-        page.locator("#step").focus()
-        page.keyboard.press("ArrowLeft")
-        assert last() != end
-        page.keyboard.press("End")
-        assert last() == end
-
-
-def test_downloads_equal_the_figures(browser, path, cells):
-    with opened(browser, path) as page:
-        ready(page)
-        rows = list(csv.DictReader(io.StringIO(saved(page, "losses", "CSV").decode())))
-        assert {row["cell"]: (row["val loss"], row["low"], row["n"]) for row in rows} == {
-            row["cell"]: (repr(row["val_loss"]), repr(row["val_loss_low"]), str(row["seeds"])) for row in cells
-        }
-        traces = lines(page)
-        rows = list(csv.DictReader(io.StringIO(saved(page, "curves", "CSV").decode())))
-        label = traces[0]["meta"]["columns"][0]
-        mean = [row for row in rows if row["line"] == label and row["kind"].startswith("mean")]
-        assert [float(row["step"]) for row in mean] == traces[0]["x"]
-        for section in SECTIONS:
-            assert saved(page, section, "PNG").startswith(b"\x89PNG\r\n\x1a\n"), section
-            assert saved(page, section, "SVG").startswith(b"<svg"), section
-            assert len(saved(page, section, "CSV").splitlines()) > 4, section
-        with page.expect_download() as download:
-            page.locator("#runs").get_by_role("button", name="CSV").click()
-        assert len(Path(download.value.path()).read_text().splitlines()) == 25
-
-
-@pytest.mark.browser
-def test_png_export_writes_every_figure(sweep, tmp_path):
-    """`--format png` writes each figure as a file, none of them blank."""
-    import struct
-    import zlib
-
-    normlab("compare", str(sweep), "-o", str(tmp_path / "paper.html"), "--format", "png")
-    assert {path.name for path in tmp_path.iterdir()} == {"paper.html", *(f"paper-{name}.png" for name in SECTIONS)}
-    for path in tmp_path.glob("*.png"):
-        content = path.read_bytes()
-        width, height = struct.unpack(">II", content[16:24])
-        assert (width, content[:8]) == (2000, b"\x89PNG\r\n\x1a\n")
-        assert height > 400
-        at, pixels = 8, b""
-        while at < len(content):
-            (size,) = struct.unpack(">I", content[at : at + 4])
-            pixels += content[at + 8 : at + 8 + size] if content[at + 4 : at + 8] == b"IDAT" else b""
-            at += 12 + size
-        assert len(set(zlib.decompress(pixels))) > 50, path.name
-
-
-def test_theme_changes_the_colours(browser, path):
-    with opened(browser, path, theme="dark") as page:
-        ready(page)
-        dark = drawn(page, "losses")["layout"]["paper_bgcolor"]
-        page.locator("#theme").select_option("light")
-        assert drawn(page, "losses")["layout"]["paper_bgcolor"] != dark
-        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        selects = ready(page).locator("[data-figure=matrix] select")
+        selects.nth(0).select_option("placement")
+        spec = drawn(page, "matrix")
+        assert (spec["columns"], spec["rows"]) == (["post-norm", "pre-norm"], ["LayerNorm", "RMSNorm"])
+        assert [panel["title"] for panel in spec["panels"]] == ["depth 4", "depth 8"]
+        selects.nth(1).select_option("model.depth")
+        assert drawn(page, "matrix")["rows"] == ["4", "8"]
 
 
 def test_every_control_works_by_keyboard(browser, path):
     """Tab reaches every control, and every control has a label."""
     with opened(browser, path) as page:
         ready(page)
-        for section in SECTIONS:
-            drawn(page, section)
-        controls = page.locator("main :is(button, select, input):visible")
-        expected = controls.count()
+        controls = page.locator("main :is(button, select, summary):visible")
         unnamed = controls.evaluate_all(
             """all => all.filter((control) =>
                 !(control.labels?.length || control.ariaLabel || control.textContent.trim()))
               .map((control) => control.outerHTML)"""
         )
         assert unnamed == []
-        page.evaluate("window.scrollTo(0, 0)")
+        expected = controls.count()
+        page.evaluate("document.activeElement.blur(); window.scrollTo(0, 0)")
         reached = set()
-        for _ in range(expected + 40):
+        for _ in range(expected + 10):
             page.keyboard.press("Tab")
             reached.add(
                 page.evaluate(
-                    "[...document.querySelectorAll('main :is(button, select, input)')].indexOf(document.activeElement)"
+                    """[...document.querySelectorAll('main :is(button, select, summary)')]
+                        .indexOf(document.activeElement)"""
                 )
             )
         assert len(reached - {-1}) == expected
-        page.get_by_label("log y").focus()
+        chip(page, "depth 4").focus()
         page.keyboard.press("Space")
-        assert drawn(page, "curves")["layout"]["yaxis"]["type"] == "log"
+        assert chip(page, "depth 4").get_attribute("aria-pressed") == "false"
+        assert page.evaluate("document.activeElement.dataset.level") == "depth 4"
+
+
+def test_all_diverged(browser, tmp_path):
+    records = [
+        Record(norm=norm, seed=seed, steps=60, outcome=DIVERGED, at=20, stats_every=None)
+        for norm in ("layernorm", "rmsnorm")
+        for seed in (0, 1)
+    ]
+    write_sweep(tmp_path, "made", records)
+    normlab("compare", "made", "--results-dir", str(tmp_path), "-o", str(tmp_path / "page.html"))
+    with opened(browser, tmp_path / "page.html") as page:
+        ready(page)
+        assert page.locator(".best").inner_text().startswith("No best cell: in every cell with a result, a run div")
+        assert page.locator("#answer").inner_text().count("4 diverged") == 1
+        assert page.locator("[data-figure=factor] text.mark").all_text_contents() == ["2/2", "2/2"]

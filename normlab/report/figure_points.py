@@ -1,0 +1,196 @@
+"""The points of figures: the results of a cell as means over its seeds, which `figure` and `compare` draw.
+
+Final losses have the interval of `summarize`. Curves over training and profiles over layers have the range of the seeds
+at the cell's best learning rate.
+
+Shapes: S steps of a run, B bins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normlab.errors import StoreError
+from normlab.report.cells import Cell
+from normlab.report.cells_table import BEST, losses_at
+from normlab.report.histories import History, NothingMeasured, histories, read_statistics
+from normlab.report.runs_table import unreadable_lines_note
+from normlab.store.record import RunRecord
+from normlab.store.series import evaluations_of, series_of
+
+SERIES = {
+    "val_loss": "validation loss, nats/token",
+    "train_loss": "training loss, nats/token",
+    "grad_norm": "norm of the gradient",
+}
+"""The curves over training, with the titles of their axes."""
+MOMENTS = {"first": "first measured step", "warmup": "first one after warm-up", "last": "last measured step"}
+"""The steps at which profiles over layers are shown."""
+MAX_POINTS = 160
+"""Most points of a curve."""
+MAX_STEP = 2**53
+"""Larger steps, in a damaged record, are left out."""
+MAX_DEPTH = 10_000
+"""Most blocks of a model; a record of more is damaged and is left out."""
+
+Statistic = tuple[str, str]
+"""The name and the site of a statistic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A mean over seeds with its interval or range, or the number of diverged seeds."""
+
+    x: float
+    y: float | None
+    """None if a seed diverged."""
+    low: float | None = None
+    high: float | None = None
+    """The interval (None with fewer than three seeds, where it is wider than any figure), or the range of the seeds."""
+    seeds: tuple[float, ...] = ()
+    """The final losses of the seeds that did not diverge."""
+    diverged: int = 0
+    n: int = 1
+
+
+def loss_point(cell: Cell, lr: float | None, x: float) -> Point:
+    """Return the final loss of a cell at a learning rate: the numbers of `cells_table.losses_at`."""
+    row = losses_at(cell, lr, BEST)
+    losses = cell.losses.get(lr, {}) if lr is not None else {}
+    has_interval = row["seeds"] > 2 and row["val_loss_low"] is not None
+    return Point(
+        x=x,
+        y=None if row["seeds_diverged"] else row["val_loss"],
+        low=row["val_loss_low"] if has_interval else None,
+        high=row["val_loss_high"] if has_interval else None,
+        seeds=tuple(sorted(filter(math.isfinite, losses.values()))),
+        diverged=row["seeds_diverged"],
+        n=row["seeds"],
+    )
+
+
+# Curves over training
+
+
+class Curve(NamedTuple):
+    """A series of one run."""
+
+    steps: NDArray[np.float64]
+    """(S,)."""
+    values: NDArray[np.float64]
+    """(S,)."""
+
+
+def read_curves(record: RunRecord, problems: list[str]) -> dict[str, Curve]:
+    """Return each of `SERIES` of a run, without a point where the metrics cannot be read.
+
+    Args:
+        record: The run.
+        problems: Receives a line for each problem of the metrics.
+    """
+    rows = []
+    try:
+        read = record.folder.rows()
+        rows = read.rows
+        problems += filter(None, [unreadable_lines_note(read)])
+    except StoreError as error:
+        problems.append(str(error))
+    trained = series_of([row for row in rows if row.get("kind") == "train"])
+    measured = [each for each in evaluations_of(rows) if 0 <= each.step <= MAX_STEP]
+    steps = trained["step"]
+    valid = (steps >= 0) & (steps <= MAX_STEP)
+    return {
+        "val_loss": Curve(np.array([e.step for e in measured], float), np.array([e.loss for e in measured], float)),
+        "train_loss": Curve(steps[valid], trained["loss"][valid]),
+        "grad_norm": Curve(steps[valid], trained["grad_norm"][valid]),
+    }
+
+
+def mean_curve(curves: Sequence[Curve]) -> list[Point]:
+    """Return the mean over the seeds of a cell, with the range of all their values.
+
+    Curves with more than `MAX_POINTS` steps are cut into bins of consecutive steps. The value of a seed in a bin is the
+    mean of its finite values; the range is over every finite value, so that no spike is lost.
+    """
+    steps = np.unique(np.concatenate([curve.steps for curve in curves])) if curves else np.array([])
+    if not len(steps):
+        return []
+    size = -(-len(steps) // MAX_POINTS)
+    count = -(-len(steps) // size)
+    means = np.full((len(curves), count), np.nan)
+    low, high = np.full(count, np.inf), np.full(count, -np.inf)
+    with np.errstate(all="ignore"):  # a damaged record may hold values that overflow
+        for row, curve in enumerate(curves):
+            finite = np.isfinite(curve.values)
+            values, bins = curve.values[finite], np.searchsorted(steps, curve.steps[finite]) // size
+            counts = np.bincount(bins, minlength=count)
+            means[row] = np.bincount(bins, values, minlength=count) / counts
+            np.minimum.at(low, bins, values)
+            np.maximum.at(high, bins, values)
+    points = []
+    for index in range(count):
+        values = [value for value in means[:, index].tolist() if math.isfinite(value)]
+        if values:
+            x = float(steps[index * size : (index + 1) * size].mean())
+            points.append(_range_point(x, values, float(low[index]), float(high[index])))
+    return points
+
+
+def _range_point(x: float, values: Sequence[float], low: float, high: float) -> Point:
+    mean = math.fsum(value / len(values) for value in values)  # divided first, because a sum can overflow
+    return Point(x, mean, low, high, n=len(values))
+
+
+# Profiles over layers
+
+Profile = Mapping[str, Mapping[int, float]]
+"""A statistic of one run by moment (`MOMENTS`) and layer."""
+
+
+def read_profiles(record: RunRecord, problems: list[str]) -> dict[Statistic, Profile]:
+    """Return each statistic of a run that has layers, at the steps of `MOMENTS`.
+
+    Args:
+        record: The run.
+        problems: Receives a line for each damaged or missing part of the statistics.
+    """
+    try:
+        parts = [part for part in read_statistics(record.folder, problems) if part.layout.depth <= MAX_DEPTH]
+    except NothingMeasured:
+        parts = []
+    except StoreError as error:
+        problems.append(str(error))
+        parts = []
+    warmup = record.config.optim.warmup_steps
+    return {
+        (name, each.site): _profile(each, warmup)
+        for name, each in (histories(parts) if parts else ())
+        if each.layers and each.steps and not each.is_per_step
+    }
+
+
+def _profile(history: History, warmup: float | None) -> Profile:
+    at = {"first": 0, "last": -1}
+    if warmup is not None and history.steps[-1] >= warmup:
+        at["warmup"] = int(np.searchsorted(history.steps, warmup))
+    return {
+        moment: {layer: float(history.values[at[moment], layer]) for layer in history.layers}
+        for moment in MOMENTS
+        if moment in at
+    }
+
+
+def mean_profile(profiles: Sequence[Profile], moment: str) -> list[Point]:
+    """Return the mean and the range over seeds of each layer at one of `MOMENTS`."""
+    by_layer: dict[int, list[float]] = {}
+    for profile in profiles:
+        for layer, value in profile.get(moment, {}).items():
+            by_layer.setdefault(layer, []).append(value)
+    finite = {layer: [value for value in by_layer[layer] if math.isfinite(value)] for layer in sorted(by_layer)}
+    return [_range_point(layer, values, min(values), max(values)) for layer, values in finite.items() if values]

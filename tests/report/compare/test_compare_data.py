@@ -1,0 +1,235 @@
+"""The page's numbers equal the JSON of `summarize` and the records."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+from normlab.report.compare import data as compare_data
+from normlab.report.figure_points import MAX_POINTS
+from normlab.report.histories import histories, read_statistics
+
+ADDED = {
+    "levels", "loss_text", "lr_text", "is_bad", "bad", "tokens", "hours", "tokens_per_step", "point", "rates",
+    "diverged_at", "curves", "layers",
+}  # fmt: skip
+"""The keys of a cell besides those of `summarize`."""
+
+
+def printed(run_command, *arguments):
+    code, out, _ = run_command("summarize", *arguments, "--format", "json")
+    assert code == 0
+    return json.loads(out)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("by", ["norm", "norm,placement", "placement,model.depth,norm", "optim.lr", "seed,norm"])
+def test_cells_equal_those_of_summarize(grid, compare, run_command, tmp_path, by):
+    grid()
+    data, rows = compare("--by", by), printed(run_command, str(tmp_path), "--by", by)
+    assert data["by"] == by.split(",")
+    assert [{key: value for key, value in cell.items() if key not in ADDED} for cell in data["cells"]] == rows
+    assert sorted(run["id"] for run in data["run_table"]["rows"]) == sorted(i for row in rows for i in row["run_ids"])
+    for run in data["run_table"]["rows"]:
+        assert run["id"] in data["cells"][run["cell"]]["run_ids"]
+
+
+def test_where_selects_runs(grid, compare, run_command, tmp_path):
+    grid()
+    arguments = ["--by", "norm", "--where", "model.depth>=4,norm=rmsnorm"]
+    data, rows = compare(*arguments), printed(run_command, str(tmp_path), *arguments)
+    assert [{key: cell[key] for key in rows[0]} for cell in data["cells"]] == rows
+    assert len(data["run_table"]["rows"]) == 12
+
+
+def test_points_equal_summarize(grid, compare, run_command, tmp_path):
+    """The final losses, at the best learning rate and at each one."""
+    grid()
+    by = "norm,placement,model.depth"
+    data = compare("--by", by)
+    rows = {
+        (row["norm"], row["placement"], row["model.depth"], row["optim.lr"]): row
+        for row in printed(run_command, str(tmp_path), "--by", f"{by},optim.lr")
+    }
+    checked = 0
+    for cell in data["cells"]:
+        assert [point["x"] for point in cell["rates"]] == cell["learning_rates"]
+        for point in [*cell["rates"], cell["point"] | {"x": cell["lr"]}]:
+            row = rows[cell["norm"], cell["placement"], cell["model.depth"], point["x"]]
+            assert (point["n"], point["diverged"]) == (row["seeds"], row["seeds_diverged"])
+            assert point["y"] == (None if row["seeds_diverged"] else row["val_loss"])
+            if row["seeds"] > 2 and not row["seeds_diverged"]:
+                assert (point["low"], point["high"]) == (row["val_loss_low"], row["val_loss_high"])
+                assert point["y"] == pytest.approx(np.mean(point["seeds"]))
+                checked += 1
+            assert len(point["seeds"]) == row["seeds"] - row["seeds_diverged"]
+    assert checked > 8
+
+
+def test_margins_equal_comparisons_of_summarize(grid, compare, run_command, tmp_path):
+    """Each pair against the row of `--against` with the better cell as the baseline."""
+    grid()
+    data = compare("--by", "norm,placement,model.depth")
+    checked = 0
+    for better, worse, is_significant, text in data["margins"]:
+        a, b = data["cells"][better], data["cells"][worse]
+        against = ",".join(f"{option}={a[option]}" for option in data["by"])
+        rows = {
+            row["cell"]: row
+            for row in printed(run_command, str(tmp_path), "--by", ",".join(data["by"]), "--against", against)
+        }
+        row = rows[b["cell"]]
+        assert row["baseline"] == a["cell"]
+        assert b["label"] in text
+        if isinstance(row["difference"], float) and isinstance(row["difference_low"], float):
+            found = re.search(r"paired difference ([-+\d.]+)", text)
+            assert found
+            assert float(found[1]) == pytest.approx(-row["difference"], abs=6e-5)
+            assert f"p = {row['p_holm']:.2g}" in text
+            assert is_significant == (row["difference_low"] > 0 and row["p_holm"] < 0.05)
+            checked += 1
+    assert checked >= 3
+    assert {(better, worse) for better, worse, *_ in data["margins"]} == {
+        (a, b) for i, a in enumerate(data["order"]) for b in data["order"][i + 1 :]
+    }
+
+
+def test_margins_of_the_best_cells_only(grid, compare, monkeypatch):
+    grid()
+    monkeypatch.setattr("normlab.report.compare.summary_text.MAX_COMPARED", 3)
+    data = compare("--by", "norm,placement,model.depth")
+    best = data["order"][:3]
+    assert [pair[:2] for pair in data["margins"]] == [[best[0], best[1]], [best[0], best[2]], [best[1], best[2]]]
+
+
+def test_runs_equal_those_of_summarize(grid, compare, run_command, tmp_path):
+    grid()
+    table = compare()["run_table"]
+    runs = {run["id"]: dict(zip(table["columns"], run["values"], strict=True)) for run in table["rows"]}
+    rows = printed(run_command, str(tmp_path), "--runs")
+    assert len(rows) == len(runs) == 48
+    for row in rows:
+        run = runs[row["id"]]
+        assert (run["norm"], run["placement"], run["state"]) == (row["norm"], row["placement"], row["state"])
+        assert (run["model.depth"], run["seed"], float(run["optim.lr"])) == (
+            str(row["depth"]),
+            str(row["seed"]),
+            row["lr"],
+        )
+        assert run["val loss"] == ("" if row["val_loss"] is None else f"{row['val_loss']:.4f}")
+        assert run["note"] == row["note"]
+
+
+def test_curves_are_means_and_ranges_of_the_seeds(trained, compare):
+    losses = np.random.default_rng(0).normal(3, 0.1, (3, 1000))
+    losses[1, 700] = 9.0
+    losses[2, 800:] = np.nan
+    for seed, values in enumerate(losses):
+        trained(f"run{seed}", losses=values.tolist(), steps=1000, seed=seed)
+    (cell,) = compare()["cells"]
+    points = np.array(cell["curves"]["train_loss"])
+    size = math.ceil(1000 / MAX_POINTS)
+    bins = [losses[:, at : at + size] for at in range(0, 1000, size)]
+    assert len(points) == len(bins) <= MAX_POINTS
+    for (step, mean, low, high), at, values in zip(points.tolist(), range(0, 1000, size), bins, strict=True):
+        kept = [row[np.isfinite(row)] for row in values if np.isfinite(row).any()]
+        assert step == pytest.approx(np.mean(np.arange(at, min(at + size, 1000))))
+        assert mean == pytest.approx(np.mean([row.mean() for row in kept]), rel=1e-5)
+        assert (low, high) == pytest.approx((min(map(np.min, kept)), max(map(np.max, kept))), rel=1e-5)
+    assert max(points[:, 3]) == 9.0  # no spike is lost
+    assert cell["curves"]["val_loss"] == [[0, 5.5, 5.5, 5.5], [1000, 2, 2, 2]]
+
+
+def test_a_short_curve_has_every_step(trained, compare):
+    trained("one", losses=[5.0, 4.0, 3.0, 2.0])
+    (cell,) = compare()["cells"]
+    assert cell["curves"]["train_loss"] == [[step, 5 - step, 5 - step, 5 - step] for step in range(4)]
+    assert cell["curves"]["grad_norm"] == [[step, 6 - step, 6 - step, 6 - step] for step in range(4)]
+
+
+def test_layers_are_means_and_ranges_of_the_seeds(trained, compare):
+    made = [trained(f"run{seed}", measured=range(0, 20, 2), seed=seed) for seed in range(3)]
+    (cell,) = compare()["cells"]
+    measured = [{(name, each.site): each for name, each in histories(read_statistics(run, []))} for run in made]
+    moments = {"first": 0, "warmup": 3, "last": -1}  # warm-up ends at step 5, so the first step after it is 6
+    assert len(cell["layers"]) > 5
+    for key, by_moment in cell["layers"].items():
+        name, _, site = key.partition(" ")
+        for moment, at in moments.items():
+            for layer, mean, low, high in by_moment[moment]:
+                values = [float(run[name, site].values[at, layer]) for run in measured]
+                assert (mean, low, high) == pytest.approx((np.mean(values), min(values), max(values)), rel=1e-5)
+
+
+def test_a_large_page_has_fewer_steps_of_layers(trained, compare, monkeypatch):
+    trained("run", measured=range(0, 20, 2))
+    full = compare()
+    monkeypatch.setattr(compare_data, "MAX_LAYER_VALUES", 1)
+    small = compare()
+    assert list(full["moments"]) == ["first", "warmup", "last"]
+    assert list(small["moments"]) == ["last"]
+    assert {key: {"last": value["last"]} for key, value in full["cells"][0]["layers"].items()} == small["cells"][0][
+        "layers"
+    ]
+
+
+def test_cost_and_outcomes(trained, compare):
+    trained("a", status={"tokens": 1000, "seconds": 1800.0}, seed=0)
+    trained("b", math.inf, status={"tokens": 500, "seconds": 900.0}, seed=1, steps=4)
+    trained("c", state="failed", status={"tokens": 0, "seconds": 0.0}, seed=2)
+    (cell,) = compare()["cells"]
+    assert (cell["tokens"], cell["hours"]) == (1500, 0.75)
+    assert cell["bad"] == {"diverged": 1, "failed": 1}
+    assert (cell["is_bad"], cell["diverged_at"]) == (True, [4])
+
+
+def test_an_option_that_follows_from_another_is_a_warning(trained, compare):
+    config = json.loads((trained("a", norm="rmsnorm").path / "run.json").read_bytes())["config"]
+    longer = {**config, "norm": {"name": "layernorm", "preset": ""}, "train": {**config["train"], "steps": 2000}}
+    trained("b", run={"config": longer})
+    data = compare()
+    assert data["by"] == ["norm"]
+    assert "the cells differ in more than norm: train.steps 100 and 2000" in data["warnings"]
+    assert data["warnings"][-1] in data["caveats"]
+
+
+def test_default_factors(trained, compare):
+    trained("a", norm="rmsnorm", lr=1e-3, seed=0)
+    assert compare()["by"] == ["norm", "placement"]
+    trained("b", norm="rmsnorm", lr=2e-3, seed=1)
+    assert compare()["by"] == ["norm", "placement"]
+    trained("c", norm="rmsnorm", depth=4)
+    assert compare()["by"] == ["model.depth"]
+    trained("d", norm="layernorm", placement="post", run={"resolved": {"device": "cuda", "precision": "bf16"}})
+    data = compare()
+    assert data["by"] == ["norm", "placement", "model.depth"]
+    assert data["run_table"]["columns"][:6] == ["run", *data["by"], "optim.lr", "seed"]
+    assert [line.partition(":")[0] for line in data["caveats"][:2]] == [
+        "the runs use 2 precisions", "the runs use 2 devices",
+    ]  # fmt: skip
+
+
+def test_channels_of_the_command(grid, compare):
+    grid()
+    assert compare()["channels"] == {"model.depth": "x", "norm": "color", "placement": "panel"}
+    chosen = compare("--x", "placement", "--color", "model.depth", "--style", "norm")["channels"]
+    assert chosen == {"placement": "x", "model.depth": "color", "norm": "style"}
+
+
+def test_losses_that_are_not_comparable(trained, compare):
+    corpora = [{"name": name, "sha256": name * 8, "tokenizer": cut} for name, cut in (("ab", "bytes"), ("cd", "bpe"))]
+    trained("a", norm="rmsnorm", run={"corpus": corpora[0], "versions": {"torch": "2.1"}})
+    trained("b", norm="layernorm", run={"corpus": corpora[1], "versions": {"torch": "2.2"}})
+    data = compare()
+    assert data["caveats"][:3] == [
+        "the runs use 2 corpora: ab abababab, cd cdcdcdcd: their losses are not comparable",
+        "the runs use 2 tokenizers: bpe, bytes: tokens differ, so their losses are not comparable",
+        "the runs differ in numerics: torch 2.1 and 2.2: equal options and seeds give different bits",
+    ]
+    assert data["best"] is None
+    assert data["not_comparable"].startswith("No best cell: the runs use 2 corpora (ab abababab, cd ")
+    assert data["summary"][0] == data["not_comparable"]

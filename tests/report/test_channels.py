@@ -1,0 +1,215 @@
+"""Channels of a figure: defaults, explicit choices, errors, and colours that do not depend on the kind of figure."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+from synthetic_runs import Record, write_sweep
+
+from normlab.errors import ConfigError
+from normlab.report.cells_table import summarize_by
+from normlab.report.channels import COLORS, STYLES, choose_channels, level_colors
+from normlab.report.factors import Factor
+from normlab.report.figure_data import KINDS, make_figure
+
+SMALL = {"context": 32, "steps": 20, "batch_size": 4}
+
+LEVELS = {
+    "norm": ("dyt", "layernorm", "rmsnorm"),
+    "placement": ("post", "pre"),
+    "model.depth": (2, 4, 8),
+    "optim.warmup_steps": (0, 5),
+}
+FIELDS = {"norm": "norm", "placement": "placement", "model.depth": "depth", "optim.warmup_steps": "warmup_steps"}
+
+
+@pytest.fixture
+def table_of(tmp_path):
+    """Writes a sweep of all combinations of these options' `LEVELS`; returns the table of its cells."""
+
+    def make(*options: str, stats_every=None, where=(), by=None):
+        if not (tmp_path / "sweeps").exists():
+            combinations = itertools.product(*(LEVELS[option] for option in options))
+            fields = [FIELDS[option] for option in options]
+            write_sweep(
+                tmp_path,
+                "made",
+                [
+                    Record(**{**SMALL, "stats_every": stats_every, **dict(zip(fields, levels, strict=True))})
+                    for levels in combinations
+                ],
+            )
+        return summarize_by("made", by, where=where, results_dir=tmp_path)
+
+    return make
+
+
+def choose(table, *, has_x, **options):
+    """Return the options on x, on colour, on style and of the panels."""
+    runs = [run.record for cell in table.cells for run in cell.runs]
+    channels = choose_channels(table.factors, runs, has_x=has_x, **options)
+    single = [factor and factor.option for factor in (channels.x, channels.color, channels.style)]
+    return (*single, [factor.option for factor in channels.panel])
+
+
+# Defaults
+
+
+@pytest.mark.parametrize(
+    ("options", "with_x", "without_x"),
+    [
+        (["norm"], ("norm", "norm", None, []), (None, "norm", None, [])),
+        (["model.depth"], ("model.depth", None, None, []), (None, "model.depth", None, [])),
+        (
+            ["placement", "model.depth"],
+            ("model.depth", "placement", None, []),
+            (None, "placement", None, ["model.depth"]),
+        ),
+        (["norm", "placement"], ("norm", "placement", None, []), (None, "placement", None, ["norm"])),
+        (
+            ["optim.warmup_steps", "model.depth"],
+            ("model.depth", "optim.warmup_steps", None, []),
+            (None, "optim.warmup_steps", None, ["model.depth"]),
+        ),
+        (
+            ["norm", "placement", "model.depth", "optim.warmup_steps"],
+            ("model.depth", "norm", None, ["placement", "optim.warmup_steps"]),
+            (None, "norm", None, ["model.depth", "placement", "optim.warmup_steps"]),
+        ),
+    ],
+)
+def test_defaults(table_of, options, with_x, without_x):
+    """The numeric factor with the most levels is on x, the other one with the most levels is the colour."""
+    table = table_of(*options)
+    assert choose(table, has_x=True) == with_x
+    assert choose(table, has_x=False) == without_x
+
+
+# Explicit channels
+
+
+@pytest.mark.parametrize(
+    ("has_x", "given", "expected"),
+    [
+        (True, {"x": "norm"}, ("norm", "model.depth", None, ["placement"])),
+        (True, {"color": "placement"}, ("model.depth", "placement", None, ["norm"])),
+        (True, {"style": "norm"}, ("model.depth", "placement", "norm", [])),
+        (True, {"x": "depth", "color": "norm", "style": "placement"}, ("model.depth", "norm", "placement", [])),
+        (True, {"panel": ["norm"]}, ("model.depth", "placement", None, ["norm"])),
+        (True, {"panel": ["placement", "norm"]}, ("model.depth", None, None, ["placement", "norm"])),
+        (True, {"x": "placement", "color": "n_layer"}, ("placement", "model.depth", None, ["norm"])),
+        (False, {"color": "model.depth"}, (None, "model.depth", None, ["norm", "placement"])),
+        (False, {"style": "placement"}, (None, "norm", "placement", ["model.depth"])),
+        (False, {"panel": ["norm", "placement"]}, (None, "model.depth", None, ["norm", "placement"])),
+        (False, {"color": "norm", "style": "depth"}, (None, "norm", "model.depth", ["placement"])),
+    ],
+)
+def test_explicit_channels(table_of, has_x, given, expected):
+    assert choose(table_of("norm", "placement", "model.depth"), has_x=has_x, **given) == expected
+
+
+@pytest.mark.parametrize(
+    ("has_x", "given", "message"),
+    [
+        (True, {"x": "dpth"}, "--x dpth: no run has this option (did you mean "),
+        (True, {"color": "model.heads"}, "--color model.heads: is not one of the factors of these runs (norm, "),
+        (True, {"style": "lr"}, "--style optim.lr: is not one of the factors of these runs (norm, placement, "),
+        (True, {"x": "norm", "color": "norm"}, "--color norm: is on another channel already; name each factor once"),
+        (True, {"panel": ["norm", "norm"]}, "--panel norm: is on another channel already"),
+        (True, {"style": "depth", "panel": ["model.depth"]}, "--panel model.depth: is on another channel already"),
+        (False, {"x": "model.depth"}, "--x model.depth: this figure has its own x axis; use --color, --style or "),
+        (True, {"x": "depth", "color": "norm", "panel": []}, "--panel: placement is on no channel; add it to --panel"),
+        (False, {"panel": ["placement"]}, "--panel: model.depth is on no channel; add it to --panel, or select one"),
+    ],
+)
+def test_errors(table_of, has_x, given, message):
+    table = table_of("norm", "placement", "model.depth")
+    with pytest.raises(ConfigError, match="^" + re.escape(message)):
+        choose(table, has_x=has_x, **given)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["loss", "--x", "model.depth"], "--x model.depth: this figure has its own x axis"),
+        (["factor", "--color", "nrom"], "--color nrom: no run has this option (did you mean 'norm'?)"),
+        (["factor", "--color", "norm", "--panel", "norm"], "--panel norm: is on another channel already"),
+        (["factor", "--style", "optim.lr"], "--style optim.lr: is not one of the factors of these runs"),
+    ],
+)
+def test_errors_of_the_command_are_one_line_and_leave_no_file(table_of, tmp_path, run_command, arguments, message):
+    table_of("norm", "model.depth")
+    file = tmp_path / "figure.pdf"
+    code, out, err = run_command(
+        "figure", arguments[0], "made", *arguments[1:], "-o", str(file), f"--results-dir={tmp_path}"
+    )
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"error: {message}")
+    assert not file.exists()
+
+
+# Colours and line styles
+
+
+def test_named_levels_have_the_colours_of_the_palette():
+    levels = tuple("abcdefgh")
+    assert tuple(level_colors(Factor("norm", levels)).values()) == COLORS
+    assert len(set(COLORS)) == 8
+
+
+def test_numeric_levels_have_a_scale_from_dark_to_light():
+    """Relative luminance as in Rec. 709; a single number has a colour of the palette."""
+    colors = level_colors(Factor("model.depth", (1, 2, 4, 8, 16, 32))).values()
+    channels = [[int(color[i : i + 2], 16) for i in (1, 3, 5)] for color in colors]
+    luminance = [0.2126 * red + 0.7152 * green + 0.0722 * blue for red, green, blue in channels]
+    assert all(b - a > 10 for a, b in itertools.pairwise(luminance))
+    assert level_colors(Factor("model.depth", (4,))) == {4: COLORS[0]}
+
+
+@pytest.mark.parametrize(("option", "others"), [("norm", ["placement"]), ("model.depth", ["norm"])])
+def test_a_level_has_one_colour_in_every_kind_of_figure(table_of, option, others):
+    table = table_of(option, *others, stats_every=10)
+    expected = dict(zip(LEVELS[option], level_colors(Factor(option, LEVELS[option])).values(), strict=True))
+    names = {"dyt": "DyT", "layernorm": "LayerNorm", "rmsnorm": "RMSNorm", 2: "depth 2", 4: "depth 4", 8: "depth 8"}
+    for kind in set(KINDS) - {"matrix"}:
+        figure = make_figure(kind, table, color=option, panel=others if kind != "factor" else None)
+        lines = {(line.label, line.color) for panel in figure.panels for line in panel.lines}
+        assert lines == {(names[level], color) for level, color in expected.items()}, kind
+
+
+def test_colours_do_not_depend_on_which_cells_of_a_panel_exist(tmp_path):
+    """A level that one panel lacks leaves a gap; the other levels keep their colours."""
+    missing = ("dyt", "pre")
+    grid = itertools.product(LEVELS["norm"], LEVELS["placement"])
+    records = [
+        Record(**SMALL, stats_every=None, norm=norm, placement=placement)
+        for norm, placement in grid
+        if (norm, placement) != missing
+    ]
+    write_sweep(tmp_path, "made", records)
+    figure = make_figure("loss", summarize_by("made", results_dir=tmp_path), color="norm", panel=["placement"])
+    post, pre = figure.panels
+    assert [line.label for line in pre.lines] == ["LayerNorm", "RMSNorm"]
+    assert {(line.label, line.color) for line in pre.lines} < {(line.label, line.color) for line in post.lines}
+
+
+def test_a_filter_of_another_factor_keeps_the_colours(table_of):
+    every = make_figure("lr", table_of("norm", "placement"), color="norm", panel=["placement"])
+    filtered = make_figure("lr", table_of(where=["placement=pre"]), color="norm")
+    colors = [
+        {line.label: line.color for panel in figure.panels for line in panel.lines} for figure in (every, filtered)
+    ]
+    assert colors[0] == colors[1]
+    assert len(colors[0]) == 3
+
+
+def test_each_level_of_the_style_has_a_line_style(table_of):
+    figure = make_figure("factor", table_of("norm", "model.depth", "placement"), color="placement", style="norm")
+    (panel,) = figure.panels
+    assert [(line.label, line.style) for line in panel.lines] == [
+        (f"{placement}-norm, {norm}", style)
+        for placement in ("post", "pre")
+        for norm, style in zip(("DyT", "LayerNorm", "RMSNorm"), STYLES, strict=False)
+    ]

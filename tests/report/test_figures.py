@@ -1,0 +1,424 @@
+"""Figures: every point is a number of `summarize --format json`, and the files are fit for a paper."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import struct
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from IPython.core.formatters import DisplayFormatter
+from synthetic_runs import Record, write_sweep
+
+from normlab.errors import ConfigError, NormlabError
+from normlab.report.cells_table import summarize_by
+from normlab.report.channels import MAX_PANELS
+from normlab.report.figure_data import KINDS, make_figure
+from normlab.report.figure_draw import draw, write_figure
+from normlab.stats.statistic import CORE
+from normlab.store.runs import RunFolder
+
+SMALL = {"context": 32, "width": 32, "steps": 220, "batch_size": 4}
+SEEDS = (0, 1, 2)
+RATES = (1e-3, 3e-3)
+NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
+PLACEMENTS = {"post": "post-norm", "pre": "pre-norm"}
+DEPTHS = (2, 4)
+BY = ["--by", "norm,placement,depth"]
+
+
+def records() -> list[Record]:
+    """A grid without one cell; in another cell, seeds diverged at one rate or at every rate."""
+    grid = []
+    for norm, placement, depth, lr, seed in itertools.product(NORMS, PLACEMENTS, DEPTHS, RATES, SEEDS):
+        if (norm, placement, depth) == ("layernorm", "post", 4):
+            continue  # a missing cell
+        record = Record(**SMALL, norm=norm, placement=placement, depth=depth, lr=lr, seed=seed)
+        is_bad = (norm, placement, depth) == ("rmsnorm", "post", 4) and seed == 1
+        is_fast = (norm, placement, depth) == ("rmsnorm", "post", 2) and lr == 3e-3 and seed in (0, 2)
+        grid.append(replace(record, outcome="diverged", at=150) if is_bad or is_fast else record)
+    return grid
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("figures")
+    write_sweep(folder, "made", records())
+    return folder
+
+
+@pytest.fixture
+def table(results):
+    return summarize_by("made", results_dir=results)
+
+
+@pytest.fixture
+def cells(results, run_command):
+    """Returns the cells of `summarize --format json`, by norm, placement and depth."""
+
+    def read(*arguments: str) -> dict:
+        code, out, _ = run_command("summarize", "made", *arguments, "--format=json", f"--results-dir={results}")
+        assert code == 0
+        return {(row["norm"], row["placement"], row["model.depth"]): row for row in json.loads(out)}
+
+    return read
+
+
+def compare(point, row, prefix=""):
+    """Assert that a point has the numbers of a cell's row of JSON."""
+    diverged, seeds = row[f"{prefix}seeds_diverged"], row[f"{prefix}seeds"]
+    assert (point.diverged, point.n) == (diverged, seeds)
+    if diverged:
+        assert row[f"{prefix}val_loss"] == "inf"
+        assert (point.y, point.low, point.high) == (None, None, None)
+    else:
+        numbers = tuple(row[f"{prefix}{key}"] for key in ("val_loss", "val_loss_low", "val_loss_high"))
+        assert (point.y, point.low, point.high) == numbers
+        assert np.mean(point.seeds) == pytest.approx(point.y, abs=1e-12)
+    assert len(point.seeds) == seeds - diverged
+
+
+# Points
+
+
+def test_points_of_factor(table, cells):
+    """The panels are placements, the colours norms, and x is the depth."""
+    expected = cells()
+    figure = make_figure("factor", table, x="model.depth", color="norm", panel=["placement"])
+    assert [panel.title for panel in figure.panels] == ["post-norm", "pre-norm"]
+    assert (figure.is_log_x, figure.x_ticks) == (True, ((2.0, "2"), (4.0, "4")))
+    drawn = {}
+    for placement, panel in zip(PLACEMENTS, figure.panels, strict=True):
+        for line in panel.lines:
+            (norm,) = (norm for norm, title in NORMS.items() if title == line.label)
+            for point in line.points:
+                drawn[norm, placement, int(point.x)] = point
+    assert drawn.keys() == expected.keys()
+    for key, point in drawn.items():
+        compare(point, expected[key])
+    # The grid has every kind of cell.
+    assert len(drawn) == 7
+    assert drawn["rmsnorm", "post", 4].diverged == 1
+    assert drawn["rmsnorm", "post", 2].diverged == 0
+
+
+def test_points_of_lr(table, cells):
+    """At each learning rate: the numbers of `summarize --lr`."""
+    figure = make_figure("lr", table, color="norm", panel=["placement", "model.depth"])
+    titles = {f"{title}, depth {depth}": (name, depth) for name, title in PLACEMENTS.items() for depth in DEPTHS}
+    assert [panel.title for panel in figure.panels] == list(titles)
+    diverged = 0
+    for lr in RATES:
+        expected = cells("--lr", str(lr))
+        for panel in figure.panels:
+            for line in panel.lines:
+                (norm,) = (norm for norm, title in NORMS.items() if title == line.label)
+                (point,) = (point for point in line.points if point.x == lr)
+                compare(point, expected[norm, *titles[panel.title]], "shared_")
+                diverged += point.diverged
+    assert diverged == 4
+    assert sum(len(line.points) for panel in figure.panels for line in panel.lines) == 14
+
+
+def test_points_of_matrix(table, cells):
+    expected = cells()
+    figure = make_figure("matrix", table, x="model.depth", color="norm", panel=["placement"])
+    assert ([text for _, text in figure.x_ticks], [text for _, text in figure.y_ticks]) == (
+        ["2", "4"],
+        ["LayerNorm", "RMSNorm"],
+    )
+    drawn = {
+        (list(NORMS)[row], placement, DEPTHS[column]): point
+        for placement, panel in zip(PLACEMENTS, figure.panels, strict=True)
+        for (column, row), point in panel.grid.items()
+    }
+    assert drawn.keys() == expected.keys()
+    for key, point in drawn.items():
+        compare(point, expected[key])
+
+
+def runs_of(row: dict, results: Path) -> list[Path]:
+    """Return the folders of the runs of a cell at its best learning rate."""
+    folders = [results / "runs" / run_id for run_id in row["run_ids"]]
+    return [
+        folder
+        for folder in folders
+        if json.loads((folder / "run.json").read_text())["config"]["optim"]["lr"] == row["lr"]
+    ]
+
+
+def curve(folder: Path, kind: str, key: str) -> dict[int, float]:
+    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return {row["step"]: row[key] for row in rows if row["kind"] == kind}
+
+
+def lines_of(figure):
+    """Yield the norm, the placement and the points of each line of a figure of one depth."""
+    for panel in figure.panels:
+        (placement,) = (name for name, title in PLACEMENTS.items() if title == panel.title)
+        for line in panel.lines:
+            yield next(norm for norm, title in NORMS.items() if title == line.label), placement, line.points
+
+
+def test_points_of_loss_are_mean_and_range_of_the_seeds(results, cells):
+    table = summarize_by("made", where=["depth=2"], results_dir=results)
+    expected = cells("--where", "depth=2", *BY)
+    figure = make_figure("loss", table, color="norm", panel=["placement"])
+    count = 0
+    for norm, placement, points in lines_of(figure):
+        folders = runs_of(expected[norm, placement, 2], results)
+        curves = [curve(folder, "eval", "loss") for folder in folders]
+        assert [point.x for point in points] == list(curves[0]) == [0, 100, 200, 220]
+        values = np.array([list(each.values()) for each in curves])
+        assert values.shape == (3, 4)
+        assert [point.y for point in points] == pytest.approx(values.mean(0), abs=1e-12)
+        assert [point.low for point in points] == values.min(0).tolist()
+        assert [point.high for point in points] == values.max(0).tolist()
+        assert {point.n for point in points} == {3}
+        count += 1
+    assert count == 4
+
+
+def test_loss_of_a_diverged_seed_ends_where_it_diverged(results, cells):
+    table = summarize_by("made", where=["depth=4", "placement=post"], results_dir=results)
+    row = cells("--where", "depth=4,placement=post", *BY)["rmsnorm", "post", 4]
+    (panel,) = make_figure("loss", table).panels
+    (line,) = panel.lines
+    curves = [curve(folder, "eval", "loss") for folder in runs_of(row, results)]
+    assert sorted(map(len, curves)) == [2, 4, 4]
+    for point in line.points:
+        values = [each[int(point.x)] for each in curves if point.x in each]
+        assert point.y == pytest.approx(np.mean(values), abs=1e-12)
+        assert (point.low, point.high, point.n) == (min(values), max(values), len(values))
+
+
+def test_points_of_layers_are_mean_and_range_of_the_seeds(results, cells):
+    table = summarize_by("made", where=["depth=4"], results_dir=results)
+    expected = cells("--where", "depth=4", *BY)
+    figure = make_figure("layers", table, color="norm", panel=["placement"], statistic="resid_rms")
+    count = 0
+    for norm, placement, points in lines_of(figure):
+        profiles = []
+        for folder in runs_of(expected[norm, placement, 4], results):
+            [stored], _ = RunFolder(folder).statistics.read(CORE)
+            profiles.append(stored.single_site("resid_rms")[-1])
+        values = np.array(profiles, dtype=np.float64)
+        layers = [int(point.x) for point in points]
+        assert layers == np.flatnonzero(np.isfinite(values).all(0)).tolist()
+        assert len(layers) >= 4
+        assert [point.y for point in points] == pytest.approx(values.mean(0)[layers], rel=1e-12)
+        assert [point.low for point in points] == values.min(0)[layers].tolist()
+        assert [point.high for point in points] == values.max(0)[layers].tolist()
+        count += 1
+    assert count == 3
+
+
+def test_one_seed_and_two_seeds_have_no_interval(results):
+    for where, seeds in (("seed=0", 1), ("seed<2", 2)):
+        figure = make_figure("factor", summarize_by("made", where=[where, "placement=pre"], results_dir=results))
+        points = [point for panel in figure.panels for line in panel.lines for point in line.points]
+        assert len(points) == 4
+        assert {(point.low, point.high, point.n, len(point.seeds)) for point in points} == {(None, None, seeds, seeds)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_cell(kind, results, cells):
+    where = ["norm=rmsnorm", "placement=pre", "depth=4"]
+    table = summarize_by("made", where=where, results_dir=results)
+    row = cells("--where", ",".join(where), *BY)["rmsnorm", "pre", 4]
+    (panel,) = make_figure(kind, table).panels
+    if kind == "matrix":
+        assert list(panel.grid) == [(0, 0)]
+        point = panel.grid[0, 0]
+    else:
+        (line,) = panel.lines
+        # Of lr, the best learning rate; else the end of the run, or the last layer.
+        point = next(point for point in reversed(line.points) if kind != "lr" or point.x == row["lr"])
+    assert point.n == 3
+    if kind != "layers":
+        assert point.y == pytest.approx(row["val_loss"], abs=1e-12)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("bar", {}, "figure bar: unknown figure 'bar'"),
+        (
+            "layers",
+            {"statistic": "resid_rsm"},
+            "--statistic resid_rsm: unknown statistic by layer .*did you mean 'resid_rms'",
+        ),
+        ("layers", {"statistic": "resid_growth"}, "--statistic resid_growth: "),
+    ],
+)
+def test_unknown_kinds_and_statistics(table, kind, options, message):
+    with pytest.raises(ConfigError, match="^" + message):
+        make_figure(kind, table, **options)
+
+
+def test_too_many_panels(tmp_path):
+    steps = range(MAX_PANELS + 1)
+    write_sweep(
+        tmp_path,
+        "made",
+        [Record(**{**SMALL, "steps": 2}, stats_every=None, warmup_steps=step) for step in steps],
+    )
+    panel = ["optim.warmup_steps"]
+    message = f"figure lr: {MAX_PANELS + 1} panels, at most {MAX_PANELS}; .* move optim.warmup_steps to --color or"
+    with pytest.raises(ConfigError, match=message):
+        make_figure("lr", summarize_by("made", results_dir=tmp_path), panel=panel)
+    fewer = summarize_by("made", where=["warmup_steps>0"], results_dir=tmp_path)
+    assert len(make_figure("lr", fewer, panel=panel).panels) == MAX_PANELS
+
+
+def test_runs_without_a_final_loss(tmp_path):
+    write_sweep(tmp_path, "made", [Record(**SMALL, stats_every=None, outcome="interrupted")])
+    with pytest.raises(NormlabError, match="figure lr: no selected run has a final loss yet"):
+        make_figure("lr", summarize_by("made", results_dir=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "message"),
+    [
+        ("figure.jpg", 2, "-o .*figure.jpg: a figure ends in .pdf, .svg, .png"),
+        ("figure", 2, "-o .*figure: a figure ends in .pdf, .svg, .png"),
+        ("figure.pdf", 3, "--columns 3: must be 1 or 2"),
+        ("figure.png", 0, "--columns 0: must be 1 or 2"),
+    ],
+)
+def test_wrong_suffix_or_columns_leave_no_file(table, tmp_path, name, columns, message):
+    with pytest.raises(ConfigError, match=message):
+        write_figure(make_figure("lr", table), tmp_path / name, columns)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Drawings
+
+
+def test_the_drawing_has_the_points_and_the_diverged_seeds(table):
+    figure = make_figure("factor", table, x="model.depth", color="norm", panel=["placement"])
+    canvas = draw(figure)
+    axes = canvas.get_axes()
+    assert [axis.get_title() for axis in axes] == ["post-norm", "pre-norm"]
+    assert [axis.get_xlabel() for axis in axes] == ["depth", "depth"]
+    assert axes[0].get_ylabel() == "validation loss, nats/token"
+    for axis, panel in zip(axes, figure.panels, strict=True):
+        drawn = [(line.get_color(), [*map(float, line.get_ydata())]) for line in axis.get_lines()]
+        for line in panel.lines:
+            means = [point.y for point in line.points if point.y is not None]
+            assert (line.color, means) in drawn
+            low, high = axis.get_ylim()
+            assert all(low < y < high for y in means)
+    assert [[text.get_text() for text in axis.texts] for axis in axes] == [["1/3"], []]
+    (legend,) = canvas.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["LayerNorm", "RMSNorm"]
+
+
+def test_the_matrix_has_a_number_in_each_field(table, cells):
+    expected = cells()
+    figure = make_figure("matrix", table, x="model.depth", color="norm", panel=["placement"])
+    axes = draw(figure).get_axes()[:2]
+    for placement, axis in zip(PLACEMENTS, axes, strict=True):
+        texts = {tuple(map(round, text.get_position())): text.get_text() for text in axis.texts}
+        assert texts == {
+            (DEPTHS.index(depth), list(NORMS).index(norm)): "1/3" if row["seeds_diverged"] else f"{row['val_loss']:.3f}"
+            for (norm, place, depth), row in expected.items()
+            if place == placement
+        }
+
+
+# Files
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("suffix", [".pdf", ".svg", ".png"])
+def test_files(table, tmp_path, kind, suffix):
+    """PDF with embedded TrueType fonts, SVG that is XML, and PNG; equal bytes for equal figures."""
+    file, again = tmp_path / "new" / f"figure{suffix}", tmp_path / f"again{suffix.upper()}"
+    figure = make_figure(kind, table)
+    write_figure(figure, file)
+    content = file.read_bytes()
+    if suffix == ".pdf":
+        assert content.startswith(b"%PDF")
+        assert b"/FontFile2" in content
+        assert b"/Type3" not in content
+        assert b"CreationDate" not in content
+    elif suffix == ".svg":
+        root = ET.fromstring(content)
+        assert root.tag.endswith("svg")
+        assert root.get("width") == "504pt"
+    else:
+        assert content.startswith(b"\x89PNG")
+    write_figure(figure, again)
+    assert again.read_bytes() == content
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+@pytest.mark.parametrize(("columns", "inches"), [(1, 3.4), (2, 7.0)])
+def test_png_has_the_width_of_one_or_two_columns(table, tmp_path, columns, inches):
+    write_figure(make_figure("factor", table), tmp_path / "figure.png", columns)
+    (width,) = struct.unpack(">I", (tmp_path / "figure.png").read_bytes()[16:20])
+    assert width == round(200 * inches)
+
+
+def test_the_command_prints_the_caption_and_the_path(results, tmp_path, run_command):
+    file = tmp_path / "depth.svg"
+    arguments = ["figure", "factor", "made", "--x", "depth", "--color", "norm", "--panel", "placement"]
+    code, out, err = run_command(*arguments, "-o", str(file), "--columns", "1", f"--results-dir={results}")
+    assert code == 0
+    caption, path = out.splitlines()
+    assert caption.startswith(
+        "Final validation loss, each cell at its best learning rate, selected on this same loss: "
+    )
+    assert path == str(file)
+    assert ET.fromstring(file.read_bytes()).get("width") == f"{3.4 * 72:.6f}".rstrip("0").rstrip(".") + "pt"
+    # The warnings are those of `summarize`.
+    assert err == run_command("summarize", "made", f"--results-dir={results}")[2]
+    assert re.match("warning: ", err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bars", "made"], "error: figure bars: unknown figure 'bars'"),
+        (["lr", "made", "--columns", "3"], "error: --columns 3: must be 1 or 2"),
+        (["lr", "made", "-o", "figure.gif"], "error: -o figure.gif: a figure ends in .pdf, .svg, .png"),
+        (["lr", "mode"], "error: mode: neither a folder nor a sweep"),
+        (["lr", "made", "--where", "depth=3"], "error: --where model.depth=3: no run matches"),
+    ],
+)
+def test_errors_of_the_command(results, tmp_path, monkeypatch, run_command, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run_command("figure", *arguments, f"--results-dir={results}")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(message)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("color", ["norm", "depth"])
+def test_a_level_has_one_colour_whatever_the_conditions_select(results, color):
+    level = {"norm": "RMSNorm", "depth": "depth 4"}[color]
+    condition = {"norm": "norm!=layernorm", "depth": "depth!=2"}[color]
+    colors = {
+        line.color
+        for where in ([], [condition])
+        for panel in make_figure(
+            "lr", summarize_by("made", BY[1].split(","), where=where, results_dir=results), color=color
+        ).panels
+        for line in panel.lines
+        if line.label == level
+    }
+    assert len(colors) == 1
+
+
+def test_a_notebook_shows_the_figure(table):
+    shown, _ = DisplayFormatter().format(draw(make_figure("factor", table)))
+    assert shown["image/png"].startswith(b"\x89PNG")

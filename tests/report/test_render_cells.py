@@ -1,0 +1,410 @@
+"""The table of cells and the tests as text: columns, order, formats, and bold numbers in LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+
+FORMATS = ("table", "markdown", "latex", "csv", "json")
+
+
+@pytest.fixture
+def make(make_run):
+    """Makes a run with a final loss and any options; it diverged if the loss is infinite."""
+    made = iter(range(10_000))
+
+    def make_one(loss: float, norm="rmsnorm", placement="pre", depth=4, warmup=0, seed=0, lr=1e-3):
+        config = {
+            "norm": {"name": norm},
+            "placement": {"name": placement},
+            "model": {"depth": depth, "width": 128},
+            "optim": {"name": "adamw", "lr": lr, "warmup_steps": warmup},
+            "train": {"steps": 100},
+            "data": {"seed": seed},
+            "seed": seed,
+        }
+        state = "diverged" if math.isinf(loss) else "finished"
+        status = {"val_loss": math.nan if math.isinf(loss) else loss, "best_val_loss": loss}
+        return make_run(f"run{next(made):04}", state, run={"config": config}, status=status)
+
+    return make_one
+
+
+@pytest.fixture
+def summarize(tmp_path, run_command):
+    """Runs `normlab summarize` on the runs; returns stdout."""
+
+    def call(*arguments: str, fails: bool = False) -> str:
+        code, out, err = run_command("summarize", str(tmp_path), *arguments)
+        assert code == (2 if fails else 0), err
+        return err if fails else out
+
+    return call
+
+
+def rows_of(text: str, format: str) -> list[dict[str, str]]:
+    """Parse a table of Markdown or LaTeX with the titles of its columns as keys; bold and escapes are kept."""
+    lines = text.splitlines()
+    if format == "markdown":
+        table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+        head, _, *body = table
+    else:
+        table = [line.removesuffix(r" \\").split(" & ") for line in lines if line.endswith(r" \\")]
+        head, *body = table
+    return [dict(zip(head, cells, strict=True)) for cells in body]
+
+
+# Columns and order
+
+
+@pytest.fixture
+def three_cells(make):
+    """Cells with the losses 2.3 (layernorm), 2.1 (rmsnorm) and infinity (dyt), over three seeds."""
+    for seed in range(3):
+        make(2.3 + seed / 100, "layernorm", seed=seed)
+        make(2.1 + seed / 50, "rmsnorm", seed=seed)
+        make(math.inf if seed == 2 else 2.0, "dyt", seed=seed)
+
+
+def test_chosen_columns_of_json_and_csv(three_cells, summarize):
+    arguments = ["--by", "norm", "--columns", "val_loss, seeds,Val_Loss_Low", "--format"]
+    rows = json.loads(summarize(*arguments, "json"))
+    assert [list(row) for row in rows] == [["norm", "val_loss", "seeds", "val_loss_low"]] * 3
+    low, _ = stats.t.interval(0.95, 2, loc=2.31, scale=stats.sem([2.3, 2.31, 2.32]))
+    assert list(rows[1].values()) == ["layernorm", pytest.approx(2.31), 3, pytest.approx(low)]
+    assert rows[0] == {"norm": "dyt", "val_loss": "inf", "seeds": 3, "val_loss_low": None}
+    table = list(csv.reader(io.StringIO(summarize(*arguments, "csv"))))
+    assert table[0] == ["norm", "val_loss", "seeds", "val_loss_low"]
+    assert table[1] == ["dyt", "inf", "3", ""]
+    assert float(table[2][1]) == rows[1]["val_loss"]
+
+
+@pytest.mark.parametrize("format", ["markdown", "latex"])
+@pytest.mark.parametrize("columns", ["val loss,runs", "VAL_LOSS,Runs"])
+def test_chosen_columns_of_a_text(three_cells, summarize, format, columns):
+    rows = rows_of(summarize("--by", "norm", "--columns", columns, "--format", format), format)
+    assert [list(row) for row in rows] == [["norm", "val loss", "runs"]] * 3
+    half = stats.t.ppf(0.975, 2) * stats.sem([2.3, 2.31, 2.32])
+    sign = {"markdown": "±", "latex": r"$\pm$"}[format]
+    assert [row["val loss"] for row in rows] == [
+        "1 of 3 diverged, others 2.0000",
+        f"2.3100 {sign} {half:.4f} (n=3)",
+        f"2.1200 {sign} {2 * half:.4f} (n=3)",
+    ]
+    assert {row["runs"] for row in rows} == {"3"}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_factors_are_always_shown_and_the_rest_only_if_chosen(three_cells, summarize, format):
+    head = summarize("--by", "norm,placement", "--columns", "runs", "--format", format).splitlines()
+    text = "\n".join(head[:8])
+    assert all(name in text for name in ("norm", "placement", "runs", "layernorm"))
+    assert not any(name in text for name in ("best lr", "tok/s", "val_loss", "val loss"))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--columns", "val_los"], "--columns: unknown column 'val_los' (did you mean 'val"),
+        (["--columns", "val_loss,"], "--columns: unknown column ''"),
+        (["--sort", "val_los"], "--sort: unknown column 'val_los' (did you mean 'val_loss'?)"),
+        (["--sort=-val_los"], "--sort: unknown column 'val_los' (did you mean 'val_loss'?)"),
+    ],
+)
+def test_unknown_columns(three_cells, summarize, format, arguments, message):
+    error = summarize("--by", "norm", *arguments, "--format", format, fails=True)
+    assert error.startswith(f"error: {message}")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("column", "order"),
+    [
+        ("val_loss", ["rmsnorm", "layernorm", "dyt"]),
+        ("-val_loss", ["dyt", "layernorm", "rmsnorm"]),
+        ("val_loss_of_others", ["dyt", "layernorm", "rmsnorm"]),  # only dyt has a value
+        ("-val_loss_low", ["layernorm", "rmsnorm", "dyt"]),  # dyt has none
+        ("norm", ["dyt", "layernorm", "rmsnorm"]),
+        ("-norm", ["rmsnorm", "layernorm", "dyt"]),
+    ],
+)
+def test_sorted_by_a_column(three_cells, summarize, column, order):
+    for format in ("json", "csv", "markdown", "latex", "table"):
+        text = summarize("--by", "norm", f"--sort={column}", "--columns", "runs", "--format", format)
+        if format == "json":
+            assert [row["norm"] for row in json.loads(text)] == order
+        places = [text.index(norm) for norm in order]
+        assert places == sorted(places), format
+
+
+@pytest.mark.parametrize("option", ["--columns=val_loss", "--sort=val_loss", "--test=trend"])
+def test_options_of_cells_are_rejected_with_runs(three_cells, summarize, option):
+    name = option.partition("=")[0]
+    error = summarize("--runs", option, fails=True)
+    assert error == f"error: {name}: has no effect with --runs; leave out one or the other\n"
+
+
+def test_unknown_format(three_cells, summarize):
+    assert summarize("--by", "norm", "--format", "html", fails=True).startswith("error: unknown format 'html'")
+
+
+# LaTeX
+
+
+def test_latex_is_a_tabular_of_booktabs(make, summarize):
+    """Special characters in names are escaped; the notes are comments."""
+    make(2.25, "a_b%c&d#e", depth=2)
+    make(2.5, "x{y}$z~^\\", depth=4)
+    text = summarize("--by", "norm,depth", "--columns", "val_loss,best_lr", "--format", "latex")
+    assert text.splitlines()[:8] == [
+        r"\begin{tabular}{llll}",
+        r"\toprule",
+        r"norm & model.depth & val loss & best lr \\",
+        r"\midrule",
+        r"a\_b\%c\&d\#e & 2 & 2.2500 (n=1) & 0.001 \\",
+        r"x\{y\}\$z\textasciitilde{}\textasciicircum{}\textbackslash{} & 4 & 2.5000 (n=1) & 0.001 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    notes = text.splitlines()[8:]
+    assert notes
+    assert all(line.startswith("% ") for line in notes)
+
+
+def test_latex_has_minus_signs_and_escaped_titles(make, summarize):
+    for seed, warmup in itertools.product(range(3), (0, 50)):
+        make(2.5 - warmup / 100 + seed / 1000 * (1 + warmup), warmup=warmup, seed=seed)
+    text = summarize("--by", "warmup_steps", "--against", "warmup_steps=0", "--format", "latex")
+    first, second = rows_of(text, "latex")
+    assert r"optim.warmup\_steps" in first
+    assert second["vs baseline"].startswith("$-$0.4500 [$-$0.5")
+    assert second["p (Holm)"] == f"{stats.ttest_1samp([-0.5, -0.45, -0.4], 0).pvalue:.2g}"
+
+
+# Bold
+
+
+def make_differences(make, t: float, norms=("b", "c"), seeds=5):
+    """Make norm `a` and others whose losses are higher, with this t statistic of the paired differences."""
+    noise = np.arange(seeds) - (seeds - 1) / 2
+    differences = 1e-3 * (t * stats.sem(noise) + noise)
+    assert stats.ttest_1samp(differences, 0).statistic == pytest.approx(t)
+    for seed, difference in enumerate(differences):
+        loss = 2.0 + 0.05 * seed
+        make(loss, "a", seed=seed)
+        for norm in norms:
+            make(loss + float(difference), norm, seed=seed)
+    return float(stats.ttest_1samp(differences, 0).pvalue)
+
+
+@pytest.mark.parametrize(
+    ("t", "others", "is_bold"),
+    [
+        (4.5, "bc", True),
+        (3.2, "bc", False),  # p < 0.05 in each test, but not after Holm's correction for two tests
+        (3.2, "b", True),
+        (2.0, "b", False),
+    ],
+)
+def test_the_best_loss_is_bold_if_it_is_significantly_lower(make, summarize, t, others, is_bold):
+    p = make_differences(make, t, tuple(others))
+    corrected = multipletests([p] * len(others), method="holm")[1]
+    assert bool(max(corrected) < 0.05) is is_bold
+    for sort in ("norm", "-norm"):
+        text = summarize("--by", "norm", f"--sort={sort}", "--format", "latex")
+        bold = {row["norm"]: row["val loss"].startswith(r"\textbf{") for row in rows_of(text, "latex")}
+        assert bold == {"a": is_bold, **dict.fromkeys(others, False)}
+        assert text.count(r"\textbf{") == is_bold
+        assert ("% bold: lower than every other cell, p < 0.05" in text) is is_bold
+
+
+def test_no_other_format_has_bold_numbers(make, summarize):
+    make_differences(make, 4.5)
+    for format in FORMATS:
+        text = summarize("--by", "norm", "--format", format)
+        assert ("textbf" in text or "**" in text or "bold" in text) is (format == "latex"), format
+
+
+@pytest.mark.parametrize(
+    "cells", ["one seed", "one cell", "not lowest everywhere", "lowest by one seed", "best diverged"]
+)
+def test_nothing_is_bold_without_a_clearly_lowest_cell(make, summarize, cells):
+    if cells == "one seed":
+        for norm, loss in (("a", 2.0), ("b", 2.5), ("c", 2.6)):
+            make(loss, norm)
+    elif cells == "one cell":
+        make_differences(make, 4.5, norms=())
+    elif cells == "not lowest everywhere":
+        make_differences(make, 4.5)
+        for seed in range(5):
+            make(2.0 + 0.05 * seed, "equal", seed=seed)
+    elif cells == "lowest by one seed":  # c has the lowest mean, but higher losses than a in every pair
+        make_differences(make, 9, norms=("c",))
+        make(1.0, "c", seed=5)
+    else:
+        for seed in range(3):
+            make(2.0, "a", seed=seed) if seed else make(math.inf, "a")
+            make(math.inf, "b", seed=seed)
+    assert r"\textbf" not in summarize("--by", "norm", "--format", "latex")
+
+
+# Tests over factors
+
+PLACEMENTS, DEPTHS, WARMUPS, SEEDS = ("post", "pre"), (2, 4, 8), (0, 100), (0, 1, 2)
+
+
+@pytest.fixture
+def losses(make) -> np.ndarray:
+    """Losses of placement, depth, warm-up and seed; post-norm of depth 8 without warm-up diverged."""
+    values = 2.5 + np.random.default_rng(0).normal(0, 0.1, (2, 3, 2, 3))
+    values[0, 2, 0] = math.inf
+    for index, loss in np.ndenumerate(values):
+        place, depth, warmup, seed = index
+        make(float(loss), "rmsnorm", PLACEMENTS[place], DEPTHS[depth], WARMUPS[warmup], SEEDS[seed])
+    return values
+
+
+BY = ("--by", "placement,depth,warmup_steps")
+
+
+def expected_rows(test: str, losses: np.ndarray) -> dict[tuple[str, str], float]:
+    """Return the estimate of each row by its labels, computed from the losses."""
+    names = {0: "no warm-up", 1: "warm-up 100"}
+    if test == "interaction":
+        means = losses.mean(-1)
+        changes = means[:, :, 1] - means[:, :, 0]
+        text = "(pre-norm - post-norm) x (warm-up 100 - no warm-up)"
+        return {(f"depth {depth}", text): changes[1, i] - changes[0, i] for i, depth in enumerate(DEPTHS)}
+    if test == "trend":
+        where = {(place, warmup): f"{PLACEMENTS[place]}-norm, {names[warmup]}" for place in (0, 1) for warmup in names}
+        return {
+            (text, "slope over ln(depth)"): np.polyfit(np.log(DEPTHS), losses[place, :, warmup].mean(-1), 1)[0]
+            if np.isfinite(losses[place, :, warmup]).all()
+            else math.inf
+            for (place, warmup), text in where.items()
+        }
+    bad = np.isinf(losses).mean(-1)
+    return {
+        (f"{PLACEMENTS[place]}-norm, depth {depth}", "warm-up 100 - no warm-up"): bad[place, i, 1] - bad[place, i, 0]
+        for place in (0, 1)
+        for i, depth in enumerate(DEPTHS)
+    }
+
+
+OVER = {"interaction": "placement,warmup_steps", "trend": "depth", "counts": "warmup_steps"}
+
+
+@pytest.mark.parametrize("test", list(OVER))
+def test_tests_in_json_and_csv(losses, summarize, test):
+    expected = expected_rows(test, losses)
+    if test == "interaction":
+        # Post-norm without warm-up diverged: minus its minus is plus.
+        assert expected.pop(("depth 8", next(iter(expected))[1])) == math.inf
+    arguments = [*BY, "--test", test, "--over", OVER[test], "--format"]
+    rows = json.loads(summarize(*arguments, "json"))
+    found = {(row["where"], row["contrast"]): row["estimate"] for row in rows}
+    infinite = {key: value for key, value in found.items() if isinstance(value, str)}
+    assert list(infinite.values()) == ([] if test == "counts" else ["inf"])
+    for key, value in expected.items():
+        if math.isfinite(value):
+            assert found[key] == pytest.approx(value, abs=1e-12)
+    assert len(found) == len(expected) + (test == "interaction")
+    p_values = [row["p"] for row in rows]
+    assert [row["p_holm"] for row in rows] == pytest.approx(multipletests(p_values, method="holm")[1].tolist())
+    table = list(csv.DictReader(io.StringIO(summarize(*arguments, "csv"))))
+    assert [(row["where"], float(row["estimate"])) for row in table] == [
+        (row["where"], float(row["estimate"])) for row in rows
+    ]
+    if test == "counts":
+        for row, (place, depth) in zip(rows, itertools.product((0, 1), (0, 1, 2)), strict=True):
+            bad, other = (int(np.isinf(losses[place, depth, warmup]).sum()) for warmup in (1, 0))
+            assert (row["bad"], row["baseline_bad"], row["runs"], row["baseline_runs"]) == (bad, other, 3, 3)
+            assert row["p"] == pytest.approx(stats.fisher_exact([[bad, 3 - bad], [other, 3 - other]]).pvalue)
+
+
+@pytest.mark.parametrize("format", ["table", "markdown", "latex"])
+@pytest.mark.parametrize("test", list(OVER))
+def test_tests_as_text(losses, summarize, test, format):
+    """Each row has its estimate with four digits, and each text has the definitions of its columns."""
+    text = summarize(*BY, "--test", test, "--over", OVER[test], "--format", format)
+    for (where, _), value in expected_rows(test, losses).items():
+        (line,) = (line for line in text.splitlines() if where in line)
+        if test == "counts":
+            other = "3 of 3" if value else "0 of 3"
+            assert line.index("0 of 3") < line.rindex(other)
+        elif math.isfinite(value):
+            number = f"{value:+.4f}"
+            assert (number.replace("-", "$-$") if format == "latex" else number) in line
+        else:
+            assert "+inf" in line
+    assert text.count("Fisher's exact test" if test == "counts" else "corrected by Holm's method") == 1
+    if format != "table":
+        assert len(rows_of(text, format)) == len(expected_rows(test, losses))
+    if format == "latex":
+        assert [line for line in text.splitlines() if line.endswith("rule")] == [
+            r"\toprule",
+            r"\midrule",
+            r"\bottomrule",
+        ]
+
+
+def test_default_interactions_are_all_pairs(losses, summarize):
+    rows = json.loads(summarize(*BY, "--test", "interaction", "--format", "json"))
+    # Per depth 1, per warm-up 2 changes of depth, per placement 2 changes of depth.
+    assert len(rows) == 3 * 1 + 2 * 2 + 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--test", "anova"], "--test anova: unknown test 'anova': choose one of counts, interaction, trend"),
+        (["--over", "depth"], "--over: has no effect without --test; add, for example, --test interaction"),
+        (["--test", "trend", "--over", "placement"], "--test trend: needs a numeric factor"),
+        (
+            ["--test", "trend", "--over", "width"],
+            "--over model.width: is not one of the factors placement, model.depth",
+        ),
+        (["--test", "interaction", "--over", "depth"], "--test interaction: needs two factors or more"),
+        (["--test", "counts", "--against", "placement=peri"], "--against placement=peri: unknown placement 'peri'"),
+    ],
+)
+def test_errors_of_tests(losses, summarize, arguments, message):
+    error = summarize(*BY, *arguments, fails=True)
+    assert error.startswith(f"error: {message}")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--columns=runs", "--sort=val_loss", "--target=2", "--spikes"])
+def test_options_of_cells_are_rejected_with_a_test(losses, summarize, option):
+    assert f"{option.partition('=')[0]}: has no effect with --test" in summarize("--test", "trend", option, fails=True)
+
+
+def test_counts_are_over_all_learning_rates(losses, summarize):
+    assert "--lr: has no effect on --test counts" in summarize("--test", "counts", "--lr", "0.001", fails=True)
+
+
+def test_the_note_of_a_test_names_its_learning_rate(losses, summarize):
+    assert "at the best learning rate of each cell" in summarize("--test", "trend", "--over", "depth")
+    assert "at learning rate 0.001," in summarize("--test", "trend", "--over", "depth", "--lr", "0.001")
+
+
+def test_a_test_without_cells_to_compare(make, summarize):
+    make(2.0, norm="layernorm", placement="pre")
+    make(2.1, norm="rmsnorm", placement="post")
+    assert "no group of cells has the levels to compare" in summarize("--test", "interaction", fails=True)
+
+
+def test_the_note_on_bold_numbers_needs_their_column(make, summarize):
+    make_differences(make, 20)
+    arguments = ["--by", "norm", "--format", "latex"]
+    assert "bold" in summarize(*arguments)
+    assert "bold" not in summarize(*arguments, "--columns", "runs")

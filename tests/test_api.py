@@ -1,0 +1,315 @@
+"""`import normlab`: it is fast, and its functions return what the commands of the same names print."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+from safetensors.torch import load_file
+from synthetic_runs import Record, write_sweep
+
+import normlab
+from normlab.errors import ConfigError, StoreError
+from normlab.stats.statistic import CORE
+from normlab.store.runs import RunFolder
+from normlab.version import __version__
+from support.small_run import small_run
+
+Command = Callable[..., tuple[int, str, str]]
+
+FUNCTIONS = {"load", "train", "sweep", "runs", "summarize", "figure"}
+ROOT = Path(__file__).parent.parent
+NOTEBOOK = Path(__file__).parent / "sweep_to_figure.ipynb"
+
+
+# Names
+
+
+def test_public_names() -> None:
+    assert set(normlab.__all__) == {*FUNCTIONS, "LoadedRun", "__version__"}
+    assert set(normlab.__all__) <= set(dir(normlab))
+    assert dir(normlab) == sorted(dir(normlab))
+    assert all(callable(getattr(normlab, name)) for name in FUNCTIONS)
+    assert normlab.__version__ == __version__
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(AttributeError, match="module 'normlab' has no attribute 'trian'"):
+        normlab.trian  # noqa: B018
+    assert not hasattr(normlab, "api_of_something")
+
+
+def test_import_is_light() -> None:
+    """Only the first access to a function imports torch and pandas; the drawing library waits for a figure."""
+    script = (
+        "import sys, normlab; heavy = ('torch', 'pandas', 'matplotlib', 'numpy', 'scipy', 'wandb', 'hydra'); "
+        "dir(normlab); normlab.__version__; print([name for name in heavy if name in sys.modules]); "
+        "from normlab import *; print(figure is normlab.figure, 'torch' in sys.modules, 'matplotlib' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[]", "True True False"]
+
+
+# Tables and figures of runs
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep `made` of norm, depth and seed, in which one run diverged and one failed."""
+    folder = tmp_path_factory.mktemp("api")
+    small = {"context": 32, "width": 32, "steps": 40, "batch_size": 4}
+    outcomes = {("rmsnorm", 4, 1): {"outcome": "diverged", "at": 20}, ("dyt", 4, 2): {"outcome": "failed", "at": 20}}
+    records = [
+        Record(**{**small, "norm": norm, "depth": depth, "seed": seed, **outcomes.get((norm, depth, seed), {})})
+        for norm in ("rmsnorm", "dyt")
+        for depth in (2, 4)
+        for seed in range(3)
+    ]
+    write_sweep(folder, "made", records)
+    return folder
+
+
+def as_json(value: Any) -> Any:
+    """Return a value of a data frame as `--format json` prints it."""
+    if isinstance(value, Mapping):
+        return {key: as_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(each) for each in value]
+    if isinstance(value, float | np.floating):
+        return None if math.isnan(value) else float(value) if math.isfinite(value) else str(float(value))
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def assert_equal(frame: pd.DataFrame, out: str, without: tuple[str, ...] = ()) -> None:
+    """Assert that a data frame has the rows and the columns of the JSON that a command printed."""
+    rows = [{key: value for key, value in row.items() if key not in without} for row in json.loads(out)]
+    assert len(rows) > 1
+    assert list(frame.columns) == list(rows[0])
+    assert [as_json(row) for row in frame.to_dict("records")] == rows
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ({}, []),
+        ({"where": "norm=rmsnorm"}, ["--where", "norm=rmsnorm"]),
+        ({"where": ["norm=rmsnorm", "depth>2"]}, ["--where", "norm=rmsnorm,depth>2"]),
+    ],
+)
+def test_runs_are_those_of_the_command(
+    results: Path, run_command: Command, options: dict[str, Any], arguments: list[str]
+) -> None:
+    code, out, _ = run_command("summarize", "made", "--runs", "--format=json", f"--results-dir={results}", *arguments)
+    assert code == 0
+    # JSON also has the options of each run.
+    assert_equal(normlab.runs("made", results_dir=results, **options), out, without=("options",))
+
+
+def test_runs_of_a_folder(results: Path) -> None:
+    assert len(normlab.runs(results)) == len(normlab.runs(str(results / "runs"))) == 12
+    with pytest.raises(StoreError, match="no runs in"):
+        normlab.runs(results / "nothing")
+    with pytest.raises(ConfigError, match=r"did you mean '(model\.)?depth'"):
+        normlab.runs(results, where="dpth=2")
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ({}, []),
+        ({"by": "norm"}, ["--by", "norm"]),
+        ({"by": ["norm", "depth"], "against": "norm=dyt"}, ["--by", "norm,depth", "--against", "norm=dyt"]),
+        ({"lr": 1e-3, "where": "depth=2"}, ["--lr", "0.001", "--where", "depth=2"]),
+        ({"test": "interaction", "over": "norm, depth"}, ["--test", "interaction", "--over", "norm,depth"]),
+        ({"test": "trend", "where": "seed<2"}, ["--test", "trend", "--where", "seed<2"]),
+        (
+            {"test": "counts", "over": ["norm"], "against": "norm=rmsnorm"},
+            ["--test", "counts", "--over", "norm", "--against", "norm=rmsnorm"],
+        ),
+    ],
+)
+def test_summarize_is_that_of_the_command(
+    results: Path, run_command: Command, options: dict[str, Any], arguments: list[str]
+) -> None:
+    code, out, _ = run_command("summarize", "made", *arguments, "--format=json", f"--results-dir={results}")
+    assert code == 0
+    frame = normlab.summarize("made", results_dir=results, **options)
+    rows = json.loads(out)
+    if len(rows) == 1:
+        assert [as_json(row) for row in frame.to_dict("records")] == rows
+    else:
+        assert_equal(frame, out)
+
+
+def test_figure_is_that_of_the_command(results: Path, tmp_path: Path, run_command: Command) -> None:
+    arguments = ["factor", "made", "--x", "depth", "--color", "norm", "--where", "depth<8"]
+    files = [tmp_path / "command.pdf", tmp_path / "function.pdf"]
+    assert run_command("figure", *arguments, "-o", str(files[0]), f"--results-dir={results}")[0] == 0
+    canvas = normlab.figure("factor", "made", files[1], x="depth", color="norm", where="depth<8", results_dir=results)
+    assert files[0].read_bytes() == files[1].read_bytes()
+    (axis,) = canvas.get_axes()
+    (legend,) = canvas.legends
+    assert axis.get_xlabel() == "depth"
+    assert [text.get_text() for text in legend.get_texts()] == ["DyT", "RMSNorm"]
+    cells = normlab.summarize("made", by="norm,depth", results_dir=results).set_index(["norm", "model.depth"]).val_loss
+    drawn = [list(line.get_ydata()) for line in axis.get_lines()]
+    assert [cells["dyt", 2], cells["dyt", 4]] in drawn
+    assert [cells["rmsnorm", 2]] in drawn  # a seed of depth 4 diverged
+
+
+@pytest.mark.parametrize("kind", ["loss", "lr", "factor", "layers", "matrix"])
+def test_figures_without_options(results: Path, tmp_path: Path, kind: str) -> None:
+    before = set(tmp_path.iterdir())
+    canvas = normlab.figure(kind, "made", results_dir=results, columns=1)
+    assert canvas.get_figwidth() == 3.4
+    assert canvas.get_axes()
+    assert set(tmp_path.iterdir()) == before  # no file without `output`
+
+
+# Runs that are trained
+
+
+def test_train_returns_the_run(tmp_path: Path, run_command: Command) -> None:
+    """The function and the command have the same overrides and train the same run."""
+    tiny = [*small_run(tmp_path / "results"), "train.steps=2", "model.context=16"]
+    run = normlab.train(*tiny, "norm=dyt", "seed=3")
+    assert (run.status.state, run.status.step, run.config.norm.name, run.config.seed) == ("finished", 2, "dyt", 3)
+    assert run.metrics.query("kind == 'train'").step.tolist() == [0, 1]
+    before = run.folder.rows().rows
+    code, out, _ = run_command("train", *tiny, "norm=dyt", "seed=3")
+    assert (code, "finished" in out) == (0, True)
+    assert normlab.load("dyt", tmp_path / "results").folder.rows().rows == before
+    with pytest.raises(ConfigError, match="did you mean 'dyt'"):
+        normlab.train(*tiny, "norm=dty")
+
+
+@pytest.mark.process
+def test_sweep_returns_its_runs(tmp_path: Path, run_command: Command) -> None:
+    results = tmp_path / "results"
+    tiny = [*small_run(results), "train.steps=2", "model.context=16", "sweep.name=tiny"]
+    runs = normlab.sweep(*tiny, "norm=rmsnorm,dyt", "seed=range(2)")
+    assert sorted(zip(runs.norm, runs.seed, strict=True)) == [("dyt", 0), ("dyt", 1), ("rmsnorm", 0), ("rmsnorm", 1)]
+    assert set(runs.state) == {"finished"}
+    _, out, _ = run_command("summarize", "tiny", "--runs", "--format=json", f"--results-dir={results}")
+    assert_equal(runs, out, without=("options",))
+    # The same call finds every run trained.
+    rows = (results / "runs" / runs.id[0] / "metrics.jsonl").read_bytes()
+    again = normlab.sweep(*tiny, "norm=rmsnorm,dyt", "seed=range(2)")
+    pd.testing.assert_frame_equal(again, runs)
+    assert (results / "runs" / runs.id[0] / "metrics.jsonl").read_bytes() == rows
+
+
+# A loaded run
+
+
+def test_statistics_have_labelled_axes(results: Path) -> None:
+    folder = next(path for path in sorted((results / "runs").iterdir()) if path.name.startswith("rmsnorm-pre-d2"))
+    [stored], damaged = RunFolder(folder).statistics.read(CORE)
+    frame = normlab.load(folder).stats("resid_rms")
+    assert (damaged, frame.index.name, frame.columns.name) == (0, "step", "layer")
+    assert frame.index.tolist() == stored.steps.tolist() == [0, 10, 20, 30]
+    values = stored.single_site("resid_rms")
+    layers = np.flatnonzero(np.isfinite(values).all(0))
+    assert frame.columns.tolist() == layers.tolist() == [1, 2, 3]
+    assert np.array_equal(frame.to_numpy(), values[:, layers])
+    # The names of the axes make a long table.
+    long = frame.stack().rename("resid_rms").reset_index()
+    assert long.columns.tolist() == ["step", "layer", "resid_rms"]
+    assert len(long) == frame.size
+
+
+def test_statistics_of_several_sites(results: Path) -> None:
+    run = normlab.load(next(iter(sorted((results / "runs").glob("rmsnorm-pre-d2*")))))
+    every = run.stats("norm_in_rms")
+    assert every.columns.names == ["site", "layer"]
+    sites = every.columns.get_level_values("site").unique()
+    assert {"attn.in", "mlp.in"} <= set(sites)
+    for site in sites:
+        one = run.stats("norm_in_rms", site)
+        assert (one.index.name, one.columns.name) == ("step", "layer")
+        pd.testing.assert_frame_equal(every[site], one)
+    with pytest.raises(ConfigError, match=r"unknown site of norm_in_rms 'attn.inn'.*did you mean 'attn.in'"):
+        run.stats("norm_in_rms", "attn.inn")
+    with pytest.raises(ConfigError, match="unknown statistic 'resid_rsm'"):
+        run.stats("resid_rsm")
+
+
+def test_the_model_of_an_earlier_checkpoint(reference: Path) -> None:
+    """Each model has the bits of its checkpoint's file."""
+    run = normlab.load(reference)
+    files = {int(path.name.removeprefix("step_")): path for path in (reference / "checkpoints").iterdir()}
+    first, last = min(files), max(files)
+    assert first < last == run.status.step
+    for loaded, step in ((run.at(first), first), (run.at(last), last), (run, last)):
+        saved = load_file(files[step] / "state.safetensors")
+        weights = dict(loaded.model.named_parameters())
+        assert len(weights) > 10
+        for name, tensor in weights.items():
+            assert tensor.equal(saved[f"param/{name}"]), name
+        assert not loaded.model.training
+    earlier = dict(run.at(first).model.named_parameters())
+    assert not all(tensor.equal(earlier[name]) for name, tensor in weights.items())
+    with pytest.raises(StoreError, match=f"has no checkpoint of step 3; kept steps: .*{last}"):
+        run.at(3)
+
+
+# A notebook
+
+EXECUTE = """
+import sys
+
+import nbformat
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+
+notebook = nbformat.read(sys.argv[1], as_version=4)
+# No folder of kernels: the kernel is that of sys.executable.
+manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
+NotebookClient(notebook, km=manager, timeout=300, resources={"metadata": {"path": "."}}).execute()
+nbformat.write(notebook, "executed.ipynb")
+"""
+"""In a process of its own, because nbclient leaves sockets open, which pytest reports as an error."""
+
+
+@pytest.mark.process
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    """From a sweep over a table and a test to a figure, in a kernel of this Python."""
+    code_cells = [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
+    assert not any(cell.outputs for cell in code_cells)
+    folders = ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR")
+    environment = {**os.environ, **{name: str(tmp_path / "jupyter" / name) for name in folders}}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")]))
+    command = [sys.executable, "-c", EXECUTE, str(NOTEBOOK)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "depth.pdf").read_bytes().startswith(b"%PDF")
+    executed = nbformat.read(tmp_path / "executed.ipynb", as_version=4)
+    outputs = [cell.outputs[-1]["data"] for cell in executed.cells if cell.cell_type == "code"]
+    runs, cells, interaction, _, statistics = (output["text/plain"] for output in outputs)
+    assert runs.count("finished") == 8
+    table = normlab.summarize("tiny", results_dir=tmp_path / "results")
+    assert table.label.tolist() == [
+        "post-norm, depth 1",
+        "post-norm, depth 2",
+        "pre-norm, depth 1",
+        "pre-norm, depth 2",
+    ]
+    assert all(text in cells for text in (*table.label, *(f"{loss:.6f}"[:6] for loss in table.val_loss)))
+    loss = table.set_index(["placement", "model.depth"]).val_loss
+    estimate = (loss["post", 2] - loss["pre", 2]) - (loss["post", 1] - loss["pre", 1])
+    tests = normlab.summarize("tiny", test="interaction", against="placement=pre", results_dir=tmp_path / "results")
+    assert tests.estimate.tolist() == [pytest.approx(estimate, abs=1e-12)]
+    assert tests.contrast[0] in interaction
+    assert "image/png" in outputs[3]
+    assert statistics.split()[:3] == ["layer", "1", "2"]

@@ -1,10 +1,10 @@
 """Compare the recorded streams and gradients of pre-norm and post-norm at depth 24.
 
     python scripts/signatures.py            # trains both on the default corpus: ten minutes on two CPU cores
-    python scripts/signatures.py --write results/signatures.md --page signatures.html
+    python scripts/signatures.py --write results/signatures.md
 
 `normlab train` trains the two runs (a finished run is reused); the script reads only their records. It prints a table,
-writes a page with figures, and exits with 1 if a signature is absent:
+and exits with 1 if a signature is absent:
 
 - pre: the stream grows with every block, and more in training (Xiong et al. 2020, arXiv:2002.04745); gradients are not
   larger in the last block than in the first;
@@ -29,7 +29,7 @@ import numpy as np
 
 from normlab.report.tables import render
 from normlab.stats.profiles import Array, Profiles
-from normlab.stats.registry import STATISTICS, values_of
+from normlab.stats.registry import values_of
 from normlab.stats.statistic import CORE
 from normlab.store.files import write_atomic
 from normlab.store.runs import RunFolder
@@ -119,45 +119,12 @@ def table(profiles_of: dict[str, Profiles], warmup: int) -> list[dict[str, Any]]
     return rows
 
 
-def write_page(profiles_of: dict[str, Profiles], warmup: int, path: Path) -> None:
-    """Write an HTML file with one figure for each statistic, one line for each placement and time."""
-    import plotly.graph_objects as go
-    from plotly.colors import qualitative
-    from plotly.subplots import make_subplots
-
-    titles = [f"{' '.join(statistic).strip()} = {STATISTICS[statistic[0]].formula}" for statistic in PROFILES]
-    figure = make_subplots(rows=2, cols=2, subplot_titles=titles, horizontal_spacing=0.09, vertical_spacing=0.12)
-    dashes = {"at init": "dot", "after warm-up": "dash", "at the end": "solid"}
-    for number, statistic in enumerate(PROFILES):
-        for colour, (placement, profiles) in zip(qualitative.Safe, profiles_of.items(), strict=False):
-            for when, index in measured_times(profiles, warmup).items():
-                layers, values = profile(profiles, statistic, index)
-                line = go.Scatter(
-                    x=layers, y=values, name=f"{placement}, {when}", legendgroup=f"{placement}, {when}",
-                    showlegend=number == 0, mode="lines", line={"color": colour, "dash": dashes[when], "width": 2},
-                )  # fmt: skip
-                figure.add_trace(line, row=number // 2 + 1, col=number % 2 + 1)
-        scale = "linear" if statistic[0] == "adj_cos" else "log"
-        dtick = None if scale == "linear" else 1
-        figure.update_yaxes(type=scale, dtick=dtick, exponentformat="power", row=number // 2 + 1, col=number % 2 + 1)
-    depth = next(iter(profiles_of.values())).layout.depth
-    figure.update_xaxes(title_text=f"block; {depth + 1} is the head")
-    figure.update_layout(
-        height=900, width=1400, template="plotly_white", font={"size": 13},
-        title=f"pre-norm and post-norm at depth {depth}, one seed each, by their recorded statistics",
-        legend={"orientation": "h", "y": -0.08},
-    )  # fmt: skip
-    page = figure.to_html(include_plotlyjs=True, full_html=True, config={"displayModeBar": False})
-    write_atomic(path, page.encode())
-
-
 def header(args: argparse.Namespace, run: dict[str, Any]) -> str:
     """Return the header of the Markdown file."""
     overrides = f"model.depth={args.depth} train.steps={args.steps} {' '.join(OVERRIDES)}"
-    page = f"; {args.write.stem}.png is a screenshot of the page that --page writes" if args.page is not None else ""
     return f"""# Pre-norm and post-norm, by their statistics
 
-By `scripts/signatures.py --depth {args.depth} --steps {args.steps} --write {args.write.name}`{page}.
+By `scripts/signatures.py --depth {args.depth} --steps {args.steps} --write {args.write.name}`.
 
 `normlab train placement=pre {overrides}` and the same with `placement=post`; torch {run["versions"]["torch"]},
 one seed each. `normlab inspect RUN resid_rms` draws any of these profiles in the terminal.
@@ -171,7 +138,6 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=300, help="training steps (default: 300)")
     parser.add_argument("--results", default="results", help="results folder (default: results)")
     parser.add_argument("--write", type=Path, default=None, help="write the tables to this Markdown file")
-    parser.add_argument("--page", type=Path, default=None, help="write the figures to this HTML file")
     args = parser.parse_args()
     if args.depth < 3:
         parser.error(f"--depth {args.depth}: too small for a profile; choose 3 or more")
@@ -194,8 +160,6 @@ def main() -> int:
     print(text)
     if args.write is not None:
         write_atomic(args.write, header(args, folder.run()).encode() + text.encode() + b"\n")
-    if args.page is not None:
-        write_page(profiles_of, warmup, args.page)
     return int(not all(holds for *_, holds in claims))
 
 

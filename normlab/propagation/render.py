@@ -8,18 +8,22 @@ from pathlib import Path
 
 import numpy as np
 
-from normlab.report.pages import shell as pages
+from normlab.report.channels import COLORS, DARK_COLORS
+from normlab.report.pages.shell import CHART, page
+from normlab.report.pages.shell import write_page as write_html
 from normlab.report.tables import Row, sparkline
 
 PROFILES = {
-    "stream": "RMS of the stream after each block",
-    "attn_ratio": "RMS of what attention adds to the stream, over the RMS of the stream that enters the block",
-    "mlp_ratio": "RMS of what the MLP adds to the stream, over the RMS of the stream that enters the block",
+    "stream": "RMS of the residual stream after each layer",
+    "attn_ratio": "RMS of what attention adds to the residual stream, over the RMS of the stream that enters the layer",
+    "mlp_ratio": "RMS of what the MLP adds to the residual stream, over the RMS of the stream that enters the layer",
     "gradient": "L2 norm of the gradient of each block's mlp.down.weight",
     "block_gradient": "L2 norm of the gradient of all of a block's parameters",
     "update": "L2 norm of the first update of a block's matrices at the peak learning rate, over that of the matrices",
 }
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+BODY = """<header class="top"><h1 id="title"></h1><div id="theme-place"></div></header>
+<main id="profiles"></main><div id="tip" role="status" hidden></div>
+<noscript>This page draws its figures with scripts, which are disabled in this browser.</noscript>"""
 
 
 def table_row(row: Row) -> Row:
@@ -85,39 +89,26 @@ def _label(row: Row) -> str:
 
 
 def write_page(rows: Sequence[Row], path: Path) -> None:
-    """Write an HTML page with each profile over depth, a line per row and a dash per depth.
+    """Write an HTML page with a figure of each profile, a colour for each row and a line style for each depth.
 
     Raises:
         StoreError: The file cannot be written.
     """
-    import plotly.graph_objects as go
-    from plotly.colors import qualitative
-    from plotly.subplots import make_subplots
-
-    figure = make_subplots(rows=len(PROFILES), cols=1, subplot_titles=list(PROFILES.values()), vertical_spacing=0.06)
-    colours = qualitative.Safe  # distinguishable with colour blindness
     labels = list(dict.fromkeys(_label(row) for row in rows))
     depths = sorted({row["depth"] for row in rows})
-    for row in rows:
-        options = {"L": row["depth"], "init": row["init"], **row["overrides"]}
-        name = " ".join([row["norm"], row["placement"], *(f"{option}={value}" for option, value in options.items())])
-        style = {
-            "color": colours[labels.index(_label(row)) % len(colours)],
-            "dash": DASHES[depths.index(row["depth"]) % len(DASHES)],
+    lines = [
+        {
+            "label": f"{_label(row)}, depth {row['depth']}",
+            "color": labels.index(_label(row)),
+            "style": depths.index(row["depth"]),
+            **{name: row[name] for name in PROFILES},
         }
-        relative_depth = [(block + 1) / row["depth"] for block in range(row["depth"])]
-        for number, profile in enumerate(PROFILES, start=1):
-            line = go.Scatter(
-                x=relative_depth, y=row[profile], name=name, legendgroup=name, showlegend=number == 1,
-                mode="lines+markers", line=style, marker={"size": 4},
-            )  # fmt: skip
-            figure.add_trace(line, row=number, col=1)
-    figure.update_yaxes(type="log", exponentformat="power")
-    figure.update_xaxes(title_text="block / depth", row=len(PROFILES), col=1)
+        for row in rows
+    ]
     seeds = rows[0]["seeds"]
     title = "At initialisation, " + ("one seed" if seeds == 1 else f"mean of {seeds} seeds")
-    figure.update_layout(height=340 * len(PROFILES), template="plotly_white", title=title)
-    pages.write_page(path, figure.to_html(include_plotlyjs=True, full_html=True))
+    data = {"title": title, "profiles": PROFILES, "lines": lines, "light": COLORS, "dark": DARK_COLORS}
+    write_html(path, page(title, BODY, data, [*CHART, Path(__file__).parent / "assets" / "propagation.js"]))
 
 
 def slope(depths: list[int], values: list[float]) -> float:

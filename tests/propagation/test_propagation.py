@@ -215,8 +215,8 @@ def test_the_page_loads_no_other_files(run_command: Command, tmp_path: Path) -> 
     code, _, err = run_command("propagation", *SMALL, "placement=pre,peri", "-o", str(page))
     assert (code, err) == (0, "")
     text = page.read_text()
-    assert text.count("rmsnorm peri L=3 init=gpt2") >= 1
-    assert "RMS of the stream after each block" in text
+    assert "rmsnorm peri (init gpt2), depth 3" in text
+    assert "RMS of the residual stream after each layer" in text
     assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="http', text)
 
 

@@ -11,14 +11,12 @@ from typing import Any
 
 from normlab.errors import warn
 from normlab.report.compare.data import page_data
-from normlab.report.pages.shell import check_page, page, write_page
+from normlab.report.pages.shell import CHART, check_page, page, write_page
 from normlab.store.query import select_runs
 
 PAGE = "compare.html"
 """The default file name of the page."""
 ASSETS = Path(__file__).parent / "assets"
-ASSET_NAMES = ("compare.css", "chart.js", "compare.js")
-"""Styles and scripts in loading order."""
 
 
 def write_compare(
@@ -64,7 +62,7 @@ def write_compare(
     for line in [*data["warnings"], *data["problems"]]:
         warn(line)
     body = (ASSETS / "body.html").read_text(encoding="utf-8")
-    write_page(path, page(data["title"], body, data, [ASSETS / name for name in ASSET_NAMES]))
+    write_page(path, page(data["title"], body, data, [*CHART, ASSETS / "compare.css", ASSETS / "compare.js"]))
     if open:
         webbrowser.open(path.resolve().as_uri())
     return data["summary"], path

@@ -22,6 +22,8 @@ from normlab.store.format import encode
 
 SHARED = Path(__file__).parent
 """The folder of the shared styles and scripts."""
+CHART = (SHARED / "chart.css", SHARED / "chart.js")
+"""The assets that draw figures."""
 _HTML_STARTS = (b"<!doctype html", b"<html")
 _ALTERNATIVE = "name (-o)"
 """The end of "choose another ..." in error messages."""

@@ -3,7 +3,9 @@
 const CELLS = DATA.cells;
 const FACTORS = DATA.factors;
 const CHANNELS = { x: "x axis", color: "colour", style: "line style", panel: "panels" };
-const MARGINS = new Map(DATA.margins.map(([better, worse, isSignificant, text]) => [`${better},${worse}`, { isSignificant, text }]));
+const MARGINS = new Map(
+  DATA.margins.map(([better, worse, isSignificant, text]) => [`${better},${worse}`, { isSignificant, text }]),
+);
 const UNITS = {
   steps: ["step", () => 1],
   tokens: ["tokens", (cell) => cell.tokens_per_step],
@@ -56,7 +58,9 @@ function drawAnswer() {
   if (best && second && !best.is_bad && !DATA.not_comparable) {
     const margin = MARGINS.get(`${CELLS.indexOf(best)},${CELLS.indexOf(second)}`);
     const badge = margin?.isSignificant ? ["yes", "surely better"] : ["no", "not surely better"];
-    const text = margin ? margin.text : `Not compared: only the ${DATA.max_compared} best cells are; select with --where.`;
+    const text = margin
+      ? margin.text
+      : `Not compared: only the ${DATA.max_compared} best cells are; select with --where.`;
     fact("by how much", make("span", { class: `badge ${badge[0]}` }, badge[1]), text);
   }
   fact("what failed", ...failures(cells));
@@ -65,7 +69,14 @@ function drawAnswer() {
   fact("cost", `${counted(sumOf(cells, "runs"), "run")}, ${shortNumber(tokens)} tokens, ${time} of training`);
   parts.push(facts);
   const isFiltered = cells.length < CELLS.length;
-  if (isFiltered) parts.push(make("p", { class: "small muted" }, `${cells.length} of ${CELLS.length} cells are shown. p-values are corrected for the comparisons with all of them.`));
+  if (isFiltered)
+    parts.push(
+      make(
+        "p",
+        { class: "small muted" },
+        `${cells.length} of ${CELLS.length} cells are shown. p-values are corrected for the comparisons with all of them.`,
+      ),
+    );
   if (DATA.caveats.length) parts.push(folded(`Caveats (${DATA.caveats.length})`, list(DATA.caveats)));
   byId("answer").replaceChildren(...parts);
 }
@@ -73,13 +84,21 @@ function drawAnswer() {
 /** What happened to the runs that did not train, by state, with the cells. */
 function failures(cells) {
   const total = new Map();
-  for (const cell of cells) for (const [state, count] of Object.entries(cell.bad)) total.set(state, (total.get(state) ?? 0) + count);
+  for (const cell of cells)
+    for (const [state, count] of Object.entries(cell.bad)) total.set(state, (total.get(state) ?? 0) + count);
   const isAll = cells.length === CELLS.length;
   for (const [state, count] of isAll ? DATA.missing : []) total.set(state, (total.get(state) ?? 0) + count);
   if (!total.size) return ["nothing: every run finished and trained"];
   const bad = cells.filter((cell) => Object.keys(cell.bad).length);
-  const lines = bad.map((cell) => `${cell.label} (${Object.entries(cell.bad).map(([state, count]) => `${count} ${state}`).join(", ")} of ${cell.runs})`);
-  const common = FACTORS.filter((factor) => factor.levels.length > 1 && new Set(bad.map((cell) => levelOf(cell, factor))).size === 1);
+  const lines = bad.map(
+    (cell) =>
+      `${cell.label} (${Object.entries(cell.bad)
+        .map(([state, count]) => `${count} ${state}`)
+        .join(", ")} of ${cell.runs})`,
+  );
+  const common = FACTORS.filter(
+    (factor) => factor.levels.length > 1 && new Set(bad.map((cell) => levelOf(cell, factor))).size === 1,
+  );
   const all = common.map((factor) => factor.labels[levelOf(bad[0], factor)]).join(", ");
   const short = lines.length <= 3;
   return [
@@ -97,17 +116,49 @@ function drawFactors() {
     const chips = factor.titles.map((title, index) => {
       const swatch = factor === colour ? swatchOf({ colour: coloursOf(factor)[index], dash: "" }) : null;
       const pressed = String(!hidden.has(index));
-      return make("button", { type: "button", class: "chip", "aria-pressed": pressed, "data-level": factor.labels[index], click: () => toggle(factor, index) }, swatch, title);
+      return make(
+        "button",
+        {
+          type: "button",
+          class: "chip",
+          "aria-pressed": pressed,
+          "data-level": factor.labels[index],
+          click: () => toggle(factor, index),
+        },
+        swatch,
+        title,
+      );
     });
-    const select = dropDown(factor.name, Object.entries(CHANNELS), state.channels[factor.option], (channel) => assign(factor, channel), { "data-option": factor.option, title: factor.option });
+    const select = dropDown(
+      factor.name,
+      Object.entries(CHANNELS),
+      state.channels[factor.option],
+      (channel) => assign(factor, channel),
+      { "data-option": factor.option, title: factor.option },
+    );
     return make("div", { class: "factor" }, select, ...chips);
   });
   const isHidden = FACTORS.some((factor) => state.hidden[factor.option].size);
-  const showAll = make("button", { type: "button", class: "chip", id: "show-all", click: () => { for (const levels of Object.values(state.hidden)) levels.clear(); redraw(); } }, "show all");
+  const showAll = make(
+    "button",
+    {
+      type: "button",
+      class: "chip",
+      id: "show-all",
+      click: () => {
+        for (const levels of Object.values(state.hidden)) levels.clear();
+        redraw();
+      },
+    },
+    "show all",
+  );
   const focused = document.activeElement?.dataset?.level;
   byId("factors").replaceChildren(...rows, ...(isHidden ? [showAll] : []));
   byId("factors").hidden = !rows.length;
-  if (focused) byId("factors").querySelector(`[data-level="${CSS.escape(focused)}"]`)?.focus();
+  if (focused)
+    byId("factors")
+      .querySelector(`[data-level="${CSS.escape(focused)}"]`)
+      ?.focus();
 }
 
 /** Show or hide a level; the last visible level of a factor stays. */
@@ -120,7 +171,8 @@ function toggle(factor, index) {
 /** Put a factor on a channel. The factor that has an axis, the colours or the styles takes the other's channel. */
 function assign(factor, channel) {
   const before = state.channels[factor.option];
-  for (const [option, other] of Object.entries(state.channels)) if (channel !== "panel" && other === channel) state.channels[option] = before;
+  for (const [option, other] of Object.entries(state.channels))
+    if (channel !== "panel" && other === channel) state.channels[option] = before;
   state.channels[factor.option] = channel;
   redraw();
 }
@@ -137,11 +189,21 @@ function mapping(hasX) {
 /** The options of `normlab figure` for the channels and the filter. */
 function flagsOf({ x, color, style, panel }) {
   const quote = (text) => (/^[\w.,=-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
-  const flags = [["--x", x?.option], ["--color", color === x ? undefined : color?.option], ["--style", style?.option], ["--panel", panel.map((factor) => factor.option).join(",")]];
-  const hidden = FACTORS.flatMap((factor) => [...state.hidden[factor.option]].map((index) => `${factor.option}!=${factor.levels[index]}`));
+  const flags = [
+    ["--x", x?.option],
+    ["--color", color === x ? undefined : color?.option],
+    ["--style", style?.option],
+    ["--panel", panel.map((factor) => factor.option).join(",")],
+  ];
+  const hidden = FACTORS.flatMap((factor) =>
+    [...state.hidden[factor.option]].map((index) => `${factor.option}!=${factor.levels[index]}`),
+  );
   // With --where, a factor may have one level only, and is then named by --by.
   if (hidden.length) flags.push(["--by", DATA.by.join(",")], ["--where", hidden.join(",")]);
-  return flags.filter(([, value]) => value).map(([flag, value]) => ` ${flag} ${quote(value)}`).join("");
+  return flags
+    .filter(([, value]) => value)
+    .map(([flag, value]) => ` ${flag} ${quote(value)}`)
+    .join("");
 }
 
 // Figures
@@ -152,7 +214,12 @@ const FIGURES = [];
 function panelsOf(cells, factors) {
   const panels = new Map();
   const keyOf = (cell) => factors.map((factor) => levelOf(cell, factor));
-  for (const cell of cells.toSorted((a, b) => keyOf(a).map((level, index) => level - keyOf(b)[index]).find(Boolean) ?? 0)) {
+  for (const cell of cells.toSorted(
+    (a, b) =>
+      keyOf(a)
+        .map((level, index) => level - keyOf(b)[index])
+        .find(Boolean) ?? 0,
+  )) {
     const title = factors.map((factor) => factor.labels[levelOf(cell, factor)]).join(", ");
     panels.set(title, [...(panels.get(title) ?? []), cell]);
   }
@@ -165,20 +232,34 @@ function linePanels(cells, channels, pointsOf) {
   const levels = (factor) => (factor ? factor.levels.map((_, index) => index) : [0]);
   return panelsOf(cells, channels.panel).map(([title, members]) => ({
     title,
-    lines: levels(color).flatMap((c) => levels(style).flatMap((s) => {
-      const line = members.filter((cell) => (!color || levelOf(cell, color) === c) && (!style || levelOf(cell, style) === s));
-      const points = pointsOf(line);
-      if (!points.length) return [];
-      const label = [color?.labels[c], style?.labels[s]].filter(Boolean).join(", ");
-      return [{ label, colour: color ? coloursOf(color)[c] : themed("accent"), dash: style ? dashOf(style, s) : "", points, crosses: line.flatMap((cell) => cell.crosses ?? []) }];
-    })),
+    lines: levels(color).flatMap((c) =>
+      levels(style).flatMap((s) => {
+        const line = members.filter(
+          (cell) => (!color || levelOf(cell, color) === c) && (!style || levelOf(cell, style) === s),
+        );
+        const points = pointsOf(line);
+        if (!points.length) return [];
+        const label = [color?.labels[c], style?.labels[s]].filter(Boolean).join(", ");
+        return [
+          {
+            label,
+            colour: color ? coloursOf(color)[c] : themed("accent"),
+            dash: style ? dashOf(style, s) : "",
+            points,
+            crosses: line.flatMap((cell) => cell.crosses ?? []),
+          },
+        ];
+      }),
+    ),
   }));
 }
 
 /** A point of a final loss with the text of its tooltip. */
 function lossPoint(point, x) {
   const interval = isMissing(point.low) ? "" : ` [${point.low.toFixed(4)}, ${point.high.toFixed(4)}]`;
-  const text = point.diverged ? `${point.diverged} of ${point.n} seeds diverged` : `${point.y.toFixed(4)}${interval} (n=${point.n})`;
+  const text = point.diverged
+    ? `${point.diverged} of ${point.n} seeds diverged`
+    : `${point.y.toFixed(4)}${interval} (n=${point.n})`;
   return { ...point, x, text };
 }
 
@@ -187,22 +268,52 @@ function drawFactor(place) {
   const x = channels.x ?? FACTORS[0];
   const cells = visibleCells().filter((cell) => cell.point);
   const levels = x.levels.map((_, index) => index).filter((index) => !state.hidden[x.option].has(index));
-  const points = (members) => members.map((cell) => lossPoint(cell.point, x.positions[levelOf(cell, x)])).sort((a, b) => a.x - b.x);
+  const points = (members) =>
+    members.map((cell) => lossPoint(cell.point, x.positions[levelOf(cell, x)])).sort((a, b) => a.x - b.x);
   const ticks = levels.map((index) => [x.positions[index], x.titles[index]]);
-  drawLines(place, { title: "final loss", panels: linePanels(cells, channels, points), x: { ticks, isLog: x.is_log }, isConnected: x.is_numeric });
+  drawLines(place, {
+    title: "final loss",
+    panels: linePanels(cells, channels, points),
+    x: { ticks, isLog: x.is_log },
+    isConnected: x.is_numeric,
+  });
   return { y: DATA.series.val_loss, x: x.name, channels, flags: "factor" };
 }
 
 function drawCurves(place) {
   const channels = mapping(false);
   const [name, perStep] = UNITS[state.unit];
-  const points = (members) => members.flatMap((cell) => {
-    const factor = perStep(cell);
-    return factor ? cell.curves[state.series].map(([step, y, low, high]) => ({ x: step * factor, y, low, high, text: `${shortNumber(y)} at step ${shortNumber(step)}` })) : [];
+  const points = (members) =>
+    members.flatMap((cell) => {
+      const factor = perStep(cell);
+      return factor
+        ? cell.curves[state.series].map(([step, y, low, high]) => ({
+            x: step * factor,
+            y,
+            low,
+            high,
+            text: `${shortNumber(y)} at step ${shortNumber(step)}`,
+          }))
+        : [];
+    });
+  const cells = visibleCells().map((cell) => ({
+    ...cell,
+    crosses: cell.diverged_at.map((step) => step * (perStep(cell) || 0)),
+  }));
+  drawLines(place, {
+    title: "curves",
+    panels: linePanels(cells, channels, points),
+    x: { isSparse: true },
+    isBand: true,
+    isCurve: true,
+    mayBeLog: state.series === "grad_norm",
   });
-  const cells = visibleCells().map((cell) => ({ ...cell, crosses: cell.diverged_at.map((step) => step * (perStep(cell) || 0)) }));
-  drawLines(place, { title: "curves", panels: linePanels(cells, channels, points), x: { isSparse: true }, isBand: true, isCurve: true, mayBeLog: state.series === "grad_norm" });
-  return { y: DATA.series[state.series], x: name, channels, flags: `loss${state.series === "val_loss" ? "" : ` --statistic ${state.series}`}` };
+  return {
+    y: DATA.series[state.series],
+    x: name,
+    channels,
+    flags: `loss${state.series === "val_loss" ? "" : ` --statistic ${state.series}`}`,
+  };
 }
 
 function drawRates(place) {
@@ -210,7 +321,12 @@ function drawRates(place) {
   const cells = visibleCells();
   const rates = [...new Set(cells.flatMap((cell) => cell.rates.map((point) => point.x)))].sort((a, b) => a - b);
   const points = (members) => members.flatMap((cell) => cell.rates.map((point) => lossPoint(point, point.x)));
-  drawLines(place, { title: "learning rates", panels: linePanels(cells, channels, points), x: { ticks: rates.map((rate) => [rate, shortNumber(rate)]), isLog: rates[0] > 0, isSparse: true }, isConnected: true });
+  drawLines(place, {
+    title: "learning rates",
+    panels: linePanels(cells, channels, points),
+    x: { ticks: rates.map((rate) => [rate, shortNumber(rate)]), isLog: rates[0] > 0, isSparse: true },
+    isConnected: true,
+  });
   return { y: DATA.series.val_loss, x: "learning rate", channels, flags: "lr" };
 }
 
@@ -219,22 +335,61 @@ function drawMatrix(place) {
   const many = FACTORS.filter((factor) => factor.levels.length > 1);
   const rows = many.find((factor) => factor.option === state.rows) ?? first.color ?? many[0];
   const others = many.filter((factor) => factor !== rows);
-  const columns = others.find((factor) => factor.option === state.columns) ?? others.find((factor) => factor === first.x) ?? others[0];
+  const columns =
+    others.find((factor) => factor.option === state.columns) ??
+    others.find((factor) => factor === first.x) ??
+    others[0];
   const panel = others.filter((factor) => factor !== columns);
-  const shown = (factor) => factor.levels.map((_, index) => index).filter((index) => !state.hidden[factor.option].has(index));
+  const shown = (factor) =>
+    factor.levels.map((_, index) => index).filter((index) => !state.hidden[factor.option].has(index));
   const best = DATA.order.map((index) => CELLS[index]).find(isVisible);
-  const fields = (cells) => Object.fromEntries(cells.filter((cell) => cell.point).map((cell) => {
-    const { y, diverged, n } = cell.point;
-    const at = `${shown(columns).indexOf(levelOf(cell, columns))},${shown(rows).indexOf(levelOf(cell, rows))}`;
-    return [at, { value: y, text: isMissing(y) ? `× ${diverged}/${n}` : y.toFixed(3), isBest: cell === best && !cell.is_bad, tip: `${cell.label}: ${cell.loss_text}` }];
-  }));
+  const fields = (cells) =>
+    Object.fromEntries(
+      cells
+        .filter((cell) => cell.point)
+        .map((cell) => {
+          const { y, diverged, n } = cell.point;
+          const at = `${shown(columns).indexOf(levelOf(cell, columns))},${shown(rows).indexOf(levelOf(cell, rows))}`;
+          return [
+            at,
+            {
+              value: y,
+              text: isMissing(y) ? `× ${diverged}/${n}` : y.toFixed(3),
+              isBest: cell === best && !cell.is_bad,
+              tip: `${cell.label}: ${cell.loss_text}`,
+            },
+          ];
+        }),
+    );
   const panels = panelsOf(visibleCells(), panel).map(([title, cells]) => ({ title, fields: fields(cells) }));
-  drawGrid(place, { panels, columns: shown(columns).map((index) => columns.titles[index]), rows: shown(rows).map((index) => rows.titles[index]) });
+  drawGrid(place, {
+    panels,
+    columns: shown(columns).map((index) => columns.titles[index]),
+    rows: shown(rows).map((index) => rows.titles[index]),
+  });
   const options = many.map((factor) => [factor.option, factor.name]);
-  const choose = (key) => (option) => { state[key] = option; redraw(); };
+  const choose = (key) => (option) => {
+    state[key] = option;
+    redraw();
+  };
   return {
-    y: `${DATA.series.val_loss}; rows: ${rows.name}`, x: columns.name, channels: { x: columns, color: rows, panel }, flags: "matrix", hasNoLegend: true,
-    controls: many.length > 2 ? [dropDown("columns", options.filter(([option]) => option !== rows.option), columns.option, choose("columns")), dropDown("rows", options, rows.option, choose("rows"))] : [],
+    y: `${DATA.series.val_loss}; rows: ${rows.name}`,
+    x: columns.name,
+    channels: { x: columns, color: rows, panel },
+    flags: "matrix",
+    hasNoLegend: true,
+    controls:
+      many.length > 2
+        ? [
+            dropDown(
+              "columns",
+              options.filter(([option]) => option !== rows.option),
+              columns.option,
+              choose("columns"),
+            ),
+            dropDown("rows", options, rows.option, choose("rows")),
+          ]
+        : [],
   };
 }
 
@@ -242,15 +397,39 @@ function drawMatrix(place) {
 function layerFigure(own) {
   return (place) => {
     const channels = mapping(false);
-    const points = (members) => members.flatMap((cell) => (cell.layers[own.statistic]?.[own.moment] ?? []).map(([x, y, low, high]) => ({ x, y, low, high, text: `${shortNumber(y)} in layer ${x}` })));
-    drawLines(place, { title: own.statistic, panels: linePanels(visibleCells(), channels, points), x: { isSparse: true }, isBand: true, mayBeLog: true });
+    const points = (members) =>
+      members.flatMap((cell) =>
+        (cell.layers[own.statistic]?.[own.moment] ?? []).map(([x, y, low, high]) => ({
+          x,
+          y,
+          low,
+          high,
+          text: `${shortNumber(y)} in layer ${x}`,
+        })),
+      );
+    drawLines(place, {
+      title: own.statistic,
+      panels: linePanels(visibleCells(), channels, points),
+      x: { isSparse: true },
+      isBand: true,
+      mayBeLog: true,
+    });
     const { unit, formula, question } = DATA.statistics[own.statistic];
-    const choose = (key) => (value) => { own[key] = value; redraw(); };
+    const choose = (key) => (value) => {
+      own[key] = value;
+      redraw();
+    };
     const names = Object.keys(DATA.statistics).map((name) => [name, name]);
     return {
-      y: unit === "1" ? own.statistic : `${own.statistic}, ${unit}`, x: "layer (0: embeddings, last: head)", channels,
-      flags: `layers --statistic '${own.statistic}' --at ${own.moment}`, definition: `${formula}. ${question}`,
-      controls: [dropDown("statistic", names, own.statistic, choose("statistic")), dropDown("at the", Object.entries(DATA.moments), own.moment, choose("moment"))],
+      y: unit === "1" ? own.statistic : `${own.statistic}, ${unit}`,
+      x: "layer (0: embeddings, last: head)",
+      channels,
+      flags: `layers --statistic '${own.statistic}' --at ${own.moment}`,
+      definition: `${formula}. ${question}`,
+      controls: [
+        dropDown("statistic", names, own.statistic, choose("statistic")),
+        dropDown("at the", Object.entries(DATA.moments), own.moment, choose("moment")),
+      ],
     };
   };
 }
@@ -260,22 +439,36 @@ const MARKS = `Large point: mean over the seeds, with its ${Math.round(100 * DAT
 
 function addFigure(id, title, how, draw, parent = byId("figures"), controls = []) {
   const figure = { draw, isDirty: true, isNear: false, parts: {} };
-  for (const part of ["controls", "legend", "y", "x"]) figure.parts[part] = make(part.length > 1 ? "div" : "p", { class: part.length > 1 ? part : `axis-name ${part}` });
+  for (const part of ["controls", "legend", "y", "x"])
+    figure.parts[part] = make(part.length > 1 ? "div" : "p", { class: part.length > 1 ? part : `axis-name ${part}` });
   figure.parts.panels = make("div", { class: "panels" });
   figure.parts.how = make("p", { class: "small" });
   figure.parts.command = make("p", { class: "small code" });
   figure.fixed = controls;
   const { panels, legend, y, x, command } = figure.parts;
-  const reading = folded("How to read this", make("p", { class: "small" }, how), figure.parts.how, ...(DATA.figure ? [make("p", { class: "small" }, "For a paper:"), command] : []));
-  figure.element = make("div", { class: "chart", "data-figure": id }, make("h2", {}, title), figure.parts.controls, legend, y, panels, x, reading);
+  const reading = folded(
+    "How to read this",
+    make("p", { class: "small" }, how),
+    figure.parts.how,
+    ...(DATA.figure ? [make("p", { class: "small" }, "For a paper:"), command] : []),
+  );
+  figure.element = make(
+    "div",
+    { class: "chart", "data-figure": id },
+    make("h2", {}, title),
+    figure.parts.controls,
+    legend,
+    y,
+    panels,
+    x,
+    reading,
+  );
   figure.parts.controls.append(...controls);
   parent.append(figure.element);
   FIGURES.push(figure);
   NEAR.observe(figure.element);
   return figure;
 }
-
-const swatchOf = ({ colour, dash }) => makeSvg("svg", { width: 22, height: 10, "aria-hidden": "true" }, makeSvg("line", { x1: 1, x2: 21, y1: 5, y2: 5, stroke: colour, "stroke-width": 3, "stroke-dasharray": dash }));
 
 function drawNow(figure) {
   figure.isDirty = false;
@@ -284,25 +477,35 @@ function drawNow(figure) {
   parts.y.textContent = `↑ ${y}`;
   parts.x.textContent = `${x} →`;
   const { color, style } = channels;
-  const shown = (factor) => (factor ? factor.labels.map((label, index) => [label, index]).filter(([, index]) => !state.hidden[factor.option].has(index)) : []);
-  const entries = hasNoLegend ? [] : [
-    ...shown(color).map(([label, index]) => [label, { colour: coloursOf(color)[index], dash: "" }]),
-    ...shown(style).map(([label, index]) => [label, { colour: themed("muted"), dash: dashOf(style, index) }]),
-  ];
-  parts.legend.replaceChildren(...entries.map(([label, look]) => make("span", {}, swatchOf(look), label)));
+  const shown = (factor) =>
+    factor
+      ? factor.labels
+          .map((label, index) => [label, index])
+          .filter(([, index]) => !state.hidden[factor.option].has(index))
+      : [];
+  const entries = hasNoLegend
+    ? []
+    : [
+        ...shown(color).map(([label, index]) => ({ label, colour: coloursOf(color)[index], dash: "" })),
+        ...shown(style).map(([label, index]) => ({ label, colour: themed("muted"), dash: dashOf(style, index) })),
+      ];
+  parts.legend.replaceChildren(...legendEntries(entries));
   if (controls) parts.controls.replaceChildren(...controls);
   parts.how.textContent = definition ?? "";
   parts.command.textContent = `normlab figure ${flags.replace(" ", ` ${DATA.figure} `)}${flags.includes(" ") ? "" : ` ${DATA.figure}`}${flagsOf(channels)} -o figure.pdf`;
 }
 
 /** Figures are drawn when they come near the window. */
-const NEAR = new IntersectionObserver((entries) => {
-  for (const entry of entries) {
-    const figure = FIGURES.find(({ element }) => element === entry.target);
-    figure.isNear = entry.isIntersecting;
-    if (figure.isNear && figure.isDirty) drawNow(figure);
-  }
-}, { rootMargin: "300px" });
+const NEAR = new IntersectionObserver(
+  (entries) => {
+    for (const entry of entries) {
+      const figure = FIGURES.find(({ element }) => element === entry.target);
+      figure.isNear = entry.isIntersecting;
+      if (figure.isNear && figure.isDirty) drawNow(figure);
+    }
+  },
+  { rootMargin: "300px" },
+);
 
 function redraw() {
   drawAnswer();
@@ -322,7 +525,10 @@ const TABLES = [];
 function addTable(id, title, columns, rows) {
   let [by, direction] = [null, 1];
   const body = make("tbody");
-  const numberIn = (text) => (/^[-+]?[\d.,]+(e[-+]?\d+)?( |$|\/)/.test(text) && !text.includes("diverged") ? parseFloat(text.replaceAll(",", "")) : NaN);
+  const numberIn = (text) =>
+    /^[-+]?[\d.,]+(e[-+]?\d+)?( |$|\/)/.test(text) && !text.includes("diverged")
+      ? parseFloat(text.replaceAll(",", ""))
+      : NaN;
   const compare = (a, b) => {
     const [x, y] = [numberIn(a), numberIn(b)];
     if (Number.isNaN(x) !== Number.isNaN(y)) return Number.isNaN(x) ? 1 : -1; // texts come last
@@ -331,13 +537,30 @@ function addTable(id, title, columns, rows) {
   const update = () => {
     const shown = rows();
     if (by !== null) shown.sort((a, b) => compare(a[1][by], b[1][by]));
-    body.replaceChildren(...shown.map(([, texts]) => make("tr", {}, ...texts.map((text, index) => make("td", { class: columns[index] === "note" ? "long" : numberIn(text) >= -Infinity ? "number" : "" }, text)))));
+    body.replaceChildren(
+      ...shown.map(([, texts]) =>
+        make(
+          "tr",
+          {},
+          ...texts.map((text, index) =>
+            make(
+              "td",
+              { class: columns[index] === "note" ? "long" : numberIn(text) >= -Infinity ? "number" : "" },
+              text,
+            ),
+          ),
+        ),
+      ),
+    );
   };
   const heads = columns.map((column, index) => {
     const sort = () => {
       direction = by === index ? -direction : 1;
       by = index;
-      for (const [other, head] of heads.entries()) other === by ? head.setAttribute("aria-sort", direction > 0 ? "ascending" : "descending") : head.removeAttribute("aria-sort");
+      for (const [other, head] of heads.entries())
+        other === by
+          ? head.setAttribute("aria-sort", direction > 0 ? "ascending" : "descending")
+          : head.removeAttribute("aria-sort");
       update();
     };
     return make("th", { scope: "col" }, make("button", { type: "button", class: "sort", click: sort }, column));
@@ -354,9 +577,13 @@ function addTable(id, title, columns, rows) {
 function addTables() {
   const { columns, rows } = DATA.cell_table;
   const order = [...DATA.order, ...CELLS.keys()].filter((index, place, all) => all.indexOf(index) === place);
-  addTable("cells", `Cells (${CELLS.length}), the best first`, columns, () => order.filter((index) => isVisible(CELLS[index])).map((index) => [index, rows[index]]));
+  addTable("cells", `Cells (${CELLS.length}), the best first`, columns, () =>
+    order.filter((index) => isVisible(CELLS[index])).map((index) => [index, rows[index]]),
+  );
   const runs = DATA.run_table;
-  addTable("runs", `Runs (${runs.rows.length})`, runs.columns, () => runs.rows.filter(({ cell }) => isMissing(cell) || isVisible(CELLS[cell])).map(({ cell, values }) => [cell, values]));
+  addTable("runs", `Runs (${runs.rows.length})`, runs.columns, () =>
+    runs.rows.filter(({ cell }) => isMissing(cell) || isVisible(CELLS[cell])).map(({ cell, values }) => [cell, values]),
+  );
   const notes = [...DATA.notes, ...DATA.problems];
   if (notes.length) byId("tables").append(folded(`Definitions and notes (${notes.length})`, list(notes)));
 }
@@ -377,29 +604,47 @@ performance.mark("first-picture");
 requestAnimationFrame(() => setTimeout(addOthers));
 
 function addOthers() {
-  const change = (key) => (value) => { state[key] = value; redraw(); };
+  const change = (key) => (value) => {
+    state[key] = value;
+    redraw();
+  };
   if (CELLS.some((cell) => Object.values(cell.curves).some((curve) => curve.length))) {
     const controls = [
       dropDown("show", Object.entries(DATA.series), state.series, change("series"), { id: "series" }),
-      dropDown("against", Object.entries(UNITS).map(([unit, [name]]) => [unit, name.split(" ")[0]]), state.unit, change("unit"), { id: "unit" }),
+      dropDown(
+        "against",
+        Object.entries(UNITS).map(([unit, [name]]) => [unit, name.split(" ")[0]]),
+        state.unit,
+        change("unit"),
+        { id: "unit" },
+      ),
     ];
-    addFigure("curves", "Over training", `${RANGE} The axis fits the values after the first tenth of training. ×: a seed diverged at this step.`, drawCurves, byId("figures"), controls);
+    addFigure(
+      "curves",
+      "Over training",
+      `${RANGE} The axis fits the values after the first tenth of training. ×: a seed diverged at this step.`,
+      drawCurves,
+      byId("figures"),
+      controls,
+    );
   }
   if (CELLS.some((cell) => cell.rates.length > 1)) addFigure("rates", "Learning rates", MARKS, drawRates);
   if (FACTORS.filter((factor) => factor.levels.length > 1).length > 1 && CELLS.some((cell) => cell.point))
-    addFigure("matrix", "Interaction of two factors", "Mean final loss over the seeds; the frame marks the best cell. × k/n: k of n seeds diverged.", drawMatrix);
+    addFigure(
+      "matrix",
+      "Interaction of two factors",
+      "Mean final loss over the seeds; the frame marks the best cell. × k/n: k of n seeds diverged.",
+      drawMatrix,
+    );
   const names = Object.keys(DATA.statistics);
   const pick = (name) => (names.includes(name) ? name : names[0]);
-  for (const [id, title, name] of [["gradients", "Gradient of each layer", "dresid_rms"], ["layers", "Residual stream of each layer", "resid_rms"]])
+  for (const [id, title, name] of [
+    ["gradients", "Gradient of each layer", "dresid_rms"],
+    ["layers", "Residual stream of each layer", "resid_rms"],
+  ])
     if (names.length) addFigure(id, title, RANGE, layerFigure({ statistic: pick(name), moment: "last" }));
   addTables();
   THEME_LISTENERS.push(redraw);
-  let [width, waiting] = [document.body.clientWidth, null];
-  new ResizeObserver(() => {
-    if (document.body.clientWidth === width) return;
-    width = document.body.clientWidth;
-    clearTimeout(waiting);
-    waiting = setTimeout(redraw, 150);
-  }).observe(document.body);
+  whenResized(redraw);
   document.documentElement.dataset.ready = "yes";
 }

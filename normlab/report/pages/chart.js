@@ -76,7 +76,9 @@ function xAxisOf(spec, width) {
     const [low, high] = [Math.min(...at), Math.max(...at)];
     const pad = spec.isConnected ? (high - low) * 0.08 || 1 : 0.5;
     const factor = low > 0 ? (high / low) ** 0.08 : 1;
-    const range = spec.x.isLog ? [low / (factor === 1 ? 2 : factor), high * (factor === 1 ? 2 : factor)] : [low - pad, high + pad];
+    const range = spec.x.isLog
+      ? [low / (factor === 1 ? 2 : factor), high * (factor === 1 ? 2 : factor)]
+      : [low - pad, high + pad];
     return { range, ticks: spec.x.ticks };
   }
   const xs = spec.panels.flatMap((panel) => panel.lines.flatMap((line) => line.points.map((point) => point.x)));
@@ -112,7 +114,12 @@ function drawLines(place, spec) {
   const toY = scaleOf(y.range, [height - bottom, top], y.isLog);
   place.replaceChildren(
     ...panels.map((panel) => {
-      const svg = makeSvg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": `${spec.title} ${panel.title}` });
+      const svg = makeSvg("svg", {
+        viewBox: `0 0 ${width} ${height}`,
+        height,
+        role: "img",
+        "aria-label": `${spec.title} ${panel.title}`,
+      });
       const clip = `clip${(clips += 1)}`;
       const frame = makeSvg("rect", { x: left, y: top, width: width - left, height: height - bottom - top });
       svg.append(makeSvg("clipPath", { id: clip }, frame));
@@ -127,19 +134,44 @@ function drawLines(place, spec) {
         if (spec.x.isSparse && px - text.length * 3.1 < free) continue; // a tick without room has no text
         free = px + text.length * 3.1 + 6;
         const half = isTurned ? 0 : Math.min(0, width - px - text.length * 3.6);
-        const turn = isTurned ? { transform: `rotate(-35 ${px} ${height - bottom + 14})`, "text-anchor": "end" } : { "text-anchor": "middle" };
+        const turn = isTurned
+          ? { transform: `rotate(-35 ${px} ${height - bottom + 14})`, "text-anchor": "end" }
+          : { "text-anchor": "middle" };
         svg.append(makeSvg("text", { x: px + half, y: height - bottom + 15, ...turn }, text));
       }
       const hits = [];
       const stacked = new Map();
-      panel.lines.forEach((line, index) => drawLine(svg, spec, line, index - (panel.lines.length - 1) / 2, { toX, toY, y, top, slot, hits, stacked, clip, count: panel.lines.length }));
+      panel.lines.forEach((line, index) =>
+        drawLine(svg, spec, line, index - (panel.lines.length - 1) / 2, {
+          toX,
+          toY,
+          y,
+          top,
+          slot,
+          hits,
+          stacked,
+          clip,
+          count: panel.lines.length,
+        }),
+      );
       svg.addEventListener("pointermove", (event) => showTip(svg, hits, event));
       svg.addEventListener("pointerleave", hideTip);
-      return make("div", { class: "panel" }, panel.title ? make("p", { class: "panel-title" }, panel.title) : null, svg);
+      return make(
+        "div",
+        { class: "panel" },
+        panel.title ? make("p", { class: "panel-title" }, panel.title) : null,
+        svg,
+      );
     }),
   );
   if (spec.panels.length > panels.length)
-    place.append(make("p", { class: "small muted" }, `${spec.panels.length - panels.length} more panels are not drawn: hide levels, or move a factor to colour or style.`));
+    place.append(
+      make(
+        "p",
+        { class: "small muted" },
+        `${spec.panels.length - panels.length} more panels are not drawn: hide levels, or move a factor to colour or style.`,
+      ),
+    );
 }
 
 /** Draw one line with its points, intervals, seeds and diverged seeds. */
@@ -149,14 +181,31 @@ function drawLine(svg, spec, line, offset, { toX, toY, y, top, slot, hits, stack
   const at = (point) => toX(point.x) + shift;
   const inside = (value) => toY(clamp(value, low, high));
   const known = line.points.filter((point) => point.y !== null);
-  const stroke = { stroke: line.colour, "stroke-width": 1.8, fill: "none", "stroke-dasharray": line.dash, "stroke-linejoin": "round" };
-  const path = (points, value) => points.map((point, index) => `${index ? "L" : "M"}${at(point).toFixed(1)},${toY(value(point)).toFixed(1)}`).join("");
+  const stroke = {
+    stroke: line.colour,
+    "stroke-width": 1.8,
+    fill: "none",
+    "stroke-dasharray": line.dash,
+    "stroke-linejoin": "round",
+  };
+  const path = (points, value) =>
+    points
+      .map((point, index) => `${index ? "L" : "M"}${at(point).toFixed(1)},${toY(value(point)).toFixed(1)}`)
+      .join("");
   const clipped = { "clip-path": `url(#${clip})` };
   if (spec.isBand && known.length > 1) {
     const back = path(known.toReversed(), (point) => point.low).replace("M", "L");
-    svg.append(makeSvg("path", { d: `${path(known, (point) => point.high)}${back}Z`, fill: line.colour, "fill-opacity": 0.13, ...clipped }));
+    svg.append(
+      makeSvg("path", {
+        d: `${path(known, (point) => point.high)}${back}Z`,
+        fill: line.colour,
+        "fill-opacity": 0.13,
+        ...clipped,
+      }),
+    );
   }
-  if (known.length > 1 && (spec.isConnected || spec.isBand)) svg.append(makeSvg("path", { d: path(known, (point) => point.y), ...stroke, ...clipped }));
+  if (known.length > 1 && (spec.isConnected || spec.isBand))
+    svg.append(makeSvg("path", { d: path(known, (point) => point.y), ...stroke, ...clipped }));
   for (const point of known) hits.push([at(point), toY(point.y), line, point]);
   for (const step of line.crosses ?? []) svg.append(cross(toX(step), top - 6, line.colour));
   if (spec.isBand && known.length > 1) return;
@@ -165,9 +214,14 @@ function drawLine(svg, spec, line, offset, { toX, toY, y, top, slot, hits, stack
     const px = at(point);
     if (point.low !== null && point.low !== undefined) {
       marks += `M${px},${inside(point.low)}L${px},${inside(point.high)}`;
-      for (const [end, direction, isOut] of [[point.low, 1, point.low < low], [point.high, -1, point.high > high]]) {
+      for (const [end, direction, isOut] of [
+        [point.low, 1, point.low < low],
+        [point.high, -1, point.high > high],
+      ]) {
         const py = inside(end);
-        marks += isOut ? `M${px - 4},${py - 5 * direction}L${px},${py}L${px + 4},${py - 5 * direction}` : `M${px - 3.5},${py}L${px + 3.5},${py}`;
+        marks += isOut
+          ? `M${px - 4},${py - 5 * direction}L${px},${py}L${px + 4},${py - 5 * direction}`
+          : `M${px - 3.5},${py}L${px + 3.5},${py}`;
       }
     }
     svg.append(makeSvg("circle", { cx: px, cy: inside(point.y), r: 3.6, fill: line.colour }));
@@ -175,17 +229,24 @@ function drawLine(svg, spec, line, offset, { toX, toY, y, top, slot, hits, stack
   svg.append(makeSvg("path", { d: marks, stroke: line.colour, "stroke-width": 1.3, fill: "none" }));
   for (const point of line.points) {
     if (point.n > 1)
-      for (const seed of point.seeds ?? []) svg.append(makeSvg("circle", { cx: at(point), cy: inside(seed), r: 2, fill: line.colour, "fill-opacity": 0.45 }));
+      for (const seed of point.seeds ?? [])
+        svg.append(
+          makeSvg("circle", { cx: at(point), cy: inside(seed), r: 2, fill: line.colour, "fill-opacity": 0.45 }),
+        );
     if (!point.diverged) continue;
     const row = stacked.get(point.x) ?? 0; // the marks of several lines at one x are side by side
     stacked.set(point.x, row + 1);
     const px = at(point) + (spec.isConnected ? row * (at(point) > 2 * slot ? -30 : 30) : 0);
-    svg.append(cross(px, top - 10, line.colour), makeSvg("text", { x: px + 6, y: top - 6, class: "mark" }, `${point.diverged}/${point.n}`));
+    svg.append(
+      cross(px, top - 10, line.colour),
+      makeSvg("text", { x: px + 6, y: top - 6, class: "mark" }, `${point.diverged}/${point.n}`),
+    );
     hits.push([px, top - 10, line, point]);
   }
 }
 
-const cross = (x, y, colour) => makeSvg("path", { d: `M${x - 4},${y - 4}l8,8m0,-8l-8,8`, stroke: colour, "stroke-width": 2 });
+const cross = (x, y, colour) =>
+  makeSvg("path", { d: `M${x - 4},${y - 4}l8,8m0,-8l-8,8`, stroke: colour, "stroke-width": 2 });
 
 /** Show the text of the point nearest to the pointer. */
 function showTip(svg, hits, event) {
@@ -212,7 +273,13 @@ function tip(event, text) {
 
 const hideTip = () => (byId("tip").hidden = true);
 
-const HEAT = [[0, 32, 81], [60, 77, 110], [127, 124, 117], [187, 175, 113], [253, 234, 69]]; // cividis
+const HEAT = [
+  [0, 32, 81],
+  [60, 77, 110],
+  [127, 124, 117],
+  [187, 175, 113],
+  [253, 234, 69],
+]; // cividis
 
 /** The colours of a field and its text, for a share from 0 to 1. */
 function heatColours(share) {
@@ -226,7 +293,9 @@ function heatColours(share) {
 function drawGrid(place, spec) {
   const values = finite(spec.panels.flatMap((panel) => Object.values(panel.fields).map((field) => field.value)));
   const [low, high] = [Math.min(...values), Math.max(...values)];
-  const most = Math.floor(place.clientWidth / (20 + 7 * Math.max(...spec.rows.map((row) => row.length)) + 62 * spec.columns.length));
+  const most = Math.floor(
+    place.clientWidth / (20 + 7 * Math.max(...spec.rows.map((row) => row.length)) + 62 * spec.columns.length),
+  );
   place.style.setProperty("--across", clamp(most, 1, Math.min(spec.panels.length, 4)));
   place.replaceChildren(
     ...spec.panels.slice(0, MAX_PANELS).map((panel) => {
@@ -235,14 +304,49 @@ function drawGrid(place, spec) {
         const fields = spec.columns.map((_, column) => {
           const field = panel.fields[`${column},${row}`];
           if (!field) return make("td", {});
-          const cell = make("td", { class: `${field.value === null ? "bad" : ""} ${field.isBest ? "is-best" : ""}`, pointermove: (event) => tip(event, field.tip), pointerleave: hideTip }, field.text);
-          if (field.value !== null) [cell.style.background, cell.style.color] = heatColours((field.value - low) / (high - low || 1));
+          const cell = make(
+            "td",
+            {
+              class: `${field.value === null ? "bad" : ""} ${field.isBest ? "is-best" : ""}`,
+              pointermove: (event) => tip(event, field.tip),
+              pointerleave: hideTip,
+            },
+            field.text,
+          );
+          if (field.value !== null)
+            [cell.style.background, cell.style.color] = heatColours((field.value - low) / (high - low || 1));
           return cell;
         });
         return make("tr", {}, make("th", { scope: "row" }, title), ...fields);
       });
       const table = make("table", { class: "heat" }, make("thead", {}, head), make("tbody", {}, ...rows));
-      return make("div", { class: "panel" }, panel.title ? make("p", { class: "panel-title" }, panel.title) : null, table);
+      return make(
+        "div",
+        { class: "panel" },
+        panel.title ? make("p", { class: "panel-title" }, panel.title) : null,
+        table,
+      );
     }),
   );
+}
+
+const swatchOf = ({ colour, dash }) =>
+  makeSvg(
+    "svg",
+    { width: 22, height: 10, "aria-hidden": "true" },
+    makeSvg("line", { x1: 1, x2: 21, y1: 5, y2: 5, stroke: colour, "stroke-width": 3, "stroke-dasharray": dash }),
+  );
+
+/** The entries of a legend for lines with a label, a colour and dashes. */
+const legendEntries = (lines) => lines.map((line) => make("span", {}, swatchOf(line), line.label));
+
+/** Call a function 150 ms after the last change of the page's width. */
+function whenResized(call) {
+  let [width, waiting] = [document.body.clientWidth, null];
+  new ResizeObserver(() => {
+    if (document.body.clientWidth === width) return;
+    width = document.body.clientWidth;
+    clearTimeout(waiting);
+    waiting = setTimeout(call, 150);
+  }).observe(document.body);
 }

@@ -45,11 +45,6 @@ class History(NamedTuple):
     is_per_step: bool = False
     """Whether the statistic is one number per step, of the model or of the head."""
 
-    @property
-    def has_values(self) -> bool:
-        """Whether the record has a column of the statistic at this site."""
-        return self.is_per_step or bool(self.layers)
-
 
 def read_statistics(folder: RunFolder, problems: list[str]) -> list[Profiles]:
     """Return the statistics of a run, part by part.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from normlab.config.option_names import ALIASES, hint, meanings
+from normlab.config.option_names import hint, meanings
 from normlab.errors import ConfigError, unknown
 from normlab.store.format import number
 from normlab.store.parts import Setting, as_setting
@@ -109,13 +109,6 @@ def _resolve_option(name: str, known: set[str], flag: str) -> str:
 def options_of(runs: Iterable[RunRecord]) -> set[str]:
     """Return the options by which runs can be selected."""
     return set(_READERS).union(*(run.options for run in runs))
-
-
-def short_names(options: Iterable[str]) -> dict[str, list[str]]:
-    """Return the options of each short name or alias: `depth` and `n_layer` mean `model.depth`."""
-    options = set(options)
-    names = {option.rpartition(".")[2] for option in options} | ALIASES.keys()
-    return {name: targets for name in sorted(names - options) if (targets := meanings(name, options))}
 
 
 # Conditions: `--where 'model.depth>=8,norm!=none'`. Nothing is evaluated as code.

@@ -25,7 +25,7 @@ from normlab.report.compare.summary_text import (
     selection_note,
     summary_sentences,
 )
-from normlab.report.factors import Factor, level_label, level_title, varying_options
+from normlab.report.factors import Factor, level_label, level_title, short_label, varying_options
 from normlab.report.figure_data import factor_axis
 from normlab.report.figure_points import (
     MOMENTS,
@@ -277,7 +277,9 @@ def _run_table(records: Sequence[RunRecord], options: Sequence[str], cells: Sequ
             lines += filter(None, [record.problem, record.folder.metrics_problem()])
         notes = [row["note"], record.problem, *([STILL_RUNNING] if record.state == RUNNING else []), *lines]
         row["note"] = "; ".join(dict.fromkeys(filter(None, notes)))
-        values = [record.name, *(format_setting(setting(record, option)) for option in options)]
+        levels = [setting(record, option) for option in options]
+        name = record.name if record.name != record.run_id or not record.options else short_label(options, levels)
+        values = [name, *map(format_setting, levels)]
         values += [format_value(key, row[key]) if key in COLUMNS else "" for key in RUN_COLUMNS]
         rows.append(
             {"id": record.run_id, "cell": cell_of.get(record.folder.path), "state": row["state"], "values": values}

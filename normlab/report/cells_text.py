@@ -12,6 +12,7 @@ from normlab.errors import ConfigError, unknown
 from normlab.report.cells import Cell, rank_cells
 from normlab.report.cells_table import BEST, SHARED, CellsTable
 from normlab.report.contrasts import MIN_P_EQUAL, POOLED, compare_cells, pool_cells
+from normlab.report.factors import level_title, option_name
 from normlab.report.intervals import LEVEL, Design, Replicate, design_of, format_losses, holm, mean_interval
 from normlab.report.learning_rates import EDGE
 from normlab.report.results import STATES
@@ -46,16 +47,25 @@ def render_cells(table: CellsTable, format: str, columns: Sequence[str] = (), so
         if columns:
             keys = list(dict.fromkeys([*table.by, *_choose(columns, keys)]))
         return render([{key: row.get(key) for key in keys} for row in rows], format)
-    rows, lines = table_rows(table, columns), notes(table)
+    rows = table_rows(table, columns)
+    lines = notes(table, rows[0] if rows else ())
     best = clearly_best(table.cells) if format == "latex" else None
     if best is not None and rows and "val loss" in rows[0]:
         lines.append("bold: lower than every other cell, p < 0.05 in paired tests corrected by Holm's method")
+    if format == "latex":
+        rows = [_with_titles(row, cell) for row, cell in zip(rows, table.cells, strict=True)]
     text = render(rows, format, fixed=table.by, bold=() if best is None else {(best, "val loss")})
     if format == "latex":
         return "\n".join([text, *(f"% {line}" for line in lines)])
     if format == "markdown":
         return "\n\n".join([text, "\n".join(f"- {line}" for line in lines)])
     return f"{text}\n\n{fold_lines(lines, terminal_width())}"
+
+
+def _with_titles(row: Row, cell: Cell) -> Row:
+    """Return a row with the names and levels of factors as in text: `depth`, `DeepNorm`."""
+    titles = {option_name(o): level_title(o, value) for o, value in zip(cell.by, cell.key, strict=True)}
+    return titles | {key: text for key, text in row.items() if key not in cell.by}
 
 
 def _choose(columns: Sequence[str], known: Iterable[str], option: str = "--columns") -> list[str]:
@@ -269,42 +279,43 @@ def _spikes_text(row: Row) -> str:
     return f"{counts['spikes']} of {counts['of_steps']}" if counts and counts["of_steps"] else ""
 
 
-def notes(table: CellsTable) -> list[str]:
-    """Return the definitions of the columns, one per line."""
-    rows = table.rows
+def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
+    """Return the definitions of the shown columns, by default those of `table_rows`, one per line."""
+    rows, shown = table.rows, list(table_rows(table)[0] if shown is None else shown)
+    columns = {column.removesuffix(" at shared lr") for column in shown}
     grid = sorted({len(row["learning_rates"]) for row in rows if row["learning_rates"]})
     lines = [
         f"losses: nats/token, mean ± half of its {LEVEL:.0%} interval over n seeds (Student's t); both losses if n=2",
         *_design_notes(rows),
     ]
-    if grid and grid[-1] > 1:
+    if grid and grid[-1] > 1 and columns & {"best lr", "val loss", "best val"}:
         k = "-".join(map(str, dict.fromkeys((grid[0], grid[-1]))))
         lines.append(
             f"best lr: the best of {k} learning rates, selected on this same loss, so the loss is optimistic; a "
             "learning rate with a diverged seed is selected only if every learning rate has one"
         )
     shared = next((row["shared_lr"] for row in rows if row["shared_lr"] is not None), None)
-    if shared is not None and any(row["lr"] != shared for row in rows):
+    if any(column.endswith(" at shared lr") for column in shown):
         lines.append(
             f"shared lr: {shared:g} for every cell: the learning rate of --lr, else the one with the best mean rank"
         )
-    lines += [f"{state}: {rule}" for state, rule in DESCRIPTIONS.items() if any(row[state] for row in rows)]
+    lines += [f"{state}: {rule}" for state, rule in DESCRIPTIONS.items() if state in columns]
     old = sum(run.record.references.whole_text for cell in table.cells for run in cell.runs)
     if old:
         lines.append(f"runs of an older normlab, whose outcomes use {WHOLE_TEXT_NOTE}: {old}")
-    if any(row["lr_sensitivity"] is not None for row in rows):
+    if columns & {"S", "usable lr", "edge lr"} and any(row["lr_sensitivity"] is not None for row in rows):
         lines.append(
             "S: sensitivity to the learning rate: the mean of min(loss, ln V) over the learning rates, minus the "
             "lowest loss of a usable learning rate; a diverged run counts as ln V, so read S together with the number "
             "of diverged runs. Edge lr: the lowest learning rate above the best one that is unusable or more than "
             f"{EDGE:g} nats/token worse"
         )
-    if any(_sensitivity_text(row) == NO_SENSITIVITY for row in rows):
+    if "S" in columns and any(_sensitivity_text(row) == NO_SENSITIVITY for row in rows):
         lines.append(
             f"S {NO_SENSITIVITY}: no learning rate is usable: at each one a run diverged, is stuck, regressed, or "
             "ended above the band around the unigram entropy"
         )
-    if any(row.get("baseline") for row in rows):
+    if "vs baseline" in columns and any(row.get("baseline") for row in rows):
         m = sum(row.get("p") is not None for row in rows)
         lines.append(
             "vs baseline: loss minus the loss of the baseline, paired by seed and data order; negative is better. "
@@ -312,12 +323,12 @@ def notes(table: CellsTable) -> list[str]:
             f"run ranks worst); corrected by Holm's method (number of comparisons: {m})"
         )
         lines += pool_notes(str(row.get(f"{prefix}test")) for row in rows for prefix in (BEST, SHARED))
-    if any("target" in row for row in rows):
+    if any("target" in row and f"to {row['target']:g}" in columns for row in rows):
         lines.append(
             f"to {rows[0]['target']:g}: steps and training time until an evaluation reaches this loss, at the best lr, "
             "mean over seeds"
         )
-    if any(_spikes_text(row) for row in rows):
+    if "spikes" in columns and any(_spikes_text(row) for row in rows):
         lines.append(f"spikes: loss spikes by the rule {SPIKE_RULE}, of the steps that it judges, at the best lr")
     return lines
 

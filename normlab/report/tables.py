@@ -106,9 +106,14 @@ def _latex(rows: Sequence[Row], bold: Collection[tuple[int, str]]) -> str:
         texts = {key: _latex_text(format_value(key, value)) for key, value in row.items()}
         lines.append(" & ".join(rf"\textbf{{{text}}}" if (index, key) in bold else text for key, text in texts.items()))
     head, *body = (rf"{line} \\" for line in lines)
-    columns = "".join("r" if key in _FORMATS else "l" for key in rows[0])
+    columns = "".join("r" if all(_is_number(row[key]) for row in rows) else "l" for key in rows[0])
     begin, end = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}"
     return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", end])
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number, or its text with at most a unit; also an empty text."""
+    return not isinstance(value, str) or re.fullmatch(r"([-+]?[\d.,]+(e[-+]?\d+)?( GiB)?)?", value) is not None
 
 
 _LATEX = {

@@ -116,7 +116,7 @@ def page_data(
         "statistics": _descriptions(layers),
         "cell_table": {"columns": list(texts[0]) if texts else [], "rows": [list(row.values()) for row in texts]},
         "run_table": _run_table(records, varying_options(results), cells, problems),
-        "notes": notes(table) if table.rows else [],
+        "notes": notes(table, texts[0]) if texts else [],
         "problems": problems.lines(table.warnings),
     }
 

@@ -22,7 +22,7 @@ from normlab.report.figure_points import (
     Statistic,
     loss_point,
     mean_curve,
-    mean_profile,
+    median_profile,
     read_curves,
     read_profiles,
 )
@@ -262,7 +262,7 @@ def _layers(cells: Sequence[Cell], channels: Channels, statistic: str, moment: s
         key = next((key for key in keys if site in ("", key[1])), None)
         if key is None:
             raise ConfigError(_no_profile(name, site, keys, {key for each in profiles for key in each}))
-        return mean_profile([each[key] for each in profiles if key in each], moment)
+        return median_profile([each[key] for each in profiles if key in each], moment)
 
     unit = STATISTICS[name].unit if name in STATISTICS else "1"
     return Figure(
@@ -270,8 +270,8 @@ def _layers(cells: Sequence[Cell], channels: Channels, statistic: str, moment: s
         "layer",
         statistic if unit == "1" else f"{statistic}, {unit}",
         _line_panels(cells, channels, points),
-        f"{statistic} of each layer at the {MOMENTS[moment]}, {_AT_BEST}: mean and range of the seeds. Layer 0 is the "
-        "embeddings, the last one the head.",
+        f"{statistic} of each layer at the {MOMENTS[moment]}, {_AT_BEST}: median and range of the seeds. Layer 0 is "
+        "the embeddings, the last one the head.",
         may_be_log=True,
     )
 

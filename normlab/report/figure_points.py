@@ -1,7 +1,7 @@
 """The points of figures: the results of a cell as means over its seeds, which `figure` and `compare` draw.
 
-Final losses have the interval of `summarize`. Curves over training and profiles over layers have the range of the seeds
-at the cell's best learning rate.
+Final losses have the interval of `summarize`. Curves over training have the mean, and profiles over layers
+the median, with the range of the seeds, at the cell's best learning rate.
 
 Shapes: S steps of a run, B bins.
 """
@@ -9,6 +9,7 @@ Shapes: S steps of a run, B bins.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -138,13 +139,9 @@ def mean_curve(curves: Sequence[Curve]) -> list[Point]:
         values = [value for value in means[:, index].tolist() if math.isfinite(value)]
         if values:
             x = float(steps[index * size : (index + 1) * size].mean())
-            points.append(_range_point(x, values, float(low[index]), float(high[index])))
+            mean = math.fsum(value / len(values) for value in values)  # divided first, because a sum can overflow
+            points.append(Point(x, mean, float(low[index]), float(high[index]), n=len(values)))
     return points
-
-
-def _range_point(x: float, values: Sequence[float], low: float, high: float) -> Point:
-    mean = math.fsum(value / len(values) for value in values)  # divided first, because a sum can overflow
-    return Point(x, mean, low, high, n=len(values))
 
 
 # Profiles over layers
@@ -186,11 +183,18 @@ def _profile(history: History, warmup: float | None) -> Profile:
     }
 
 
-def mean_profile(profiles: Sequence[Profile], moment: str) -> list[Point]:
-    """Return the mean and the range over seeds of each layer at one of `MOMENTS`."""
+def median_profile(profiles: Sequence[Profile], moment: str) -> list[Point]:
+    """Return the median and the range over seeds of each layer at one of `MOMENTS`.
+
+    The mean would show nothing but the one seed that diverged.
+    """
     by_layer: dict[int, list[float]] = {}
     for profile in profiles:
         for layer, value in profile.get(moment, {}).items():
             by_layer.setdefault(layer, []).append(value)
     finite = {layer: [value for value in by_layer[layer] if math.isfinite(value)] for layer in sorted(by_layer)}
-    return [_range_point(layer, values, min(values), max(values)) for layer, values in finite.items() if values]
+    return [
+        Point(layer, statistics.median(values), min(values), max(values), n=len(values))
+        for layer, values in finite.items()
+        if values
+    ]

@@ -197,7 +197,7 @@ def test_loss_of_a_diverged_seed_ends_where_it_diverged(results, cells):
         assert (point.low, point.high, point.n) == (min(values), max(values), len(values))
 
 
-def test_points_of_layers_are_mean_and_range_of_the_seeds(results, cells):
+def test_points_of_layers_are_median_and_range_of_the_seeds(results, cells):
     table = summarize_by("made", where=["depth=4"], results_dir=results)
     expected = cells("--where", "depth=4", *BY)
     figure = make_figure("layers", table, color="norm", panel=["placement"], statistic="resid_rms")
@@ -211,7 +211,7 @@ def test_points_of_layers_are_mean_and_range_of_the_seeds(results, cells):
         layers = [int(point.x) for point in points]
         assert layers == np.flatnonzero(np.isfinite(values).all(0)).tolist()
         assert len(layers) >= 4
-        assert [point.y for point in points] == pytest.approx(values.mean(0)[layers], rel=1e-12)
+        assert [point.y for point in points] == pytest.approx(np.median(values, 0)[layers], rel=1e-12)
         assert [point.low for point in points] == values.min(0)[layers].tolist()
         assert [point.high for point in points] == values.max(0)[layers].tolist()
         count += 1

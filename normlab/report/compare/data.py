@@ -35,7 +35,7 @@ from normlab.report.figure_points import (
     Statistic,
     loss_point,
     mean_curve,
-    mean_profile,
+    median_profile,
     read_curves,
     read_profiles,
 )
@@ -228,7 +228,7 @@ def _round(value: float) -> float:
 
 
 Layers = dict[str, dict[str, list[list[float]]]]
-"""[layer, mean, low, high] by statistic and moment."""
+"""[layer, median, low, high] by statistic and moment."""
 
 
 def _layers(cells: Sequence[Cell], problems: _Problems) -> tuple[list[Layers], list[str]]:
@@ -250,7 +250,7 @@ def _layers(cells: Sequence[Cell], problems: _Problems) -> tuple[list[Layers], l
     }
     layers = [
         {
-            " ".join(filter(None, key)): {moment: _numbers(mean_profile(profiles, moment)) for moment in moments}
+            " ".join(filter(None, key)): {moment: _numbers(median_profile(profiles, moment)) for moment in moments}
             for key, profiles in by_key.items()
             if key in with_layers
         }

@@ -434,7 +434,7 @@ function layerFigure(own) {
   };
 }
 
-const RANGE = "Line: mean over the seeds at each cell's best learning rate; band: their range.";
+const RANGE = (what) => `Line: ${what} of the seeds at each cell's best learning rate; band: their range.`;
 const MARKS = `Large point: mean over the seeds, with its ${Math.round(100 * DATA.level)}% interval if there are three or more; an arrow: the interval ends outside the frame. Small points: seeds. × k/n: k of n seeds diverged, so there is no mean.`;
 
 function addFigure(id, title, how, draw, parent = byId("figures"), controls = []) {
@@ -622,7 +622,7 @@ function addOthers() {
     addFigure(
       "curves",
       "Over training",
-      `${RANGE} The axis fits the values after the first tenth of training. ×: a seed diverged at this step.`,
+      `${RANGE("mean")} The axis fits the values after the first tenth of training. ×: a seed diverged at this step.`,
       drawCurves,
       byId("figures"),
       controls,
@@ -642,7 +642,7 @@ function addOthers() {
     ["gradients", "Gradient of each layer", "dresid_rms"],
     ["layers", "Residual stream of each layer", "resid_rms"],
   ])
-    if (names.length) addFigure(id, title, RANGE, layerFigure({ statistic: pick(name), moment: "last" }));
+    if (names.length) addFigure(id, title, RANGE("median"), layerFigure({ statistic: pick(name), moment: "last" }));
   addTables();
   THEME_LISTENERS.push(redraw);
   whenResized(redraw);

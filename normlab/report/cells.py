@@ -92,6 +92,11 @@ class Cell:
         """Whether a run at a learning rate diverged, is stuck or regressed."""
         return any(run.state in BAD_OUTCOMES for run in self.runs_at(lr))
 
+    @property
+    def runs_at_best(self) -> Sequence[RunResult]:
+        """The runs at the best learning rate; all runs of a cell without a final loss."""
+        return self.runs_at(self.best_lr) or self.runs
+
     def runs_at(self, lr: float | None) -> list[RunResult]:
         """Return the runs with an outcome at a learning rate."""
         return [run for run in self.runs if run.has_loss and run.lr == lr]

@@ -62,8 +62,15 @@ def level_colors(factor: Factor, *, dark: bool = False) -> dict[Setting, str]:
         scale = _DARK_SCALE if dark else _SCALE
         by_level = {level: _mix(scale, index / (len(every) - 1)) for index, level in enumerate(every)}
     else:
-        by_level = {level: colors[index % len(colors)] for index, level in enumerate(every)}
+        by_level = {level: _nth_color(colors, index) for index, level in enumerate(every)}
     return {level: by_level[level] for level in factor.levels}
+
+
+def _nth_color(colors: Sequence[str], index: int) -> str:
+    """Return a colour of the list; behind its end, the colours again, lighter and then darker."""
+    base = colors[index % len(colors)]
+    tint = {0: base, 1: _mix((base, "#ffffff"), 0.5), 2: _mix((base, "#000000"), 0.5)}
+    return tint[index // len(colors) % 3]
 
 
 def _mix(scale: Sequence[str], share: float) -> str:

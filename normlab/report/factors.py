@@ -143,6 +143,8 @@ def level_title(option: str, value: Setting) -> str:
     """Return a level without the name of its option: `DeepNorm`, `8`, `yes`."""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if value is None:
+        return "none"
     text = format_setting(value)
     return _TITLES.get(option, {}).get(text, text)
 

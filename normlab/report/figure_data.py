@@ -100,7 +100,7 @@ def make_figure(
     """
     if kind not in KINDS:
         raise ConfigError(f"figure {kind}: " + unknown("figure", kind, KINDS))
-    cells = [cell for cell in table.cells if cell.losses]
+    cells = [cell for cell in table.cells if cell.losses or kind in ("loss", "layers")]
     if not cells:
         raise NormlabError(f"figure {kind}: no selected run has a final loss yet")
     runs = [run.record for cell in cells for run in cell.runs]
@@ -231,7 +231,7 @@ def _losses(cells: Sequence[Cell], channels: Channels, series: str) -> Figure:
         raise ConfigError(f"--statistic {series}: " + unknown("curve", series, SERIES))
 
     def points(members: Sequence[Cell]) -> list[Point]:
-        runs = [run for cell in members for run in cell.runs_at(cell.best_lr)]
+        runs = [run for cell in members for run in cell.runs_at_best]
         problems: list[str] = []
         curves = [read_curves(run.record, problems)[series] for run in runs]
         _warn_once(problems)
@@ -253,23 +253,27 @@ def _layers(cells: Sequence[Cell], channels: Channels, statistic: str, moment: s
         raise ConfigError(f"--at {moment}: " + unknown("moment", moment, MOMENTS))
     name, _, site = statistic.partition(" ")
 
+    known: set[Statistic] = set()
+
     def points(members: Sequence[Cell]) -> list[Point]:
-        runs = [run for cell in members for run in cell.runs_at(cell.best_lr)]
+        runs = [run for cell in members for run in cell.runs_at_best]
         problems: list[str] = []
         profiles = [read_profiles(run.record, problems) for run in runs]
         _warn_once(problems)
-        keys = [key for key in dict.fromkeys(key for each in profiles for key in each) if key[0] == name]
-        key = next((key for key in keys if site in ("", key[1])), None)
-        if key is None:
-            raise ConfigError(_no_profile(name, site, keys, {key for each in profiles for key in each}))
-        return median_profile([each[key] for each in profiles if key in each], moment)
+        keys = list(dict.fromkeys(key for each in profiles for key in each))
+        known.update(keys)
+        key = next((key for key in keys if key[0] == name and site in ("", key[1])), None)
+        return median_profile([each[key] for each in profiles if key in each], moment) if key else []
 
+    panels = _line_panels(cells, channels, points)
+    if not any(panel.lines for panel in panels):
+        raise ConfigError(_no_profile(name, site, known))
     unit = STATISTICS[name].unit if name in STATISTICS else "1"
     return Figure(
         "layers",
         "layer",
         statistic if unit == "1" else f"{statistic}, {unit}",
-        _line_panels(cells, channels, points),
+        panels,
         f"{statistic} of each layer at the {MOMENTS[moment]}, {_AT_BEST}: median and range of the seeds. Layer 0 is "
         "the embeddings, the last one the head.",
         may_be_log=True,
@@ -281,10 +285,10 @@ def _warn_once(problems: Sequence[str]) -> None:
         warn(problem)
 
 
-def _no_profile(name: str, site: str, sites: Sequence[Statistic], known: set[Statistic]) -> str:
+def _no_profile(name: str, site: str, known: set[Statistic]) -> str:
     """Return why a statistic has no profile over layers."""
-    if sites:
-        return f"--statistic {name} {site}: " + unknown("site", site, [each for _, each in sites])
+    if sites := sorted(each for key, each in known if key == name):
+        return f"--statistic {name} {site}: " + unknown("site", site, sites)
     if name in STATISTICS and not known:
         return f"--statistic {name}: the runs have no statistics by layer; train with stats.every=10"
     return f"--statistic {name}: " + unknown("statistic by layer", name, sorted({each for each, _ in known}))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from normlab.errors import ConfigError
 from normlab.report.figure_data import Figure, Line, Panel, Point
-from normlab.store.files import write_atomic
+from normlab.report.pages.shell import write_output
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,9 +60,8 @@ def write_figure(figure: Figure, path: Path, columns: int = 2) -> None:
         raise ConfigError(f"--columns {columns}: must be 1 or 2")
     import matplotlib
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(_SETTINGS):  # pyright: ignore[reportArgumentType]
-        write_atomic(path, _render(draw(figure, columns), path.suffix.lower().removeprefix(".")))
+        write_output(path, _render(draw(figure, columns), path.suffix.lower().removeprefix(".")))
 
 
 def _render(canvas: Canvas, format: str) -> bytes:
@@ -132,7 +131,8 @@ def _limits(figure: Figure) -> tuple[float, float]:
     points = _points(figure)
     is_range = figure.kind in RANGES
     first = max((point.x for point in points), default=0.0) / 10 if figure.kind == "loss" else -math.inf
-    points = [point for point in points if point.x >= first] or points
+    later = [point for point in points if point.x >= first]
+    points = later if len({point.x for point in later}) > 2 else points
     values = [*(value for point in points for value in (point.y, *point.seeds))]
     ends = [value for point in points for value in (point.low, point.high)]
     if is_range:

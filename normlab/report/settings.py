@@ -68,9 +68,9 @@ def setting(run: RunRecord, option: str) -> Setting:
 
 
 def format_setting(value: Setting) -> str:
-    """Return a setting as on the command line; `-` for None."""
+    """Return a setting as on the command line; `null` for None."""
     if value is None:
-        return "-"
+        return "null"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -137,7 +137,7 @@ class Condition:
         return f"{self.option}{self.sign}{self.value}"
 
     def holds(self, run: RunRecord) -> bool:
-        """Whether a run meets the condition; a setting that the record lacks equals no value.
+        """Whether a run meets the condition; a setting that the record lacks is `null`.
 
         Raises:
             ConfigError: The operator compares numbers, and the setting is not a number.
@@ -146,7 +146,7 @@ class Condition:
         if isinstance(actual, int | float) and not isinstance(actual, bool) and bound is not None:
             return OPERATORS[self.sign](actual, bound)
         if self.sign in ("=", "==", "!="):
-            return (actual is not None and self.value == format_setting(actual)) == (self.sign != "!=")
+            return (self.value == format_setting(actual)) == (self.sign != "!=")
         if actual is None:
             return False
         raise ConfigError(
@@ -186,7 +186,7 @@ def select_where(runs: Sequence[RunRecord], where: Sequence[str], flag: str = "-
     for condition in conditions:
         matches = {run for run in runs if condition.holds(run)}
         if not matches:
-            values = {format_setting(actual) for run in runs if (actual := setting(run, condition.option)) is not None}
+            values = {format_setting(setting(run, condition.option)) for run in runs}
             choices = f"{condition.option} is {', '.join(sorted(values))}"
             if condition.sign in ("=", "=="):
                 choices = unknown(condition.option, condition.value, values)

@@ -164,7 +164,7 @@ def test_mixed_settings_are_a_warning(make, tmp_path):
         "mixes placement post and pre",
         "mixes corpus files ffffffff and stdlib aaaaaaaa",
         "mixes precision bf16 and fp32",
-        "mixes numerics (compile) - and on",
+        "mixes numerics (compile) null and on",
     ):
         assert warning in warnings
     assert "mixes device cpu and cuda" in warnings

@@ -73,7 +73,7 @@ def test_labels(levels, text, short):
         ("optim.lr", 3e-05, "3e-05"),
         ("model.bias", True, "yes"),
         ("model.bias", False, "no"),
-        ("model.mlp_width", None, "-"),
+        ("model.mlp_width", None, "none"),
     ],
 )
 def test_titles_of_levels(option, level, title):

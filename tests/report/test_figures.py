@@ -422,3 +422,11 @@ def test_a_level_has_one_colour_whatever_the_conditions_select(results, color):
 def test_a_notebook_shows_the_figure(table):
     shown, _ = DisplayFormatter().format(draw(make_figure("factor", table)))
     assert shown["image/png"].startswith(b"\x89PNG")
+
+
+def test_a_file_that_cannot_be_written_is_one_line(results, run_command, tmp_path):
+    (tmp_path / "blocked").write_text("")
+    output = str(tmp_path / "blocked" / "figure.pdf")
+    code, _, err = run_command("figure", "factor", "made", "-o", output, "--results-dir", str(results))
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.endswith("choose another name (-o)\n")

@@ -8,7 +8,12 @@ from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 
 CONFIGS = [
-    {"norm": {"name": norm, "eps": 1e-6}, "model": {"depth": depth, "bias": bias}, "seed": 0}
+    {
+        "norm": {"name": norm, "eps": 1e-6},
+        "model": {"depth": depth, "bias": bias},
+        "optim": {"clip": None if bias else 1.0},
+        "seed": 0,
+    }
     for norm, depth, bias in (("rmsnorm", 4, True), ("layernorm", 8, False), ("none", 16, True))
 ]
 RUNS = [RunRecord.parse(RunFolder("x"), {"config": config}, {}, "finished") for config in CONFIGS]
@@ -31,6 +36,9 @@ RUNS = [RunRecord.parse(RunFolder("x"), {"config": config}, {}, "finished") for 
         (["corpus!=stdlib"], [0, 1, 2]),
         (["depth>4"], [1, 2]),
         (["n_layer>4,bias=true"], [2]),
+        (["clip=null"], [0, 2]),
+        (["clip!=null"], [1]),
+        (["clip>0.5"], [1]),
         ([], [0, 1, 2]),
     ],
 )

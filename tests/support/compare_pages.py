@@ -77,3 +77,18 @@ def points(page, figure: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
         for panel in drawn(page, figure)["panels"]
         for line in panel["lines"]
     }
+
+
+def overlapping_texts(page) -> list[str]:
+    """Return the pairs of horizontal texts of a panel that overlap by more than the space between two lines."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll('.panel svg[role=img]')].flatMap((panel) => {
+          const texts = [...panel.querySelectorAll('text:not([transform])')]
+            .map((text) => [text.textContent, text.getBoundingClientRect()]);
+          const across = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left);
+          const down = (a, b) => Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+          return texts.flatMap(([text, a], i) => texts.slice(i + 1)
+            .filter(([, b]) => across(a, b) > 3 && down(a, b) > 5)
+            .map(([other]) => `${panel.closest('.chart').dataset.figure}: ${text} | ${other}`));
+        })"""
+    )

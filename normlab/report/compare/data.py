@@ -167,6 +167,7 @@ def _factor(factor: Factor) -> Row:
         "option": factor.option,
         "name": factor.name,
         "levels": [format_setting(level) for level in factor.levels],
+        "values": [repr(level) if isinstance(level, float) else format_setting(level) for level in factor.levels],
         "titles": [level_title(factor.option, level) for level in factor.levels],
         "labels": [level_label(factor.option, level) for level in factor.levels],
         "positions": [axis.positions[level] for level in factor.levels],
@@ -213,7 +214,7 @@ def _cell(cell: Cell) -> Row:
 def _curves(cells: Sequence[Cell], problems: _Problems) -> Iterator[dict[str, list[list[float]]]]:
     """Yield, for each cell, [step, mean, low, high] of each of `SERIES` at its best learning rate."""
     for cell in cells:
-        members = cell.runs_at(cell.best_lr) or cell.runs
+        members = cell.runs_at_best
         runs = [read_curves(run.record, problems.of(run.record)) for run in members]
         yield {series: _numbers(mean_curve([curves[series] for curves in runs])) for series in SERIES}
 
@@ -236,7 +237,7 @@ def _layers(cells: Sequence[Cell], problems: _Problems) -> tuple[list[Layers], l
     measured: list[dict[Statistic, list[Profile]]] = []
     for cell in cells:
         profiles: dict[Statistic, list[Profile]] = {}
-        for run in cell.runs_at(cell.best_lr) or cell.runs:
+        for run in cell.runs_at_best:
             for key, profile in read_profiles(run.record, problems.of(run.record)).items():
                 profiles.setdefault(key, []).append(profile)
         measured.append(profiles)

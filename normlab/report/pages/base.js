@@ -23,6 +23,14 @@ function makeSvg(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** Replace the content of an element, and keep the keyboard's focus on the same control. */
+function replaceContent(place, ...children) {
+  const controls = () => [...place.querySelectorAll("button, select")];
+  const focused = controls().indexOf(document.activeElement);
+  place.replaceChildren(...children);
+  if (focused >= 0) controls()[focused]?.focus();
+}
+
 const byId = (id) => document.getElementById(id);
 
 /** A number of a record, which holds NaN and infinity as strings; null for any other value. */

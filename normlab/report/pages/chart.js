@@ -1,12 +1,16 @@
 // Draw panels that share their axes: lines and points as SVG, heat maps as tables. Every number is prepared by Python.
 
 const MAX_PANELS = 24;
+const MAX_TICK = 18; // characters of a turned tick
 const DASHES = ["", "6 4", "2 3", "8 3 2 3"];
 const LAST_TENTHS = 0.1; // the range of a loss over training leaves out the first tenth of the steps
 let clips = 0; // the number of frames, for their ids
 const ROOM = 0.08; // room above and below the values, as a share of their range
 
 const finite = (values) => values.filter((value) => value !== null && Number.isFinite(value));
+/** The smallest and the largest value; a call with many arguments would overflow the stack. */
+const extentOf = (values) =>
+  values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
 /** A number in few characters: 1.25, 12k, 3M, 1e-5. */
@@ -52,19 +56,20 @@ function scaleOf([low, high], [from, to], isLog) {
 function rangeOf(spec) {
   let points = spec.panels.flatMap((panel) => panel.lines.flatMap((line) => line.points));
   if (spec.isCurve) {
-    const end = LAST_TENTHS * Math.max(...points.map((point) => point.x));
+    const end = LAST_TENTHS * extentOf(points.map((point) => point.x))[1];
     const later = points.filter((point) => point.x >= end);
-    if (later.length) points = later;
+    if (new Set(later.map((point) => point.x)).size > 2) points = later;
   }
   const values = finite(points.flatMap((point) => [point.y, ...(point.seeds ?? [])]));
   const ends = finite(points.flatMap((point) => [point.low, point.high]));
   if (!values.length) return { range: [0, 1], isLog: false };
-  let [low, high] = [Math.min(...values), Math.max(...values)];
+  let [low, high] = extentOf(values);
   const isLog = Boolean(spec.mayBeLog) && low > 0 && high / low > 30;
   if (isLog) return { range: [low / 1.3, high * 1.3], isLog };
   const beyond = high - low || 0.1 * Math.abs(high) || 1;
-  low = Math.max(low - beyond, Math.min(low, ...ends));
-  high = Math.min(high + beyond, Math.max(high, ...ends));
+  const [lowest, highest] = extentOf([low, high, ...ends]);
+  low = Math.max(low - beyond, lowest);
+  high = Math.min(high + beyond, highest);
   const room = ROOM * (high - low || beyond);
   return { range: [low - room, high + room], isLog };
 }
@@ -73,7 +78,7 @@ function rangeOf(spec) {
 function xAxisOf(spec, width) {
   if (spec.x.ticks) {
     const at = spec.x.ticks.map(([x]) => x);
-    const [low, high] = [Math.min(...at), Math.max(...at)];
+    const [low, high] = extentOf(at);
     const pad = spec.isConnected ? (high - low) * 0.08 || 1 : 0.5;
     const factor = low > 0 ? (high / low) ** 0.08 : 1;
     const range = spec.x.isLog
@@ -81,8 +86,9 @@ function xAxisOf(spec, width) {
       : [low - pad, high + pad];
     return { range, ticks: spec.x.ticks };
   }
-  const xs = spec.panels.flatMap((panel) => panel.lines.flatMap((line) => line.points.map((point) => point.x)));
-  const range = xs.length ? [Math.min(...xs), Math.max(...xs)] : [0, 1];
+  const lines = spec.panels.flatMap((panel) => panel.lines);
+  const xs = finite(lines.flatMap((line) => [...line.points.map((point) => point.x), ...(line.crosses ?? [])]));
+  const range = xs.length ? extentOf(xs) : [0, 1];
   if (range[0] === range[1]) range[1] = range[0] + 1;
   return { range, ticks: ticksIn(range, clamp(Math.floor(width / 34), 3, 8)).map((x) => [x, shortNumber(x)]) };
 }
@@ -102,12 +108,17 @@ function drawLines(place, spec) {
   const y = rangeOf({ ...spec, panels });
   const hasDiverged = panels.some((panel) => panel.lines.some((line) => line.points.some((point) => point.diverged)));
   const yTicks = ticksIn(y.range, 6, y.isLog);
-  const left = 10 + 6.6 * Math.max(...yTicks.map((tick) => shortNumber(tick).length));
-  const x = xAxisOf(spec, width - left);
+  const margin = 10 + 6.6 * Math.max(...yTicks.map((tick) => shortNumber(tick).length));
+  const x = xAxisOf({ ...spec, panels }, width - margin);
+  const room = (width - margin) / Math.max(x.ticks.length, 1);
+  const isTurned = !spec.x.isSparse && 6.2 * Math.max(...x.ticks.map(([, text]) => text.length)) > room - 6;
+  const texts = x.ticks.map(([, text]) =>
+    isTurned && text.length > MAX_TICK ? `${text.slice(0, MAX_TICK - 1)}…` : text,
+  );
+  const longest = 7 * Math.max(...texts.map((text) => text.length));
+  const bottom = isTurned ? longest * 0.6 + 16 : 20;
+  const left = isTurned ? Math.max(margin, longest * 0.82 - room / 3) : margin; // the first name reaches to the left
   const slot = (width - left) / Math.max(x.ticks.length, 1);
-  const longest = 6.2 * Math.max(...x.ticks.map(([, text]) => text.length));
-  const isTurned = longest > slot - 6 && !spec.x.isSparse;
-  const bottom = isTurned ? clamp(longest * 0.6 + 16, 24, 110) : 20;
   const top = hasDiverged ? 22 : 8;
   const height = clamp(width * 0.6, 150, 300) + bottom + top;
   const toX = scaleOf(x.range, [left + 4, width - 8], spec.x.isLog);
@@ -129,8 +140,8 @@ function drawLines(place, spec) {
           makeSvg("text", { x: left - 4, y: toY(tick) + 4, "text-anchor": "end" }, shortNumber(tick)),
         );
       let free = -Infinity;
-      for (const [at, text] of x.ticks) {
-        const px = toX(at);
+      for (const [index, [at]] of x.ticks.entries()) {
+        const [px, text] = [toX(at), texts[index]];
         if (spec.x.isSparse && px - text.length * 3.1 < free) continue; // a tick without room has no text
         free = px + text.length * 3.1 + 6;
         const half = isTurned ? 0 : Math.min(0, width - px - text.length * 3.6);
@@ -140,6 +151,8 @@ function drawLines(place, spec) {
         svg.append(makeSvg("text", { x: px + half, y: height - bottom + 15, ...turn }, text));
       }
       const hits = [];
+      const divergedLines = (x) =>
+        panel.lines.filter((line) => line.points.some((point) => point.x === x && point.diverged)).length;
       const stacked = new Map();
       panel.lines.forEach((line, index) =>
         drawLine(svg, spec, line, index - (panel.lines.length - 1) / 2, {
@@ -150,6 +163,8 @@ function drawLines(place, spec) {
           slot,
           hits,
           stacked,
+          divergedLines,
+          divergedLines,
           clip,
           count: panel.lines.length,
         }),
@@ -164,18 +179,11 @@ function drawLines(place, spec) {
       );
     }),
   );
-  if (spec.panels.length > panels.length)
-    place.append(
-      make(
-        "p",
-        { class: "small muted" },
-        `${spec.panels.length - panels.length} more panels are not drawn: hide levels, or move a factor to colour or style.`,
-      ),
-    );
+  noteMissing(place, spec.panels.length);
 }
 
 /** Draw one line with its points, intervals, seeds and diverged seeds. */
-function drawLine(svg, spec, line, offset, { toX, toY, y, top, slot, hits, stacked, clip, count }) {
+function drawLine(svg, spec, line, offset, { toX, toY, y, top, slot, hits, stacked, divergedLines, clip, count }) {
   const [low, high] = y.range;
   const shift = spec.isBand ? 0 : offset * (spec.isConnected ? 4 : clamp((slot * 0.7) / count, 2, 26));
   const at = (point) => toX(point.x) + shift;
@@ -188,9 +196,10 @@ function drawLine(svg, spec, line, offset, { toX, toY, y, top, slot, hits, stack
     "stroke-dasharray": line.dash,
     "stroke-linejoin": "round",
   };
+  const positive = (value) => (y.isLog ? Math.max(value, low / 10) : value);
   const path = (points, value) =>
     points
-      .map((point, index) => `${index ? "L" : "M"}${at(point).toFixed(1)},${toY(value(point)).toFixed(1)}`)
+      .map((point, index) => `${index ? "L" : "M"}${at(point).toFixed(1)},${toY(positive(value(point))).toFixed(1)}`)
       .join("");
   const clipped = { "clip-path": `url(#${clip})` };
   if (spec.isBand && known.length > 1) {
@@ -234,13 +243,15 @@ function drawLine(svg, spec, line, offset, { toX, toY, y, top, slot, hits, stack
           makeSvg("circle", { cx: at(point), cy: inside(seed), r: 2, fill: line.colour, "fill-opacity": 0.45 }),
         );
     if (!point.diverged) continue;
-    const row = stacked.get(point.x) ?? 0; // the marks of several lines at one x are side by side
-    stacked.set(point.x, row + 1);
-    const px = at(point) + (spec.isConnected ? row * (at(point) > 2 * slot ? -30 : 30) : 0);
-    svg.append(
-      cross(px, top - 10, line.colour),
-      makeSvg("text", { x: px + 6, y: top - 6, class: "mark" }, `${point.diverged}/${point.n}`),
-    );
+    // The marks of several lines at one x are side by side, and have room for no numbers.
+    const marked = stacked.get(point.x) ?? { total: divergedLines(point.x), drawn: 0 };
+    stacked.set(point.x, marked);
+    const step = Math.min(10, (slot - 8) / marked.total);
+    const px = spec.isConnected ? toX(point.x) + (marked.drawn - (marked.total - 1) / 2) * step : at(point);
+    marked.drawn += 1;
+    svg.append(cross(px, top - 10, line.colour));
+    if (!spec.isConnected || marked.total === 1)
+      svg.append(makeSvg("text", { x: px + 6, y: top - 6, class: "mark" }, `${point.diverged}/${point.n}`));
     hits.push([px, top - 10, line, point]);
   }
 }
@@ -292,7 +303,7 @@ function heatColours(share) {
 /** Draw heat maps, one panel each: {panels: [{title, fields}], columns, rows}; fields: {"column,row": {value, text, isBest}}. */
 function drawGrid(place, spec) {
   const values = finite(spec.panels.flatMap((panel) => Object.values(panel.fields).map((field) => field.value)));
-  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const [low, high] = extentOf(values);
   const most = Math.floor(
     place.clientWidth / (20 + 7 * Math.max(...spec.rows.map((row) => row.length)) + 62 * spec.columns.length),
   );
@@ -324,10 +335,18 @@ function drawGrid(place, spec) {
         "div",
         { class: "panel" },
         panel.title ? make("p", { class: "panel-title" }, panel.title) : null,
-        table,
+        make("div", { class: "wide" }, table),
       );
     }),
   );
+  noteMissing(place, spec.panels.length);
+}
+
+/** Say how many panels are not drawn. */
+function noteMissing(place, panels) {
+  if (panels <= MAX_PANELS) return;
+  const text = `${panels - MAX_PANELS} more panels are not drawn: hide levels, or move a factor to colour or style.`;
+  place.append(make("p", { class: "small muted" }, text));
 }
 
 const swatchOf = ({ colour, dash }) =>

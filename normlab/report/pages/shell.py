@@ -71,11 +71,16 @@ def write_page(path: Path, text: str) -> None:
     Raises:
         StoreError: The file could not be written; an existing page is unchanged.
     """
+    write_output(path, text.encode())
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Write or replace the file of -o, and create its folders; errors as in `write_page`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise io_error(path, "written", error, setting=_ALTERNATIVE) from error
-    write_atomic(path, text.encode(), setting=_ALTERNATIVE)
+    write_atomic(path, content, setting=_ALTERNATIVE)
 
 
 def as_json(data: Mapping[str, Any]) -> str:

@@ -9,7 +9,10 @@ const MARGINS = new Map(
 const UNITS = {
   steps: ["step", () => 1],
   tokens: ["tokens", (cell) => cell.tokens_per_step],
-  hours: ["hours of training, at the cell's mean speed", (cell) => cell.tokens_per_step / cell.tokens_per_s / 3600],
+  hours: [
+    "hours of training, at the cell's mean speed",
+    (cell) => cell.tokens_per_s && cell.tokens_per_step / cell.tokens_per_s / 3600,
+  ],
 };
 const isMissing = (value) => value === null || value === undefined;
 
@@ -43,8 +46,9 @@ function drawAnswer() {
   const ranked = DATA.order.map((index) => CELLS[index]).filter(isVisible);
   const [best, second] = ranked;
   const parts = [];
+  const noResult = DATA.order.length ? "No run that is shown has a final loss." : DATA.no_result;
   if (!best || DATA.not_comparable || (best.is_bad && ranked.length > 1))
-    parts.push(make("p", { class: "best" }, !best ? DATA.no_result : DATA.not_comparable || DATA.all_bad));
+    parts.push(make("p", { class: "best" }, !best ? noResult : DATA.not_comparable || DATA.all_bad));
   else {
     const among = cells.length > 1 ? `Best of ${counted(cells.length, "cell")}` : "The only cell";
     parts.push(
@@ -152,13 +156,8 @@ function drawFactors() {
     },
     "show all",
   );
-  const focused = document.activeElement?.dataset?.level;
-  byId("factors").replaceChildren(...rows, ...(isHidden ? [showAll] : []));
+  replaceContent(byId("factors"), ...rows, ...(isHidden ? [showAll] : []));
   byId("factors").hidden = !rows.length;
-  if (focused)
-    byId("factors")
-      .querySelector(`[data-level="${CSS.escape(focused)}"]`)
-      ?.focus();
 }
 
 /** Show or hide a level; the last visible level of a factor stays. */
@@ -174,6 +173,9 @@ function assign(factor, channel) {
   for (const [option, other] of Object.entries(state.channels))
     if (channel !== "panel" && other === channel) state.channels[option] = before;
   state.channels[factor.option] = channel;
+  const many = FACTORS.filter((other) => other.levels.length > 1);
+  if (!many.some((other) => state.channels[other.option] === "x"))
+    state.channels[(many.find((other) => other !== factor) ?? factor).option] = "x"; // one factor is always on x
   redraw();
 }
 
@@ -196,7 +198,7 @@ function flagsOf({ x, color, style, panel }) {
     ["--panel", panel.map((factor) => factor.option).join(",")],
   ];
   const hidden = FACTORS.flatMap((factor) =>
-    [...state.hidden[factor.option]].map((index) => `${factor.option}!=${factor.levels[index]}`),
+    [...state.hidden[factor.option]].map((index) => `${factor.option}!=${factor.values[index]}`),
   );
   // With --where, a factor may have one level only, and is then named by --by.
   if (hidden.length) flags.push(["--by", DATA.by.join(",")], ["--where", hidden.join(",")]);
@@ -490,9 +492,19 @@ function drawNow(figure) {
         ...shown(style).map(([label, index]) => ({ label, colour: themed("muted"), dash: dashOf(style, index) })),
       ];
   parts.legend.replaceChildren(...legendEntries(entries));
-  if (controls) parts.controls.replaceChildren(...controls);
+  if (controls) replaceContent(parts.controls, ...controls);
   parts.how.textContent = definition ?? "";
-  parts.command.textContent = `normlab figure ${flags.replace(" ", ` ${DATA.figure} `)}${flags.includes(" ") ? "" : ` ${DATA.figure}`}${flagsOf(channels)} -o figure.pdf`;
+  const [kind, ...options] = flags.split(/ (?=--)/);
+  parts.command.textContent = [
+    "normlab figure",
+    kind,
+    DATA.figure,
+    ...options,
+    flagsOf(channels).trim(),
+    "-o figure.pdf",
+  ]
+    .filter(Boolean)
+    .join(" ");
 }
 
 /** Figures are drawn when they come near the window. */
@@ -566,7 +578,10 @@ function addTable(id, title, columns, rows) {
     return make("th", { scope: "col" }, make("button", { type: "button", class: "sort", click: sort }, column));
   });
   const table = make("table", {}, make("thead", {}, make("tr", {}, ...heads)), body);
-  const details = folded(title, make("div", { class: "scroll tall", tabindex: 0 }, table));
+  const details = folded(
+    title,
+    make("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": title }, table),
+  );
   details.id = id;
   const whenOpen = () => details.open && update();
   details.addEventListener("toggle", whenOpen);

@@ -1,18 +1,15 @@
-"""The controls of the comparison page: filter, channels, tables, theme; and where numbers are drawn."""
+"""The controls of the comparison page: filter, channels, tables, tooltips, theme, keyboard."""
 
 from __future__ import annotations
 
 import json
-import shlex
 
 import pytest
-from synthetic_runs import Record, write_sweep
 
 from normlab.report.cells_table import summarize_by
 from normlab.report.channels import choose_channels
-from normlab.store.format import DIVERGED
 from support.browser import opened
-from support.compare_pages import FIGURES, drawn, normlab, points, ready
+from support.compare_pages import FIGURES, drawn, points, ready
 
 
 def chip(page, level: str):
@@ -36,6 +33,7 @@ def test_hidden_level_leaves_every_figure_and_the_answer(browser, path, cells):
         at = {cell["label"]: index for index, cell in enumerate(data["cells"])}
         (margin,) = [text for a, b, _, text in data["margins"] if [a, b] == [at[row["label"]] for row in second]]
         assert margin in page.locator("#answer").inner_text()
+        assert page.locator("[data-figure=matrix] .is-best").all_inner_texts() == [f"{second[0]['val_loss']:.3f}"]
         assert "4 of 8 cells are shown" in page.locator("#answer").inner_text()
         other = "LayerNorm" if norm == "RMSNorm" else "RMSNorm"
         chip(page, other).click()  # the last visible level stays
@@ -72,25 +70,6 @@ def test_factors_swap_channels(browser, path):
         assert {panel for panel, _ in points(page, "factor")} == {""}
 
 
-def test_commands_for_a_paper_run(browser, path, tmp_path):
-    with opened(browser, path) as page:
-        ready(page)
-        commands = [page.locator(f"[data-figure={figure}] .code").text_content() for figure in FIGURES]
-        page.locator('[data-option="placement"]').select_option("style")
-        page.locator('[data-option="norm"]').select_option("x")
-        chip(page, "depth 4").click()
-        commands += [page.locator(f"[data-figure={figure}] .code").text_content() for figure in ("factor", "gradients")]
-    for command in commands:
-        program, *arguments = shlex.split(command)
-        assert program == "normlab"
-        assert arguments[-2:] == ["-o", "figure.pdf"]
-        output = tmp_path / "figure.pdf"
-        normlab(*arguments[:-1], str(output))
-        assert output.read_bytes().startswith(b"%PDF")
-        output.unlink()
-    assert "--where 'model.depth!=4'" in commands[-1]
-
-
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_one_level_has_one_colour(browser, path, theme):
     colours: dict[str, set[str]] = {}
@@ -102,75 +81,38 @@ def test_one_level_has_one_colour(browser, path, theme):
                     colours.setdefault(line["label"], set()).add(line["colour"])
         swatches = page.locator("#factors .chip", has=page.locator("line"))
         for swatch in swatches.all():
-            colours[swatch.inner_text()].add(swatch.locator("line").get_attribute("stroke"))
+            colours[swatch.inner_text()].add(str(swatch.locator("line").get_attribute("stroke")))
     assert set(colours) == {"LayerNorm", "RMSNorm"}
     assert all(len(each) == 1 for each in colours.values())
 
 
+@pytest.mark.parametrize("option", ["placement", "model.depth"])
+def test_colours_stay_when_levels_are_hidden(browser, path, option):
+    def colours():
+        lines = [line for panel in drawn(page, "curves")["panels"] for line in panel["lines"]]
+        return {line["label"]: line["colour"] for line in lines}
+
+    with opened(browser, path) as page:
+        ready(page).locator(f'[data-option="{option}"]').select_option("color")
+        before = colours()
+        first, last = before
+        chip(page, first).click()
+        assert colours() == {last: before[last]}
+
+
 def test_theme_changes_ground_and_colours(browser, path):
     with opened(browser, path, theme="dark") as page:
-        dark = drawn(ready(page), "factor")["panels"][0]["lines"][0]["colour"]
+        circle = ready(page).locator("[data-figure=factor] circle").first
+        dark = circle.get_attribute("fill")
         page.locator("#theme").select_option("light")
-        assert drawn(page, "factor")["panels"][0]["lines"][0]["colour"] != dark
+        assert circle.get_attribute("fill") != dark
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-
-
-def test_points_are_where_the_axis_says(browser, path):
-    """Each mean lies on the line through the labelled ticks."""
-    with opened(browser, path) as page:
-        spec = drawn(ready(page), "factor")
-        svg = page.locator("[data-figure=factor] svg[role=img]").first
-        ticks = svg.evaluate(
-            """(svg) => [...svg.querySelectorAll('text[text-anchor=end]')]
-                .map((text) => [Number(text.textContent), Number(text.getAttribute('y')) - 4])"""
-        )
-        circles = svg.evaluate(
-            """(svg) => [...svg.querySelectorAll('circle[r="3.6"]')].map((dot) => Number(dot.getAttribute('cy')))"""
-        )
-    (low, y_low), (high, y_high) = ticks[0], ticks[-1]
-    expected = [
-        y_low + (point["y"] - low) * (y_high - y_low) / (high - low)
-        for line in spec["panels"][0]["lines"]
-        for point in line["points"]
-        if point["y"] is not None
-    ]
-    assert len(ticks) > 2
-    assert circles == pytest.approx(expected, abs=0.01)
-
-
-def test_interval_beyond_the_frame_ends_in_an_arrow(browser, tmp_path):
-    """Cells with a small and a huge interval; nothing is drawn outside the frame."""
-    write_sweep(tmp_path, "made", [Record(norm=norm, steps=60, stats_every=None) for norm in ("layernorm", "rmsnorm")])
-    normlab("compare", "made", "--results-dir", str(tmp_path), "-o", str(tmp_path / "page.html"))
-    with opened(browser, tmp_path / "page.html") as page:
-        ready(page)
-        paths = page.evaluate(
-            """() => {
-              const point = (y, low, high) => ({x: 0, y, low, high, seeds: [y], n: 3, diverged: 0});
-              const line = (label, ...points) => ({label, colour: 'red', dash: '', points});
-              const place = document.querySelector('[data-figure=factor] .panels');
-              const panels = [{title: '', lines: [line('a', point(2, 1.99, 2.01)), line('b', point(2.1, -50, 60))]}];
-              drawLines(place, {title: '', panels, x: {ticks: [[0, 'x']]}, isConnected: false});
-              const frame = place.querySelector('clipPath rect');
-              const drawn = [...place.querySelectorAll('path[fill=none]')].map((path) => path.getAttribute('d'));
-              return [drawn, Number(frame.getAttribute('y')), Number(frame.getAttribute('height'))];
-            }"""
-        )
-    drawings, top, height = paths
-    heights = [float(part.split(",")[1]) for path in drawings for part in path.replace("L", "M").split("M")[1:]]
-    assert all(top - 0.01 <= y <= top + height + 0.01 for y in heights)
-    inside, beyond = drawings
-    assert (inside.count("L"), beyond.count("L")) == (3, 5)  # an arrow has one stroke more than a cap, at both ends
-
-
-def test_diverged_seeds_are_marked(browser, path):
-    with opened(browser, path) as page:
-        assert ready(page).locator("[data-figure=factor] text.mark").all_text_contents() == ["1/3"]
 
 
 def test_tables_are_sorted_by_a_click(browser, path):
     with opened(browser, path) as page:
-        ready(page).locator("#cells summary").click()
+        assert not ready(page).locator("#tables details[open]").count()
+        page.locator("#cells summary").click()
         head = page.locator("#cells thead").get_by_role("button", name="val loss", exact=True)
         column = 1 + page.locator("#cells thead th").all_inner_texts().index("val loss")
 
@@ -181,9 +123,18 @@ def test_tables_are_sorted_by_a_click(browser, path):
         assert means == sorted(means)  # the best first
         assert "diverged" in texts()[-1]
         head.click()
+        assert page.locator("#cells th[aria-sort]").evaluate("(head) => [head.textContent, head.ariaSort]") == [
+            "val loss",
+            "ascending",
+        ]
         head.click()
+        assert "diverged" in texts()[-1]  # a text is last in both directions
         assert [float(text.split()[0]) for text in texts() if "diverged" not in text] == means[::-1]
-        assert page.locator("#cells th[aria-sort=descending]").count() == 1
+        assert page.locator("#cells th[aria-sort]").evaluate("(head) => head.ariaSort") == "descending"
+        classes = page.locator(f"#cells tbody td:nth-child({column})").evaluate_all(
+            "(all) => all.map((td) => td.className)"
+        )
+        assert classes == ["number"] * (len(classes) - 1) + [""]
         chip(page, "depth 4").click()
         assert page.locator("#cells tbody tr").count() == 4
 
@@ -192,6 +143,7 @@ def test_tooltip_names_the_nearest_point(browser, path, cells):
     with opened(browser, path) as page:
         dot = ready(page).locator('[data-figure=factor] circle[r="3.6"]').first
         box = dot.bounding_box()
+        assert box
         page.mouse.move(box["x"] + 4, box["y"] + 4)
         text = page.locator("#tip").inner_text()
         (row,) = [row for row in cells if row["label"] == "LayerNorm, post-norm, depth 4"]
@@ -240,16 +192,32 @@ def test_every_control_works_by_keyboard(browser, path):
         assert page.evaluate("document.activeElement.dataset.level") == "depth 4"
 
 
-def test_all_diverged(browser, tmp_path):
-    records = [
-        Record(norm=norm, seed=seed, steps=60, outcome=DIVERGED, at=20, stats_every=None)
-        for norm in ("layernorm", "rmsnorm")
-        for seed in (0, 1)
-    ]
-    write_sweep(tmp_path, "made", records)
-    normlab("compare", "made", "--results-dir", str(tmp_path), "-o", str(tmp_path / "page.html"))
-    with opened(browser, tmp_path / "page.html") as page:
+SELECTS = [
+    '[data-option="model.depth"]',
+    "[data-figure=layers] select >> nth=0",
+    "[data-figure=matrix] select >> nth=1",
+]
+
+
+@pytest.mark.parametrize("select", ["#series", "#theme", *SELECTS])
+def test_drop_down_keeps_the_focus(browser, path, select):
+    """An arrow key chooses the next option; another one the option after that."""
+    with opened(browser, path) as page:
         ready(page)
-        assert page.locator(".best").inner_text().startswith("No best cell: in every cell with a result, a run div")
-        assert page.locator("#answer").inner_text().count("4 diverged") == 1
-        assert page.locator("[data-figure=factor] text.mark").all_text_contents() == ["2/2", "2/2"]
+        page.locator(select).focus()
+        before = page.locator(select).input_value()
+        page.keyboard.press("ArrowDown")
+        assert page.locator(select).input_value() != before
+        assert page.evaluate("document.activeElement.tagName") == "SELECT"
+
+
+def test_every_tab_stop_has_a_name(browser, path):
+    with opened(browser, path) as page:
+        unnamed = (
+            ready(page)
+            .locator("[tabindex]")
+            .evaluate_all(
+                "(all) => all.filter((each) => !each.ariaLabel && !each.hasAttribute('aria-labelledby')).length"
+            )
+        )
+    assert unnamed == 0

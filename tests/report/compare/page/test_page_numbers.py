@@ -52,7 +52,10 @@ def test_learning_rates_equal_summarize(browser, path, sweep):
     for row in rows:
         line = lines[f"depth {row['model.depth']}, {LABELS[row['placement']]}", LABELS[row["norm"]]]
         (point,) = [point for point in line if point["x"] == row["optim.lr"]]
-        assert point["y"] == (None if row["seeds_diverged"] else row["val_loss"])
+        assert (point["n"], point["diverged"]) == (row["seeds"], row["seeds_diverged"])
+        keys = {"y": "val_loss", "low": "val_loss_low", "high": "val_loss_high"}
+        expected = dict.fromkeys(keys) if row["seeds_diverged"] else {key: row[name] for key, name in keys.items()}
+        assert {key: point[key] for key in keys} == expected
     assert sum(map(len, lines.values())) == len(rows) == 12
 
 
@@ -78,7 +81,10 @@ def rows_of(results, record, kind: str) -> list[dict]:
         return [row for row in map(json.loads, file) if row["kind"] == kind]
 
 
-@pytest.mark.parametrize(("series", "kind", "key"), [("val_loss", "eval", "loss"), ("grad_norm", "train", "grad_norm")])
+@pytest.mark.parametrize(
+    ("series", "kind", "key"),
+    [("val_loss", "eval", "loss"), ("train_loss", "train", "loss"), ("grad_norm", "train", "grad_norm")],
+)
 def test_curves_equal_the_records(browser, path, results, series, kind, key):
     with opened(browser, path) as page:
         ready(page).locator("#series").select_option(series)
@@ -88,7 +94,9 @@ def test_curves_equal_the_records(browser, path, results, series, kind, key):
         values = np.array([[row[key] for row in rows_of(results, record, kind)] for record in records])
         steps = np.array([row["step"] for row in rows_of(results, records[0], kind)])
         size = -(-len(steps) // 160)
-        for index, point in enumerate(lines["depth 8, pre-norm", LABELS[norm]]):
+        drawn_points = lines["depth 8, pre-norm", LABELS[norm]]
+        assert len(drawn_points) == -(-len(steps) // size)
+        for index, point in enumerate(drawn_points):
             chunk = slice(index * size, (index + 1) * size)
             assert point["x"] == pytest.approx(steps[chunk].mean())
             assert point["y"] == pytest.approx(values[:, chunk].mean(), rel=1e-5)
@@ -127,7 +135,7 @@ def test_layers_equal_the_statistics(browser, path, results, figure, statistic):
             )
 
 
-def test_answer_equals_summarize(browser, path, sweep, cells):
+def test_answer_equals_summarize(browser, path, sweep, cells, runs):
     best = min((row for row in cells if not row["seeds_diverged"]), key=lambda row: row["val_loss"])
     against = ",".join(f"{option}={best[option]}" for option in BY.split(","))
     rows = json.loads(normlab("summarize", str(sweep), "--against", against, "--format", "json"))
@@ -136,9 +144,11 @@ def test_answer_equals_summarize(browser, path, sweep, cells):
         ready(page)
         assert page.locator(".best").inner_text().replace("\xa0", " ") == best["label"]
         half = best["val_loss_high"] - best["val_loss"]
-        assert (
-            f"{best['val_loss']:.4f} ± {half:.4f} nats/token (95% interval, n=3)" in page.locator(".loss").inner_text()
-        )
+        text = page.locator(".loss").inner_text()
+        assert f"{best['val_loss']:.4f} ± {half:.4f} nats/token (95% interval, n=3), " in text
+        rates = 2 if best["model.depth"] == 4 else 1
+        rate = f"{best['lr']:g}"
+        assert text.endswith(f"at its best learning rate {rate} (of {rates})" if rates > 1 else f"at lr {rate}")
         text = page.locator("#answer").inner_text()
     assert f"the second best, {second['label']}" in text
     assert f"{-second['difference']:+.4f} [{-second['difference_high']:+.4f}, {-second['difference_low']:+.4f}]" in text
@@ -146,8 +156,8 @@ def test_answer_equals_summarize(browser, path, sweep, cells):
     assert ("not surely better" in text) == (second["p_holm"] > 0.05)
     assert "1 diverged" in text
     assert "RMSNorm, post-norm, depth 8 (1 diverged of 3)" in text
-    tokens = sum(run["step"] for run in json.loads(normlab("summarize", str(sweep), "--runs", "--format", "json")))
-    assert f"36 runs, {tokens * 8 * 128 / 1e6:.3g}M tokens, " in text
+    tokens, minutes = sum(run["step"] for run in runs) * 8 * 128, sum(run["seconds"] for run in runs) / 60
+    assert f"36 runs, {tokens / 1e6:.3g}M tokens, {minutes:.3g} minutes of training" in text
 
 
 def test_tables_equal_summarize(browser, path, sweep, runs):

@@ -12,7 +12,7 @@ from synthetic_runs import Record, write_run, write_sweep
 from normlab.store.files import write_atomic
 from normlab.store.format import DIVERGED, RUNS_FOLDER, with_checksum
 from support.browser import PHONE, WIDE, opened
-from support.compare_pages import drawn, normlab, ready
+from support.compare_pages import drawn, normlab, overlapping_texts, ready
 
 
 def awkward() -> list[Record]:
@@ -61,19 +61,7 @@ def test_no_text_is_cut_or_overlaps(browser, which, size, pages):
     with opened(browser, pages[which], size) as page:
         ready(page)
         page.wait_for_timeout(100)
-        # Texts of a panel; a small overlap is within the height of a line.
-        overlapping = page.evaluate(
-            """() => [...document.querySelectorAll('.panel svg[role=img]')].flatMap((panel) => {
-              const texts = [...panel.querySelectorAll('text:not([transform])')]
-                .map((text) => [text.textContent, text.getBoundingClientRect()]);
-              const across = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left);
-              const down = (a, b) => Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
-              return texts.flatMap(([text, a], i) => texts.slice(i + 1)
-                .filter(([, b]) => across(a, b) > 3 && down(a, b) > 5)
-                .map(([other]) => `${panel.closest('.chart').dataset.figure}: ${text} | ${other}`));
-            })"""
-        )
-        assert overlapping == []
+        assert overlapping_texts(page) == []
         assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
         cut = page.evaluate(
             """() => [...document.querySelectorAll('.panel svg[role=img] text')].filter((text) => {
@@ -141,3 +129,73 @@ def test_curves_of_runs_without_a_final_loss(browser, tmp_path):
         ready(page)
         assert page.locator("[data-figure=factor]").count() == 0
         assert drawn(page, "curves")["panels"]
+
+
+def test_all_diverged(browser, tmp_path):
+    records = [
+        Record(norm=norm, seed=seed, steps=60, outcome=DIVERGED, at=20, stats_every=None)
+        for norm in ("layernorm", "rmsnorm")
+        for seed in (0, 1)
+    ]
+    write_sweep(tmp_path, "made", records)
+    normlab("compare", "made", "--results-dir", str(tmp_path), "-o", str(tmp_path / "page.html"))
+    with opened(browser, tmp_path / "page.html") as page:
+        ready(page)
+        assert page.locator(".best").inner_text().startswith("No best cell: in every cell with a result, a run div")
+        assert page.locator("#answer").inner_text().count("4 diverged") == 1
+        assert page.locator("[data-figure=factor] text.mark").all_text_contents() == ["2/2", "2/2"]
+
+
+def test_damaged_and_missing_files(browser, tmp_path):
+    """A run without statistics has no line by layer; a run with damaged files has what can be read, and a note."""
+    records = [
+        Record(norm=norm, seed=seed, steps=40, stats_every=None if norm == "dyt" else 10)
+        for norm in ("layernorm", "rmsnorm", "dyt")
+        for seed in (0, 1)
+    ]
+    write_sweep(tmp_path, "made", records)
+    damaged = tmp_path / RUNS_FOLDER / records[2].run_id
+    metrics = damaged / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-30] + b"\n\xff{\n")
+    for file in (damaged / "stats").rglob("*.*"):
+        file.write_bytes(b"damaged")
+    normlab("compare", "made", "--results-dir", str(tmp_path), "-o", str(tmp_path / "page.html"))
+    with opened(browser, tmp_path / "page.html") as page:
+        lines = [line for panel in drawn(ready(page), "layers")["panels"] for line in panel["lines"]]
+        assert [line["label"] for line in lines] == ["LayerNorm", "RMSNorm"]
+        assert {point["low"] == point["high"] for point in lines[1]["points"]} == {True}  # one seed is left
+        (curve,) = [p for p in drawn(page, "curves")["panels"][0]["lines"] if p["label"] == "RMSNorm"]
+        assert [point["x"] for point in curve["points"]] == [0, 40]
+        notes = page.locator("#tables details").last
+        notes.locator("summary").click()
+        assert f"run {damaged.name}: " in notes.inner_text()
+
+
+def hide_all_but(page, level: str) -> None:
+    for chip in page.locator("#factors [data-level]").all():
+        if chip.get_attribute("data-level") != level:
+            chip.click()
+
+
+def test_only_cells_without_a_result_are_shown(browser, tmp_path):
+    records = [Record(norm=norm, steps=40) for norm in ("layernorm", "rmsnorm")]
+    write_sweep(tmp_path, "made", [*records, Record(norm="dyt", steps=40, outcome="interrupted")])
+    normlab("compare", "made", "--results-dir", str(tmp_path), "-o", str(tmp_path / "page.html"))
+    with opened(browser, tmp_path / "page.html") as page:
+        hide_all_but(ready(page), "DyT")
+        for figure in page.evaluate("FIGURES.map((figure) => figure.element.dataset.figure)"):
+            assert "LayerNorm" not in json.dumps(drawn(page, figure))
+        assert page.locator(".best").inner_text().startswith("No run that is shown has a final loss")
+        assert "1 not finished" in page.locator("#answer").inner_text()
+
+
+def test_hours_of_a_run_without_a_speed(browser, tmp_path):
+    """A run that stopped before its first record of the speed."""
+    folder = write_run(tmp_path / RUNS_FOLDER, Record(steps=40))
+    status = {key: value for key, value in folder.status().items() if key != "sha256"}
+    folder.write_status({**status, "tokens_per_s": None})
+    normlab("compare", str(tmp_path), "-o", str(tmp_path / "page.html"))
+    with opened(browser, tmp_path / "page.html") as page:
+        ready(page).locator("#unit").select_option("hours")
+        lines = [line for panel in drawn(page, "curves")["panels"] for line in panel["lines"]]
+    assert lines == []

@@ -145,8 +145,8 @@ def _trends(question: Question) -> list[Row]:
     """Return the slopes of the loss over numeric factors."""
     factors = question.over or [factor for factor in question.factors if factor.is_numeric]
     if not factors or not all(factor.is_numeric for factor in factors):
-        named = ", ".join(factor.option for factor in question.over or question.factors)
-        raise ConfigError(f"--test trend: needs numeric factors, such as model.depth; seen: {named}")
+        named = " or ".join(factor.option for factor in question.over or question.factors)
+        raise ConfigError(f"--test trend: needs a numeric factor, such as model.depth, and {named} is not numeric")
     pool, rows = pool_cells(question.cells, question.lrs), []
     for factor in factors:
         is_log = factor.option in LOGARITHMIC and all(float(level or 0) > 0 for level in factor.levels)

@@ -15,7 +15,13 @@ from normlab.config.flags import FLAGS, TRAIN_ONLY
 from normlab.version import __version__
 
 ResultsDir = Annotated[str, typer.Option(metavar="FOLDER", help="Folder of the results.")]
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A run: its folder, id, beginning of the id, or name.")]
+Run = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run: its folder, id, beginning of the id, or name; or a sweep.")
+]
+Factors = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="FACTORS", help="Of a sweep, the run with these factors: 'placement=post,depth=8,seed=0'."),
+]
 Trust = Annotated[bool, typer.Option("--trust", help="Allow execution of the plugins in the run's folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Where = Annotated[

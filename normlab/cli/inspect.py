@@ -6,21 +6,18 @@ from typing import Annotated
 
 import typer
 
-from normlab.cli.app import ResultsDir, Trust, app
+from normlab.cli.app import ResultsDir, Run, Trust, app
 from normlab.errors import ConfigError, warn
 
 
 @app.command()
 def inspect(
-    run: Annotated[
-        str,
-        typer.Argument(metavar="RUN|SWEEP", help="A run: folder, id, beginning of the id, or name; or a sweep."),
-    ],
+    run: Run,
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[FACTORS] [STATISTIC]",
-            help="Of a sweep, the run with these factors: 'placement=post,depth=8,seed=0'. A statistic is one of "
+            metavar="FACTORS|STATISTIC",
+            help="Of a sweep, the run with these factors: 'placement=post,depth=8,seed=0'. Then a statistic of "
             "`normlab list stats`, or spikes.",
         ),
     ] = None,
@@ -55,7 +52,8 @@ def inspect(
         warn(problem)
     if statistic == statistics.SPIKES:
         spikes = statistics.spike_rows(folder)
-        return typer.echo(render(spikes, "json") if json else render(statistics.spike_table(spikes)))
+        table = f"{statistics.SPIKES_READING}\n\n{render(statistics.spike_table(spikes))}"
+        return typer.echo(render(spikes, "json") if json else table)
     if probe:
         from normlab.loaded_run import LoadedRun
         from normlab.probe_checkpoints import probe_checkpoints

@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
-from normlab.cli.app import ResultsDir, Run, Trust, app
+from normlab.cli.app import Factors, ResultsDir, Run, Trust, app
 
 
 @app.command()
 def sample(
     run: Run,
+    factors: Factors = None,
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="Text to continue.")] = "def ",
     tokens: Annotated[int, typer.Option(metavar="N", help="Number of tokens to generate.")] = 200,
     temperature: Annotated[
@@ -24,5 +25,5 @@ def sample(
     """Continue a text with the model of a run."""
     from normlab.loaded_run import load
 
-    loaded = load(run, results_dir, trust=trust)
+    loaded = load(run, results_dir, where=",".join(factors or ()), trust=trust)
     typer.echo(loaded.sample(prompt, tokens=tokens, temperature=temperature, seed=seed))

@@ -191,14 +191,18 @@ def find_run(name: str, where: Sequence[str] = (), results_dir: str | os.PathLik
     is_sweep = has_plan(Path(name)) or (len(Path(name).parts) == 1 and has_plan(sweep_folder(results_dir, name)))
     if not where and not is_sweep:
         return resolve_run(name, results_dir)
-    runs = select_where(select_runs([name], results_dir).started, where)
+    runs = select_where(select_runs([name], results_dir).started, where, name)
     if len(runs) == 1:
         return runs[0].folder
     results = read_results(runs)[0]
-    differing = {factor.option: factor.levels for factor in factors_of(results, varying_options(results))}
-    levels = "; ".join(f"{option} {', '.join(map(format_setting, values))}" for option, values in differing.items())
-    example = ",".join(f"{option}={format_setting(values[0])}" for option, values in differing.items())
+    factors = factors_of(results, varying_options(results))
+    levels = "; ".join(f"{factor.option} {', '.join(map(format_setting, factor.levels))}" for factor in factors)
+    first = [f"{factor.option}={format_setting(setting(runs[0], factor.option))}" for factor in factors]
     raise ConfigError(
-        f"{' '.join([name, *where])}: {len(runs)} runs, which differ in {levels or 'no option'}; "
-        f"select one, for example with '{','.join([*where, example])}'"
+        f"{' '.join([name, *where])}: {len(runs)} runs, "
+        + (
+            f"which differ in {levels}; select one, for example with '{','.join([*where, *first])}'"
+            if factors
+            else f"which differ in no option; give the id of one, for example {runs[0].run_id}"
+        )
     )

@@ -25,6 +25,23 @@ OVERVIEW = (
     "part_ratio", "sharpness", "sharpness_pre", "layer_drop", "erank", "jac_gain",
 )  # fmt: skip
 """The statistics of the overview."""
+_LAYERS = {"embed": "the embeddings", "head": "after the last layer"}
+_STREAM_LAYERS = {"layer 1": "the output of the embeddings", "head": "the output of the last layer"}
+"""What the first and the last layer of a table are; a statistic of the residual stream is of a layer's input."""
+_SITES = {
+    "norm": "a norm", "gain": "a norm", "parameter": "a parameter, or several together",
+    "block": "the number n of layers",
+}  # fmt: skip
+"""What a site is, by the tensors of the statistic."""
+_NORM_SITES = {
+    "in": "before attention or the MLP", "out": "after it", "res": "after the addition to the residual stream",
+    "close": "before the head",
+}  # fmt: skip
+"""Where a norm is, by the last part of its site."""
+SPIKES_READING = """\
+spikes: steps at which the loss or the gradient norm leaves the range of other steps
+to read: a row is a rule, which is a definition of a spike; of steps: the number of steps that the rule applies to"""
+"""The definition of the spikes, and how to read their table."""
 
 
 def check_statistic(name: str | None, *, probe: bool) -> None:
@@ -208,22 +225,33 @@ def spike_table(rows: Sequence[Row]) -> list[Row]:
 
 
 def definition(name: str) -> str:
-    """Return the question that a statistic answers, its formula and its unit."""
-    statistic = STATISTICS[name]
+    """Return the formula, the unit, the tensors, the question and the source of a statistic."""
+    statistic = STATISTICS.get(name)
+    if statistic is None:
+        return f"{name}: not a statistic of this version of normlab; the run's stats/*.json have its definition"
     return (
-        f"{name}, of {OF[statistic.of]}: {statistic.question}\ndefinition: {statistic.formula}; unit {statistic.unit}"
+        f"{name}: {statistic.formula}; unit {statistic.unit}; measured on {OF[statistic.of]}\n"
+        f"question: {statistic.question}\nsource: {statistic.source}"
     )
 
 
 def reading(rows: Sequence[Row]) -> str:
-    """Return how to read the table of a statistic."""
-    layers = dict.fromkeys(row["layer"] for row in rows if row["layer"])
-    names = {"embed": "embed: the embeddings", "head": "head: after the last layer"}
-    special = "; ".join(text for layer, text in names.items() if layer in layers)
-    each = f"a layer{f' ({special})' if special else ''}" if layers else "the whole model"
-    if len(_by_site(rows)) > 1:
-        each = f"a site, which is a place inside the layer, and {each}"
-    return f"to read: a row is {each}; a column is a measured step; over training: from the first to the last step"
+    """Return how to read the table of a statistic: its rows, its first and last layer, its sites and its columns."""
+    statistic = STATISTICS.get(rows[0]["statistic"])
+    of = statistic.of if statistic else ""
+    sites, layers = _by_site(rows), dict.fromkeys(row["layer"] for row in rows if row["layer"])
+    terms = _STREAM_LAYERS if of == "resid" else _LAYERS
+    described = [f"{layer}: {terms[layer]}" for layer in layers if layer in terms]
+    if len(sites) > 1:
+        described += [f"site: {_SITES[of]}"] * (of in _SITES)
+        parts = dict.fromkeys(site.rpartition(".")[2] for site in sites) if of in ("norm", "gain") else ()
+        described += [f"{part}: {_NORM_SITES[part]}" for part in parts if part in _NORM_SITES]
+    kinds = ["a site"] * (len(sites) > 1) + ["a layer"] * bool(layers)
+    # `render` writes a single row as a column.
+    axes = (
+        f"a row is {' and '.join(kinds)}; a column is a measured step" if len(rows) > 1 else "a row is a measured step"
+    )
+    return "; ".join([f"to read: {axes}", *described, "over training: all measured steps"])
 
 
 def _by_site(rows: Sequence[Row]) -> dict[str, list[Row]]:

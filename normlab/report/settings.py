@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from normlab.config.option_names import hint, meanings
-from normlab.errors import ConfigError, unknown
+from normlab.errors import ConfigError, did_you_mean
 from normlab.store.format import number
 from normlab.store.parts import Setting, as_setting
 from normlab.store.record import RunRecord
@@ -174,8 +174,8 @@ def select_where(runs: Sequence[RunRecord], where: Sequence[str], flag: str = "-
     """Return the runs that meet all conditions.
 
     Raises:
-        ConfigError: A condition is invalid, an option is unknown, or no run meets a condition; the message lists the
-            values of the runs.
+        ConfigError: A condition is invalid, an option is unknown, or no run meets all conditions; the message lists
+            the values of the runs that meet the earlier conditions.
     """
     known = options_of(runs)
     conditions = [
@@ -183,17 +183,17 @@ def select_where(runs: Sequence[RunRecord], where: Sequence[str], flag: str = "-
         for condition in parse_conditions(where, flag)
     ]
     selected = list(runs)
-    for condition in conditions:
-        matches = {run for run in runs if condition.holds(run)}
+    for index, condition in enumerate(conditions):
+        matches = [run for run in selected if condition.holds(run)]
         if not matches:
-            values = {format_setting(setting(run, condition.option)) for run in runs}
-            choices = f"{condition.option} is {', '.join(sorted(values))}"
-            if condition.sign in ("=", "=="):
-                choices = unknown(condition.option, condition.value, values)
-            raise ConfigError(f"{flag} {condition}: no run matches; {choices}")
-        selected = [run for run in selected if run in matches]
-    if not selected and conditions:
-        raise ConfigError(f"{flag} {','.join(map(str, conditions))}: no run matches all conditions; remove one")
+            among = f" with {','.join(map(str, conditions[:index]))}" if index else ""
+            values = sorted({setting(run, condition.option) for run in selected}, key=sort_key)
+            texts = list(map(format_setting, values))
+            guess = did_you_mean(condition.value, texts) if condition.sign in ("=", "==") else ""
+            raise ConfigError(
+                f"{flag} {condition}: no run{among} matches{guess}; {condition.option} is {', '.join(texts)}"
+            )
+        selected = matches
     return selected
 
 

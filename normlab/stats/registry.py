@@ -4,9 +4,9 @@ An entry has a name, the tensors that it is computed from, a formula, a unit, th
 and one line of code. To add a statistic, copy an entry: the model offers the tensors (`instrument.py`), and the files
 of a run, reports and pages take the rest from the entry. Entries are in the order of `statistic.OF`.
 
-Shapes: N tokens, D width, d a channel, v a vocabulary entry, L blocks, S measured steps; B examples, H heads, T keys;
-x_l the stream that enters block l, x_{L+1} the stream that enters the head; w a parameter, g its gradient; `mean` is
-over all axes that it does not name.
+Shapes: N tokens, D width, d a channel, v a vocabulary entry, L layers, S measured steps; B examples, H heads, T keys;
+x_l the residual stream that enters layer l, x_{L+1} the one that enters the head; w a parameter, g its gradient; `mean`
+is over all axes that it does not name.
 
 Activations and parameters have no unit (1), so a gradient has that of the loss (nats).
 """
@@ -52,9 +52,9 @@ TENSORS = {"resid": "the residual stream", "attn": "the output of attention", "m
 
 # fmt: off
 def sizes(of: str) -> list[Statistic]:
-    """Return the statistics of size of the stream, or of what a sub-layer adds to it."""
+    """Return the statistics of size of the residual stream, or of what a sub-layer adds to it."""
     tensor = TENSORS[of]
-    note = " A pre-norm stream grows with depth, a post-norm stream has the size of its gain." * (of == "resid")
+    note = " In pre-norm it grows with depth, in post-norm it has the size of the gain." * (of == "resid")
     return [
         Statistic(
             name=f"{of}_rms", of=of, unit="1", merge="rms", value=lambda x: x.mean_square,
@@ -88,11 +88,11 @@ def sizes(of: str) -> list[Statistic]:
 
 
 def ratio_to_stream(of: str) -> Statistic:
-    """Return the statistic of the size of a sub-layer's update, relative to the stream."""
+    """Return the statistic of the size of a sub-layer's update, relative to the residual stream."""
     return quotient(
         f"{of}_rms", "resid_rms", name=f"{of}_ratio", of=of,
-        formula=f"{of}_rms / resid_rms of the same block",
-        question=f"How large is {TENSORS[of]} relative to the residual stream? Near 0 the block hardly changes it.",
+        formula=f"{of}_rms / resid_rms of the same layer",
+        question=f"How large is {TENSORS[of]} relative to the residual stream? Near 0 the layer hardly changes it.",
         source="Sun et al. 2025, arXiv:2502.05795 (the curse of depth)",
     )
 
@@ -102,13 +102,14 @@ ENTRIES = (
     Statistic(
         name="resid_uniform", of="resid", unit="1", merge="mean", value=lambda x: x.uniform,
         formula="mean_N(D (mean_d x)^2 / mean_d x^2) = D cos^2(x, 1): 1 for a random direction",
-        question="How large is the stream along the vector of ones, which LayerNorm removes and RMSNorm keeps?",
+        question="How large is the residual stream along the vector of ones, which LayerNorm removes and RMSNorm "
+        "keeps?",
         source="after Gupta et al. 2024, arXiv:2409.12951",
     ),
     Statistic(
-        name="resid_growth", of="resid", unit="1/block", merge="derived", derive=derived.resid_growth,
+        name="resid_growth", of="resid", unit="1/layer", merge="derived", derive=derived.resid_growth,
         needs=("resid_rms",),
-        formula="ln(resid_rms at the head / at block 1) / L",
+        formula="ln(resid_rms at the head / at layer 1) / L",
         question="How fast does the residual stream grow with depth?",
         source="after OLMo 2, arXiv:2501.00656, which fits it over depth",
     ),
@@ -120,16 +121,16 @@ ENTRIES = (
         source="Xiong et al. 2020, arXiv:2002.04745, section 3",
     ),
     Statistic(
-        name="dresid_growth", of="resid", unit="1/block", merge="derived", derive=derived.dresid_growth,
+        name="dresid_growth", of="resid", unit="1/layer", merge="derived", derive=derived.dresid_growth,
         needs=("dresid_rms",),
-        formula="slope of ln dresid_rms over the blocks and the head, by least squares",
-        question="Do the gradients of the residual stream vanish or explode? Above 0 they are larger in later blocks.",
+        formula="slope of ln dresid_rms over the layers and the head, by least squares",
+        question="Do the gradients of the residual stream vanish or explode? Above 0 they are larger in later layers.",
         source="after Xiong et al. 2020, arXiv:2002.04745",
     ),
     extended(
         name="neuron_kurt", of="resid", unit="1", value=lambda x: x.neuron_kurt,
         formula="mean_d s^4 / (mean_d s^2)^2, s_d = sqrt(mean_N x_d^2): 1 for equal channels, D for a single one",
-        question="Does the stream have outlier channels, the same for all tokens?",
+        question="Does the residual stream have outlier channels, the same for all tokens?",
         source="He et al. 2024, arXiv:2405.19279",
     ),
     extended(
@@ -152,8 +153,8 @@ ENTRIES = (
     ),
     probe(
         name="jac_gain", of="resid", unit="1",
-        formula="mean |J^T v|^2 / |v|^2 of 4 Gaussian v, J the Jacobian of x_{L+1} by block l's x_l",
-        question="How much do the later blocks amplify a small change of the residual stream?",
+        formula="mean |J^T v|^2 / |v|^2 of 4 Gaussian v, J the Jacobian of x_{L+1} by layer l's x_l",
+        question="How much do the later layers amplify a small change of the residual stream?",
         source="after Pennington et al. 2017, arXiv:1711.04735",
     ),
 
@@ -164,19 +165,19 @@ ENTRIES = (
 
     Statistic(
         name="adj_cos", of="block", unit="1", merge="mean", value=lambda x, after: x.cosine(after),
-        formula="mean_N cos(x, x'), x before the block and x' after it",
-        question="Does a block change the direction of the residual stream? 1 for a block that could be removed.",
+        formula="mean_N cos(x, x'), x before the layer and x' after it",
+        question="Does a layer change the direction of the residual stream? 1 for a layer that could be removed.",
         source="Gromov et al. 2024, arXiv:2403.17887; 1 - this is Men et al.'s BI, arXiv:2403.03853",
     ),
     probe(
         name="layer_drop", of="block", unit="nats",
-        formula="loss without the block - loss", question="By how much does the loss rise when a block is removed?",
+        formula="loss without the layer - loss", question="By how much does the loss rise when a layer is removed?",
         source="after Men et al. 2024, arXiv:2403.03853",
     ),
     probe(
         name="angular", of="block", unit="pi rad",
         formula="mean_N arccos(cos(x_l, x_{l+n})) / pi, the site being n",
-        question="Which n consecutive blocks could be removed?",
+        question="Which n consecutive layers could be removed?",
         source="Gromov et al. 2024, arXiv:2403.17887, of all tokens",
     ),
 

@@ -21,7 +21,7 @@ from synthetic_runs import Record, write_sweep
 
 import normlab
 from normlab.config.compose import compose_run
-from normlab.report.inspect import MAX_LAYERS, inspect, left_out, overview_reading, table_rows
+from normlab.report.inspect import MAX_LAYERS, inspect, left_out, overview_reading, reading, table_rows
 from normlab.report.tables import sparkline
 from normlab.stats.profiles import Column as NumberOf
 from normlab.stats.profiles import Layout, Profiles
@@ -55,10 +55,15 @@ def command(run: RunFolder, run_command: Command, monkeypatch: pytest.MonkeyPatc
 def test_statistic_by_layer_and_over_training(run: RunFolder, command: Command) -> None:
     code, out, err = command("it's peri", "resid_rms")
     assert (code, err) == (0, "")
-    about, definition, reading, _, head, _, *lines = out.strip().splitlines()
-    assert about.startswith("resid_rms, of the residual stream that enters each layer and the head: How large is the ")
-    assert definition == "definition: sqrt(mean x^2); unit 1"
-    assert reading.startswith("to read: a row is a layer (head: after the last layer); a column is a measured step; ")
+    definition, question, source, reading, _, head, _, *lines = out.strip().splitlines()
+    measured_on = "the residual stream that enters each layer and the head"
+    assert definition == f"resid_rms: sqrt(mean x^2); unit 1; measured on {measured_on}"
+    assert question.startswith("question: How large is the residual stream in each layer? ")
+    assert source.startswith("source: Xiong et al. 2020, arXiv:2002.04745; ")
+    assert reading == (
+        "to read: a row is a layer; a column is a measured step; layer 1: the output of the embeddings; "
+        "head: the output of the last layer; over training: all measured steps"
+    )
     assert head.split("  ")[0] == "layer"
     assert all(f"step {step}" in head for step in (0, 10, 20))
     (profiles,), _ = run.statistics.read("core")
@@ -68,6 +73,42 @@ def test_statistic_by_layer_and_over_training(run: RunFolder, command: Command) 
         texts = line[7:].split()
         assert texts[:3] == [f"{value:.4g}" for value in values[:, place]]
         assert texts[3] == sparkline(values[:, place].tolist())
+
+
+@pytest.mark.parametrize(
+    ("statistic", "expected"),
+    [
+        ("adj_cos", "a row is a layer; a column is a measured step; over training: all measured steps"),
+        (
+            "norm_gain",
+            "a row is a site and a layer; a column is a measured step; head: after the last layer; site: a norm; "
+            "in: before attention or the MLP; out: after it; close: before the head; over training: all measured steps",
+        ),
+        (
+            "grad_norm",
+            "a row is a site and a layer; a column is a measured step; embed: the embeddings; head: after the last "
+            "layer; site: a parameter, or several together; over training: all measured steps",
+        ),
+        ("grad_share", "a row is a site; a column is a measured step; site: a parameter, or several together; "),
+        ("logz", "a row is a measured step; head: after the last layer; over training: all measured steps"),
+        ("resid_growth", "a row is a measured step; over training: all measured steps"),
+    ],
+)
+def test_how_to_read_a_table(run: RunFolder, statistic: str, expected: str) -> None:
+    assert reading(inspect(run, statistic)).startswith(f"to read: {expected}")
+
+
+def test_statistic_of_another_version_is_shown(
+    run: RunFolder, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(STATISTICS, "adj_cos")
+    code, out, err = command(run.run_id, "adj_cos")
+    assert (code, err) == (0, "")
+    definition, reading, _, _, _, *lines = out.strip().splitlines()
+    expected = "adj_cos: not a statistic of this version of normlab; the run's stats/*.json have its definition"
+    assert definition == expected
+    assert reading.startswith("to read: a row is a layer; a column is a measured step; ")
+    assert [line[:7] for line in lines] == ["layer 1", "layer 2", "layer 3"]
 
 
 def test_overview_is_short(command: Command, run: RunFolder) -> None:
@@ -107,7 +148,8 @@ def test_spikes_by_every_rule(command: Command, run: RunFolder) -> None:
     code, out, err = command(run.run_id, "spikes")
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert [line.split()[0] for line in lines[2:]] == [rule.name for rule in RULES]
+    assert [line.partition(":")[0] for line in lines[:3]] == ["spikes", "to read", ""]
+    assert [line.split()[0] for line in lines[5:]] == [rule.name for rule in RULES]
     rows = {row["rule"]: row for row in json.loads(command(run.run_id, "spikes", "--json")[1])}
     clipped = [row["step"] for row in run.rows("train").rows if row["clip"] < 1]
     assert (rows["clipped"]["at"], rows["clipped"]["of steps"]) == (clipped, 21)
@@ -311,11 +353,14 @@ def test_inspect_does_not_import_torch(run: RunFolder) -> None:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A results folder with the sweep `it's a sweep` of two placements, two depths and two seeds."""
+    """The sweep `it's a sweep` of two placements, two depths and two seeds, and the incomplete sweep `gaps`."""
     folder = tmp_path_factory.mktemp("results")
     options = itertools.product(("pre", "post"), (2, 4), (0, 1))
     records = [Record(placement=p, depth=d, seed=s, steps=40, width=32, context=32) for p, d, s in options]
     write_sweep(folder, "it's a sweep", records)
+    # No run has the first level of both factors, post and 2.
+    records = [Record(placement=p, depth=d, steps=40, width=16, context=32) for p, d in (("post", 4), ("pre", 2))]
+    write_sweep(folder, "gaps", records)
     return folder
 
 
@@ -336,11 +381,16 @@ def test_a_run_of_a_sweep_is_named_by_its_factors(results: Path, run_command: Co
         (
             [],
             "it's a sweep: 8 runs, which differ in placement post, pre; model.depth 2, 4; seed 0, 1; select one, for "
-            "example with 'placement=post,model.depth=2,seed=0'",
+            "example with 'placement=pre,model.depth=2,seed=0'",
         ),
         (["depth=4,seed=1"], "it's a sweep depth=4,seed=1: 2 runs, which differ in placement post, pre; select one, "),
-        (["depth=5"], "--where model.depth=5: no run matches"),
-        (["depht=4"], "--where depht: no run has this option (did you mean 'model.depth'?)"),
+        (["depth=5"], "it's a sweep model.depth=5: no run matches; model.depth is 2, 4\n"),
+        (
+            ["placement=post,depth=4", "seed>1"],
+            "it's a sweep seed>1: no run with placement=post,model.depth=4 matches; seed is 0, 1\n",
+        ),
+        (["depht=4"], "it's a sweep depht: no run has this option (did you mean 'model.depth'?)"),
+        (["depth="], "it's a sweep 'depth=': not a condition; "),
         (["depth=4", "resid_rms", "logz"], "resid_rms logz: name one statistic"),
     ],
 )
@@ -350,6 +400,31 @@ def test_factors_that_name_no_run_or_several(
     code, out, err = run_command("inspect", "it's a sweep", *where, "--results-dir", str(results))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"error: {message}")
+
+
+@pytest.mark.parametrize("command", ["inspect", "sample"])
+def test_example_in_the_error_names_a_run(results: Path, run_command: Command, command: str) -> None:
+    code, _, err = run_command(command, "gaps", "--results-dir", str(results))
+    (example,) = re.findall(r"which differ in .*; select one, for example with '(.*)'\n", err)
+    assert code == 2
+    assert normlab.load("gaps", results, where=example).folder.path.is_dir()
+
+
+def test_runs_that_differ_in_no_option_are_named_by_id(tmp_path: Path, run_command: Command) -> None:
+    write_sweep(tmp_path, "one", [record := Record(steps=40, width=16, context=32)])
+    run = tmp_path / "runs" / record.run_id
+    shutil.copytree(run, run.with_name("copy"))
+    code, out, err = run_command("inspect", str(tmp_path), "depth>0", "--results-dir", str(tmp_path))
+    message = f"{tmp_path} depth>0: 2 runs, which differ in no option; give the id of one, for example copy\n"
+    assert (code, out, err) == (2, "", f"error: {message}")
+    assert run_command("inspect", "one", "--results-dir", str(tmp_path))[0] == 0
+
+
+def test_sample_accepts_factors(run: RunFolder, run_command: Command) -> None:
+    flags = ["--tokens", "1", "--results-dir", str(run.path.parents[1])]
+    named = run_command("sample", "it's peri", "placement=peri,depth=3", *flags)
+    assert named == run_command("sample", run.run_id, *flags)
+    assert named[0] == 0
 
 
 def test_table_of_a_deep_model_is_thinned(tmp_path: Path) -> None:

@@ -46,7 +46,13 @@ def summarize(
         typer.Option("--test", metavar="TEST", help="Print a test: interaction, trend or counts (see below)."),
     ] = None,
     over: Annotated[
-        str | None, typer.Option("--over", metavar="OPTIONS", help="The factors of --test. Default: all of them.")
+        str | None,
+        typer.Option(
+            "--over",
+            metavar="OPTIONS",
+            help="The factors of --test: two or three for an interaction. Default: every pair (interaction), every "
+            "factor (trend, counts).",
+        ),
     ] = None,
     columns: Annotated[
         str | None, typer.Option("--columns", metavar="COLUMNS", help="Columns to show besides the factors.")
@@ -101,7 +107,7 @@ def summarize(
         from normlab.report.factor_tests import run_test
 
         rows = run_test(test, table.cells, table.factors, over=split_names(over) or (), against=against, lr=lr)
-        typer.echo(render_tests(rows, format, lr))
+        typer.echo(render_tests(rows, format))
     else:
         typer.echo(render_cells(table, format, split_names(columns) or (), sort or ""))
     for warning in table.warnings:

@@ -24,6 +24,9 @@ def sweep(
     sweep.pack=auto a pack has 1 run on a CPU in fp32, and 16 in bf16 up to width 128; on a GPU, 8 up to width 512 and
     4 up to 1024. The bits of a run depend on the size and members of its pack, which the plan records.
 
+    Options of a sweep: sweep.name, sweep.pack (a number, auto or off), sweep.jobs (packs at the same time),
+    sweep.timeout_minutes, sweep.on (local or slurm) and sweep.slurm.*.
+
     Example: normlab sweep norm=rmsnorm,dyt 'seed=range(3)'
     """
     from normlab.config.compose import compose_sweep

@@ -19,7 +19,7 @@ from normlab.report.results import STATES
 from normlab.report.settings import format_setting, sort_key
 from normlab.report.tables import Row, fold_lines, render, terminal_width
 from normlab.store.format import FINISHED
-from normlab.store.outcome import DESCRIPTIONS, WHOLE_TEXT_NOTE
+from normlab.store.outcome import DESCRIPTIONS, STUCK, WHOLE_TEXT_NOTE
 
 NO_SENSITIVITY = "-"
 """S of a cell without a usable learning rate."""
@@ -156,27 +156,24 @@ def clearly_best(cells: Sequence[Cell]) -> int | None:
 # Tests
 
 
-def render_tests(rows: Sequence[Row], format: str, lr: float | None = None) -> str:
-    """Render the rows of `factor_tests.run_test` in one of `tables.FORMATS`; JSON and CSV have every value.
-
-    Args:
-        rows: The rows.
-        format: The format.
-        lr: The learning rate of every cell; None for the best one of each.
-    """
+def render_tests(rows: Sequence[Row], format: str) -> str:
+    """Render the rows of `factor_tests.run_test` in one of `tables.FORMATS`; JSON and CSV have every value."""
     if format in ("json", "csv") or not rows:
         return render(rows, format)
+    has_bad, has_units = any(row["bad"] for row in rows), len({row["unit"] for row in rows}) > 1
     texts = [
         {
             "where": row["where"],
             "contrast": row["contrast"],
             **(_counts_text(row) if row["test"] == "counts" else {"estimate": _estimate_text(row)}),
+            **({"unit": row["unit"]} if has_units else {}),
             "p": _p_text(row["p"]),
             "p (Holm)": _p_text(row["p_holm"]),
+            **({"bad": f"{row['bad']} of {row['runs']}"} if has_bad and row["test"] != "counts" else {}),
         }
         for row in rows
     ]
-    lines = _test_notes(rows, lr)
+    lines = _test_notes(rows)
     text = render(texts, format, fixed=("where", "contrast"))
     if format == "latex":
         return "\n".join([text, *(f"% {line}" for line in lines)])
@@ -188,8 +185,10 @@ def render_tests(rows: Sequence[Row], format: str, lr: float | None = None) -> s
 def _estimate_text(row: Row) -> str:
     if row["estimate"] is None:
         return "no common seed"
-    interval = "" if row["low"] is None else f" [{row['low']:+.4f}, {row['high']:+.4f}]"
-    return f"{row['estimate']:+.4f}{interval} (n={_design(row['n'], row['n_crossed'])})"
+    # A slope per step or per channel may be far below 0.0001.
+    form = "+#.3g" if row["test"] == "trend" else "+.4f"
+    interval = "" if row["low"] is None else f" [{row['low']:{form}}, {row['high']:{form}}]"
+    return f"{row['estimate']:{form}}{interval} (n={_design(row['n'], row['n_crossed'])})"
 
 
 def _design(n: int, levels: Sequence[int] | None) -> Design:
@@ -207,19 +206,31 @@ def _p_text(p: float | None) -> str:
     return "" if p is None else "<0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
-def _test_notes(rows: Sequence[Row], lr: float | None) -> list[str]:
+def _test_notes(rows: Sequence[Row]) -> list[str]:
     """Return the definitions of a test's columns, one per line."""
-    if rows[0]["test"] == "counts":
+    test, corrected = rows[0]["test"], f"two-sided, corrected by Holm's method (number of tests: {len(rows)})"
+    baseline = "after a minus sign: the baseline, by default the first level of a factor; --against chooses another"
+    if test == "counts":
         return [
-            "bad: runs that diverged, are stuck or regressed, at all learning rates; p: Fisher's exact test, "
-            "two-sided, which takes the runs as independent"
+            "bad: runs that diverged, are stuck or regressed, at all learning rates",
+            f"p: Fisher's exact test, which takes the runs as independent; {corrected}",
+            baseline,
         ]
-    rate = "the best learning rate of each cell" if lr is None else f"learning rate {lr:g}"
-    units = ", ".join(dict.fromkeys(row["unit"] for row in rows))
-    lines = [
-        f"estimate: {units}, at {rate}, with its {LEVEL:.0%} interval over n seeds; p: "
-        f"two-sided, corrected by Holm's method (number of tests: {len(rows)})"
-    ]
+    rates, units = {row["lr"] for row in rows}, ", ".join(dict.fromkeys(row["unit"] for row in rows))
+    [rate] = rates if len(rates) == 1 else [None]
+    at = "the best learning rate of each cell" if rate is None else f"learning rate {rate:g}"
+    lines = [f"estimate: {units}, at {at}, with its {LEVEL:.0%} interval over n seeds; p: {corrected}"]
+    if test == "interaction":
+        lines += [
+            "(A - B) x (C - D): loss(A, C) - loss(B, C) - loss(A, D) + loss(B, D); negative: C instead of D lowers the "
+            "loss more in A than in B; x (E - F): this number in E minus that in F",
+            baseline,
+        ]
+    if any(row["bad"] for row in rows):
+        lines.append(
+            "bad: runs of these cells that diverged, are stuck or regressed; the loss of a stuck run stays near the "
+            "unigram entropy, so an estimate with stuck runs may be far too small"
+        )
     methods = dict.fromkeys(row["method"] for row in rows if row["method"])
     return [*lines, f"tests: {'; '.join(methods)}", *pool_notes(methods)]
 
@@ -230,7 +241,8 @@ def pool_notes(methods: Iterable[str]) -> list[str]:
         return []
     return [
         "pooled t: the residual variance, after the means of cells and seeds, is pooled over the cells without a bad "
-        f"outcome, because Bartlett's test does not find it to differ (p >= {MIN_P_EQUAL:g}); few seeds hardly can"
+        f"outcome, because Bartlett's test does not find it to differ (p >= {MIN_P_EQUAL:g}), as it seldom does with "
+        "few seeds"
     ]
 
 
@@ -299,7 +311,11 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
         lines.append(
             f"shared lr: {shared:g} for every cell: the learning rate of --lr, else the one with the best mean rank"
         )
-    lines += [f"{state}: {rule}" for state, rule in DESCRIPTIONS.items() if state in columns]
+    lines += [
+        f"{state}: {rule}" + (_unigram_text(table.cells) if state == STUCK else "")
+        for state, rule in DESCRIPTIONS.items()
+        if state in columns
+    ]
     old = sum(run.record.references.whole_text for cell in table.cells for run in cell.runs)
     if old:
         lines.append(f"runs of an older normlab, whose outcomes use {WHOLE_TEXT_NOTE}: {old}")
@@ -323,6 +339,11 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
             f"run ranks worst); corrected by Holm's method (number of comparisons: {m})"
         )
         lines += pool_notes(str(row.get(f"{prefix}test")) for row in rows for prefix in (BEST, SHARED))
+    packs = {run.record.status.pack_size for cell in table.cells for run in cell.runs}
+    if "tok/s" in columns and max(packs) > 1:
+        lines.append(
+            "tok/s: of one run; the runs of a pack train together, so a pack of n runs processes n times as many"
+        )
     if any("target" in row and f"to {row['target']:g}" in columns for row in rows):
         lines.append(
             f"to {rows[0]['target']:g}: steps and training time until an evaluation reaches this loss, at the best lr, "
@@ -331,6 +352,13 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
     if "spikes" in columns and any(_spikes_text(row) for row in rows):
         lines.append(f"spikes: loss spikes by the rule {SPIKE_RULE}, of the steps that it judges, at the best lr")
     return lines
+
+
+def _unigram_text(cells: Sequence[Cell]) -> str:
+    """Return ` (here 3.2114)`, or a range if the runs' unigram entropies differ; empty if none is on record."""
+    known = [run.record.references.unigram for cell in cells for run in cell.runs]
+    losses = [f"{loss:.4f}" for loss in sorted({loss for loss in known if loss is not None})]
+    return f" (here {' to '.join(dict.fromkeys((losses[0], losses[-1])))})" if losses else ""
 
 
 def _design_notes(rows: Sequence[Row]) -> list[str]:

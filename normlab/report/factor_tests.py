@@ -172,6 +172,8 @@ def _contrast_row(
     pool: Pool | None,
 ) -> Row:
     result = contrast([Term(cell, weight, lrs[cell.key]) for cell, weight in terms], pool)
+    rates = {lrs[cell.key] for cell, _ in terms}
+    states = [run.state for cell, _ in terms for run in cell.runs_at(lrs[cell.key])]
     return {
         "test": test,
         "where": where,
@@ -184,6 +186,9 @@ def _contrast_row(
         "n_crossed": result and result.design.crossing,
         "p": result and result.p,
         "method": result and result.test,
+        "lr": rates.pop() if len(rates) == 1 else None,
+        "bad": sum(state in BAD_OUTCOMES for state in states),
+        "runs": len(states),
     }
 
 

@@ -124,9 +124,9 @@ _LATEX = {
 
 
 def _latex_text(text: str) -> str:
-    """Escape a text; a negative number has a minus sign."""
-    escaped = "".join(_LATEX.get(char, char) for char in text)
-    return re.sub(r"(?<![\w.-])-(?=\d)", "$-$", escaped)
+    """Escape a text; a negative number, a difference and a product (` x `) have signs of mathematics."""
+    escaped = "".join(_LATEX.get(char, char) for char in text).replace(" x ", r" $\times$ ")
+    return re.sub(r"(?<![\w.-])-(?=\d)|(?<= )-(?= )", "$-$", escaped)
 
 
 # Values as text
@@ -206,12 +206,12 @@ def counted(n: int, noun: str) -> str:
 
 # Tables
 
-_SHARED = ("state", "norm", "placement", "depth", "width", "seed", "lr", "corpus", "device", "precision")
+_SHARED = ("state", "norm", "placement", "depth", "width", "seed", "lr", "corpus", "device", "precision", "pack")
 """Columns that move to a line above the table if all runs have the same value."""
 _DROP_ORDER = (
     "update, last", "seeds", "attn/stream, last", "mlp/stream, last", "last/first", "loss", "grad profile",
     "its profile", "memory", "spikes", "tok/s", "best val", "vs baseline at shared lr", "p (Holm) at shared lr",
-    "edge lr", "val loss at shared lr", "usable lr", "S", "seconds", "precision", "tokens_per_s", "device",
+    "edge lr", "val loss at shared lr", "usable lr", "S", "pack", "seconds", "precision", "tokens_per_s", "device",
     "train_loss", "best_val_loss", "last_val_loss", "corpus", "width", "vs_bigram", "steps", "step", "seed", "lr",
     "init", "grad, last", "depth", "corpora", "created", "placement", "norm",
 )  # fmt: skip

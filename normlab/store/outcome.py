@@ -5,7 +5,7 @@ A validation loss (nats/token) has a level, which shows what the model has learn
 | level | losses | such a model |
 | --- | --- | --- |
 | 0 | below the band | uses the context |
-| 1 | in the band around the unigram entropy U | knows how often tokens occur and nothing of their context |
+| 1 | in the band around the unigram entropy U | predicts about as well as the frequencies of tokens alone |
 | 2 | above the band, up to 5 % above the start: max(ln V, initial loss) | has not learned how often tokens occur |
 | 3 | more than 5 % above the start | is worse than a uniform guess (ln V) and than the untrained model |
 
@@ -16,7 +16,7 @@ entropy is above U (a very small corpus), the lower edge is U. The outcome is th
 | --- | --- | --- |
 | diverged | loss or gradient NaN or infinite, or final loss > start + 1 | perplexity e times the start's |
 | regressed | the final loss has a higher level than the best loss | the run lost what it had learned |
-| stuck | the final loss is in the band | the run learned how often tokens occur and nothing of their context |
+| stuck | the final loss is in the band | the run hardly uses the context, or has only begun to |
 | finished | every other run | the final loss is below the band, or the run ended before it reached the band |
 
 A uniform guess has the loss ln V, so a diverged run is at least 1 nat/token worse than both a guess and the untrained
@@ -43,7 +43,8 @@ LARGEST_LOSS = 3.5e38
 """Just above the largest float32; training in float32 cannot produce a larger finite loss."""
 
 DESCRIPTIONS = {
-    STUCK: f"the final loss is within {BAND:.0%} of the unigram entropy: the run learned only how often tokens occur",
+    STUCK: f"the final loss is within {BAND:.0%} of the unigram entropy, the loss of a model that knows only how often "
+    "tokens occur",
     REGRESSED: "the final loss has a worse level than the best loss: the run lost what it had learned",
     DIVERGED: "the loss or gradient was NaN or infinite, or the final loss is more than "
     f"{MARGIN:g} nat/token above ln V and the initial loss",
@@ -134,7 +135,7 @@ def explain_loss(outcome: str | None, final: float, best: float | None, referenc
         side = "below" if final < references.unigram else "above"
         text = f"{abs(final - references.unigram):.4f} {side} unigram {references.unigram:.4f}"
         if outcome == STUCK:
-            text += ": it has learned how often tokens occur, and nothing of context"
+            text += ": no better than a model that knows only how often tokens occur"
         elif level > 1:
             text += ": it has not yet learned how often tokens occur"
     elif references.bigram is not None:

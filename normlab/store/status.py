@@ -89,6 +89,11 @@ class Status:
     updated: float | None = json_field(finite, optional=True)
     """Unix time of the file, seconds."""
 
+    @property
+    def pack_size(self) -> int:
+        """Number of runs that trained together with this one, itself included."""
+        return max(1, len(self.pack.runs))
+
     def completed(self, references: References, last_finite: StepNumbers | None) -> Status:
         """Return the last status of a run with its outcome; a final loss that is a divergence makes it diverged.
 

@@ -72,12 +72,18 @@ def plan_lines(plan: Plan, folder: Path, *, with_packs: bool) -> Iterator[str]:
 def result_lines(plan: Plan, folder: Path, failed: Mapping[int, PackOutcome]) -> Iterator[str]:
     """Yield a table of the runs, the counts of outcomes, the failures, and suggested commands.
 
-    With more than `MOST_LINES` runs, the table shows only failed, diverged, regressed, stuck and damaged runs.
+    With more than `MOST_LINES` runs, the table shows only failed, diverged, regressed, stuck and damaged runs, at most
+    `MOST_LINES` of them.
     """
     failures = {index: failed[pack.number] for pack in plan.packs if pack.number in failed for index in pack.runs}
     rows = [_result_row(run_of(folder, run), run, failures.get(index)) for index, run in enumerate(plan.runs)]
     unusual = (*FAILURES, STUCK, REGRESSED, record_format.DIVERGED, record_format.DAMAGED)
-    yield render([row for row in rows if len(rows) <= MOST_LINES or row["state"] in unusual])
+    shown = rows
+    if len(rows) > MOST_LINES and (shown := [row for row in rows if row["state"] in unusual]):
+        more = f"; the first {MOST_LINES} are" if len(shown) > MOST_LINES else ""
+        yield f"failed, diverged, regressed, stuck or damaged: {len(shown)} of {len(rows)} runs{more}:"
+    if shown:
+        yield render(shown[:MOST_LINES])
     states = Counter[str]()
     for index, state in enumerate(row["state"] for row in rows):
         # A second Ctrl-C kills runs, but their packs have not failed.

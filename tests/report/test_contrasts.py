@@ -84,6 +84,15 @@ def test_interaction_is_that_of_statsmodels(make_sweep):
         assert row["method"] == f"pooled t, {int(fit.df_resid)} degrees of freedom"
 
 
+def test_rows_count_the_bad_runs_of_their_cells(make_sweep):
+    diverged = {("post", 8, 0, seed): "diverged" for seed in (0, 1)}
+    table, _ = make_sweep(diverged)
+    rows = run_test("interaction", table.cells, table.factors, over=["placement", "warmup_steps"])
+    assert [(row["bad"], row["runs"], row["lr"]) for row in rows] == [(0, 12, 1e-3), (0, 12, 1e-3), (2, 12, 1e-3)]
+    rows = run_test("trend", table.cells, table.factors, over=["depth"])
+    assert [row["bad"] for row in rows] == [2, 0, 0, 0]
+
+
 def test_interaction_of_three_factors_is_the_change_of_the_interaction_of_two(make_sweep):
     table, _ = make_sweep()
     two = run_test("interaction", table.cells, table.factors, over=["placement", "warmup_steps"])

@@ -393,9 +393,27 @@ def test_counts_are_over_all_learning_rates(losses, summarize):
     assert "--lr: has no effect on --test counts" in summarize("--test", "counts", "--lr", "0.001", fails=True)
 
 
-def test_the_note_of_a_test_names_its_learning_rate(losses, summarize):
+def test_the_note_of_a_test_names_its_learning_rate(losses, make, summarize):
+    assert "at learning rate 0.001," in summarize("--test", "trend", "--over", "depth")
+    for seed in SEEDS:
+        make(1.0, "rmsnorm", PLACEMENTS[1], DEPTHS[0], WARMUPS[0], seed, lr=3e-3)
     assert "at the best learning rate of each cell" in summarize("--test", "trend", "--over", "depth")
     assert "at learning rate 0.001," in summarize("--test", "trend", "--over", "depth", "--lr", "0.001")
+
+
+def test_small_slopes_have_significant_digits(losses, summarize):
+    table = summarize("--test", "trend", "--over", "warmup_steps", "--format", "markdown").replace("\\", "")
+    (row,) = json.loads(summarize("--test", "trend", "--over", "warmup_steps", "--format", "json"))[:1]
+    assert f"{row['estimate']:+#.3g} [{row['low']:+#.3g}, {row['high']:+#.3g}] (n=3)" in table
+    assert abs(row["estimate"]) < 0.01
+
+
+def test_bad_runs_of_a_test_are_shown_and_explained(losses, make, summarize):
+    text = summarize("--test", "interaction", "--over", "placement,warmup_steps", "--format", "markdown")
+    assert "| 3 of 12 |" in text
+    assert "bad: runs of these cells that diverged, are stuck or regressed" in text
+    text = summarize("--test", "interaction", "--over", "placement,warmup_steps", "--where", "depth<8")
+    assert "bad:" not in text
 
 
 def test_a_test_without_cells_to_compare(make, summarize):

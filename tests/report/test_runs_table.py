@@ -39,6 +39,7 @@ def test_row_has_settings_and_losses(make_run, tmp_path):
             "precision": "fp32",
             "tokens_per_s": 12345.6,
             "seconds": 65.43,
+            "pack": None,
             "note": "",
         }
     ]

@@ -138,7 +138,8 @@ def test_table_of_many_runs_shows_only_unusual_ones(folder: Path, jobs: list[Pla
         write(folder, jobs[number], "diverged" if number == 3 else "finished", 500, val_loss=2.0)
     write(folder, jobs[39], "running", 5)  # and no process holds its lock
     failed = {39: PackOutcome(39, RAISED, "ValueError: no", 1, 1.0, 1.0)}
-    table, *lines = result_lines(plan, folder, failed)
+    title, table, *lines = result_lines(plan, folder, failed)
+    assert title == "failed, diverged, regressed, stuck or damaged: 3 of 40 runs:"
     rows = [line.split() for line in table.splitlines() if line.startswith("norm=") and ":" not in line]
     assert [row[:3] for row in rows] == [
         ["norm=layernorm", "seed=3", "diverged"],
@@ -151,3 +152,18 @@ def test_table_of_many_runs_shows_only_unusual_ones(folder: Path, jobs: list[Pla
     assert "the same command trains the remaining runs" in lines
     table, *_ = result_lines(Plan("x", "off", jobs[:10], packs[:10]), folder, {})
     assert table.count("norm=layernorm seed=") == 10
+
+
+@pytest.mark.parametrize(("diverged", "lines_of_runs"), [(0, 0), (31, 30)])
+def test_table_of_unusual_runs_is_short(
+    folder: Path, jobs: list[PlannedRun], diverged: int, lines_of_runs: int
+) -> None:
+    for number, job in enumerate(jobs):
+        write(folder, job, "diverged" if number < diverged else "finished", 500, val_loss=2.0)
+    packs = [Pack(number + 1, [number]) for number in range(40)]
+    lines = "\n".join(result_lines(Plan("x", "off", jobs, packs), folder, {})).splitlines()
+    title = "failed, diverged, regressed, stuck or damaged: 31 of 40 runs; the first 30 are:"
+    assert lines[0] == (title if diverged else "x: 40 runs, 40 finished")
+    assert sum(line.startswith("norm=layernorm seed=") or line.startswith("norm=rmsnorm seed=") for line in lines) == (
+        lines_of_runs
+    )

@@ -207,8 +207,8 @@ def test_time_left_counts_from_the_first_training_rows(monkeypatch: pytest.Monke
         ),
         (
             status(val_loss=3.3, outcome="stuck"),
-            "stuck at step 1000/1000  val 3.3000, 0.0866 above unigram 3.2134: it has learned how often tokens occur, "
-            "and nothing of context",
+            "stuck at step 1000/1000  val 3.3000, 0.0866 above unigram 3.2134: no better than a "
+            "model that knows only how often tokens occur",
         ),
         (
             status(val_loss=3.3, outcome="regressed", best_val_loss=2.6),

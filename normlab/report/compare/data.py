@@ -192,7 +192,7 @@ def _cell(cell: Cell) -> Row:
     levels = {option: format_setting(value) for option, value in zip(cell.by, cell.key, strict=True)}
     statuses = [run.record.status for run in cell.runs]
     tokens = [status.tokens for status in statuses if status.tokens is not None]
-    seconds = [status.seconds for status in statuses if status.seconds is not None]
+    seconds = [status.seconds / status.pack_size for status in statuses if status.seconds is not None]
     batch, context = cell.runs[0].record.config.train.batch_size, cell.runs[0].record.config.model.context
     return {
         "levels": levels,

@@ -187,6 +187,15 @@ def test_cost_and_outcomes(trained, compare):
     assert (cell["is_bad"], cell["diverged_at"]) == (True, [4])
 
 
+def test_the_runs_of_a_pack_share_its_time(trained, compare):
+    pack = {"sweep": "s", "number": 0, "runs": ["a", "b", "other"]}
+    for seed, name in enumerate("ab"):
+        trained(name, status={"seconds": 3600.0, "pack": pack}, seed=seed)
+    data = compare()
+    assert data["cells"][0]["hours"] == pytest.approx(2 / 3)
+    assert any(note.startswith("tok/s: of one run; ") for note in data["notes"])
+
+
 def test_an_option_that_follows_from_another_is_a_warning(trained, compare):
     config = json.loads((trained("a", norm="rmsnorm").path / "run.json").read_bytes())["config"]
     longer = {**config, "norm": {"name": "layernorm", "preset": ""}, "train": {**config["train"], "steps": 2000}}

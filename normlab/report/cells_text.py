@@ -160,8 +160,19 @@ def render_tests(rows: Sequence[Row], format: str) -> str:
     """Render the rows of `factor_tests.run_test` in one of `tables.FORMATS`; JSON and CSV have every value."""
     if format in ("json", "csv") or not rows:
         return render(rows, format)
+    texts, lines = format_tests(rows), notes_on_tests(rows)
+    text = render(texts, format, fixed=("where", "contrast"))
+    if format == "latex":
+        return "\n".join([text, *(f"% {line}" for line in lines)])
+    return f"{text}\n\n" + (
+        "\n".join(f"- {line}" for line in lines) if format == "markdown" else fold_lines(lines, terminal_width())
+    )
+
+
+def format_tests(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of `factor_tests.run_test` as text."""
     has_bad, has_units = any(row["bad"] for row in rows), len({row["unit"] for row in rows}) > 1
-    texts = [
+    return [
         {
             "where": row["where"],
             "contrast": row["contrast"],
@@ -173,13 +184,6 @@ def render_tests(rows: Sequence[Row], format: str) -> str:
         }
         for row in rows
     ]
-    lines = _test_notes(rows)
-    text = render(texts, format, fixed=("where", "contrast"))
-    if format == "latex":
-        return "\n".join([text, *(f"% {line}" for line in lines)])
-    return f"{text}\n\n" + (
-        "\n".join(f"- {line}" for line in lines) if format == "markdown" else fold_lines(lines, terminal_width())
-    )
 
 
 def _estimate_text(row: Row) -> str:
@@ -206,7 +210,7 @@ def _p_text(p: float | None) -> str:
     return "" if p is None else "<0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
-def _test_notes(rows: Sequence[Row]) -> list[str]:
+def notes_on_tests(rows: Sequence[Row]) -> list[str]:
     """Return the definitions of a test's columns, one per line."""
     test, corrected = rows[0]["test"], f"two-sided, corrected by Holm's method (number of tests: {len(rows)})"
     baseline = "after a minus sign: the baseline, by default the first level of a factor; --against chooses another"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from normlab.errors import ConfigError, NormlabError, unknown, warn
-from normlab.report.cells import Cell
+from normlab.report.cells import BAD_OUTCOMES, Cell
 from normlab.report.cells_table import CellsTable
 from normlab.report.channels import MAX_PANELS, Channels, choose_channels
 from normlab.report.factor_tests import LOGARITHMIC
@@ -26,7 +26,9 @@ from normlab.report.figure_points import (
     read_curves,
     read_profiles,
 )
+from normlab.report.results import RunResult
 from normlab.stats.registry import STATISTICS
+from normlab.store.format import DIVERGED
 from normlab.store.parts import Setting
 
 LOSS_AXIS = SERIES["val_loss"]
@@ -166,8 +168,23 @@ def _lines(
                 yield Line(", ".join(parts), color_text, style_text, drawn)
 
 
-_AT_BEST = "each cell at its best learning rate, selected on this same loss"
-_MARKS = "mean and 95% interval over seeds (three or more), points: seeds, x: diverged seeds"
+def _at_best(cells: Sequence[Cell]) -> str:
+    """Return at which learning rate each cell is shown."""
+    rates = {lr for cell in cells for lr in cell.losses}
+    if len(rates) == 1:
+        return f"at learning rate {rates.pop():g}"
+    return "each cell at its best learning rate, selected on this same loss"
+
+
+def _loss_caption(what: str, cells: Sequence[Cell], figure_runs: Callable[[Cell], Sequence[RunResult]]) -> str:
+    """Return the caption of final losses: what is shown, its marks, and the runs with a bad outcome."""
+    runs = [run for cell in cells for run in figure_runs(cell)]
+    counts = {state: sum(run.state == state for run in runs) for state in BAD_OUTCOMES}
+    marks = "mean and 95% interval over seeds (three or more), points: seeds" + ", x: diverged seeds" * (
+        counts[DIVERGED] > 0
+    )
+    bad = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    return f"Final validation loss{what}: {marks}." + f" Of {len(runs)} runs, {bad}." * bool(bad)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +220,7 @@ def _factor(cells: Sequence[Cell], channels: Channels) -> Figure:
         factor.name,
         LOSS_AXIS,
         _line_panels(cells, channels, points),
-        f"Final validation loss, {_AT_BEST}: {_MARKS}.",
+        _loss_caption(f", {_at_best(cells)}", cells, lambda cell: cell.runs_at(cell.best_lr)),
         is_log_x=axis.is_log,
         x_ticks=tuple((x, level_title(factor.option, level)) for level, x in axis.positions.items()),
         is_connected=factor.is_numeric,
@@ -220,7 +237,7 @@ def _learning_rates(cells: Sequence[Cell], channels: Channels) -> Figure:
         "learning rate",
         LOSS_AXIS,
         _line_panels(cells, channels, points),
-        f"Final validation loss at each learning rate: {_MARKS}.",
+        _loss_caption(" at each learning rate", cells, lambda cell: [run for run in cell.runs if run.has_loss]),
         is_log_x=all(rate > 0 for rate in rates),
         x_ticks=tuple((rate, f"{rate:g}") for rate in rates),
     )
@@ -243,7 +260,7 @@ def _losses(cells: Sequence[Cell], channels: Channels, series: str) -> Figure:
         "step",
         SERIES[series],
         _line_panels(cells, channels, points),
-        f"{name.capitalize()} during training, {_AT_BEST}: mean and range of the seeds.",
+        f"{name.capitalize()} during training, {_at_best(cells)}: mean and range of the seeds.",
         may_be_log=series == "grad_norm",
     )
 
@@ -274,8 +291,8 @@ def _layers(cells: Sequence[Cell], channels: Channels, statistic: str, moment: s
         "layer",
         statistic if unit == "1" else f"{statistic}, {unit}",
         panels,
-        f"{statistic} of each layer at the {MOMENTS[moment]}, {_AT_BEST}: median and range of the seeds. Layer 0 is "
-        "the embeddings, the last one the head.",
+        f"{statistic} of each layer at the {MOMENTS[moment]}, {_at_best(cells)}: median and range of the seeds. Layer "
+        "0 is the embeddings, the last one the head.",
         may_be_log=True,
     )
 
@@ -314,7 +331,7 @@ def _matrix(cells: Sequence[Cell], channels: Channels) -> Figure:
         columns.name,
         rows.name,
         tuple(panels),
-        f"Final validation loss, nats/token, {_AT_BEST}: mean over seeds; k/n: k of n seeds diverged.",
+        f"Final validation loss, nats/token, {_at_best(cells)}: mean over seeds; k/n: k of n seeds diverged.",
         x_ticks=ticks(columns),
         y_ticks=ticks(rows),
         is_connected=False,

@@ -8,9 +8,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from normlab.errors import ConfigError
 from normlab.report.cells import Cell, rank_cells
 from normlab.report.cells_table import CellsTable, build_table, cell_options
-from normlab.report.cells_text import notes, table_rows
+from normlab.report.cells_text import format_tests, notes, notes_on_tests, table_rows
 from normlab.report.channels import choose_channels, level_colors
 from normlab.report.compare.summary_text import (
     ALL_BAD,
@@ -25,6 +26,7 @@ from normlab.report.compare.summary_text import (
     selection_note,
     summary_sentences,
 )
+from normlab.report.factor_tests import run_test
 from normlab.report.factors import Factor, level_label, level_title, short_label, varying_options
 from normlab.report.figure_data import factor_axis
 from normlab.report.figure_points import (
@@ -51,6 +53,8 @@ from normlab.store.record import RunRecord
 
 MAX_LAYER_VALUES = 400_000
 """Most values of profiles over layers; a page of more keeps fewer of the `MOMENTS`, the last one at least."""
+MAX_INTERACTIONS = 500
+"""Most rows of the page's table of interactions; a page of more leaves it out."""
 RUN_COLUMNS = (
     "state", "val_loss", "best_val_loss", "last_val_loss", "train_loss", "step", "tokens_per_s", "seconds", "id",
     "note",
@@ -116,6 +120,7 @@ def page_data(
         "statistics": _descriptions(layers),
         "cell_table": {"columns": list(texts[0]) if texts else [], "rows": [list(row.values()) for row in texts]},
         "run_table": _run_table(records, varying_options(results), cells, problems),
+        "interactions": _interactions(table),
         "notes": notes(table, texts[0]) if texts else [],
         "problems": problems.lines(table.warnings),
     }
@@ -226,6 +231,18 @@ def _numbers(points: Sequence[Point]) -> list[list[float]]:
 def _round(value: float) -> float:
     rounded = float(f"{value:.{DIGITS}g}")
     return int(rounded) if rounded == int(rounded) and abs(rounded) < 1e15 else rounded
+
+
+def _interactions(table: CellsTable) -> Row:
+    """Return the table of the interactions of each pair of factors as text, and its notes; empty without one."""
+    try:
+        rows = run_test("interaction", table.cells, table.factors) if len(table.cells) > 1 < len(table.factors) else []
+    except ConfigError:  # no group of cells has the levels that a test compares
+        rows = []
+    if not 0 < len(rows) <= MAX_INTERACTIONS or not_comparable(table.cells):
+        return {"columns": [], "rows": [], "notes": []}
+    texts = format_tests(rows)
+    return {"columns": list(texts[0]), "rows": [list(row.values()) for row in texts], "notes": notes_on_tests(rows)}
 
 
 Layers = dict[str, dict[str, list[list[float]]]]

@@ -229,6 +229,21 @@ def test_channels_of_the_command(grid, compare):
     assert chosen == {"placement": "x", "model.depth": "color", "norm": "style"}
 
 
+def test_interactions_are_those_of_summarize(grid, compare, tmp_path, run_command, monkeypatch):
+    grid()
+    tests = compare()["interactions"]
+    arguments = ["summarize", str(tmp_path), "--by", "norm,placement,model.depth", "--test", "interaction", "--format"]
+    rows = json.loads(run_command(*arguments, "json")[1])
+    assert [row[:2] for row in tests["rows"]] == [[row["where"], row["contrast"]] for row in rows]
+    at = tests["columns"].index("p (Holm)")
+    for texts, row in zip(tests["rows"], rows, strict=True):
+        assert texts[2].startswith(f"{row['estimate']:+.4f}")
+        assert float(texts[at].replace("<", "")) == pytest.approx(row["p_holm"], rel=0.06, abs=1e-4)
+    assert all(note in run_command(*arguments, "markdown")[1] for note in tests["notes"])
+    monkeypatch.setattr(compare_data, "MAX_INTERACTIONS", len(rows) - 1)
+    assert compare()["interactions"]["rows"] == []
+
+
 def test_losses_that_are_not_comparable(trained, compare):
     corpora = [{"name": name, "sha256": name * 8, "tokenizer": cut} for name, cut in (("ab", "bytes"), ("cd", "bpe"))]
     trained("a", norm="rmsnorm", run={"corpus": corpora[0], "versions": {"torch": "2.1"}})
@@ -240,5 +255,6 @@ def test_losses_that_are_not_comparable(trained, compare):
         "the runs differ in numerics: torch 2.1 and 2.2: equal options and seeds give different bits",
     ]
     assert data["best"] is None
+    assert data["interactions"]["rows"] == []
     assert data["not_comparable"].startswith("No best cell: the runs use 2 corpora (ab abababab, cd ")
     assert data["summary"][0] == data["not_comparable"]

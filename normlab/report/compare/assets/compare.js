@@ -476,6 +476,7 @@ function drawNow(figure) {
   figure.isDirty = false;
   const { parts } = figure;
   const { y, x, channels, flags, controls, definition, hasNoLegend } = figure.draw(parts.panels);
+  const panels = panelsOf(visibleCells(), channels.panel).length;
   parts.y.textContent = `↑ ${y}`;
   parts.x.textContent = `${x} →`;
   const { color, style } = channels;
@@ -495,6 +496,8 @@ function drawNow(figure) {
   if (controls) replaceContent(parts.controls, ...controls);
   parts.how.textContent = definition ?? "";
   const [kind, ...options] = flags.split(/ (?=--)/);
+  // `normlab figure` draws no more panels than the page.
+  parts.command.hidden = panels > MAX_PANELS;
   parts.command.textContent = [
     "normlab figure",
     kind,
@@ -589,6 +592,14 @@ function addTable(id, title, columns, rows) {
   byId("tables").append(details);
 }
 
+/** Whether a label or a contrast, such as `depth 2, (post-norm - DeepNorm) x (...)`, names a hidden level. */
+function hasHidden(text) {
+  const names = text.split(/, | - | x |[()]/);
+  return FACTORS.some((factor) =>
+    [...state.hidden[factor.option]].some((index) => names.includes(factor.labels[index])),
+  );
+}
+
 function addTables() {
   const { columns, rows } = DATA.cell_table;
   const order = [...DATA.order, ...CELLS.keys()].filter((index, place, all) => all.indexOf(index) === place);
@@ -599,7 +610,12 @@ function addTables() {
   addTable("runs", `Runs (${runs.rows.length})`, runs.columns, () =>
     runs.rows.filter(({ cell }) => isMissing(cell) || isVisible(CELLS[cell])).map(({ cell, values }) => [cell, values]),
   );
-  const notes = [...DATA.notes, ...DATA.problems];
+  const tests = DATA.interactions;
+  if (tests.rows.length)
+    addTable("interactions", `Interactions of two factors (${tests.rows.length})`, tests.columns, () =>
+      tests.rows.filter(([where, contrast]) => !hasHidden(`${where}, ${contrast}`)).map((texts) => [null, texts]),
+    );
+  const notes = [...DATA.notes, ...tests.notes, ...DATA.problems];
   if (notes.length) byId("tables").append(folded(`Definitions and notes (${notes.length})`, list(notes)));
 }
 

@@ -43,6 +43,18 @@ def test_hidden_level_leaves_every_figure_and_the_answer(browser, path, cells):
         assert page.locator("#answer").inner_text() == answer
 
 
+def test_interactions_with_a_hidden_level_are_left_out(browser, path):
+    with opened(browser, path) as page:
+        ready(page).locator("#interactions summary").click()
+        rows = page.locator("#interactions tbody tr")
+        tests = page.evaluate("DATA.interactions.rows")
+        assert rows.count() == len(tests) > 3
+        chip(page, "depth 8").click()
+        left = [texts for texts in tests if "depth 8" not in f"{texts[0]} {texts[1]}"]
+        assert 0 < len(left) < len(tests)
+        assert [row.split("\t") for row in rows.all_inner_texts()] == left
+
+
 def test_default_channels_are_those_of_figures(browser, path, sweep):
     table = summarize_by(sweep)
     channels = choose_channels(table.factors, [run.record for cell in table.cells for run in cell.runs], has_x=True)

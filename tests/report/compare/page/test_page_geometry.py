@@ -177,6 +177,18 @@ def test_many_cells_are_drawn(browser, path):
     assert error == ""
 
 
+def test_no_command_for_more_panels_than_a_figure_has(browser, path):
+    with opened(browser, path) as page:
+        hidden = ready(page).evaluate(
+            """() => [24, 25].map((count) => {
+              panelsOf = () => Array.from({length: count}, () => ['', []]);
+              drawNow(FIGURES[0]);
+              return FIGURES[0].parts.command.hidden;
+            })"""
+        )
+    assert hidden == [False, True]
+
+
 @pytest.mark.parametrize("draw", ["drawLines", "drawGrid"])
 def test_panels_that_are_not_drawn_are_counted(browser, path, draw):
     with opened(browser, path) as page:

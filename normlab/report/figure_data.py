@@ -29,6 +29,7 @@ from normlab.report.figure_points import (
 from normlab.report.results import RunResult
 from normlab.stats.registry import STATISTICS
 from normlab.store.format import DIVERGED
+from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.parts import Setting
 
 LOSS_AXIS = SERIES["val_loss"]
@@ -180,9 +181,9 @@ def _loss_caption(what: str, cells: Sequence[Cell], figure_runs: Callable[[Cell]
     """Return the caption of final losses: what is shown, its marks, and the runs with a bad outcome."""
     runs = [run for cell in cells for run in figure_runs(cell)]
     counts = {state: sum(run.state == state for run in runs) for state in BAD_OUTCOMES}
-    marks = "mean and 95% interval over seeds (three or more), points: seeds" + ", x: diverged seeds" * (
-        counts[DIVERGED] > 0
-    )
+    marks = "mean and 95% interval over seeds (three or more), points: seeds"
+    marks += ", x: diverged seeds" * (counts[DIVERGED] > 0)
+    marks += ", open point: with stuck or regressed runs" * (counts[STUCK] + counts[REGRESSED] > 0)
     bad = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     return f"Final validation loss{what}: {marks}." + f" Of {len(runs)} runs, {bad}." * bool(bad)
 
@@ -331,7 +332,8 @@ def _matrix(cells: Sequence[Cell], channels: Channels) -> Figure:
         columns.name,
         rows.name,
         tuple(panels),
-        f"Final validation loss, nats/token, {_at_best(cells)}: mean over seeds; k/n: k of n seeds diverged.",
+        f"Final validation loss, nats/token, {_at_best(cells)}: mean over seeds; k/n: k of n seeds "
+        "diverged; o: with stuck or regressed runs.",
         x_ticks=ticks(columns),
         y_ticks=ticks(rows),
         is_connected=False,

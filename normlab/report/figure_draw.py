@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,6 +133,7 @@ def _limits(figure: Figure) -> tuple[float, float]:
     first = max((point.x for point in points), default=0.0) / 10 if figure.kind == "loss" else -math.inf
     later = [point for point in points if point.x >= first]
     points = later if len({point.x for point in later}) > 2 else points
+    points = _without_stuck(points)
     values = [*(value for point in points for value in (point.y, *point.seeds))]
     ends = [value for point in points for value in (point.low, point.high)]
     if is_range:
@@ -150,6 +151,16 @@ def _limits(figure: Figure) -> tuple[float, float]:
     low, high = max(low - beyond, min([low, *ends])), min(high + beyond, max([high, *ends]))
     room = ROOM * (high - low or beyond)
     return low - room, high + room
+
+
+def _without_stuck(points: Sequence[Point]) -> Sequence[Point]:
+    """Return the points without those with stuck runs if these stretch the axis to more than twice its length."""
+    others = [point for point in points if not point.stuck]
+    spans = []
+    for each in (points, others):
+        values = [value for point in each for value in (point.y, *point.seeds) if value is not None]
+        spans.append(max(values) - min(values) if values else 0.0)
+    return others if spans[0] > 2 * spans[1] > 0 else points
 
 
 def _style(line: Line, figure: Figure) -> dict[str, Any]:
@@ -182,6 +193,14 @@ def _draw_lines(axis: Axes, figure: Figure, panel: Panel, limits: tuple[float, f
         shift = _shifted(figure, index - (len(panel.lines) - 1) / 2)
         x, y = [shift(point.x) for point in points], [point.y or 0.0 for point in points]
         axis.plot(x, y, **_style(line, figure))
+        for at, point in zip(x, points, strict=True):
+            if point.stuck and point.y is not None:
+                style = {"color": line.color, "marker": _MARKERS[line.style], "markerfacecolor": "white", "zorder": 3}
+                axis.plot([at], [min(point.y, high)], linestyle="none", clip_on=False, **style)
+                if point.y > high:
+                    axis.annotate(
+                        f"{point.y:.2f}", (at, high), (-4, 0), textcoords="offset points", ha="right", fontsize=6
+                    )
         if is_range:
             lows, highs = [point.low or 0.0 for point in points], [point.high or 0.0 for point in points]
             axis.fill_between(x, lows, highs, color=line.color, alpha=0.15, linewidth=0)
@@ -254,7 +273,7 @@ def _draw_grid(axis: Axes, figure: Figure, panel: Panel, limits: tuple[float, fl
     image = axis.imshow(values, cmap="cividis", vmin=limits[0], vmax=limits[1], aspect="auto")
     for (column, row), point in panel.grid.items():
         light = point.y is not None and point.y > (limits[0] + limits[1]) / 2
-        text = f"{point.diverged}/{point.n}" if point.y is None else f"{point.y:.3f}"
+        text = f"{point.diverged}/{point.n}" if point.y is None else f"{point.y:.3f}{' o' if point.stuck else ''}"
         color = "black" if light or point.y is None else "white"
         room = 0.7 * panel_width / len(figure.x_ticks)
         size = min(7.0, 7.0 * room / (CHARACTER * len(text)))

@@ -22,6 +22,7 @@ from normlab.report.cells import Cell
 from normlab.report.cells_table import BEST, losses_at
 from normlab.report.histories import History, NothingMeasured, histories, read_statistics
 from normlab.report.runs_table import unreadable_lines_note
+from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.record import RunRecord
 from normlab.store.series import evaluations_of, series_of
 
@@ -58,6 +59,8 @@ class Point:
     """The final losses of the seeds that did not diverge."""
     diverged: int = 0
     n: int = 1
+    stuck: int = 0
+    """Number of runs that are stuck or regressed."""
 
 
 def loss_point(cell: Cell, lr: float | None, x: float) -> Point:
@@ -73,6 +76,7 @@ def loss_point(cell: Cell, lr: float | None, x: float) -> Point:
         seeds=tuple(sorted(filter(math.isfinite, losses.values()))),
         diverged=row["seeds_diverged"],
         n=row["seeds"],
+        stuck=sum(run.state in (STUCK, REGRESSED) for run in cell.runs_at(lr)),
     )
 
 

@@ -430,3 +430,26 @@ def test_a_file_that_cannot_be_written_is_one_line(results, run_command, tmp_pat
     code, _, err = run_command("figure", "factor", "made", "-o", output, "--results-dir", str(results))
     assert (code, err.count("\n")) == (2, 1)
     assert err.endswith("choose another name (-o)\n")
+
+
+def test_stuck_runs_are_open_points_and_named_in_the_caption(tmp_path):
+    """Stuck runs that would stretch the axis end at its top; the caption counts them."""
+    grid = [
+        Record(**SMALL, placement=placement, depth=depth, seed=seed)
+        for placement, depth, seed in itertools.product(PLACEMENTS, DEPTHS, SEEDS)
+    ]
+    stuck = [replace(r, outcome="stuck") if (r.placement, r.depth) == ("post", 4) else r for r in grid]
+    captions = {}
+    for name, runs in (("trained", grid), ("stuck", stuck)):
+        write_sweep(tmp_path / name, "made", runs)
+        figure = make_figure("factor", summarize_by("made", results_dir=tmp_path / name))
+        captions[name] = figure.caption
+        (axis,) = draw(figure).axes
+        drawn = [point.y for line in figure.panels[0].lines for point in line.points if point.y is not None]
+        top = axis.get_ylim()[1]
+        open_points = [line for line in axis.lines if line.get_markerfacecolor() == "white"]
+        assert len(open_points) == (name == "stuck")
+        assert (max(drawn) > top) == (name == "stuck")
+        assert [text.get_text() for text in axis.texts] == [f"{max(drawn):.2f}"] * (name == "stuck")
+    assert captions["stuck"].endswith("open point: with stuck or regressed runs. Of 12 runs, 3 stuck.")
+    assert captions["trained"].endswith("points: seeds.")

@@ -110,7 +110,7 @@ def page_data(
         "factors": [_factor(factor) for factor in factors],
         "channels": _channels(factors, records, channels or {}),
         "cells": [
-            {**row, **_cell(cell), "curves": series, "layers": profiles}
+            {**row, **_cell(cell), "curves": series, "layers": profiles, "gradient": _smallest_gradient(profiles)}
             for row, cell, series, profiles in zip(table.rows, cells, curves, layers, strict=True)
         ],
         "order": rank_cells(cells),
@@ -160,8 +160,8 @@ def _title(selection: Selection, kept: int) -> str:
 def _about(records: Sequence[RunRecord], results: Sequence[RunResult], table: CellsTable) -> str:
     """Return the number of runs, the definition of a cell, and the corpora and devices."""
     names = [sorted({str(run.settings[key]) for run in results}) for key in ("corpus", "device", "precision")]
-    of_each = ", ".join(factor.name for factor in table.factors)
-    cells = f"in {counted(len(table.cells), 'cell')}, one for each {of_each}" if table.cells else ""
+    of_each = " x ".join(factor.name for factor in table.factors)
+    cells = f"in {counted(len(table.cells), 'cell')}: {of_each}" if table.cells else ""
     about = f"{counted(len(records), 'run')} {cells}".rstrip()
     return " · ".join([about, *map(", ".join, filter(None, names))])
 
@@ -205,6 +205,7 @@ def _cell(cell: Cell) -> Row:
         "lr_text": lr_text(cell),
         "is_bad": cell.has_bad_outcome,
         "bad": {text: count for text, state in BAD_STATES.items() if (count := cell.count(state))},
+        "bad_rates": sorted({run.lr for run in cell.runs if run.state in BAD_STATES.values()}),
         "tokens": math.fsum(tokens),
         "hours": math.fsum(seconds) / 3600,
         "tokens_per_step": batch * context if batch and context else None,
@@ -275,6 +276,18 @@ def _layers(cells: Sequence[Cell], problems: _Problems) -> tuple[list[Layers], l
         for by_key in measured
     ]
     return layers, moments
+
+
+def _smallest_gradient(layers: Layers) -> Row | None:
+    """Return the layer of a cell with the smallest gradient of the residual stream, relative to the head's.
+
+    The gradient is the median of `dresid_rms` over seeds at the last measured step; None if it was not measured.
+    """
+    profile = layers.get("dresid_rms", {}).get("last", [])
+    if len(profile) < 2 or not profile[-1][1] > 0:
+        return None
+    layer, value, *_ = min(profile[:-1], key=lambda point: point[1])
+    return {"layer": layer, "ratio": _round(value / profile[-1][1])}
 
 
 def _descriptions(layers: Sequence[Layers]) -> Row:

@@ -177,9 +177,9 @@ def loss_text(cell: Cell) -> str:
 
 
 def lr_text(cell: Cell) -> str:
-    """Return `at its best learning rate 0.001 (of 3)`."""
+    """Return `at learning rate 0.001, the best of 3`."""
     rate = "" if cell.best_lr is None else f"{cell.best_lr:g}"
-    return f"at its best learning rate {rate} (of {len(cell.losses)})" if len(cell.losses) > 1 else f"at lr {rate}"
+    return f"at learning rate {rate}" + (f", the best of {len(cell.losses)}" if len(cell.losses) > 1 else "")
 
 
 def _diverged_text(cell: Cell) -> str:

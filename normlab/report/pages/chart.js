@@ -45,6 +45,12 @@ function ticksIn([low, high], count, isLog) {
   );
 }
 
+/** The number of panels side by side: complete groups if they fit, and 2 x 2 for four panels. */
+function columnsOf(most, count, group = 1) {
+  if (group > 1 && group <= most) return count === 4 && group < 4 ? 2 : most - (most % group);
+  return count === 4 ? Math.min(most, 2) : most;
+}
+
 /** A function from values to pixels. */
 function scaleOf([low, high], [from, to], isLog) {
   const place = isLog ? Math.log : (value) => value;
@@ -60,7 +66,12 @@ function rangeOf(spec) {
     const later = points.filter((point) => point.x >= end);
     if (new Set(later.map((point) => point.x)).size > 2) points = later;
   }
-  const values = finite(points.flatMap((point) => [point.y, ...(point.seeds ?? [])]));
+  // Stuck runs that would stretch the axis to more than twice its length end at its top.
+  const valuesOf = (among) => finite(among.flatMap((point) => [point.y, ...(point.seeds ?? [])]));
+  const spanOf = (among) => extentOf(valuesOf(among)).reduce((low, high) => high - low);
+  const trained = points.filter((point) => !point.stuck);
+  if (spanOf(trained) > 0 && spanOf(points) > 2 * spanOf(trained)) points = trained;
+  const values = valuesOf(points);
   const ends = finite(points.flatMap((point) => [point.low, point.high]));
   if (!values.length) return { range: [0, 1], isLog: false };
   let [low, high] = extentOf(values);
@@ -102,10 +113,12 @@ function xAxisOf(spec, width) {
 function drawLines(place, spec) {
   const panels = spec.panels.slice(0, MAX_PANELS);
   const total = place.clientWidth;
-  const across = clamp(Math.floor(total / 200), 1, panels.length === 4 ? 2 : Math.min(panels.length, 4));
+  const across = columnsOf(clamp(Math.floor(total / 200), 1, Math.min(panels.length, 4)), panels.length, spec.group);
   place.style.setProperty("--across", across);
+  place.dataset.isLog = "";
   const width = (total - 16 * (across - 1)) / across;
   const y = rangeOf({ ...spec, panels });
+  if (y.isLog) place.dataset.isLog = "yes";
   const hasDiverged = panels.some((panel) => panel.lines.some((line) => line.points.some((point) => point.diverged)));
   const yTicks = ticksIn(y.range, 6, y.isLog);
   const margin = 10 + 6.6 * Math.max(...yTicks.map((tick) => shortNumber(tick).length));
@@ -153,7 +166,7 @@ function drawLines(place, spec) {
       const hits = [];
       const divergedLines = (x) =>
         panel.lines.filter((line) => line.points.some((point) => point.x === x && point.diverged)).length;
-      const stacked = new Map();
+      const [stacked, above] = [new Map(), new Map()];
       panel.lines.forEach((line, index) =>
         drawLine(svg, spec, line, index - (panel.lines.length - 1) / 2, {
           toX,
@@ -163,7 +176,7 @@ function drawLines(place, spec) {
           slot,
           hits,
           stacked,
-          divergedLines,
+          above,
           divergedLines,
           clip,
           count: panel.lines.length,
@@ -183,7 +196,13 @@ function drawLines(place, spec) {
 }
 
 /** Draw one line with its points, intervals, seeds and diverged seeds. */
-function drawLine(svg, spec, line, offset, { toX, toY, y, top, slot, hits, stacked, divergedLines, clip, count }) {
+function drawLine(
+  svg,
+  spec,
+  line,
+  offset,
+  { toX, toY, y, top, slot, hits, stacked, above, divergedLines, clip, count },
+) {
   const [low, high] = y.range;
   const shift = spec.isBand ? 0 : offset * (spec.isConnected ? 4 : clamp((slot * 0.7) / count, 2, 26));
   const at = (point) => toX(point.x) + shift;
@@ -215,13 +234,13 @@ function drawLine(svg, spec, line, offset, { toX, toY, y, top, slot, hits, stack
   }
   if (known.length > 1 && (spec.isConnected || spec.isBand))
     svg.append(makeSvg("path", { d: path(known, (point) => point.y), ...stroke, ...clipped }));
-  for (const point of known) hits.push([at(point), toY(point.y), line, point]);
+  for (const point of known) hits.push([at(point), inside(point.y), line, point]);
   for (const step of line.crosses ?? []) svg.append(cross(toX(step), top - 6, line.colour));
   if (spec.isBand && known.length > 1) return;
   let marks = "";
   for (const point of known) {
     const px = at(point);
-    if (point.low !== null && point.low !== undefined) {
+    if (point.low !== null && point.low !== undefined && point.y <= high) {
       marks += `M${px},${inside(point.low)}L${px},${inside(point.high)}`;
       for (const [end, direction, isOut] of [
         [point.low, 1, point.low < low],
@@ -233,12 +252,19 @@ function drawLine(svg, spec, line, offset, { toX, toY, y, top, slot, hits, stack
           : `M${px - 3.5},${py}L${px + 3.5},${py}`;
       }
     }
-    svg.append(makeSvg("circle", { cx: px, cy: inside(point.y), r: 3.6, fill: line.colour }));
+    const open = { fill: themed("ground"), stroke: line.colour, "stroke-width": 1.8 };
+    const circle = { cx: px, cy: inside(point.y), r: 3.6, ...(point.stuck ? open : { fill: line.colour }) };
+    svg.append(makeSvg("circle", circle));
+    if (point.y <= high) continue;
+    const row = above.get(point.x) ?? 0; // the numbers of several lines at one x are below each other
+    above.set(point.x, row + 1);
+    const place = { x: px - 7, y: top + 4 + 12 * row, class: "mark", "text-anchor": "end" };
+    svg.append(makeSvg("text", place, point.y.toFixed(2)));
   }
   svg.append(makeSvg("path", { d: marks, stroke: line.colour, "stroke-width": 1.3, fill: "none" }));
   for (const point of line.points) {
     if (point.n > 1)
-      for (const seed of point.seeds ?? [])
+      for (const seed of (point.seeds ?? []).filter((seed) => seed <= high))
         svg.append(
           makeSvg("circle", { cx: at(point), cy: inside(seed), r: 2, fill: line.colour, "fill-opacity": 0.45 }),
         );
@@ -251,7 +277,9 @@ function drawLine(svg, spec, line, offset, { toX, toY, y, top, slot, hits, stack
     marked.drawn += 1;
     svg.append(cross(px, top - 10, line.colour));
     if (!spec.isConnected || marked.total === 1)
-      svg.append(makeSvg("text", { x: px + 6, y: top - 6, class: "mark" }, `${point.diverged}/${point.n}`));
+      svg.append(
+        makeSvg("text", { x: px - 6, y: top - 6, class: "mark", "text-anchor": "end" }, `${point.diverged}/${point.n}`),
+      );
     hits.push([px, top - 10, line, point]);
   }
 }
@@ -302,8 +330,9 @@ function heatColours(share) {
 
 /** Draw heat maps, one panel each: {panels: [{title, fields}], columns, rows}; fields: {"column,row": {value, text, isBest}}. */
 function drawGrid(place, spec) {
-  const values = finite(spec.panels.flatMap((panel) => Object.values(panel.fields).map((field) => field.value)));
-  const [low, high] = extentOf(values);
+  const fields = spec.panels.flatMap((panel) => Object.values(panel.fields));
+  const trained = fields.filter((field) => !field.isStuck);
+  const [low, high] = extentOf(finite((trained.length > 1 ? trained : fields).map((field) => field.value)));
   const most = Math.floor(
     place.clientWidth / (20 + 7 * Math.max(...spec.rows.map((row) => row.length)) + 62 * spec.columns.length),
   );
@@ -318,13 +347,13 @@ function drawGrid(place, spec) {
           const cell = make(
             "td",
             {
-              class: `${field.value === null ? "bad" : ""} ${field.isBest ? "is-best" : ""}`,
+              class: `${field.value === null || field.isStuck ? "bad" : ""} ${field.isBest ? "is-best" : ""}`,
               pointermove: (event) => tip(event, field.tip),
               pointerleave: hideTip,
             },
             field.text,
           );
-          if (field.value !== null)
+          if (field.value !== null && !(field.isStuck && trained.length > 1))
             [cell.style.background, cell.style.color] = heatColours((field.value - low) / (high - low || 1));
           return cell;
         });

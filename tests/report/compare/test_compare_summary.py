@@ -52,7 +52,7 @@ def test_best_cell_below_the_second_best(make, read_cells):
     assert best_cell(cells) == 1
     assert summary_sentences(cells) == [
         f"Best: RMSNorm: validation loss {mean:.4f} ± {high - mean:.4f} nats/token "
-        "(95% interval, n=3), at its best learning rate 0.001 (of 2).",
+        "(95% interval, n=3), at learning rate 0.001, the best of 2.",
         f"The loss is {-test.estimate:.4f} nats/token below that of the second best, LayerNorm (paired difference "
         f"{test.estimate:+.4f} [{test.low:+.4f}, {test.high:+.4f}], n=3, p = {test.p:.2g}).",
         "All 9 runs finished.",
@@ -65,7 +65,7 @@ def test_interval_that_includes_zero(make, read_cells):
     make("rmsnorm", [2.1, 2.0, 2.2])
     make("dyt", [2.5, 2.5, 2.6])
     first, second, third, fourth = summary_sentences(read_cells())
-    assert first.endswith("(95% interval, n=3), at lr 0.001.")
+    assert first.endswith("(95% interval, n=3), at learning rate 0.001.")
     assert second.startswith("Not significantly better than the second best, LayerNorm (paired difference -0.0667 [")
     assert second.endswith(" corrected for 2 comparisons).")
     assert third == "All 9 runs finished."
@@ -76,7 +76,7 @@ def test_one_pair_and_no_pair(make, read_cells):
     make("layernorm", [2.2])
     make("rmsnorm", [2.1])
     assert summary_sentences(read_cells())[:2] == [
-        "Best: RMSNorm: validation loss 2.1000 nats/token (n=1, no interval), at lr 0.001.",
+        "Best: RMSNorm: validation loss 2.1000 nats/token (n=1, no interval), at learning rate 0.001.",
         "Not significantly better than the second best, LayerNorm: paired difference -0.1000, n=1 is too few for an "
         "interval.",
     ]
@@ -158,7 +158,7 @@ def test_one_pair_with_a_diverged_seed(make, read_cells):
 def test_single_cell_with_diverged_seeds(make, read_cells, losses, text):
     make("rmsnorm", losses)
     assert summary_sentences(read_cells())[0] == (
-        f"RMSNorm: validation loss {text}, at lr 0.001; no other cell to compare with."
+        f"RMSNorm: validation loss {text}, at learning rate 0.001; no other cell to compare with."
     )
 
 
@@ -224,8 +224,8 @@ def test_single_cell(make, read_cells):
     cells = read_cells()
     assert best_cell(cells) is None
     first, *rest = summary_sentences(cells)
-    assert first.startswith("RMSNorm: validation loss 2.1000 and 2.2000 nats/token (n=2), at its best")
-    assert first.endswith("0.001 (of 2); no other cell to compare with.")
+    assert first.startswith("RMSNorm: validation loss 2.1000 and 2.2000 nats/token (n=2), at learning rate")
+    assert first.endswith("0.001, the best of 2; no other cell to compare with.")
     assert rest[-1] == "Note: each cell's learning rate is selected on this same loss, so its loss is optimistic."
 
 

@@ -14,6 +14,9 @@ const UNITS = {
     (cell) => cell.tokens_per_s && cell.tokens_per_step / cell.tokens_per_s / 3600,
   ],
 };
+const MAX_BESTS = 6;
+/** A layer's gradient below this share of the gradient at the head counts as vanishing. */
+const VANISHING = 0.1;
 const isMissing = (value) => value === null || value === undefined;
 
 const state = {
@@ -61,13 +64,18 @@ function drawAnswer() {
   const fact = (name, ...content) => facts.append(make("dt", {}, name), make("dd", {}, ...content));
   if (best && second && !best.is_bad && !DATA.not_comparable) {
     const margin = MARGINS.get(`${CELLS.indexOf(best)},${CELLS.indexOf(second)}`);
-    const badge = margin?.isSignificant ? ["yes", "surely better"] : ["no", "not surely better"];
+    const badge = margin?.isSignificant ? ["yes", "significant"] : ["no", "not significant"];
     const text = margin
       ? margin.text
       : `Not compared: only the ${DATA.max_compared} best cells are; select with --where.`;
     fact("by how much", make("span", { class: `badge ${badge[0]}` }, badge[1]), text);
   }
+  const x = mapping(true).x;
+  const bests = DATA.not_comparable ? [] : bestAtEach(x, ranked);
+  if (bests.length > 1) fact(`best at each ${x.name}`, make("ul", { class: "plain" }, ...bests));
   fact("what failed", ...failures(cells));
+  const gradients = smallGradients(cells);
+  if (gradients) fact("gradients", ...gradients);
   const [tokens, hours] = [sumOf(cells, "tokens"), sumOf(cells, "hours")];
   const time = hours < 1 ? `${(hours * 60).toPrecision(3)} minutes` : `${hours.toPrecision(3)} hours`;
   fact("cost", `${counted(sumOf(cells, "runs"), "run")}, ${shortNumber(tokens)} tokens, ${time} of training`);
@@ -85,6 +93,45 @@ function drawAnswer() {
   byId("answer").replaceChildren(...parts);
 }
 
+/** The best visible cell at each level of a factor, and whether its loss is significantly below that of the next. */
+function bestAtEach(factor, ranked) {
+  const others = FACTORS.filter((other) => other !== factor && other.levels.length > 1);
+  if (!factor || !others.length || factor.levels.length > MAX_BESTS) return [];
+  const textOf = (cell) =>
+    `${others.map((other) => other.labels[levelOf(cell, other)]).join(", ")} (${cell.point.y?.toFixed(4) ?? "diverged"})`;
+  return factor.levels.flatMap((_, index) => {
+    const [best, second] = ranked.filter((cell) => levelOf(cell, factor) === index);
+    if (!best || best.is_bad) return [];
+    const margin = second && MARGINS.get(`${CELLS.indexOf(best)},${CELLS.indexOf(second)}`);
+    const isSignificant = margin?.isSignificant ? "significantly" : "not significantly";
+    const next = second ? `, ${isSignificant} better than ${textOf(second)}` : "";
+    return [make("li", {}, make("b", {}, factor.titles[index]), ` ${textOf(best)}${next}`)];
+  });
+}
+
+/** The labels of the levels that all of some cells share: `, all with post-norm, depth 16`. */
+function sharedBy(cells) {
+  const common = FACTORS.filter(
+    (factor) => factor.levels.length > 1 && new Set(cells.map((cell) => levelOf(cell, factor))).size === 1,
+  );
+  const labels = common.map((factor) => factor.labels[levelOf(cells[0], factor)]).join(", ");
+  return labels && `, all with ${labels}`;
+}
+
+/** Where the gradient of a layer is far below that of the head, among the visible cells; null without gradients. */
+function smallGradients(cells) {
+  const measured = cells.filter((cell) => cell.gradient).sort((a, b) => a.gradient.ratio - b.gradient.ratio);
+  if (!measured.length) return null;
+  const textOf = ({ label, gradient: { layer, ratio } }) =>
+    `${label}: layer ${layer} has ${shortNumber(+ratio.toPrecision(2))} times the gradient at the head`;
+  const vanishing = measured.filter((cell) => cell.gradient.ratio < VANISHING);
+  if (!vanishing.length) return [`do not vanish; the smallest is in ${textOf(measured[0])}`];
+  const badge = make("span", { class: "badge bad" }, "vanish");
+  if (vanishing.length === 1) return [badge, `in ${textOf(vanishing[0])}`];
+  const title = `in ${vanishing.length} cells${sharedBy(vanishing)}`;
+  return [badge, `most in ${textOf(vanishing[0])}`, folded(title, list(vanishing.map(textOf)))];
+}
+
 /** What happened to the runs that did not train, by state, with the cells. */
 function failures(cells) {
   const total = new Map();
@@ -98,16 +145,14 @@ function failures(cells) {
     (cell) =>
       `${cell.label} (${Object.entries(cell.bad)
         .map(([state, count]) => `${count} ${state}`)
-        .join(", ")} of ${cell.runs})`,
+        .join(
+          ", ",
+        )} of ${cell.runs}${cell.rates.length > 1 ? ` runs, at lr ${cell.bad_rates.map(shortNumber).join(", ")}` : ""})`,
   );
-  const common = FACTORS.filter(
-    (factor) => factor.levels.length > 1 && new Set(bad.map((cell) => levelOf(cell, factor))).size === 1,
-  );
-  const all = common.map((factor) => factor.labels[levelOf(bad[0], factor)]).join(", ");
   const short = lines.length <= 3;
   return [
     ...[...total].map(([state, count]) => make("span", { class: "badge bad" }, `${count} ${state}`)),
-    short ? lines.join("; ") : folded(`in ${lines.length} cells${all && `, all with ${all}`}`, list(lines)),
+    short ? lines.join("; ") : folded(`in ${lines.length} cells${sharedBy(bad)}`, list(lines)),
   ];
 }
 
@@ -228,6 +273,12 @@ function panelsOf(cells, factors) {
   return [...panels];
 }
 
+/** The number of panels that differ in their last factor only, which share a row if there is room. */
+const groupOf = ({ panel }) => {
+  const last = panel.at(-1);
+  return last ? last.levels.length - state.hidden[last.option].size : 1;
+};
+
 /** The panels of a line plot; `pointsOf` returns the points of the cells of one line. */
 function linePanels(cells, channels, pointsOf) {
   const { color, style } = channels;
@@ -276,6 +327,7 @@ function drawFactor(place) {
   drawLines(place, {
     title: "final loss",
     panels: linePanels(cells, channels, points),
+    group: groupOf(channels),
     x: { ticks, isLog: x.is_log },
     isConnected: x.is_numeric,
   });
@@ -305,6 +357,7 @@ function drawCurves(place) {
   drawLines(place, {
     title: "curves",
     panels: linePanels(cells, channels, points),
+    group: groupOf(channels),
     x: { isSparse: true },
     isBand: true,
     isCurve: true,
@@ -326,6 +379,7 @@ function drawRates(place) {
   drawLines(place, {
     title: "learning rates",
     panels: linePanels(cells, channels, points),
+    group: groupOf(channels),
     x: { ticks: rates.map((rate) => [rate, shortNumber(rate)]), isLog: rates[0] > 0, isSparse: true },
     isConnected: true,
   });
@@ -350,13 +404,14 @@ function drawMatrix(place) {
       cells
         .filter((cell) => cell.point)
         .map((cell) => {
-          const { y, diverged, n } = cell.point;
+          const { y, diverged, n, stuck } = cell.point;
           const at = `${shown(columns).indexOf(levelOf(cell, columns))},${shown(rows).indexOf(levelOf(cell, rows))}`;
           return [
             at,
             {
               value: y,
-              text: isMissing(y) ? `× ${diverged}/${n}` : y.toFixed(3),
+              text: isMissing(y) ? `× ${diverged}/${n}` : `${y.toFixed(3)}${stuck ? " ○" : ""}`,
+              isStuck: Boolean(stuck),
               isBest: cell === best && !cell.is_bad,
               tip: `${cell.label}: ${cell.loss_text}`,
             },
@@ -412,11 +467,13 @@ function layerFigure(own) {
     drawLines(place, {
       title: own.statistic,
       panels: linePanels(visibleCells(), channels, points),
+      group: groupOf(channels),
       x: { isSparse: true },
       isBand: true,
       mayBeLog: true,
     });
     const { unit, formula, question } = DATA.statistics[own.statistic];
+    const hasEmbeddings = CELLS.some((cell) => cell.layers[own.statistic]?.[own.moment]?.[0]?.[0] === 0);
     const choose = (key) => (value) => {
       own[key] = value;
       redraw();
@@ -424,10 +481,11 @@ function layerFigure(own) {
     const names = Object.keys(DATA.statistics).map((name) => [name, name]);
     return {
       y: unit === "1" ? own.statistic : `${own.statistic}, ${unit}`,
-      x: "layer (0: embeddings, last: head)",
+      x: hasEmbeddings ? "layer (0: embeddings, last: head)" : "layer (last: head)",
       channels,
       flags: `layers --statistic '${own.statistic}' --at ${own.moment}`,
-      definition: `${formula}. ${question}`,
+      definition: formula,
+      question,
       controls: [
         dropDown("statistic", names, own.statistic, choose("statistic")),
         dropDown("at the", Object.entries(DATA.moments), own.moment, choose("moment")),
@@ -437,7 +495,7 @@ function layerFigure(own) {
 }
 
 const RANGE = (what) => `Line: ${what} of the seeds at each cell's best learning rate; band: their range.`;
-const MARKS = `Large point: mean over the seeds, with its ${Math.round(100 * DATA.level)}% interval if there are three or more; an arrow: the interval ends outside the frame. Small points: seeds. × k/n: k of n seeds diverged, so there is no mean.`;
+const MARKS = `Large point: mean over the seeds, with its ${Math.round(100 * DATA.level)}% interval if there are three or more; an arrow: the interval ends outside the frame. Small points: seeds. × k/n: k of n seeds diverged, so there is no mean. Open point: with runs that are stuck or regressed; a number at the top is the loss of one above the frame.`;
 
 function addFigure(id, title, how, draw, parent = byId("figures"), controls = []) {
   const figure = { draw, isDirty: true, isNear: false, parts: {} };
@@ -445,6 +503,7 @@ function addFigure(id, title, how, draw, parent = byId("figures"), controls = []
     figure.parts[part] = make(part.length > 1 ? "div" : "p", { class: part.length > 1 ? part : `axis-name ${part}` });
   figure.parts.panels = make("div", { class: "panels" });
   figure.parts.how = make("p", { class: "small" });
+  figure.parts.question = make("p", { class: "small muted" });
   figure.parts.command = make("p", { class: "small code" });
   figure.fixed = controls;
   const { panels, legend, y, x, command } = figure.parts;
@@ -459,6 +518,7 @@ function addFigure(id, title, how, draw, parent = byId("figures"), controls = []
     { class: "chart", "data-figure": id },
     make("h2", {}, title),
     figure.parts.controls,
+    figure.parts.question,
     legend,
     y,
     panels,
@@ -475,9 +535,10 @@ function addFigure(id, title, how, draw, parent = byId("figures"), controls = []
 function drawNow(figure) {
   figure.isDirty = false;
   const { parts } = figure;
-  const { y, x, channels, flags, controls, definition, hasNoLegend } = figure.draw(parts.panels);
+  const { y, x, channels, flags, controls, definition, question, hasNoLegend } = figure.draw(parts.panels);
   const panels = panelsOf(visibleCells(), channels.panel).length;
-  parts.y.textContent = `↑ ${y}`;
+  parts.y.textContent = `${hasNoLegend ? "" : "↑ "}${y}${parts.panels.dataset.isLog ? ", logarithmic" : ""}`;
+  parts.question.textContent = question ?? "";
   parts.x.textContent = `${x} →`;
   const { color, style } = channels;
   const shown = (factor) =>
@@ -664,7 +725,7 @@ function addOthers() {
     addFigure(
       "matrix",
       "Interaction of two factors",
-      "Mean final loss over the seeds; the frame marks the best cell. × k/n: k of n seeds diverged.",
+      "Mean final loss over the seeds; the frame marks the best cell. × k/n: k of n seeds diverged; ○: with runs that are stuck or regressed.",
       drawMatrix,
     );
   const names = Object.keys(DATA.statistics);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def test_points_are_where_the_axis_says(browser, path):
         spec = drawn(ready(page), "factor")
         svg = page.locator("[data-figure=factor] svg[role=img]").first
         ticks = svg.evaluate(
-            """(svg) => [...svg.querySelectorAll('text[text-anchor=end]')]
+            """(svg) => [...svg.querySelectorAll('text[text-anchor=end]:not(.mark)')]
                 .map((text) => [Number(text.textContent), Number(text.getAttribute('y')) - 4])"""
         )
         circles = svg.evaluate(
@@ -57,6 +58,22 @@ def draw_lines(page, lines: list[list[dict]], **spec) -> str:
         }""",
         [lines, spec],
     )
+
+
+def test_stuck_runs_that_stretch_the_axis_are_open_points_at_its_top(browser, path):
+    lines = [[{"x": 0, "y": y, "seeds": [y], "n": 1, "stuck": int(y > 2.3)}] for y in (2.0, 2.2, 2.4, 3.5, 3.6)]
+    with opened(browser, path) as page:
+        near, far = (ET.fromstring(draw_lines(ready(page), lines[:count])) for count in (3, 5))
+    for svg, above in ((near, []), (far, ["2.40", "3.50", "3.60"])):
+        circles = [circle for circle in svg.findall(".//{*}circle") if circle.get("r") == "3.6"]
+        assert [circle.get("fill") == "red" for circle in circles] == [True, True, *[False] * (len(circles) - 2)]
+        assert [text.text for text in svg.findall(".//{*}text") if text.get("class") == "mark"] == above
+        heights = [float(circle.get("cy") or 0) for circle in circles]
+        assert heights[0] > heights[1] > heights[2]
+        assert len(set(heights[2:])) == 1
+    ticks = {text.text for text in far.findall(".//{*}text") if text.get("class") != "mark"}
+    assert "2.1" in ticks
+    assert "3" not in ticks
 
 
 def test_interval_beyond_the_frame_ends_in_an_arrow(browser, path):

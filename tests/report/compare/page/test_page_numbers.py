@@ -148,16 +148,43 @@ def test_answer_equals_summarize(browser, path, sweep, cells, runs):
         assert f"{best['val_loss']:.4f} ± {half:.4f} nats/token (95% interval, n=3), " in text
         rates = 2 if best["model.depth"] == 4 else 1
         rate = f"{best['lr']:g}"
-        assert text.endswith(f"at its best learning rate {rate} (of {rates})" if rates > 1 else f"at lr {rate}")
+        assert text.endswith(f"at learning rate {rate}" + (f", the best of {rates}" if rates > 1 else ""))
         text = page.locator("#answer").inner_text()
     assert f"the second best, {second['label']}" in text
     assert f"{-second['difference']:+.4f} [{-second['difference_high']:+.4f}, {-second['difference_low']:+.4f}]" in text
     assert f"p = {second['p_holm']:.2g} corrected for 7 comparisons" in text
-    assert ("not surely better" in text) == (second["p_holm"] > 0.05)
+    assert ("not significant" in text) == (second["p_holm"] > 0.05)
     assert "1 diverged" in text
     assert "RMSNorm, post-norm, depth 8 (1 diverged of 3)" in text
     tokens, minutes = sum(run["step"] for run in runs) * 8 * 128, sum(run["seconds"] for run in runs) / 60
     assert f"36 runs, {tokens / 1e6:.3g}M tokens, {minutes:.3g} minutes of training" in text
+
+
+def test_best_at_each_depth_equals_summarize(browser, path, sweep, cells):
+    with opened(browser, path) as page:
+        text = ready(page).locator("#answer").inner_text()
+    for depth in (4, 8):
+        trained = [row for row in cells if row["model.depth"] == depth and not row["seeds_diverged"]]
+        best, second = sorted(trained, key=lambda row: row["val_loss"])[:2]
+        texts = [f"{row['label'].removesuffix(f', depth {depth}')} ({row['val_loss']:.4f})" for row in (best, second)]
+        assert f"{depth} {texts[0]}, " in text
+        assert f"better than {texts[1]}" in text
+
+
+def test_smallest_gradient_is_that_of_the_profiles(browser, path):
+    """The profiles themselves are compared with the records above."""
+    ratios: dict[str, tuple[float, int]] = {}
+    with opened(browser, path) as page:
+        text = ready(page).locator("#answer").inner_text()
+        data = page.evaluate("DATA.cells.map(({label, gradient, layers}) => [label, gradient, layers.dresid_rms.last])")
+    for label, gradient, profile in data:
+        *layers, head = profile
+        value, layer = min((value, layer) for layer, value, *_ in layers)
+        ratios[label] = value / head[1], layer
+        assert (gradient["layer"], gradient["ratio"]) == (layer, pytest.approx(value / head[1], rel=1e-4))
+    label, (ratio, layer) = min(ratios.items(), key=lambda item: item[1])
+    assert f"{label}: layer {layer} has {ratio:.2g} times the gradient at the head" in text
+    assert ("do not vanish" in text) == (ratio >= 0.1)
 
 
 def test_tables_equal_summarize(browser, path, sweep, runs):

@@ -17,6 +17,8 @@ const UNITS = {
 const MAX_BESTS = 6;
 /** A layer's gradient below this share of the gradient at the head counts as vanishing. */
 const VANISHING = 0.1;
+/** The comparison of a cell with a worse one; undefined without one. */
+const marginOf = (better, worse) => MARGINS.get(`${CELLS.indexOf(better)},${CELLS.indexOf(worse)}`);
 const isMissing = (value) => value === null || value === undefined;
 
 const state = {
@@ -53,7 +55,8 @@ function drawAnswer() {
   if (!best || DATA.not_comparable || (best.is_bad && ranked.length > 1))
     parts.push(make("p", { class: "best" }, !best ? noResult : DATA.not_comparable || DATA.all_bad));
   else {
-    const among = cells.length > 1 ? `Best of ${counted(cells.length, "cell")}` : "The only cell";
+    const name = marginOf(best, second)?.isSignificant ? "Best" : "Lowest loss";
+    const among = cells.length > 1 ? `${name} of ${counted(cells.length, "cell")}` : "The only cell";
     parts.push(
       make("p", { class: "eyebrow" }, among),
       make("p", { class: "best" }, unbroken(best.label)),
@@ -63,7 +66,7 @@ function drawAnswer() {
   const facts = make("dl", { class: "facts" });
   const fact = (name, ...content) => facts.append(make("dt", {}, name), make("dd", {}, ...content));
   if (best && second && !best.is_bad && !DATA.not_comparable) {
-    const margin = MARGINS.get(`${CELLS.indexOf(best)},${CELLS.indexOf(second)}`);
+    const margin = marginOf(best, second);
     const badge = margin?.isSignificant ? ["yes", "significant"] : ["no", "not significant"];
     const text = margin
       ? margin.text
@@ -102,8 +105,7 @@ function bestAtEach(factor, ranked) {
   return factor.levels.flatMap((_, index) => {
     const [best, second] = ranked.filter((cell) => levelOf(cell, factor) === index);
     if (!best || best.is_bad) return [];
-    const margin = second && MARGINS.get(`${CELLS.indexOf(best)},${CELLS.indexOf(second)}`);
-    const isSignificant = margin?.isSignificant ? "significantly" : "not significantly";
+    const isSignificant = marginOf(best, second)?.isSignificant ? "significantly" : "not significantly";
     const next = second ? `, ${isSignificant} better than ${textOf(second)}` : "";
     return [make("li", {}, make("b", {}, factor.titles[index]), ` ${textOf(best)}${next}`)];
   });

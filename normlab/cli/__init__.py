@@ -30,6 +30,7 @@ COMMANDS = (
         "explain",
         "inspect",
         "sample",
+        "study",
     ),
     *("doctor", "completion"),
 )

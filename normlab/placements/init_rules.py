@@ -135,6 +135,15 @@ def deepnorm(weight: Weight) -> float:
 
 
 @init_rule
+def deepnorm_inverse(weight: Weight) -> float:
+    """Xavier, times (8L)^(+1/4) for values, attention output and MLP: a known error, for comparison with deepnorm.
+
+    Source: the exponent's sign in the code of pixeli99/MixLN and lmsdss/LayerNorm-Scaling.
+    """
+    return xavier(weight) * (1 if weight.role in UNSCALED else (8 * weight.depth) ** 0.25)
+
+
+@init_rule
 def sub_ln(weight: Weight) -> float:
     """Xavier, times gamma = sqrt(ln 2L) for values, attention output and MLP; queries and keys are not scaled.
 

@@ -34,7 +34,7 @@ ROOM = 0.08
 """Room above and below the values, as a share of their range."""
 _DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 _MARKERS = {"solid": "o", "dash": "s", "dot": "^", "dashdot": "D"}
-_SETTINGS = {
+SETTINGS = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 7, "xtick.labelsize": 7,
     "ytick.labelsize": 7, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6,
     "grid.linewidth": 0.4, "grid.color": "#dddddd", "lines.linewidth": 1.3, "lines.markersize": 4,
@@ -60,11 +60,11 @@ def write_figure(figure: Figure, path: Path, columns: int = 2) -> None:
         raise ConfigError(f"--columns {columns}: must be 1 or 2")
     import matplotlib
 
-    with matplotlib.rc_context(_SETTINGS):  # pyright: ignore[reportArgumentType]
-        write_output(path, _render(draw(figure, columns), path.suffix.lower().removeprefix(".")))
+    with matplotlib.rc_context(SETTINGS):  # pyright: ignore[reportArgumentType]
+        write_output(path, render_figure(draw(figure, columns), path.suffix.lower().removeprefix(".")))
 
 
-def _render(canvas: Canvas, format: str) -> bytes:
+def render_figure(canvas: Canvas, format: str) -> bytes:
     """Return a figure as a file without dates, so that equal figures are equal files."""
     metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {"Software": None}}[format]
     content = io.BytesIO()
@@ -79,7 +79,7 @@ def draw(figure: Figure, columns: int = 2) -> Canvas:
     class Canvas(MatplotlibFigure):
         def _repr_png_(self) -> bytes:
             """Return the picture that a notebook shows."""
-            return _render(self, "png")
+            return render_figure(self, "png")
 
     count = len(figure.panels)
     most = (1 if figure.kind == "matrix" else 2) if columns == 1 or count == 4 else 4 if count > 6 else 3

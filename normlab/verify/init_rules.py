@@ -29,6 +29,7 @@ CLOSED_FORMS = {
     "xavier": ("0.02", "0.02", XAVIER, XAVIER, XAVIER),
     "xavier_scaled": ("0.02", "0.02", *[f"{XAVIER} * L ** -0.5"] * 3),
     "deepnorm": ("0.02", "0.02", XAVIER, *[f"{XAVIER} * (8 * L) ** -0.25"] * 2),
+    "deepnorm_inverse": ("0.02", "0.02", XAVIER, *[f"{XAVIER} * (8 * L) ** 0.25"] * 2),
     "sub_ln": ("0.02", "0.02", XAVIER, *[f"{XAVIER} * ln(2 * L) ** 0.5"] * 2),
     "smallinit": ("(0.4 / D) ** 0.5",) * 5,
     "smallinit_scaled": (*["(0.4 / D) ** 0.5"] * 4, "(0.2 / (D * L)) ** 0.5"),

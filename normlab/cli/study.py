@@ -1,0 +1,129 @@
+"""`normlab study`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from normlab.cli.app import ResultsDir, app, echo
+from normlab.errors import warn
+
+if TYPE_CHECKING:
+    from normlab.studies.base import Study
+
+study_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Test a claim of the field: plan, run, verdict."
+)
+app.add_typer(study_app, name="study")
+
+Name = Annotated[str, typer.Argument(metavar="STUDY", help="A study of `normlab study list`, or of a plugin.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="OVERRIDE", help="Options that change no result: sweep.jobs=2, device=cpu, plugins=[FILE]."),
+]
+Size = Annotated[str, typer.Option("--size", metavar="SIZE", help="small, medium or large.")]
+
+
+def _find(name: str, overrides: list[str]) -> Study:
+    from normlab.config.compose import register_plugins
+    from normlab.studies.base import find_study, load_studies
+    from normlab.studies.run import check_overrides
+
+    check_overrides(overrides)
+    load_studies()
+    if plugins := [override for override in overrides if override.startswith("plugins=")]:
+        register_plugins(plugins)
+    return find_study(name)
+
+
+@study_app.command("list")
+def list_() -> None:
+    """List the studies, with their questions and sizes."""
+    from normlab.report.tables import render
+    from normlab.studies.base import STUDIES, load_studies
+
+    load_studies()
+    rows = [
+        {"study": name, "question": study.question, "claims": len(study.claims), "sizes": ", ".join(study.grids)}
+        for name, study in sorted(STUDIES.items())
+    ]
+    echo(render(rows))
+
+
+@study_app.command()
+def show(name: Name, overrides: Overrides = None, size: Size = "small", results_dir: ResultsDir = "results") -> None:
+    """Print the plan of a study, its claims and criteria, its cost, and an estimate of its time on this machine."""
+    from normlab.studies.run import compose, cost_of
+
+    study = _find(name, overrides or [])
+    study.grids_of(size)  # rejects a size before anything is printed
+    echo(f"{study.name}: {study.question}")
+    for kind, claims in (("claim", study.claims), ("control", study.controls)):
+        for claim in claims:
+            echo(f"{kind} {claim.name}: {claim.text}{f' ({claim.source})' if claim.source else ''}")
+            echo(f"  estimator: {claim.estimator.text}")
+            echo(
+                f"  supported if: {claim.criterion.text}"
+                + ("" if claim.size == "small" else f"; needs size {claim.size}")
+            )
+    for grid, _, composed in compose(study, size, results_dir, overrides or []):
+        cost = cost_of(composed)
+        echo(
+            f"grid {grid.name}: {cost.runs} runs, {cost.tokens:,} tokens, at most about "
+            f"{max(cost.seconds / 60, 1):.0f} minutes on this machine"
+        )
+        echo(f"  normlab sweep {grid.overrides}")
+    echo(f"criterion {study.criterion_hash(size)}")
+
+
+@study_app.command()
+def run(
+    name: Name,
+    overrides: Overrides = None,
+    size: Size = "small",
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Train failed runs again.")] = False,
+    results_dir: ResultsDir = "results",
+) -> int:
+    """Run the grids of a study, or resume them, and write its report."""
+    from normlab.studies.run import plan, verify_blocks
+    from normlab.sweeps.progress import ProgressDisplay, plan_lines, result_lines
+    from normlab.sweeps.supervisor import supervise
+
+    study = _find(name, overrides or [])
+    for grid in plan(study, size, results_dir, overrides or []):
+        planned, folder = grid.sweep.plan, grid.sweep.folder
+        for warning in grid.sweep.warnings:
+            warn(warning)
+        for line in plan_lines(planned, folder, with_packs=False):
+            echo(line)
+        result = supervise(folder, planned, grid.options, ProgressDisplay(folder), retry_failed=retry_failed)
+        for line in result_lines(result.plan, folder, result.failed):
+            echo(line)
+        if result.code:
+            return result.code
+        verify_blocks(folder, grid.composed)
+    _report(study, size, results_dir)
+    return 0
+
+
+@study_app.command()
+def report(name: Name, overrides: Overrides = None, size: Size = "small", results_dir: ResultsDir = "results") -> None:
+    """Write the report of a study from the records of its runs."""
+    _report(_find(name, overrides or []), size, results_dir)
+
+
+def _report(study: Study, size: str, results_dir: str) -> None:
+    from normlab.studies.judge import judge
+    from normlab.studies.report import folder_of, write_report
+    from normlab.studies.run import read_evidence
+
+    evidence = read_evidence(study, size, results_dir)
+    verdicts = judge(study, size, evidence.results, unverified=evidence.unverified, notes=evidence.notes)
+    for note in verdicts.notes:
+        warn(note)
+    for each in verdicts.claims:
+        echo(each.sentence)
+    for each in verdicts.controls:
+        echo(f"control {each.sentence}")
+    echo(str(write_report(verdicts, evidence, folder_of(results_dir, study, size))))

@@ -1,0 +1,106 @@
+"""Arms: the runs of a study that meet some conditions. Some seeds choose the learning rate, the others judge it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from normlab.errors import ConfigError
+from normlab.report.cells import BAD_OUTCOMES, Cell
+from normlab.report.learning_rates import shared_lr
+from normlab.report.results import RunResult
+from normlab.report.settings import select_where, setting
+
+CHOOSING_SEEDS = 2
+"""The first seeds of a grid, on which the learning rate of an arm is chosen; the others judge it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """The runs of one configuration, at all learning rates and seeds."""
+
+    where: str
+    runs: Sequence[RunResult]
+
+    @cached_property
+    def seeds(self) -> list[object]:
+        """The seeds of the runs, in order."""
+        return sorted({run.replicate[0] for run in self.runs}, key=lambda seed: (not isinstance(seed, int), seed))  # pyright: ignore
+
+    @cached_property
+    def learning_rates(self) -> list[float]:
+        """The learning rates of the runs."""
+        return sorted({run.lr for run in self.runs})
+
+    @property
+    def judging_seeds(self) -> list[object]:
+        """The seeds that the estimators use: all of them if there is one learning rate."""
+        return self.seeds[CHOOSING_SEEDS:] if len(self.learning_rates) > 1 else self.seeds
+
+    @cached_property
+    def choice(self) -> Cell:
+        """The runs on which the learning rate is chosen."""
+        chosen = set(self.seeds[:CHOOSING_SEEDS])
+        return Cell((), (), [run for run in self.runs if run.replicate[0] in chosen])
+
+    @property
+    def best_lr(self) -> float | None:
+        """The best learning rate on the choosing seeds; None before any of their runs has ended."""
+        return self.choice.best_lr
+
+    @property
+    def has_best_at_edge(self) -> bool:
+        """Whether the best learning rate is the lowest or highest of its grid, so that a better one may be outside."""
+        return len(self.learning_rates) > 1 and self.best_lr in (self.learning_rates[0], self.learning_rates[-1])
+
+    def judged(self, lr: float | None) -> list[RunResult]:
+        """Return the completed runs of the judging seeds at a learning rate."""
+        seeds = set(self.judging_seeds)
+        return [run for run in self.runs if run.lr == lr and run.replicate[0] in seeds and run.has_loss]
+
+    def count(self, runs: Sequence[RunResult], states: Sequence[str] = BAD_OUTCOMES) -> int:
+        """Return how many of some runs are in one of the states."""
+        return sum(run.state in states for run in runs)
+
+    @property
+    def unfinished(self) -> int:
+        """Number of runs without an outcome."""
+        return sum(not run.has_loss for run in self.runs)
+
+
+class StudyRuns:
+    """The runs of a study, from which the estimators take arms; records the arms that were used."""
+
+    def __init__(self, results: Sequence[RunResult]) -> None:
+        self.results = list(results)
+        self.used: dict[str, Arm] = {}
+
+    def arm(self, where: str) -> Arm:
+        """Return the runs that meet conditions such as `placement=post,model.depth=8`.
+
+        Raises:
+            ConfigError: A condition is invalid, or no run meets all of them.
+        """
+        if where not in self.used:
+            selected = set(select_where([run.record for run in self.results], [where] if where else [], "arm"))
+            self.used[where] = Arm(where, [run for run in self.results if run.record in selected])
+        return self.used[where]
+
+    def levels(self, where: str, option: str) -> list[float]:
+        """Return the values of a numeric option among the runs that meet the conditions.
+
+        Raises:
+            ConfigError: A value is not a number.
+        """
+        values = {setting(run.record, option) for run in self.arm(where).runs}
+        if not all(isinstance(value, int | float) for value in values):
+            raise ConfigError(f"slope over {option}: needs numbers, and the runs have {', '.join(map(str, values))}")
+        return sorted(float(value) for value in values)  # pyright: ignore
+
+    def rate_of(self, arms: Sequence[Arm], lr: str) -> dict[str, float | None]:
+        """Return the learning rate of each arm: its best one, or the common one with the best mean rank."""
+        if lr == "best":
+            return {arm.where: arm.best_lr for arm in arms}
+        common = shared_lr([arm.choice.ranking for arm in arms if arm.choice.losses])
+        return {arm.where: common for arm in arms}

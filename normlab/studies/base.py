@@ -1,0 +1,224 @@
+"""What a study is: a question, grids of runs, and claims, each with an estimator and a criterion.
+
+A study is one file in this folder, or in a plugin, that calls `register_study`. Everything that decides a verdict is
+data: the grids, the estimators, the criteria and the controls have a text, which `normlab study show` prints, and a
+hash, which the sweep's plan keeps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import math
+import pkgutil
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from normlab.errors import ConfigError, unknown
+from normlab.plugins import claim_name
+from normlab.studies.estimators import Estimate, Estimator
+
+SIZES = ("small", "medium", "large")
+SUPPORTED, REFUTED, UNDECIDED, VOID = "supported", "refuted", "undecided", "void"
+"""The verdicts. undecided: the interval holds values on both sides of the criterion. void: a control failed, or the
+runs cannot answer."""
+
+
+class Criterion(Protocol):
+    """What an estimate must be for a claim to hold."""
+
+    @property
+    def text(self) -> str:
+        """The criterion as text."""
+        ...
+
+    def judge(self, estimate: Estimate) -> str:
+        """Return supported, refuted or undecided."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """Supported if the 95 % interval is at or above the bound, refuted if it is below."""
+
+    bound: float
+
+    @property
+    def text(self) -> str:
+        """The criterion as text."""
+        return f"at least {self.bound:g}"
+
+    def judge(self, estimate: Estimate) -> str:
+        """Return supported, refuted or undecided."""
+        return _judge(estimate.low, estimate.high, self.bound, math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """Supported if the 95 % interval is at or below the bound, refuted if it is above."""
+
+    bound: float
+
+    @property
+    def text(self) -> str:
+        """The criterion as text."""
+        return f"at most {self.bound:g}"
+
+    def judge(self, estimate: Estimate) -> str:
+        """Return supported, refuted or undecided."""
+        return _judge(estimate.low, estimate.high, -math.inf, self.bound)
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """Supported if two one-sided tests at 5 % (TOST) put the value between the bounds: the 90 % interval is inside.
+
+    Refuted if the 95 % interval is outside.
+
+    Source: Schuirmann 1987, J. Pharmacokinet. Biopharm. 15, 657-680.
+    """
+
+    low: float
+    high: float
+
+    @property
+    def text(self) -> str:
+        """The criterion as text."""
+        return f"between {self.low:g} and {self.high:g} (two one-sided tests)"
+
+    def judge(self, estimate: Estimate) -> str:
+        """Return supported, refuted or undecided."""
+        if _judge(estimate.low90, estimate.high90, self.low, self.high) == SUPPORTED:
+            return SUPPORTED
+        verdict = _judge(estimate.low, estimate.high, self.low, self.high)
+        return verdict if verdict == REFUTED else UNDECIDED
+
+
+def _judge(low: float | None, high: float | None, least: float, most: float) -> str:
+    if low is None or high is None or math.isnan(low) or math.isnan(high):
+        return UNDECIDED
+    if least <= low and high <= most:
+        return SUPPORTED
+    return REFUTED if high < least or low > most else UNDECIDED
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A grid of runs: the overrides of one `normlab sweep`."""
+
+    name: str
+    overrides: str
+    """As on the command line, without sweep.name and results_dir."""
+
+    @property
+    def arguments(self) -> list[str]:
+        """The overrides as a list."""
+        return shlex.split(self.overrides)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A statement, and what counts as support."""
+
+    name: str
+    text: str
+    """One sentence, in the present tense."""
+    estimator: Estimator
+    criterion: Criterion
+    source: str = ""
+    """Who says it: author, year, arXiv id."""
+    effect: float | None = None
+    """The value that the claim expects, for the power; by default none is stated."""
+    size: str = "small"
+    """The smallest size that can decide it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The picture that decides a study: a figure of one of its sweeps, with the options of `normlab figure`."""
+
+    grid: str
+    kind: str
+    options: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A question, with its claims."""
+
+    name: str
+    question: str
+    grids: Mapping[str, Sequence[Grid]]
+    """The grids of each size; a size without grids cannot be run."""
+    claims: Sequence[Claim]
+    controls: Sequence[Claim] = ()
+    """Claims whose outcome is known; one that is not supported makes every verdict void."""
+    pictures: Sequence[Picture] = ()
+    background: str = ""
+    """What is known, for the report."""
+    limits: str = ""
+    """What would change the verdict, and what small models cannot tell."""
+    amendments: Mapping[str, str] = field(default_factory=dict)
+    """The reason for a change of the criterion after runs, by the hash before the change."""
+
+    def grids_of(self, size: str) -> Sequence[Grid]:
+        """Return the grids of a size.
+
+        Raises:
+            ConfigError: The study has no grids of this size.
+        """
+        if size not in self.grids:
+            raise ConfigError(f"--size {size}: study {self.name} has the sizes {', '.join(self.grids)}")
+        return self.grids[size]
+
+    def criterion_text(self, size: str) -> str:
+        """Return everything that decides the verdicts: grids, estimators, criteria and controls."""
+        lines = [f"grid {grid.name}: {' '.join(grid.arguments)}" for grid in self.grids_of(size)]
+        for kind, claims in (("claim", self.claims), ("control", self.controls)):
+            lines += [f"{kind} {c.name}: {c.estimator!r} {c.criterion!r} {c.effect} {c.size}" for c in claims]
+        return "\n".join(lines)
+
+    def criterion_hash(self, size: str) -> str:
+        """Return the first 12 hex digits of the SHA-256 of `criterion_text`."""
+        return hashlib.sha256(self.criterion_text(size).encode()).hexdigest()[:12]
+
+
+STUDIES: dict[str, Study] = {}
+"""The registered studies by name."""
+
+
+def register_study(study: Study) -> Study:
+    """Register a study.
+
+    Raises:
+        ConfigError: The name is taken or is no identifier, a size is unknown, or two claims have the same name.
+    """
+    claim_name("study", study.name, known=study.name in STUDIES, same=study == STUDIES.get(study.name))
+    for size in study.grids:
+        if size not in SIZES:
+            raise ConfigError(f"study {study.name}: " + unknown("size", size, SIZES))
+    names = [claim.name for claim in (*study.claims, *study.controls)]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"study {study.name}: two claims have the same name; rename one")
+    STUDIES[study.name] = study
+    return study
+
+
+def load_studies() -> None:
+    """Import every study of this folder."""
+    package = importlib.import_module("normlab.studies")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"normlab.studies.{module.name}")
+
+
+def find_study(name: str) -> Study:
+    """Return a study by its name.
+
+    Raises:
+        ConfigError: The name is unknown.
+    """
+    if name not in STUDIES:
+        raise ConfigError(unknown("study", name, STUDIES))
+    return STUDIES[name]

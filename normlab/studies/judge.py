@@ -1,0 +1,163 @@
+"""The verdicts of a study, from the records of its runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from normlab.errors import ConfigError
+from normlab.report.results import RunResult, reason_not_comparable
+from normlab.studies.arms import StudyRuns
+from normlab.studies.base import SIZES, SUPPORTED, UNDECIDED, VOID, AtLeast, AtMost, Claim, Study, Within
+from normlab.studies.estimators import Estimate
+from normlab.studies.run import block_of_run
+
+DRAWS = 20_000
+"""Simulated studies for the power of two one-sided tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The verdict of a claim."""
+
+    claim: Claim
+    verdict: str
+    reason: str
+    """Why the verdict is void or undecided; empty otherwise."""
+    estimate: Estimate
+    power: float | None
+    """The probability that the claim is supported if its stated effect is true; None if it states none."""
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence, with the estimate, its interval and the number of seeds."""
+        e = self.estimate
+        interval = "" if e.low is None or e.high is None else f" [{e.low:+.4g}, {e.high:+.4g}]"
+        value = "no estimate" if math.isnan(e.value) else f"{e.value:+.4g}{interval} (n={e.n})"
+        reason = f" {self.reason}." if self.reason else ""
+        return f"{self.verdict}: {self.claim.text} Estimate {value}; criterion: {self.claim.criterion.text}.{reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """The verdicts of a study."""
+
+    study: Study
+    size: str
+    claims: Sequence[Judgement]
+    controls: Sequence[Judgement]
+    notes: Sequence[str]
+    """Notes on the whole study: an amended criterion, unfinished runs."""
+
+
+def judge(
+    study: Study, size: str, results: Sequence[RunResult], *, unverified: Mapping[str, str], notes: Sequence[str] = ()
+) -> Verdicts:
+    """Return the verdicts of a study.
+
+    A control that is not supported makes every verdict void, and so do runs that are not comparable.
+
+    Args:
+        study: The study.
+        size: The size of its grids.
+        results: Its runs.
+        unverified: The failed check of `normlab verify` by `norm placement` of its blocks; empty if all hold.
+        notes: Notes on the whole study.
+    """
+    reason = reason_not_comparable(results)
+    controls = [_judge(claim, size, results, unverified, reason) for claim in study.controls]
+    failed = [each for each in controls if each.verdict != SUPPORTED]
+    control = f"The control {failed[0].claim.name} is {failed[0].verdict}" if failed else ""
+    claims = [_judge(claim, size, results, unverified, reason, control) for claim in study.claims]
+    unfinished = sum(not run.has_loss for run in results)
+    more = [f"runs without an outcome: {unfinished} of {len(results)}"] if unfinished else []
+    return Verdicts(study, size, claims, controls, [*notes, *more])
+
+
+def _judge(
+    claim: Claim, size: str, results: Sequence[RunResult], unverified: Mapping[str, str], reason: str, control: str = ""
+) -> Judgement:
+    runs = StudyRuns(results)
+    try:
+        estimate = claim.estimator.estimate(runs)
+    except ConfigError as error:
+        return Judgement(claim, VOID, f"The runs lack an arm ({error})", Estimate(math.nan), None)
+    power = power_of(claim, estimate)
+    reason = reason or _reason_void(claim, runs, unverified) or control
+    if reason:
+        return Judgement(claim, VOID, reason, estimate, power)
+    verdict = claim.criterion.judge(estimate)
+    if SIZES.index(size) < SIZES.index(claim.size):
+        return Judgement(claim, UNDECIDED, f"Size {size} cannot decide it: it needs size {claim.size}", estimate, power)
+    if verdict == UNDECIDED:
+        at_size = f"Undecided at this size: the power is {power:.0%}" if power is not None else "Undecided at this size"
+        return Judgement(claim, verdict, at_size, estimate, power)
+    return Judgement(claim, verdict, "", estimate, power)
+
+
+def _reason_void(claim: Claim, runs: StudyRuns, unverified: Mapping[str, str]) -> str:
+    """Return why the runs cannot answer, or an empty text."""
+    for arm in runs.used.values():
+        if unfinished := arm.unfinished:
+            return f"The arm [{arm.where}] has {unfinished} unfinished runs"
+        if claim.estimator.chooses_rate and arm.has_best_at_edge:
+            side = "lowest" if arm.best_lr == arm.learning_rates[0] else "highest"
+            return f"The best learning rate of [{arm.where}], {arm.best_lr:g}, is the {side} of its grid"
+        for run in arm.runs:
+            block = block_of_run(run)
+            if block in unverified:
+                return f"`normlab verify` fails for the block {block}: {unverified[block]}"
+    return ""
+
+
+# Power
+
+
+def power_of(claim: Claim, estimate: Estimate) -> float | None:
+    """Return the probability of the verdict supported if the claim's stated effect is true.
+
+    The quantity of a seed is normal, with the standard deviation that was observed. An interval bound against a
+    criterion is a one-sided t test at 2.5 %; `Within` is two one-sided t tests at 5 %, whose power is simulated.
+    """
+    sd, n, criterion = estimate.deviation, estimate.n, claim.criterion
+    if claim.effect is None or sd is None or n < 2:
+        return None
+    if isinstance(criterion, Within):
+        return _power_within(criterion, claim.effect, sd, n)
+    if not isinstance(criterion, AtLeast | AtMost):
+        return None
+    from statsmodels.stats.power import TTestPower
+
+    distance = claim.effect - criterion.bound if isinstance(criterion, AtLeast) else criterion.bound - claim.effect
+    if sd == 0:
+        return float(distance > 0)
+    return float(TTestPower().power(distance / sd, n, 0.025, alternative="larger"))
+
+
+def _power_within(criterion: Within, effect: float, sd: float, n: int) -> float:
+    from scipy.special import stdtrit
+
+    rng = np.random.default_rng(0)
+    mean = rng.normal(effect, sd / math.sqrt(n), DRAWS)
+    error = np.sqrt(rng.chisquare(n - 1, DRAWS) / (n - 1)) * sd / math.sqrt(n)
+    half = float(stdtrit(n - 1, 0.95)) * error
+    return float(np.mean((mean - half >= criterion.low) & (mean + half <= criterion.high)))
+
+
+# As data
+
+
+def as_row(judgement: Judgement) -> dict[str, Any]:
+    """Return a verdict for JSON."""
+    e, claim = judgement.estimate, judgement.claim
+    return {
+        "claim": claim.name, "text": claim.text, "source": claim.source, "verdict": judgement.verdict,
+        "reason": judgement.reason, "estimator": claim.estimator.text, "criterion": claim.criterion.text,
+        "estimate": e.value, "low": e.low, "high": e.high, "low90": e.low90, "high90": e.high90, "n": e.n, "p": e.p,
+        "method": e.method, "deviation": e.deviation, "seeds": dict(e.seeds), "diverged": e.diverged, "bad": e.bad,
+        "rates": dict(e.rates), "effect": claim.effect, "power": judgement.power,
+    }  # fmt: skip

@@ -1,0 +1,240 @@
+"""The report of a study: report.html, README.md, report.json and figures, all from the records of its runs.
+
+Equal records give equal files, byte for byte: nothing here depends on the time or the machine.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from normlab.report.cells_table import summarize_by
+from normlab.report.figure_data import make_figure
+from normlab.report.figure_draw import SETTINGS, render_figure, write_figure
+from normlab.report.pages.shell import page, write_output
+from normlab.report.tables import counted
+from normlab.store.format import to_json
+from normlab.studies.base import SIZES, Study, Within
+from normlab.studies.judge import Judgement, Verdicts, as_row
+from normlab.studies.run import Evidence
+
+FORMATS = ("svg", "pdf")
+COLOURS = {"supported": "#1f7a3d", "refuted": "#b3261e", "undecided": "#8a6d00", "void": "#5a6472"}
+CSS = """\
+.verdict { font-weight: 600; } .report img { max-width: 100%; background: #fff; }
+.report table { margin: 1rem 0; } .report td { vertical-align: top; }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A part of the report: a heading, a paragraph, a list, a table, a picture or a command."""
+
+    kind: str
+    content: Any
+
+
+def folder_of(results_dir: str, study: Study, size: str) -> Path:
+    """Return the folder of a report."""
+    return Path(results_dir) / "studies" / (study.name if size == SIZES[0] else f"{study.name}-{size}")
+
+
+def write_report(verdicts: Verdicts, evidence: Evidence, folder: Path) -> Path:
+    """Write the report of a study, and return its Markdown page.
+
+    Raises:
+        StoreError: A file cannot be written.
+    """
+    pictures = {"verdicts": "Each estimate with its 95% interval (thick: 90%). The criterion is the shaded range."}
+    forest = draw_verdicts([*verdicts.claims, *verdicts.controls])
+    for format in FORMATS:
+        write_output(folder / f"verdicts.{format}", forest[format])
+    for index, picture in enumerate(verdicts.study.pictures, 1):
+        table = summarize_by(evidence.folders[picture.grid])
+        options = {key: list(value) if isinstance(value, tuple) else value for key, value in picture.options.items()}
+        figure = make_figure(picture.kind, table, **options)  # pyright: ignore[reportArgumentType]
+        for format in FORMATS:
+            write_figure(figure, folder / f"figure-{index}.{format}")
+        pictures[f"figure-{index}"] = figure.caption
+    blocks = list(_blocks(verdicts, evidence, pictures))
+    write_output(folder / "README.md", _markdown(blocks).encode())
+    write_output(folder / "report.html", _page(verdicts.study, blocks, folder).encode())
+    write_output(folder / "report.json", to_json(_data(verdicts, evidence), indent=2))
+    return folder / "README.md"
+
+
+def _data(verdicts: Verdicts, evidence: Evidence) -> dict[str, Any]:
+    study = verdicts.study
+    return {
+        "study": study.name,
+        "question": study.question,
+        "size": verdicts.size,
+        "criterion": study.criterion_hash(verdicts.size),
+        "grids": {grid.name: grid.overrides for grid in study.grids_of(verdicts.size)},
+        "runs": len(evidence.results),
+        "tokens": math.fsum(run.record.status.tokens or 0 for run in evidence.results),
+        "claims": [as_row(each) for each in verdicts.claims],
+        "controls": [as_row(each) for each in verdicts.controls],
+        "notes": list(verdicts.notes),
+    }
+
+
+def _blocks(verdicts: Verdicts, evidence: Evidence, pictures: Mapping[str, str]) -> Iterator[Block]:
+    study, runs = verdicts.study, evidence.results
+    yield Block("title", study.question)
+    tokens = math.fsum(run.record.status.tokens or 0 for run in runs)
+    minutes = math.fsum((r.record.status.seconds or 0) / r.record.status.pack_size for r in runs) / 60
+    devices = ", ".join(sorted({str(run.settings["device"]) for run in runs}))
+    corpora = ", ".join(sorted({str(run.settings["corpus"]) for run in runs}))
+    yield Block(
+        "text",
+        f"Study {study.name}, size {verdicts.size}: {counted(len(runs), 'run')}, {tokens:,.0f} tokens, {minutes:.0f} "
+        f"minutes of training on {devices}; corpus {corpora}.",
+    )
+    yield Block("list", [each.sentence for each in verdicts.claims])
+    if verdicts.notes:
+        yield Block("list", list(verdicts.notes))
+    for item in pictures.items():
+        yield Block("picture", item)
+    yield Block("heading", "Claims")
+    yield Block("table", _table(verdicts.claims))
+    if verdicts.controls:
+        yield Block("heading", "Controls")
+        yield Block(
+            "text", "A control is a claim whose outcome is known. One that is not supported makes every verdict void."
+        )
+        yield Block("table", _table(verdicts.controls))
+    if study.background:
+        yield Block("heading", "What is known")
+        yield Block("text", study.background)
+    yield Block("heading", "What would change the verdicts")
+    yield Block("text", study.limits or "More seeds, and a larger size.")
+    yield Block("heading", "Estimators and criteria")
+    yield Block("list", [f"{c.name}: {c.estimator.text}; {c.criterion.text}" for c in (*study.claims, *study.controls)])
+    yield Block("heading", "Commands")
+    size = "" if verdicts.size == SIZES[0] else f" --size {verdicts.size}"
+    grids = [f"normlab sweep {grid.overrides}" for grid in study.grids_of(verdicts.size)]
+    yield Block(
+        "code",
+        [f"normlab study run {study.name}{size}", f"normlab study report {study.name}{size}", "# its grids", *grids],
+    )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None or math.isnan(value) else f"{value:+.4g}"
+
+
+def _table(judgements: Sequence[Judgement]) -> list[list[str]]:
+    rows = [["claim", "source", "verdict", "estimate", "95% interval", "n", "bad", "criterion", "power"]]
+    for each in judgements:
+        e, claim = each.estimate, each.claim
+        interval = "" if e.low is None else f"[{_number(e.low)}, {_number(e.high)}]"
+        power = "" if each.power is None else f"{each.power:.0%}"
+        verdict = f"{each.verdict}: {each.reason}" if each.reason else each.verdict
+        rows.append(
+            [
+                claim.text,
+                claim.source,
+                verdict,
+                _number(e.value),
+                interval,
+                str(e.n),
+                str(e.bad),
+                claim.criterion.text,
+                power,
+            ]
+        )
+    return rows
+
+
+def draw_verdicts(judgements: Sequence[Judgement]) -> dict[str, bytes]:
+    """Return the picture of all estimates, one row for each claim with its own scale, in each of `FORMATS`."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(SETTINGS):  # pyright: ignore[reportArgumentType]
+        canvas = Figure(figsize=(7.0, 0.3 + 0.62 * len(judgements)), layout="constrained")
+        axes = canvas.subplots(len(judgements), 1, squeeze=False)[:, 0]
+        for axis, each in zip(axes, judgements, strict=True):
+            _draw_verdict(axis, each)
+        return {format: render_figure(canvas, format) for format in FORMATS}
+
+
+def _draw_verdict(axis: Any, each: Judgement) -> None:
+    e, criterion = each.estimate, each.claim.criterion
+    bounds = [criterion.low, criterion.high] if isinstance(criterion, Within) else [getattr(criterion, "bound", 0.0)]
+    known = [value for value in (e.value, e.low, e.high, *bounds) if value is not None and math.isfinite(value)]
+    low, high = min([0.0, *known]), max([0.0, *known])
+    room = 0.08 * (high - low or 1.0)
+    low, high = low - room, high + room
+    start = bounds[0] if type(criterion).__name__ in ("AtLeast", "Within") else low
+    end = bounds[-1] if type(criterion).__name__ in ("AtMost", "Within") else high
+    axis.axvspan(start, end, color="#e3e7ec", linewidth=0)
+    axis.axvline(0, color="#9aa4b1", linewidth=0.6)
+    colour = COLOURS[each.verdict]
+    for bottom, top, width in ((e.low, e.high, 1.2), (e.low90, e.high90, 3.0)):
+        if bottom is not None and top is not None:
+            axis.plot([max(bottom, low), min(top, high)], [0, 0], color=colour, linewidth=width, solid_capstyle="butt")
+    if math.isfinite(e.value):
+        axis.plot([e.value], [0], marker="o", color=colour)
+    axis.set_xlim(low, high)
+    axis.set_ylim(-1, 1)
+    axis.set_yticks([])
+    axis.spines["left"].set_visible(False)
+    axis.set_title(f"{each.claim.name}: {each.verdict}", loc="left", fontsize=7, pad=2)
+
+
+# Markdown and HTML
+
+
+def _markdown(blocks: Sequence[Block]) -> str:
+    return "\n\n".join(_as_markdown(block) for block in blocks) + "\n"
+
+
+def _as_markdown(block: Block) -> str:
+    if block.kind == "title":
+        return f"# {block.content}"
+    if block.kind == "heading":
+        return f"## {block.content}"
+    if block.kind == "list":
+        return "\n".join(f"- {line}" for line in block.content)
+    if block.kind == "picture":
+        name, caption = block.content
+        return f"![{caption}]({name}.svg)\n\n*{caption}*"
+    if block.kind == "code":
+        return "\n".join(["```sh", *block.content, "```"])
+    if block.kind == "table":
+        head, *rows = [[cell.replace("|", r"\|") for cell in row] for row in block.content]
+        lines = [head, ["---"] * len(head), *rows]
+        return "\n".join(f"| {' | '.join(row)} |" for row in lines)
+    return block.content
+
+
+def _page(study: Study, blocks: Sequence[Block], folder: Path) -> str:
+    body = f'<style>{CSS}</style><main class="report">{"".join(_as_html(block, folder) for block in blocks)}</main>'
+    return page(study.question, body, {}, [])
+
+
+def _as_html(block: Block, folder: Path) -> str:
+    escape = html.escape
+    if block.kind in ("title", "heading", "text"):
+        tag = {"title": "h1", "heading": "h2", "text": "p"}[block.kind]
+        return f"<{tag}>{escape(block.content)}</{tag}>"
+    if block.kind == "list":
+        return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in block.content) + "</ul>"
+    if block.kind == "picture":
+        name, caption = block.content
+        content = base64.b64encode((folder / f"{name}.svg").read_bytes()).decode()
+        image = f'<img alt="{escape(caption)}" src="data:image/svg+xml;base64,{content}">'
+        return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
+    if block.kind == "code":
+        return f"<pre>{escape(chr(10).join(block.content))}</pre>"
+    head, *rows = block.content
+    cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -1,0 +1,205 @@
+"""Plan, train and read the grids of a study. Its sweeps are ordinary ones: they resume, and pack, and run on Slurm."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from normlab.errors import ConfigError, StoreError
+from normlab.report.results import RunResult, read_results
+from normlab.store.files import write_atomic
+from normlab.store.format import with_checksum
+from normlab.store.plans import has_plan, read_plan, sweep_folder
+from normlab.store.query import select_runs
+from normlab.store.reading import read_record
+from normlab.studies.base import Grid, Study
+
+if TYPE_CHECKING:
+    from normlab.config.schema import RunConfig
+    from normlab.config.sweep_options import SweepOptions
+    from normlab.sweeps.plan import PlannedSweep
+
+    Composed = tuple[list[str], RunConfig]
+
+CHECKS_FILE = "verify.json"
+"""In the folder of a study's sweep: the failed checks of `normlab verify` for its blocks."""
+ALLOWED = ("sweep.", "device=", "precision=", "compile=", "tracking.", "plugins=", "train.log_every=")
+"""The overrides that a study accepts: they change no criterion."""
+
+
+def name_of_sweep(study: Study, size: str, grid: Grid) -> str:
+    """Return the name of the sweep of a grid."""
+    return f"study-{study.name}-{size}-{grid.name}"
+
+
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Reject overrides that would change what a study measures.
+
+    Raises:
+        ConfigError: The message names the override and those that are allowed.
+    """
+    for override in overrides:
+        if not override.startswith(ALLOWED) or override.startswith("sweep.name"):
+            raise ConfigError(
+                f"{override}: would change the study; only {', '.join(ALLOWED)} are allowed, without sweep.name; "
+                "copy the study's file into a plugin to change its grid"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedGrid:
+    """A grid of a study as a sweep that can be trained."""
+
+    grid: Grid
+    options: SweepOptions
+    composed: Sequence[Composed]
+    sweep: PlannedSweep
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a grid costs."""
+
+    runs: int
+    tokens: int
+    seconds: float
+    """Estimate for this machine, from one timed step per kind of model."""
+
+
+def compose(
+    study: Study, size: str, results_dir: str, overrides: Sequence[str] = ()
+) -> Iterator[tuple[Grid, SweepOptions, Sequence[Composed]]]:
+    """Yield each grid of a study with the options of its sweep and the config of each run.
+
+    Raises:
+        ConfigError: An override is invalid.
+    """
+    from normlab.config.compose import compose_sweep
+
+    for grid in study.grids_of(size):
+        own = [f"sweep.name={name_of_sweep(study, size, grid)}", f"results_dir={results_dir}"]
+        yield grid, *compose_sweep([*grid.arguments, *overrides, *own])
+
+
+def plan(study: Study, size: str, results_dir: str, overrides: Sequence[str] = ()) -> Iterator[PlannedGrid]:
+    """Yield the plan of each grid of a study; the notes of a plan hold the hash of the criterion.
+
+    Raises:
+        ConfigError, DataError, StoreError: As `normlab sweep`.
+    """
+    from normlab.sweeps.plan import make_plan
+
+    note = f"study {study.name}, size {size}, criterion {study.criterion_hash(size)}"
+    for grid, options, composed in compose(study, size, results_dir, overrides):
+        planned = make_plan(options, composed)
+        notes = planned.plan.notes
+        if criterion_of(notes) is None:
+            planned = replace(planned, plan=replace(planned.plan, notes=[*notes, note]))
+        yield PlannedGrid(grid, options, composed, planned)
+
+
+def criterion_of(notes: Sequence[str]) -> str | None:
+    """Return the hash of the criterion in the notes of a plan."""
+    found = [match[1] for note in notes if (match := re.match(r"study \w+, size \w+, criterion ([0-9a-f]{12})$", note))]
+    return found[0] if found else None
+
+
+def cost_of(composed: Sequence[Composed]) -> Cost:
+    """Return the cost of some runs, with a time estimate from one timed pass of each kind of model."""
+    from normlab.propagation.measure import measure
+
+    seconds, tokens, timed = 0.0, 0, {}
+    for _, config in composed:
+        model, train = config.model, config.train
+        key = (config.norm.label, config.placement.name, model.depth, model.width, model.context, train.batch_size)
+        if key not in timed:
+            _, built, _ = measure(config)
+            start = time.perf_counter()
+            measure(config, built)
+            timed[key] = time.perf_counter() - start
+        seconds += train.steps * timed[key]
+        tokens += train.steps * train.batch_size * model.context
+    return Cost(len(composed), tokens, seconds)
+
+
+def verify_blocks(folder: Path, composed: Sequence[Composed]) -> None:
+    """Check the blocks of some runs by `normlab verify`, and write the failed checks into the sweep's folder.
+
+    Raises:
+        StoreError: The file cannot be written.
+    """
+    from normlab.verify.selection import checks_of_run
+
+    failed: dict[str, str] = {}
+    checked: set[str] = set()
+    for _, config in composed:
+        block = block_of(config.norm.label, config.placement.name)
+        if block not in checked:
+            checked.add(block)
+            wrong = [str(check) for check in checks_of_run(config) if not check.passed]
+            failed |= {block: wrong[0]} if wrong else {}
+    write_atomic(folder / CHECKS_FILE, with_checksum({"checked": sorted(checked), "failed": failed}))
+
+
+def block_of(norm: str | None, placement: str | None) -> str:
+    """Return the name of a block: that of its norm (or of the norm's preset) and that of its placement."""
+    return f"{norm} {placement}"
+
+
+def block_of_run(run: RunResult) -> str:
+    """Return the name of a run's block."""
+    norm = run.record.config.norm
+    return block_of(norm.preset or norm.name, run.record.config.placement.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the records of a study hold."""
+
+    results: list[RunResult]
+    unverified: dict[str, str]
+    notes: list[str]
+    folders: dict[str, Path]
+    """The folder of each grid's sweep."""
+
+
+def read_evidence(study: Study, size: str, results_dir: str) -> Evidence:
+    """Return the runs of a study, the failed checks of its blocks, and notes on its criterion.
+
+    Raises:
+        StoreError: A grid has not been run.
+    """
+    results, unverified, notes, folders = [], {}, [], {}
+    for grid in study.grids_of(size):
+        folder = sweep_folder(results_dir, name_of_sweep(study, size, grid))
+        if not has_plan(folder):
+            raise StoreError(
+                f"study {study.name}: {results_dir} has no runs of it; train them with `normlab study run {study.name}`"
+            )
+        folders[grid.name] = folder
+        selection = select_runs([str(folder)], results_dir)
+        found, warnings = read_results(selection.records)
+        results += found
+        notes += warnings
+        notes += _criterion_notes(study, size, criterion_of(read_plan(folder).notes))
+        checks = read_record(folder / CHECKS_FILE) if (folder / CHECKS_FILE).exists() else None
+        if checks is None:
+            unverified |= {block_of_run(run): "it has not been checked" for run in found}
+        else:
+            unverified |= checks["failed"]
+    return Evidence(results, unverified, list(dict.fromkeys(notes)), folders)
+
+
+def _criterion_notes(study: Study, size: str, planned: str | None) -> list[str]:
+    now = study.criterion_hash(size)
+    if planned == now:
+        return []
+    if planned is None:
+        return ["The plan of the runs names no criterion: they were not planned by this study."]
+    reason = study.amendments.get(planned)
+    text = f"The criterion was changed after the runs were planned ({planned}, now {now})"
+    return [f"{text}: {reason}" if reason else f"{text}, without a reason in the study's amendments."]

@@ -1,0 +1,1 @@
+from support.made_runs import make_run  # noqa: F401

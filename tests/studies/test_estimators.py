@@ -1,0 +1,181 @@
+"""Estimators and criteria of studies, against scipy, statsmodels and numpy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from statsmodels.stats.proportion import proportion_confint
+from statsmodels.stats.weightstats import ttost_paired
+
+from normlab.report.results import read_results
+from normlab.store.query import select_runs
+from normlab.studies.arms import CHOOSING_SEEDS, StudyRuns
+from normlab.studies.base import AtLeast, AtMost, Within
+from normlab.studies.estimators import (
+    Contrast,
+    SensitivityDifference,
+    Share,
+    Slope,
+    difference,
+    exponential,
+    interaction,
+    over_seeds,
+)
+
+RATES = (1e-3, 3e-3, 1e-2)
+SEEDS = range(8)
+JUDGED = SEEDS[CHOOSING_SEEDS:]
+
+
+@pytest.fixture
+def runs(make_run, tmp_path):
+    """Writes runs with the losses of a function of (placement, depth, lr, seed); returns them."""
+
+    def make(loss, placements=("pre", "post"), depths=(4,), rates=RATES, seeds=SEEDS) -> StudyRuns:
+        for placement, depth, lr, seed in itertools.product(placements, depths, rates, seeds):
+            value = loss(placement, depth, lr, seed)
+            state = "diverged" if math.isinf(value) else "finished"
+            status = {"val_loss": value, "best_val_loss": value}
+            name = f"{placement}-{depth}-{lr}-{seed}"
+            make_run(name, state, placement=placement, depth=depth, lr=lr, seed=seed, status=status)
+        return StudyRuns(read_results(select_runs([str(tmp_path)], tmp_path).records)[0])
+
+    return make
+
+
+@pytest.fixture
+def table() -> np.ndarray:
+    """Losses by placement, depth, learning rate and seed; the middle learning rate is the best."""
+    rng = np.random.default_rng(0)
+    losses = 2 + rng.normal(0, 0.01, (2, 3, 3, len(SEEDS)))
+    return losses + np.array([0.3, 0.0, 0.2])[:, None] + 0.05 * np.array([0, 1])[:, None, None, None]
+
+
+def loss_in(table):
+    depths = (4, 8, 16)
+    return lambda placement, depth, lr, seed: float(
+        table[("pre", "post").index(placement), depths.index(depth), RATES.index(lr), seed]
+    )
+
+
+def test_difference_is_the_paired_t_test_of_the_judging_seeds(runs, table):
+    estimate = difference("placement=post", "placement=pre").estimate(runs(loss_in(table)))
+    post, pre = table[1, 0, 1, CHOOSING_SEEDS:], table[0, 0, 1, CHOOSING_SEEDS:]
+    test = stats.ttest_rel(post, pre)
+    low, high = test.confidence_interval()
+    assert (estimate.value, estimate.low, estimate.high) == pytest.approx(((post - pre).mean(), low, high))
+    assert (estimate.low90, estimate.high90) == pytest.approx(tuple(test.confidence_interval(0.9)))
+    assert (estimate.n, estimate.p) == (len(JUDGED), pytest.approx(test.pvalue))
+    assert set(estimate.rates.values()) == {3e-3}
+    assert estimate.deviation == pytest.approx((post - pre).std(ddof=1))
+
+
+def test_the_learning_rate_is_chosen_on_other_seeds_than_it_is_judged_on(runs, table):
+    table[0, 0, 2, CHOOSING_SEEDS:] = 0.1  # a rate that looks best on the judging seeds only
+    made = runs(loss_in(table))
+    assert made.arm("placement=pre").best_lr == 3e-3
+    estimate = Contrast({"placement=pre": 1.0}).estimate(made)
+    assert estimate.value == pytest.approx(table[0, 0, 1, CHOOSING_SEEDS:].mean())
+
+
+def test_a_single_learning_rate_uses_all_seeds(runs, table):
+    estimate = difference("placement=post", "placement=pre").estimate(runs(loss_in(table), rates=RATES[1:2]))
+    assert estimate.n == len(SEEDS)
+
+
+def test_a_common_learning_rate(runs, table):
+    table[1, 0, 0, :CHOOSING_SEEDS] = 0.1  # the best of post
+    made = runs(loss_in(table))
+    assert difference("placement=post", "placement=pre").estimate(made).rates["placement=post"] == 1e-3
+    rates = difference("placement=post", "placement=pre", lr="common").estimate(made).rates
+    assert len(set(rates.values())) == 1
+
+
+@pytest.mark.parametrize("margin", [0.02, 0.06, 0.08])
+def test_within_is_two_one_sided_tests(runs, table, margin):
+    estimate = difference("placement=post", "placement=pre").estimate(runs(loss_in(table)))
+    post, pre = table[1, 0, 1, CHOOSING_SEEDS:], table[0, 0, 1, CHOOSING_SEEDS:]
+    p = ttost_paired(post, pre, -margin, margin)[0]
+    assert (Within(-margin, margin).judge(estimate) == "supported") == (p < 0.05)
+
+
+def test_interaction_is_a_difference_of_differences(runs, table):
+    arms = [f"placement={p},model.depth={d}" for p in ("post", "pre") for d in (16, 4)]
+    estimate = interaction(*arms).estimate(runs(loss_in(table), depths=(4, 16)))
+    at = table[:, (0, 2), 1, CHOOSING_SEEDS:]
+    expected = (at[1, 1] - at[1, 0]) - (at[0, 1] - at[0, 0])
+    test = stats.ttest_1samp(expected, 0)
+    assert (estimate.value, estimate.p) == pytest.approx((expected.mean(), test.pvalue))
+
+
+def test_slope_is_the_mean_of_the_slopes_of_the_seeds(runs, table):
+    made = runs(loss_in(table), depths=(4, 8, 16))
+    slope = Slope("placement=post", "model.depth", minus="placement=pre").estimate(made)
+    x = np.log([4, 8, 16])
+    slopes = [
+        stats.linregress(x, table[1, :, 1, seed]).slope - stats.linregress(x, table[0, :, 1, seed]).slope
+        for seed in JUDGED
+    ]
+    test = stats.ttest_1samp(slopes, 0)
+    assert slope.value == pytest.approx(np.mean(slopes))
+    assert (slope.low, slope.high) == pytest.approx(tuple(test.confidence_interval()))
+
+
+def test_share_of_bad_runs(runs, table):
+    table[1, 0, :, 2:5] = math.inf
+    made = runs(loss_in(table))
+    share = Share("placement=post", lr="any").estimate(made)
+    assert (share.value, share.bad, share.n) == (9 / 24, 9, 24)
+    assert (share.low, share.high) == pytest.approx(proportion_confint(9, 24, method="beta"))
+    both = Share("placement=post", "placement=pre", lr="any").estimate(made)
+    assert both.p == pytest.approx(stats.fisher_exact([[9, 15], [0, 24]]).pvalue)
+    assert both.value == 9 / 24
+    assert both.low > 0
+
+
+def test_divergence_makes_a_difference_infinite(runs, table):
+    table[1] = math.inf
+    estimate = difference("placement=post", "placement=pre").estimate(runs(loss_in(table)))
+    assert (estimate.value, estimate.diverged) == (math.inf, len(JUDGED))
+    assert AtLeast(0.05).judge(estimate) == "supported"
+    assert AtMost(0.0).judge(estimate) == "refuted"
+
+
+def test_sensitivity_by_bootstrap(runs, table):
+    table[1, 0, 2] += 1.0
+    estimate = SensitivityDifference("placement=post", "placement=pre").estimate(runs(loss_in(table)))
+    means = np.minimum(table[:, 0], 5.5).mean(-1)
+    expected = [(row - row.min()).mean() for row in means]
+    assert estimate.value == pytest.approx(expected[1] - expected[0])
+    assert 0.2 < estimate.low < estimate.value < estimate.high < 0.5
+    assert SensitivityDifference("placement=post", "placement=pre").estimate(runs(loss_in(table), seeds=())) == estimate
+
+
+def test_ratio():
+    values = {(seed, seed): value for seed, value in enumerate((0.1, 0.2, 0.3))}
+    ratio = exponential(over_seeds(values))
+    assert ratio.value == pytest.approx(math.exp(0.2))
+    assert ratio.low == pytest.approx(math.exp(stats.ttest_1samp([0.1, 0.2, 0.3], 0).confidence_interval().low))
+
+
+@pytest.mark.parametrize(
+    ("criterion", "values", "verdict"),
+    [
+        (AtLeast(0.05), (0.1, 0.11, 0.12), "supported"),
+        (AtLeast(0.2), (0.1, 0.11, 0.12), "refuted"),
+        (AtLeast(0.11), (0.1, 0.11, 0.12), "undecided"),
+        (AtMost(0.2), (0.1, 0.11, 0.12), "supported"),
+        (Within(-0.5, 0.5), (0.1, 0.11, 0.12), "supported"),
+        (Within(-0.05, 0.05), (0.1, 0.11, 0.12), "refuted"),
+        (Within(-0.11, 0.11), (0.1, 0.11, 0.12), "undecided"),
+        (AtLeast(0.05), (0.1,), "undecided"),
+        (AtLeast(0.05), (), "undecided"),
+    ],
+)
+def test_criteria(criterion, values, verdict):
+    estimate = over_seeds({(seed, seed): value for seed, value in enumerate(values)})
+    assert criterion.judge(estimate) == verdict

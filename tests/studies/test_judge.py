@@ -1,0 +1,135 @@
+"""Verdicts: what makes them void or undecided, controls, the power, and the hash of a criterion."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from statsmodels.stats.power import TTestPower
+
+from normlab.errors import ConfigError
+from normlab.report.results import read_results
+from normlab.store.query import select_runs
+from normlab.studies.base import STUDIES, AtLeast, AtMost, Claim, Grid, Study, Within, find_study, load_studies
+from normlab.studies.estimators import Contrast, Share, difference
+from normlab.studies.judge import judge
+
+RATES = (1e-3, 3e-3, 1e-2)
+POST_MINUS_PRE = difference("placement=post", "placement=pre")
+CLAIM = Claim("post", "Post-norm has a higher loss.", POST_MINUS_PRE, AtLeast(0.05), effect=0.1)
+CONTROL = Claim("finite", "Pre-norm trains.", Share("placement=pre", lr="any"), AtMost(0.5))
+STUDY = Study("made", "Is post-norm worse?", {"small": [Grid("all", "placement=pre,post")]}, [CLAIM], [CONTROL])
+
+
+@pytest.fixture
+def results(make_run, tmp_path):
+    """Writes runs in which post-norm is worse by 0.1, at a best learning rate of 3e-3; returns their results."""
+
+    def make(best=3e-3, gap=0.1, **runs):
+        rng = np.random.default_rng(1)
+        for placement, lr, seed in itertools.product(("pre", "post"), RATES, range(7)):
+            loss = 2 + gap * (placement == "post") + 0.3 * (lr != best) + float(rng.normal(0, 0.01))
+            options = {"placement": placement, "lr": lr, "seed": seed, **runs.get(placement, {})}
+            make_run(f"{placement}-{lr}-{seed}", status={"val_loss": loss, "best_val_loss": loss}, **options)
+        return read_results(select_runs([str(tmp_path)], tmp_path).records)[0]
+
+    return make
+
+
+def verdict(study, found, **more):
+    (judgement,) = judge(study, "small", found, unverified=more.pop("unverified", {}), **more).claims
+    return judgement
+
+
+def test_supported_and_refuted(results):
+    found = results()
+    assert verdict(STUDY, found).verdict == "supported"
+    assert verdict(STUDY, found).sentence.startswith("supported: Post-norm has a higher loss. Estimate +0.1")
+    swapped = dataclasses.replace(CLAIM, estimator=difference("placement=pre", "placement=post"))
+    assert verdict(dataclasses.replace(STUDY, claims=[swapped]), found).verdict == "refuted"
+    no_margin = dataclasses.replace(CLAIM, criterion=Within(0.0, 0.0))
+    assert verdict(dataclasses.replace(STUDY, claims=[no_margin]), found).verdict == "refuted"
+
+
+def test_a_control_that_is_not_supported_makes_every_verdict_void(results):
+    broken = dataclasses.replace(CONTROL, criterion=AtLeast(0.9))
+    judgement = verdict(dataclasses.replace(STUDY, controls=[broken]), results())
+    assert (judgement.verdict, judgement.reason) == ("void", "The control finite is refuted")
+
+
+@pytest.mark.parametrize(("best", "side"), [(1e-3, "lowest"), (1e-2, "highest")])
+def test_a_best_learning_rate_at_the_edge_of_its_grid_is_void(results, best, side):
+    judgement = verdict(STUDY, results(best=best))
+    assert judgement.verdict == "void"
+    assert judgement.reason.endswith(f"{best:g}, is the {side} of its grid")
+
+
+def test_a_block_that_verify_rejects_is_void(results):
+    found = results()
+    judgement = verdict(STUDY, found, unverified={"rmsnorm post": "FAIL block: formula"})
+    assert judgement.verdict == "void"
+    assert judgement.reason == "`normlab verify` fails for the block rmsnorm post: FAIL block: formula"
+    assert verdict(STUDY, found, unverified={"dyt pre": "x"}).verdict == "supported"
+
+
+def test_unfinished_runs_and_other_corpora_are_void(results, make_run, tmp_path):
+    found = results()
+    make_run("more", "interrupted", placement="pre", lr=3e-3, seed=9)
+    found = read_results(select_runs([str(tmp_path)], tmp_path).records)[0]
+    assert verdict(STUDY, found).reason == "The arm [placement=pre] has 1 unfinished runs"
+    make_run("other", placement="pre", lr=3e-3, seed=9, run={"corpus": {"name": "b", "sha256": "b" * 64}})
+    found = read_results(select_runs([str(tmp_path)], tmp_path).records)[0]
+    assert verdict(STUDY, found).reason.startswith("the runs use 2 corpora")
+
+
+def test_a_size_that_cannot_decide_a_claim(results):
+    large = dataclasses.replace(CLAIM, size="large")
+    judgement = verdict(dataclasses.replace(STUDY, claims=[large]), results())
+    assert (judgement.verdict, judgement.reason) == ("undecided", "Size small cannot decide it: it needs size large")
+
+
+def test_an_arm_without_runs_is_void(results):
+    missing = dataclasses.replace(CLAIM, estimator=Contrast({"placement=peri": 1.0}))
+    judgement = verdict(dataclasses.replace(STUDY, claims=[missing]), results())
+    assert judgement.verdict == "void"
+    assert judgement.reason.startswith("The runs lack an arm (arm placement=peri: no run matches")
+
+
+def test_power_is_that_of_a_t_test_and_simulated_for_two_one_sided_tests(results):
+    found = results()
+    judgement = verdict(STUDY, found)
+    sd = judgement.estimate.deviation
+    expected = TTestPower().power((0.1 - 0.05) / sd, 5, 0.025, alternative="larger")
+    assert judgement.power == pytest.approx(float(expected))
+    claim = dataclasses.replace(CLAIM, criterion=Within(-0.02, 0.02), effect=0.0)
+    power = verdict(dataclasses.replace(STUDY, claims=[claim]), found).power
+    rng = np.random.default_rng(5)
+    draws = rng.normal(0, sd, (4000, 5))
+    half = 2.1318 * draws.std(1, ddof=1) / 5**0.5  # the 95% quantile of t with 4 degrees of freedom
+    assert power == pytest.approx(float((abs(draws.mean(1)) + half <= 0.02).mean()), abs=0.03)
+
+
+def test_the_hash_depends_on_what_decides_a_verdict_only():
+    same = dataclasses.replace(STUDY, question="Other words?", limits="More.")
+    assert same.criterion_hash("small") == STUDY.criterion_hash("small")
+    for changed in (
+        dataclasses.replace(STUDY, claims=[dataclasses.replace(CLAIM, criterion=AtLeast(0.04))]),
+        dataclasses.replace(STUDY, claims=[dataclasses.replace(CLAIM, effect=0.2)]),
+        dataclasses.replace(STUDY, controls=[]),
+        dataclasses.replace(STUDY, grids={"small": [Grid("all", "placement=pre,post seed=1")]}),
+    ):
+        assert changed.criterion_hash("small") != STUDY.criterion_hash("small")
+
+
+def test_every_study_is_registered_and_its_arms_are_in_its_grids():
+    load_studies()
+    assert "deepnorm" in STUDIES
+    with pytest.raises(ConfigError, match=r"unknown study 'depnorm' \(did you mean 'deepnorm'"):
+        find_study("depnorm")
+    for study in STUDIES.values():
+        assert study.claims
+        assert all(claim.text.endswith(".") for claim in (*study.claims, *study.controls))
+        with pytest.raises(ConfigError, match="has the sizes"):
+            study.grids_of("huge")

@@ -1,0 +1,112 @@
+"""`normlab study`: a study of a plugin from its plan to its report, and everything that may go wrong on the way."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+STUDY = """
+from normlab.studies.base import AtMost, AtLeast, Claim, Grid, Study, Within, register_study
+from normlab.studies.estimators import Share, difference
+
+register_study(
+    Study(
+        name="tiny",
+        question="Does a tiny model with RMSNorm differ from one with LayerNorm?",
+        grids={"small": [Grid("norms", "model=gpt2_nano model.depth=1 model.width=8 model.context=8 data=files "
+            "data.path=text.txt data.tokenizer=chars norm=rmsnorm,layernorm optim.lr=1e-3 train.steps=3 "
+            "eval.sequences=2 seed=range(3) stats=off")]},
+        claims=[
+            Claim("close", "The losses are within 1 nat/token.", difference("norm=rmsnorm", "norm=layernorm"),
+                  Within(-1.0, 1.0), "nobody", effect=0.0),
+            Claim("far", "LayerNorm is worse by 1 nat/token.", difference("norm=layernorm", "norm=rmsnorm"),
+                  AtLeast(1.0)),
+        ],
+        controls=[Claim("runs", "No run diverges.", Share("norm=rmsnorm", states=("diverged",)), CONTROL)],
+    )
+)
+"""
+
+
+def normlab(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "normlab", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a plugin, its text, and the report that `normlab study run` wrote."""
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
+    (folder / "mine.py").write_text(STUDY.replace("CONTROL", "AtMost(0.9)"))
+    done = normlab("study", "run", "tiny", "plugins=[mine.py]", "sweep.pack=off", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^supported: The losses are within 1 nat/token\. Estimate ", done.stdout, re.MULTILINE)
+    assert re.search(r"^refuted: LayerNorm is worse by 1 nat/token\. Estimate ", done.stdout, re.MULTILINE)
+    return folder
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / "results/studies/tiny").iterdir()}
+
+
+@pytest.mark.process
+def test_report_from_the_records_equals_that_of_the_run(folder: Path) -> None:
+    before = files_of(folder)
+    assert set(before) == {"README.md", "report.html", "report.json", "verdicts.svg", "verdicts.pdf"}
+    for path in (folder / "results/studies/tiny").iterdir():
+        path.unlink()
+    done = normlab("study", "report", "tiny", "plugins=[mine.py]", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert files_of(folder) == before
+    report = json.loads(before["report.json"])
+    assert [claim["verdict"] for claim in report["claims"]] == ["supported", "refuted"]
+    assert report["notes"] == []
+    text = before["README.md"].decode()
+    assert text.startswith("# Does a tiny model with RMSNorm differ from one with LayerNorm?\n")
+    assert "normlab study run tiny" in text
+
+
+@pytest.mark.process
+def test_a_sabotaged_control_is_void_and_a_changed_criterion_is_named(folder: Path) -> None:
+    changed = folder / "changed.py"
+    changed.write_text(STUDY.replace("CONTROL", "AtLeast(0.9)"))
+    done = normlab("study", "report", "tiny", "plugins=[changed.py]", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("void: ") == 2
+    assert "The control runs is refuted." in done.stdout
+    warning = (
+        r"^warning: The criterion was changed after the runs were planned \(\w{12}, now \w{12}\), without a reason"
+    )
+    assert re.search(warning, done.stderr, re.MULTILINE)
+
+
+@pytest.mark.process
+def test_show_prints_claims_criteria_and_cost(folder: Path) -> None:
+    done = normlab("study", "show", "tiny", "plugins=[mine.py]", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "claim close: The losses are within 1 nat/token. (nobody)" in done.stdout
+    assert "supported if: between -1 and 1 (two one-sided tests)" in done.stdout
+    assert "grid norms: 6 runs, 1,152 tokens, at most about 1 minutes on this machine" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "nothing"], "unknown study 'nothing': choose one of "),
+        (["report", "deepnorm", "--results-dir", "none"], "study deepnorm: none has no runs of it; train them with "),
+        (["run", "deepnorm", "model.depth=2"], "model.depth=2: would change the study; only sweep., device=, "),
+        (["run", "deepnorm", "sweep.name=x"], "sweep.name=x: would change the study; "),
+        (["show", "deepnorm", "--size", "large"], "--size large: study deepnorm has the sizes small"),
+    ],
+)
+def test_errors(run_command, arguments: list[str], message: str) -> None:
+    code, out, err = run_command("study", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {message}")
+    assert err.count("\n") == 1

@@ -15,7 +15,7 @@ from normlab.report.histories import histories, read_statistics
 
 ADDED = {
     "levels", "loss_text", "lr_text", "is_bad", "bad", "tokens", "hours", "tokens_per_step", "point", "rates",
-    "diverged_at", "curves", "layers",
+    "diverged_at", "curves", "layers", "bad_rates", "gradient",
 }  # fmt: skip
 """The keys of a cell besides those of `summarize`."""
 

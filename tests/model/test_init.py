@@ -209,9 +209,9 @@ def expected_std(rule: str, name: str) -> float:
             return math.sqrt(2 / sum(ROLES[name])) if name.startswith("blocks") else 0.02
         case "xavier_scaled":
             return expected_std("xavier", name) / (math.sqrt(3) if name.startswith("blocks") else 1)
-        case "deepnorm":
+        case "deepnorm" | "deepnorm_inverse":
             scaled = name.startswith("blocks") and ".attn.q." not in name and ".attn.k." not in name
-            return expected_std("xavier", name) * (24**-0.25 if scaled else 1)
+            return expected_std("xavier", name) * (24 ** (-0.25 if rule == "deepnorm" else 0.25) if scaled else 1)
         case "sub_ln":
             scaled = name.startswith("blocks") and ".attn.q." not in name and ".attn.k." not in name
             return expected_std("xavier", name) * (math.log(6) ** 0.5 if scaled else 1)

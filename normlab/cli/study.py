@@ -54,7 +54,8 @@ def list_() -> None:
 @study_app.command()
 def show(name: Name, overrides: Overrides = None, size: Size = "small", results_dir: ResultsDir = "results") -> None:
     """Print the plan of a study, its claims and criteria, its cost, and an estimate of its time on this machine."""
-    from normlab.studies.run import compose, cost_of
+    from normlab.studies.cost import cost_of
+    from normlab.studies.run import compose
 
     study = _find(name, overrides or [])
     study.grids_of(size)  # rejects a size before anything is printed
@@ -67,12 +68,10 @@ def show(name: Name, overrides: Overrides = None, size: Size = "small", results_
                 f"  supported if: {claim.criterion.text}"
                 + ("" if claim.size == "small" else f"; needs size {claim.size}")
             )
-    for grid, _, composed in compose(study, size, results_dir, overrides or []):
-        cost = cost_of(composed)
-        echo(
-            f"grid {grid.name}: {cost.runs} runs, {cost.tokens:,} tokens, at most about "
-            f"{max(cost.seconds / 60, 1):.0f} minutes on this machine"
-        )
+    for grid, options, composed in compose(study, size, results_dir, overrides or []):
+        cost = cost_of(options, [config for _, config in composed])
+        minutes = max(cost.seconds / 60, 1)
+        echo(f"grid {grid.name}: {cost.runs} runs, {cost.tokens:,} tokens, about {minutes:.0f} minutes in one process")
         echo(f"  normlab sweep {grid.overrides}")
     echo(f"criterion {study.criterion_hash(size)}")
 

@@ -21,6 +21,9 @@ from normlab.plugins import claim_name
 from normlab.studies.estimators import Estimate, Estimator
 
 SIZES = ("small", "medium", "large")
+NANO = "model=gpt2_nano train.steps=300 eval.every=100 stats.every=100 sweep.pack=16"
+"""The model and training of most small grids: width 32, context 32, 8 sequences a step."""
+RATES = "optim.lr=3e-4,1e-3,3e-3,1e-2,3e-2"
 SUPPORTED, REFUTED, UNDECIDED, VOID = "supported", "refuted", "undecided", "void"
 """The verdicts. undecided: the interval holds values on both sides of the criterion. void: a control failed, or the
 runs cannot answer."""
@@ -137,11 +140,12 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The picture that decides a study: a figure of one of its sweeps, with the options of `normlab figure`."""
+    """The picture that decides a study: a figure of its runs, with the options of `normlab figure`."""
 
-    grid: str
     kind: str
     options: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
+    where: str = ""
+    """Conditions that select the runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,70 +1,85 @@
 """Does DeepNorm train deep where post-norm does not, and what does one wrong exponent in its initial weights do?"""
 
-from normlab.studies.base import AtLeast, AtMost, Claim, Grid, Picture, Study, register_study
+from normlab.studies.base import NANO, RATES, AtLeast, AtMost, Claim, Grid, Picture, Study, register_study
 from normlab.studies.estimators import Share, difference
 
-MODEL = "model=gpt2_nano model.width=48 model.context=48 train.steps=300 eval.every=100 stats.every=50"
-DEPTHS = "model.depth=4,8,16,24 optim.lr=3e-4,1e-3,3e-3,1e-2 seed=range(5)"
-PRE, POST = "placement=pre,model.depth=16", "placement=post,model.depth=16"
-RIGHT = "placement=deepnorm,init=deepnorm,model.depth=16"
-WRONG = "placement=deepnorm,init=deepnorm_inverse,model.depth=16"
-STUCK = ("diverged", "stuck", "regressed")
+GRID = f"{NANO} model.depth=4,8,16,24 {RATES} seed=range(6)"
+PRE, POST = "placement=pre", "placement=post"
+RIGHT, WRONG = "placement=deepnorm,init=deepnorm", "placement=deepnorm,init=deepnorm_inverse"
+DEEPNET = "Wang et al. 2022, arXiv:2203.00555"
+COPIES = "the code of MixLN and LayerNorm-Scaling, which has this exponent"
+DEEP, SHALLOW = "model.depth=24", "model.depth=4"
 
 register_study(
     Study(
         name="deepnorm",
         question="Does DeepNorm train where post-norm is stuck, and what does one wrong exponent change?",
         background=(
-            "DeepNorm (Wang et al. 2022, arXiv:2203.00555) scales the residual stream by (2L)^(1/4) and the initial "
-            "weights of values, attention output and MLP by (8L)^(-1/4). Public code that others have copied has the "
-            "exponent +1/4 for the weights."
+            "DeepNorm (Wang et al. 2022, arXiv:2203.00555) multiplies the residual stream by (2L)^(1/4) and the "
+            "initial weights of values, attention output and MLP by (8L)^(-1/4). The public code of MixLN, which "
+            "LayerNorm-Scaling copied, has the exponent +1/4 for the weights."
         ),
         limits=(
-            "The models have width 48 and train for 300 steps: the claims are whether a model leaves the unigram "
-            "loss, and the sign of a difference at depth 16. They say nothing on the size of a difference at scale."
+            "The models have 4 to 24 blocks of width 32 and train for 300 steps of 256 bytes. The claims are whether a "
+            "model learns to use its context, and the sign of a difference. They say nothing of its size in large "
+            "models, nor whether a longer warm-up or training would free the stuck models."
         ),
         grids={
             "small": [
-                Grid("depth", f"{MODEL} placement=pre,post {DEPTHS}"),
-                Grid("right", f"{MODEL} placement=deepnorm init=deepnorm {DEPTHS}"),
-                Grid("wrong", f"{MODEL} placement=deepnorm init=deepnorm_inverse {DEPTHS}"),
+                Grid("depth", f"{GRID} placement=pre,post"),
+                Grid("exponent", f"{GRID} placement=deepnorm init=deepnorm,deepnorm_inverse"),
             ]
         },
         claims=[
             Claim(
                 "post_stuck",
-                "Post-norm stays at the unigram loss at depth 16.",
-                Share(POST, states=STUCK),
+                "Post-norm learns at no learning rate at depth 24.",
+                Share(f"{POST},{DEEP}", lr="every"),
                 AtLeast(0.5),
                 "Xiong et al. 2020, arXiv:2002.04745",
             ),
             Claim(
                 "deepnorm_trains",
-                "DeepNorm trains at depth 16, at any learning rate of the grid up to 3e-3.",
-                Share(f"{RIGHT},optim.lr<=3e-3", lr="any", states=STUCK),
-                AtMost(0.25),
-                "Wang et al. 2022, arXiv:2203.00555",
+                "DeepNorm learns at depth 24.",
+                Share(f"{RIGHT},{DEEP}", lr="every"),
+                AtMost(0.5),
+                DEEPNET,
             ),
             Claim(
-                "deepnorm_beats_pre",
-                "DeepNorm has a lower loss than pre-norm at depth 16.",
-                difference(RIGHT, PRE),
+                "wrong_stuck",
+                "With the wrong exponent DeepNorm learns at no learning rate at depth 24.",
+                Share(f"{WRONG},{DEEP}", lr="every"),
+                AtLeast(0.5),
+                COPIES,
+            ),
+            Claim(
+                "wrong_shallow",
+                "With the wrong exponent DeepNorm is worse by 0.2 nats/token or more at depth 4.",
+                difference(f"{WRONG},{SHALLOW}", f"{RIGHT},{SHALLOW}"),
+                AtLeast(0.2),
+                COPIES,
+                effect=0.4,
+            ),
+            Claim(
+                "beats_pre_shallow",
+                "DeepNorm has a lower loss than pre-norm at depth 4.",
+                difference(f"{RIGHT},{SHALLOW}", f"{PRE},{SHALLOW}"),
                 AtMost(0.0),
-                "Wang et al. 2022, arXiv:2203.00555",
+                DEEPNET,
                 effect=-0.05,
             ),
             Claim(
-                "wrong_exponent",
-                "With the wrong exponent DeepNorm is worse than pre-norm by 0.2 nats/token or more at depth 16.",
-                difference(WRONG, PRE),
-                AtLeast(0.2),
-                "the code of MixLN and LayerNorm-Scaling",
-                effect=0.5,
+                "beats_pre_deep",
+                "DeepNorm has a lower loss than pre-norm at depth 24.",
+                difference(f"{RIGHT},{DEEP}", f"{PRE},{DEEP}"),
+                AtMost(0.0),
+                DEEPNET,
+                effect=-0.05,
             ),
         ],
         controls=[
-            Claim("pre_trains", "Pre-norm trains at depth 16.", Share(f"{PRE},optim.lr<=3e-3", lr="any"), AtMost(0.25)),
+            Claim("pre_trains", "Pre-norm learns at depth 24.", Share(f"{PRE},{DEEP}", lr="every"), AtMost(0.5)),
         ],
-        pictures=[Picture("depth", "factor", {"x": "model.depth", "color": "placement"})],
+        pictures=[Picture("factor", {"x": "model.depth", "color": "placement", "style": "init"})],
     )
 )

@@ -7,22 +7,20 @@ intervals; where a run diverged, the signed-rank interval of `report/intervals.p
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
-from normlab.report.cells import BAD_OUTCOMES, Cell
+from normlab.errors import ConfigError, unknown
+from normlab.report.cells import BAD_OUTCOMES
 from normlab.report.intervals import Replicate, paired_test
-from normlab.report.learning_rates import sensitivity
+from normlab.report.results import RunResult
 from normlab.report.settings import LR
 from normlab.store.format import DIVERGED
 from normlab.studies.arms import Arm, StudyRuns
 from normlab.studies.measures import FINAL_LOSS, Measure, StepsTo, values_of
-
-DRAWS = 2000
-"""Bootstrap samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,134 +212,146 @@ class Slope:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The share of judged runs with a bad outcome (diverged, stuck or regressed), by the exact binomial interval.
+    """The share of judged runs that have not learned, by the exact binomial interval.
 
-    With `minus`, the difference of two shares; p is that of Fisher's exact test, and the interval Newcombe's.
+    A run has learned if it finished with a loss below the band around the unigram entropy. With `minus`, the difference
+    of two shares; p is that of Fisher's exact test, and the interval Newcombe's.
     """
 
     where: str
     minus: str | None = None
     lr: str = "best"
-    """best: at the best learning rate. any: at all learning rates and seeds."""
-    states: tuple[str, ...] = BAD_OUTCOMES
+    """best: runs at the best learning rate. every: seeds; one counts if it has not learned at any learning rate."""
+    states: tuple[str, ...] = ()
+    """Count the runs with one of these outcomes instead."""
 
     chooses_rate = False
 
     @property
     def text(self) -> str:
         """What is estimated."""
-        at = "at the best learning rate" if self.lr == "best" else "at all learning rates"
+        what = f"are {' or '.join(self.states)}" if self.states else "have not learned"
+        who = f"runs that {what}, at the best learning rate" if self.lr == "best" else f"seeds whose runs all {what}"
         minus = f", minus that of [{self.minus}]" if self.minus else ""
-        return f"share of runs that {'/'.join(self.states)}, {at}: [{self.where}]{minus}"
+        return f"share of {who}: [{self.where}]{minus}"
 
     def estimate(self, runs: StudyRuns) -> Estimate:
         """Return the estimate."""
         from scipy.stats import fisher_exact
-        from statsmodels.stats.proportion import confint_proportions_2indep, proportion_confint
+        from statsmodels.stats.proportion import confint_proportions_2indep
 
         arms = [runs.arm(where) for where in (self.where, self.minus) if where is not None]
         rates = {arm.where: arm.best_lr if self.lr == "best" else None for arm in arms}
-        groups = [arm.judged(arm.best_lr) if self.lr == "best" else [r for r in arm.runs if r.has_loss] for arm in arms]
-        counts = [(sum(run.state in self.states for run in group), len(group)) for group in groups]
-        if not all(n for _, n in counts):
+        groups = [self._counted(arm) for arm in arms]
+        (bad, n), *others = [(sum(group), len(group)) for group in groups]
+        if not all(groups):
             return Estimate(math.nan, rates=rates)
-        bad, n = counts[0]
-        states = [run.state for group in groups for run in group]
-        more = {
-            "diverged": states.count(DIVERGED),
-            "bad": sum(state in BAD_OUTCOMES for state in states),
-            "rates": rates,
-        }
-        if len(counts) == 1:
-            low, high, low90, high90 = (
-                float(bound)  # pyright: ignore[reportArgumentType]
-                for alpha in (0.05, 0.10)
-                for bound in proportion_confint(bad, n, alpha, "beta")
-            )
-            return Estimate(bad / n, low, high, low90, high90, n, method=f"exact binomial, {bad} of {n}", **more)
-        other_bad, others = counts[1]
+        if not others:
+            return replace(binomial(bad, n), rates=rates, bad=bad)
+        other_bad, other_n = others[0]
         low, high, low90, high90 = (
             float(bound)
             for alpha in (0.05, 0.10)
-            for bound in confint_proportions_2indep(bad, n, other_bad, others, method="newcomb", alpha=alpha)
+            for bound in confint_proportions_2indep(bad, n, other_bad, other_n, method="newcomb", alpha=alpha)
         )
-        p = float(fisher_exact([[bad, n - bad], [other_bad, others - other_bad]]).pvalue)  # pyright: ignore
-        method = f"Fisher's exact test, {bad} of {n} and {other_bad} of {others}"
-        return Estimate(bad / n - other_bad / others, low, high, low90, high90, n + others, p, method, **more)
+        p = float(fisher_exact([[bad, n - bad], [other_bad, other_n - other_bad]]).pvalue)  # pyright: ignore
+        method = f"Fisher's exact test, {bad} of {n} and {other_bad} of {other_n}"
+        share = bad / n - other_bad / other_n
+        return Estimate(share, low, high, low90, high90, n + other_n, p, method, rates=rates, bad=bad + other_bad)
+
+    def _counted(self, arm: Arm) -> list[bool]:
+        """Return whether each run (or seed) counts."""
+        runs = arm.judged(arm.best_lr) if self.lr == "best" else [run for run in arm.runs if run.has_loss]
+        by_seed: dict[Replicate, list[bool]] = {}
+        for run in runs:
+            counts = run.state in self.states if self.states else not run.has_learned
+            by_seed.setdefault(run.replicate, []).append(counts)
+        return [all(each) for each in by_seed.values()]
+
+
+def binomial(count: int, n: int) -> Estimate:
+    """Return the share count / n with its exact binomial intervals."""
+    from statsmodels.stats.proportion import proportion_confint
+
+    low, high, low90, high90 = (
+        float(bound)  # pyright: ignore[reportArgumentType]
+        for alpha in (0.05, 0.10)
+        for bound in proportion_confint(count, n, alpha, "beta")
+    )
+    return Estimate(count / n, low, high, low90, high90, n, method=f"exact binomial, {count} of {n}")
+
+
+NUMBERS = {
+    "sensitivity": "mean of min(loss, ln V) over the grid, minus the lowest loss, nats/token",
+    "highest_rate": "highest learning rate that has learned",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class SensitivityDifference:
-    """The difference of the sensitivities S to the learning rate of two arms, by bootstrap over seeds.
+class OverGrid:
+    """One number of each seed from all of its runs in an arm, and the mean over seeds; with `minus`, the difference.
 
-    S is that of `learning_rates.sensitivity`; an arm without a usable learning rate has the mean of min(loss, ln V)
-    minus the lowest loss of the other arm. The bootstrap draws seeds, the same ones for both arms (percentile
-    interval).
+    sensitivity: S = mean_r min(loss_r, ln V) - min_r loss_r over the runs r of a seed, which differ in learning rate
+    and in the other options that the arm leaves free. A seed of which no run has learned is compared with the lowest
+    loss of the other arm. It is the S of Wortsman et al. 2023 (arXiv:2309.14322) for each seed, so that the interval is
+    the t interval over seeds: with six seeds the interval of a percentile bootstrap is too narrow.
+
+    highest_rate: the ratio of the two arms' highest learning rates at which a run has learned.
     """
 
+    number: str
     where: str
-    minus: str
+    minus: str | None = None
 
     chooses_rate = False
+
+    def __post_init__(self) -> None:
+        """Reject an unknown number."""
+        if self.number not in NUMBERS:
+            raise ConfigError(f"OverGrid: {unknown('number', self.number, NUMBERS)}")
 
     @property
     def text(self) -> str:
         """What is estimated."""
-        return f"sensitivity S to the learning rate, nats/token: [{self.where}] - [{self.minus}], bootstrap over seeds"
+        is_ratio = self.number == "highest_rate"
+        minus = f"{', over' if is_ratio else ', minus'} that of [{self.minus}]" if self.minus else ""
+        return f"{NUMBERS[self.number]}, {'geometric ' * is_ratio}mean over seeds: [{self.where}]{minus}"
 
     def estimate(self, runs: StudyRuns) -> Estimate:
         """Return the estimate."""
-        arms = [runs.arm(self.where), runs.arm(self.minus)]
-        cells = [Cell((), (), list(arm.runs)) for arm in arms]
-        seeds = sorted(set.intersection(*(_replicates(cell) for cell in cells)), key=str)
-        if not seeds:
-            return Estimate(math.nan)
-        rng = np.random.default_rng(0)
-        draws = rng.integers(len(seeds), size=(DRAWS, len(seeds)))
-        values = [self._difference(cells, [seeds[index] for index in draw]) for draw in draws.tolist()]
-        low, low90, high90, high = np.quantile(values, [0.025, 0.05, 0.95, 0.975]).tolist()
-        value = self._difference(cells, seeds)
-        estimate = Estimate(value, low, high, low90, high90, len(seeds), method=f"bootstrap over seeds, {DRAWS} draws")
+        arms = [runs.arm(where) for where in (self.where, self.minus) if where is not None]
+        by_arm = [self._by_seed(arm) for arm in arms]
+        seeds = sorted(set(by_arm[0]).intersection(*by_arm[1:]), key=str)
+        values = {seed: self._value(*(each[seed] for each in by_arm)) for seed in seeds}
         states = [run.state for arm in arms for run in arm.runs]
-        return replace(estimate, diverged=states.count(DIVERGED), bad=sum(state in BAD_OUTCOMES for state in states))
+        bad = sum(state in BAD_OUTCOMES for state in states)
+        estimate = replace(over_seeds(values), diverged=states.count(DIVERGED), bad=bad)
+        return exponential(estimate) if self.number == "highest_rate" else estimate
 
-    def _difference(self, cells: Sequence[Cell], seeds: Sequence[Replicate]) -> float:
-        """Return S of the first cell minus S of the second one, over some seeds, which may repeat."""
-        copies: list[Replicate] = [(number, number) for number in range(len(seeds))]
-        chosen = [
-            {lr: dict(zip(copies, (losses[seed] for seed in seeds), strict=True)) for lr, losses in cell.losses.items()}
-            for cell in cells
-        ]
-        starts = [_loss_at_start(cell) for cell in cells]
-        found = [
-            sensitivity(losses, start, cell.unusable_lrs).value
-            for losses, start, cell in zip(chosen, starts, cells, strict=True)
-        ]
-        lowest = min(
-            _mean(each.values(), start)
-            for losses, start in zip(chosen, starts, strict=True)
-            for each in losses.values()
-        )
-        first, second = (
-            value
-            if value is not None
-            else float(np.mean([_mean(each.values(), start) for each in losses.values()])) - lowest
-            for value, losses, start in zip(found, chosen, starts, strict=True)
-        )
-        return first - second
+    def _by_seed(self, arm: Arm) -> dict[Replicate, list[RunResult]]:
+        """Return the runs of each seed that has all runs of the grid."""
+        by_seed: dict[Replicate, list[RunResult]] = {}
+        for run in arm.runs:
+            if run.has_loss:
+                by_seed.setdefault(run.replicate, []).append(run)
+        most = max(map(len, by_seed.values()), default=0)
+        return {seed: each for seed, each in by_seed.items() if len(each) == most}
 
+    def _value(self, runs: Sequence[RunResult], others: Sequence[RunResult] = ()) -> float:
+        number = self._highest_rate if self.number == "highest_rate" else self._sensitivity
+        return number(runs, others) - (number(others, runs) if others else 0.0)
 
-def _mean(losses: Iterable[float], start: float) -> float:
-    return float(np.mean([min(loss, start) for loss in losses]))
+    def _highest_rate(self, runs: Sequence[RunResult], _: Sequence[RunResult]) -> float:
+        """Return ln of the highest learning rate that has learned; below the grid by one step if none has."""
+        rates = sorted({run.lr for run in runs})
+        step = math.log(rates[1] / rates[0]) if len(rates) > 1 else 0.0
+        learned = [run.lr for run in runs if run.has_learned]
+        return math.log(max(learned)) if learned else math.log(rates[0]) - step
 
-
-def _replicates(cell: Cell) -> set[Replicate]:
-    """Return the replicates with a loss at every learning rate."""
-    return set.intersection(*(set(by_replicate) for by_replicate in cell.losses.values())) if cell.losses else set()
-
-
-def _loss_at_start(cell: Cell) -> float:
-    return max((run.record.corpus.baselines.uniform or math.inf) for run in cell.runs)
+    def _sensitivity(self, runs: Sequence[RunResult], others: Sequence[RunResult]) -> float:
+        start = max(run.record.corpus.baselines.uniform or math.inf for run in runs)
+        reference = runs if any(run.has_learned for run in runs) else [*runs, *others]
+        return float(np.mean([min(run.loss, start) for run in runs])) - min(run.loss for run in reference)
 
 
 def difference(arm: str, other: str, measure: Measure = FINAL_LOSS, lr: str = "best") -> Contrast:

@@ -16,6 +16,7 @@ from normlab.errors import ConfigError, StoreError
 from normlab.report.histories import History, NothingMeasured, history, read_statistics
 from normlab.report.intervals import Replicate
 from normlab.report.results import RunResult
+from normlab.store.format import number
 from normlab.store.outcome import loss_of
 from normlab.store.series import evaluations
 
@@ -72,6 +73,31 @@ class StepsTo:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenTime:
+    """The natural logarithm of the seconds per token in training: the median over the logged intervals of a run."""
+
+    text = "ln(training time per token)"
+
+    def value(self, run: RunResult) -> float:
+        """Return ln(seconds), without the first interval, which includes the start; NaN with fewer than three."""
+        rows = run.record.folder.rows("pace").rows[1:]
+        paces = [pace for row in rows if (pace := number(row.get("tokens_per_s"))) is not None]
+        return -math.log(float(np.median(paces))) if len(paces) > 1 else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatisticsLoss:
+    """The final loss on the validation windows with the norms in training mode (batch statistics)."""
+
+    text = "final validation loss with batch statistics, nats/token"
+
+    def value(self, run: RunResult) -> float:
+        """Return the loss; that of evaluation for a norm that computes the same in both modes."""
+        found = loss_of(run.record.status.val_loss_batch_statistics)
+        return run.loss if found is None or not math.isfinite(run.loss) else found
+
+
+@dataclass(frozen=True, slots=True)
 class EvalGap:
     """The validation loss minus that of the same windows with the norms in training mode (batch statistics)."""
 
@@ -79,10 +105,7 @@ class EvalGap:
 
     def value(self, run: RunResult) -> float:
         """Return the gap; 0 for a norm that computes the same in both modes."""
-        if not math.isfinite(run.loss):
-            return run.loss
-        in_training = loss_of(run.record.status.val_loss_batch_statistics)
-        return 0.0 if in_training is None else run.loss - in_training
+        return run.loss - BatchStatisticsLoss().value(run) if math.isfinite(run.loss) else run.loss
 
 
 REDUCTIONS = ("first", "last", "median", "max", "last/first", "growth")

@@ -55,7 +55,7 @@ def write_report(verdicts: Verdicts, evidence: Evidence, folder: Path) -> Path:
     for format in FORMATS:
         write_output(folder / f"verdicts.{format}", forest[format])
     for index, picture in enumerate(verdicts.study.pictures, 1):
-        table = summarize_by(evidence.folders[picture.grid])
+        table = summarize_by(evidence.selection, where=[picture.where] if picture.where else [])
         options = {key: list(value) if isinstance(value, tuple) else value for key, value in picture.options.items()}
         figure = make_figure(picture.kind, table, **options)  # pyright: ignore[reportArgumentType]
         for format in FORMATS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from normlab.report.results import RunResult, read_results
 from normlab.store.files import write_atomic
 from normlab.store.format import with_checksum
 from normlab.store.plans import has_plan, read_plan, sweep_folder
-from normlab.store.query import select_runs
+from normlab.store.query import Selection, select_runs
 from normlab.store.reading import read_record
 from normlab.studies.base import Grid, Study
 
@@ -60,16 +59,6 @@ class PlannedGrid:
     sweep: PlannedSweep
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What a grid costs."""
-
-    runs: int
-    tokens: int
-    seconds: float
-    """Estimate for this machine, from one timed step per kind of model."""
-
-
 def compose(
     study: Study, size: str, results_dir: str, overrides: Sequence[str] = ()
 ) -> Iterator[tuple[Grid, SweepOptions, Sequence[Composed]]]:
@@ -106,24 +95,6 @@ def criterion_of(notes: Sequence[str]) -> str | None:
     """Return the hash of the criterion in the notes of a plan."""
     found = [match[1] for note in notes if (match := re.match(r"study \w+, size \w+, criterion ([0-9a-f]{12})$", note))]
     return found[0] if found else None
-
-
-def cost_of(composed: Sequence[Composed]) -> Cost:
-    """Return the cost of some runs, with a time estimate from one timed pass of each kind of model."""
-    from normlab.propagation.measure import measure
-
-    seconds, tokens, timed = 0.0, 0, {}
-    for _, config in composed:
-        model, train = config.model, config.train
-        key = (config.norm.label, config.placement.name, model.depth, model.width, model.context, train.batch_size)
-        if key not in timed:
-            _, built, _ = measure(config)
-            start = time.perf_counter()
-            measure(config, built)
-            timed[key] = time.perf_counter() - start
-        seconds += train.steps * timed[key]
-        tokens += train.steps * train.batch_size * model.context
-    return Cost(len(composed), tokens, seconds)
 
 
 def verify_blocks(folder: Path, composed: Sequence[Composed]) -> None:
@@ -163,8 +134,8 @@ class Evidence:
     results: list[RunResult]
     unverified: dict[str, str]
     notes: list[str]
-    folders: dict[str, Path]
-    """The folder of each grid's sweep."""
+    selection: Selection
+    """The records of all grids."""
 
 
 def read_evidence(study: Study, size: str, results_dir: str) -> Evidence:
@@ -173,25 +144,26 @@ def read_evidence(study: Study, size: str, results_dir: str) -> Evidence:
     Raises:
         StoreError: A grid has not been run.
     """
-    results, unverified, notes, folders = [], {}, [], {}
+    unverified, notes, folders = {}, [], []
     for grid in study.grids_of(size):
         folder = sweep_folder(results_dir, name_of_sweep(study, size, grid))
         if not has_plan(folder):
             raise StoreError(
                 f"study {study.name}: {results_dir} has no runs of it; train them with `normlab study run {study.name}`"
             )
-        folders[grid.name] = folder
-        selection = select_runs([str(folder)], results_dir)
-        found, warnings = read_results(selection.records)
-        results += found
-        notes += warnings
+        folders.append(folder)
         notes += _criterion_notes(study, size, criterion_of(read_plan(folder).notes))
-        checks = read_record(folder / CHECKS_FILE) if (folder / CHECKS_FILE).exists() else None
-        if checks is None:
-            unverified |= {block_of_run(run): "it has not been checked" for run in found}
-        else:
+    selection = select_runs([str(folder) for folder in folders], results_dir)
+    results, warnings = read_results(selection.records)
+    checked: set[str] = set()
+    for folder in folders:
+        if (folder / CHECKS_FILE).exists():
+            checks = read_record(folder / CHECKS_FILE)
+            checked.update(checks["checked"])
             unverified |= checks["failed"]
-    return Evidence(results, unverified, list(dict.fromkeys(notes)), folders)
+    for block in {block_of_run(run) for run in results} - checked:
+        unverified[block] = "it has not been checked"
+    return Evidence(results, unverified, list(dict.fromkeys([*warnings, *notes])), selection)
 
 
 def _criterion_notes(study: Study, size: str, planned: str | None) -> list[str]:

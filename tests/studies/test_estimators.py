@@ -11,13 +11,14 @@ from scipy import stats
 from statsmodels.stats.proportion import proportion_confint
 from statsmodels.stats.weightstats import ttost_paired
 
+from normlab.errors import ConfigError
 from normlab.report.results import read_results
 from normlab.store.query import select_runs
 from normlab.studies.arms import CHOOSING_SEEDS, StudyRuns
 from normlab.studies.base import AtLeast, AtMost, Within
 from normlab.studies.estimators import (
     Contrast,
-    SensitivityDifference,
+    OverGrid,
     Share,
     Slope,
     difference,
@@ -25,6 +26,7 @@ from normlab.studies.estimators import (
     interaction,
     over_seeds,
 )
+from normlab.studies.noise_estimators import Deviation, FalsePositives
 
 RATES = (1e-3, 3e-3, 1e-2)
 SEEDS = range(8)
@@ -125,16 +127,27 @@ def test_slope_is_the_mean_of_the_slopes_of_the_seeds(runs, table):
     assert (slope.low, slope.high) == pytest.approx(tuple(test.confidence_interval()))
 
 
-def test_share_of_bad_runs(runs, table):
-    table[1, 0, :, 2:5] = math.inf
+def test_share_of_runs_that_have_not_learned(runs, table):
+    table[1, 0, 1, 3:5] = math.inf
+    table[1, 0, 1, 5] = 3.19  # in the band around the unigram loss
     made = runs(loss_in(table))
-    share = Share("placement=post", lr="any").estimate(made)
-    assert (share.value, share.bad, share.n) == (9 / 24, 9, 24)
-    assert (share.low, share.high) == pytest.approx(proportion_confint(9, 24, method="beta"))
-    both = Share("placement=post", "placement=pre", lr="any").estimate(made)
-    assert both.p == pytest.approx(stats.fisher_exact([[9, 15], [0, 24]]).pvalue)
-    assert both.value == 9 / 24
-    assert both.low > 0
+    share = Share("placement=post").estimate(made)
+    assert (share.value, share.bad, share.n) == (3 / 6, 3, 6)
+    assert (share.low, share.high) == pytest.approx(proportion_confint(3, 6, method="beta"))
+    assert Share("placement=post", states=("diverged",)).estimate(made).value == 2 / 6
+    both = Share("placement=post", "placement=pre").estimate(made)
+    assert both.p == pytest.approx(stats.fisher_exact([[3, 3], [0, 6]]).pvalue)
+    assert (both.value, both.n) == (0.5, 12)
+
+
+def test_share_of_seeds_that_learn_at_no_learning_rate(runs, table):
+    table[1, 0, :, 2:5] = math.inf
+    table[1, 0, 0, 5] = math.inf  # one learning rate of three
+    made = runs(loss_in(table))
+    share = Share("placement=post", lr="every").estimate(made)
+    assert (share.value, share.n) == (3 / 8, 8)
+    both = Share("placement=post", "placement=pre", lr="every").estimate(made)
+    assert both.p == pytest.approx(stats.fisher_exact([[3, 5], [0, 8]]).pvalue)
 
 
 def test_divergence_makes_a_difference_infinite(runs, table):
@@ -145,14 +158,52 @@ def test_divergence_makes_a_difference_infinite(runs, table):
     assert AtMost(0.0).judge(estimate) == "refuted"
 
 
-def test_sensitivity_by_bootstrap(runs, table):
-    table[1, 0, 2] += 1.0
-    estimate = SensitivityDifference("placement=post", "placement=pre").estimate(runs(loss_in(table)))
-    means = np.minimum(table[:, 0], 5.5).mean(-1)
-    expected = [(row - row.min()).mean() for row in means]
-    assert estimate.value == pytest.approx(expected[1] - expected[0])
-    assert 0.2 < estimate.low < estimate.value < estimate.high < 0.5
-    assert SensitivityDifference("placement=post", "placement=pre").estimate(runs(loss_in(table), seeds=())) == estimate
+def test_sensitivity_is_the_mean_of_that_of_the_seeds(runs, table):
+    table[1, 0, 2] += 5.0  # far above ln V, which bounds it
+    estimate = OverGrid("sensitivity", "placement=post", "placement=pre").estimate(runs(loss_in(table)))
+    bounded = np.minimum(table[:, 0], 5.5)
+    pre, post = bounded.mean(1) - table[:, 0].min(1)
+    test = stats.ttest_rel(post, pre)
+    assert (estimate.value, estimate.p) == pytest.approx(((post - pre).mean(), test.pvalue))
+    assert (estimate.low, estimate.high) == pytest.approx(tuple(test.confidence_interval()))
+    alone = OverGrid("sensitivity", "placement=post").estimate(runs(loss_in(table), seeds=()))
+    assert alone.value == pytest.approx(post.mean())
+
+
+def test_sensitivity_of_an_arm_that_learns_nowhere_is_compared_with_the_other(runs, table):
+    table[1, 0] = 3.2
+    estimate = OverGrid("sensitivity", "placement=post", "placement=pre").estimate(runs(loss_in(table)))
+    assert estimate.value == pytest.approx((3.2 - table[0, 0].mean(0)).mean())
+
+
+def test_highest_learning_rate(runs, table):
+    table[1, 0, 2, :4] = math.inf
+    table[1, 0, :, 4] = 3.2  # learns at no rate: one step below the grid
+    table[0, 0, 2] = 2.0
+    estimate = OverGrid("highest_rate", "placement=post", "placement=pre").estimate(runs(loss_in(table)))
+    highest = np.log([3e-3] * 4 + [1e-3 / 3] + [1e-2] * 3)
+    assert estimate.value == pytest.approx(math.exp((highest - math.log(1e-2)).mean()))
+    with pytest.raises(ConfigError, match="unknown number 'lowest'"):
+        OverGrid("lowest", "placement=post")
+
+
+def test_deviation_over_seeds(runs, table):
+    estimate = Deviation("placement=pre").estimate(runs(loss_in(table)))
+    judged = table[0, 0, 1, CHOOSING_SEEDS:]
+    assert estimate.value == pytest.approx(judged.std(ddof=1))
+    low, high = ((len(judged) - 1) * judged.var(ddof=1) / stats.chi2.ppf([0.975, 0.025], len(judged) - 1)) ** 0.5
+    assert (estimate.low, estimate.high) == pytest.approx((low, high))
+
+
+def test_false_positives_of_equal_and_of_unequal_seeds(runs):
+    rng = np.random.default_rng(3)
+    noise = rng.normal(0, 0.01, (len(RATES), 16))
+    table = (2 + noise + np.array([0.3, 0.0, 0.2])[:, None])[None, None]
+    made = runs(lambda _p, _d, lr, seed: float(table[0, 0, RATES.index(lr), seed]), ("pre",), seeds=range(16))
+    estimate = FalsePositives("placement=pre").estimate(made)
+    assert estimate.n == 1000
+    assert 0.03 < estimate.value < 0.07
+    assert math.isnan(FalsePositives("placement=pre").estimate(StudyRuns(made.results[:6])).value)
 
 
 def test_ratio():

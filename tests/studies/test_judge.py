@@ -19,7 +19,7 @@ from normlab.studies.judge import judge
 RATES = (1e-3, 3e-3, 1e-2)
 POST_MINUS_PRE = difference("placement=post", "placement=pre")
 CLAIM = Claim("post", "Post-norm has a higher loss.", POST_MINUS_PRE, AtLeast(0.05), effect=0.1)
-CONTROL = Claim("finite", "Pre-norm trains.", Share("placement=pre", lr="any"), AtMost(0.5))
+CONTROL = Claim("finite", "Pre-norm trains.", Share("placement=pre", lr="every"), AtMost(0.5))
 STUDY = Study("made", "Is post-norm worse?", {"small": [Grid("all", "placement=pre,post")]}, [CLAIM], [CONTROL])
 
 

@@ -1,0 +1,103 @@
+"""Does batch norm suffer from small batches, and from the difference between training and evaluation?"""
+
+from normlab.studies.base import AtLeast, AtMost, Claim, Grid, Picture, Study, Within, register_study
+from normlab.studies.estimators import Contrast, Slope, difference
+from normlab.studies.measures import FINAL_LOSS, BatchStatisticsLoss, EvalGap
+
+WINDOWS = 4096
+"""Training windows of every run: equal tokens at every batch size."""
+BATCHES = (1, 4, 16, 64)
+SHEN, WANG = "Shen et al. 2020, arXiv:2003.07845", "Wang et al. 2022, arXiv:2210.05153"
+
+
+def arm(norm: str, batch: int | None = None) -> str:
+    """Return the conditions of a norm, at one batch size or all of them."""
+    return f"norm={norm}" + (f",train.batch_size={batch}" if batch else "")
+
+
+def grid(batch: int) -> Grid:
+    """Return the grid of a batch size."""
+    steps = WINDOWS // batch
+    return Grid(
+        f"batch_{batch}",
+        "model=gpt2_nano model.depth=4 norm=batchnorm,batchnorm_past,batchnorm_position,rmsnorm stats=off "
+        "optim.lr=1e-3,3e-3,1e-2,3e-2,1e-1 seed=range(6) sweep.pack=16 "
+        f"train.batch_size={batch} train.steps={steps} eval.every={steps // 4}",
+    )
+
+
+register_study(
+    Study(
+        name="batch_norm",
+        question="Does batch norm suffer from small batches, and from its difference between the two modes?",
+        background=(
+            "Batch norm uses the statistics of the batch in training and running averages in evaluation. In a language "
+            "model the statistics of the batch include later tokens, so that the training loss can use the future. "
+            "Shen et al. 2020 and Wang et al. 2022 report that it is worse than LayerNorm in transformers. "
+            "batchnorm_past uses only earlier tokens, batchnorm_position only tokens at the same position."
+        ),
+        limits=(
+            "Depth 4, width 32, 131,072 tokens in every run: at batch size 64 that is 64 steps. Momentum is torch's "
+            "default, 0.1; another one changes the gap."
+        ),
+        grids={"small": [grid(batch) for batch in BATCHES]},
+        claims=[
+            *(
+                Claim(
+                    f"gap_at_{batch}",
+                    f"At batch size {batch} batch norm's loss in evaluation is 0.1 nats/token or more above that with "
+                    "batch statistics.",
+                    Contrast({arm("batchnorm", batch): 1.0}, EvalGap()),
+                    AtLeast(0.1),
+                    WANG,
+                )
+                for batch in (1, 4)
+            ),
+            Claim(
+                "gap_falls",
+                "The gap of batch norm falls with the batch size: its slope on ln B is below 0.",
+                Slope(arm("batchnorm"), "train.batch_size", EvalGap()),
+                AtMost(0.0),
+                WANG,
+            ),
+            Claim(
+                "loss_falls",
+                "The loss of batch norm minus that of RMSNorm falls with the batch size.",
+                Slope(arm("batchnorm"), "train.batch_size", minus=arm("rmsnorm")),
+                AtMost(0.0),
+                SHEN,
+            ),
+            Claim(
+                "leak",
+                "With batch statistics at batch size 4 batch norm has a lower loss than its causal form.",
+                difference(arm("batchnorm", 4), arm("batchnorm_past", 4), BatchStatisticsLoss()),
+                AtMost(0.0),
+                "catalogue of this project",
+            ),
+            Claim(
+                "no_gain",
+                "In evaluation at batch size 4 batch norm does not have a lower loss than its causal form.",
+                difference(arm("batchnorm", 4), arm("batchnorm_past", 4), FINAL_LOSS),
+                AtLeast(0.0),
+                "catalogue of this project",
+            ),
+            Claim(
+                "worse",
+                "At batch size 4 batch norm has a higher loss than RMSNorm.",
+                difference(arm("batchnorm", 4), arm("rmsnorm", 4)),
+                AtLeast(0.0),
+                SHEN,
+                effect=0.05,
+            ),
+        ],
+        controls=[
+            Claim(
+                "no_gap",
+                "RMSNorm computes the same in training and evaluation.",
+                Contrast({arm("rmsnorm", 4): 1.0}, EvalGap()),
+                Within(-0.005, 0.005),
+            ),
+        ],
+        pictures=[Picture("factor", {"x": "train.batch_size", "color": "norm"})],
+    )
+)

@@ -1,0 +1,106 @@
+"""Does pre-norm have a better gradient flow than post-norm, and what does the init rule change?"""
+
+import math
+
+from normlab.studies.base import AtLeast, AtMost, Claim, Grid, Picture, Study, Within, register_study
+from normlab.studies.estimators import Contrast, Share, Slope, difference
+from normlab.studies.measures import Statistic
+
+INIT = "model=gpt2_nano placement=pre,post train.steps=1 stats.every=1 optim.lr=1e-3 seed=range(8) sweep.pack=16"
+TRAIN = (
+    "model=gpt2_nano placement=pre,post init=xavier model.depth=24 train.steps=300 eval.every=100 stats.every=100 "
+    "optim.lr=1e-3 seed=range(8) sweep.pack=16"
+)
+LAST = Statistic("grad_norm", "mlp.down.weight", over="last", at="first", log=True)
+RATIO = Statistic("grad_norm", "mlp.down.weight", over="last/first", log=True)
+XIONG = "Xiong et al. 2020, arXiv:2002.04745"
+
+
+def untrained(placement: str, init: str, depth: str = "") -> str:
+    """Return the conditions of a placement and an init rule before training."""
+    return f"placement={placement},init={init},train.steps=1{depth}"
+
+
+register_study(
+    Study(
+        name="gradient_flow",
+        question="Does pre-norm have a better gradient flow than post-norm, and what does the init rule change?",
+        background=(
+            "Xiong et al. 2020 prove for Xavier's rule that the gradient of the last MLP is of order 1 in depth under "
+            "post-norm and of order 1/sqrt(L) under pre-norm. GPT-2 uses another rule, for which nobody states it."
+        ),
+        limits=(
+            "Width 32. The slopes are a matter of the formula and hold at any width; the profile after training is "
+            "that of 300 steps at one learning rate, and post-norm at depth 24 has not learned by then."
+        ),
+        grids={
+            "small": [
+                Grid("untrained", f"{INIT} init=xavier,gpt2 model.depth=6,12,24,48"),
+                Grid("trained", TRAIN),
+            ]
+        },
+        claims=[
+            Claim(
+                "post_slope",
+                "With Xavier's rule the last MLP's gradient does not depend on depth in post-norm: slope 0 +- 0.1.",
+                Slope(untrained("post", "xavier"), "model.depth", LAST),
+                Within(-0.1, 0.1),
+                XIONG,
+            ),
+            Claim(
+                "pre_slope",
+                "With Xavier's rule the last MLP's gradient falls as 1/sqrt(L) in pre-norm: slope -0.5 +- 0.1.",
+                Slope(untrained("pre", "xavier"), "model.depth", LAST),
+                Within(-0.6, -0.4),
+                XIONG,
+            ),
+            Claim(
+                "gpt2_reverses",
+                "With GPT-2's rule the order is reversed: post-norm's gradient is below 0.3 of pre-norm's at depth 24.",
+                Contrast(
+                    {
+                        untrained("post", "gpt2", ",model.depth=24"): 1.0,
+                        untrained("pre", "gpt2", ",model.depth=24"): -1.0,
+                    },
+                    LAST,
+                    is_ratio=True,
+                ),
+                AtMost(0.3),
+                "catalogue of this project",
+            ),
+            Claim(
+                "post_vanishes",
+                "After 300 steps post-norm's gradient is ten times as large or more in the last block as in the first.",
+                Contrast({"placement=post,train.steps=300": 1.0}, RATIO),
+                AtLeast(math.log(10)),
+                XIONG,
+            ),
+            Claim(
+                "pre_does_not",
+                "After 300 steps pre-norm's gradient is not larger in the last block than in the first.",
+                Contrast({"placement=pre,train.steps=300": 1.0}, RATIO),
+                AtMost(0.0),
+                XIONG,
+            ),
+        ],
+        controls=[
+            Claim(
+                "same_block",
+                "At depth 6 and with Xavier's rule the last gradients of the two placements differ by less than e.",
+                difference(
+                    untrained("post", "xavier", ",model.depth=6"), untrained("pre", "xavier", ",model.depth=6"), LAST
+                ),
+                Within(-1.5, 1.5),
+            ),
+            Claim("trains", "Pre-norm learns at depth 24.", Share("placement=pre,train.steps=300"), AtMost(0.5)),
+        ],
+        pictures=[
+            Picture(
+                "layers",
+                {"statistic": "grad_norm mlp.down.weight", "moment": "first", "color": "placement", "panel": ["init"]},
+                "train.steps=1,model.depth=24",
+            ),
+            Picture("layers", {"statistic": "grad_norm mlp.down.weight", "color": "placement"}, "train.steps=300"),
+        ],
+    )
+)

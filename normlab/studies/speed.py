@@ -1,0 +1,64 @@
+"""Does pre-norm converge faster than post-norm, and is post-norm better in shallow models?"""
+
+from normlab.studies.base import AtMost, Claim, Grid, Picture, Study, register_study
+from normlab.studies.estimators import Share, difference, ratio_of_steps
+
+GRID = (
+    "model=gpt2_nano train.steps=600 eval.every=20 stats.every=200 sweep.pack=16 placement=pre,post model.depth=2,4,6 "
+    "optim.lr=3e-4,1e-3,3e-3,1e-2,3e-2,1e-1 seed=range(8)"
+)
+TARGET = 2.7
+TUTORIALS = "tutorials for practitioners"
+TAKASE = "Takase et al. 2022, arXiv:2206.00330"
+
+
+def arms(depth: int) -> tuple[str, str]:
+    """Return the arms of pre-norm and post-norm at a depth."""
+    return f"placement=pre,model.depth={depth}", f"placement=post,model.depth={depth}"
+
+
+register_study(
+    Study(
+        name="speed",
+        question="Does pre-norm converge faster than post-norm, and is post-norm better in shallow models?",
+        background=(
+            "Articles for practitioners say that pre-norm converges faster. Takase et al. 2022 find that post-norm has "
+            "the lower loss in shallow models, of six layers or fewer, because its later layers get larger gradients."
+        ),
+        limits=(
+            "The target is a loss of 2.7 nats/byte, early in training; 600 steps are far from convergence. Both "
+            "statements may be reversed in long training."
+        ),
+        grids={"small": [Grid("speed", GRID)]},
+        claims=[
+            *(
+                Claim(
+                    f"faster_at_{depth}",
+                    f"Pre-norm needs fewer steps than post-norm to a loss of {TARGET} at depth {depth}.",
+                    ratio_of_steps(*arms(depth), TARGET),
+                    AtMost(1.0),
+                    TUTORIALS,
+                )
+                for depth in (2, 6)
+            ),
+            *(
+                Claim(
+                    f"post_better_at_{depth}",
+                    f"Post-norm has a lower final loss than pre-norm at depth {depth}.",
+                    difference(arms(depth)[1], arms(depth)[0]),
+                    AtMost(0.0),
+                    TAKASE,
+                    effect=-0.03,
+                )
+                for depth in (2, 4, 6)
+            ),
+        ],
+        controls=[
+            Claim("pre_trains", "Pre-norm learns at depth 6.", Share(arms(6)[0], lr="every"), AtMost(0.5)),
+        ],
+        pictures=[
+            Picture("loss", {"color": "placement", "panel": ["model.depth"]}),
+            Picture("lr", {"color": "placement", "panel": ["model.depth"]}),
+        ],
+    )
+)

@@ -19,6 +19,7 @@ from normlab.data.tokenizers import train_bpe
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 SMALL = [
     "train.steps=2", "train.batch_size=2", "model.context=8", "model.width=16", "model.heads=2", "eval.sequences=2",
     "optim.warmup_steps=1", "tracking.wandb=off", "device=cpu",
@@ -28,8 +29,8 @@ SMALL = [
 Command = Callable[..., tuple[int, str, str]]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def commands() -> list[list[str]]:
@@ -38,7 +39,7 @@ def commands() -> list[list[str]]:
 
 
 def block_of(name: str) -> str:
-    (block,) = (block for block in blocks("python") if block.startswith(f"# {name}"))
+    (block,) = (block for block in blocks("python", README + CONTRIBUTING) if block.startswith(f"# {name}"))
     return block
 
 
@@ -58,8 +59,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Path(name, "train.jsonl").write_text("".join(json.dumps({"text": text[i:]}) + "\n" for i in range(30)))
     Path("gpt2").mkdir()
     Path("gpt2", "tokenizer.json").write_text(train_bpe([text]).definition)
-    for name in ("my_norm.py", "my_row.py"):
-        Path(name).write_text(block_of(name))
+    for name in ("my_norm.py", "my_row.py", "my_study.py"):
+        Path(name).write_text(block_of(name).replace("train.steps=200 seed=range(6)", "train.steps=2 seed=range(3)"))
     return tmp_path
 
 
@@ -91,8 +92,14 @@ def test_the_commands_one_after_the_other_then_the_python_block(folder: Path, ru
     assert not names["run"].model.training
 
 
-def test_a_norm_and_a_row_are_added_in_few_lines() -> None:
-    for name, fewer_than in (("my_norm.py", 35), ("my_row.py", 6)):
+@pytest.mark.process
+def test_the_row_as_a_plugin(folder: Path, run_command: Command) -> None:
+    code, out, err = run_command("verify", "plugins=[my_row.py]", "placement=half")
+    assert code == 0, err + out
+
+
+def test_norms_rows_and_studies_are_added_in_few_lines() -> None:
+    for name, fewer_than in (("my_norm.py", 35), ("my_row.py", 6), ("my_study.py", 20)):
         code = [line for line in block_of(name).splitlines() if line.strip() and not line.startswith("#")]
         assert len(code) < fewer_than
 

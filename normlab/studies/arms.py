@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from normlab.errors import ConfigError
 from normlab.report.cells import BAD_OUTCOMES, Cell
-from normlab.report.learning_rates import shared_lr
+from normlab.report.learning_rates import Losses, shared_lr
 from normlab.report.results import RunResult
 from normlab.report.settings import select_where, setting
 
 CHOOSING_SEEDS = 2
 """The first seeds of a grid, on which the learning rate of an arm is chosen; the others judge it."""
+WORSE = 0.1
+"""Level of the one-sided paired t test by which a learning rate is worse than the best one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +51,12 @@ class Arm:
         """The best learning rate on the choosing seeds; None before any of their runs has ended."""
         return self.choice.best_lr
 
+    @cached_property
+    def plausible_lrs(self) -> list[float]:
+        """The best learning rate, and those that all seeds together cannot tell from it; as `plausible_lrs`."""
+        cell = Cell((), (), self.runs)
+        return [] if self.best_lr is None else plausible_lrs(self.best_lr, cell.losses, cell.unusable_lrs)
+
     @property
     def has_best_at_edge(self) -> bool:
         """Whether the best learning rate is the lowest or highest of its grid, so that a better one may be outside."""
@@ -67,6 +75,25 @@ class Arm:
     def unfinished(self) -> int:
         """Number of runs without an outcome."""
         return sum(not run.has_loss for run in self.runs)
+
+
+def plausible_lrs(best: float, losses: Losses, unusable: Collection[float]) -> list[float]:
+    """Return a learning rate, and the usable ones that are not worse by a one-sided paired t test at `WORSE`.
+
+    Two seeds often choose another learning rate than two others would. The interval of a contrast therefore holds its
+    intervals at all of these: without them an arm differs from itself in up to 10 % of the splits of study `noise`.
+    """
+    from scipy.stats import ttest_rel
+
+    found = [best]
+    for lr, by_replicate in losses.items():
+        common = sorted(by_replicate.keys() & losses[best].keys(), key=str)
+        if lr == best or lr in unusable or len(common) < 2:
+            continue
+        values, at_best = ([each[replicate] for replicate in common] for each in (by_replicate, losses[best]))
+        if ttest_rel(values, at_best, alternative="greater").pvalue > WORSE:  # pyright: ignore[reportAttributeAccessIssue]
+            found.append(lr)
+    return found
 
 
 class StudyRuns:

@@ -146,6 +146,8 @@ class Picture:
     options: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
     where: str = ""
     """Conditions that select the runs."""
+    by: Sequence[str] | None = None
+    """The factors, where they cannot be inferred; by default the options in which the runs differ."""
 
 
 @dataclass(frozen=True, slots=True)

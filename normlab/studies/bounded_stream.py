@@ -26,7 +26,7 @@ register_study(
             "small": [
                 Grid(
                     "stream",
-                    f"{NANO} placement=pre,peri model.depth=8 optim.lr=1e-3,3e-3,1e-2,3e-2,1e-1,3e-1 seed=range(8)",
+                    f"{NANO} placement=pre,peri model.depth=8 optim.lr=1e-3,3e-3,1e-2,3e-2,1e-1,3e-1,1,3 seed=range(8)",
                 )
             ]
         },
@@ -73,8 +73,11 @@ register_study(
         controls=[
             Claim("trains", "Pre-norm learns.", Share(PRE, lr="every"), AtMost(0.5)),
         ],
+        amendments={
+            "ca5d8977f9c4": "the best learning rate of Peri-LN was 0.3, the highest of the grid, which now goes to 3."
+        },
         pictures=[
-            Picture("layers", {"statistic": "resid_rms", "color": "optim.lr", "panel": ["placement"]}),
+            Picture("layers", {"statistic": "resid_rms", "color": "placement"}, "optim.lr=3e-2"),
             Picture("lr", {"color": "placement"}),
         ],
     )

@@ -7,8 +7,9 @@ intervals; where a run diverged, the signed-rank interval of `report/intervals.p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Protocol
 
 import numpy as np
@@ -80,6 +81,35 @@ def over_seeds(values: Mapping[Replicate, float]) -> Estimate:
     )  # fmt: skip
 
 
+def over_rates(
+    tables: Sequence[Mapping[float | None, Mapping[Replicate, float]]], combine: Callable[[Sequence[float]], float]
+) -> Estimate:
+    """Return the estimate at the first learning rate of each arm, with the union of the intervals at all of them.
+
+    Args:
+        tables: For each arm its values by learning rate and replicate.
+        combine: Returns the quantity of a seed from the values of the arms.
+    """
+    found: list[Estimate] = []
+    for values in product(*(table.values() for table in tables)):
+        common = sorted(set(values[0]).intersection(*values[1:]), key=str)
+        found.append(over_seeds({seed: combine([each[seed] for each in values]) for seed in common}))
+    if not found:
+        return Estimate(math.nan)
+    lows, highs, lows90, highs90, ps = (
+        [getattr(each, name) for each in found] for name in ("low", "high", "low90", "high90", "p")
+    )
+    return replace(
+        found[0], low=_extreme(min, lows), high=_extreme(max, highs), low90=_extreme(min, lows90),
+        high90=_extreme(max, highs90), p=_extreme(max, ps),
+    )  # fmt: skip
+
+
+def _extreme(choose: Callable[[Iterable[float]], float], values: Sequence[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return choose(numbers) if len(numbers) == len(values) else None
+
+
 def _name(replicate: Replicate) -> str:
     seed, data_seed = replicate
     return f"{seed}" if seed == data_seed else f"{seed}/{data_seed}"
@@ -96,7 +126,8 @@ def _counted(estimate: Estimate, arms: Sequence[Arm], rates: Mapping[str, float 
 class Contrast:
     """The mean over seeds of sum_a w_a m_a, for arms a with weights w_a and a measure m.
 
-    The interval is that of the paired t test (`paired_test`). With a single arm of weight 1 it is the mean of the
+    The interval is that of the paired t test (`paired_test`), for all learning rates that are not worse than the best
+    one of their arm (`plausible_lrs`). With a single arm of weight 1 it is the mean of the
     measure, with weights +1 and -1 a paired difference, with +1, -1, -1, +1 a difference of differences.
     """
 
@@ -131,10 +162,14 @@ class Contrast:
         """Return the estimate."""
         arms = [runs.arm(where) for where in self.weights]
         rates = runs.rate_of(arms, self.lr)
-        values = [values_of(self.measure, arm.judged(rates[arm.where])) for arm in arms]
-        common = sorted(set(values[0]).intersection(*values[1:]), key=str)
-        sums = {replicate: self._sum([each[replicate] for each in values]) for replicate in common}
-        result = _counted(over_seeds(sums), arms, rates)
+        tables = [
+            {
+                rate: values_of(self.measure, arm.judged(rate))
+                for rate in (arm.plausible_lrs if self.lr == "best" else [rates[arm.where]])
+            }
+            for arm in arms
+        ]
+        result = _counted(over_rates(tables, self._sum), arms, rates)
         return exponential(result) if self.is_ratio else result
 
     def _sum(self, values: Sequence[float]) -> float:

@@ -42,14 +42,14 @@ register_study(
         claims=[
             Claim(
                 "post_slope",
-                "With Xavier's rule the last MLP's gradient does not depend on depth in post-norm: slope 0 +- 0.1.",
+                "With Xavier's rule the last MLP's gradient does not depend on depth in post-norm: slope 0 ± 0.1.",
                 Slope(untrained("post", "xavier"), "model.depth", LAST),
                 Within(-0.1, 0.1),
                 XIONG,
             ),
             Claim(
                 "pre_slope",
-                "With Xavier's rule the last MLP's gradient falls as 1/sqrt(L) in pre-norm: slope -0.5 +- 0.1.",
+                "With Xavier's rule the last MLP's gradient falls as 1/sqrt(L) in pre-norm: slope -0.5 ± 0.1.",
                 Slope(untrained("pre", "xavier"), "model.depth", LAST),
                 Within(-0.6, -0.4),
                 XIONG,
@@ -66,7 +66,7 @@ register_study(
                     is_ratio=True,
                 ),
                 AtMost(0.3),
-                "catalogue of this project",
+                "this project",
             ),
             Claim(
                 "post_vanishes",
@@ -86,7 +86,7 @@ register_study(
         controls=[
             Claim(
                 "same_block",
-                "At depth 6 and with Xavier's rule the last gradients of the two placements differ by less than e.",
+                "At depth 6 with Xavier's rule the last gradients of the two placements are within a factor of 4.5.",
                 difference(
                     untrained("post", "xavier", ",model.depth=6"), untrained("pre", "xavier", ",model.depth=6"), LAST
                 ),

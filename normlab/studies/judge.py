@@ -36,10 +36,10 @@ class Judgement:
     def sentence(self) -> str:
         """The verdict in one sentence, with the estimate, its interval and the number of seeds."""
         e = self.estimate
-        interval = "" if e.low is None or e.high is None else f" [{e.low:+.4g}, {e.high:+.4g}]"
-        value = "no estimate" if math.isnan(e.value) else f"{e.value:+.4g}{interval} (n={e.n})"
-        reason = f" {self.reason}." if self.reason else ""
-        return f"{self.verdict}: {self.claim.text} Estimate {value}; criterion: {self.claim.criterion.text}.{reason}"
+        interval = "" if e.low is None or e.high is None else f" [{e.low:.3g}, {e.high:.3g}]"
+        value = "no estimate" if math.isnan(e.value) else f"{e.value:.3g}{interval} (n={e.n})"
+        reason = f" ({self.reason})" if self.reason else ""
+        return f"{self.verdict}{reason}: {self.claim.text} Estimate {value}; criterion: {self.claim.criterion.text}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def judge(
     reason = reason_not_comparable(results)
     controls = [_judge(claim, size, results, unverified, reason) for claim in study.controls]
     failed = [each for each in controls if each.verdict != SUPPORTED]
-    control = f"The control {failed[0].claim.name} is {failed[0].verdict}" if failed else ""
+    control = f"the control {failed[0].claim.name} is {failed[0].verdict}" if failed else ""
     claims = [_judge(claim, size, results, unverified, reason, control) for claim in study.claims]
     unfinished = sum(not run.has_loss for run in results)
     more = [f"runs without an outcome: {unfinished} of {len(results)}"] if unfinished else []
@@ -85,16 +85,16 @@ def _judge(
     try:
         estimate = claim.estimator.estimate(runs)
     except ConfigError as error:
-        return Judgement(claim, VOID, f"The runs lack an arm ({error})", Estimate(math.nan), None)
+        return Judgement(claim, VOID, f"the runs lack an arm ({error})", Estimate(math.nan), None)
     power = power_of(claim, estimate)
     reason = reason or _reason_void(claim, runs, unverified) or control
     if reason:
         return Judgement(claim, VOID, reason, estimate, power)
     verdict = claim.criterion.judge(estimate)
     if SIZES.index(size) < SIZES.index(claim.size):
-        return Judgement(claim, UNDECIDED, f"Size {size} cannot decide it: it needs size {claim.size}", estimate, power)
+        return Judgement(claim, UNDECIDED, f"size {size} cannot decide it: it needs size {claim.size}", estimate, power)
     if verdict == UNDECIDED:
-        at_size = f"Undecided at this size: the power is {power:.0%}" if power is not None else "Undecided at this size"
+        at_size = "at this size" + (f" the power is {power:.0%}" if power is not None else "")
         return Judgement(claim, verdict, at_size, estimate, power)
     return Judgement(claim, verdict, "", estimate, power)
 
@@ -103,10 +103,10 @@ def _reason_void(claim: Claim, runs: StudyRuns, unverified: Mapping[str, str]) -
     """Return why the runs cannot answer, or an empty text."""
     for arm in runs.used.values():
         if unfinished := arm.unfinished:
-            return f"The arm [{arm.where}] has {unfinished} unfinished runs"
+            return f"the arm [{arm.where}] has {unfinished} unfinished runs"
         if claim.estimator.chooses_rate and arm.has_best_at_edge:
             side = "lowest" if arm.best_lr == arm.learning_rates[0] else "highest"
-            return f"The best learning rate of [{arm.where}], {arm.best_lr:g}, is the {side} of its grid"
+            return f"the best learning rate of [{arm.where}], {arm.best_lr:g}, is the {side} of its grid"
         for run in arm.runs:
             block = block_of_run(run)
             if block in unverified:

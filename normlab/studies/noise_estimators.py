@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from normlab.report.cells import Cell
 from normlab.report.intervals import Replicate
-from normlab.report.results import RunResult
-from normlab.studies.arms import CHOOSING_SEEDS, Arm, StudyRuns
-from normlab.studies.estimators import Estimate, binomial, over_seeds
+from normlab.studies.arms import CHOOSING_SEEDS, Arm, StudyRuns, plausible_lrs
+from normlab.studies.estimators import Estimate, binomial, over_rates
 
 ALPHA = 0.05
 
@@ -48,7 +48,7 @@ class FalsePositives:
     """How often the whole procedure finds a difference between an arm and itself.
 
     The seeds are split at random into two groups. Each group chooses its learning rate on its first seeds and is judged
-    on the others, as two arms would be; the paired t test rejects at 5 %. The interval is binomial, for the draws.
+    on the others, as two arms of a `Contrast`; the test rejects at 5 %. The interval is binomial, for the draws.
     """
 
     where: str
@@ -71,19 +71,24 @@ class FalsePositives:
         rejected = 0
         for _ in range(self.draws):
             order = rng.permutation(len(arm.seeds)).tolist()
-            first, second = (self._losses(arm, order[start : start + half]) for start in (0, half))
-            differences: dict[Replicate, float] = {
-                (pair, pair): a - b for pair, (a, b) in enumerate(zip(first, second, strict=True))
-            }
-            p = over_seeds(differences).p
-            rejected += p is not None and p < ALPHA
+            tables = [self._table(arm, order[start : start + half]) for start in (0, half)]
+            estimate = over_rates(tables, lambda values: values[0] - values[1])
+            rejected += estimate.p is not None and estimate.p < ALPHA
         return binomial(rejected, self.draws)
 
-    def _losses(self, arm: Arm, members: Sequence[int]) -> list[float]:
-        """Return the losses of a group's judging seeds at the learning rate that its choosing seeds prefer."""
-        by_seed: dict[object, list[RunResult]] = {}
-        for run in arm.runs:
-            by_seed.setdefault(run.replicate[0], []).append(run)
-        seeds = [arm.seeds[index] for index in members]
-        choice = Arm(arm.where, [run for seed in seeds[:CHOOSING_SEEDS] for run in by_seed[seed]])
-        return [run.loss for seed in seeds[CHOOSING_SEEDS:] for run in by_seed[seed] if run.lr == choice.best_lr]
+    def _table(self, arm: Arm, members: Sequence[int]) -> dict[float | None, dict[Replicate, float]]:
+        """Return the losses of a group's judging seeds, at the learning rates that are plausible for the group."""
+        number = {arm.seeds[member]: position for position, member in enumerate(members)}
+        runs = [run for run in arm.runs if run.replicate[0] in number]
+        cell = Cell((), (), runs)
+        choice = Arm(arm.where, [run for run in runs if number[run.replicate[0]] < CHOOSING_SEEDS])
+        if choice.best_lr is None:
+            return {}
+        return {
+            lr: {
+                (number[seed], number[seed]): loss
+                for (seed, _), loss in cell.losses[lr].items()
+                if number[seed] >= CHOOSING_SEEDS
+            }
+            for lr in plausible_lrs(choice.best_lr, cell.losses, cell.unusable_lrs)
+        }

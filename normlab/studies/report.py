@@ -20,6 +20,7 @@ from normlab.report.pages.shell import page, write_output
 from normlab.report.tables import counted
 from normlab.store.format import to_json
 from normlab.studies.base import SIZES, Study, Within
+from normlab.studies.index import write_index
 from normlab.studies.judge import Judgement, Verdicts, as_row
 from normlab.studies.run import Evidence
 
@@ -45,26 +46,28 @@ def folder_of(results_dir: str, study: Study, size: str) -> Path:
 
 
 def write_report(verdicts: Verdicts, evidence: Evidence, folder: Path) -> Path:
-    """Write the report of a study, and return its Markdown page.
+    """Write the report of a study and the table of all reports; return the report's Markdown page.
 
     Raises:
         StoreError: A file cannot be written.
     """
-    pictures = {"verdicts": "Each estimate with its 95% interval (thick: 90%). The criterion is the shaded range."}
-    forest = draw_verdicts([*verdicts.claims, *verdicts.controls])
-    for format in FORMATS:
-        write_output(folder / f"verdicts.{format}", forest[format])
+    pictures: dict[str, str] = {}
     for index, picture in enumerate(verdicts.study.pictures, 1):
-        table = summarize_by(evidence.selection, where=[picture.where] if picture.where else [])
+        table = summarize_by(evidence.selection, picture.by, where=[picture.where] if picture.where else [])
         options = {key: list(value) if isinstance(value, tuple) else value for key, value in picture.options.items()}
         figure = make_figure(picture.kind, table, **options)  # pyright: ignore[reportArgumentType]
         for format in FORMATS:
             write_figure(figure, folder / f"figure-{index}.{format}")
         pictures[f"figure-{index}"] = figure.caption
+    pictures["verdicts"] = "Each estimate with its 95% interval (thick: 90%). The criterion is the shaded range."
+    forest = draw_verdicts([*verdicts.claims, *verdicts.controls])
+    for format in FORMATS:
+        write_output(folder / f"verdicts.{format}", forest[format])
     blocks = list(_blocks(verdicts, evidence, pictures))
     write_output(folder / "README.md", _markdown(blocks).encode())
     write_output(folder / "report.html", _page(verdicts.study, blocks, folder).encode())
     write_output(folder / "report.json", to_json(_data(verdicts, evidence), indent=2))
+    write_index(folder.parent)
     return folder / "README.md"
 
 
@@ -126,7 +129,7 @@ def _blocks(verdicts: Verdicts, evidence: Evidence, pictures: Mapping[str, str])
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None or math.isnan(value) else f"{value:+.4g}"
+    return "" if value is None or math.isnan(value) else f"{value:.3g}"
 
 
 def _table(judgements: Sequence[Judgement]) -> list[list[str]]:
@@ -135,7 +138,7 @@ def _table(judgements: Sequence[Judgement]) -> list[list[str]]:
         e, claim = each.estimate, each.claim
         interval = "" if e.low is None else f"[{_number(e.low)}, {_number(e.high)}]"
         power = "" if each.power is None else f"{each.power:.0%}"
-        verdict = f"{each.verdict}: {each.reason}" if each.reason else each.verdict
+        verdict = f"{each.verdict} ({each.reason})" if each.reason else each.verdict
         rows.append(
             [
                 claim.text,

@@ -5,6 +5,7 @@ from normlab.studies.estimators import OverGrid, Share, difference, interaction
 
 XIONG = "Xiong et al. 2020, arXiv:2002.04745"
 DEPTH = "model.depth=4"
+GRID = f"{NANO} optim.warmup_steps=0,6,30 seed=range(6)"
 
 
 def arm(placement: str, steps: int, depth: str = DEPTH) -> str:
@@ -32,11 +33,9 @@ register_study(
         ),
         grids={
             "small": [
-                Grid(
-                    "warmup",
-                    f"{NANO} placement=post,pre,peri,deepnorm model.depth=4,8 optim.warmup_steps=0,6,30 {RATES} "
-                    "seed=range(6)",
-                )
+                Grid("warmup", f"{GRID} placement=post,pre,deepnorm model.depth=4,8 {RATES}"),
+                # Peri-LN has its best learning rate ten times as high.
+                Grid("peri", f"{GRID} placement=peri model.depth=4 optim.lr=1e-2,3e-2,1e-1,3e-1,1,3"),
             ]
         },
         claims=[

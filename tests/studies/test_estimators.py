@@ -84,6 +84,18 @@ def test_the_learning_rate_is_chosen_on_other_seeds_than_it_is_judged_on(runs, t
     assert estimate.value == pytest.approx(table[0, 0, 1, CHOOSING_SEEDS:].mean())
 
 
+def test_the_interval_holds_those_of_all_learning_rates_that_may_be_the_best(runs, table):
+    table[1, 0, 2] += np.linspace(-0.22, -0.19, len(SEEDS))
+    estimate = difference("placement=post", "placement=pre").estimate(runs(loss_in(table)))
+    intervals = [
+        stats.ttest_rel(table[1, 0, rate, CHOOSING_SEEDS:], table[0, 0, 1, CHOOSING_SEEDS:]).confidence_interval()
+        for rate in (1, 2)
+    ]
+    assert estimate.low == pytest.approx(min(each.low for each in intervals))
+    assert estimate.high == pytest.approx(max(each.high for each in intervals))
+    assert min(each.low for each in intervals) < max(each.low for each in intervals)
+
+
 def test_a_single_learning_rate_uses_all_seeds(runs, table):
     estimate = difference("placement=post", "placement=pre").estimate(runs(loss_in(table), rates=RATES[1:2]))
     assert estimate.n == len(SEEDS)

@@ -46,7 +46,7 @@ def verdict(study, found, **more):
 def test_supported_and_refuted(results):
     found = results()
     assert verdict(STUDY, found).verdict == "supported"
-    assert verdict(STUDY, found).sentence.startswith("supported: Post-norm has a higher loss. Estimate +0.1")
+    assert verdict(STUDY, found).sentence.startswith("supported: Post-norm has a higher loss. Estimate 0.1")
     swapped = dataclasses.replace(CLAIM, estimator=difference("placement=pre", "placement=post"))
     assert verdict(dataclasses.replace(STUDY, claims=[swapped]), found).verdict == "refuted"
     no_margin = dataclasses.replace(CLAIM, criterion=Within(0.0, 0.0))
@@ -56,7 +56,7 @@ def test_supported_and_refuted(results):
 def test_a_control_that_is_not_supported_makes_every_verdict_void(results):
     broken = dataclasses.replace(CONTROL, criterion=AtLeast(0.9))
     judgement = verdict(dataclasses.replace(STUDY, controls=[broken]), results())
-    assert (judgement.verdict, judgement.reason) == ("void", "The control finite is refuted")
+    assert (judgement.verdict, judgement.reason) == ("void", "the control finite is refuted")
 
 
 @pytest.mark.parametrize(("best", "side"), [(1e-3, "lowest"), (1e-2, "highest")])
@@ -78,7 +78,7 @@ def test_unfinished_runs_and_other_corpora_are_void(results, make_run, tmp_path)
     found = results()
     make_run("more", "interrupted", placement="pre", lr=3e-3, seed=9)
     found = read_results(select_runs([str(tmp_path)], tmp_path).records)[0]
-    assert verdict(STUDY, found).reason == "The arm [placement=pre] has 1 unfinished runs"
+    assert verdict(STUDY, found).reason == "the arm [placement=pre] has 1 unfinished runs"
     make_run("other", placement="pre", lr=3e-3, seed=9, run={"corpus": {"name": "b", "sha256": "b" * 64}})
     found = read_results(select_runs([str(tmp_path)], tmp_path).records)[0]
     assert verdict(STUDY, found).reason.startswith("the runs use 2 corpora")
@@ -87,14 +87,14 @@ def test_unfinished_runs_and_other_corpora_are_void(results, make_run, tmp_path)
 def test_a_size_that_cannot_decide_a_claim(results):
     large = dataclasses.replace(CLAIM, size="large")
     judgement = verdict(dataclasses.replace(STUDY, claims=[large]), results())
-    assert (judgement.verdict, judgement.reason) == ("undecided", "Size small cannot decide it: it needs size large")
+    assert (judgement.verdict, judgement.reason) == ("undecided", "size small cannot decide it: it needs size large")
 
 
 def test_an_arm_without_runs_is_void(results):
     missing = dataclasses.replace(CLAIM, estimator=Contrast({"placement=peri": 1.0}))
     judgement = verdict(dataclasses.replace(STUDY, claims=[missing]), results())
     assert judgement.verdict == "void"
-    assert judgement.reason.startswith("The runs lack an arm (arm placement=peri: no run matches")
+    assert judgement.reason.startswith("the runs lack an arm (arm placement=peri: no run matches")
 
 
 def test_power_is_that_of_a_t_test_and_simulated_for_two_one_sided_tests(results):

@@ -1,0 +1,62 @@
+"""The table of all reports in a folder of studies: one line for each claim."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from normlab.report.pages.shell import write_output
+
+INTRODUCTION = """\
+# Studies
+
+One line for each claim that `normlab study run` has tested: what is said, by whom, and our verdict. *supported* and
+*refuted*: the 95 % interval is on one side of the criterion (two one-sided tests for "within"). *undecided*: it holds
+both sides. *void*: a control failed, or the best learning rate is at the edge of its grid, so that the runs cannot
+answer. `normlab study show NAME` prints the criteria, which were fixed before the runs.
+
+**What small models cannot tell.** These models have 2 to 48 blocks of width 32 and train on less than half a million
+bytes. They decide signs, whether a model learns at all, laws at initialisation, and differences of several hundredths
+of a nat/token (study `noise` measures how many). They do not decide differences of 1 % in loss, what happens after a
+thousand times as many tokens, or what appears in wide models only: outlier channels, attention sinks, loss spikes of
+long runs. A verdict here is a verdict on this size.
+"""
+
+
+def write_index(folder: Path) -> None:
+    """Write README.md in a folder of reports.
+
+    Raises:
+        StoreError: The file cannot be written.
+    """
+    reports = [json.loads(path.read_text()) | {"folder": path.parent.name} for path in folder.glob("*/report.json")]
+    parts = [INTRODUCTION, *("\n".join(_section(each)) for each in sorted(reports, key=lambda each: each["folder"]))]
+    write_output(folder / "README.md", ("\n".join(parts) + "\n").encode())
+
+
+def _section(report: dict[str, Any]) -> Iterator[str]:
+    folder, size = report["folder"], report["size"]
+    yield f"## {report['question']}\n"
+    yield (
+        f"`normlab study run {report['study']}{'' if size == 'small' else f' --size {size}'}`: {report['runs']} runs, "
+        f"{report['tokens']:,.0f} tokens. [Report]({folder}/README.md), [picture]({folder}/verdicts.svg).\n"
+    )
+    yield "| claim | source | verdict | estimate | n |\n| --- | --- | --- | --- | --- |"
+    for row in report["claims"]:
+        cells = [row["text"], row["source"], f"**{row['verdict']}**", _estimate(row), str(row["n"])]
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    controls = [f"{row['claim']} {row['verdict']}" for row in report["controls"]]
+    yield f"\nControls: {', '.join(controls) or 'none'}.\n"
+
+
+def _estimate(row: dict[str, Any]) -> str:
+    if not isinstance(row["estimate"], int | float):
+        return ""
+    interval = "" if row["low"] is None else f" [{_number(row['low'])}, {_number(row['high'])}]"
+    return f"{_number(row['estimate'])}{interval}"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, int | float) else str(value)

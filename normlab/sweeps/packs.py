@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from normlab.config.schema import RunConfig
 from normlab.options import plain_tree
-from normlab.stats.statistic import EXTENDED, PROBE
+from normlab.stats.statistic import PROBE
 
 
 def pack_key(config: RunConfig) -> str:
@@ -42,9 +42,8 @@ def make_packs(
     """
     groups: dict[str, list[int]] = {}
     for index in indices:
-        stats = configs[index].stats
-        # Extended statistics and probes handle one model at a time.
-        trains_alone = index in alone or stats.names(EXTENDED) or stats.names(PROBE)
+        # A probe differentiates twice, through one model.
+        trains_alone = index in alone or configs[index].stats.names(PROBE)
         groups.setdefault(f"alone: {index}" if trains_alone else pack_key(configs[index]), []).append(index)
     return [pack for group in groups.values() for pack in split(group, size)]
 

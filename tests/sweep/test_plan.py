@@ -231,8 +231,10 @@ def test_runs_of_equal_keys_may_train_together() -> None:
     assert make_packs(configs, range(10), (), 5) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert make_packs(configs, range(10), {1}, 5) == [[0, 2, 3, 4], [1], [5, 6, 7, 8, 9]]
     assert make_packs(configs, [0, 2, 9], (), 5) == [[0, 2], [9]]
-    extended = compose_grid(["stats=full,core", "seed=0,1"])
-    assert make_packs(extended, range(4), (), 5) == [[0], [1], [2, 3]]
+    probed = compose_grid(["stats=full,core", "seed=0,1"])
+    assert make_packs(probed, range(4), (), 5) == [[0], [1], [2, 3]]
+    extended = compose_grid(["stats.tiers=[core,extended]", "seed=0,1"])
+    assert make_packs(extended, range(2), (), 5) == [[0, 1]]
 
 
 # Stored plans.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from normlab.config.schema import RunConfig
 from normlab.errors import notify, warn
+from normlab.model.gpt import GPT
 from normlab.model.runner import ModelRunner
 from normlab.stats.measure.core import CoreStatistics, Measurement, parameter_families
 from normlab.stats.measure.extended import MOST_EXAMPLES, ExtendedPass
@@ -30,14 +31,16 @@ INSPECT = "`normlab inspect RUN --probe` makes a probe later"
 
 @dataclass(slots=True)
 class StatisticsSchedule:
-    """Decides when to measure, and measures between steps. Extended passes and probes are for single runs only."""
+    """Decides when to measure, and measures between steps. Probes are for single runs only."""
 
     config: RunConfig
     runner: ModelRunner
+    model: GPT
     optimizer: Optimizer
+    """The model and the optimiser of extended passes and probes: those of a single run."""
     validation: Validation
-    record: Callable[[str, Profiles], None]
-    """Receives the tier and the statistics of each extended pass and probe."""
+    load_runs: Callable[[], Iterator[Callable[[str, Profiles], None]]]
+    """For each run, puts its state into `model` and `optimizer`; yields what receives the tier and its statistics."""
     measure: CoreStatistics | None = field(init=False)
     """Computes the core statistics in measured steps; None without core statistics."""
     _extended: ExtendedPass | None = field(init=False)
@@ -57,7 +60,7 @@ class StatisticsSchedule:
         if extended:
             spread = slice(None, None, -(-len(windows.tokens_NT) // MOST_EXAMPLES))
             self._extended = ExtendedPass(
-                self.runner.model, extended, windows.tokens_NT[spread], windows.targets_NT[spread], self.optimizer,
+                self.model, extended, windows.tokens_NT[spread], windows.targets_NT[spread], self.optimizer,
                 independent=not config.norm.batch_statistics, autocast=windows.autocast,
             )  # fmt: skip
             if missing := sorted(extended - self._extended.names):
@@ -78,7 +81,8 @@ class StatisticsSchedule:
         if self._start is None:
             self._start = step, start
         if self._extended is not None and every is not None and step % every == 0:
-            self._record(EXTENDED, step, self._extended())
+            for record in self.load_runs():
+                self._record(record, EXTENDED, step, self._extended())
         self.probe_if_due(step)
         return time.perf_counter() - start
 
@@ -115,16 +119,17 @@ class StatisticsSchedule:
         windows, count = self.validation, probe_examples(self.config.train.batch_size)
         moments = self.optimizer.moments.get("square", {})
         probe = Probe(
-            self.runner.model, stats.names(PROBE), windows.tokens_NT[:count], windows.targets_NT[:count],
+            self.model, stats.names(PROBE), windows.tokens_NT[:count], windows.targets_NT[:count],
             adam_preconditioner(self.config.optim, moments, self.optimizer.count),
         )  # fmt: skip
-        self._record(PROBE, step, probe())
+        for record in self.load_runs():
+            self._record(record, PROBE, step, probe())
         self._probe_seconds.append(time.perf_counter() - start)
         notify(f"probe after step {step} took {self._probe_seconds[-1]:.1f} s")
 
-    def _record(self, tier: str, step: int, measurement: Measurement) -> None:
+    def _record(self, record: Callable[[str, Profiles], None], tier: str, step: int, measurement: Measurement) -> None:
         if measurement.columns:  # statistics of Adam alone are undefined before the first update
-            self.record(tier, self.profiles(step, measurement))
+            record(tier, self.profiles(step, measurement))
 
 
 def probe_cost(depth: int, batch_size: int) -> float:

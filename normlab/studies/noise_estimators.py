@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,16 +31,21 @@ class Deviation:
 
     def estimate(self, runs: StudyRuns) -> Estimate:
         """Return the estimate."""
-        from scipy.stats import chi2
-
         arm = runs.arm(self.where)
         losses = [run.loss for run in arm.judged(arm.best_lr)]
-        n, rates = len(losses), {self.where: arm.best_lr}
-        if n < 2 or not all(map(math.isfinite, losses)):
-            return Estimate(math.nan, n=n, rates=rates)
-        sd = float(np.std(losses, ddof=1))
-        low, low90, high90, high = (sd * math.sqrt((n - 1) / chi2.ppf(q, n - 1)) for q in (0.975, 0.95, 0.05, 0.025))
-        return Estimate(sd, low, high, low90, high90, n, method="chi-squared", rates=rates)
+        return replace(deviation(losses), rates={self.where: arm.best_lr})
+
+
+def deviation(losses: Sequence[float]) -> Estimate:
+    """Return the standard deviation of some losses with its chi-squared intervals; NaN if one is infinite."""
+    from scipy.stats import chi2
+
+    n = len(losses)
+    if n < 2 or not all(map(math.isfinite, losses)):
+        return Estimate(math.nan, n=n)
+    sd = float(np.std(losses, ddof=1))
+    low, low90, high90, high = (sd * math.sqrt((n - 1) / float(chi2.ppf(q, n - 1))) for q in (0.975, 0.95, 0.05, 0.025))
+    return Estimate(sd, low, high, low90, high90, n, method="chi-squared")
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,13 +91,12 @@ def _blocks(verdicts: Verdicts, evidence: Evidence, pictures: Mapping[str, str])
     study, runs = verdicts.study, evidence.results
     yield Block("title", study.question)
     tokens = math.fsum(run.record.status.tokens or 0 for run in runs)
-    minutes = math.fsum((r.record.status.seconds or 0) / r.record.status.pack_size for r in runs) / 60
     devices = ", ".join(sorted({str(run.settings["device"]) for run in runs}))
     corpora = ", ".join(sorted({str(run.settings["corpus"]) for run in runs}))
     yield Block(
         "text",
-        f"Study {study.name}, size {verdicts.size}: {counted(len(runs), 'run')}, {tokens:,.0f} tokens, {minutes:.0f} "
-        f"minutes of training on {devices}; corpus {corpora}.",
+        f"Study {study.name}, size {verdicts.size}: {counted(len(runs), 'run')}, {tokens:,.0f} tokens, on "
+        f"{devices}; corpus {corpora}.",
     )
     yield Block("list", [each.sentence for each in verdicts.claims])
     if verdicts.notes:

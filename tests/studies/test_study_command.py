@@ -14,20 +14,25 @@ STUDY = """
 from normlab.studies.base import AtMost, AtLeast, Claim, Grid, Study, Within, register_study
 from normlab.studies.estimators import Share, difference
 
+RMSNORM, LAYERNORM = "norm=rmsnorm,train.steps=20", "norm=layernorm,train.steps=20"
+SHORT = "norm=rmsnorm,train.steps=3"
+
 register_study(
     Study(
         name="tiny",
         question="Does a tiny model with RMSNorm differ from one with LayerNorm?",
         grids={"small": [Grid("norms", "model=gpt2_nano model.depth=1 model.width=8 model.context=8 data=files "
-            "data.path=text.txt data.tokenizer=chars norm=rmsnorm,layernorm optim.lr=1e-3 train.steps=3 "
-            "eval.sequences=2 seed=range(3) stats=off")]},
+            "data.path=text.txt data.tokenizer=chars norm=rmsnorm,layernorm optim.lr=1e-2 train.steps=3,20 "
+            "optim.warmup_steps=1 eval.sequences=2 seed=range(3) stats=off sweep.pack=3")]},
         claims=[
-            Claim("close", "The losses are within 1 nat/token.", difference("norm=rmsnorm", "norm=layernorm"),
-                  Within(-1.0, 1.0), "nobody", effect=0.0),
-            Claim("far", "LayerNorm is worse by 1 nat/token.", difference("norm=layernorm", "norm=rmsnorm"),
-                  AtLeast(1.0)),
+            Claim("close", "The losses are within 1 nat/token.", difference(RMSNORM, LAYERNORM), Within(-1.0, 1.0),
+                  "nobody", effect=0.0),
+            Claim("far", "LayerNorm is worse by 1 nat/token.", difference(LAYERNORM, RMSNORM), AtLeast(1.0)),
+            Claim("steps", "More steps lower the loss.", difference(RMSNORM, SHORT), AtMost(0.0)),
+            Claim("swapped", "More steps raise the loss.", difference(SHORT, RMSNORM), AtMost(0.0)),
+            Claim("no_margin", "More steps change nothing at all.", difference(SHORT, RMSNORM), Within(0.0, 0.0)),
         ],
-        controls=[Claim("runs", "No run diverges.", Share("norm=rmsnorm", states=("diverged",)), CONTROL)],
+        controls=[Claim("runs", "No run diverges.", Share(RMSNORM, states=("diverged",)), CONTROL)],
     )
 )
 """
@@ -44,10 +49,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("study")
     (folder / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
     (folder / "mine.py").write_text(STUDY.replace("CONTROL", "AtMost(0.9)"))
-    done = normlab("study", "run", "tiny", "plugins=[mine.py]", "sweep.pack=off", cwd=folder)
+    done = normlab("study", "run", "tiny", "plugins=[mine.py]", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^supported: The losses are within 1 nat/token\. Estimate ", done.stdout, re.MULTILINE)
-    assert re.search(r"^refuted: LayerNorm is worse by 1 nat/token\. Estimate ", done.stdout, re.MULTILINE)
+    for text in ("LayerNorm is worse by 1 nat/token", "More steps raise the loss", "More steps change nothing at all"):
+        assert re.search(rf"^refuted: {text}\. Estimate ", done.stdout, re.MULTILINE)
     return folder
 
 
@@ -65,7 +71,9 @@ def test_report_from_the_records_equals_that_of_the_run(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert files_of(folder) == before
     report = json.loads(before["report.json"])
-    assert [claim["verdict"] for claim in report["claims"]] == ["supported", "refuted"]
+    assert [claim["verdict"] for claim in report["claims"]] == [
+        "supported", "refuted", "supported", "refuted", "refuted"
+    ]  # fmt: skip
     assert report["notes"] == []
     text = before["README.md"].decode()
     assert text.startswith("# Does a tiny model with RMSNorm differ from one with LayerNorm?\n")
@@ -78,7 +86,7 @@ def test_a_sabotaged_control_is_void_and_a_changed_criterion_is_named(folder: Pa
     changed.write_text(STUDY.replace("CONTROL", "AtLeast(0.9)"))
     done = normlab("study", "report", "tiny", "plugins=[changed.py]", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("void (the control runs is refuted): ") == 2
+    assert done.stdout.count("void (the control runs is refuted): ") == 5
     warning = (
         r"^warning: The criterion was changed after the runs were planned \(\w{12}, now \w{12}\), without a reason"
     )
@@ -91,7 +99,7 @@ def test_show_prints_claims_criteria_and_cost(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "claim close: The losses are within 1 nat/token. (nobody)" in done.stdout
     assert "supported if: between -1 and 1 (two one-sided tests)" in done.stdout
-    assert "grid norms: 6 runs, 1,152 tokens, about 1 minutes in one process" in done.stdout
+    assert "grid norms: 12 runs, 8,832 tokens, about 1 minutes in one process" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from normlab.errors import ConfigError
 from normlab.report.results import RunResult, reason_not_comparable
 from normlab.studies.arms import StudyRuns
 from normlab.studies.base import SIZES, SUPPORTED, UNDECIDED, VOID, AtLeast, AtMost, Claim, Study, Within
-from normlab.studies.estimators import Estimate
+from normlab.studies.estimators import Contrast, Estimate
 from normlab.studies.run import block_of_run
 
 DRAWS = 20_000
@@ -31,6 +31,8 @@ class Judgement:
     estimate: Estimate
     power: float | None
     """The probability that the claim is supported if its stated effect is true; None if it states none."""
+    common: Estimate | None = None
+    """The same contrast with all arms at a common learning rate, for a contrast at the best ones."""
 
     @property
     def sentence(self) -> str:
@@ -87,16 +89,22 @@ def _judge(
     except ConfigError as error:
         return Judgement(claim, VOID, f"the runs lack an arm ({error})", Estimate(math.nan), None)
     power = power_of(claim, estimate)
+    verdict = claim.criterion.judge(estimate)
     reason = reason or _reason_void(claim, runs, unverified) or control
     if reason:
-        return Judgement(claim, VOID, reason, estimate, power)
-    verdict = claim.criterion.judge(estimate)
-    if SIZES.index(size) < SIZES.index(claim.size):
-        return Judgement(claim, UNDECIDED, f"size {size} cannot decide it: it needs size {claim.size}", estimate, power)
-    if verdict == UNDECIDED:
-        at_size = "at this size" + (f" the power is {power:.0%}" if power is not None else "")
-        return Judgement(claim, verdict, at_size, estimate, power)
-    return Judgement(claim, verdict, "", estimate, power)
+        verdict = VOID
+    elif SIZES.index(size) < SIZES.index(claim.size):
+        verdict, reason = UNDECIDED, f"size {size} cannot decide it: it needs size {claim.size}"
+    elif verdict == UNDECIDED:
+        reason = "at this size" + (f" the power is {power:.0%}" if power is not None else "")
+    return Judgement(claim, verdict, reason, estimate, power, _at_common_rate(claim, results))
+
+
+def _at_common_rate(claim: Claim, results: Sequence[RunResult]) -> Estimate | None:
+    contrast = claim.estimator
+    if not isinstance(contrast, Contrast) or not contrast.chooses_rate or len(contrast.weights) < 2:
+        return None
+    return replace(contrast, lr="common").estimate(StudyRuns(results))
 
 
 def _reason_void(claim: Claim, runs: StudyRuns, unverified: Mapping[str, str]) -> str:
@@ -160,4 +168,7 @@ def as_row(judgement: Judgement) -> dict[str, Any]:
         "estimate": e.value, "low": e.low, "high": e.high, "low90": e.low90, "high90": e.high90, "n": e.n, "p": e.p,
         "method": e.method, "deviation": e.deviation, "seeds": dict(e.seeds), "diverged": e.diverged, "bad": e.bad,
         "rates": dict(e.rates), "effect": claim.effect, "power": judgement.power,
+        "at_common_rate": None if (c := judgement.common) is None else {
+            "lr": next(iter(c.rates.values()), None), "estimate": c.value, "low": c.low, "high": c.high, "n": c.n,
+        },
     }  # fmt: skip

@@ -20,6 +20,7 @@ from normlab.report.pages.shell import page, write_output
 from normlab.report.tables import counted
 from normlab.store.format import to_json
 from normlab.studies.base import SIZES, Study, Within
+from normlab.studies.estimators import Estimate
 from normlab.studies.index import write_index
 from normlab.studies.judge import Judgement, Verdicts, as_row
 from normlab.studies.run import Evidence
@@ -105,6 +106,11 @@ def _blocks(verdicts: Verdicts, evidence: Evidence, pictures: Mapping[str, str])
         yield Block("picture", item)
     yield Block("heading", "Claims")
     yield Block("table", _table(verdicts.claims))
+    yield Block(
+        "text",
+        "n: judged seeds, or runs of a share. bad: judged runs that diverged, stayed at the unigram loss or regressed "
+        "to it. power: the probability of the verdict supported if the effect is as stated in the study.",
+    )
     if verdicts.controls:
         yield Block("heading", "Controls")
         yield Block(
@@ -132,26 +138,28 @@ def _number(value: float | None) -> str:
 
 
 def _table(judgements: Sequence[Judgement]) -> list[list[str]]:
-    rows = [["claim", "source", "verdict", "estimate", "95% interval", "n", "bad", "criterion", "power"]]
+    rows = [
+        [
+            "claim", "source", "verdict", "criterion", "estimate [95% interval]", "n", "diverged", "bad", "power",
+            "learning rates", "at a common rate",
+        ]
+    ]  # fmt: skip
     for each in judgements:
-        e, claim = each.estimate, each.claim
-        interval = "" if e.low is None else f"[{_number(e.low)}, {_number(e.high)}]"
-        power = "" if each.power is None else f"{each.power:.0%}"
-        verdict = f"{each.verdict} ({each.reason})" if each.reason else each.verdict
+        e, claim, common = each.estimate, each.claim, each.common
+        rates = sorted({rate for rate in e.rates.values() if rate is not None})
         rows.append(
             [
-                claim.text,
-                claim.source,
-                verdict,
-                _number(e.value),
-                interval,
-                str(e.n),
-                str(e.bad),
-                claim.criterion.text,
-                power,
+                claim.text, claim.source, f"{each.verdict} ({each.reason})" if each.reason else each.verdict,
+                claim.criterion.text, _estimate(e), str(e.n), str(e.diverged), str(e.bad),
+                "" if each.power is None else f"{each.power:.0%}", ", ".join(f"{rate:g}" for rate in rates),
+                "" if common is None else f"{_estimate(common)} at {next(iter(common.rates.values()), None)}",
             ]
-        )
+        )  # fmt: skip
     return rows
+
+
+def _estimate(e: Estimate) -> str:
+    return _number(e.value) + ("" if e.low is None else f" [{_number(e.low)}, {_number(e.high)}]")
 
 
 def draw_verdicts(judgements: Sequence[Judgement]) -> dict[str, bytes]:

@@ -71,8 +71,8 @@ def show(name: Name, overrides: Overrides = None, size: Size = "small", results_
     for grid, options, composed in compose(study, size, results_dir, overrides or []):
         cost = cost_of(options, [config for _, config in composed])
         minutes = max(cost.seconds / 60, 1)
-        echo(f"grid {grid.name}: {cost.runs} runs, {cost.tokens:,} tokens, about {minutes:.0f} minutes in one process")
-        echo(f"  normlab sweep {grid.overrides}")
+        echo(f"grid {grid.name}: {cost.runs} runs, {cost.tokens:,} tokens, about {minutes:.0f} min in one process")
+        echo(f"  {grid.command}")
     echo(f"criterion {study.criterion_hash(size)}")
 
 
@@ -118,7 +118,10 @@ def _report(study: Study, size: str, results_dir: str) -> None:
     from normlab.studies.run import read_evidence
 
     evidence = read_evidence(study, size, results_dir)
-    verdicts = judge(study, size, evidence.results, unverified=evidence.unverified, notes=evidence.notes)
+    verdicts = judge(
+        study, size, evidence.results,
+        unverified=evidence.unverified, missing=evidence.missing, notes=evidence.notes,
+    )  # fmt: skip
     for note in verdicts.notes:
         warn(note)
     for each in verdicts.claims:

@@ -1,7 +1,8 @@
-"""Arms: the runs of a study that meet some conditions. Some seeds choose the learning rate, the others judge it."""
+"""Arms: runs that meet some conditions. The learning rate is chosen on the first seeds and judged on the others."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -80,8 +81,8 @@ class Arm:
 def plausible_lrs(best: float, losses: Losses, unusable: Collection[float]) -> list[float]:
     """Return a learning rate, and the usable ones that are not worse by a one-sided paired t test at `WORSE`.
 
-    Two seeds often choose another learning rate than two others would. The interval of a contrast therefore holds its
-    intervals at all of these: without them an arm differs from itself in up to 10 % of the splits of study `noise`.
+    The choice on two seeds is noisy. The interval of a contrast is therefore the union of its intervals at all of these
+    learning rates. Without the union an arm differs from itself in up to 10 % of the splits of study `noise`.
     """
     from scipy.stats import ttest_rel
 
@@ -91,6 +92,9 @@ def plausible_lrs(best: float, losses: Losses, unusable: Collection[float]) -> l
         if lr == best or lr in unusable or len(common) < 2:
             continue
         values, at_best = ([each[replicate] for replicate in common] for each in (by_replicate, losses[best]))
+        if not all(map(math.isfinite, at_best)):  # a usable learning rate is not worse than one that diverges
+            found.append(lr)
+            continue
         if ttest_rel(values, at_best, alternative="greater").pvalue > WORSE:  # pyright: ignore[reportAttributeAccessIssue]
             found.append(lr)
     return found
@@ -110,9 +114,12 @@ class StudyRuns:
             ConfigError: A condition is invalid, or no run meets all of them.
         """
         if where not in self.used:
-            selected = set(select_where([run.record for run in self.results], [where] if where else [], "arm"))
-            self.used[where] = Arm(where, [run for run in self.results if run.record in selected])
+            self.used[where] = self._select(where)
         return self.used[where]
+
+    def _select(self, where: str) -> Arm:
+        selected = set(select_where([run.record for run in self.results], [where] if where else [], "arm"))
+        return Arm(where, [run for run in self.results if run.record in selected])
 
     def levels(self, where: str, option: str) -> list[float]:
         """Return the values of a numeric option among the runs that meet the conditions.
@@ -120,7 +127,7 @@ class StudyRuns:
         Raises:
             ConfigError: A value is not a number.
         """
-        values = {setting(run.record, option) for run in self.arm(where).runs}
+        values = {setting(run.record, option) for run in self._select(where).runs}
         if not all(isinstance(value, int | float) for value in values):
             raise ConfigError(f"slope over {option}: needs numbers, and the runs have {', '.join(map(str, values))}")
         return sorted(float(value) for value in values)  # pyright: ignore

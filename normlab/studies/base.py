@@ -21,8 +21,15 @@ from normlab.plugins import claim_name
 from normlab.studies.estimators import Estimate, Estimator
 
 SIZES = ("small", "medium", "large")
+PROTOCOL = 2
+"""Version of the rules that turn runs into estimates and verdicts; it rises when they change."""
 NANO = "model=gpt2_nano train.steps=300 eval.every=100 stats.every=100 sweep.pack=16"
 """The model and training of most small grids: width 32, context 32, 8 sequences a step."""
+REWORDED = (
+    "the sentences, now part of the hash, were made more exact, and the intervals wider, by the choice of the learning "
+    "rate and the resolution of its grid; the criteria are the same."
+)
+"""The reason of an amendment."""
 RATES = "optim.lr=3e-4,1e-3,3e-3,1e-2,3e-2"
 SUPPORTED, REFUTED, UNDECIDED, VOID = "supported", "refuted", "undecided", "void"
 """The verdicts. undecided: the interval holds values on both sides of the criterion. void: a control failed, or the
@@ -120,6 +127,11 @@ class Grid:
         """The overrides as a list."""
         return shlex.split(self.overrides)
 
+    @property
+    def command(self) -> str:
+        """The command of the sweep."""
+        return shlex.join(["normlab", "sweep", *self.arguments])
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -180,10 +192,11 @@ class Study:
         return self.grids[size]
 
     def criterion_text(self, size: str) -> str:
-        """Return everything that decides the verdicts: grids, estimators, criteria and controls."""
-        lines = [f"grid {grid.name}: {' '.join(grid.arguments)}" for grid in self.grids_of(size)]
+        """Return all that decides the verdicts: the protocol, grids, claims, estimators, criteria and controls."""
+        lines = [f"protocol {PROTOCOL}"]
+        lines += [f"grid {grid.name}: {' '.join(grid.arguments)}" for grid in self.grids_of(size)]
         for kind, claims in (("claim", self.claims), ("control", self.controls)):
-            lines += [f"{kind} {c.name}: {c.estimator!r} {c.criterion!r} {c.effect} {c.size}" for c in claims]
+            lines += [f"{kind} {c.name}: {c.text} {c.estimator!r} {c.criterion!r} {c.effect} {c.size}" for c in claims]
         return "\n".join(lines)
 
     def criterion_hash(self, size: str) -> str:

@@ -1,6 +1,6 @@
 """Does Peri-LN bound the residual stream, with fewer divergences and a lower loss than pre-norm?"""
 
-from normlab.studies.base import NANO, AtLeast, AtMost, Claim, Grid, Picture, Study, Within, register_study
+from normlab.studies.base import NANO, REWORDED, AtLeast, AtMost, Claim, Grid, Picture, Study, Within, register_study
 from normlab.studies.estimators import OverGrid, Share, Slope, difference
 from normlab.studies.measures import Statistic
 
@@ -12,15 +12,15 @@ KIM = "Kim et al. 2025, arXiv:2502.02732"
 register_study(
     Study(
         name="bounded_stream",
-        question="Does Peri-LN bound the residual stream, with fewer divergences and a lower loss than pre-norm?",
+        question="Does Peri-LN bound the residual stream, allow higher learning rates and lower the loss?",
         background=(
-            "Peri-LN has a second norm on the output of each sub-layer. Its paper, and Ding et al. 2021"
+            "Peri-LN has a second norm on the output of each sub-layer. Its paper, and Ding et al. 2021 "
             "(arXiv:2105.13290) before it, report that the stream of pre-norm grows in training and that of Peri-LN "
             "does not, with fewer divergences and a lower loss."
         ),
         limits=(
-            "Depth 8, width 32, 300 steps. A difference in loss of 0.005 nats/token, as in the papers, needs models "
-            "and data of size large."
+            "Depth 8, width 32, 300 steps; the stream is that of step 200. A difference in loss of 0.005 nats/token, "
+            "as in the papers, needs models and data of size large."
         ),
         grids={
             "small": [
@@ -74,7 +74,8 @@ register_study(
             Claim("trains", "Pre-norm learns.", Share(PRE, lr="every"), AtMost(0.5)),
         ],
         amendments={
-            "ca5d8977f9c4": "the best learning rate of Peri-LN was 0.3, the highest of the grid, which now goes to 3."
+            "8dce7b538876": REWORDED,
+            "ca5d8977f9c4": "the best learning rate of Peri-LN was 0.3, the highest of the grid, which now goes to 3.",
         },
         pictures=[
             Picture("layers", {"statistic": "resid_rms", "color": "placement"}, "optim.lr=3e-2"),

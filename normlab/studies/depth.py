@@ -1,6 +1,6 @@
 """Does pre-norm enable depth, and do DeepNorm and Keel rescue post-norm?"""
 
-from normlab.studies.base import NANO, RATES, AtLeast, AtMost, Claim, Grid, Picture, Study, register_study
+from normlab.studies.base import NANO, RATES, REWORDED, AtLeast, AtMost, Claim, Grid, Picture, Study, register_study
 from normlab.studies.estimators import Share, Slope, difference
 
 GRID = f"{NANO} {RATES} seed=range(6)"
@@ -19,8 +19,8 @@ register_study(
             "models train with norms after the addition, and both papers report a lower loss than pre-norm."
         ),
         limits=(
-            "Depth 16 at width 32 and 300 steps is a short race: which placement starts to learn first. It does not "
-            "say which one is better after long training, nor what happens at a depth of 100 and more."
+            "Depth 16 at width 32 and 300 steps shows only which placement learns first. It does not say "
+            "which one is better after long training, nor what happens at a depth of 100 and more."
         ),
         grids={
             "small": [
@@ -31,14 +31,32 @@ register_study(
         claims=[
             Claim(
                 "post_stuck",
-                "Post-norm learns at no learning rate at depth 16.",
+                "Post-norm learns at no learning rate at depth 16, in half of the seeds or more.",
                 Share(POST, lr="every"),
                 AtLeast(0.5),
                 "Xiong et al. 2020, arXiv:2002.04745",
             ),
-            Claim("pre_trains", "Pre-norm learns at depth 16.", Share(PRE, lr="every"), AtMost(0.5), DEEPNET),
-            Claim("deepnorm_trains", "DeepNorm learns at depth 16.", Share(DEEPNORM, lr="every"), AtMost(0.5), DEEPNET),
-            Claim("keel_trains", "Keel learns at depth 16.", Share(KEEL, lr="every"), AtMost(0.5), CHEN),
+            Claim(
+                "pre_trains",
+                "Pre-norm learns at depth 16, in half of the seeds or more.",
+                Share(PRE, lr="every"),
+                AtMost(0.5),
+                DEEPNET,
+            ),
+            Claim(
+                "deepnorm_trains",
+                "DeepNorm learns at depth 16, in half of the seeds or more.",
+                Share(DEEPNORM, lr="every"),
+                AtMost(0.5),
+                DEEPNET,
+            ),
+            Claim(
+                "keel_trains",
+                "Keel learns at depth 16, in half of the seeds or more.",
+                Share(KEEL, lr="every"),
+                AtMost(0.5),
+                CHEN,
+            ),
             Claim(
                 "deepnorm_beats_pre",
                 "DeepNorm has a lower loss than pre-norm at depth 16.",
@@ -66,11 +84,12 @@ register_study(
         controls=[
             Claim(
                 "wrong_exponent",
-                "DeepNorm with the wrong exponent learns at no learning rate at depth 16.",
+                "With the wrong exponent DeepNorm learns nowhere at depth 16, in half of the seeds or more.",
                 Share(WRONG, lr="every"),
                 AtLeast(0.5),
             ),
         ],
+        amendments={"ceca30464e3a": REWORDED},
         pictures=[Picture("factor", {"x": "model.depth", "color": "placement"}, "init!=deepnorm_inverse")],
     )
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +18,6 @@ from normlab.errors import ConfigError, unknown
 from normlab.report.cells import BAD_OUTCOMES
 from normlab.report.intervals import Replicate, paired_test
 from normlab.report.results import RunResult
-from normlab.report.settings import LR
 from normlab.store.format import DIVERGED
 from normlab.studies.arms import Arm, StudyRuns
 from normlab.studies.measures import FINAL_LOSS, Measure, StepsTo, values_of
@@ -39,12 +38,18 @@ class Estimate:
     """Two-sided p-value of the hypothesis that the true value is 0."""
     method: str = ""
     deviation: float | None = None
-    """Standard deviation over seeds of the quantity whose mean is `value`."""
+    """Standard deviation over seeds of the quantity whose mean is `value`, for the power.
+
+    If the interval is a union over learning rates, it is scaled by the union's width over that of the first interval.
+    """
     seeds: Mapping[str, float] = field(default_factory=dict)
     """The quantity of each seed."""
     diverged: int = 0
+    """Number of judged runs that diverged."""
     bad: int = 0
-    """Judged runs that diverged; and those that diverged, are stuck or regressed."""
+    """Number of judged runs that diverged, are stuck or regressed; for a share, the number that counts."""
+    undefined: int = 0
+    """Number of seeds without the quantity: a run lacks the measure, or diverged on both sides."""
     rates: Mapping[str, float | None] = field(default_factory=dict)
     """The learning rate of each arm."""
 
@@ -68,9 +73,13 @@ class Estimator(Protocol):
 
 
 def over_seeds(values: Mapping[Replicate, float]) -> Estimate:
-    """Return the mean of a quantity over seeds with its intervals; without values NaN and no interval."""
-    if not values:
-        return Estimate(math.nan)
+    """Return the mean of a quantity over seeds with its intervals.
+
+    NaN without an interval if there is no seed, or if the quantity of one is NaN.
+    """
+    undefined = sum(map(math.isnan, values.values()))
+    if undefined or not values:
+        return Estimate(math.nan, n=len(values), undefined=undefined)
     wide, narrow = paired_test(values), paired_test(values, 0.90)
     finite = [value for value in values.values() if math.isfinite(value)]
     return Estimate(
@@ -96,13 +105,18 @@ def over_rates(
         found.append(over_seeds({seed: combine([each[seed] for each in values]) for seed in common}))
     if not found:
         return Estimate(math.nan)
-    lows, highs, lows90, highs90, ps = (
-        [getattr(each, name) for each in found] for name in ("low", "high", "low90", "high90", "p")
-    )
-    return replace(
-        found[0], low=_extreme(min, lows), high=_extreme(max, highs), low90=_extreme(min, lows90),
-        high90=_extreme(max, highs90), p=_extreme(max, ps),
-    )  # fmt: skip
+    first = found[0]
+    if any(each.undefined for each in found):
+        return replace(Estimate(math.nan), n=first.n, undefined=max(each.undefined for each in found))
+    low, low90 = (_extreme(min, [getattr(each, name) for each in found]) for name in ("low", "low90"))
+    high, high90, p = (_extreme(max, [getattr(each, name) for each in found]) for name in ("high", "high90", "p"))
+    widths = [
+        high - low for low, high in ((first.low, first.high), (low, high)) if low is not None and high is not None
+    ]
+    deviation = first.deviation
+    if deviation is not None and len(widths) == 2 and 0 < widths[0] < widths[1] < math.inf:
+        deviation *= widths[1] / widths[0]
+    return replace(first, low=low, high=high, low90=low90, high90=high90, p=p, deviation=deviation)
 
 
 def _extreme(choose: Callable[[Iterable[float]], float], values: Sequence[float | None]) -> float | None:
@@ -173,10 +187,8 @@ class Contrast:
         return exponential(result) if self.is_ratio else result
 
     def _sum(self, values: Sequence[float]) -> float:
-        """Return sum_a w_a m_a; infinite terms of both signs leave the order unknown, and count as 0."""
-        terms = [weight * value for weight, value in zip(self.weights.values(), values, strict=True) if weight]
-        signs = {math.copysign(1, term) for term in terms if math.isinf(term)}
-        return math.fsum(terms) if not signs else signs.pop() * math.inf if len(signs) == 1 else 0.0
+        """Return sum_a w_a m_a; NaN if terms of both signs are infinite."""
+        return sum(weight * value for weight, value in zip(self.weights.values(), values, strict=True) if weight)
 
 
 def exponential(estimate: Estimate) -> Estimate:
@@ -204,10 +216,7 @@ class Slope:
     minus: str | None = None
     """Conditions of other arms whose slope is subtracted, seed by seed."""
 
-    @property
-    def chooses_rate(self) -> bool:
-        """Whether a best learning rate at the edge of its grid makes the estimate meaningless."""
-        return self.over != LR
+    chooses_rate = True
 
     @property
     def text(self) -> str:
@@ -217,32 +226,20 @@ class Slope:
         return f"slope of {self.measure.text} on {x}, mean over seeds: [{self.where}]{minus}"
 
     def estimate(self, runs: StudyRuns) -> Estimate:
-        """Return the estimate."""
-        slopes, arms, rates = self._slopes(runs, self.where)
+        """Return the estimate: that of the contrast of all levels that is the least-squares slope."""
+        weights = self._weights(runs, self.where, 1.0)
         if self.minus:
-            others, more, more_rates = self._slopes(runs, self.minus)
-            slopes = {seed: slopes[seed] - others[seed] for seed in slopes if seed in others}
-            arms, rates = [*arms, *more], rates | more_rates
-        return _counted(over_seeds(slopes), arms, rates)
+            weights |= self._weights(runs, self.minus, -1.0)
+        return Contrast(weights, self.measure).estimate(runs)
 
-    def _slopes(self, runs: StudyRuns, where: str) -> tuple[dict[Replicate, float], list[Arm], dict[str, float | None]]:
-        points: dict[Replicate, list[tuple[float, float]]] = {}
-        levels, arms, rates = runs.levels(where, self.over), [], {}
-        for level in levels:
-            conditions = ",".join(filter(None, [where, f"{self.over}={level:.17g}"]))
-            arm = runs.arm(conditions)
-            rate = level if self.over == LR else arm.best_lr
-            arms, rates = [*arms, arm], rates | {conditions: rate}
-            judged = [run for run in arm.runs if run.has_loss] if self.over == LR else arm.judged(rate)
-            for replicate, value in values_of(self.measure, judged).items():
-                points.setdefault(replicate, []).append((math.log(level) if self.is_log else level, value))
-        complete = {seed: each for seed, each in points.items() if len(each) == len(levels) > 1}
-        slopes = {
-            seed: float(np.polyfit([x for x, _ in each], [value for _, value in each], 1)[0])
-            for seed, each in complete.items()
-            if all(math.isfinite(value) for _, value in each)
-        }
-        return slopes, arms, rates
+    def _weights(self, runs: StudyRuns, where: str, sign: float) -> dict[str, float]:
+        """Return the weight (x_k - mean x) / sum_j (x_j - mean x)^2 of each level k, by its conditions."""
+        levels = runs.levels(where, self.over)
+        x = np.log(levels) if self.is_log else np.array(levels)
+        centred = x - x.mean()
+        weights = sign * centred / max(float((centred**2).sum()), 1e-300)
+        conditions = [",".join(filter(None, [where, f"{self.over}={level:.17g}"])) for level in levels]
+        return dict(zip(conditions, weights.tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,12 +274,13 @@ class Share:
 
         arms = [runs.arm(where) for where in (self.where, self.minus) if where is not None]
         rates = {arm.where: arm.best_lr if self.lr == "best" else None for arm in arms}
-        groups = [self._counted(arm) for arm in arms]
+        groups = [self._outcomes(arm) for arm in arms]
+        diverged = sum(run.state == DIVERGED for arm in arms for run in self._runs(arm))
         (bad, n), *others = [(sum(group), len(group)) for group in groups]
         if not all(groups):
             return Estimate(math.nan, rates=rates)
         if not others:
-            return replace(binomial(bad, n), rates=rates, bad=bad)
+            return replace(binomial(bad, n), rates=rates, bad=bad, diverged=diverged)
         other_bad, other_n = others[0]
         low, high, low90, high90 = (
             float(bound)
@@ -292,13 +290,18 @@ class Share:
         p = float(fisher_exact([[bad, n - bad], [other_bad, other_n - other_bad]]).pvalue)  # pyright: ignore
         method = f"Fisher's exact test, {bad} of {n} and {other_bad} of {other_n}"
         share = bad / n - other_bad / other_n
-        return Estimate(share, low, high, low90, high90, n + other_n, p, method, rates=rates, bad=bad + other_bad)
+        return Estimate(
+            share, low, high, low90, high90, n + other_n, p, method,
+            rates=rates, bad=bad + other_bad, diverged=diverged,
+        )  # fmt: skip
 
-    def _counted(self, arm: Arm) -> list[bool]:
+    def _runs(self, arm: Arm) -> list[RunResult]:
+        return arm.judged(arm.best_lr) if self.lr == "best" else [run for run in arm.runs if run.has_loss]
+
+    def _outcomes(self, arm: Arm) -> list[bool]:
         """Return whether each run (or seed) counts."""
-        runs = arm.judged(arm.best_lr) if self.lr == "best" else [run for run in arm.runs if run.has_loss]
         by_seed: dict[Replicate, list[bool]] = {}
-        for run in runs:
+        for run in self._runs(arm):
             counts = run.state in self.states if self.states else not run.has_learned
             by_seed.setdefault(run.replicate, []).append(counts)
         return [all(each) for each in by_seed.values()]
@@ -331,7 +334,9 @@ class OverGrid:
     loss of the other arm. It is the S of Wortsman et al. 2023 (arXiv:2309.14322) for each seed, so that the interval is
     the t interval over seeds: with six seeds the interval of a percentile bootstrap is too narrow.
 
-    highest_rate: the ratio of the two arms' highest learning rates at which a run has learned.
+    highest_rate: the ratio of the two arms' highest learning rates at which a run has learned. The grid resolves it to
+    one step, by which the interval is wider at each end. If a seed learns at the highest learning rate of the grid, the
+    interval has no bound on that side.
     """
 
     number: str
@@ -361,7 +366,18 @@ class OverGrid:
         states = [run.state for arm in arms for run in arm.runs]
         bad = sum(state in BAD_OUTCOMES for state in states)
         estimate = replace(over_seeds(values), diverged=states.count(DIVERGED), bad=bad)
-        return exponential(estimate) if self.number == "highest_rate" else estimate
+        return exponential(self._widen(estimate, arms)) if self.number == "highest_rate" else estimate
+
+    def _widen(self, estimate: Estimate, arms: Sequence[Arm]) -> Estimate:
+        """Return the estimate of a highest learning rate with the resolution of the grid in its interval."""
+        top = [any(run.has_learned and run.lr == arm.learning_rates[-1] for run in arm.runs) for arm in arms]
+        step = max(_step(arm.learning_rates) for arm in arms)
+        below = math.inf if len(top) > 1 and top[1] else step
+        above = math.inf if top[0] else step
+        low, high, low90, high90 = estimate.low, estimate.high, estimate.low90, estimate.high90
+        if low is None or high is None or low90 is None or high90 is None:
+            return estimate
+        return replace(estimate, low=low - below, high=high + above, low90=low90 - below, high90=high90 + above)
 
     def _by_seed(self, arm: Arm) -> dict[Replicate, list[RunResult]]:
         """Return the runs of each seed that has all runs of the grid."""
@@ -379,14 +395,19 @@ class OverGrid:
     def _highest_rate(self, runs: Sequence[RunResult], _: Sequence[RunResult]) -> float:
         """Return ln of the highest learning rate that has learned; below the grid by one step if none has."""
         rates = sorted({run.lr for run in runs})
-        step = math.log(rates[1] / rates[0]) if len(rates) > 1 else 0.0
         learned = [run.lr for run in runs if run.has_learned]
-        return math.log(max(learned)) if learned else math.log(rates[0]) - step
+        return math.log(max(learned)) if learned else math.log(rates[0]) - _step(rates)
 
     def _sensitivity(self, runs: Sequence[RunResult], others: Sequence[RunResult]) -> float:
         start = max(run.record.corpus.baselines.uniform or math.inf for run in runs)
         reference = runs if any(run.has_learned for run in runs) else [*runs, *others]
-        return float(np.mean([min(run.loss, start) for run in runs])) - min(run.loss for run in reference)
+        lowest = min(run.loss for run in reference)
+        return float(np.mean([min(run.loss, start) for run in runs])) - lowest if lowest < math.inf else math.nan
+
+
+def _step(rates: Sequence[float]) -> float:
+    """Return the logarithm of the largest ratio of successive learning rates."""
+    return max((math.log(b / a) for a, b in pairwise(rates)), default=0.0)
 
 
 def difference(arm: str, other: str, measure: Measure = FINAL_LOSS, lr: str = "best") -> Contrast:

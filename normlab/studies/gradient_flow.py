@@ -2,7 +2,7 @@
 
 import math
 
-from normlab.studies.base import AtLeast, AtMost, Claim, Grid, Picture, Study, Within, register_study
+from normlab.studies.base import REWORDED, AtLeast, AtMost, Claim, Grid, Picture, Study, Within, register_study
 from normlab.studies.estimators import Contrast, Share, Slope, difference
 from normlab.studies.measures import Statistic
 
@@ -30,8 +30,8 @@ register_study(
             "post-norm and of order 1/sqrt(L) under pre-norm. GPT-2 uses another rule, for which nobody states it."
         ),
         limits=(
-            "Width 32. The slopes are a matter of the formula and hold at any width; the profile after training is "
-            "that of 300 steps at one learning rate, and post-norm at depth 24 has not learned by then."
+            "Width 32. The slopes follow from the formula and hold at any width; the profile in training is that of "
+            "step 200 at one learning rate, and post-norm at depth 24 has not learned by then."
         ),
         grids={
             "small": [
@@ -70,14 +70,14 @@ register_study(
             ),
             Claim(
                 "post_vanishes",
-                "After 300 steps post-norm's gradient is ten times as large or more in the last block as in the first.",
+                "At step 200 post-norm's gradient is ten times as large or more in the last block as in the first.",
                 Contrast({"placement=post,train.steps=300": 1.0}, RATIO),
                 AtLeast(math.log(10)),
                 XIONG,
             ),
             Claim(
                 "pre_does_not",
-                "After 300 steps pre-norm's gradient is not larger in the last block than in the first.",
+                "At step 200 pre-norm's gradient is not larger in the last block than in the first.",
                 Contrast({"placement=pre,train.steps=300": 1.0}, RATIO),
                 AtMost(0.0),
                 XIONG,
@@ -94,6 +94,7 @@ register_study(
             ),
             Claim("trains", "Pre-norm learns at depth 24.", Share("placement=pre,train.steps=300"), AtMost(0.5)),
         ],
+        amendments={"347f6e87ab0e": REWORDED},
         pictures=[
             Picture(
                 "layers",

@@ -12,9 +12,9 @@ from normlab.report.pages.shell import write_output
 INTRODUCTION = """\
 # Studies
 
-One line for each claim that `normlab study run` has tested: what is said, by whom, and our verdict. *supported* and
-*refuted*: the 95 % interval is on one side of the criterion (two one-sided tests for "within"). *undecided*: it holds
-both sides. *void*: a control failed, or the best learning rate is at the edge of its grid, so that the runs cannot
+One line for each claim that `normlab study run` has tested: claim, source and verdict. *supported* and *refuted*: the
+95 % interval is on one side of the criterion (two one-sided tests for "within"). *undecided*: it has values on both
+sides. *void*: a control failed, or the best learning rate is at the edge of its grid, so that the runs cannot
 answer. `normlab study show NAME` prints the criteria, which were fixed before the runs.
 
 **What small models cannot tell.** These models have 2 to 48 blocks of width 32 and train on less than half a million
@@ -52,7 +52,7 @@ def _section(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _estimate(row: dict[str, Any]) -> str:
-    if not isinstance(row["estimate"], int | float):
+    if row["estimate"] == "nan":
         return ""
     interval = "" if row["low"] is None else f" [{_number(row['low'])}, {_number(row['high'])}]"
     return f"{_number(row['estimate'])}{interval}"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from normlab.errors import ConfigError
-from normlab.report.results import RunResult, reason_not_comparable
+from normlab.report.results import RunResult, comparability_warnings, reason_not_comparable
 from normlab.studies.arms import StudyRuns
 from normlab.studies.base import SIZES, SUPPORTED, UNDECIDED, VOID, AtLeast, AtMost, Claim, Study, Within
 from normlab.studies.estimators import Contrast, Estimate
@@ -57,27 +57,34 @@ class Verdicts:
 
 
 def judge(
-    study: Study, size: str, results: Sequence[RunResult], *, unverified: Mapping[str, str], notes: Sequence[str] = ()
+    study: Study,
+    size: str,
+    results: Sequence[RunResult],
+    *,
+    unverified: Mapping[str, str],
+    missing: int = 0,
+    notes: Sequence[str] = (),
 ) -> Verdicts:
     """Return the verdicts of a study.
 
-    A control that is not supported makes every verdict void, and so do runs that are not comparable.
+    A control that is not supported makes every verdict void, and so do missing runs and runs that are not comparable.
 
     Args:
         study: The study.
         size: The size of its grids.
         results: Its runs.
-        unverified: The failed check of `normlab verify` by `norm placement` of its blocks; empty if all hold.
+        unverified: The failed check of `normlab verify` by the name of a block; empty if all hold.
+        missing: Number of runs of its grids that have not started or cannot be read.
         notes: Notes on the whole study.
     """
-    reason = reason_not_comparable(results)
+    reason = f"runs that have not started or cannot be read: {missing}" if missing else reason_not_comparable(results)
     controls = [_judge(claim, size, results, unverified, reason) for claim in study.controls]
     failed = [each for each in controls if each.verdict != SUPPORTED]
     control = f"the control {failed[0].claim.name} is {failed[0].verdict}" if failed else ""
     claims = [_judge(claim, size, results, unverified, reason, control) for claim in study.claims]
     unfinished = sum(not run.has_loss for run in results)
     more = [f"runs without an outcome: {unfinished} of {len(results)}"] if unfinished else []
-    return Verdicts(study, size, claims, controls, [*notes, *more])
+    return Verdicts(study, size, claims, controls, [*notes, *comparability_warnings(results), *more])
 
 
 def _judge(
@@ -90,7 +97,7 @@ def _judge(
         return Judgement(claim, VOID, f"the runs lack an arm ({error})", Estimate(math.nan), None)
     power = power_of(claim, estimate)
     verdict = claim.criterion.judge(estimate)
-    reason = reason or _reason_void(claim, runs, unverified) or control
+    reason = reason or _reason_void(claim, runs, estimate, unverified) or control
     if reason:
         verdict = VOID
     elif SIZES.index(size) < SIZES.index(claim.size):
@@ -107,11 +114,11 @@ def _at_common_rate(claim: Claim, results: Sequence[RunResult]) -> Estimate | No
     return replace(contrast, lr="common").estimate(StudyRuns(results))
 
 
-def _reason_void(claim: Claim, runs: StudyRuns, unverified: Mapping[str, str]) -> str:
+def _reason_void(claim: Claim, runs: StudyRuns, estimate: Estimate, unverified: Mapping[str, str]) -> str:
     """Return why the runs cannot answer, or an empty text."""
     for arm in runs.used.values():
         if unfinished := arm.unfinished:
-            return f"the arm [{arm.where}] has {unfinished} unfinished runs"
+            return f"unfinished runs of [{arm.where}]: {unfinished}"
         if claim.estimator.chooses_rate and arm.has_best_at_edge:
             side = "lowest" if arm.best_lr == arm.learning_rates[0] else "highest"
             return f"the best learning rate of [{arm.where}], {arm.best_lr:g}, is the {side} of its grid"
@@ -119,6 +126,8 @@ def _reason_void(claim: Claim, runs: StudyRuns, unverified: Mapping[str, str]) -
             block = block_of_run(run)
             if block in unverified:
                 return f"`normlab verify` fails for the block {block}: {unverified[block]}"
+    if estimate.undefined:
+        return f"seeds without the quantity, because a run lacks it or diverged on both sides: {estimate.undefined}"
     return ""
 
 

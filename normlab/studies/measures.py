@@ -7,15 +7,16 @@ number, and infinity if the run diverged and the measure counts that as the wors
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from normlab.errors import ConfigError, StoreError
-from normlab.report.histories import History, NothingMeasured, history, read_statistics
+from normlab.errors import ConfigError, NormlabError
+from normlab.report.histories import History, history, read_statistics
 from normlab.report.intervals import Replicate
-from normlab.report.results import RunResult
+from normlab.report.results import RunResult, mixed_settings
 from normlab.store.format import number
 from normlab.store.outcome import loss_of
 from normlab.store.series import evaluations
@@ -92,9 +93,11 @@ class BatchStatisticsLoss:
     text = "final validation loss with batch statistics, nats/token"
 
     def value(self, run: RunResult) -> float:
-        """Return the loss; that of evaluation for a norm that computes the same in both modes."""
-        found = loss_of(run.record.status.val_loss_batch_statistics)
-        return run.loss if found is None or not math.isfinite(run.loss) else found
+        """Return the loss; NaN for a norm that computes the same in both modes, whose record has none."""
+        if not math.isfinite(run.loss):
+            return run.loss
+        loss = loss_of(run.record.status.val_loss_batch_statistics)
+        return math.nan if loss is None else loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ class EvalGap:
     text = "validation loss minus the same with batch statistics, nats/token"
 
     def value(self, run: RunResult) -> float:
-        """Return the gap; 0 for a norm that computes the same in both modes."""
+        """Return the gap; NaN for a norm that computes the same in both modes."""
         return run.loss - BatchStatisticsLoss().value(run) if math.isfinite(run.loss) else run.loss
 
 
@@ -145,7 +148,7 @@ class Statistic:
         """Return the reduced statistic; NaN if the run has not measured it."""
         try:
             found = history(read_statistics(run.record.folder, []), self.name)
-        except (NothingMeasured, StoreError, ConfigError):
+        except NormlabError:  # the arm's verdict is void
             return math.nan
         chosen = [each for each in found if self.site in ("", each.site) and each.steps]
         reduced = self._reduce(chosen)
@@ -180,7 +183,13 @@ class Statistic:
         return [float(each.values[index, layer]) for layer in inside]
 
 
-def values_of(measure: Measure, runs: list[RunResult]) -> dict[Replicate, float]:
-    """Return the measure of each run by replicate; a run without a value is left out."""
-    found = {run.replicate: measure.value(run) for run in runs}
-    return {replicate: value for replicate, value in found.items() if not math.isnan(value)}
+def values_of(measure: Measure, runs: Sequence[RunResult]) -> dict[Replicate, float]:
+    """Return the measure of each run by replicate; NaN for a run that lacks it.
+
+    Raises:
+        ConfigError: Two runs have the same seeds: they differ in an option that the arm leaves free.
+    """
+    values: dict[Replicate, float] = {run.replicate: measure.value(run) for run in runs}
+    if len(values) < len(runs):
+        raise ConfigError(f"its runs differ in {', '.join(mixed_settings(runs).values())}; choose one")
+    return values

@@ -1,6 +1,6 @@
 """How large is the noise over seeds, and does the whole procedure find differences where there are none?"""
 
-from normlab.studies.base import NANO, RATES, AtMost, Claim, Grid, Picture, Study, register_study
+from normlab.studies.base import NANO, RATES, REWORDED, AtMost, Claim, Grid, Picture, Study, register_study
 from normlab.studies.estimators import Share
 from normlab.studies.noise_estimators import Deviation, FalsePositives
 
@@ -12,11 +12,11 @@ register_study(
         question="How large is the noise over seeds, and does the procedure find differences where there are none?",
         background=(
             "At 124M parameters on FineWeb the final loss of equal runs has a standard deviation over seeds of 0.0013 "
-            "nats/token (the log of modded-nanogpt, track 3). Small models with few tokens have more. The margins of "
-            "the other small studies are to be read against these numbers."
+            "nats/token (the log of modded-nanogpt, track 3). Small models with few tokens have more. Compare the "
+            "margins of the other small studies with these numbers."
         ),
         limits=(
-            "The splits of 16 seeds are not independent, and the number of false positives is that of these runs. Other"
+            "The splits of 16 seeds are not independent, and the rate of false positives applies to these runs. Other"
             " arms, above all those close to instability, have more noise over seeds than pre-norm."
         ),
         grids={"small": [Grid("pre", f"{NANO} placement=pre model.depth=4,8,16 {RATES} seed=range(16)")]},
@@ -43,6 +43,7 @@ register_study(
         controls=[
             Claim("trains", "Pre-norm learns at depth 16.", Share("model.depth=16", lr="every"), AtMost(0.5)),
         ],
+        amendments={"a1c1975d8bc3": REWORDED},
         pictures=[Picture("lr", {"color": "model.depth"})],
     )
 )

@@ -122,11 +122,14 @@ def _blocks(verdicts: Verdicts, evidence: Evidence, pictures: Mapping[str, str])
         yield Block("text", study.background)
     yield Block("heading", "What would change the verdicts")
     yield Block("text", study.limits or "More seeds, and a larger size.")
+    if study.amendments:
+        yield Block("heading", "Amendments")
+        yield Block("list", [f"after the criterion {hash}: {reason}" for hash, reason in study.amendments.items()])
     yield Block("heading", "Estimators and criteria")
     yield Block("list", [f"{c.name}: {c.estimator.text}; {c.criterion.text}" for c in (*study.claims, *study.controls)])
     yield Block("heading", "Commands")
     size = "" if verdicts.size == SIZES[0] else f" --size {verdicts.size}"
-    grids = [f"normlab sweep {grid.overrides}" for grid in study.grids_of(verdicts.size)]
+    grids = [grid.command for grid in study.grids_of(verdicts.size)]
     yield Block(
         "code",
         [f"normlab study run {study.name}{size}", f"normlab study report {study.name}{size}", "# its grids", *grids],

@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
 CHECKS_FILE = "verify.json"
 """In the folder of a study's sweep: the failed checks of `normlab verify` for its blocks."""
-ALLOWED = ("sweep.", "device=", "precision=", "compile=", "tracking.", "plugins=", "train.log_every=")
-"""The overrides that a study accepts: they change no criterion."""
+ALLOWED = (
+    "sweep.jobs=", "sweep.on=", "sweep.slurm.", "sweep.timeout_minutes=", "device=", "precision=", "compile=",
+    "tracking.", "plugins=",
+)  # fmt: skip
+"""The overrides that a study accepts: they change no run of its grids."""
 
 
 def name_of_sweep(study: Study, size: str, grid: Grid) -> str:
@@ -42,10 +45,11 @@ def check_overrides(overrides: Sequence[str]) -> None:
         ConfigError: The message names the override and those that are allowed.
     """
     for override in overrides:
-        if not override.startswith(ALLOWED) or override.startswith("sweep.name"):
+        varies = "," in override and not override.startswith(("plugins=", "sweep.slurm."))
+        if not override.startswith(ALLOWED) or varies:
             raise ConfigError(
-                f"{override}: would change the study; only {', '.join(ALLOWED)} are allowed, without sweep.name; "
-                "copy the study's file into a plugin to change its grid"
+                f"{override}: would change the study; only one value of {', '.join(ALLOWED)} is allowed; copy the "
+                "study's file into a plugin to change its grid"
             )
 
 
@@ -108,7 +112,7 @@ def verify_blocks(folder: Path, composed: Sequence[Composed]) -> None:
     failed: dict[str, str] = {}
     checked: set[str] = set()
     for _, config in composed:
-        block = block_of(config.norm.label, config.placement.name)
+        block = block_of(config.norm.label, config.placement.name, config.init_rule)
         if block not in checked:
             checked.add(block)
             wrong = [str(check) for check in checks_of_run(config) if not check.passed]
@@ -116,15 +120,15 @@ def verify_blocks(folder: Path, composed: Sequence[Composed]) -> None:
     write_atomic(folder / CHECKS_FILE, with_checksum({"checked": sorted(checked), "failed": failed}))
 
 
-def block_of(norm: str | None, placement: str | None) -> str:
-    """Return the name of a block: that of its norm (or of the norm's preset) and that of its placement."""
-    return f"{norm} {placement}"
+def block_of(norm: str | None, placement: str | None, init: object) -> str:
+    """Return the name of a block: those of its norm (or of the norm's preset), its placement and its init rule."""
+    return f"{norm} {placement} {init}"
 
 
 def block_of_run(run: RunResult) -> str:
     """Return the name of a run's block."""
     norm = run.record.config.norm
-    return block_of(norm.preset or norm.name, run.record.config.placement.name)
+    return block_of(norm.preset or norm.name, run.record.config.placement.name, run.record.machine.init)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,8 @@ class Evidence:
     notes: list[str]
     selection: Selection
     """The records of all grids."""
+    missing: int
+    """Number of runs that have not started or cannot be read."""
 
 
 def read_evidence(study: Study, size: str, results_dir: str) -> Evidence:
@@ -163,7 +169,8 @@ def read_evidence(study: Study, size: str, results_dir: str) -> Evidence:
             unverified |= checks["failed"]
     for block in {block_of_run(run) for run in results} - checked:
         unverified[block] = "it has not been checked"
-    return Evidence(results, unverified, list(dict.fromkeys([*warnings, *notes])), selection)
+    missing = len(selection.records) - len(results)
+    return Evidence(results, unverified, list(dict.fromkeys([*warnings, *notes])), selection, missing)
 
 
 def _criterion_notes(study: Study, size: str, planned: str | None) -> list[str]:

@@ -1,6 +1,6 @@
 """Does normalisation lower the sensitivity of the loss to learning rate and initial weights?"""
 
-from normlab.studies.base import NANO, AtLeast, AtMost, Claim, Grid, Picture, Study, register_study
+from normlab.studies.base import NANO, REWORDED, AtLeast, AtMost, Claim, Grid, Picture, Study, register_study
 from normlab.studies.estimators import OverGrid, Share
 
 GRID = f"{NANO} model.depth=4 init=xavier,gpt2,gpt2_scaled optim.lr=1e-3,3e-3,1e-2,3e-2,1e-1,3e-1,1 seed=range(6)"
@@ -34,7 +34,7 @@ register_study(
         claims=[
             Claim(
                 "learning_rate",
-                "RMSNorm lowers S over learning rates.",
+                "RMSNorm lowers S over learning rates, with the rule gpt2_scaled.",
                 OverGrid("sensitivity", arm("none"), arm("rmsnorm")),
                 AtLeast(0.0),
                 TUTORIALS,
@@ -50,7 +50,7 @@ register_study(
             ),
             Claim(
                 "layernorm",
-                "LayerNorm lowers S over learning rates.",
+                "LayerNorm lowers S over learning rates, with the rule gpt2_scaled.",
                 OverGrid("sensitivity", arm("none"), arm("layernorm")),
                 AtLeast(0.0),
                 TUTORIALS,
@@ -58,7 +58,7 @@ register_study(
             ),
             Claim(
                 "dyt",
-                "DyT lowers S over learning rates.",
+                "DyT lowers S over learning rates, with the rule gpt2_scaled.",
                 OverGrid("sensitivity", arm("none"), arm("dyt")),
                 AtLeast(0.0),
                 "Zhu et al. 2025, arXiv:2503.10622",
@@ -66,7 +66,7 @@ register_study(
             ),
             Claim(
                 "post",
-                "Post-norm has a larger S than pre-norm.",
+                "Post-norm has a larger S than pre-norm, with the rule gpt2_scaled.",
                 OverGrid("sensitivity", arm("rmsnorm", "post"), arm("rmsnorm")),
                 AtLeast(0.0),
                 WORTSMAN,
@@ -74,7 +74,7 @@ register_study(
             ),
             Claim(
                 "peri",
-                "Peri-LN has a smaller S than pre-norm.",
+                "Peri-LN has a smaller S than pre-norm, with the rule gpt2_scaled.",
                 OverGrid("sensitivity", arm("rmsnorm", "peri"), arm("rmsnorm")),
                 AtMost(0.0),
                 "Kim et al. 2025, arXiv:2502.02732",
@@ -84,6 +84,7 @@ register_study(
         controls=[
             Claim("trains", "RMSNorm learns.", Share(arm("rmsnorm"), lr="every"), AtMost(0.5)),
         ],
+        amendments={"3e8343422697": REWORDED},
         pictures=[
             Picture("lr", {"color": "norm", "panel": ["init"]}, "placement=pre"),
             Picture("lr", {"color": "placement", "panel": ["init"]}, "norm=rmsnorm"),

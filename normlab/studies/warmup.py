@@ -1,6 +1,18 @@
 """Does post-norm need a warm-up of the learning rate, and does pre-norm not?"""
 
-from normlab.studies.base import NANO, RATES, AtLeast, AtMost, Claim, Grid, Picture, Study, Within, register_study
+from normlab.studies.base import (
+    NANO,
+    RATES,
+    REWORDED,
+    AtLeast,
+    AtMost,
+    Claim,
+    Grid,
+    Picture,
+    Study,
+    Within,
+    register_study,
+)
 from normlab.studies.estimators import OverGrid, Share, difference, interaction
 
 XIONG = "Xiong et al. 2020, arXiv:2002.04745"
@@ -29,7 +41,7 @@ register_study(
         ),
         limits=(
             "Models of 4 and 8 blocks of width 32, 300 steps, at most 30 of them warm-up. A gain of less than 0.02 "
-            "nats/token, which is much of the compute of a large model, is below the resolution of this size."
+            "nats/token is below the resolution of this size."
         ),
         grids={
             "small": [
@@ -81,7 +93,7 @@ register_study(
             ),
             Claim(
                 "wider_range",
-                "Warm-up raises the highest learning rate at which post-norm learns by 1.5 or more at depth 4.",
+                "Warm-up raises the highest learning rate of post-norm by a factor of 1.5 or more at depth 4.",
                 OverGrid("highest_rate", arm("post", 30), arm("post", 0)),
                 AtLeast(1.5),
                 XIONG,
@@ -111,6 +123,7 @@ register_study(
                 AtMost(0.5),
             ),
         ],
+        amendments={"b00efb9649ce": REWORDED},
         pictures=[
             Picture("factor", {"x": "optim.warmup_steps", "color": "placement", "panel": ["model.depth"]}),
             Picture("lr", {"color": "optim.warmup_steps", "panel": ["placement"]}, DEPTH),

@@ -89,7 +89,8 @@ class Loop:
         decayed = [name for name, p in self.runner.model.named_parameters() if is_decayed(config.optim, p)]
         optimizer = Optimizer(config.optim, self.runner.params, decayed)
         model, model_optimizer = models[0], optimizer
-        if not self.is_single and config.stats.names(EXTENDED):  # the stacks hold copies: the second model is free
+        # Stacked runs are copies and use only the first model's modules, so the second model can hold one run.
+        if not self.is_single and config.stats.names(EXTENDED):
             model, model_optimizer = models[1], Optimizer(config.optim, dict(models[1].named_parameters()), decayed)
         self.statistics_schedule = StatisticsSchedule(
             config, self.runner, model, model_optimizer, self.validation, self._load_runs

@@ -26,6 +26,7 @@ from normlab.studies.estimators import (
     interaction,
     over_seeds,
 )
+from normlab.studies.measures import EvalGap
 from normlab.studies.noise_estimators import Deviation, FalsePositives
 
 RATES = (1e-3, 3e-3, 1e-2)
@@ -193,10 +194,19 @@ def test_highest_learning_rate(runs, table):
     table[1, 0, :, 4] = 3.2  # learns at no rate: one step below the grid
     table[0, 0, 2] = 2.0
     estimate = OverGrid("highest_rate", "placement=post", "placement=pre").estimate(runs(loss_in(table)))
-    highest = np.log([3e-3] * 4 + [1e-3 / 3] + [1e-2] * 3)
+    highest = np.log([3e-3] * 4 + [1e-3 * 3 / 10] + [1e-2] * 3)
     assert estimate.value == pytest.approx(math.exp((highest - math.log(1e-2)).mean()))
+    assert (estimate.low, estimate.high) == (0, math.inf)  # both arms learn at the top of the grid
     with pytest.raises(ConfigError, match="unknown number 'lowest'"):
         OverGrid("lowest", "placement=post")
+
+
+def test_highest_learning_rate_inside_the_grid(runs, table):
+    table[1, 0, :, 4] = 3.2
+    table[:, 0, 2] = 3.2
+    estimate = OverGrid("highest_rate", "placement=post", "placement=pre").estimate(runs(loss_in(table)))
+    test = stats.ttest_1samp(np.log([1.0] * 4 + [0.1] + [1.0] * 3), 0).confidence_interval()
+    assert (estimate.low, estimate.high) == pytest.approx((math.exp(test.low) * 0.3, math.exp(test.high) / 0.3))
 
 
 def test_deviation_over_seeds(runs, table):
@@ -216,6 +226,24 @@ def test_false_positives_of_equal_and_of_unequal_seeds(runs):
     assert estimate.n == 1000
     assert 0.03 < estimate.value < 0.07
     assert math.isnan(FalsePositives("placement=pre").estimate(StudyRuns(made.results[:6])).value)
+
+
+def test_an_arm_that_leaves_an_option_free_is_an_error(runs, table):
+    with pytest.raises(ConfigError, match=r"its runs differ in model.depth 4 and 8; choose one"):
+        difference("placement=post", "placement=pre").estimate(runs(loss_in(table), depths=(4, 8)))
+
+
+def test_a_slope_with_a_diverged_level_is_infinite_and_not_that_of_the_survivors(runs, table):
+    table[1, 2, 1, 5] = math.inf  # depth 16, at the best learning rate
+    made = runs(loss_in(table), depths=(4, 8, 16))
+    estimate = Slope("placement=post", "model.depth").estimate(made)
+    assert (estimate.n, estimate.seeds["5"], estimate.diverged) == (len(JUDGED), math.inf, 1)
+
+
+def test_a_measure_that_a_run_lacks_leaves_the_estimate_undefined(runs, table):
+    estimate = Contrast({"placement=post": 1.0}, EvalGap()).estimate(runs(loss_in(table)))
+    assert math.isnan(estimate.value)
+    assert (estimate.undefined, estimate.low) == (len(JUDGED), None)
 
 
 def test_ratio():

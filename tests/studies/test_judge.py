@@ -68,17 +68,17 @@ def test_a_best_learning_rate_at_the_edge_of_its_grid_is_void(results, best, sid
 
 def test_a_block_that_verify_rejects_is_void(results):
     found = results()
-    judgement = verdict(STUDY, found, unverified={"rmsnorm post": "FAIL block: formula"})
+    judgement = verdict(STUDY, found, unverified={"rmsnorm post None": "FAIL block: formula"})
     assert judgement.verdict == "void"
-    assert judgement.reason == "`normlab verify` fails for the block rmsnorm post: FAIL block: formula"
-    assert verdict(STUDY, found, unverified={"dyt pre": "x"}).verdict == "supported"
+    assert judgement.reason == "`normlab verify` fails for the block rmsnorm post None: FAIL block: formula"
+    assert verdict(STUDY, found, unverified={"dyt pre None": "x"}).verdict == "supported"
 
 
 def test_unfinished_runs_and_other_corpora_are_void(results, make_run, tmp_path):
     found = results()
     make_run("more", "interrupted", placement="pre", lr=3e-3, seed=9)
     found = read_results(select_runs([str(tmp_path)], tmp_path).records)[0]
-    assert verdict(STUDY, found).reason == "the arm [placement=pre] has 1 unfinished runs"
+    assert verdict(STUDY, found).reason == "unfinished runs of [placement=pre]: 1"
     make_run("other", placement="pre", lr=3e-3, seed=9, run={"corpus": {"name": "b", "sha256": "b" * 64}})
     found = read_results(select_runs([str(tmp_path)], tmp_path).records)[0]
     assert verdict(STUDY, found).reason.startswith("the runs use 2 corpora")
@@ -112,18 +112,36 @@ def test_power_is_that_of_a_t_test_and_simulated_for_two_one_sided_tests(results
 
 
 def test_the_hash_depends_on_what_decides_a_verdict_only():
-    same = dataclasses.replace(STUDY, question="Other words?", limits="More.")
+    same = dataclasses.replace(STUDY, question="Other words?", limits="More.", pictures=[])
     assert same.criterion_hash("small") == STUDY.criterion_hash("small")
     for changed in (
         dataclasses.replace(STUDY, claims=[dataclasses.replace(CLAIM, criterion=AtLeast(0.04))]),
         dataclasses.replace(STUDY, claims=[dataclasses.replace(CLAIM, effect=0.2)]),
+        dataclasses.replace(STUDY, claims=[dataclasses.replace(CLAIM, text="Post-norm has a lower loss.")]),
         dataclasses.replace(STUDY, controls=[]),
         dataclasses.replace(STUDY, grids={"small": [Grid("all", "placement=pre,post seed=1")]}),
     ):
         assert changed.criterion_hash("small") != STUDY.criterion_hash("small")
 
 
-def test_every_study_is_registered_and_its_arms_are_in_its_grids():
+def test_runs_that_have_not_started_are_void(results):
+    judgement = verdict(STUDY, results(), missing=2)
+    assert (judgement.verdict, judgement.reason) == ("void", "runs that have not started or cannot be read: 2")
+
+
+def test_pairs_that_diverged_on_both_sides_are_void(results, make_run, tmp_path):
+    results()
+    for placement in ("pre", "post"):
+        make_run(f"{placement}-more", "diverged", placement=placement, lr=3e-3, seed=9, status={"val_loss": np.inf})
+    found = read_results(select_runs([str(tmp_path)], tmp_path).records)[0]
+    judgement = verdict(STUDY, found)
+    assert judgement.verdict == "void"
+    assert judgement.reason.startswith(
+        "seeds without the quantity, because a run lacks it or diverged on both sides: 1"
+    )
+
+
+def test_every_study_is_registered_with_sentences():
     load_studies()
     assert "deepnorm" in STUDIES
     with pytest.raises(ConfigError, match=r"unknown study 'depnorm' \(did you mean 'deepnorm'"):

@@ -99,7 +99,7 @@ def test_show_prints_claims_criteria_and_cost(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "claim close: The losses are within 1 nat/token. (nobody)" in done.stdout
     assert "supported if: between -1 and 1 (two one-sided tests)" in done.stdout
-    assert "grid norms: 12 runs, 8,832 tokens, about 1 minutes in one process" in done.stdout
+    assert "grid norms: 12 runs, 8,832 tokens, about 1 min in one process" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,12 @@ def test_show_prints_claims_criteria_and_cost(folder: Path) -> None:
     [
         (["show", "xyz"], "unknown study 'xyz': choose one of "),
         (["report", "deepnorm", "--results-dir", "none"], "study deepnorm: none has no runs of it; train them with "),
-        (["run", "deepnorm", "model.depth=2"], "model.depth=2: would change the study; only sweep., device=, "),
+        (
+            ["run", "deepnorm", "model.depth=2"],
+            "model.depth=2: would change the study; only one value of sweep.jobs=, ",
+        ),
         (["run", "deepnorm", "sweep.name=x"], "sweep.name=x: would change the study; "),
+        (["run", "deepnorm", "precision=fp32,bf16"], "precision=fp32,bf16: would change the study; "),
         (["show", "deepnorm", "--size", "large"], "--size large: study deepnorm has the sizes small"),
     ],
 )

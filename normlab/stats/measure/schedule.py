@@ -40,7 +40,7 @@ class StatisticsSchedule:
     """The model and the optimiser of extended passes and probes: those of a single run."""
     validation: Validation
     load_runs: Callable[[], Iterator[Callable[[str, Profiles], None]]]
-    """For each run, puts its state into `model` and `optimizer`; yields what receives the tier and its statistics."""
+    """Loads each run into `model` and `optimizer`, and yields the function that records its statistics."""
     measure: CoreStatistics | None = field(init=False)
     """Computes the core statistics in measured steps; None without core statistics."""
     _extended: ExtendedPass | None = field(init=False)

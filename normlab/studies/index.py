@@ -43,9 +43,10 @@ def _section(report: dict[str, Any]) -> Iterator[str]:
         f"`normlab study run {report['study']}{'' if size == 'small' else f' --size {size}'}`: {report['runs']} runs, "
         f"{report['tokens']:,.0f} tokens. [Report]({folder}/README.md), [picture]({folder}/verdicts.svg).\n"
     )
-    yield "| claim | source | verdict | estimate | n |\n| --- | --- | --- | --- | --- |"
+    yield "| claim | source | verdict | estimate [95 % interval] | criterion | n |\n| --- | --- | --- | --- | --- | --- |"
     for row in report["claims"]:
-        cells = [row["text"], row["source"], f"**{row['verdict']}**", _estimate(row), str(row["n"])]
+        verdict = f"**{row['verdict']}**"
+        cells = [row["text"], row["source"], verdict, _estimate(row), row["criterion"], str(row["n"])]
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
     controls = [f"{row['claim']} {row['verdict']}" for row in report["controls"]]
     yield f"\nControls: {', '.join(controls) or 'none'}.\n"

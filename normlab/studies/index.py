@@ -43,7 +43,8 @@ def _section(report: dict[str, Any]) -> Iterator[str]:
         f"`normlab study run {report['study']}{'' if size == 'small' else f' --size {size}'}`: {report['runs']} runs, "
         f"{report['tokens']:,.0f} tokens. [Report]({folder}/README.md), [picture]({folder}/verdicts.svg).\n"
     )
-    yield "| claim | source | verdict | estimate [95 % interval] | criterion | n |\n| --- | --- | --- | --- | --- | --- |"
+    yield "| claim | source | verdict | estimate, 95 % interval | criterion | n |"
+    yield "| --- | --- | --- | --- | --- | --- |"
     for row in report["claims"]:
         verdict = f"**{row['verdict']}**"
         cells = [row["text"], row["source"], verdict, _estimate(row), row["criterion"], str(row["n"])]

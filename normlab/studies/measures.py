@@ -94,10 +94,8 @@ class BatchStatisticsLoss:
 
     def value(self, run: RunResult) -> float:
         """Return the loss; NaN for a norm that computes the same in both modes, whose record has none."""
-        if not math.isfinite(run.loss):
-            return run.loss
         loss = loss_of(run.record.status.val_loss_batch_statistics)
-        return math.nan if loss is None else loss
+        return loss if loss is not None else run.loss if math.isinf(run.loss) else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +105,12 @@ class EvalGap:
     text = "validation loss minus the same with batch statistics, nats/token"
 
     def value(self, run: RunResult) -> float:
-        """Return the gap; NaN for a norm that computes the same in both modes."""
-        return run.loss - BatchStatisticsLoss().value(run) if math.isfinite(run.loss) else run.loss
+        """Return the gap, also of a run that counts as diverged because its validation loss is too high.
+
+        NaN for a norm that computes the same in both modes.
+        """
+        loss, in_training = loss_of(run.record.status.val_loss), BatchStatisticsLoss().value(run)
+        return run.loss if loss is None or math.isinf(in_training) else loss - in_training
 
 
 REDUCTIONS = ("first", "last", "median", "max", "last/first", "growth")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -85,7 +86,8 @@ def run(
     results_dir: ResultsDir = "results",
 ) -> int:
     """Run the grids of a study, or resume them, and write its report."""
-    from normlab.studies.run import plan, verify_blocks
+    from normlab.store.files import write_atomic
+    from normlab.studies.run import CHECKS_FILE, plan, verify_blocks
     from normlab.sweeps.progress import ProgressDisplay, plan_lines, result_lines
     from normlab.sweeps.supervisor import supervise
 
@@ -96,12 +98,15 @@ def run(
             warn(warning)
         for line in plan_lines(planned, folder, with_packs=False):
             echo(line)
+        checks = verify_blocks(grid.composed)
+        for block, problem in json.loads(checks)["failed"].items():
+            warn(f"`normlab verify` fails for the block {block}, so its verdicts will be void: {problem}")
         result = supervise(folder, planned, grid.options, ProgressDisplay(folder), retry_failed=retry_failed)
         for line in result_lines(result.plan, folder, result.failed):
             echo(line)
         if result.code:
             return result.code
-        verify_blocks(folder, grid.composed)
+        write_atomic(folder / CHECKS_FILE, checks)
     _report(study, size, results_dir)
     return 0
 

@@ -93,6 +93,11 @@ class Within:
     low: float
     high: float
 
+    def __post_init__(self) -> None:
+        """Reject bounds in the wrong order."""
+        if self.low > self.high:
+            raise ConfigError(f"Within({self.low:g}, {self.high:g}): the first bound is the lower one")
+
     @property
     def text(self) -> str:
         """The criterion as text."""
@@ -218,9 +223,13 @@ def register_study(study: Study) -> Study:
     for size in study.grids:
         if size not in SIZES:
             raise ConfigError(f"study {study.name}: " + unknown("size", size, SIZES))
+        if not all(isinstance(grid, Grid) for grid in study.grids[size]):
+            raise ConfigError(f"study {study.name}: grids of size {size}: expected a list of Grid(name, overrides)")
     names = [claim.name for claim in (*study.claims, *study.controls)]
     if len(set(names)) < len(names):
         raise ConfigError(f"study {study.name}: two claims have the same name; rename one")
+    if not isinstance(study.amendments, Mapping):
+        raise ConfigError(f"study {study.name}: amendments: expected a dict of reasons by the hash before the change")
     STUDIES[study.name] = study
     return study
 

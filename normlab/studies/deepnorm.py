@@ -20,9 +20,10 @@ register_study(
             "LayerNorm-Scaling copied, has the exponent +1/4 for the weights."
         ),
         limits=(
-            "The models have 4 to 24 blocks of width 32 and train for 300 steps of 256 bytes. The claims are whether a "
-            "model learns to use its context, and the sign of a difference. They say nothing of its size in large "
-            "models, nor whether a longer warm-up or training would free the stuck models."
+            "The models have 4 to 24 blocks of width 32 and train for 300 steps of 256 bytes. Placement and init rule "
+            "differ together: pre-norm has the rule of GPT-2, post-norm Xavier's. The claims are whether a model "
+            "learns to use its context, and the sign of a difference. They say nothing of its size in large models, "
+            "nor whether a longer warm-up or training would free the stuck models."
         ),
         grids={
             "small": [

@@ -153,6 +153,11 @@ class Contrast:
     is_ratio: bool = False
     """Whether the measure is a logarithm, and the estimate exp of the contrast: a ratio."""
 
+    def __post_init__(self) -> None:
+        """Reject an unknown choice of learning rates."""
+        if self.lr not in ("best", "common"):
+            raise ConfigError(f"Contrast: lr={self.lr!r}: choose 'best' or 'common'")
+
     @property
     def chooses_rate(self) -> bool:
         """Whether a best learning rate at the edge of its grid makes the estimate meaningless."""
@@ -259,11 +264,18 @@ class Share:
 
     chooses_rate = False
 
+    def __post_init__(self) -> None:
+        """Reject an unknown choice of learning rates."""
+        if self.lr not in ("best", "every"):
+            raise ConfigError(f"Share: lr={self.lr!r}: choose 'best' or 'every'")
+
     @property
     def text(self) -> str:
         """What is estimated."""
         what = f"are {' or '.join(self.states)}" if self.states else "have not learned"
-        who = f"runs that {what}, at the best learning rate" if self.lr == "best" else f"seeds whose runs all {what}"
+        who = f"runs that {what}, at the best learning rate"
+        if self.lr == "every":
+            who = f"seeds whose runs all {what}" if self.states else "seeds that learn at no learning rate"
         minus = f", minus that of [{self.minus}]" if self.minus else ""
         return f"share of {who}: [{self.where}]{minus}"
 

@@ -13,9 +13,10 @@ INTRODUCTION = """\
 # Studies
 
 One line for each claim that `normlab study run` has tested: claim, source and verdict. *supported* and *refuted*: the
-95 % interval is on one side of the criterion (two one-sided tests for "within"). *undecided*: it has values on both
-sides. *void*: a control failed, or the best learning rate is at the edge of its grid, so that the runs cannot
-answer. `normlab study show NAME` prints the criteria, which were fixed before the runs.
+95 % interval is on one side of the criterion (for "between", two one-sided tests: the 90 % interval is inside).
+*undecided*: it has values on both sides. *void*: a control failed, or the best learning rate is at the edge of its
+grid, so that the runs cannot answer. `normlab study show NAME` prints the criteria, which were fixed before the runs;
+a report lists its amendments.
 
 **What small models cannot tell.** These models have 2 to 48 blocks of width 32 and train on less than half a million
 bytes. They decide signs, whether a model learns at all, laws at initialisation, and differences of several hundredths
@@ -43,22 +44,11 @@ def _section(report: dict[str, Any]) -> Iterator[str]:
         f"`normlab study run {report['study']}{'' if size == 'small' else f' --size {size}'}`: {report['runs']} runs, "
         f"{report['tokens']:,.0f} tokens. [Report]({folder}/README.md), [picture]({folder}/verdicts.svg).\n"
     )
-    yield "| claim | source | verdict | estimate, 95 % interval | criterion | n |"
+    yield "| claim | source | verdict | estimate, interval | criterion | n |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for row in report["claims"]:
         verdict = f"**{row['verdict']}**"
-        cells = [row["text"], row["source"], verdict, _estimate(row), row["criterion"], str(row["n"])]
+        cells = [row["text"], row["source"], verdict, row["interval"], row["criterion"], str(row["n"])]
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
     controls = [f"{row['claim']} {row['verdict']}" for row in report["controls"]]
     yield f"\nControls: {', '.join(controls) or 'none'}.\n"
-
-
-def _estimate(row: dict[str, Any]) -> str:
-    if row["estimate"] == "nan":
-        return ""
-    interval = "" if row["low"] is None else f" [{_number(row['low'])}, {_number(row['high'])}]"
-    return f"{_number(row['estimate'])}{interval}"
-
-
-def _number(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, int | float) else str(value)

@@ -37,11 +37,18 @@ class Judgement:
     @property
     def sentence(self) -> str:
         """The verdict in one sentence, with the estimate, its interval and the number of seeds."""
-        e = self.estimate
-        interval = "" if e.low is None or e.high is None else f" [{e.low:.3g}, {e.high:.3g}]"
-        value = "no estimate" if math.isnan(e.value) else f"{e.value:.3g}{interval} (n={e.n})"
         reason = f" ({self.reason})" if self.reason else ""
-        return f"{self.verdict}{reason}: {self.claim.text} Estimate {value}; criterion: {self.claim.criterion.text}."
+        value = "No estimate" if math.isnan(self.estimate.value) else f"Estimate {self.interval} (n={self.estimate.n})"
+        return f"{self.verdict}{reason}: {self.claim.text} {value}; criterion: {self.claim.criterion.text}."
+
+    @property
+    def interval(self) -> str:
+        """The estimate and its interval as text: of 90 % for two one-sided tests, else of 95 %."""
+        e, is_within = self.estimate, isinstance(self.claim.criterion, Within)
+        low, high = (e.low90, e.high90) if is_within else (e.low, e.high)
+        if math.isnan(e.value):
+            return ""
+        return f"{e.value:.3g}" + ("" if low is None else f" [{low:.3g}, {high:.3g}{', 90%' if is_within else ''}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,7 @@ def _judge(
     try:
         estimate = claim.estimator.estimate(runs)
     except ConfigError as error:
-        return Judgement(claim, VOID, f"the runs lack an arm ({error})", Estimate(math.nan), None)
+        return Judgement(claim, VOID, f"no estimate: {error}", Estimate(math.nan), None)
     power = power_of(claim, estimate)
     verdict = claim.criterion.judge(estimate)
     reason = reason or _reason_void(claim, runs, estimate, unverified) or control
@@ -103,7 +110,7 @@ def _judge(
     elif SIZES.index(size) < SIZES.index(claim.size):
         verdict, reason = UNDECIDED, f"size {size} cannot decide it: it needs size {claim.size}"
     elif verdict == UNDECIDED:
-        reason = "at this size" + (f" the power is {power:.0%}" if power is not None else "")
+        reason = "at this size" if power is None else f"power {power:.0%} for a true value of {claim.effect:g}"
     return Judgement(claim, verdict, reason, estimate, power, _at_common_rate(claim, results))
 
 
@@ -175,7 +182,8 @@ def as_row(judgement: Judgement) -> dict[str, Any]:
     e, claim = judgement.estimate, judgement.claim
     return {
         "claim": claim.name, "text": claim.text, "source": claim.source, "verdict": judgement.verdict,
-        "reason": judgement.reason, "estimator": claim.estimator.text, "criterion": claim.criterion.text,
+        "reason": judgement.reason, "interval": judgement.interval,
+        "estimator": claim.estimator.text, "criterion": claim.criterion.text,
         "estimate": e.value, "low": e.low, "high": e.high, "low90": e.low90, "high90": e.high90, "n": e.n, "p": e.p,
         "method": e.method, "deviation": e.deviation, "seeds": dict(e.seeds), "diverged": e.diverged, "bad": e.bad,
         "rates": dict(e.rates), "effect": claim.effect, "power": judgement.power,

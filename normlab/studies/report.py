@@ -143,8 +143,8 @@ def _number(value: float | None) -> str:
 def _table(judgements: Sequence[Judgement]) -> list[list[str]]:
     rows = [
         [
-            "claim", "source", "verdict", "criterion", "estimate [95% interval]", "n", "diverged", "bad", "power",
-            "learning rates", "at a common rate",
+            "claim", "source", "verdict", "criterion", "estimate [95% interval, or 90%]", "n", "diverged", "bad",
+            "power",            "learning rates", "at a common rate",
         ]
     ]  # fmt: skip
     for each in judgements:
@@ -153,7 +153,7 @@ def _table(judgements: Sequence[Judgement]) -> list[list[str]]:
         rows.append(
             [
                 claim.text, claim.source, f"{each.verdict} ({each.reason})" if each.reason else each.verdict,
-                claim.criterion.text, _estimate(e), str(e.n), str(e.diverged), str(e.bad),
+                claim.criterion.text, each.interval, str(e.n), str(e.diverged), str(e.bad),
                 "" if each.power is None else f"{each.power:.0%}", ", ".join(f"{rate:g}" for rate in rates),
                 "" if common is None else f"{_estimate(common)} at {next(iter(common.rates.values()), None)}",
             ]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normlab.errors import ConfigError, StoreError
 from normlab.report.results import RunResult, read_results
-from normlab.store.files import write_atomic
 from normlab.store.format import with_checksum
 from normlab.store.plans import has_plan, read_plan, sweep_folder
 from normlab.store.query import Selection, select_runs
@@ -27,8 +25,7 @@ if TYPE_CHECKING:
 CHECKS_FILE = "verify.json"
 """In the folder of a study's sweep: the failed checks of `normlab verify` for its blocks."""
 ALLOWED = (
-    "sweep.jobs=", "sweep.on=", "sweep.slurm.", "sweep.timeout_minutes=", "device=", "precision=", "compile=",
-    "tracking.", "plugins=",
+    "sweep.jobs=", "sweep.on=", "sweep.slurm.", "sweep.timeout_minutes=", "device=", "tracking.", "plugins=",
 )  # fmt: skip
 """The overrides that a study accepts: they change no run of its grids."""
 
@@ -88,7 +85,16 @@ def plan(study: Study, size: str, results_dir: str, overrides: Sequence[str] = (
 
     note = f"study {study.name}, size {size}, criterion {study.criterion_hash(size)}"
     for grid, options, composed in compose(study, size, results_dir, overrides):
-        planned = make_plan(options, composed)
+        folder = sweep_folder(results_dir, name_of_sweep(study, size, grid))
+        try:
+            planned = make_plan(options, composed)
+        except ConfigError as error:
+            if "the existing sweep of this name" not in str(error):
+                raise
+            raise ConfigError(
+                f"study {study.name}: grid {grid.name} has changed since its runs were planned; delete {folder} (its "
+                "runs are kept, and trained runs are used again), or choose another --results-dir"
+            ) from None
         notes = planned.plan.notes
         if criterion_of(notes) is None:
             planned = replace(planned, plan=replace(planned.plan, notes=[*notes, note]))
@@ -101,12 +107,8 @@ def criterion_of(notes: Sequence[str]) -> str | None:
     return found[0] if found else None
 
 
-def verify_blocks(folder: Path, composed: Sequence[Composed]) -> None:
-    """Check the blocks of some runs by `normlab verify`, and write the failed checks into the sweep's folder.
-
-    Raises:
-        StoreError: The file cannot be written.
-    """
+def verify_blocks(composed: Sequence[Composed]) -> bytes:
+    """Check the blocks of some runs by `normlab verify`; return the content of `CHECKS_FILE`."""
     from normlab.verify.selection import checks_of_run
 
     failed: dict[str, str] = {}
@@ -117,7 +119,7 @@ def verify_blocks(folder: Path, composed: Sequence[Composed]) -> None:
             checked.add(block)
             wrong = [str(check) for check in checks_of_run(config) if not check.passed]
             failed |= {block: wrong[0]} if wrong else {}
-    write_atomic(folder / CHECKS_FILE, with_checksum({"checked": sorted(checked), "failed": failed}))
+    return with_checksum({"checked": sorted(checked), "failed": failed})
 
 
 def block_of(norm: str | None, placement: str | None, init: object) -> str:

@@ -94,7 +94,7 @@ def test_an_arm_without_runs_is_void(results):
     missing = dataclasses.replace(CLAIM, estimator=Contrast({"placement=peri": 1.0}))
     judgement = verdict(dataclasses.replace(STUDY, claims=[missing]), results())
     assert judgement.verdict == "void"
-    assert judgement.reason.startswith("the runs lack an arm (arm placement=peri: no run matches")
+    assert judgement.reason.startswith("no estimate: arm placement=peri: no run matches")
 
 
 def test_power_is_that_of_a_t_test_and_simulated_for_two_one_sided_tests(results):

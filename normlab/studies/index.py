@@ -48,7 +48,7 @@ def _section(report: dict[str, Any]) -> Iterator[str]:
     yield "| --- | --- | --- | --- | --- | --- |"
     for row in report["claims"]:
         verdict = f"**{row['verdict']}**"
-        cells = [row["text"], row["source"], verdict, row["interval"], row["criterion"], str(row["n"])]
+        cells = [row["text"], row["source"], verdict, row.get("interval", ""), row["criterion"], str(row["n"])]
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
     controls = [f"{row['claim']} {row['verdict']}" for row in report["controls"]]
     yield f"\nControls: {', '.join(controls) or 'none'}.\n"

@@ -15,7 +15,7 @@ register_study(
         name="depth",
         question="Does pre-norm enable depth, and do DeepNorm and Keel rescue post-norm?",
         background=(
-            "Post-norm is said to fail in deep models. DeepNorm and Keel multiply the residual stream so that deep "
+            "Deep post-norm models often fail to train. DeepNorm and Keel multiply the residual stream so that deep "
             "models train with norms after the addition, and both papers report a lower loss than pre-norm."
         ),
         limits=(

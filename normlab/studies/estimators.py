@@ -299,7 +299,7 @@ class Share:
             for alpha in (0.05, 0.10)
             for bound in confint_proportions_2indep(bad, n, other_bad, other_n, method="newcomb", alpha=alpha)
         )
-        p = float(fisher_exact([[bad, n - bad], [other_bad, other_n - other_bad]]).pvalue)  # pyright: ignore
+        p = float(fisher_exact([[bad, n - bad], [other_bad, other_n - other_bad]]).pvalue)  # pyright: ignore[reportAttributeAccessIssue]
         method = f"Fisher's exact test, {bad} of {n} and {other_bad} of {other_n}"
         share = bad / n - other_bad / other_n
         return Estimate(

@@ -144,7 +144,7 @@ def _table(judgements: Sequence[Judgement]) -> list[list[str]]:
     rows = [
         [
             "claim", "source", "verdict", "criterion", "estimate [95% interval, or 90%]", "n", "diverged", "bad",
-            "power",            "learning rates", "at a common rate",
+            "power", "learning rates", "at a common rate",
         ]
     ]  # fmt: skip
     for each in judgements:

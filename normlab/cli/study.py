@@ -56,10 +56,11 @@ def list_() -> None:
 def show(name: Name, overrides: Overrides = None, size: Size = "small", results_dir: ResultsDir = "results") -> None:
     """Print the plan of a study, its claims and criteria, its cost, and an estimate of its time on this machine."""
     from normlab.studies.cost import cost_of
-    from normlab.studies.run import compose
+    from normlab.studies.run import check_arms, compose
 
     study = _find(name, overrides or [])
-    study.grids_of(size)  # rejects a size before anything is printed
+    grids = list(compose(study, size, results_dir, overrides or []))
+    check_arms(study, [config for _, _, composed in grids for _, config in composed])
     echo(f"{study.name}: {study.question}")
     for kind, claims in (("claim", study.claims), ("control", study.controls)):
         for claim in claims:
@@ -69,7 +70,7 @@ def show(name: Name, overrides: Overrides = None, size: Size = "small", results_
                 f"  supported if: {claim.criterion.text}"
                 + ("" if claim.size == "small" else f"; needs size {claim.size}")
             )
-    for grid, options, composed in compose(study, size, results_dir, overrides or []):
+    for grid, options, composed in grids:
         cost = cost_of(options, [config for _, config in composed])
         minutes = max(cost.seconds / 60, 1)
         echo(f"grid {grid.name}: {cost.runs} runs, {cost.tokens:,} tokens, about {minutes:.0f} min in one process")
@@ -87,12 +88,14 @@ def run(
 ) -> int:
     """Run the grids of a study, or resume them, and write its report."""
     from normlab.store.files import write_atomic
-    from normlab.studies.run import CHECKS_FILE, plan, verify_blocks
+    from normlab.studies.run import CHECKS_FILE, check_arms, plan, verify_blocks
     from normlab.sweeps.progress import ProgressDisplay, plan_lines, result_lines
     from normlab.sweeps.supervisor import supervise
 
     study = _find(name, overrides or [])
-    for grid in plan(study, size, results_dir, overrides or []):
+    grids = list(plan(study, size, results_dir, overrides or []))
+    check_arms(study, [config for grid in grids for _, config in grid.composed])
+    for grid in grids:
         planned, folder = grid.sweep.plan, grid.sweep.folder
         for warning in grid.sweep.warnings:
             warn(warning)

@@ -27,6 +27,7 @@ from normlab.store.parts import (
     number,
     parse_part,
     text,
+    texts,
 )
 from normlab.store.runs import RunFolder
 from normlab.store.status import Divergence, RecordedPack, Status, divergence_at_end, outcome_of
@@ -99,6 +100,7 @@ class Config:
     eval: CadencePart = json_part(CadencePart)
     stats: CadencePart = json_part(CadencePart)
     seed: float | None = json_field(finite)
+    plugins: tuple[str, ...] = json_field(texts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from functools import cached_property
 from normlab.errors import ConfigError
 from normlab.report.cells import BAD_OUTCOMES, Cell
 from normlab.report.learning_rates import Losses, shared_lr
-from normlab.report.results import RunResult
+from normlab.report.results import RunResult, mixed_settings
 from normlab.report.settings import select_where, setting
 
 CHOOSING_SEEDS = 2
@@ -108,7 +108,20 @@ class StudyRuns:
         self.used: dict[str, Arm] = {}
 
     def arm(self, where: str) -> Arm:
-        """Return the runs that meet conditions such as `placement=post,model.depth=8`.
+        """Return the runs that meet conditions such as `placement=post,model.depth=8`, of one configuration.
+
+        Raises:
+            ConfigError: A condition is invalid, no run meets all of them, or two runs with the same learning rate and
+                seeds differ in an option that the conditions leave free.
+        """
+        arm = self.arm_of_grid(where)
+        if len({(run.lr, run.replicate) for run in arm.runs}) < len(arm.runs):
+            different = ", ".join(mixed_settings(arm.runs).values())
+            raise ConfigError(f"arm {where}: its runs differ in {different}; choose one")
+        return arm
+
+    def arm_of_grid(self, where: str) -> Arm:
+        """Return the runs that meet conditions; those of a seed may differ in any option.
 
         Raises:
             ConfigError: A condition is invalid, or no run meets all of them.

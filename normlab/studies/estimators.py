@@ -284,7 +284,8 @@ class Share:
         from scipy.stats import fisher_exact
         from statsmodels.stats.proportion import confint_proportions_2indep
 
-        arms = [runs.arm(where) for where in (self.where, self.minus) if where is not None]
+        select = runs.arm if self.lr == "best" else runs.arm_of_grid
+        arms = [select(where) for where in (self.where, self.minus) if where is not None]
         rates = {arm.where: arm.best_lr if self.lr == "best" else None for arm in arms}
         groups = [self._outcomes(arm) for arm in arms]
         diverged = sum(run.state == DIVERGED for arm in arms for run in self._runs(arm))
@@ -371,7 +372,7 @@ class OverGrid:
 
     def estimate(self, runs: StudyRuns) -> Estimate:
         """Return the estimate."""
-        arms = [runs.arm(where) for where in (self.where, self.minus) if where is not None]
+        arms = [runs.arm_of_grid(where) for where in (self.where, self.minus) if where is not None]
         by_arm = [self._by_seed(arm) for arm in arms]
         seeds = sorted(set(by_arm[0]).intersection(*by_arm[1:]), key=str)
         values = {seed: self._value(*(each[seed] for each in by_arm)) for seed in seeds}

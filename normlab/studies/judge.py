@@ -101,7 +101,7 @@ def _judge(
     try:
         estimate = claim.estimator.estimate(runs)
     except ConfigError as error:
-        return Judgement(claim, VOID, f"no estimate: {error}", Estimate(math.nan), None)
+        return Judgement(claim, VOID, reason or f"no estimate: {error}", Estimate(math.nan), None)
     power = power_of(claim, estimate)
     verdict = claim.criterion.judge(estimate)
     reason = reason or _reason_void(claim, runs, estimate, unverified) or control

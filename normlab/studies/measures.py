@@ -16,7 +16,7 @@ import numpy as np
 from normlab.errors import ConfigError, NormlabError
 from normlab.report.histories import History, history, read_statistics
 from normlab.report.intervals import Replicate
-from normlab.report.results import RunResult, mixed_settings
+from normlab.report.results import RunResult
 from normlab.store.format import number
 from normlab.store.outcome import loss_of
 from normlab.store.series import evaluations
@@ -186,12 +186,5 @@ class Statistic:
 
 
 def values_of(measure: Measure, runs: Sequence[RunResult]) -> dict[Replicate, float]:
-    """Return the measure of each run by replicate; NaN for a run that lacks it.
-
-    Raises:
-        ConfigError: Two runs have the same seeds: they differ in an option that the arm leaves free.
-    """
-    values: dict[Replicate, float] = {run.replicate: measure.value(run) for run in runs}
-    if len(values) < len(runs):
-        raise ConfigError(f"its runs differ in {', '.join(mixed_settings(runs).values())}; choose one")
-    return values
+    """Return the measure of each run by replicate; NaN for a run that lacks it."""
+    return {run.replicate: measure.value(run) for run in runs}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import html
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,11 +130,12 @@ def _blocks(verdicts: Verdicts, evidence: Evidence, pictures: Mapping[str, str])
     yield Block("list", [f"{c.name}: {c.estimator.text}; {c.criterion.text}" for c in (*study.claims, *study.controls)])
     yield Block("heading", "Commands")
     size = "" if verdicts.size == SIZES[0] else f" --size {verdicts.size}"
-    grids = [grid.command for grid in study.grids_of(verdicts.size)]
-    yield Block(
-        "code",
-        [f"normlab study run {study.name}{size}", f"normlab study report {study.name}{size}", "# its grids", *grids],
-    )
+    plugins = dict.fromkeys(name for run in runs for name in run.record.config.plugins)
+    more = " " + shlex.quote(f"plugins=[{','.join(plugins)}]") if plugins else ""
+    commands = [f"normlab study {verb} {study.name}{size}" for verb in ("run", "report")]
+    commands += [grid.command for grid in study.grids_of(verdicts.size)]
+    first, second, *grids = [command + more for command in commands]
+    yield Block("code", [first, second, "# its grids", *grids])
 
 
 def _number(value: float | None) -> str:

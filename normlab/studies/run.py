@@ -5,14 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from normlab.config.schema import canonical_hash
 from normlab.errors import ConfigError, StoreError
+from normlab.options import plain_tree
 from normlab.report.results import RunResult, read_results
 from normlab.store.format import with_checksum
 from normlab.store.plans import has_plan, read_plan, sweep_folder
-from normlab.store.query import Selection, select_runs
+from normlab.store.query import NOT_STARTED, Selection, select_runs
 from normlab.store.reading import read_record
+from normlab.store.record import RunRecord
+from normlab.store.runs import RunFolder
+from normlab.studies.arms import StudyRuns
 from normlab.studies.base import Grid, Study
 
 if TYPE_CHECKING:
@@ -99,6 +105,26 @@ def plan(study: Study, size: str, results_dir: str, overrides: Sequence[str] = (
         if criterion_of(notes) is None:
             planned = replace(planned, plan=replace(planned.plan, notes=[*notes, note]))
         yield PlannedGrid(grid, options, composed, planned)
+
+
+def check_arms(study: Study, configs: Sequence[RunConfig]) -> None:
+    """Check, before any run of a study, that its grids have the arms of all claims.
+
+    Raises:
+        ConfigError: No run meets the conditions of an arm, or they leave an option free; the message names the claim.
+    """
+    by_identity = {canonical_hash(config.identity()): config for config in configs}
+    planned = [_planned(config) for config in by_identity.values()]
+    for claim in (*study.claims, *study.controls):
+        try:
+            claim.estimator.estimate(StudyRuns(planned))
+        except ConfigError as error:
+            raise ConfigError(f"study {study.name}: claim {claim.name}: {error}") from None
+
+
+def _planned(config: RunConfig) -> RunResult:
+    run = {"config": plain_tree(config), "resolved": {"init": config.init_rule}}
+    return RunResult(RunRecord.parse(RunFolder(Path()), run, {}, NOT_STARTED), config.optim.lr)
 
 
 def criterion_of(notes: Sequence[str]) -> str | None:

@@ -77,7 +77,7 @@ def test_report_from_the_records_equals_that_of_the_run(folder: Path) -> None:
     assert report["notes"] == []
     text = before["README.md"].decode()
     assert text.startswith("# Does a tiny model with RMSNorm differ from one with LayerNorm?\n")
-    assert "normlab study run tiny" in text
+    assert "normlab study run tiny 'plugins=[mine.py]'" in text
 
 
 @pytest.mark.process
@@ -100,6 +100,28 @@ def test_show_prints_claims_criteria_and_cost(folder: Path) -> None:
     assert "claim close: The losses are within 1 nat/token. (nobody)" in done.stdout
     assert "supported if: between -1 and 1 (two one-sided tests)" in done.stdout
     assert "grid norms: 12 runs, 8,832 tokens, about 1 min in one process" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["show", "run"])
+@pytest.mark.parametrize(
+    ("arm", "message"),
+    [
+        ("norm=none", "claim far: arm norm=none: no run matches; norm is layernorm, rmsnorm"),
+        ("norm=layernorm", "claim far: arm norm=layernorm: its runs differ in train.steps "),
+        ("norm=layernorm,model.dept=1", "claim far: arm model.dept: no run has this option"),
+    ],
+)
+def test_an_arm_that_is_not_in_the_grid_is_an_error_before_training(
+    run_command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, arm: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
+    study = STUDY.replace("CONTROL", "AtMost(0.9)").replace("difference(LAYERNORM,", f'difference("{arm}",')
+    (tmp_path / "mine.py").write_text(study)
+    code, out, err = run_command("study", command, "tiny", "plugins=[mine.py]")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: study tiny: {message}")
+    assert not (tmp_path / "results/sweeps").exists()
 
 
 @pytest.mark.parametrize(

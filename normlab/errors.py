@@ -7,6 +7,12 @@ import re
 import sys
 from collections.abc import Iterable
 
+OUT_OF_MEMORY = 12
+"""Exit code of a process of normlab when memory ran out (ENOMEM).
+
+The exit code is 2 after a NormlabError and 1 after any other exception.
+"""
+
 
 class NormlabError(Exception):
     """Base class; the message names the problem, the value and what to do. Exit code 2."""

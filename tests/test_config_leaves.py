@@ -331,6 +331,7 @@ RUN_ROWS: dict[str, Row] = {
     "seed": Row("0", "1", weights),
     "init": Row("gpt2", "xavier", weights),
     "device": Row("cpu", "cuda", resolved),
+    "devices": Row("1", "2", resolved),
     "precision": Row("fp32", "bf16", losses),
     "compile": Row("off", "on", resolved),
     "deterministic": Row("true", "false", resolved),

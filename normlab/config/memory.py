@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from normlab.config.devices import micro_batches
 from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
 from normlab.stats.registry import NEEDS_PARAMETER_COPY
@@ -21,14 +22,14 @@ VOCAB_SIZE = 257
 
 
 def estimate(config: RunConfig, activation_bytes: int = 4) -> tuple[int, int]:
-    """Return lower bounds on the bytes of a run's state and of its activations.
+    """Return lower bounds on the bytes of a run's state and of its activations, on each of its devices.
 
     The state is weights, gradients, optimiser moments, and the copy of the weights that measured steps make. The
     activations are the values of one micro-batch, `activation_bytes` bytes each, and the tokens of the whole step.
     """
     model, train = config.model, config.train
     assert model.mlp_width is not None  # resolved
-    tokens = train.batch_size // train.accumulation * model.context
+    tokens = train.batch_size // config.devices // micro_batches(config) * model.context
     # Per layer: both residual sums and their norms, q, k, v, the attention output, the MLP before and after its
     # nonlinearity.
     per_token = model.depth * (8 * model.width + 2 * model.mlp_width) * activation_bytes + 2 * VOCAB_SIZE * 4

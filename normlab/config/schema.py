@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from normlab.config.corpora import DATA, DataConfig, HubData
+from normlab.config.devices import check_devices
 from normlab.config.optim import OPTIMIZERS, OptimConfig
 from normlab.errors import ConfigError, no_effect, unknown
 from normlab.norms.base import NORMS, NormConfig
@@ -156,6 +157,8 @@ class RunConfig:
     """Init rule; auto is the rule of the placement."""
     device: str = option("auto", choices=("auto", "cuda", "cpu"), identity=False)
     """Device; auto is a GPU if the machine has one. The run id depends on the resolved device."""
+    devices: int = option(1, at_least=1, at_most=1024, identity=False)
+    """Devices that train the run together, a process each: GPUs; on a CPU, processes that share its cores."""
     precision: str = option("auto", choices=("auto", "fp32", "bf16"), identity=False)
     """fp32, or bf16 autocast with float32 weights; auto is bf16 on a GPU that supports it, else fp32."""
     compile: str = option("auto", choices=("auto", "on", "off"), identity=False)
@@ -212,6 +215,7 @@ class RunConfig:
                 f"train.accumulation={self.train.accumulation}: does not divide "
                 f"train.batch_size={self.train.batch_size}; choose a number that does"
             )
+        check_devices(self)
 
     def _check_statistics(self) -> None:
         selected = set(self.stats.also)

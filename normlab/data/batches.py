@@ -34,13 +34,20 @@ class Batches:
         batch_size: Windows in a batch, B.
         seed: Key of the generator.
         device: Device of the batches.
+        rows: The windows of each batch to return; all of them by default.
 
     Raises:
         DataError: Fewer than context + 1 tokens.
     """
 
     def __init__(
-        self, tokens_N: np.ndarray, context: int, batch_size: int, seed: int, device: torch.device | str
+        self,
+        tokens_N: np.ndarray,
+        context: int,
+        batch_size: int,
+        seed: int,
+        device: torch.device | str,
+        rows: Sequence[int] | None = None,
     ) -> None:
         if len(tokens_N) <= context:
             raise DataError(
@@ -48,6 +55,7 @@ class Batches:
                 "choose a smaller model.context or more text (a larger data.max_tokens, if that is set)"
             )
         self.batch_size, self.seed, self.device = batch_size, seed, torch.device(device)
+        self._rows = None if rows is None else np.array(rows)
         self._num_starts = len(tokens_N) - context
         self._offsets_T = np.arange(context + 1)
         self._tokens_N = np.asarray(tokens_N)  # indexing a memmap costs more than the copy
@@ -73,8 +81,13 @@ class Batches:
         return (uniform_B * self._num_starts).astype(np.int64)
 
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens and targets (one token later) of a step, both (B, T), int64, on the device."""
+        """Return tokens and targets (one token later) of a step, both (B, T), int64, on the device.
+
+        B is the number of `rows`, if they are given.
+        """
         starts_B = self.starts(step)
+        if self._rows is not None:
+            starts_B = starts_B[self._rows]
         if self._on_device_N is None:
             windows = self._tokens_N[starts_B[:, None] + self._offsets_T].astype(np.int64)
             return self._send(windows[:, :-1].copy()), self._send(windows[:, 1:].copy())

@@ -69,6 +69,8 @@ class NormConfig:
     """Whether in training no output depends on a later token."""
     batch_statistics: ClassVar[bool] = False
     """Whether evaluation uses running statistics and training those of the batch."""
+    synchronised: ClassVar[bool] = False
+    """Whether the statistics of the batch are those of the batch on all devices (`ranks.moments_over_ranks`)."""
 
     name: str
     """The registered name, fixed by the norm."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from normlab.norms.affine import NormModule
 from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
+from normlab.ranks import moments_over_ranks, ranks_of_statistics
 
 
 class BatchNorm(NormModule):
@@ -34,7 +35,7 @@ class BatchNorm(NormModule):
     def normalise_batch(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the normalised batch, and mean and biased variance over all its tokens, both (D,)."""
         axes = tuple(range(x_D.dim() - 1))
-        mean_D, var_D = x_D.mean(axes), x_D.var(axes, unbiased=False)
+        mean_D, var_D = moments_over_ranks(x_D.mean(axes), x_D.var(axes, unbiased=False))
         return (x_D - mean_D) * torch.rsqrt(var_D + self.eps), mean_D, var_D
 
     def update_running_statistics(self, mean_D: Tensor, var_D: Tensor, count: int) -> None:
@@ -49,7 +50,7 @@ class BatchNorm(NormModule):
         """Normalise each channel; in training mode also update the running statistics."""
         if self.training:
             y_D, mean_D, var_D = self.normalise_batch(x_D)
-            self.update_running_statistics(mean_D, var_D, x_D.numel() // x_D.shape[-1])
+            self.update_running_statistics(mean_D, var_D, x_D.numel() // x_D.shape[-1] * ranks_of_statistics())
             return y_D
         mean_D, var_D = self.running_mean.to(x_D.dtype), self.running_var.to(x_D.dtype)
         return (x_D - mean_D) * torch.rsqrt(var_D + self.eps)
@@ -81,6 +82,7 @@ class BatchNormConfig(AffineNormConfig):
     )
     causal: ClassVar[bool] = False
     batch_statistics: ClassVar[bool] = True
+    synchronised: ClassVar[bool] = True
 
     name: str = "batchnorm"
     eps: float = option(1e-5, at_least=0)

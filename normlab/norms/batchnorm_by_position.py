@@ -17,6 +17,7 @@ from torch import Tensor
 from normlab.norms.base import register_norm
 from normlab.norms.batchnorm import BatchNorm, BatchNormConfig
 from normlab.options import option
+from normlab.ranks import moments_over_ranks
 
 
 def time_first(x_D: Tensor) -> Tensor:
@@ -49,7 +50,7 @@ class BatchNormPast(BatchNorm):
         Position t adds two terms to the sum of squares: the deviations of its tokens from their mean m_t, and
         (t - 1) / t (m_t - mean_{t-1})^2 per token. All terms are positive, so no digits cancel.
         """
-        position_TD, within_TD = x_TND.mean(1), x_TND.var(1, unbiased=False)
+        position_TD, within_TD = moments_over_ranks(x_TND.mean(1), x_TND.var(1, unbiased=False))
         mean_TD = past_average(position_TD)
         count_T1 = torch.arange(2, len(position_TD) + 1, device=x_TND.device, dtype=x_TND.dtype).unsqueeze(1)
         between_TD = (position_TD[1:] - mean_TD[:-1]).square() * ((count_T1 - 1) / count_T1)
@@ -110,7 +111,7 @@ class BatchNormPosition(BatchNorm):
     def normalise_batch(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the normalised batch, and mean and biased variance over all tokens, both (D,)."""
         x_TND = time_first(x_D)
-        mean_TD, var_TD = x_TND.mean(1), x_TND.var(1, unbiased=False)
+        mean_TD, var_TD = moments_over_ranks(x_TND.mean(1), x_TND.var(1, unbiased=False))
         y_TND = (x_TND - mean_TD.unsqueeze(1)) * torch.rsqrt(var_TD.unsqueeze(1) + self.eps)
         # The variance over all tokens is the mean variance within positions plus the variance of their means.
         return undo_time_first(y_TND, x_D), mean_TD.mean(0), var_TD.mean(0) + mean_TD.var(0, unbiased=False)

@@ -47,6 +47,7 @@ _ENVIRONMENT: dict[str, Callable[[RunRecord], Setting]] = {
     "precision": _READERS["precision"],
     "numerics (compile)": _READERS["compile"],
     "numerics (deterministic)": _READERS["deterministic"],
+    "numerics (devices)": lambda run: run.machine.devices or 1,
     "numerics (threads)": lambda run: run.machine.threads,
     "numerics (instructions)": lambda run: run.machine.instructions,
     "numerics (torch)": lambda run: as_setting(run.versions.get("torch")),

@@ -109,6 +109,8 @@ class Machine:
 
     device: str | None = json_field(text)
     device_name: str | None = json_field(text)
+    devices: Setting = json_field(as_setting)
+    """Number of devices; None in an older record, whose run had one."""
     precision: str | None = json_field(text)
     compile: Setting = json_field(as_setting)
     deterministic: Setting = json_field(as_setting)

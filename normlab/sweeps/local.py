@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from normlab.config.sweep_options import SweepOptions
-from normlab.errors import one_line
+from normlab.errors import OUT_OF_MEMORY, one_line
 from normlab.store import plans
 from normlab.store.files import io_error
 from normlab.store.plans import Pack, PackOutcome, Plan
 from normlab.sweeps.plan import all_completed
-from normlab.sweeps.worker import ERROR_PREFIX, GRACE_S, OUT_OF_MEMORY
+from normlab.sweeps.worker import ERROR_PREFIX, GRACE_S
 
 POLL_EVERY_S = 0.1
 """Seconds between two checks of a process."""

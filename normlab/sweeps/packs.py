@@ -42,8 +42,8 @@ def make_packs(
     """
     groups: dict[str, list[int]] = {}
     for index in indices:
-        # A probe differentiates twice, through one model.
-        trains_alone = index in alone or configs[index].stats.names(PROBE)
+        # A probe differentiates twice, through one model; several devices share the batch of one run.
+        trains_alone = index in alone or configs[index].stats.names(PROBE) or configs[index].devices > 1
         groups.setdefault(f"alone: {index}" if trains_alone else pack_key(configs[index]), []).append(index)
     return [pack for group in groups.values() for pack in split(group, size)]
 

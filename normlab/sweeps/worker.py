@@ -24,15 +24,13 @@ if TYPE_CHECKING:
 
 GRACE_S = 30.0
 """Seconds that a process may take to write its checkpoint after SIGTERM."""
-OUT_OF_MEMORY = 12
-"""Exit code when memory ran out (ENOMEM). The exit code is 2 after a NormlabError and 1 after any other exception."""
 ERROR_PREFIX = "error: "
 """Start of the last line of the log after an error."""
 
 
 def main(folder: Path, number: int) -> int:
     """Train a pack of a sweep's plan, and return the exit code."""
-    from normlab.errors import NormlabError, OutOfMemoryError, one_line
+    from normlab.errors import OUT_OF_MEMORY, NormlabError, OutOfMemoryError, one_line
 
     try:
         return _train(folder, number)

@@ -197,7 +197,9 @@ def _header(run: Mapping[str, Any], first_step: int) -> Iterator[tuple[str, str]
     name = run.get("name")
     yield "run", run["run_id"] + (f" ({name})" if name and name != run["run_id"] else "")
     yield "norm", f"{norm.get('preset') or norm['name']}, placement {config['placement']['name']}"
-    yield "model", f"depth {model['depth']} x width {model['width']}, {resolved['device']} {resolved['precision']}"
+    devices = f"{resolved['devices']} x " if resolved.get("devices", 1) > 1 else ""
+    device = f"{devices}{resolved['device']} {resolved['precision']}"
+    yield "model", f"depth {model['depth']} x width {model['width']}, {device}"
     baselines = ", ".join(f"{kind} {corpus['baselines'][kind]:.4f}" for kind in ("uniform", "unigram", "bigram"))
     note = f" ({WHOLE_TEXT_NOTE})" if parse_part(Corpus, corpus).references().whole_text else ""
     yield "corpus", f"{corpus['name']}: {baselines} nats/token{note}"

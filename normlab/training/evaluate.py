@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from normlab.model.runner import ModelRunner
+from normlab.ranks import Ranks, local_statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class Validation:
     autocast: Callable[[], AbstractContextManager]
     batch_statistics: bool
     """Whether the norm computes something else in training mode: then that loss is measured too."""
+    ranks: Ranks = Ranks()
+    """The ranks that share the batches of windows."""
 
     @torch.no_grad()
     def __call__(self, runner: ModelRunner) -> dict[str, list[float]]:
@@ -43,10 +46,12 @@ class Validation:
     def _mean(self, runner: ModelRunner, training: bool) -> list[float]:
         runner.train(training)
         total = torch.zeros(runner.run_shape, dtype=torch.float64, device=self.tokens_NT.device)
-        pairs = zip(self.tokens_NT.split(self.batch_size), self.targets_NT.split(self.batch_size), strict=True)
-        for tokens, targets in pairs:
-            with self.autocast():
+        pairs = list(zip(self.tokens_NT.split(self.batch_size), self.targets_NT.split(self.batch_size), strict=True))
+        # Each rank evaluates whole batches, since batch statistics depend on the size of a batch.
+        for tokens, targets in pairs[self.ranks.rank :: self.ranks.count]:
+            with self.autocast(), local_statistics():
                 stacked_tokens, stacked_targets = (x.expand(*runner.run_shape, -1, -1) for x in (tokens, targets))
                 loss = runner.loss(stacked_tokens, stacked_targets).loss
             total += loss.double() * len(tokens)
+        self.ranks.sum_([total])
         return (total / len(self.tokens_NT)).view(-1).tolist()

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from normlab.config.devices import micro_batches, rows_of_device
 from normlab.config.schema import RunConfig
 from normlab.data.batches import Batches, StackedBatches, validation_windows
 from normlab.data.corpus import Corpus
@@ -26,12 +27,13 @@ from normlab.errors import NormlabError
 from normlab.model.init import build_model, derive_seed
 from normlab.model.runner import ModelRunner, SingleRun, StackedRuns
 from normlab.placements.base import projects
+from normlab.ranks import Ranks
 from normlab.stats.measure.core import Measurement
 from normlab.stats.measure.schedule import StatisticsSchedule
 from normlab.stats.profiles import Profiles
 from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.format import COMPLETED_STATES, DIVERGED, FAILED, INTERRUPTED, RUNNING
-from normlab.store.parts import parse_part, part_to_json
+from normlab.store.parts import parse_part
 from normlab.store.record import Corpus as RecordedCorpus
 from normlab.store.series import evaluations
 from normlab.store.status import Status
@@ -51,6 +53,8 @@ class Loop:
     runs: Sequence[TrainingRun]
     settings: RuntimeSettings
     corpus: Corpus
+    ranks: Ranks = field(default_factory=Ranks.current)
+    """The ranks that train the run together; a pack has one."""
 
     step_count: int = field(default=0, init=False)
     """Updates made by the runs that have not diverged."""
@@ -65,9 +69,10 @@ class Loop:
     def __post_init__(self) -> None:
         """Build the data, the models, the optimiser and the step."""
         config, device = self.config, self.settings.torch_device
+        rows = rows_of_device(config, self.ranks.rank) if self.ranks.count > 1 else None
         # The data first: a corpus that is too short fails before anything large is built.
         by_seed = {
-            seed: Batches(self.corpus.train, config.model.context, config.train.batch_size, seed, device)
+            seed: Batches(self.corpus.train, config.model.context, config.train.batch_size, seed, device, rows)
             for seed in dict.fromkeys(run.config.data_seed for run in self.runs)
         }
         batches = [by_seed[run.config.data_seed] for run in self.runs]
@@ -79,6 +84,7 @@ class Loop:
             batch_size=config.train.batch_size // config.train.accumulation,
             autocast=self.settings.autocast(),
             batch_statistics=config.norm.batch_statistics,
+            ranks=self.ranks,
         )
         vocab_size, compiled = self.corpus.tokenizer.vocab_size, self.settings.compile == "on"
         models = [build_model(run.config, vocab_size).to(device) for run in self.runs]
@@ -93,16 +99,17 @@ class Loop:
         if not self.is_single and config.stats.names(EXTENDED):
             model, model_optimizer = models[1], Optimizer(config.optim, dict(models[1].named_parameters()), decayed)
         self.statistics_schedule = StatisticsSchedule(
-            config, self.runner, model, model_optimizer, self.validation, self._load_runs
+            config, self.runner, model, model_optimizer, self.validation, self._load_runs, self.ranks
         )
         self.step = Step(
             self.runner,
             optimizer,
-            accumulation=config.train.accumulation,
+            accumulation=micro_batches(config),
             clip=self._clip(),
             autocast=self.settings.autocast(),
             project=config.placement.project if projects(config.placement) else None,
             measure=self.statistics_schedule.measure,
+            ranks=self.ranks,
         )
 
     @property
@@ -182,6 +189,21 @@ class Loop:
         if not self.is_single:
             self.step.optimizer.count.fill_(self.step_count)
 
+    def share_state(self) -> None:
+        """Give the state that rank 0 has restored to the other ranks."""
+        if self.ranks.count == 1:
+            return
+        run, device = self.runs[0], self.settings.torch_device
+        tensors = self.tensors(0)
+        # Collectives of a GPU take no tensors of the CPU.
+        on_device = [tensor.to(device) for tensor in tensors.values()]
+        state = (self.step_count, run.progress, run.last_finite, run.diverged, run.saved_step)
+        state = self.ranks.broadcast(state, on_device)
+        self.step_count, run.progress, run.last_finite, run.diverged, run.saved_step = state
+        with torch.no_grad():
+            for tensor, shared in zip(tensors.values(), on_device, strict=True):
+                tensor.copy_(shared)
+
     def save(self) -> None:
         """Write a checkpoint of each run that has made updates since its last one."""
         for index, run in enumerate(self.runs):
@@ -202,14 +224,17 @@ class Loop:
         if any(run.progress.val_loss is None for run in self.active):
             self._evaluate()
         self._write_status()
-        start = time.perf_counter()
-        while self.step_count < steps and stop.received is None:
+        start, stopping = time.perf_counter(), self._is_stopping(stop)
+        while self.step_count < steps and not stopping:
             start += self.statistics_schedule.before_step(self.step_count)
             self._pending.append(self.take_step(self.step_count))
             self.step_count += 1
             evaluation_due, checkpoint_due = self._due(self.step_count)
             log_due = len(self._pending) == self.config.train.log_every
-            if not (evaluation_due or checkpoint_due or log_due or stop.received):
+            is_due = evaluation_due or checkpoint_due or log_due
+            # Several ranks must stop after the same step, and agree on it where they wait for the device anyway.
+            stopping = self._is_stopping(stop) if is_due or self.ranks.count == 1 else False
+            if not (is_due or stopping):
                 continue
             active_before = len(self.active)
             self._record_pending(time.perf_counter() - start)
@@ -226,14 +251,21 @@ class Loop:
                 self.save()
             if evaluation_due or checkpoint_due:
                 self._write_status()
+            if self.ranks.count == 1:
+                stopping = self._is_stopping(stop)  # a signal may have come since
             start = time.perf_counter()
         self.save()
         return "finished" if self.step_count == steps else "interrupted"
 
+    def _is_stopping(self, stop: StopRequest) -> bool:
+        """Return whether any rank has received a signal."""
+        return self.ranks.any(stop.received is not None, self.settings.torch_device)
+
     def take_step(self, step: int) -> StepOutput:
         """Take the step after `step` updates; its measurements stay on the device."""
-        # A norm that draws random numbers in its forward draws the same ones after a resume.
-        torch.manual_seed(derive_seed(self.config.seed, f"step/{step}") % 2**63)
+        # A norm that draws random numbers in its forward draws the same ones after a resume, and others on each rank.
+        name = f"step/{step}" + (f"/rank/{self.ranks.rank}" if self.ranks.rank else "")
+        torch.manual_seed(derive_seed(self.config.seed, name) % 2**63)
         tokens, targets = self.batches.batch(step)
         return self.step(
             tokens, targets, self._hyperparameters(step), measured=self.statistics_schedule.is_measured(step)
@@ -290,7 +322,7 @@ class Loop:
     def _write_status(self) -> None:
         for run in self.runs:
             run.divergence_written = run.diverged is not None
-            run.folder.write_status(part_to_json(self.status(run, RUNNING)))
+            run.write_status(self.status(run, RUNNING))
 
     def status(self, run: TrainingRun, state: str) -> Status:
         """Return a run's status in a state; a run whose status.json says diverged keeps that state."""

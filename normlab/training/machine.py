@@ -32,6 +32,8 @@ class RuntimeSettings:
     init: str
     """The init rule."""
     device_name: str
+    devices: int
+    """Number of devices, with a process each; it changes bits."""
     threads: int
     """Threads of torch's CPU kernels; the number of threads changes bits."""
     wait_policy: str
@@ -70,6 +72,8 @@ def resolve(config: RunConfig, has_gpu: bool | None = None) -> RuntimeSettings:
             "device=cuda: torch sees no GPU here; use device=cpu or auto, or install a torch build with CUDA"
         )
     on_gpu = device == "cuda"
+    if on_gpu and gpu_here and config.devices > (count := torch.cuda.device_count()):
+        raise ConfigError(f"devices={config.devices}: more than the GPUs of this machine; choose at most {count}")
     precision, compiled = config.precision, config.compile
     if precision == "auto":
         if on_gpu and not gpu_here:
@@ -92,6 +96,7 @@ def resolve(config: RunConfig, has_gpu: bool | None = None) -> RuntimeSettings:
         deterministic=(not on_gpu) if config.deterministic is None else config.deterministic,
         init=config.init_rule,
         device_name=torch.cuda.get_device_name() if on_gpu and gpu_here else device,
+        devices=config.devices,
         threads=torch.get_num_threads(),
         wait_policy=wait_policy(),
         instructions=torch.backends.cpu.get_cpu_capability(),
@@ -117,7 +122,8 @@ def check_machine(config: RunConfig, slurm: SlurmOptions | None = None) -> None:
     elif resolved.device == "cuda":
         memory.check_fits(config, torch.cuda.mem_get_info()[1], "the GPU", size)
     else:
-        memory.check_fits(config, memory.available_bytes(), "this machine", size)
+        share = memory.available_bytes() // config.devices
+        memory.check_fits(config, share, "this machine" if config.devices == 1 else "each of the processes", size)
     if isinstance(config.data, FilesData):
         find_sources(config.data)
 

@@ -106,7 +106,7 @@ def _newest_checkpoint(run: TrainingRun, at_most: int | None = None) -> checkpoi
 
 
 def report_changes(run: TrainingRun) -> None:
-    """Warn of and record other code, threads, instructions or hardware than at the run's start: bits will differ."""
+    """Warn of and record code, devices, threads or hardware other than at the run's start: bits will differ."""
     old, new = (
         _environment(RunRecord.parse(run.folder, content, {}, RUNNING)) for content in (run.run_json, run.new_run_json)
     )
@@ -123,6 +123,7 @@ def report_changes(run: TrainingRun) -> None:
 def _environment(run: RunRecord) -> dict[str, Setting]:
     """Return what a run's bits depend on besides its identity."""
     return {
+        "devices": run.machine.devices,
         "threads": run.machine.threads,
         "instructions": run.machine.instructions,
         "device_name": run.machine.device_name,

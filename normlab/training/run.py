@@ -11,8 +11,9 @@ import torch
 
 from normlab.config.schema import RunConfig
 from normlab.data.corpus import open_corpus
-from normlab.errors import ConfigError, OutOfMemoryError, StoreError, warn
+from normlab.errors import ConfigError, NormlabError, OutOfMemoryError, StoreError, warn
 from normlab.model.fingerprint import fingerprint
+from normlab.ranks import Ranks, local_statistics
 from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.format import COMPLETED_STATES, INTERRUPTED
@@ -23,11 +24,13 @@ from normlab.store.status import Status
 from normlab.tracking.console import Console
 from normlab.tracking.tracker import Tracker
 from normlab.tracking.wandb import WandbTracker, abandon, wait_for_finish, wait_for_start
+from normlab.training.launch import LOST, RESUMES, train_on_devices
 from normlab.training.loop import Loop
 from normlab.training.machine import apply, resolve
 from normlab.training.prepare import check_pack, open_runs, prepare_folders, status_if_completed
 from normlab.training.resume import report_changes, resume_from_checkpoint
 from normlab.training.signals import StopRequest
+from normlab.training.training_run import Replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +95,16 @@ def train_pack(
                 for run, status in zip(runs, completed, strict=True)
                 if status
             ]
+        if configs[0].devices > 1 and Ranks.current().count == 1:
+            stop.end()  # the ranks handle signals
+            received = train_on_devices(configs[0], pack)
+            status = runs[0].recorded_status()
+            return [Outcome(runs[0].folder, status.state or "", status, received)]
+        with local_statistics():  # rank 0 computes it alone
+            block = fingerprint(configs[0])
         for run in runs:
             check_pack(run)
-            run.new_run_json["fingerprint"] = runs[0].new_run_json.get("fingerprint") or fingerprint(configs[0])
+            run.new_run_json["fingerprint"] = block
         # The loop comes before the folders: a config that cannot be trained leaves nothing behind.
         with _convert_torch_errors():
             loop = Loop(runs, settings, corpus)
@@ -104,6 +114,7 @@ def train_pack(
             with _convert_torch_errors():  # reading a checkpoint can exhaust the memory
                 prepare_folders(runs, corpus)
                 resume_from_checkpoint(loop)
+                loop.share_state()
             for index, run in enumerate(runs):
                 report_changes(run)
                 stats = run.config.stats
@@ -119,6 +130,22 @@ def train_pack(
             for warning in dict.fromkeys(warning for config in configs for warning in config.warnings()):
                 warn(warning)
             return _run(loop, stop)
+
+
+def train_replica(config: RunConfig) -> int | None:
+    """Train the run of a config on a rank other than 0, from the state that rank 0 has; return the received signal.
+
+    Raises:
+        ConfigError, DataError: The message says what to do.
+    """
+    settings = resolve(config)
+    corpus = open_corpus(config.data)
+    apply(settings)
+    with StopRequest(ends_process=True) as stop, _convert_torch_errors():
+        loop = Loop([Replica(config)], settings, corpus)
+        loop.share_state()
+        loop.run(stop)
+        return stop.received
 
 
 def make_trackers(config: RunConfig, folder: RunFolder, *, console: bool = True) -> list[Tracker]:
@@ -158,6 +185,8 @@ def _convert_torch_errors() -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
+        if isinstance(error, torch.distributed.DistError) or "gloo" in str(error):
+            raise NormlabError(f"{LOST}; {RESUMES}") from error
         # torch has a class of error for the memory of a GPU only.
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
             raise OutOfMemoryError(
@@ -180,7 +209,7 @@ def _finish(
     final, wandb_trackers, at_once = list(statuses), _wandb_trackers(loop), isinstance(error, KeyboardInterrupt)
     try:
         for run, status in zip(loop.runs, statuses, strict=True):
-            run.folder.write_status(part_to_json(status))
+            run.write_status(status)
     finally:
         stop.end()  # no step is left to stop at: from here Ctrl-C ends the wait for the trackers
         try:

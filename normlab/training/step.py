@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from normlab.model.runner import ModelRunner
+from normlab.ranks import Ranks
 from normlab.stats.measure.core import CoreStatistics, Measurement, MicroBatch
 from normlab.training.optim import Hyperparameters, Optimizer, tensor_norms
 
@@ -50,6 +51,8 @@ class Step:
     """The placement's projection of the parameters after each update, in place."""
     measure: CoreStatistics | None = None
     """Computes the core statistics of measured steps."""
+    ranks: Ranks = Ranks()
+    """The ranks that share each batch."""
     alive: Tensor = field(init=False)
     """Whether each run is still updated, shape (...R); part of the state."""
     _old_grads: list[Tensor] = field(default_factory=list, init=False, repr=False)
@@ -97,8 +100,13 @@ class Step:
     def _gradients(
         self, tokens: Tensor, targets: Tensor, measure: CoreStatistics | None
     ) -> tuple[Tensor, dict[str, Tensor], list[MicroBatch]]:
-        """Return the mean loss and gradient over the micro-batches, and the measurements of each."""
-        runner, parts, token_count = self.runner, self.accumulation, tokens.shape[-2] * tokens.shape[-1]
+        """Return the mean loss and gradient over the micro-batches of all ranks, and the measurements of this rank's.
+
+        The gradients are summed after the backward pass, in buckets: `DistributedDataParallel` would sum them during
+        it, but works only with `backward`, whose hooks the taps, the packs and compiled blocks do without.
+        """
+        runner, parts = self.runner, self.accumulation
+        token_count, all_parts = tokens.shape[-2] * tokens.shape[-1] * self.ranks.count, parts * self.ranks.count
         names, params = list(runner.params), list(runner.params.values())
         batch_axis = len(runner.run_shape)
         loss: Tensor | None = None
@@ -114,7 +122,7 @@ class Step:
                     else runner.loss(part_tokens, part_targets, measure.selection, taps=measure.taps)
                 )
             self._old_grads.clear()
-            gradients = list(torch.autograd.grad(part_loss.sum() / parts, [*params, *taps], materialize_grads=True))
+            gradients = list(torch.autograd.grad(part_loss.sum() / all_parts, [*params, *taps], materialize_grads=True))
             for index, parameter in enumerate(
                 params
             ):  # one at a time, so that memory never holds two copies of all gradients
@@ -130,7 +138,9 @@ class Step:
                 loss = loss + part_loss
                 torch._foreach_add_(sums, grads)
         assert loss is not None
-        return loss / parts, dict(zip(names, sums, strict=True)), micro_batches
+        loss = loss / all_parts
+        self.ranks.sum_([*sums, loss])
+        return loss, dict(zip(names, sums, strict=True)), micro_batches
 
     @torch.no_grad()
     def _clip(self, grads: list[Tensor], norms: Tensor) -> tuple[Tensor, Tensor]:

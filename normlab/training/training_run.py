@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -86,7 +88,7 @@ class TrainingRun:
                 # The update was not made: the state is that after `step` updates.
                 self.diverged = Divergence(step, loss, grad_norm, last_finite=self.last_finite)
                 self.progress.step = step
-                self.folder.statistics.truncate(step + 1)  # passes between later steps measured a run that had diverged
+                self.cut_statistics(step + 1)  # passes between later steps measured a run that had diverged
                 return rows
             self.last_finite = StepNumbers(step, loss, grad_norm)
             self.progress.train_loss = loss
@@ -114,6 +116,14 @@ class TrainingRun:
         self.folder.statistics.append(tier, profiles)
         for tracker in self.trackers:
             tracker.log_statistics(profiles)
+
+    def cut_statistics(self, step: int) -> None:
+        """Remove the statistics of the steps from `step` on from the record."""
+        self.folder.statistics.truncate(step)
+
+    def write_status(self, status: Status) -> None:
+        """Write status.json."""
+        self.folder.write_status(part_to_json(status))
 
     def status(self, state: str, peak_memory_bytes: int | None) -> Status:
         """Return the status in a state."""
@@ -175,6 +185,29 @@ class TrainingRun:
         last_finite, diverged = meta["last_finite"], meta["diverged"]
         self.last_finite = None if last_finite is None else parse_part(StepNumbers, last_finite)
         self.diverged = None if diverged is None else parse_part(Divergence, diverged)
+
+
+class Replica(TrainingRun):
+    """The run on a rank other than 0: it takes every step and writes nothing."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config, RunFolder(Path(os.devnull)))
+
+    def record_rows(self, rows: Sequence[Row]) -> None:
+        """Do nothing: rank 0 writes the record."""
+
+    def record_statistics(self, tier: str, profiles: Profiles) -> None:
+        """Do nothing: rank 0 writes the record."""
+
+    def cut_statistics(self, step: int) -> None:
+        """Do nothing: rank 0 writes the record."""
+
+    def write_status(self, status: Status) -> None:
+        """Do nothing: rank 0 writes the status."""
+
+    def save(self, tensors: Mapping[str, Tensor]) -> None:
+        """Do nothing but remember the step: rank 0 writes the checkpoint."""
+        self.saved_step = self.progress.step
 
 
 def _known_meta(saved: checkpoint.Checkpoint) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from normlab.errors import StatisticsError
 from normlab.model.gpt import GPT
 from normlab.model.runner import ModelRunner, SegmentStatistics
 from normlab.norms.affine import Affine
+from normlab.ranks import Ranks
 from normlab.stats.instrument import InstrumentedNorm, Selection, norm_site, select
 from normlab.stats.profiles import Column
 from normlab.stats.registry import NEEDS_PARAMETER_COPY, STATISTICS
@@ -61,8 +62,9 @@ class _Columns(NamedTuple):
 class CoreStatistics:
     """Computes the named core statistics for the steps of one model runner."""
 
-    def __init__(self, runner: ModelRunner, names: frozenset[str]):
+    def __init__(self, runner: ModelRunner, names: frozenset[str], ranks: Ranks | None = None):
         self.runner = runner
+        self.ranks = ranks or Ranks()
         self.names = names
         self.selection = select(names)
         self.taps = "dresid_rms" in names
@@ -136,6 +138,7 @@ class CoreStatistics:
             # which is divided by the number of micro-batches, is the gradient of the summed loss of its tokens.
             stacked = torch.stack([micro_batch.values for micro_batch in micro_batches])
             values = torch.where(self._per_run(is_max), stacked.amax(0), stacked.mean(0))
+        values = self.ranks.merge(values, self._per_run(is_max))
         parts = [values, *before]
         if "update_norm" in self.names:
             params = list(self.runner.params.values())

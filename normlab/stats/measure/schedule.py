@@ -14,6 +14,7 @@ from normlab.config.schema import RunConfig
 from normlab.errors import notify, warn
 from normlab.model.gpt import GPT
 from normlab.model.runner import ModelRunner
+from normlab.ranks import Ranks, local_statistics
 from normlab.stats.measure.core import CoreStatistics, Measurement, parameter_families
 from normlab.stats.measure.extended import MOST_EXAMPLES, ExtendedPass
 from normlab.stats.measure.probe import JACOBIAN_VECTORS, MOST_PRODUCTS, Probe, adam_preconditioner
@@ -41,6 +42,8 @@ class StatisticsSchedule:
     validation: Validation
     load_runs: Callable[[], Iterator[Callable[[str, Profiles], None]]]
     """Loads each run into `model` and `optimizer`, and yields the function that records its statistics."""
+    ranks: Ranks = Ranks()
+    """The ranks that share each batch; every one makes the passes between steps, which are not shared."""
     measure: CoreStatistics | None = field(init=False)
     """Computes the core statistics in measured steps; None without core statistics."""
     _extended: ExtendedPass | None = field(init=False)
@@ -55,7 +58,7 @@ class StatisticsSchedule:
         """Build the core statistics, the extended pass and the probe steps that the options select."""
         config, windows = self.config, self.validation
         core, extended, probe = (config.stats.names(tier) for tier in (CORE, EXTENDED, PROBE))
-        self.measure = CoreStatistics(self.runner, core) if core else None
+        self.measure = CoreStatistics(self.runner, core, self.ranks) if core else None
         self._extended = None
         if extended:
             spread = slice(None, None, -(-len(windows.tokens_NT) // MOST_EXAMPLES))
@@ -82,7 +85,9 @@ class StatisticsSchedule:
             self._start = step, start
         if self._extended is not None and every is not None and step % every == 0:
             for record in self.load_runs():
-                self._record(record, EXTENDED, step, self._extended())
+                with local_statistics():
+                    measurement = self._extended()
+                self._record(record, EXTENDED, step, measurement)
         self.probe_if_due(step)
         return time.perf_counter() - start
 
@@ -123,7 +128,9 @@ class StatisticsSchedule:
             adam_preconditioner(self.config.optim, moments, self.optimizer.count),
         )  # fmt: skip
         for record in self.load_runs():
-            self._record(record, PROBE, step, probe())
+            with local_statistics():
+                measurement = probe()
+            self._record(record, PROBE, step, measurement)
         self._probe_seconds.append(time.perf_counter() - start)
         notify(f"probe after step {step} took {self._probe_seconds[-1]:.1f} s")
 

@@ -1,0 +1,89 @@
+"""Train a run on several devices: start a process for each (a rank) by torch's elastic agent, and wait for their end.
+
+The process that composed the config starts the ranks and trains nothing itself. Rank 0 opens the folder, resumes and
+writes the record, as the process of a run on one device does; see `rank.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import signal
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from normlab.config.schema import RunConfig
+from normlab.errors import OUT_OF_MEMORY, NormlabError, OutOfMemoryError
+from normlab.options import plain_tree
+
+GRACE_S = 30
+"""Seconds that the ranks have for their checkpoint after a signal."""
+RESUMES = "the same command resumes the run, with as many devices as there are then"
+
+
+def train_on_devices(config: RunConfig, pack: Mapping[str, Any] | None) -> int | None:
+    """Train a run with one rank per device; return the signal that stopped it, or None.
+
+    Args:
+        config: The run's config.
+        pack: As for `train_pack`.
+
+    Raises:
+        NormlabError: A rank ended with an error, or was killed; the message is that of the first one.
+    """
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # The agent reports each process that it stops.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    launch = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=config.devices, run_id=uuid.uuid4().hex, max_restarts=0,
+        rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost", shutdown_timeout=GRACE_S,
+        logs_specs=DefaultLogsSpecs(),
+    )  # fmt: skip
+    content = json.dumps({"config": plain_tree(config), "pack": pack})
+    arguments = ["-P", "-m", "normlab.training.rank", content]
+    with _handlers_restored():
+        try:
+            elastic_launch(launch, sys.executable)(*arguments)
+        except SignalException as stopped:
+            return int(stopped.sigval)
+        except ChildFailedError as error:
+            raise _error_of(error) from None
+    return None
+
+
+@contextlib.contextmanager
+def _handlers_restored() -> Iterator[None]:
+    """Restore the signal handlers that the agent replaces."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # not the main thread, in which the agent replaces none
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _error_of(failed: Any) -> NormlabError:
+    """Return the error of the rank that failed first; the others end because it is gone."""
+    rank, failure = min(
+        failed.failures.items(), key=lambda item: (item[1].exitcode >= 0, LOST in item[1].message, item[1].timestamp)
+    )
+    if failure.exitcode < 0:
+        name = signal.Signals(-failure.exitcode).name
+        return NormlabError(f"rank {rank} was killed by {name}; {RESUMES}")
+    if failure.exitcode == OUT_OF_MEMORY:
+        return OutOfMemoryError(failure.message)
+    if failure.exitcode == 2:
+        return NormlabError(failure.message)
+    return NormlabError(f"rank {rank} failed: {failure.message}; {RESUMES}")
+
+
+LOST = "another rank of this run has ended"
+"""Message of a rank whose peer is gone."""

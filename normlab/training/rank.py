@@ -1,0 +1,102 @@
+"""The process of one rank: `python -m normlab.training.rank JSON`, started by `launch.py`.
+
+JSON holds the validated config, so no rank composes it again. The environment holds the rank and the address of
+rank 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normlab.openmp import limit_spinning
+
+if TYPE_CHECKING:
+    pass
+
+TIMEOUT = timedelta(hours=1)
+"""Longest wait of a rank for the others: rank 0 may write a large checkpoint to a slow disk."""
+
+
+def main(content: Mapping[str, Any]) -> int:
+    """Train the run on this rank, and return the exit code."""
+    from normlab.errors import OUT_OF_MEMORY, NormlabError, OutOfMemoryError
+
+    try:
+        return _train(content)
+    except NormlabError as error:
+        _report(str(error))
+        return OUT_OF_MEMORY if isinstance(error, OutOfMemoryError) else 2
+    except Exception as error:
+        traceback.print_exc()
+        _report(f"{type(error).__name__}: {error}")
+        return 1
+
+
+def _train(content: Mapping[str, Any]) -> int:
+    import torch
+    import torch.distributed as dist
+
+    from normlab.config.schema import config_from_record
+    from normlab.norms import base as norms
+    from normlab.placements import base as placements
+    from normlab.plugins import load_plugins
+    from normlab.training.machine import resolve
+    from normlab.training.run import train_pack, train_replica
+
+    norms.load_all()
+    placements.load_all()
+    load_plugins(content["config"]["plugins"])
+    config = config_from_record(content["config"])
+    local_rank, device = int(os.environ["LOCAL_RANK"]), resolve(config).device
+    if device == "cuda":
+        torch.cuda.set_device(local_rank)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=TIMEOUT)
+    if dist.get_rank():
+        received = train_replica(config)
+    else:
+        received = train_pack([config], pack=content["pack"], ends_process=True)[0].signal
+    dist.barrier()  # a rank that leaves earlier is an error for the others
+    dist.destroy_process_group()
+    return 128 + received if received else 0
+
+
+def _report(message: str) -> None:
+    """Write an error where the agent finds it."""
+    with contextlib.suppress(OSError, KeyError):
+        content = json.dumps({"message": message, "timestamp": int(time.time())})
+        Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(content)
+
+
+def _stop_with_parent(parent: int) -> None:
+    """Stop this process when its parent is gone; kill it after a grace period."""
+    from normlab.training.launch import GRACE_S
+
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_S)
+    os._exit(128 + signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    limit_spinning()
+    threading.Thread(target=_stop_with_parent, args=(os.getppid(),), name="normlab parent", daemon=True).start()
+    code = main(json.loads(sys.argv[1]))
+    if 0 < code < 128:  # the process group may wait for ranks that are gone
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -1,0 +1,182 @@
+"""A run on several devices equals the run on one: losses, statistics, evaluations; and what happens if a rank dies."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from normlab.config.compose import compose_run
+from normlab.config.devices import micro_batches, rows_of_device
+from normlab.errors import ConfigError
+from normlab.store.runs import RunFolder
+from support.processes import children_of, wait_for
+from support.small_run import small_run
+
+DOUBLE = "import torch\n\ntorch.set_default_dtype(torch.float64)\n"
+LONG = ("train.steps=3000", "train.checkpoint_every=10", "eval.every=0", "stats=off")
+
+
+SHORT = ("train.steps=50", "eval.every=25", "stats.every=5")
+
+
+def overrides_of(folder: Path, name: str, *overrides: str) -> list[str]:
+    """Return the overrides of a run in float64: a plugin sets torch's default dtype in every process."""
+    plugin = folder / "double.py"
+    plugin.write_text(DOUBLE)
+    common = [each for each in small_run(folder / name) if not each.startswith(("train.steps=", "train.batch_size="))]
+    return [*common, "train.batch_size=8", f"plugins=[{plugin}]", *overrides]
+
+
+def start(*overrides: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "normlab", "train", *overrides]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def train(*overrides: str) -> tuple[int, str, str]:
+    process = start(*overrides)
+    out, err = process.communicate(timeout=600)
+    return process.returncode, out, err
+
+
+def folder_of(results: Path) -> RunFolder:
+    (path,) = (results / "runs").iterdir()
+    return RunFolder(path)
+
+
+def record_of(results: Path) -> dict[str, np.ndarray]:
+    """Return all numbers of a run's record, except times."""
+    run = folder_of(results)
+    train, evals = run.rows("train").rows, run.rows("eval").rows
+    numbers = {name: np.array([row[name] for row in train]) for name in ("loss", "grad_norm", "clip", "lr")}
+    numbers |= {f"eval {name}": np.array([row[name] for row in evals]) for name in evals[0] if name.startswith("loss")}
+    for tier in ("core", "extended"):
+        for part in run.statistics.read(tier)[0]:
+            for name in part.names():
+                numbers |= {f"stats {tier} {name} {site}": values for site, values in part.get(name).items()}
+    return numbers
+
+
+CASES = {
+    "batchnorm": ["norm=batchnorm", "placement=pre"],
+    "layernorm": ["norm=layernorm", "placement=pre", "train.accumulation=4"],
+    "deepnorm": ["norm=layernorm", "placement=deepnorm"],
+    "batchnorm_past": ["norm=batchnorm_past", "placement=pre", "train.accumulation=2"],
+    "batchnorm_position": ["norm=batchnorm_position", "placement=post", "stats=full", "stats.probe_share=null"],
+}
+SLOW = [pytest.mark.process]
+
+
+@pytest.mark.parametrize(
+    ("case", "devices"),
+    [
+        ("batchnorm", 2),
+        pytest.param("batchnorm", 4, marks=SLOW),
+        *(pytest.param(case, devices, marks=SLOW) for case in ("layernorm", "deepnorm") for devices in (2, 4)),
+        pytest.param("batchnorm_past", 2, marks=SLOW),
+        pytest.param("batchnorm_position", 2, marks=SLOW),
+    ],
+)
+def test_several_devices_equal_one(tmp_path: Path, case: str, devices: int) -> None:
+    for name, count in (("one", 1), ("several", devices)):
+        code, _, err = train(*overrides_of(tmp_path, name, *SHORT, *CASES[case], f"devices={count}"))
+        assert code == 0, err
+        assert "at step 50/50" in err
+    one, several = (record_of(tmp_path / name) for name in ("one", "several"))
+    assert folder_of(tmp_path / "one").run_id == folder_of(tmp_path / "several").run_id
+    assert one.keys() == several.keys()
+    for name, values in one.items():
+        is_statistic = name.startswith("stats ")  # float32 in the record
+        rtol, atol = (1e-5, 1e-6) if is_statistic else (0, 1e-9)
+        np.testing.assert_allclose(several[name], values, rtol=rtol, atol=atol, err_msg=name)
+
+
+def test_each_sequence_of_a_batch_belongs_to_one_device(tmp_path: Path) -> None:
+    for norm, accumulation in (("rmsnorm", 1), ("rmsnorm", 8), ("batchnorm", 1), ("batchnorm", 2)):
+        config = compose_run(
+            [*small_run(tmp_path), f"norm={norm}", "train.batch_size=16", f"train.accumulation={accumulation}",
+             "devices=4"]
+        )  # fmt: skip
+        rows = [rows_of_device(config, index) for index in range(4)]
+        assert sorted(row for each in rows for row in each) == list(range(16))
+        assert {len(each) for each in rows} == {4}
+        if norm == "batchnorm":  # micro-batch i of all devices together is micro-batch i of one device
+            size = 4 // accumulation
+            parts = [
+                sorted(row for each in rows for row in each[i * size : (i + 1) * size]) for i in range(accumulation)
+            ]
+            assert parts == [list(range(i * 4 * size, (i + 1) * 4 * size)) for i in range(accumulation)]
+        else:  # as few micro-batches as fit into the memory of one on a single device
+            assert micro_batches(config) == {1: 1, 8: 2}[accumulation]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["devices=3", "train.batch_size=8"],
+            "devices=3: does not divide train.batch_size=8; choose a number that does",
+        ),
+        (
+            ["devices=4", "norm=batchnorm", "train.batch_size=8", "train.accumulation=4"],
+            "devices=4: norm=batchnorm takes statistics over a micro-batch of 2 sequences, which 4 does not divide; ",
+        ),
+        (["devices=0"], "devices=0: "),
+    ],
+)
+def test_devices_that_do_not_divide_the_batch(tmp_path: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        compose_run([*small_run(tmp_path), *overrides])
+
+
+def ranks_of(launcher: int) -> list[int]:
+    """Return the processes of the ranks in order."""
+    found = {}
+    for pid in children_of(launcher):
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        rank = next((int(each[5:]) for each in environment if each.startswith(b"RANK=")), None)
+        if rank is not None:
+            found[rank] = pid
+    return [found[rank] for rank in sorted(found)]
+
+
+def checkpoint_exists(results: Path) -> Callable[[], bool]:
+    return lambda: any(results.glob("runs/*/checkpoints/*/manifest.json"))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_rank_ends_the_run_and_fewer_ranks_resume_it(tmp_path: Path, victim: int) -> None:
+    results = tmp_path / "run"
+    overrides = overrides_of(tmp_path, "run", *LONG, "norm=batchnorm")
+    process = start(*overrides, "devices=4")
+    wait_for(checkpoint_exists(results))
+    ranks = ranks_of(process.pid)
+    assert len(ranks) == 4
+    os.kill(ranks[victim], signal.SIGKILL)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 2
+    assert err.splitlines()[-1] == (
+        f"error: rank {victim} was killed by SIGKILL; the same command resumes the run, with as many devices as there "
+        "are then"
+    )
+    assert "Traceback" not in err
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+    process = start(*overrides, "devices=2")
+    wait_for(lambda: len(ranks_of(process.pid)) == 2)
+    before = folder_of(results).size()
+    wait_for(lambda: folder_of(results).size() > before)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "warning: since this run started, devices changed from 4 to 2" in err
+    assert "interrupted at step" in out
+    rows = folder_of(results).rows("train").rows
+    assert [row["step"] for row in rows] == list(range(len(rows)))  # none twice, none missing

@@ -55,7 +55,12 @@ def sweep(*overrides: str, retry_failed: bool = False) -> pd.DataFrame:
     for warning in planned.warnings:
         warn(warning)
     result = supervise(
-        planned.folder, planned.plan, options, ProgressDisplay(planned.folder), retry_failed=retry_failed
+        planned.folder,
+        planned.plan,
+        options,
+        ProgressDisplay(planned.folder),
+        planned.gpus,
+        retry_failed=retry_failed,
     )
     if result.code:
         raise NormlabError("; ".join(result_lines(result.plan, planned.folder, result.failed)))

@@ -99,12 +99,13 @@ def run(
         planned, folder = grid.sweep.plan, grid.sweep.folder
         for warning in grid.sweep.warnings:
             warn(warning)
-        for line in plan_lines(planned, folder, with_packs=False):
+        for line in plan_lines(grid.sweep, grid.options.jobs or 1, with_packs=False):
             echo(line)
         checks = verify_blocks(grid.composed)
         for block, problem in json.loads(checks)["failed"].items():
             warn(f"`normlab verify` fails for the block {block}, so its verdicts will be void: {problem}")
-        result = supervise(folder, planned, grid.options, ProgressDisplay(folder), retry_failed=retry_failed)
+        display = ProgressDisplay(folder)
+        result = supervise(folder, planned, grid.options, display, grid.sweep.gpus, retry_failed=retry_failed)
         for line in result_lines(result.plan, folder, result.failed):
             echo(line)
         if result.code:

@@ -24,8 +24,10 @@ def sweep(
     sweep.pack=auto a pack has 1 run on a CPU in fp32, and 16 in bf16 up to width 128; on a GPU, 8 up to width 512 and
     4 up to 1024. The bits of a run depend on the size and members of its pack, which the plan records.
 
-    Options of a sweep: sweep.name, sweep.pack (a number, auto or off), sweep.jobs (packs at the same time),
-    sweep.timeout_minutes, sweep.on (local or slurm) and sweep.slurm.*.
+    On GPUs each pack has one GPU: that with the fewest packs. A GPU that fails is taken out of the sweep.
+
+    Options of a sweep: sweep.name, sweep.pack (a number, auto or off), sweep.jobs (packs at the same time, on each GPU
+    if there are GPUs), sweep.gpus (all or 0,2,5), sweep.timeout_minutes, sweep.on (local or slurm) and sweep.slurm.*.
 
     Example: normlab sweep norm=rmsnorm,dyt 'seed=range(3)'
     """
@@ -42,11 +44,11 @@ def sweep(
     for warning in planned.warnings:
         warn(warning)
     plan, folder = planned.plan, planned.folder
-    for line in plan_lines(plan, folder, with_packs=dry_run):
+    for line in plan_lines(planned, options.jobs or 1, with_packs=dry_run):
         echo(line)
     if dry_run:
         return 0
-    result = supervise(folder, plan, options, ProgressDisplay(folder), retry_failed=retry_failed)
+    result = supervise(folder, plan, options, ProgressDisplay(folder), planned.gpus, retry_failed=retry_failed)
     for line in result_lines(result.plan, folder, result.failed):
         echo(line)
     return result.code

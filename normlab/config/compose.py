@@ -201,7 +201,7 @@ def split_sweep_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str
 
 
 def _sweep_options(overrides: Sequence[str]) -> SweepOptions:
-    parsed = _parse_overrides(rewrite_overrides(overrides))
+    parsed = _parse_overrides(rewrite_overrides(_quote_gpus(overrides)))
     if override := next((override for override in parsed if override.is_sweep_override()), None):
         text = find_override(override.key_or_group, overrides)
         raise ConfigError(f"{text}: several values of a sweep option; choose one")
@@ -215,6 +215,11 @@ def _sweep_options(overrides: Sequence[str]) -> SweepOptions:
     if options.on != "slurm" and (unused := [text for text in overrides if "sweep.slurm." in text.partition("=")[0]]):
         raise no_effect(unused[0], f"sweep.on={options.on}")
     return options
+
+
+def _quote_gpus(overrides: Sequence[str]) -> list[str]:
+    """Quote the value of sweep.gpus, because Hydra reads 0,2,5 as three values and [0,2,5] as no text."""
+    return [re.sub(r"^(\+*sweep\.gpus=)\[?([\w\s,/-]+)\]?$", r"\1'\2'", override) for override in overrides]
 
 
 def _parse_overrides(overrides: Sequence[str]) -> list[Override]:

@@ -64,8 +64,8 @@ def check_fits(config: RunConfig, available: int, device: str, activation_bytes:
         options = f"train.batch_size={train.batch_size} model.context={model.context} model.depth={model.depth}"
         part, remedy = "a micro-batch", "raise train.accumulation, or lower train.batch_size or model.context"
     raise ConfigError(
-        f"{options}: needs about {_format_size(state + activations)} of memory, most of it for {part}, and {device} "
-        f"has {_format_size(available)}; {remedy}"
+        f"{options}: needs about {format_size(state + activations)} of memory, most of it for {part}, and {device} "
+        f"has {format_size(available)}; {remedy}"
     )
 
 
@@ -78,8 +78,8 @@ def check_weights_fit(config: RunConfig, available: int, device: str) -> None:
     needed = 2 * 4 * num_weights(config)
     if needed > available:
         raise ConfigError(
-            f"the weights of the model need about {_format_size(needed)} of memory, and {device} has "
-            f"{_format_size(available)}; use a machine with more memory"
+            f"the weights of the model need about {format_size(needed)} of memory, and {device} has "
+            f"{format_size(available)}; use a machine with more memory"
         )
 
 
@@ -94,7 +94,8 @@ def available_bytes() -> int:
     return available
 
 
-def _format_size(num_bytes: int) -> str:
+def format_size(num_bytes: int) -> str:
+    """Return a number of bytes as text with a binary unit."""
     size, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]

@@ -74,7 +74,9 @@ class SweepOptions:
     on: str = option("local", choices=("local", "slurm"))
     """local: processes on this machine; slurm: an array job with a task per pack."""
     jobs: int | None = option(None, at_least=1, at_most=1024)
-    """Packs that train at once; default: one on this machine (several share the cores), and no limit in Slurm."""
+    """Packs that train at once, on each GPU if they train on GPUs; default: one, and no limit in Slurm."""
+    gpus: str = option("all", longest=10_000)
+    """GPUs of the packs, one for each: all that are visible, or some by index, UUID or MIG name (0,2,5)."""
     timeout_minutes: float = option(30.0, above=0, at_most=525_600)
     """Minutes after which a pack is stopped as hung if it writes neither to a run's record nor to its log."""
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
@@ -87,6 +89,7 @@ class SweepOptions:
         """
         check(self, "sweep.")
         self.slurm.validate()
+        self._validate_gpus()
         if self.on == "slurm" and self.slurm.cluster == "local" and self.jobs is not None:
             raise no_effect(f"sweep.jobs={self.jobs}", "sweep.slurm.cluster=local")
         if self.name is not None and not re.fullmatch(r"\w[\w.+=-]*", self.name):
@@ -98,26 +101,35 @@ class SweepOptions:
             raise ConfigError(f"sweep.pack={self.pack}: choose auto, off, or a number of at least 1{close}")
         self.pack = str(int(self.pack))
 
+    def _validate_gpus(self) -> None:
+        names = [name.strip() for name in self.gpus.split(",")]
+        if self.gpus != "all" and not all(re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", name) for name in names):
+            raise ConfigError(
+                f"sweep.gpus={self.gpus}: choose all, or a list of indices (0,2,5), UUIDs (GPU-...) or MIG names "
+                "(MIG-...)"
+            )
+        if self.gpus != "all" and self.on == "slurm":
+            raise no_effect(f"sweep.gpus={self.gpus}", "sweep.on=slurm")
+        self.gpus = ",".join(str(int(name)) if name.isdecimal() else name for name in names)
+
     @property
     def largest_pack(self) -> int | None:
         """Maximum number of runs in a pack; None with sweep.pack=auto."""
         return None if self.pack == "auto" else int(self.pack) if self.pack.isdecimal() else 1
 
-    def pack_memory(self, device: str) -> int:
+    def pack_memory(self, device: str, gpu_bytes: int) -> int:
         """Return the memory that the process of one pack may use, in bytes.
 
-        On this machine, each process has an equal share of the memory of the GPU or the machine. In Slurm, a CPU task
-        has `slurm.memory_gb`, and a GPU task `NODE_GPU_BYTES`, since a login node cannot query the nodes' GPUs.
+        On this machine, each process has an equal share of the memory of its GPU or of the machine. In Slurm, a CPU
+        task has `slurm.memory_gb`, and a GPU task `NODE_GPU_BYTES`, since a login node cannot query the nodes' GPUs.
+
+        Args:
+            device: The device of the packs, cpu or cuda.
+            gpu_bytes: Memory of the smallest GPU that may train a pack on this machine; ignored on a CPU.
         """
         if self.on == "slurm":
             return NODE_GPU_BYTES if device == "cuda" else int(self.slurm.memory_gb * 2**30)
-        if device == "cuda":
-            import torch
-
-            total = torch.cuda.mem_get_info()[1]
-        else:
-            total = available_bytes()
-        return total // (self.jobs or 1)
+        return (gpu_bytes if device == "cuda" else available_bytes()) // (self.jobs or 1)
 
     @property
     def has_gpu(self) -> bool | None:

@@ -31,6 +31,8 @@ FINISHED = "finished"
 """The cause of an outcome if every run of the pack finished or diverged."""
 INTERRUPTED = "interrupted"
 """The cause of an outcome if the process received a stop signal; its runs resume from their checkpoints."""
+GPU_FAULT = "gpu fault"
+"""The cause of an outcome if the GPU of the process failed; the runs resume on another GPU."""
 RAISED, EXITED, KILLED, HUNG, MEMORY, UNREPORTED = "raised", "exited", "killed", "hung", "memory", "unreported"
 FAILURES = {
     RAISED: "raised an exception",
@@ -122,7 +124,7 @@ class PackOutcome:
 
     pack: int
     cause: str
-    """finished, interrupted, or one of `FAILURES`."""
+    """finished, interrupted, gpu fault, or one of `FAILURES`."""
     detail: str
     """What is known about the cause, as text."""
     code: int | None
@@ -131,6 +133,8 @@ class PackOutcome:
     """How long the process ran."""
     time: float
     """When it ended: unix time, seconds."""
+    gpu: str = ""
+    """UUID of the GPU that the supervisor gave to the process; empty on a CPU, in Slurm and in an older record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,13 +247,14 @@ def read_outcomes(folder: Path) -> list[PackOutcome]:
 
 def _outcome_of(record: Mapping[str, Any]) -> PackOutcome | None:
     """Return the outcome in a record; None if a field is missing or invalid."""
-    names = [field.name for field in dataclasses.fields(PackOutcome)]
-    if not record.keys() >= set(names) or type(record["pack"]) is not int:
+    fields = dataclasses.fields(PackOutcome)
+    required = {field.name for field in fields if field.default is dataclasses.MISSING}
+    if not record.keys() >= required or type(record["pack"]) is not int:
         return None
-    values = {name: record[name] for name in names}
+    values = {field.name: record[field.name] for field in fields if field.name in record}
     if values["cause"] == "lost":
         values["cause"] = UNREPORTED  # its name today
-    if values["cause"] not in (FINISHED, INTERRUPTED, *FAILURES):
+    if values["cause"] not in (FINISHED, INTERRUPTED, GPU_FAULT, *FAILURES):
         return None
     return PackOutcome(**values)
 

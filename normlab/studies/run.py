@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 CHECKS_FILE = "verify.json"
 """In the folder of a study's sweep: the failed checks of `normlab verify` for its blocks."""
 ALLOWED = (
-    "sweep.jobs=", "sweep.on=", "sweep.slurm.", "sweep.timeout_minutes=", "device=", "tracking.", "plugins=",
+    "sweep.jobs=", "sweep.gpus=", "sweep.on=", "sweep.slurm.", "sweep.timeout_minutes=", "device=", "tracking.",
+    "plugins=",
 )  # fmt: skip
 """The overrides that a study accepts: they change no run of its grids."""
 
@@ -48,7 +49,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
         ConfigError: The message names the override and those that are allowed.
     """
     for override in overrides:
-        varies = "," in override and not override.startswith(("plugins=", "sweep.slurm."))
+        varies = "," in override and not override.startswith(("plugins=", "sweep.gpus=", "sweep.slurm."))
         if not override.startswith(ALLOWED) or varies:
             raise ConfigError(
                 f"{override}: would change the study; only one value of {', '.join(ALLOWED)} is allowed; copy the "

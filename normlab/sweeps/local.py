@@ -1,4 +1,7 @@
-"""Run packs on this machine: start, watch and stop one process per pack, each in a separate session."""
+"""Run packs on this machine: start, watch and stop one process per pack, each in a separate session.
+
+A process of a sweep on GPUs has one GPU, by CUDA_VISIBLE_DEVICES.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -16,11 +20,15 @@ from normlab.errors import OUT_OF_MEMORY, one_line
 from normlab.store import plans
 from normlab.store.files import io_error
 from normlab.store.plans import Pack, PackOutcome, Plan
+from normlab.sweeps.gpus import fault_of
 from normlab.sweeps.plan import all_completed
 from normlab.sweeps.worker import ERROR_PREFIX, GRACE_S
+from normlab.training.machine import Gpu
 
 POLL_EVERY_S = 0.1
 """Seconds between two checks of a process."""
+UNKILLABLE_S = 30.0
+"""Seconds after SIGKILL at which a process counts as lost: it hangs in a driver of the kernel."""
 _STOPPED = plans.INTERRUPTED, "stopped; the same command resumes it"
 _STOP_CODES = tuple(code for number in (signal.SIGINT, signal.SIGTERM) for code in (128 + number, -number))
 """Exit codes of a process that a signal has stopped."""
@@ -33,13 +41,25 @@ class LocalExecutor:
 
     Args:
         folder: The folder of the sweep.
-        options: Number of processes at once (which share the cores evenly), and timeout.
-        on_start: Called with the number of each pack that starts.
+        options: Number of processes at once, on each GPU if there are GPUs (they share the cores evenly), and timeout.
+        on_start: Called with the number of each pack that starts, and the index of its GPU if it has one.
+        gpus: The GPUs of the packs; none for packs that train on the CPU.
+        report: Called with a line for the user.
     """
 
-    def __init__(self, folder: Path, options: SweepOptions, on_start: Callable[[int], None]) -> None:
-        self._folder, self._on_start = folder, on_start
-        self._max_processes = options.jobs or 1
+    def __init__(
+        self,
+        folder: Path,
+        options: SweepOptions,
+        on_start: Callable[[int, int | None], None],
+        gpus: Sequence[Gpu] = (),
+        report: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._folder, self._on_start, self._report = folder, on_start, report
+        self._devices: list[Gpu | None] = list(gpus) or [None]
+        """The usable GPUs; None is the CPU."""
+        self._jobs = options.jobs or 1
+        self._max_processes = self._jobs * len(self._devices)
         self._timeout_minutes = options.timeout_minutes
         self._processes: list[PackProcess] = []
 
@@ -49,14 +69,17 @@ class LocalExecutor:
         return {process.pack.number for process in self._processes}
 
     def submit(self, plan: Plan, waiting: Sequence[Pack]) -> list[Pack]:
-        """Start packs up to the limit, and return the rest."""
-        room = self._max_processes - len(self._processes)
+        """Start packs up to the limit, each on the GPU with the fewest packs; return the rest."""
         # A single process leaves the number of threads to torch.
         threads = max(1, (os.cpu_count() or 1) // self._max_processes) if self._max_processes > 1 else None
-        for pack in waiting[:room]:
-            self._processes.append(PackProcess(self._folder, plan, pack, threads, self._timeout_minutes))
-            self._on_start(pack.number)
-        return list(waiting[room:])
+        load = Counter(process.gpu for process in self._processes)
+        rest = list(waiting)
+        while rest and (free := [device for device in self._devices if load[device] < self._jobs]):
+            pack, gpu = rest.pop(0), min(free, key=load.__getitem__)
+            self._processes.append(PackProcess(self._folder, plan, pack, threads, self._timeout_minutes, gpu))
+            load[gpu] += 1
+            self._on_start(pack.number, gpu.index if gpu else None)
+        return rest
 
     def outcomes(self, plan: Plan) -> Iterator[PackOutcome]:
         """Yield new outcomes; the caller must record each outcome before it requests the next."""
@@ -64,6 +87,18 @@ class LocalExecutor:
             if outcome := process.poll():
                 self._processes.remove(process)
                 yield outcome
+                is_faulty = outcome.cause == plans.GPU_FAULT or process.is_lost
+                if is_faulty and process.gpu is not None and process.gpu in self._devices:
+                    self._take_out(process.gpu, outcome.detail)
+
+    def _take_out(self, gpu: Gpu, problem: str) -> None:
+        """Start no more packs on a GPU, and report why."""
+        self._devices.remove(gpu)
+        if gpus := [str(device.index) for device in self._devices if device]:
+            consequence = f"its packs go to GPU {', '.join(gpus)}"
+        else:
+            consequence = "no GPU is left; the same command resumes the sweep"
+        self._report(f"GPU {gpu} is taken out of the sweep ({problem}): {consequence}")
 
     def stop(self, *, again: bool) -> str:
         """Stop the processes after a signal, kill them after a second (`again`); return a message."""
@@ -88,25 +123,39 @@ class PackProcess:
         pack: The pack to train.
         threads: Threads of the process unless OMP_NUM_THREADS is set; None leaves the choice to torch.
         timeout_minutes: Minutes after which a process that writes nothing counts as hung.
+        gpu: The only GPU that the process sees; None leaves the choice to torch.
 
     Raises:
         StoreError: The log of the pack cannot be written.
     """
 
-    def __init__(self, folder: Path, plan: Plan, pack: Pack, threads: int | None, timeout_minutes: float) -> None:
-        self.pack = pack
+    def __init__(
+        self,
+        folder: Path,
+        plan: Plan,
+        pack: Pack,
+        threads: int | None,
+        timeout_minutes: float,
+        gpu: Gpu | None = None,
+    ) -> None:
+        self.pack, self.gpu = pack, gpu
+        self.is_lost = False
+        """Whether the process did not end after SIGKILL."""
         self._folder, self._runs = folder, plan.runs_of(pack)
         self._timeout_minutes = timeout_minutes
         self._stopped: tuple[str, str] | None = None
         """Cause and detail of the outcome if the supervisor stopped the process."""
-        self._kill_at = float("inf")
+        self._kill_at = self._lost_at = float("inf")
         self._started = self._last_change = time.monotonic()
         self._last_signs: list[tuple[int, int]] = []
         self._memory_kills_before = _memory_kills()
         self._log = plans.log_of(folder, pack.number)
         # -P: a file in the current folder must not replace a module.
-        command = [sys.executable, "-P", "-m", "normlab.sweeps.worker", str(folder.absolute()), str(pack.number)]
-        threads_setting = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        command = [sys.executable, "-P", "-m", "normlab.sweeps.worker", *(["--gpu"] if gpu else [])]
+        command += [str(folder.absolute()), str(pack.number)]
+        environment = ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}) | os.environ
+        if gpu is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = gpu.uuid
         try:
             self._log.parent.mkdir(exist_ok=True)
             with self._log.open("ab") as log:
@@ -117,7 +166,7 @@ class PackProcess:
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
-                    env=threads_setting | os.environ,
+                    env=environment,
                     start_new_session=True,
                 )
         except OSError as error:
@@ -126,8 +175,8 @@ class PackProcess:
     def poll(self) -> PackOutcome | None:
         """Return the outcome of the process, or None while it runs.
 
-        Stop a process that has written nothing for `timeout_minutes`, and kill one that has not stopped within the
-        grace period. After a failure, kill the other processes of its session too.
+        Stop a process that has written nothing for `timeout_minutes`, kill one that has not stopped within the grace
+        period, and give up one that the kill does not end. After a failure, kill the other processes of its session.
         """
         code = self._process.poll()
         if code is None:
@@ -136,6 +185,11 @@ class PackProcess:
                 self.stop(plans.HUNG, detail)
             if time.monotonic() > self._kill_at:
                 self.kill()
+            if time.monotonic() > self._lost_at:
+                self.is_lost = True
+                # The process still holds the locks of its runs, so no other GPU can train them.
+                detail = f"process {self._process.pid} cannot be killed; reset its device, or restart the machine"
+                return self._outcome(plans.HUNG, detail, None)
             return None
         if code:
             self.kill()
@@ -146,9 +200,13 @@ class PackProcess:
             completed=all_completed(self._folder, self._runs),
             stopped=self._stopped,
             memory_kill=_memory_kills() > self._memory_kills_before,
+            on_gpu=self.gpu is not None,
         )
-        seconds = round(time.monotonic() - self._started, 3)
-        return PackOutcome(self.pack.number, cause, one_line(detail), code, seconds, time.time())
+        return self._outcome(cause, detail, code)
+
+    def _outcome(self, cause: str, detail: str, code: int | None) -> PackOutcome:
+        seconds, gpu = round(time.monotonic() - self._started, 3), self.gpu.uuid if self.gpu else ""
+        return PackOutcome(self.pack.number, cause, one_line(detail), code, seconds, time.time(), gpu)
 
     def stop(self, cause: str = _STOPPED[0], detail: str = _STOPPED[1]) -> None:
         """Stop the process with a checkpoint (SIGTERM); `poll` kills it after `GRACE_S`."""
@@ -159,6 +217,7 @@ class PackProcess:
 
     def kill(self) -> None:
         """Kill the process and all its child processes."""
+        self._lost_at = min(self._lost_at, time.monotonic() + UNKILLABLE_S)
         # The process leads a session, so the id of its process group is its pid.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -191,7 +250,13 @@ class PackProcess:
 
 
 def cause_of_exit(
-    code: int, log: Sequence[str], *, completed: bool, stopped: tuple[str, str] | None, memory_kill: bool
+    code: int,
+    log: Sequence[str],
+    *,
+    completed: bool,
+    stopped: tuple[str, str] | None,
+    memory_kill: bool,
+    on_gpu: bool = False,
 ) -> tuple[str, str]:
     """Return the cause of a pack's outcome, and a detail as text.
 
@@ -201,6 +266,7 @@ def cause_of_exit(
         completed: Whether each run of the pack has finished or diverged.
         stopped: The cause and the detail if the supervisor stopped the process.
         memory_kill: Whether the system has killed any process for lack of memory since this process started.
+        on_gpu: Whether the supervisor gave a GPU to the process.
     """
     last = log[-1] if log else ""
     error = last.removeprefix(ERROR_PREFIX) if last.startswith(ERROR_PREFIX) else ""
@@ -210,6 +276,9 @@ def cause_of_exit(
         return stopped or _STOPPED
     if code == OUT_OF_MEMORY:
         return plans.MEMORY, error or "out of memory"
+    # A library that aborts the process writes its message without the prefix.
+    if on_gpu and (fault := fault_of([error] if error else log)):
+        return plans.GPU_FAULT, fault
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         if -code == signal.SIGKILL and memory_kill:

@@ -13,16 +13,17 @@ from normlab.config import memory
 from normlab.config.schema import RunConfig, canonical_hash
 from normlab.config.sweep_options import SweepOptions
 from normlab.data.corpus import Corpus, open_corpus
-from normlab.errors import ConfigError, StoreError
+from normlab.errors import ConfigError, StoreError, no_effect
 from normlab.options import plain_tree
 from normlab.store.format import COMPLETED_STATES
 from normlab.store.parts import parse_part
 from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack
+from normlab.sweeps.gpus import choose_gpus
 from normlab.sweeps.packs import auto_pack_size, make_packs
 from normlab.training.identity import identity, run_id_of
-from normlab.training.machine import check_machine, resolve
+from normlab.training.machine import Gpu, RuntimeSettings, check_machine, resolve, resolve_device
 
 _LONGEST_KEYS = 60
 """Most characters of a generated name before its hash."""
@@ -30,12 +31,20 @@ _LONGEST_KEYS = 60
 
 @dataclass(frozen=True, slots=True)
 class PlannedSweep:
-    """A plan, its folder, and warnings."""
+    """A plan, its folder, warnings, and the GPUs and memory of its packs."""
 
     plan: Plan
     folder: Path
     warnings: list[str]
     """Warnings of the configs, and a warning for each repeated run."""
+    gpus: list[Gpu]
+    """The GPUs of the packs; empty if all train on a CPU or in Slurm."""
+    run_bytes: dict[str, int]
+    """Lower bound on the memory of each run, in bytes, by run id."""
+
+    def pack_bytes(self, pack: Pack) -> int:
+        """Return a lower bound on the memory of a pack, in bytes."""
+        return sum(self.run_bytes[run.run_id] for run in self.plan.runs_of(pack))
 
 
 def make_plan(
@@ -51,61 +60,100 @@ def make_plan(
         show_progress: Called with a progress message.
 
     Raises:
-        ConfigError: There is no run, the runs have several results folders or run.fresh=true, or another sweep has the
-            same name.
+        ConfigError: There is no run, the runs have several results folders or run.fresh=true, another sweep has the
+            same name, or `sweep.gpus` names no GPU of this machine.
         DataError: A corpus does not exist.
         StoreError: An existing run or plan cannot be read.
     """
     _check_configs([config for _, config in composed])
+    gpus = _gpus_of(options, [config for _, config in composed])
+    # Packs are planned before they are placed, so each must fit on the smallest GPU.
+    gpu = min(gpus, key=lambda gpu: gpu.memory_bytes, default=None)
     for _, config in composed:
-        check_machine(config, options.slurm if options.on == "slurm" else None)
+        check_machine(config, options.slurm if options.on == "slurm" else None, gpu)
     corpora, warnings = dict[str, Corpus](), dict[str, None]()
     planned: dict[str, PlannedRun] = {}
+    run_bytes: dict[str, int] = {}
     configs: list[RunConfig] = []
+    machines: list[RuntimeSettings] = []
     for number, (overrides, config) in enumerate(composed, 1):
         show_progress(f"planning: {number} of {len(composed)} runs")
         # The corpus does not depend on data.seed.
         key = canonical_hash(plain_tree(replace(config.data, seed=0)))
         if key not in corpora:
             corpora[key] = open_corpus(config.data)
-        run_id = run_id_of(config, identity(config, resolve(config, options.has_gpu), corpora[key]))
+        machine = resolve(config, options.has_gpu, gpu)
+        run_id = run_id_of(config, identity(config, machine, corpora[key]))
         if run_id in planned:
             first = " ".join(planned[run_id].overrides) or "an earlier run"
             warnings[f"{' '.join(overrides) or 'a run'}: is the same run as {first}, and is trained once"] = None
             continue
         planned[run_id] = PlannedRun(run_id, list(overrides), plain_tree(config))
+        run_bytes[run_id] = sum(memory.estimate(config, 4 if machine.precision == "fp32" else 2))
         configs.append(config)
+        machines.append(machine)
         warnings |= dict.fromkeys(config.warnings())
     show_progress("")
     name = options.name or _default_name(options, list(planned.values()))
     folder = sweep_folder(configs[0].results_dir, name)
     plan = Plan(name, options.pack, list(planned.values()), [])
     if has_plan(folder):
-        return PlannedSweep(reconcile(read_plan(folder), plan, folder), folder, list(warnings))
+        plan = reconcile(read_plan(folder), plan, folder)
+        return PlannedSweep(plan, folder, list(warnings), gpus, run_bytes)
     runs = [run_of(folder, run) for run in plan.runs]
     for run in runs:
         _check_not_in_another_pack(run, name)
-    size, memory_bytes = _pack_size(options, configs)
+    size, memory_bytes = _pack_size(options, configs, machines, list(run_bytes.values()), gpu)
     left = [index for index, run in enumerate(runs) if not is_completed(run)]
     packs = make_packs(configs, left, {index for index in left if runs[index].exists()}, size)
     notes = [*_size_notes(packs), *_existing_run_notes(runs, make_packs(configs, range(len(runs)), (), size))]
     numbered = [Pack(number, pack) for number, pack in enumerate(sorted(packs), 1)]
-    return PlannedSweep(replace(plan, packs=numbered, notes=notes, memory_bytes=memory_bytes), folder, list(warnings))
+    plan = replace(plan, packs=numbered, notes=notes, memory_bytes=memory_bytes)
+    return PlannedSweep(plan, folder, list(warnings), gpus, run_bytes)
 
 
-def _pack_size(options: SweepOptions, configs: Sequence[RunConfig]) -> tuple[int, int | None]:
+def _gpus_of(options: SweepOptions, configs: Sequence[RunConfig]) -> list[Gpu]:
+    """Return the GPUs of a sweep; none if it runs in Slurm, or on a CPU only.
+
+    Raises:
+        ConfigError: `sweep.gpus` names no GPU of this machine, or has no effect on a CPU; or `precision=auto` depends
+            on the GPU.
+    """
+    if options.on == "slurm":
+        return []
+    if "cuda" not in map(resolve_device, configs):
+        if options.gpus != "all":
+            raise no_effect(f"sweep.gpus={options.gpus}", "device=cpu")
+        return []
+    gpus = choose_gpus(options.gpus)
+    older = [gpu for gpu in gpus if not gpu.has_bf16]
+    if 0 < len(older) < len(gpus) and any(config.precision == "auto" for config in configs):
+        raise ConfigError(
+            f"precision=auto: depends on the GPU, and GPU {older[0]} has no bf16; set precision=fp32, or choose "
+            "GPUs of one kind with sweep.gpus"
+        )
+    return gpus
+
+
+def _pack_size(
+    options: SweepOptions,
+    configs: Sequence[RunConfig],
+    machines: Sequence[RuntimeSettings],
+    run_bytes: Sequence[int],
+    gpu: Gpu | None,
+) -> tuple[int, int | None]:
     """Return the largest pack size and, with sweep.pack=auto, the bytes that limit it.
 
     With sweep.pack=auto, the size is the smallest of the sizes for each config.
     """
     if options.largest_pack is not None:
         return options.largest_pack, None
-    machines = [resolve(config, options.has_gpu) for config in configs]
-    memory_bytes = min(map(options.pack_memory, {machine.device for machine in machines}))
-    sizes = set[int]()
-    for config, machine in zip(configs, machines, strict=True):
-        run_bytes = sum(memory.estimate(config, 4 if machine.precision == "fp32" else 2))
-        sizes.add(auto_pack_size(machine.device, machine.precision, config.model.width, run_bytes, memory_bytes))
+    gpu_bytes = gpu.memory_bytes if gpu else 0
+    memory_bytes = min(options.pack_memory(device, gpu_bytes) for device in {machine.device for machine in machines})
+    sizes = {
+        auto_pack_size(machine.device, machine.precision, config.model.width, needed, memory_bytes)
+        for config, machine, needed in zip(configs, machines, run_bytes, strict=True)
+    }
     return min(sizes), memory_bytes
 
 

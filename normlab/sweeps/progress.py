@@ -13,16 +13,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from normlab.config.memory import format_size
 from normlab.errors import StoreError
 from normlab.report.runs_table import row_of
 from normlab.report.tables import render
 from normlab.store import format as record_format
 from normlab.store.outcome import OUTCOMES, REGRESSED, STUCK, final_losses
-from normlab.store.plans import FAILURES, FINISHED, Pack, PackOutcome, Plan, PlannedRun, log_of, run_of
+from normlab.store.plans import (
+    FAILURES,
+    FINISHED,
+    GPU_FAULT,
+    INTERRUPTED,
+    Pack,
+    PackOutcome,
+    Plan,
+    PlannedRun,
+    log_of,
+    run_of,
+)
 from normlab.store.reading import read_last_row
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
-from normlab.sweeps.plan import is_completed, tokens_of
+from normlab.sweeps.plan import PlannedSweep, is_completed, tokens_of
 from normlab.tracking.console import SafeStream, format_duration
 
 if TYPE_CHECKING:
@@ -38,8 +50,15 @@ MOST_LINES = 30
 WAITING, RUNNING, STOPPED = "waiting", "running", "stopped"
 
 
-def plan_lines(plan: Plan, folder: Path, *, with_packs: bool) -> Iterator[str]:
-    """Yield a sweep's name, runs, packs, notes and tokens, and (`with_packs`) its open packs."""
+def plan_lines(sweep: PlannedSweep, jobs: int, *, with_packs: bool) -> Iterator[str]:
+    """Yield a sweep's name, runs, packs, GPUs, memory, notes and tokens, and (`with_packs`) its open packs.
+
+    Args:
+        sweep: The plan and its folder, GPUs and memory.
+        jobs: Packs that train at once on each GPU.
+        with_packs: Whether to list the open packs.
+    """
+    plan, folder = sweep.plan, sweep.folder
     left = {index for index, run in enumerate(plan.runs) if not is_completed(run_of(folder, run))}
     packs = [pack for pack in plan.packs if left.intersection(pack.runs)]
     completed = len(plan.runs) - len(left)
@@ -52,6 +71,12 @@ def plan_lines(plan: Plan, folder: Path, *, with_packs: bool) -> Iterator[str]:
         yield f"packs   {len(packs)}, {size} (sweep.pack={plan.pack})"
     else:
         yield "packs   none: nothing is left to train"
+    if packs and sweep.gpus:
+        indices = ", ".join(str(gpu.index) for gpu in sweep.gpus)
+        names = ", ".join(dict.fromkeys(gpu.name for gpu in sweep.gpus))
+        yield f"gpus    {indices} ({names}), {_count(jobs, 'pack')} at once on each (sweep.jobs={jobs})"
+    if packs:
+        yield f"memory  at least {format_size(max(map(sweep.pack_bytes, packs)))} for the largest pack"
     for note in plan.notes:
         yield f"note    {note}"
     if left:
@@ -62,6 +87,7 @@ def plan_lines(plan: Plan, folder: Path, *, with_packs: bool) -> Iterator[str]:
                 "pack": pack.number,
                 "runs": len(pack.runs),
                 "tokens": f"{sum(map(tokens_of, plan.runs_of(pack))):,}",
+                "memory": format_size(sweep.pack_bytes(pack)),
                 "overrides": plan.label(pack),
             }
             for pack in packs
@@ -137,10 +163,10 @@ class PackProgress:
         self._runs = [run_of(folder, run) for run in runs]
         self.start(state)
 
-    def start(self, state: str = RUNNING) -> None:
-        """Set the state, and measure the speed from now on."""
+    def start(self, state: str = RUNNING, gpu: int | None = None) -> None:
+        """Set the state and the index of the GPU, and measure the speed from now on."""
         self.update()
-        self.state, self._started, self._fraction_at_start = state, time.monotonic(), self.fraction
+        self._gpu, self.state, self._started, self._fraction_at_start = gpu, state, time.monotonic(), self.fraction
 
     def update(self) -> None:
         """Read the records of the runs."""
@@ -164,12 +190,14 @@ class PackProgress:
 
     @property
     def status(self) -> str:
-        """State, step and validation loss as text."""
+        """State, GPU while the pack runs, step and validation loss as text."""
         parts = [FAILURES.get(self.state, self.state)]
         if len(self._runs) == 1:
             parts = list(self.unusual) or parts
         else:
             parts += [f"{count} of {len(self._runs)} {outcome}" for outcome, count in self.unusual.items()]
+        if self.state == RUNNING and self._gpu is not None:
+            parts.append(f"GPU {self._gpu}")
         if self.state not in (WAITING, FINISHED):
             parts.append(f"step {self.step:.0f}/{self.steps}")
         if self.state == FINISHED and self.loss is not None:
@@ -220,9 +248,9 @@ class ProgressDisplay:
         elif packs:
             self.print(self._summary())
 
-    def pack_started(self, number: int) -> None:
-        """Show that a pack runs."""
-        self._packs[number].start()
+    def pack_started(self, number: int, gpu: int | None = None) -> None:
+        """Show that a pack runs, and the index of its GPU if it has one."""
+        self._packs[number].start(gpu=gpu)
 
     def pack_ended(self, plan: Plan, outcome: PackOutcome, halves: Sequence[Pack]) -> None:
         """Show the outcome of a pack's process; without a terminal, print a line.
@@ -233,7 +261,8 @@ class ProgressDisplay:
             halves: The packs that replace a pack that ran out of memory.
         """
         pack = self._packs[outcome.pack]
-        pack.state = outcome.cause if outcome.cause in (FINISHED, *FAILURES) else STOPPED
+        # After a fault of its GPU, the pack waits for another one.
+        pack.state = {GPU_FAULT: WAITING, INTERRUPTED: STOPPED}.get(outcome.cause, outcome.cause)
         pack.update()
         if halves:
             del self._packs[outcome.pack]

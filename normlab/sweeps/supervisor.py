@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +21,12 @@ from normlab.errors import StoreError
 from normlab.store import plans
 from normlab.store.files import delete_temporaries, make_folder
 from normlab.store.lock import file_lock
-from normlab.store.plans import FAILURES, MEMORY, Pack, PackOutcome, Plan
+from normlab.store.plans import FAILURES, GPU_FAULT, MEMORY, Pack, PackOutcome, Plan
 from normlab.sweeps.local import POLL_EVERY_S, LocalExecutor
 from normlab.sweeps.plan import all_completed, reconcile
 from normlab.sweeps.progress import ProgressDisplay
 from normlab.sweeps.slurm import SlurmExecutor
+from normlab.training.machine import Gpu
 
 
 @dataclass(slots=True)
@@ -48,7 +49,13 @@ class SweepResult:
 
 
 def supervise(
-    folder: Path, plan: Plan, options: SweepOptions, display: ProgressDisplay, *, retry_failed: bool = False
+    folder: Path,
+    plan: Plan,
+    options: SweepOptions,
+    display: ProgressDisplay,
+    gpus: Sequence[Gpu] = (),
+    *,
+    retry_failed: bool = False,
 ) -> SweepResult:
     """Train the packs of a sweep that are not completed.
 
@@ -57,14 +64,17 @@ def supervise(
         plan: The plan of the command's overrides; the packs of a stored plan take precedence.
         options: Where packs run, how many at once, and their timeout.
         display: Shows the progress.
+        gpus: The GPUs of this machine on which the packs train; none for a sweep on the CPU or in Slurm.
         retry_failed: Whether to retry packs that failed before.
 
     Raises:
         ConfigError: The stored plan is of another sweep, or `options.on` is not available on this machine.
         StoreError: Another process supervises the sweep, Slurm has some of its packs, or a file cannot be written.
     """
-    kind = SlurmExecutor if options.on == "slurm" else LocalExecutor
-    executor = kind(folder, options, display.pack_started)
+    if options.on == "slurm":
+        executor = SlurmExecutor(folder, options, display.pack_started)
+    else:
+        executor = LocalExecutor(folder, options, display.pack_started, gpus, display.print)
     make_folder(folder)
     with file_lock(plans.lock_of(folder), f"sweep {plan.name}", alternative="another sweep.name"):
         delete_temporaries(folder)
@@ -132,6 +142,8 @@ class _Supervisor:
                 while self.executor.active or (self.waiting and not signals):
                     if not signals:
                         self.waiting = self.executor.submit(self.plan, self.waiting)
+                        if self.waiting and not self.executor.active:
+                            break  # no GPU is left
                     elif len(signals) > signals_handled:
                         signals_handled = len(signals)
                         if message := self.executor.stop(again=signals_handled > 1):
@@ -149,7 +161,7 @@ class _Supervisor:
     def _record(self, outcome: PackOutcome) -> None:
         plans.append_outcome(self.folder, outcome)
         halves = self._halve_after(outcome)
-        self.waiting[:0] = halves
+        self.waiting[:0] = [self.plan.pack_of(outcome.pack)] if outcome.cause == GPU_FAULT else halves
         if outcome.cause in FAILURES and not halves:
             self.failed[outcome.pack] = outcome
         self.display.pack_ended(self.plan, outcome, halves)

@@ -1,4 +1,4 @@
-"""The process of one pack: `python -m normlab.sweeps.worker FOLDER NUMBER`, started by the supervisor.
+"""The process of one pack: `python -m normlab.sweeps.worker [--gpu] FOLDER NUMBER`, started by the supervisor.
 
 Standard input is a pipe that the supervisor holds open. The pipe closes when the supervisor dies; the process then
 sends itself SIGTERM, so that it writes a checkpoint and stops, and kills itself after a grace period.
@@ -28,12 +28,18 @@ ERROR_PREFIX = "error: "
 """Start of the last line of the log after an error."""
 
 
-def main(folder: Path, number: int) -> int:
-    """Train a pack of a sweep's plan, and return the exit code."""
+def main(folder: Path, number: int, *, on_gpu: bool) -> int:
+    """Train a pack of a sweep's plan, and return the exit code.
+
+    Args:
+        folder: The folder of the sweep.
+        number: The number of the pack.
+        on_gpu: Whether the supervisor gave a GPU to the process, so that device=auto must not choose the CPU.
+    """
     from normlab.errors import OUT_OF_MEMORY, NormlabError, OutOfMemoryError, one_line
 
     try:
-        return _train(folder, number)
+        return _train(folder, number, on_gpu)
     except NormlabError as error:
         code, message = OUT_OF_MEMORY if isinstance(error, OutOfMemoryError) else 2, str(error)
     except Exception as error:
@@ -45,13 +51,15 @@ def main(folder: Path, number: int) -> int:
     return code
 
 
-def _train(folder: Path, number: int) -> int:
+def _train(folder: Path, number: int, on_gpu: bool) -> int:
     from normlab.config.schema import config_from_record
+    from normlab.errors import ConfigError
     from normlab.norms import base as norms
     from normlab.placements import base as placements
     from normlab.plugins import load_plugins
     from normlab.store.plans import read_plan, run_of
     from normlab.training import run as training
+    from normlab.training.machine import NO_GPU, resolve_device
 
     plan = read_plan(folder)
     runs = plan.runs_of(plan.pack_of(number))
@@ -63,6 +71,8 @@ def _train(folder: Path, number: int) -> int:
         config = config_from_record(run.config)
         if os.path.realpath(config.results_dir) != os.path.realpath(results):  # the results folder was moved
             config.results_dir = str(results)
+        if on_gpu and config.device == "auto" and resolve_device(config) == "cpu":
+            raise ConfigError(f"device=auto: {NO_GPU}, and the sweep was planned for a GPU; check it with nvidia-smi")
         configs.append(config)
     wait_until_inactive([run_of(folder, run) for run in runs])
     pack = {"sweep": plan.name, "number": number, "runs": [run.run_id for run in runs]}
@@ -99,4 +109,5 @@ if __name__ == "__main__":
     # When memory runs out, the system then kills this process and not the supervisor.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
+    *flags, sweep, pack = sys.argv[1:]
+    sys.exit(main(Path(sweep), int(pack), on_gpu="--gpu" in flags))

@@ -19,6 +19,35 @@ from normlab.data.corpus_files import find_sources
 from normlab.errors import ConfigError
 from normlab.openmp import wait_policy
 
+NO_GPU = "torch sees no GPU here"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A visible GPU."""
+
+    index: int
+    """Its number in CUDA among the visible GPUs."""
+    uuid: str
+    """`GPU-...`, or `MIG-...` for a MIG device: an entry of CUDA_VISIBLE_DEVICES.
+
+    Unlike an index, an entry that names the GPU stays valid when another GPU fails.
+    """
+    name: str
+    memory_bytes: int
+    has_bf16: bool
+    """Whether its tensor cores compute in bf16: Ampere or newer, as for `torch.cuda.is_bf16_supported`."""
+
+    def __str__(self) -> str:
+        return f"{self.index} ({self.name}, {self.uuid})"
+
+
+def gpu_of(index: int | None = None) -> Gpu:
+    """Return a visible GPU, by default torch's current one, without creating a context on it."""
+    properties = torch.cuda.get_device_properties(index)
+    uuid = f"{'MIG' if ' MIG ' in properties.name else 'GPU'}-{properties.uuid}"
+    return Gpu(index or 0, uuid, properties.name, properties.total_memory, properties.major >= 8)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeSettings:
@@ -34,6 +63,8 @@ class RuntimeSettings:
     device_name: str
     devices: int
     """Number of devices, with a process each; it changes bits."""
+    device_uuid: str | None
+    """UUID of the GPU; None on a CPU."""
     threads: int
     """Threads of torch's CPU kernels; the number of threads changes bits."""
     wait_policy: str
@@ -54,34 +85,30 @@ class RuntimeSettings:
         return lambda: torch.autocast(device, dtype=torch.bfloat16)
 
 
-def resolve(config: RunConfig, has_gpu: bool | None = None) -> RuntimeSettings:
+def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = None) -> RuntimeSettings:
     """Resolve device, precision, compile and determinism of a config.
 
     Args:
         config: The run's config.
         has_gpu: Whether the training machine has a GPU; None checks this machine.
+        gpu: The GPU of this machine that trains the run, if it trains on a GPU; None for torch's current GPU.
 
     Raises:
         ConfigError: A GPU or a compiler is missing, or `precision=auto` depends on the GPU of another machine.
     """
-    gpu_here = torch.cuda.is_available()
-    has_gpu = gpu_here if has_gpu is None else has_gpu
-    device = ("cuda" if has_gpu else "cpu") if config.device == "auto" else config.device
-    if device == "cuda" and not has_gpu:
-        raise ConfigError(
-            "device=cuda: torch sees no GPU here; use device=cpu or auto, or install a torch build with CUDA"
-        )
+    device = resolve_device(config, has_gpu)
     on_gpu = device == "cuda"
-    if on_gpu and gpu_here and config.devices > (count := torch.cuda.device_count()):
+    gpu = (gpu or gpu_of()) if on_gpu and torch.cuda.is_available() else None
+    if gpu and config.devices > (count := torch.cuda.device_count()):
         raise ConfigError(f"devices={config.devices}: more than the GPUs of this machine; choose at most {count}")
     precision, compiled = config.precision, config.compile
     if precision == "auto":
-        if on_gpu and not gpu_here:
+        if on_gpu and gpu is None:
             raise ConfigError(
                 "precision=auto: depends on the GPU, and this machine has none; set precision=bf16, or fp32 for a GPU "
                 "older than Ampere"
             )
-        precision = "bf16" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+        precision = "bf16" if gpu and gpu.has_bf16 else "fp32"
     if compiled == "auto":
         compiled = "on" if on_gpu else "off"
     elif compiled == "on" and not on_gpu and not shutil.which(compiler := cpp_compiler()):
@@ -95,7 +122,8 @@ def resolve(config: RunConfig, has_gpu: bool | None = None) -> RuntimeSettings:
         compile=compiled,
         deterministic=(not on_gpu) if config.deterministic is None else config.deterministic,
         init=config.init_rule,
-        device_name=torch.cuda.get_device_name() if on_gpu and gpu_here else device,
+        device_name=gpu.name if gpu else device,
+        device_uuid=gpu.uuid if gpu else None,
         devices=config.devices,
         threads=torch.get_num_threads(),
         wait_policy=wait_policy(),
@@ -103,8 +131,29 @@ def resolve(config: RunConfig, has_gpu: bool | None = None) -> RuntimeSettings:
     )
 
 
-def check_machine(config: RunConfig, slurm: SlurmOptions | None = None) -> None:
+def resolve_device(config: RunConfig, has_gpu: bool | None = None) -> str:
+    """Return the device of a run, cpu or cuda.
+
+    Args:
+        config: The run's config.
+        has_gpu: Whether the training machine has a GPU; None checks this machine.
+
+    Raises:
+        ConfigError: The config requires a GPU that is missing.
+    """
+    has_gpu = torch.cuda.is_available() if has_gpu is None else has_gpu
+    if config.device == "cuda" and not has_gpu:
+        raise ConfigError(f"device=cuda: {NO_GPU}; use device=cpu or auto, or install a torch build with CUDA")
+    return ("cuda" if has_gpu else "cpu") if config.device == "auto" else config.device
+
+
+def check_machine(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu | None = None) -> None:
     """Check that this machine, or a Slurm task, has the device, the memory and the corpus files.
+
+    Args:
+        config: The run's config.
+        slurm: The resources of the task in Slurm; None for a run on this machine.
+        gpu: The GPU that trains the run, if it trains on a GPU of this machine; None for torch's current GPU.
 
     Raises:
         ConfigError: The device, the memory or a corpus file is missing.
@@ -114,13 +163,13 @@ def check_machine(config: RunConfig, slurm: SlurmOptions | None = None) -> None:
             f"device={config.device}: each Slurm task has {slurm.gpus or 'no'} GPU; set "
             f"sweep.slurm.gpus={1 - slurm.gpus}, or another device"
         )
-    resolved = resolve(config, None if slurm is None else slurm.gpus > 0)
+    resolved = resolve(config, None if slurm is None else slurm.gpus > 0, gpu)
     size = 4 if resolved.precision == "fp32" else 2
     if slurm is not None:
         if resolved.device == "cpu":
             memory.check_fits(config, int(slurm.memory_gb * 2**30), "a task (sweep.slurm.memory_gb)", size)
     elif resolved.device == "cuda":
-        memory.check_fits(config, torch.cuda.mem_get_info()[1], "the GPU", size)
+        memory.check_fits(config, (gpu or gpu_of()).memory_bytes, "the GPU", size)
     else:
         share = memory.available_bytes() // config.devices
         memory.check_fits(config, share, "this machine" if config.devices == 1 else "each of the processes", size)

@@ -135,6 +135,7 @@ def test_an_arm_that_is_not_in_the_grid_is_an_error_before_training(
         ),
         (["run", "deepnorm", "sweep.name=x"], "sweep.name=x: would change the study; "),
         (["run", "deepnorm", "precision=fp32,bf16"], "precision=fp32,bf16: would change the study; "),
+        (["run", "deepnorm", "device=cpu", "sweep.gpus=0,1"], "sweep.gpus=0,1: has no effect with device=cpu; "),
         (["show", "deepnorm", "--size", "large"], "--size large: study deepnorm has the sizes small"),
     ],
 )

@@ -23,8 +23,8 @@ class RecordingDisplay(ProgressDisplay):
         completed = len(plan.packs) - len(packs) - len(failed)
         self.events.append(("start", [pack.number for pack in packs], completed, [*failed]))
 
-    def pack_started(self, number: int) -> None:
-        self.events.append(("started", number))
+    def pack_started(self, number: int, gpu: int | None = None) -> None:
+        self.events.append(("started", number) if gpu is None else ("started", number, gpu))
 
     def pack_ended(self, plan: Plan, outcome: PackOutcome, halves: Sequence[Pack]) -> None:
         self.events.append((outcome.cause, outcome.pack, [half.number for half in halves]))

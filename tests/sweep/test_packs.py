@@ -98,7 +98,7 @@ def test_a_plan_of_auto_is_a_pure_function(plan: Callable[..., PlannedSweep], mo
     assert sizes_of(plan(*grid[:1]).plan) == [1] * 16
     # What is recorded of the memory is what bounds the packs: half of it holds six runs, and 16 are four packs of 4.
     six = 2 * 6 * sum(memory.estimate(config_from_record(made[0].plan.runs[0].config), 2))
-    monkeypatch.setattr(SweepOptions, "pack_memory", lambda self, device: six)
+    monkeypatch.setattr(SweepOptions, "pack_memory", lambda self, device, gpu_bytes: six)
     bounded = plan(*grid).plan
     assert (sizes_of(bounded), bounded.memory_bytes) == ([4] * 4, six)
 

@@ -12,7 +12,7 @@ import pytest
 
 from normlab.config.compose import compose_sweep
 from normlab.options import plain_tree
-from normlab.store.plans import FINISHED, RAISED, Pack, PackOutcome, Plan, PlannedRun, run_of, sweep_folder
+from normlab.store.plans import FINISHED, GPU_FAULT, RAISED, Pack, PackOutcome, Plan, PlannedRun, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.sweeps import progress
 from normlab.sweeps.progress import PackProgress, ProgressDisplay, result_lines
@@ -69,15 +69,15 @@ def test_plain_lines(
     display = ProgressDisplay(folder)
     display.start(plan, packs[:3], {4: PackOutcome(4, RAISED, "ValueError: no", 1, 1.0, 1.0)})
     assert capsys.readouterr().err == "normlab: 4 packs: 1 failed, 3 waiting\n"
-    for pack in packs[:2]:
-        display.pack_started(pack.number)
+    display.pack_started(1)
+    display.pack_started(2, 5)
     monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)
     for number in (1, 2, 3):
         write(folder, jobs[number], "diverged" if number == 2 else "running", 250)
     display.refresh()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("normlab: 4 packs: 2 running, 1 failed, 1 waiting, 1 run diverged; left 0:0")
-    assert line.endswith("and 2 more running  1 of 3 diverged  step 333/500")
+    assert line.endswith("and 2 more running  1 of 3 diverged  GPU 5  step 333/500")
     write(folder, jobs[0], "finished", 500, val_loss=2.25)
     display.pack_ended(plan, PackOutcome(1, FINISHED, "", 0, 1.0, 1.0), [])
     assert capsys.readouterr().err == "normlab: pack 1 norm=layernorm seed=0: finished  val 2.2500\n"
@@ -87,6 +87,9 @@ def test_plain_lines(
     assert line.endswith(": out of memory; split into packs 5 and 6\n")
     display.refresh()
     assert "5 packs: 1 completed, 1 failed, 3 waiting" in capsys.readouterr().err
+    display.pack_started(3, 5)
+    display.pack_ended(plan, PackOutcome(3, GPU_FAULT, "it broke", 1, 1.0, 1.0, "GPU-5a"), [])
+    assert capsys.readouterr().err.endswith(" seed=4: waiting: it broke\n")
     display.finish()
 
 

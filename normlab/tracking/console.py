@@ -20,6 +20,7 @@ from normlab.store.outcome import WHOLE_TEXT_NOTE, explain_loss, format_loss
 from normlab.store.parts import parse_part
 from normlab.store.record import Corpus
 from normlab.store.status import Status
+from normlab.store.throughput import Compute, format_mfu, format_tflops
 from normlab.tracking.tracker import Row
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Console:
         self._latest: dict[str, float] = {}
         self._step = self._steps = 0
         self._run: Mapping[str, Any] = {}
+        self._compute = Compute.parse({})
         self._printed_step: int | None = None
         self._evals_every = 0
         self._line_waits = False
@@ -52,7 +54,7 @@ class Console:
         """Print the header and, on a terminal, start the bar."""
         self._step, self._steps = first_step, run["config"]["train"]["steps"]
         self._evals_every = run["config"]["eval"]["every"]
-        self._run = run
+        self._run, self._compute = run, Compute.parse(run)
         for label, text in _header(run, first_step):
             self._print(f"{label:8}{text}")
         if self._bar is not None:
@@ -72,7 +74,9 @@ class Console:
             if row["kind"] == "train":
                 self._latest |= {"loss": row["loss"], "lr": row["lr"]}
             elif row["kind"] == "pace":
-                self._latest["tokens_per_s"] = row["tokens_per_s"]
+                self._latest["tokens_per_s"] = speed = row["tokens_per_s"]
+                speeds = {"flops_per_s": self._compute.flops_per_s(speed), "mfu": self._compute.mfu(speed)}
+                self._latest |= {name: value for name, value in speeds.items() if value is not None}
             else:
                 self._latest["val"] = row["loss"]
                 if self._bar is None:
@@ -162,6 +166,8 @@ _FORMS: dict[str, Callable[[float], str]] = {
     "val": lambda value: f"val {format_loss(value)}",
     "lr": lambda value: f"lr {value:.1e}",
     "tokens_per_s": lambda value: f"{value:,.0f} tok/s",
+    "flops_per_s": lambda value: f"{format_tflops(value)} TFLOP/s",
+    "mfu": lambda value: f"MFU {format_mfu(value)}",
 }
 
 

@@ -106,6 +106,20 @@ def test_plain_output_is_about_twenty_lines_and_one_per_evaluation() -> None:
     assert re.fullmatch(r"step 500/1000  loss 2\.2500  val 2\.5000  lr 1\.0e-03  12,346 tok/s  left 0:00", lines[10])
 
 
+def test_speed_in_flops_is_printed_where_the_record_has_it():
+    resolved = {"device": "cuda", "precision": "bf16", "device_name": "NVIDIA L4"}
+    lines = {}
+    for name, run in {"gpu": {**RUN, "resolved": resolved}, "cpu": RUN}.items():
+        stream = io.StringIO()
+        tracker = Console(stream)
+        tracker.start({**run, "flops_per_token": 2e9}, 0)
+        tracker.log(interval(499, steps=500))
+        lines[name] = stream.getvalue().splitlines()[-1]
+    assert "  12,346 tok/s  24.7 TFLOP/s  MFU 20.4 %" in lines["gpu"]
+    assert "  12,346 tok/s  24.7 TFLOP/s" in lines["cpu"]
+    assert "MFU" not in lines["cpu"]
+
+
 def test_plain_output_shows_evaluations_between_its_lines() -> None:
     stream = io.StringIO()
     tracker = Console(stream)

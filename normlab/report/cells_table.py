@@ -224,11 +224,17 @@ def _sensitivity(cell: Cell) -> Row:
 
 
 def _costs(cell: Cell) -> Row:
-    """Return the mean speed and the peak memory of the runs with a finite loss."""
-    statuses = [run.record.status for run in cell.runs if math.isfinite(run.loss)]
+    """Return the mean FLOPs per token and speed, and the peak memory, of the runs with a finite loss."""
+    records = [run.record for run in cell.runs if math.isfinite(run.loss)]
+    statuses = [record.status for record in records]
     memory = [status.peak_memory_bytes for status in statuses if status.peak_memory_bytes is not None]
     return {
         "tokens_per_s": _mean([status.tokens_per_s for status in statuses if status.tokens_per_s is not None]),
+        "flops_per_token": _mean(
+            [flops for record in records if (flops := record.compute.flops_per_token) is not None]
+        ),
+        "flops_per_s": _mean([flops for record in records if (flops := record.flops_per_s) is not None]),
+        "mfu": _mean([mfu for record in records if (mfu := record.mfu) is not None]),
         "peak_memory_bytes": max(memory, default=None),
     }
 

@@ -20,11 +20,14 @@ from normlab.report.settings import format_setting, sort_key
 from normlab.report.tables import Row, fold_lines, render, terminal_width
 from normlab.store.format import FINISHED
 from normlab.store.outcome import DESCRIPTIONS, STUCK, WHOLE_TEXT_NOTE
+from normlab.store.throughput import format_mfu, format_tflops
 
 NO_SENSITIVITY = "-"
 """S of a cell without a usable learning rate."""
 SPIKE_RULE = "loss_olmo_core"
 """The spike rule of the table's column; JSON has the counts of all rules."""
+ON_REQUEST = ("TFLOP/s",)
+"""Columns that a table has only if they are named."""
 
 
 def render_cells(table: CellsTable, format: str, columns: Sequence[str] = (), sort: str = "") -> str:
@@ -97,7 +100,8 @@ def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
 
     Args:
         table: The cells.
-        columns: The columns besides the factors; by default all, but for columns that are empty or repeat others.
+        columns: The columns besides the factors; by default all, but for `ON_REQUEST` and columns that are empty or
+            repeat others.
 
     Raises:
         ConfigError: A column is unknown.
@@ -109,7 +113,11 @@ def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
     else:
         is_same_lr = all(row["lr"] == row["shared_lr"] for row in table.rows)
         shown = [
-            key for key in known if any(row[key] for row in rows) and not (is_same_lr and key.endswith(" shared lr"))
+            key
+            for key in known
+            if any(row[key] for row in rows)
+            and key not in ON_REQUEST
+            and not (is_same_lr and key.endswith(" shared lr"))
         ]
     return [{key: row[key] for key in (*table.by, *shown)} for row in rows]
 
@@ -131,6 +139,8 @@ def _table_row(row: Row, cell: Cell) -> Row:
         "edge lr": _text(row["edge_lr"], "g"),
         **(_target_text(row) if "target" in row else {}),
         "tok/s": _text(row["tokens_per_s"], ",.0f"),
+        "TFLOP/s": "" if row["flops_per_s"] is None else format_tflops(row["flops_per_s"]),
+        "MFU": "" if row["mfu"] is None else format_mfu(row["mfu"]),
         "memory": "" if row["peak_memory_bytes"] is None else f"{row['peak_memory_bytes'] / 2**30:.2f} GiB",
         "spikes": _spikes_text(row),
     }
@@ -348,6 +358,10 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
         lines.append(
             "tok/s: of one run; the runs of a pack train together, so a pack of n runs processes n times as many"
         )
+    if "TFLOP/s" in columns and any(row["flops_per_s"] is not None for row in rows):
+        lines.append("TFLOP/s: of one run: tok/s times the model FLOPs per token, 6 N + 12 L T D (PaLM, appendix B)")
+    if "MFU" in columns and any(row["mfu"] is not None for row in rows):
+        lines.append("MFU: model FLOP/s of all runs of a pack, as a share of the device's peak in the run's precision")
     if any("target" in row and f"to {row['target']:g}" in columns for row in rows):
         lines.append(
             f"to {rows[0]['target']:g}: steps and training time until an evaluation reaches this loss, at the best lr, "

@@ -70,11 +70,13 @@ class Compute:
             runs=max(1, len(parse_part(RecordedPack, run.get("pack")).runs)),
         )
 
+    def flops(self, tokens: float | None) -> float | None:
+        """Return the model FLOPs of training on these tokens."""
+        return None if self.flops_per_token is None or tokens is None else float(self.flops_per_token) * float(tokens)
+
     def flops_per_s(self, tokens_per_s: float | None) -> float | None:
         """Return the model FLOP/s of this run alone at a speed in tok/s."""
-        if self.flops_per_token is None or tokens_per_s is None:
-            return None
-        return float(self.flops_per_token) * float(tokens_per_s)
+        return self.flops(tokens_per_s)
 
     def mfu(self, tokens_per_s: float | None) -> float | None:
         """Return the MFU of the device, from 0 to 1: the model FLOP/s of all runs of the pack over the peak."""

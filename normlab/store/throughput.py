@@ -85,9 +85,9 @@ class Compute:
 
 
 def format_tflops(flops_per_s: float) -> str:
-    """Return FLOP/s in units of 10^12 with three digits: `0.0213`, `412`."""
+    """Return FLOP/s in units of 10^12 with three digits: `0.0210`, `412`."""
     tflops = flops_per_s / 1e12
-    return f"{tflops:.3g}" if tflops < 100 else f"{tflops:,.0f}"
+    return f"{tflops:#.3g}" if tflops < 99.95 else f"{tflops:,.0f}"
 
 
 def format_mfu(mfu: float) -> str:

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -30,6 +30,8 @@ REFRESH_SECONDS = 0.25
 """Shortest time between two drawings of the bar; a drawing takes a few milliseconds."""
 PLAIN_LINES = 20
 """Progress lines of a run without a terminal; each evaluation adds a line."""
+MIN_BAR = 5
+"""Fewest columns of the bar and the space after it; a line that is too long leaves out FLOP/s and MFU."""
 
 
 class Console:
@@ -117,7 +119,7 @@ class Console:
         from rich.table import Column
 
         return Progress(
-            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),
+            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=MIN_BAR - 1)),
             TextColumn("{task.description}", markup=False, style="none"),
             console=RichConsole(file=cast("TextIO", self._stream), force_terminal=True),
             auto_refresh=False,
@@ -129,7 +131,10 @@ class Console:
 
     def _draw(self, bar: Progress, now: float) -> None:
         self._drawn_at = now
-        bar.update(bar.task_ids[0], completed=self._step, description=self._line(now))
+        line = self._line(now)
+        if len(line) + MIN_BAR > bar.console.width:
+            line = self._line(now, left_out=("flops_per_s", "mfu"))
+        bar.update(bar.task_ids[0], completed=self._step, description=line)
         bar.refresh()
 
     def _is_due(self) -> bool:
@@ -145,10 +150,10 @@ class Console:
         # Plain lines print each validation loss once; the bar keeps the latest.
         self._latest.pop("val", None)
 
-    def _line(self, now: float) -> str:
+    def _line(self, now: float, left_out: Collection[str] = ()) -> str:
         parts = [f"step {self._step}/{self._steps}"]
         for name, form in _FORMS.items():
-            if name in self._latest:
+            if name in self._latest and name not in left_out:
                 parts.append(form(self._latest[name]))
         if self._pace_start and self._step > self._pace_start[0]:
             first_step, first_time = self._pace_start

@@ -49,7 +49,7 @@ def test_an_older_record_has_neither():
 
 
 def test_texts():
-    assert [format_tflops(value) for value in (2.13e10, 9.87e13, 4.123e14, 1.2345e15)] == [
-        "0.0213", "98.7", "412", "1,234",
+    assert [format_tflops(value) for value in (2.1e10, 9.996e13, 4.123e14, 1.2345e15)] == [
+        "0.0210", "100", "412", "1,234",
     ]  # fmt: skip
     assert format_mfu(0.41234) == "41.2 %"

@@ -120,6 +120,22 @@ def test_speed_in_flops_is_printed_where_the_record_has_it():
     assert "MFU" not in lines["cpu"]
 
 
+@pytest.mark.parametrize(("columns", "shown"), [("80", False), ("120", True)])
+def test_a_narrow_bar_leaves_out_flops(monkeypatch, columns, shown):
+    monkeypatch.setenv("COLUMNS", columns)
+    terminal = Terminal()
+    tracker = Console(terminal)
+    tracker.start({**RUN, "flops_per_token": 2e9}, 0)
+    tracker.log(interval(249, steps=250, val=2.5))
+    tracker._drawn_at = -math.inf
+    tracker.log(interval(499))
+    drawn = terminal.getvalue().rpartition("\r")[2]
+    assert "12,346 tok/s" in drawn
+    assert "left" in drawn
+    assert ("TFLOP/s" in drawn) == shown
+    tracker.finish(parse_part(Status, {"state": "finished", "step": 499}))
+
+
 def test_plain_output_shows_evaluations_between_its_lines() -> None:
     stream = io.StringIO()
     tracker = Console(stream)

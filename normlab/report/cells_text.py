@@ -134,6 +134,7 @@ def _table_row(row: Row, cell: Cell) -> Row:
         **_comparison_texts(row, BEST, ""),
         "val loss at shared lr": losses.get(row["shared_lr"], ""),
         **_comparison_texts(row, SHARED, " at shared lr"),
+        **({"compute speed-up": _speedup_text(row)} if "speedup" in row else {}),
         "S": _sensitivity_text(row),
         "usable lr": "-".join(f"{lr:g}" for lr in dict.fromkeys(row["usable_lr"] or ())),
         "edge lr": _text(row["edge_lr"], "g"),
@@ -293,6 +294,16 @@ def _comparison_texts(row: Row, prefix: str, suffix: str) -> Row:
     return {f"vs baseline{suffix}": difference, f"p (Holm){suffix}": _p_text(row[f"{prefix}p_holm"])}
 
 
+def _speedup_text(row: Row) -> str:
+    """Return the compute-equivalent speed-up: `1.32 [1.20, 1.45] (n=3)`, or a bound, `> 1.8`."""
+    if row["speedup"] is None:
+        return ""
+    if row["speedup_bound"]:
+        return f"{row['speedup_bound']} {row['speedup']:.2f}"
+    interval = "" if row["speedup_low"] is None else f" [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"
+    return f"{row['speedup']:.2f}{interval} (n={row['speedup_seeds']})"
+
+
 def _target_text(row: Row) -> Row:
     name, steps, seconds = f"to {row['target']:g}", row["steps_to_target"], row["seconds_to_target"]
     if steps is None:
@@ -353,6 +364,13 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
             f"run ranks worst); corrected by Holm's method (number of comparisons: {m})"
         )
         lines += pool_notes(str(row.get(f"{prefix}test")) for row in rows for prefix in (BEST, SHARED))
+    if "compute speed-up" in columns:
+        methods = dict.fromkeys(row["speedup_method"] for row in rows if row["speedup_method"])
+        lines.append(
+            "compute speed-up: the training FLOPs that the baseline needs to reach the cell's loss, over the FLOPs of "
+            f"the cell, at the best lr; the baseline's loss between its budgets C: {'; '.join(methods)}; > or <: the "
+            "loss is outside the baseline's range, so this is a bound"
+        )
     packs = {run.record.status.pack_size for cell in table.cells for run in cell.runs}
     if "tok/s" in columns and max(packs) > 1:
         lines.append(

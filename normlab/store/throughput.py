@@ -18,7 +18,7 @@ _H100 = (66.9, 989.4)  # NVIDIA H100 datasheet and Hopper whitepaper (SXM5); the
 _NVL = (60.0, 835.5)  # NVIDIA H100 NVL and H200 NVL datasheets
 _A100 = (19.5, 312.0)  # NVIDIA A100 datasheet; SXM4 and PCIe are equal
 PEAK_TFLOPS: Mapping[str, tuple[float, float]] = {
-    "NVIDIA B200": (75.0, 2250.0),  # NVIDIA HGX B200 datasheet, an eighth of 8 GPUs
+    "NVIDIA B200": (75.0, 2250.0),  # NVIDIA HGX B200 datasheet, per GPU
     "NVIDIA H200": _H100,
     "NVIDIA H200 NVL": _NVL,
     "NVIDIA H100 80GB HBM3": _H100,

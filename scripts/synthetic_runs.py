@@ -144,6 +144,12 @@ class Record:
             f"seed={self.seed}",
         ]  # fmt: skip
 
+    @property
+    def flops_per_token(self) -> float:
+        """Return the model FLOPs per token of a training step, as `model/flops.py`: no norm multiplies matrices."""
+        weights = self.depth * 12 * self.width**2 + 257 * self.width
+        return 6.0 * weights + 12 * self.depth * self.context * self.width
+
     def run(self) -> dict[str, Any]:
         """Return the content of run.json."""
         return {
@@ -164,6 +170,7 @@ class Record:
                 "versions": {"norm": 1, "placement": 1, "init": 1},
             },
             "prefix_hash": None,
+            "flops_per_token": self.flops_per_token,
             "warnings": [],
             "norm": {
                 "formula": FORMULAS.get(self.norm, "x"), "causal": self.norm != "batchnorm",

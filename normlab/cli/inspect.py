@@ -48,8 +48,9 @@ def inspect(
     statistics.check_statistic(statistic, probe=probe)
     if trust and not probe:
         raise ConfigError("--trust: has no effect without --probe, since only --probe builds the model; leave it out")
-    if not probe and (problem := RunRecord.read(folder).problem):
-        warn(problem)
+    record = RunRecord.read(folder)
+    if not probe and record.problem:
+        warn(record.problem)
     if statistic == statistics.SPIKES:
         spikes = statistics.spike_rows(folder)
         table = f"{statistics.SPIKES_READING}\n\n{render(statistics.spike_table(spikes))}"
@@ -65,6 +66,8 @@ def inspect(
     if json:
         return typer.echo(render(rows, "json"))
     if statistic is None:
+        if speed := statistics.speed_line(record):
+            typer.echo(f"speed: {speed}")
         typer.echo(f"{statistics.overview_reading(rows)}\n")
         typer.echo(f"{render(statistics.overview_rows(rows))}\n")
         command = f"normlab inspect RUN STATISTIC{' --probe' if probe else ''}"

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -109,6 +109,14 @@ class NormConfig:
         """
         self.check_width(width)
         return self.module(width, self)
+
+    def matmul_flops(self, shape: Sequence[int]) -> int:
+        """Return the FLOPs of the norm's matrix products, forward and backward, for an input of this shape.
+
+        Args:
+            shape: `(B, T, D)`, or `(B, T, H, D)` for the vectors of heads.
+        """
+        return 0
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Return the expected output in training, by an implementation independent of the module.

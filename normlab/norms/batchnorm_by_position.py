@@ -6,7 +6,7 @@ F features: T times D.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -92,6 +92,10 @@ class BatchNormPastConfig(BatchNormConfig):
     name: str = "batchnorm_past"
     running_var: str = option("unbiased", choices=("unbiased", "biased"))
     """Variance for evaluation: over N - 1, or over N, for N tokens of the batch."""
+
+    def matmul_flops(self, shape: Sequence[int]) -> int:
+        """Two averages over the past, each a product of (T, T) constants and (T, D), and its gradient."""
+        return 8 * shape[1] ** 2 * shape[-1]
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's batch_norm for each position; not `F.batch_norm`, which rejects a batch of one token."""

@@ -5,7 +5,8 @@ Shapes: `*batch` any leading axes, D width, R rank.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -70,6 +71,10 @@ class GatedNormConfig(AffineNormConfig):
     """Initial standard deviation of both matrices."""
     gate_scale: float = option(1.0, above=0)
     """Factor on the gate; with 2 a gate of 1/2 has no effect."""
+
+    def matmul_flops(self, shape: Sequence[int]) -> int:
+        """Two products of R * D weights for each vector, 2 FLOPs per weight forward and 4 backward."""
+        return 12 * self.rank * math.prod(shape)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's rms_norm and glu, which is the first half times the sigmoid of the second."""

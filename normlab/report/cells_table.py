@@ -17,6 +17,7 @@ from typing import Any
 
 from normlab.errors import ConfigError, StoreError
 from normlab.report.cells import Cell, group_cells, table_warnings
+from normlab.report.compute_speedup import Speedup, speedups
 from normlab.report.contrasts import compare_cells, pool_cells
 from normlab.report.factor_tests import baseline_levels
 from normlab.report.factors import DEFAULT_OPTIONS, Factor, distinguishing_options, factors_of
@@ -156,6 +157,7 @@ def build_table(
                 row["warnings"] += _comparison_warnings(cell, baseline, by)
             elif cell not in baselines:
                 row["warnings"].append(f"has no baseline: no cell with {against} matches its other options")
+        _add_speedups(rows, speedups(cells, baseline_levels(cells, by, against)))
     return CellsTable(by, rows, [*warnings, *table_warnings(cells, by)], cells)
 
 
@@ -224,11 +226,17 @@ def _sensitivity(cell: Cell) -> Row:
 
 
 def _costs(cell: Cell) -> Row:
-    """Return the mean speed and the peak memory of the runs with a finite loss."""
-    statuses = [run.record.status for run in cell.runs if math.isfinite(run.loss)]
+    """Return the mean FLOPs per token and speed, and the peak memory, of the runs with a finite loss."""
+    records = [run.record for run in cell.runs if math.isfinite(run.loss)]
+    statuses = [record.status for record in records]
     memory = [status.peak_memory_bytes for status in statuses if status.peak_memory_bytes is not None]
     return {
         "tokens_per_s": _mean([status.tokens_per_s for status in statuses if status.tokens_per_s is not None]),
+        "flops_per_token": _mean(
+            [flops for record in records if (flops := record.compute.flops_per_token) is not None]
+        ),
+        "flops_per_s": _mean([flops for record in records if (flops := record.flops_per_s) is not None]),
+        "mfu": _mean([mfu for record in records if (mfu := record.mfu) is not None]),
         "peak_memory_bytes": max(memory, default=None),
     }
 
@@ -345,6 +353,20 @@ def _add_comparisons(
             f"{prefix}pairs_crossed": test and test.design.crossing,
             f"{prefix}test": test and test.test,
         }
+
+
+def _add_speedups(rows: Sequence[Row], speedups: Sequence[Speedup | None]) -> None:
+    """Add each cell's compute-equivalent speed-up over the baseline, if any cell has one."""
+    if any(speedups):
+        for row, speedup in zip(rows, speedups, strict=True):
+            row |= {
+                "speedup": speedup and speedup.ratio,
+                "speedup_low": speedup and speedup.low,
+                "speedup_high": speedup and speedup.high,
+                "speedup_seeds": speedup and speedup.seeds,
+                "speedup_bound": speedup and speedup.bound,
+                "speedup_method": speedup and speedup.method,
+            }
 
 
 def _comparison_warnings(cell: Cell, baseline: Cell, by: Sequence[str]) -> list[str]:

@@ -20,11 +20,14 @@ from normlab.report.settings import format_setting, sort_key
 from normlab.report.tables import Row, fold_lines, render, terminal_width
 from normlab.store.format import FINISHED
 from normlab.store.outcome import DESCRIPTIONS, STUCK, WHOLE_TEXT_NOTE
+from normlab.store.throughput import format_mfu, format_tflops
 
 NO_SENSITIVITY = "-"
 """S of a cell without a usable learning rate."""
 SPIKE_RULE = "loss_olmo_core"
 """The spike rule of the table's column; JSON has the counts of all rules."""
+ON_REQUEST = ("TFLOP/s",)
+"""Columns that a table has only if they are named."""
 
 
 def render_cells(table: CellsTable, format: str, columns: Sequence[str] = (), sort: str = "") -> str:
@@ -97,7 +100,8 @@ def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
 
     Args:
         table: The cells.
-        columns: The columns besides the factors; by default all, but for columns that are empty or repeat others.
+        columns: The columns besides the factors; by default all, but for `ON_REQUEST` and columns that are empty or
+            repeat others.
 
     Raises:
         ConfigError: A column is unknown.
@@ -109,7 +113,11 @@ def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
     else:
         is_same_lr = all(row["lr"] == row["shared_lr"] for row in table.rows)
         shown = [
-            key for key in known if any(row[key] for row in rows) and not (is_same_lr and key.endswith(" shared lr"))
+            key
+            for key in known
+            if any(row[key] for row in rows)
+            and key not in ON_REQUEST
+            and not (is_same_lr and key.endswith(" shared lr"))
         ]
     return [{key: row[key] for key in (*table.by, *shown)} for row in rows]
 
@@ -126,11 +134,14 @@ def _table_row(row: Row, cell: Cell) -> Row:
         **_comparison_texts(row, BEST, ""),
         "val loss at shared lr": losses.get(row["shared_lr"], ""),
         **_comparison_texts(row, SHARED, " at shared lr"),
+        **({"compute speed-up": _speedup_text(row)} if "speedup" in row else {}),
         "S": _sensitivity_text(row),
         "usable lr": "-".join(f"{lr:g}" for lr in dict.fromkeys(row["usable_lr"] or ())),
         "edge lr": _text(row["edge_lr"], "g"),
         **(_target_text(row) if "target" in row else {}),
         "tok/s": _text(row["tokens_per_s"], ",.0f"),
+        "TFLOP/s": "" if row["flops_per_s"] is None else format_tflops(row["flops_per_s"]),
+        "MFU": "" if row["mfu"] is None else format_mfu(row["mfu"]),
         "memory": "" if row["peak_memory_bytes"] is None else f"{row['peak_memory_bytes'] / 2**30:.2f} GiB",
         "spikes": _spikes_text(row),
     }
@@ -283,6 +294,16 @@ def _comparison_texts(row: Row, prefix: str, suffix: str) -> Row:
     return {f"vs baseline{suffix}": difference, f"p (Holm){suffix}": _p_text(row[f"{prefix}p_holm"])}
 
 
+def _speedup_text(row: Row) -> str:
+    """Return the compute-equivalent speed-up: `1.32 [1.20, 1.45] (n=3)`, or a bound, `> 1.8`."""
+    if row["speedup"] is None:
+        return ""
+    if row["speedup_bound"]:
+        return f"{row['speedup_bound']} {row['speedup']:.2f}"
+    interval = "" if row["speedup_low"] is None else f" [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"
+    return f"{row['speedup']:.2f}{interval} (n={row['speedup_seeds']})"
+
+
 def _target_text(row: Row) -> Row:
     name, steps, seconds = f"to {row['target']:g}", row["steps_to_target"], row["seconds_to_target"]
     if steps is None:
@@ -343,11 +364,22 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
             f"run ranks worst); corrected by Holm's method (number of comparisons: {m})"
         )
         lines += pool_notes(str(row.get(f"{prefix}test")) for row in rows for prefix in (BEST, SHARED))
+    if "compute speed-up" in columns:
+        methods = dict.fromkeys(row["speedup_method"] for row in rows if row["speedup_method"])
+        lines.append(
+            "compute speed-up: the training FLOPs that the baseline needs to reach the cell's loss, over the FLOPs of "
+            f"the cell, at the best lr; the baseline's loss between its budgets C: {'; '.join(methods)}; > or <: the "
+            "loss is outside the baseline's range, so this is a bound"
+        )
     packs = {run.record.status.pack_size for cell in table.cells for run in cell.runs}
     if "tok/s" in columns and max(packs) > 1:
         lines.append(
             "tok/s: of one run; the runs of a pack train together, so a pack of n runs processes n times as many"
         )
+    if "TFLOP/s" in columns and any(row["flops_per_s"] is not None for row in rows):
+        lines.append("TFLOP/s: of one run: tok/s times the model FLOPs per token, 6 N + 12 L T D (PaLM, appendix B)")
+    if "MFU" in columns and any(row["mfu"] is not None for row in rows):
+        lines.append("MFU: model FLOP/s of all runs of a pack, as a share of the device's peak in the run's precision")
     if any("target" in row and f"to {row['target']:g}" in columns for row in rows):
         lines.append(
             f"to {rows[0]['target']:g}: steps and training time until an evaluation reaches this loss, at the best lr, "

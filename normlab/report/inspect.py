@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from normlab.errors import ConfigError, StatisticsError, warn
 from normlab.report.histories import SPIKES as SPIKES
 from normlab.report.histories import History, histories, history, read_statistics
-from normlab.report.tables import Row, evenly_spaced, sparkline
+from normlab.report.tables import Row, evenly_spaced, format_value, sparkline
 from normlab.stats.profiles import Profiles
 from normlab.stats.registry import STATISTICS
 from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import EXTENDED, OF, PROBE
+from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.series import series
 
@@ -147,6 +148,18 @@ def notes(rows: Sequence[Row]) -> list[str]:
         counts = evenly_spaced(list(zip(rows[0]["steps"], rows[0]["n"], strict=True)), MAX_STEPS)
         lines.insert(0, f"n = measured steps averaged: {', '.join(f'{n} at step {step}' for step, n in counts)}")
     return lines
+
+
+def speed_line(record: RunRecord) -> str:
+    """Return a run's model FLOPs per token, its speed and its MFU; empty if the record lacks them."""
+    flops, speed = record.compute.flops_per_token, record.status.tokens_per_s
+    parts = [
+        "" if flops is None else f"{format_value('flops_per_token', flops)} FLOPs/token",
+        "" if speed is None else f"{format_value('tokens_per_s', speed)} tok/s",
+        "" if record.flops_per_s is None else f"{format_value('flops_per_s', record.flops_per_s)} TFLOP/s",
+        "" if record.mfu is None else f"MFU {format_value('mfu', record.mfu)}",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def overview_reading(rows: Sequence[Row]) -> str:

@@ -35,13 +35,15 @@ from normlab.store.status import Status, or_unknown
 COLUMNS = (
     "run", "id", "state", "norm", "placement", "depth", "width", "seed", "lr", "step", "steps", "val_loss",
     "best_val_loss", "last_val_loss", "train_loss", "vs_bigram", "baselines", "corpus", "corpus_sha256", "device",
-    "precision", "tokens_per_s", "seconds", "pack", "note",
+    "precision", "tokens_per_s", "flops_per_token", "flops_per_s", "mfu", "seconds", "pack", "note",
 )  # fmt: skip
 """Keys of a row, in order. Losses are in nats/token; a value that the record lacks is None.
 
 `state`: the outcome of a completed run (`store/outcome.py`), else running, interrupted, killed, failed or damaged.
 `val_loss`: the final validation loss, or the latest of an unfinished run; None for a diverged run. `last_val_loss`: the
 last finite validation loss of a diverged run; None for other runs. `vs_bigram`: `val_loss` minus the bigram entropy.
+`flops_per_token`: model FLOPs of a training step per token; `flops_per_s`: of this run alone; `mfu`: from 0 to 1, of
+the device with all runs of a pack, None if its peak is not known (`store/throughput.py`).
 `pack`: the number of runs that trained together, which share `seconds`; None for a run that trained alone.
 `baselines`: `whole text` for an older record, whose bigram entropy is of the whole validation text; None if the entropy
 is of the evaluated windows.
@@ -139,6 +141,9 @@ def row_of(run: RunRecord, rows: Callable[[], Rows] | None = None) -> Row:
         "device": run.machine.device,
         "precision": run.machine.precision,
         "tokens_per_s": status.tokens_per_s,
+        "flops_per_token": run.compute.flops_per_token,
+        "flops_per_s": run.flops_per_s,
+        "mfu": run.mfu,
         "seconds": status.seconds,
         "pack": status.pack_size if status.pack_size > 1 else None,
         "created": run.created,

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 from normlab.errors import NormlabError, unknown
 from normlab.store.format import encode, number
 from normlab.store.outcome import WHOLE_TEXT_NOTE, format_loss
+from normlab.store.throughput import format_mfu, format_tflops
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -113,7 +114,7 @@ def _latex(rows: Sequence[Row], bold: Collection[tuple[int, str]]) -> str:
 
 def _is_number(value: Any) -> bool:
     """Whether a value is a number, or its text with at most a unit; also an empty text."""
-    return not isinstance(value, str) or re.fullmatch(r"([-+]?[\d.,]+(e[-+]?\d+)?( GiB)?)?", value) is not None
+    return not isinstance(value, str) or re.fullmatch(r"([-+]?[\d.,]+(e[-+]?\d+)?( GiB| %)?)?", value) is not None
 
 
 _LATEX = {
@@ -139,6 +140,9 @@ _TITLES = {
     "vs_bigram": "vs bigram",
     "corpus_sha256": "corpus sha256",
     "tokens_per_s": "tok/s",
+    "flops_per_token": "FLOPs/token",
+    "flops_per_s": "TFLOP/s",
+    "mfu": "MFU",
     "corpora": "corpus",
 }
 _FORMATS: dict[str, Callable[[float], str]] = {
@@ -148,6 +152,9 @@ _FORMATS: dict[str, Callable[[float], str]] = {
     "lr": "{:.4g}".format,
     "vs_bigram": partial(format_loss, sign="+"),
     "tokens_per_s": "{:,.0f}".format,
+    "flops_per_token": "{:.4g}".format,
+    "flops_per_s": format_tflops,
+    "mfu": format_mfu,
     "seconds": "{:,.1f}".format,
 }
 """The columns of numbers, which are aligned to the right, and their formats."""
@@ -210,10 +217,10 @@ _SHARED = ("state", "norm", "placement", "depth", "width", "seed", "lr", "corpus
 """Columns that move to a line above the table if all runs have the same value."""
 _DROP_ORDER = (
     "update, last", "seeds", "attn/stream, last", "mlp/stream, last", "last/first", "loss", "grad profile",
-    "its profile", "memory", "spikes", "tok/s", "best val", "vs baseline at shared lr", "p (Holm) at shared lr",
-    "edge lr", "val loss at shared lr", "usable lr", "S", "pack", "seconds", "precision", "tokens_per_s", "device",
-    "train_loss", "best_val_loss", "last_val_loss", "corpus", "width", "vs_bigram", "steps", "step", "seed", "lr",
-    "init", "grad, last", "depth", "corpora", "created", "placement", "norm",
+    "its profile", "memory", "spikes", "MFU", "mfu", "tok/s", "best val", "vs baseline at shared lr",
+    "p (Holm) at shared lr", "edge lr", "val loss at shared lr", "usable lr", "S", "pack", "seconds", "precision",
+    "tokens_per_s", "device", "train_loss", "best_val_loss", "last_val_loss", "corpus", "width", "vs_bigram", "steps",
+    "step", "seed", "lr", "init", "grad, last", "depth", "corpora", "created", "placement", "norm",
 )  # fmt: skip
 """Columns to leave out of a table that is too wide, in this order."""
 _GAP = 2
@@ -265,7 +272,7 @@ def _columns(rows: Sequence[Row]) -> Columns:
     if _corpora_note(rows):
         columns["corpora"] = [_corpus_label(row) for row in rows]
         columns.pop("corpus")
-    hidden = ("id", "corpus_sha256", "baselines", "note")
+    hidden = ("id", "corpus_sha256", "baselines", "flops_per_token", "flops_per_s", "note")
     return {key: texts for key, texts in columns.items() if any(texts) and key not in hidden}
 
 

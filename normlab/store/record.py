@@ -31,10 +31,11 @@ from normlab.store.parts import (
 )
 from normlab.store.runs import RunFolder
 from normlab.store.status import Divergence, RecordedPack, Status, divergence_at_end, outcome_of
+from normlab.store.throughput import Compute
 
 RUN_FIELDS = frozenset({
-    "command", "config", "continued_from", "corpus", "created", "fingerprint", "git", "identity", "name", "norm",
-    "pack", "placement", "prefix_hash", "resolved", "run_id", "version", "versions", "warnings",
+    "command", "config", "continued_from", "corpus", "created", "fingerprint", "flops_per_token", "git", "identity",
+    "name", "norm", "pack", "placement", "prefix_hash", "resolved", "run_id", "version", "versions", "warnings",
 })  # fmt: skip
 """Fields of run.json. Readers report fields that a newer normlab added under the same record version."""
 
@@ -186,6 +187,7 @@ class RunRecord:
     fingerprint: Setting
     """Hash of what the block computes; None in an older record."""
     pack: RecordedPack
+    compute: Compute
     created: Setting
     """Unix time, seconds; a text in an older record."""
     given_name: str | None
@@ -217,6 +219,7 @@ class RunRecord:
             git=parse_part(Git, run.get("git")),
             fingerprint=as_setting(run.get("fingerprint")),
             pack=parse_part(RecordedPack, run.get("pack")),
+            compute=Compute.parse({**run, "pack": status.get("pack")}),
             created=as_setting(run.get("created")),
             given_name=text(run.get("name")),
             prefix_hash=text(run.get("prefix_hash")),
@@ -263,6 +266,16 @@ class RunRecord:
     def outcome(self) -> str | None:
         """The run's outcome; None if it is not completed, or its record has no final loss."""
         return outcome_of(self.state, self.status, self.references)
+
+    @property
+    def flops_per_s(self) -> float | None:
+        """Model FLOP/s of this run alone, over the whole run; None if the record has no FLOPs or no speed."""
+        return self.compute.flops_per_s(self.status.tokens_per_s)
+
+    @property
+    def mfu(self) -> float | None:
+        """MFU of the device, from 0 to 1, with all runs of the pack; None if the device's peak is not known."""
+        return self.compute.mfu(self.status.tokens_per_s)
 
     @property
     def divergence(self) -> Divergence:

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -20,6 +20,7 @@ from normlab.store.outcome import WHOLE_TEXT_NOTE, explain_loss, format_loss
 from normlab.store.parts import parse_part
 from normlab.store.record import Corpus
 from normlab.store.status import Status
+from normlab.store.throughput import Compute, format_mfu, format_tflops
 from normlab.tracking.tracker import Row
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ REFRESH_SECONDS = 0.25
 """Shortest time between two drawings of the bar; a drawing takes a few milliseconds."""
 PLAIN_LINES = 20
 """Progress lines of a run without a terminal; each evaluation adds a line."""
+MIN_BAR = 5
+"""Fewest columns of the bar and the space after it; a line that is too long leaves out FLOP/s and MFU."""
 
 
 class Console:
@@ -41,6 +44,7 @@ class Console:
         self._latest: dict[str, float] = {}
         self._step = self._steps = 0
         self._run: Mapping[str, Any] = {}
+        self._compute = Compute.parse({})
         self._printed_step: int | None = None
         self._evals_every = 0
         self._line_waits = False
@@ -52,7 +56,7 @@ class Console:
         """Print the header and, on a terminal, start the bar."""
         self._step, self._steps = first_step, run["config"]["train"]["steps"]
         self._evals_every = run["config"]["eval"]["every"]
-        self._run = run
+        self._run, self._compute = run, Compute.parse(run)
         for label, text in _header(run, first_step):
             self._print(f"{label:8}{text}")
         if self._bar is not None:
@@ -72,7 +76,9 @@ class Console:
             if row["kind"] == "train":
                 self._latest |= {"loss": row["loss"], "lr": row["lr"]}
             elif row["kind"] == "pace":
-                self._latest["tokens_per_s"] = row["tokens_per_s"]
+                self._latest["tokens_per_s"] = speed = row["tokens_per_s"]
+                speeds = {"flops_per_s": self._compute.flops_per_s(speed), "mfu": self._compute.mfu(speed)}
+                self._latest |= {name: value for name, value in speeds.items() if value is not None}
             else:
                 self._latest["val"] = row["loss"]
                 if self._bar is None:
@@ -113,7 +119,7 @@ class Console:
         from rich.table import Column
 
         return Progress(
-            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),
+            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=MIN_BAR - 1)),
             TextColumn("{task.description}", markup=False, style="none"),
             console=RichConsole(file=cast("TextIO", self._stream), force_terminal=True),
             auto_refresh=False,
@@ -125,7 +131,10 @@ class Console:
 
     def _draw(self, bar: Progress, now: float) -> None:
         self._drawn_at = now
-        bar.update(bar.task_ids[0], completed=self._step, description=self._line(now))
+        line = self._line(now)
+        if len(line) + MIN_BAR > bar.console.width:
+            line = self._line(now, left_out=("flops_per_s", "mfu"))
+        bar.update(bar.task_ids[0], completed=self._step, description=line)
         bar.refresh()
 
     def _is_due(self) -> bool:
@@ -141,10 +150,10 @@ class Console:
         # Plain lines print each validation loss once; the bar keeps the latest.
         self._latest.pop("val", None)
 
-    def _line(self, now: float) -> str:
+    def _line(self, now: float, left_out: Collection[str] = ()) -> str:
         parts = [f"step {self._step}/{self._steps}"]
         for name, form in _FORMS.items():
-            if name in self._latest:
+            if name in self._latest and name not in left_out:
                 parts.append(form(self._latest[name]))
         if self._pace_start and self._step > self._pace_start[0]:
             first_step, first_time = self._pace_start
@@ -162,6 +171,8 @@ _FORMS: dict[str, Callable[[float], str]] = {
     "val": lambda value: f"val {format_loss(value)}",
     "lr": lambda value: f"lr {value:.1e}",
     "tokens_per_s": lambda value: f"{value:,.0f} tok/s",
+    "flops_per_s": lambda value: f"{format_tflops(value)} TFLOP/s",
+    "mfu": lambda value: f"MFU {format_mfu(value)}",
 }
 
 

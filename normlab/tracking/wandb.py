@@ -24,6 +24,7 @@ from normlab.config.schema import TrackingConfig
 from normlab.errors import notify
 from normlab.stats.profiles import Profiles
 from normlab.store.status import Status
+from normlab.store.throughput import Compute
 from normlab.tracking.tracker import Row
 from normlab.tracking.wandb_payloads import final_summary, flat_config, payloads, step_metrics
 from normlab.tracking.wandb_service import SERVICE, kill_service, no_error_reports, start_run, wandb_environment
@@ -62,6 +63,7 @@ class WandbTracker:
         """W&B's folders of earlier offline parts."""
         self._run: Any = None
         self._tokens_per_step = 0
+        self._compute = Compute.parse({})
         self._failed = False
         self._sync_printed = False
         """Whether the command that uploads an offline run was printed."""
@@ -76,7 +78,7 @@ class WandbTracker:
 
     def log(self, rows: Sequence[Row]) -> None:
         """Send an interval's rows: one W&B row for each step of `payloads`."""
-        self._call("stopped", lambda: self._send(payloads(rows, self._tokens_per_step)))
+        self._call("stopped", lambda: self._send(payloads(rows, self._tokens_per_step, self._compute)))
 
     def log_statistics(self, profiles: Profiles) -> None:
         """Send the statistics of a step."""
@@ -120,6 +122,7 @@ class WandbTracker:
     def _start(self, run: Mapping[str, Any], first_step: int) -> None:
         config = run["config"]
         self._tokens_per_step = config["train"]["batch_size"] * config["model"]["context"]
+        self._compute = Compute.parse(run)
         with SERVICE.init, no_error_reports():
             self._folder.mkdir(parents=True, exist_ok=True)
             self._earlier = self._parts("offline-run", "*")

@@ -19,6 +19,7 @@ from normlab.stats.profiles import Array, Profiles
 from normlab.stats.registry import layers_of, values_of
 from normlab.store.outcome import final_losses
 from normlab.store.status import Status
+from normlab.store.throughput import Compute
 from normlab.tracking.tracker import Row
 
 PROFILED = (
@@ -97,7 +98,7 @@ def _last_step(profiles: Profiles, name: str) -> dict[str, Array]:
         return {}
 
 
-def payloads(rows: Sequence[Row], tokens_per_step: int) -> list[dict[str, float]]:
+def payloads(rows: Sequence[Row], tokens_per_step: int, compute: Compute) -> list[dict[str, float]]:
     """Return an interval's payloads, oldest first: a dict per step, with its evaluation and pace merged in.
 
     Only the last training row is sent, because a call of W&B's for each step is too expensive. It carries the largest
@@ -109,10 +110,19 @@ def payloads(rows: Sequence[Row], tokens_per_step: int) -> list[dict[str, float]
         step = row["step"]
         payload = merged.setdefault(step, {"train/step": step, "train/tokens": step * tokens_per_step})
         payload |= {name: row[key] for key, name in _NAMES[row["kind"]].items() if key in row}
+        if row["kind"] == "pace":
+            payload |= _speeds(compute, row["tokens_per_s"])
     if training:
         losses = (row["loss"] for row in training)
         merged[training[-1]["step"]]["train/loss_max"] = max(losses, key=lambda x: (math.isnan(x), x))
     return [merged[step] for step in sorted(merged)]
+
+
+def _speeds(compute: Compute, tokens_per_s: float) -> dict[str, float]:
+    """Return the model FLOP/s in units of 10^12, and the MFU from 0 to 1, if they are known."""
+    flops_per_s, mfu = compute.flops_per_s(tokens_per_s), compute.mfu(tokens_per_s)
+    speeds = {"perf/tflops_per_s": None if flops_per_s is None else flops_per_s / 1e12, "perf/mfu": mfu}
+    return {key: value for key, value in speeds.items() if value is not None}
 
 
 _NAMES = {
@@ -143,12 +153,13 @@ def flat_config(run: Mapping[str, Any]) -> dict[str, Any]:
         "batch_size": train["batch_size"],
         "steps": train["steps"],
         "tokens": train["steps"] * train["batch_size"] * model["context"],
+        "flops_per_token": run.get("flops_per_token"),  # older records have none
         **{key: resolved[key] for key in ("init", "device", "precision")},
         "corpus": corpus["name"],
         "corpus_sha256": corpus["sha256"],
         "vocab_size": corpus["vocab_size"],
         "baselines": corpus["baselines"],
-        "fingerprint": run.get("fingerprint"),  # older records have none
+        "fingerprint": run.get("fingerprint"),
         "causal": run["norm"]["causal"],
         "config": config,
         "versions": run["versions"],

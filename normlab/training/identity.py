@@ -22,6 +22,7 @@ from typing import Any
 from normlab.config.schema import RunConfig, canonical_hash
 from normlab.data.batches import validation_windows
 from normlab.data.corpus import Corpus
+from normlab.model.flops import flops_per_token
 from normlab.options import plain_tree
 from normlab.parsing import from_json
 from normlab.placements.init_rules import INIT_RULE_VERSIONS
@@ -107,6 +108,7 @@ def describe(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> di
         "corpus": {**corpus.description, "baselines": corpus.baselines(tokens_NT.numpy(), targets_NT.numpy())},
         "identity": run_identity,
         "prefix_hash": prefix_hash(run_identity),
+        "flops_per_token": flops_per_token(config, corpus.tokenizer.vocab_size),
         "warnings": config.warnings(),
         "norm": {name: getattr(config.norm, name) for name in ("formula", "source", "causal", "batch_statistics")},
         "placement": {"name": config.placement.name},

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from normlab.store.status import Status
+from normlab.store.throughput import Compute
 from normlab.tracking.wandb_payloads import final_summary, flat_config, payloads
 from support.wandb_runs import RUN
+
+UNKNOWN = Compute.parse({})
 
 
 def test_the_summary_has_the_outcome_and_no_final_loss_of_a_diverged_run() -> None:
@@ -33,7 +36,7 @@ def test_rows_of_one_step_are_one_payload() -> None:
         train(3, 4.0),
         {"kind": "pace", "step": 3, "seconds": 0.1, "tokens_per_s": 10.0},
     ]
-    assert payloads(rows, tokens_per_step=8) == [
+    assert payloads(rows, 8, UNKNOWN) == [
         {"train/step": 0, "train/tokens": 0, "eval/loss": 5.5},
         {"train/step": 1, "train/tokens": 8, "eval/loss": 4.5, "eval/loss_batch_statistics": 4.4},
         {
@@ -50,9 +53,18 @@ def test_rows_of_one_step_are_one_payload() -> None:
     ]
 
 
+def test_the_pace_has_flops_and_the_mfu_of_a_pack() -> None:
+    pace = {"kind": "pace", "step": 3, "seconds": 0.1, "tokens_per_s": 1e5}
+    known = Compute(flops_per_token=1e9, peak=5e14, runs=2)
+    (payload,) = payloads([pace], 8, known)
+    assert (payload["perf/tflops_per_s"], payload["perf/mfu"]) == (100.0, pytest.approx(0.4))
+    assert "perf/mfu" not in payloads([pace], 8, Compute(1e9, None, 2))[0]
+    assert flat_config(RUN | {"flops_per_token": 1e9})["flops_per_token"] == 1e9
+
+
 @pytest.mark.parametrize("losses", [[math.nan, 1.0, 2.0], [1.0, math.nan, 2.0], [math.inf, 1.0, math.nan]])
 def test_nan_loss_is_the_largest_of_its_interval(losses: list[float]) -> None:
-    (payload,) = payloads([train(step, loss) for step, loss in enumerate(losses)], 8)[-1:]
+    (payload,) = payloads([train(step, loss) for step, loss in enumerate(losses)], 8, UNKNOWN)[-1:]
     assert math.isnan(payload["train/loss_max"])
 
 

@@ -56,10 +56,12 @@ MAX_LAYER_VALUES = 400_000
 MAX_INTERACTIONS = 500
 """Most rows of the page's table of interactions; a page of more leaves it out."""
 RUN_COLUMNS = (
-    "state", "val_loss", "best_val_loss", "last_val_loss", "train_loss", "step", "tokens_per_s", "seconds", "id",
-    "note",
+    "state", "val_loss", "best_val_loss", "last_val_loss", "train_loss", "step", "tokens_per_s", "flops_per_s",
+    "mfu", "seconds", "id", "note",
 )  # fmt: skip
 """The columns of the table of runs after the options in which the runs differ."""
+_RUN_TITLES = {"flops_per_s": "TFLOP/s", "mfu": "MFU"}
+"""Titles that are not the key."""
 STILL_RUNNING = "still running: the numbers are of its latest step"
 DIGITS = 6
 """Significant digits of curves and profiles."""
@@ -197,6 +199,7 @@ def _cell(cell: Cell) -> Row:
     levels = {option: format_setting(value) for option, value in zip(cell.by, cell.key, strict=True)}
     statuses = [run.record.status for run in cell.runs]
     tokens = [status.tokens for status in statuses if status.tokens is not None]
+    flops = [run.record.compute.flops(run.record.status.tokens) for run in cell.runs]
     seconds = [status.seconds / status.pack_size for status in statuses if status.seconds is not None]
     batch, context = cell.runs[0].record.config.train.batch_size, cell.runs[0].record.config.model.context
     return {
@@ -207,6 +210,7 @@ def _cell(cell: Cell) -> Row:
         "bad": {text: count for text, state in BAD_STATES.items() if (count := cell.count(state))},
         "bad_rates": sorted({run.lr for run in cell.runs if run.state in BAD_STATES.values()}),
         "tokens": math.fsum(tokens),
+        "flops": None if None in flops else sum(map(float, filter(None, flops))),
         "hours": math.fsum(seconds) / 3600,
         "tokens_per_step": batch * context if batch and context else None,
         "point": dataclasses.asdict(loss_point(cell, cell.best_lr, 0)) if cell.losses else None,
@@ -315,4 +319,5 @@ def _run_table(records: Sequence[RunRecord], options: Sequence[str], cells: Sequ
         rows.append(
             {"id": record.run_id, "cell": cell_of.get(record.folder.path), "state": row["state"], "values": values}
         )
-    return {"columns": ["run", *options, *(key.replace("_", " ") for key in RUN_COLUMNS)], "rows": rows}
+    titles = [_RUN_TITLES.get(key, key.replace("_", " ")) for key in RUN_COLUMNS]
+    return {"columns": ["run", *options, *titles], "rows": rows}

@@ -14,7 +14,7 @@ from normlab.report.figure_points import MAX_POINTS
 from normlab.report.histories import histories, read_statistics
 
 ADDED = {
-    "levels", "loss_text", "lr_text", "is_bad", "bad", "tokens", "hours", "tokens_per_step", "point", "rates",
+    "levels", "loss_text", "lr_text", "is_bad", "bad", "tokens", "flops", "hours", "tokens_per_step", "point", "rates",
     "diverged_at", "curves", "layers", "bad_rates", "gradient",
 }  # fmt: skip
 """The keys of a cell besides those of `summarize`."""
@@ -185,6 +185,14 @@ def test_cost_and_outcomes(trained, compare):
     assert (cell["tokens"], cell["hours"]) == (1500, 0.75)
     assert cell["bad"] == {"diverged": 1, "failed": 1}
     assert (cell["is_bad"], cell["diverged_at"]) == (True, [4])
+
+
+def test_flops_are_summed_where_every_record_has_them(trained, compare):
+    trained("a", run={"flops_per_token": 3e6}, status={"tokens": 1000}, seed=0)
+    trained("b", run={"flops_per_token": 3e6}, status={"tokens": 500}, seed=1)
+    assert compare()["cells"][0]["flops"] == 4.5e9
+    trained("older", status={"tokens": 500}, seed=2)
+    assert compare()["cells"][0]["flops"] is None
 
 
 def test_the_runs_of_a_pack_share_its_time(trained, compare):

@@ -9,6 +9,7 @@ const MARGINS = new Map(
 const UNITS = {
   steps: ["step", () => 1],
   tokens: ["tokens", (cell) => cell.tokens_per_step],
+  flops: ["FLOPs of training", (cell) => cell.tokens_per_step * cell.flops_per_token],
   hours: [
     "hours of training, at the cell's mean speed",
     (cell) => cell.tokens_per_s && cell.tokens_per_step / cell.tokens_per_s / 3600,
@@ -81,7 +82,9 @@ function drawAnswer() {
   if (gradients) fact("gradients", ...gradients);
   const [tokens, hours] = [sumOf(cells, "tokens"), sumOf(cells, "hours")];
   const time = hours < 1 ? `${(hours * 60).toPrecision(3)} minutes` : `${hours.toPrecision(3)} hours`;
-  fact("cost", `${counted(sumOf(cells, "runs"), "run")}, ${shortNumber(tokens)} tokens, ${time} of training`);
+  const isKnown = !cells.some((cell) => isMissing(cell.flops));
+  const flops = isKnown ? `${sumOf(cells, "flops").toExponential(2).replace("e+", "e")} FLOPs, ` : "";
+  fact("cost", `${counted(sumOf(cells, "runs"), "run")}, ${shortNumber(tokens)} tokens, ${flops}${time} of training`);
   parts.push(facts);
   const isFiltered = cells.length < CELLS.length;
   if (isFiltered)

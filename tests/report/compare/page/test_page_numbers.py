@@ -111,9 +111,12 @@ def test_units_of_the_curves(browser, path):
         steps = [point["x"] for point in points(ready(page), "curves")[key]]
         page.locator("#unit").select_option("tokens")
         assert [point["x"] for point in points(page, "curves")[key]] == [step * 8 * 128 for step in steps]
+        page.locator("#unit").select_option("flops")
+        flops = [point["x"] for point in points(page, "curves")[key]]
         page.locator("#unit").select_option("hours")
         hours = [point["x"] for point in points(page, "curves")[key]]
         (cell,) = [c for c in page.evaluate("CELLS") if c["label"] == "RMSNorm, pre-norm, depth 4"]
+        assert flops == pytest.approx([step * 8 * 128 * cell["flops_per_token"] for step in steps])
         assert hours[-1] == pytest.approx(STEPS * 8 * 128 / cell["tokens_per_s"] / 3600)
 
 

@@ -26,6 +26,9 @@ class RecordingDisplay(ProgressDisplay):
     def pack_started(self, number: int) -> None:
         self.events.append(("started", number))
 
+    def pack_requeued(self, number: int) -> None:
+        self.events.append(("requeued", number))
+
     def pack_ended(self, plan: Plan, outcome: PackOutcome, halves: Sequence[Pack]) -> None:
         self.events.append((outcome.cause, outcome.pack, [half.number for half in halves]))
 

@@ -1,4 +1,4 @@
-"""Helpers of the sweep tests: a display that records its calls, and functions that find processes."""
+"""Helpers of the sweep tests: sweeps whose display records its calls, and functions that find processes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from normlab.config.compose import compose_sweep
 from normlab.store.plans import Pack, PackOutcome, Plan
+from normlab.sweeps.plan import make_plan
 from normlab.sweeps.progress import ProgressDisplay
+from normlab.sweeps.supervisor import SweepResult, supervise
 
 
 class RecordingDisplay(ProgressDisplay):
     """Records the calls of the supervisor, and calls `on_refresh` at each refresh."""
 
-    def __init__(self, on_refresh: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, on_refresh: Callable[[], object] = lambda: None) -> None:
         self.events: list[Any] = []
         self.on_refresh = on_refresh
 
@@ -42,6 +45,16 @@ class RecordingDisplay(ProgressDisplay):
         self.events.append("finish")
 
 
+def run_sweep(
+    overrides: Sequence[str], on_refresh: Callable[[], object] = lambda: None, *, retry_failed: bool = False
+) -> tuple[SweepResult, list[Any], Path]:
+    """Run a sweep; return its result, the calls of its display, and its folder."""
+    options, composed = compose_sweep(overrides)
+    planned, display = make_plan(options, composed), RecordingDisplay(on_refresh)
+    result = supervise(planned.folder, planned.plan, options, display, retry_failed=retry_failed)
+    return result, display.events, planned.folder
+
+
 def wait_for(condition: Callable[[], bool], seconds: float = 180) -> None:
     """Wait until a condition holds; fail after `seconds`."""
     deadline = time.monotonic() + seconds
@@ -57,12 +70,23 @@ def children_of(pid: int) -> list[int]:
 
 def workers_of(folder: Path) -> list[int]:
     """Return the worker processes whose command line names a sweep's folder."""
-    pids = []
+    return [pid for pid, _ in _workers(folder)]
+
+
+def worker_of(folder: Path, pack: int) -> int:
+    """Return the worker process of a pack of a sweep."""
+    (pid,) = (pid for pid, number in _workers(folder) if number == pack)
+    return pid
+
+
+def _workers(folder: Path) -> list[tuple[int, int]]:
+    """Return the worker processes of a sweep, each with the number of its pack."""
+    workers = []
     for entry in Path("/proc").iterdir():
         try:
             line = (entry / "cmdline").read_bytes() if entry.name.isdecimal() else b""
         except OSError:
             continue
         if b"normlab.sweeps.worker" in line and os.fsencode(folder) in line:
-            pids.append(int(entry.name))
-    return pids
+            workers.append((int(entry.name), int(line.split(b"\0")[-2])))
+    return workers

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,20 +36,11 @@ from normlab.store.runs import RunFolder
 from normlab.sweeps import slurm, squeue, supervisor
 from normlab.sweeps.plan import make_plan
 from normlab.sweeps.squeue import Squeue
-from normlab.sweeps.supervisor import SweepResult, supervise
-from support.processes import RecordingDisplay, children_of, wait_for
+from support.processes import children_of, run_sweep, wait_for
 
 Command = Callable[..., tuple[int, str, str]]
 HERE = ["sweep.on=slurm", "sweep.slurm.cluster=local", "sweep.slurm.gpus=0", "sweep.slurm.cpus=1"]
 """Run the tasks as submitit's processes on this machine."""
-
-
-def run_sweep(
-    overrides: Sequence[str], on_refresh: Callable[[], None] = lambda: None
-) -> tuple[SweepResult, list[Any], Path]:
-    options, composed = compose_sweep(overrides)
-    planned, display = make_plan(options, composed), RecordingDisplay(on_refresh)
-    return supervise(planned.folder, planned.plan, options, display), display.events, planned.folder
 
 
 # With submitit's processes on this machine.
@@ -297,25 +288,7 @@ def test_task_that_left_the_queue_without_an_outcome_has_failed(
     assert [end.cause for end in read_outcomes(folder)] == ["finished", "unreported", "finished"]
     outcome, events, _ = run_sweep(grid)
     assert events[0] == ("start", [], 2, [2])
-    options, composed = compose_sweep(grid)
-    planned, display = make_plan(options, composed), RecordingDisplay(lambda: finish(folder, 2))
-    assert supervise(planned.folder, planned.plan, options, display, retry_failed=True).code == 0
-
-
-def test_task_that_reported_its_outcome_and_left_the_queue_is_over(
-    overrides: list[str], tmp_path: Path, cluster: Cluster
-) -> None:
-    """As after scancel: the task has no result, since submitit would count it as finished."""
-    folder = sweep_folder(tmp_path / "results", "x")
-    refreshes = iter(range(1000))
-
-    def on_refresh() -> None:
-        assert next(refreshes, None) is not None, "the cancelled task is still shown as running"
-        write_task_outcome(folder, PackOutcome(1, "interrupted", "stopped", 143, 1.0, time.time()))
-        cluster.says(t12="CANCELLED")
-
-    outcome, _, _ = run_sweep([*overrides, *THERE, "seed=0"], on_refresh)
-    assert (outcome.code, [end.detail for end in read_outcomes(folder)]) == (1, ["stopped"])
+    assert run_sweep(grid, lambda: finish(folder, 2), retry_failed=True)[0].code == 0
 
 
 def test_task_that_ended_without_an_outcome_exited(overrides: list[str], tmp_path: Path, cluster: Cluster) -> None:

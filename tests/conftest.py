@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from normlab.openmp import limit_spinning
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+    from slurm_cluster import SlurmCluster
 
 # Before any import of the hub's libraries, which read it once.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -34,10 +36,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that uses the browser."""
+    """Mark every test that uses the browser or Slurm."""
     for item in items:
-        if "browser" in getattr(item, "fixturenames", ()):
-            item.add_marker("browser")
+        for name in {"browser", "slurm"}.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(name)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -57,6 +59,26 @@ def _isolated_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+@pytest.fixture(scope="session")
+def slurm(_isolated_cache: None) -> Iterator[SlurmCluster]:
+    """Return a Slurm cluster of one node; without Slurm skip the test, or fail if `NORMLAB_SLURM=required` is set."""
+    from slurm_cluster import SlurmCluster, missing
+
+    if problem := missing():
+        give_up = pytest.fail if os.environ.get("NORMLAB_SLURM") == "required" else pytest.skip
+        give_up(f"cannot start a Slurm cluster: {problem}")
+    # Not pytest's folder, whose path may be too long for a socket.
+    with tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True) as home:
+        cluster = SlurmCluster(Path(home))
+        os.environ.update(cluster.environment)
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()
+            os.environ.pop("SLURM_CONF")
 
 
 @pytest.fixture

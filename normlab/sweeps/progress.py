@@ -118,9 +118,9 @@ def result_lines(plan: Plan, folder: Path, failed: Mapping[int, PackOutcome]) ->
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     yield f"{plan.name}: {_count(len(plan.runs), 'run')}, {counts}"
     for number, outcome in sorted(failed.items()):
-        log = os.path.relpath(log_of(folder, number))
-        label = plan.label(plan.pack_of(number))
-        yield f"pack {number} {FAILURES[outcome.cause]}: {label}: {outcome.detail} ({log})"
+        # A task of Slurm that ends before its pack starts has a log of its own, which the detail names.
+        log = f" ({os.path.relpath(path)})" if (path := log_of(folder, number)).exists() else ""
+        yield f"pack {number} {FAILURES[outcome.cause]}: {plan.label(plan.pack_of(number))}: {outcome.detail}{log}"
     if failed:
         yield "failed packs are skipped; the same command with --retry-failed retries them"
     if states["left to train"]:
@@ -251,6 +251,13 @@ class ProgressDisplay:
     def pack_started(self, number: int, gpu: int | None = None) -> None:
         """Show that a pack runs, and the index of its GPU if it has one."""
         self._packs[number].start(gpu=gpu)
+
+    def pack_requeued(self, number: int) -> None:
+        """Show that a pack that has run waits again; without a terminal, print a line."""
+        pack = self._packs[number]
+        pack.start(WAITING)
+        if self._live is None:
+            self.print(f"pack {number} {pack.label}: queued again at step {pack.step:.0f}/{pack.steps}")
 
     def pack_ended(self, plan: Plan, outcome: PackOutcome, halves: Sequence[Pack]) -> None:
         """Show the outcome of a pack's process; without a terminal, print a line.

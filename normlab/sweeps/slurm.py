@@ -6,9 +6,11 @@ supervisor that is stopped does not stop the tasks, and the next supervisor watc
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from normlab.config.sweep_options import SweepOptions
@@ -37,23 +39,39 @@ class SlurmExecutor:
         folder: The folder of the sweep.
         options: Resources of a task, number of tasks at once, and timeout.
         on_start: Called with the number of each pack whose task has started.
+        on_requeue: Called with the number of each pack whose task has started and is queued again.
+        on_message: Called with each message to the user.
 
     Raises:
         ConfigError: submitit or Slurm is not installed.
     """
 
-    def __init__(self, folder: Path, options: SweepOptions, on_start: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        options: SweepOptions,
+        on_start: Callable[[int], None] = lambda _: None,
+        on_requeue: Callable[[int], None] = lambda _: None,
+        on_message: Callable[[str], None] = lambda _: None,
+    ) -> None:
         try:
             from submitit.core.utils import JobPaths
         except ModuleNotFoundError:
             raise ConfigError(
                 "sweep.on=slurm: needs submitit, which is not installed; pip install submitit, or use sweep.on=local"
             ) from None
-        self._folder, self._options, self._on_start = folder, options, on_start
+        self._folder, self._options = folder, options
+        self._on_start, self._on_requeue, self._on_message = on_start, on_requeue, on_message
         self._slurm_folder = plans.slurm_folder(folder).absolute()
         self._paths = lambda number: JobPaths(self._slurm_folder, self._queue[number].job)
         self._queue: dict[int, SubmittedPack] = {}
         self._not_started: set[int] = set()
+        self._requeued: set[int] = set()
+        """Those of `_not_started` that have started before."""
+        self._states: dict[int, tuple[str, str]] = {}
+        """State and reason to wait of each pack in the queue, until they are reported."""
+        self._reasons: set[str] = set()
+        """Slurm's reasons to wait that the user knows."""
         self._squeue = Squeue()
         self._polled = -POLL_EVERY_S
         if options.on == "slurm":
@@ -93,13 +111,14 @@ class SlurmExecutor:
         return []
 
     def outcomes(self, plan: Plan) -> Iterator[PackOutcome]:
-        """Yield the outcome of each pack whose task has ended; report tasks that have started."""
+        """Yield the outcome of each pack whose task has ended; report tasks that have started or are queued again."""
         if time.monotonic() - self._polled >= POLL_EVERY_S:
             self._polled = time.monotonic()
-            for number in sorted(self._not_started & {pack.number for pack in plan.packs}):
+            planned = {pack.number for pack in plan.packs}  # without those that were halved
+            self._report_states(planned)
+            for number in sorted(planned & self._not_started - self._requeued):
                 if self._paths(number).stdout.exists():
-                    self._not_started.remove(number)
-                    self._on_start(number)
+                    self._report_start(number)
             yield from self.tasks_over(plan)
 
     def tasks_over(self, plan: Plan, *, at_once: bool = False) -> Iterator[PackOutcome]:
@@ -114,16 +133,17 @@ class SlurmExecutor:
             if number in packs:  # otherwise the pack was halved already
                 completed = all_completed(self._folder, plan.runs_of(packs[number]))
                 written = plans.read_task_outcome(self._folder, number)
-                yield written or _outcome_of_state(number, state, completed=completed)
+                yield written or _outcome_of_state(number, state, self._paths(number).stdout, completed=completed)
             del self._queue[number]
             self._not_started.discard(number)
+            self._requeued.discard(number)
             plans.write_queue(self._folder, self._queue)
 
     def stop(self, *, again: bool) -> str:
         """Stop watching; the tasks continue, because a shell on a login node dies easily."""
         del again
-        packs = "1 pack continues" if len(self._queue) == 1 else f"{len(self._queue)} packs continue"
-        command, self._queue, self._not_started = self.cancel_command, {}, set()
+        packs, command = _packs(len(self._queue), "continue"), self.cancel_command
+        self._queue, self._not_started, self._requeued = {}, set(), set()
         return f"stopped watching: {packs} in Slurm; use the same command to watch again, or `{command}` to cancel"
 
     def close(self) -> None:
@@ -157,7 +177,10 @@ class SlurmExecutor:
             slurm_account=options.account,
             slurm_signal_delay_s=NOTICE_S,
             slurm_array_parallelism=self._options.jobs or MOST_IN_AN_ARRAY,
+            slurm_wckey="",  # the user's default; submitit would set a key of its own, which a cluster may reject
             slurm_additional_parameters=extra or None,
+            # Since Slurm 22.05, srun does not inherit the cores of sbatch, and may bind the task to one core.
+            slurm_srun_args=[f"--cpus-per-task={options.cpus}"],
         )
         folder = str(self._folder.absolute())
         try:
@@ -184,8 +207,38 @@ class SlurmExecutor:
                 in_slurm[submitted.job] = number
             elif not _is_alive(int(submitted.job)):
                 ended[number] = ""
-        gone = self._squeue.gone(in_slurm, min_seconds=gone_for_s)
-        return ended | {in_slurm[task]: state for task, state in gone.items()}
+        if states := self._squeue.ask(in_slurm):
+            self._states = {in_slurm[task]: state for task, state in states.items()}
+        for task, (state, seconds) in self._squeue.gone(in_slurm).items():
+            has_outcome = state and plans.read_task_outcome(self._folder, in_slurm[task]) is not None
+            if has_outcome or state == "CANCELLED" or seconds >= gone_for_s:
+                ended[in_slurm[task]] = state
+        return ended
+
+    def _report_states(self, planned: Collection[int]) -> None:
+        """Report tasks that have started or are queued again, and the reasons to wait, by squeue's last answer."""
+        states = {number: state for number, state in self._states.items() if number in planned}
+        self._states = {}
+        for number, (state, _) in states.items():
+            if state == "PENDING" and number not in self._not_started:
+                self._not_started.add(number)
+                self._requeued.add(number)
+                self._on_requeue(number)
+            elif state == "RUNNING" and number in self._not_started:
+                self._report_start(number)
+        waiting = Counter(reason for state, reason in states.values() if state == "PENDING")
+        for reason in sorted(waiting.keys() - self._reasons - {"", "None"}):
+            self._on_message(f"{_packs(waiting[reason], 'wait')} in Slurm: {reason}")
+        self._reasons |= waiting.keys()
+
+    def _report_start(self, number: int) -> None:
+        self._not_started.discard(number)
+        self._requeued.discard(number)
+        self._on_start(number)
+
+
+def _packs(count: int, verb: str) -> str:
+    return f"1 pack {verb}s" if count == 1 else f"{count} packs {verb}"
 
 
 def _require_slurm(cluster: str) -> None:
@@ -196,17 +249,29 @@ def _require_slurm(cluster: str) -> None:
         )
 
 
-def _outcome_of_state(number: int, state: str, *, completed: bool) -> PackOutcome:
-    """Return the outcome of a task that wrote no outcome, by its final state in Slurm."""
+def _outcome_of_state(number: int, state: str, log: Path, *, completed: bool) -> PackOutcome:
+    """Return the outcome of a task that wrote no outcome, by its final state in Slurm and the log of the task."""
     cause = plans.FINISHED if completed else CAUSES.get(state, plans.UNREPORTED)
+    if cause == plans.EXITED and _exceeded_memory(log):  # without cgroups, Slurm reports no OUT_OF_MEMORY
+        cause = plans.MEMORY
+    name = os.path.relpath(log)
     detail = {
         plans.FINISHED: "",
-        plans.UNREPORTED: "its task was cancelled or killed: squeue no longer lists it",
-        plans.EXITED: "the task exited without reporting an outcome; the error is in its log in slurm/",
+        plans.UNREPORTED: f"squeue and sacct do not list its task, whose log is {name}",
         plans.MEMORY: f"Slurm state {state}; raise sweep.slurm.memory_gb",
         plans.INTERRUPTED: f"Slurm state {state}; the same command resumes it",
-    }.get(cause, f"Slurm state {state}")
+    }.get(cause, f"Slurm state {state}; the log of the task is {name}")
     return PackOutcome(number, cause, detail, None, 0.0, time.time())
+
+
+def _exceeded_memory(log: Path) -> bool:
+    """Return whether Slurm has written to the log of a task that it used too much memory."""
+    try:
+        text = log.read_text(errors="replace")
+    except OSError:
+        return False
+    # The log of a task that was queued again has all its attempts.
+    return "exceeded memory limit" in text.rpartition("Starting with JobEnvironment")[2]
 
 
 def _is_alive(pid: int) -> bool:

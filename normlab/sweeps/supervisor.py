@@ -72,7 +72,7 @@ def supervise(
         StoreError: Another process supervises the sweep, Slurm has some of its packs, or a file cannot be written.
     """
     if options.on == "slurm":
-        executor = SlurmExecutor(folder, options, display.pack_started)
+        executor = SlurmExecutor(folder, options, display.pack_started, display.pack_requeued, display.print)
     else:
         executor = LocalExecutor(folder, options, display.pack_started, gpus, display.print)
     make_folder(folder)
@@ -100,7 +100,7 @@ def _record_slurm_outcomes(
         StoreError: The command runs the sweep on this machine, and some tasks in Slurm are still active.
     """
     watches_slurm = isinstance(executor, SlurmExecutor)
-    slurm = executor if watches_slurm else SlurmExecutor(folder, options, lambda _: None)
+    slurm = executor if watches_slurm else SlurmExecutor(folder, options)
     slurm.load_queue()
     # A local sweep asks Slurm only once, so a task counts as ended at once.
     for outcome in slurm.tasks_over(plan, at_once=not watches_slurm):

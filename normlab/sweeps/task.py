@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from normlab.errors import NormlabError
 from normlab.store.plans import FAILURES, INTERRUPTED, delete_task_outcome, read_plan, write_task_outcome
 from normlab.sweeps.local import POLL_EVERY_S, PackProcess
+from normlab.sweeps.squeue import requeue, state_of
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
@@ -52,7 +53,7 @@ class Task:
         process = self._process = PackProcess(
             folder, plan, plan.pack_of(self.number), self.threads, self.timeout_minutes
         )
-        # scancel sends these signals, and so does a system that shuts the node down.
+        # scancel sends these signals, and so do a preemption and a system that shuts the node down.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: process.stop())
         try:
@@ -60,19 +61,37 @@ class Task:
                 time.sleep(POLL_EVERY_S)
         finally:
             process.close_pipe()
+        # A preempted task is still RUNNING. It must queue itself, because Slurm only queues it if it never exits.
+        if outcome.cause == INTERRUPTED and (job := _slurm_job()) and state_of(job) == "RUNNING" and requeue(job):
+            sys.exit(128 + signal.SIGTERM)
         write_task_outcome(folder, outcome)
         if outcome.cause in FAILURES:
             raise NormlabError(f"pack {self.number} {FAILURES[outcome.cause]}: {outcome.detail}")
         if outcome.cause == INTERRUPTED:
-            sys.exit(128 + signal.SIGTERM)  # writes no result, so Slurm may queue the task again
+            sys.exit(128 + signal.SIGTERM)  # writes no result; Slurm may still queue the task again
         return outcome.cause
 
     def checkpoint(self) -> DelayedSubmission:
-        """Stop the pack with a checkpoint and return the task to queue, in submitit's handler."""
+        """Stop the pack with a checkpoint and return the task to queue, in submitit's handler.
+
+        Raises:
+            SystemExit: The task was cancelled meanwhile; if it were queued, it would run again.
+        """
         from submitit.helpers import DelayedSubmission
 
         if self._process is not None:
             self._process.stop()
-            while self._process.poll() is None:
+            while (outcome := self._process.poll()) is None:
                 time.sleep(POLL_EVERY_S)
+            if (job := _slurm_job()) and state_of(job) not in ("RUNNING", ""):
+                write_task_outcome(Path(self.folder), outcome)
+                sys.exit(128 + signal.SIGTERM)
         return DelayedSubmission(Task(self.folder, self.number, self.threads, self.timeout_minutes))
+
+
+def _slurm_job() -> str:
+    """Return Slurm's name of this task; empty outside of Slurm."""
+    from submitit import JobEnvironment
+
+    environment = JobEnvironment()
+    return environment.job_id if environment.cluster == "slurm" else ""

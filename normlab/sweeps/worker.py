@@ -76,7 +76,8 @@ def _train(folder: Path, number: int, on_gpu: bool) -> int:
         configs.append(config)
     wait_until_inactive([run_of(folder, run) for run in runs])
     pack = {"sweep": plan.name, "number": number, "runs": [run.run_id for run in runs]}
-    outcomes = training.train_pack(configs, pack=pack, ends_process=True)
+    # Slurm sends SIGTERM to every process of a task, and the parent sends another. SIGKILL ends the process at once.
+    outcomes = training.train_pack(configs, pack=pack, only_first_signal=True)
     stopped = next((outcome.signal for outcome in outcomes if outcome.signal), None)
     return 128 + stopped if stopped else 0
 

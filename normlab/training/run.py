@@ -67,6 +67,7 @@ def train_pack(
     *,
     pack: Mapping[str, Any] | None = None,
     ends_process: bool = False,
+    only_first_signal: bool = False,
 ) -> list[Outcome]:
     """Train runs as one stacked computation, or resume them, or return the outcomes that all have already.
 
@@ -78,6 +79,7 @@ def train_pack(
         trackers: The trackers of each run.
         pack: The pack's `sweep`, `number` and, if they are planned, the ids of its `runs`.
         ends_process: As for `train`.
+        only_first_signal: Whether the process ignores SIGINT and SIGTERM after the first one.
 
     Raises:
         ConfigError, DataError, StoreError: The message says what to do.
@@ -86,7 +88,7 @@ def train_pack(
     # Before the stop request: a signal ends the preparation of a corpus at once, and its files appear atomically.
     corpus = open_corpus(configs[0].data)
     apply(settings)  # after the corpus: it may import a compiler, and a missing text is reported sooner
-    with StopRequest(ends_process=ends_process) as stop:
+    with StopRequest(ends_process=ends_process, only_first=only_first_signal) as stop:
         runs = open_runs(configs, settings, corpus, pack)
         completed = [status_if_completed(run) for run in runs]
         if all(completed):

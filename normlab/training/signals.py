@@ -24,12 +24,13 @@ class StopRequest:
 
     Args:
         ends_process: Whether the thread may end the process.
+        only_first: Whether the process ignores SIGINT and SIGTERM after the first one.
     """
 
-    def __init__(self, *, ends_process: bool = False) -> None:
+    def __init__(self, *, ends_process: bool = False, only_first: bool = False) -> None:
         self.received: int | None = None
         self._old_handlers: dict[int, Any] = {}
-        self._ends_process = ends_process
+        self._ends_process, self._only_first = ends_process, only_first
         self._watch: _Watch | None = None
 
     def __enter__(self) -> StopRequest:
@@ -53,6 +54,9 @@ class StopRequest:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.received = number
         self._restore_handlers()
+        if self._only_first:
+            for other in SIGNALS:
+                signal.signal(other, signal.SIG_IGN)
 
     def _restore_handlers(self) -> None:
         for number, handler in self._old_handlers.items():

@@ -1,4 +1,4 @@
-"""Helpers of the sweep tests: a display that records its calls, and functions that find processes."""
+"""Helpers of the sweep tests: sweeps whose display records its calls, and functions that find processes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from normlab.config.compose import compose_sweep
 from normlab.store.plans import Pack, PackOutcome, Plan
+from normlab.sweeps.plan import make_plan
 from normlab.sweeps.progress import ProgressDisplay
+from normlab.sweeps.supervisor import SweepResult, supervise
 
 
 class RecordingDisplay(ProgressDisplay):
     """Records the calls of the supervisor, and calls `on_refresh` at each refresh."""
 
-    def __init__(self, on_refresh: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, on_refresh: Callable[[], object] = lambda: None) -> None:
         self.events: list[Any] = []
         self.on_refresh = on_refresh
 
@@ -25,6 +28,9 @@ class RecordingDisplay(ProgressDisplay):
 
     def pack_started(self, number: int, gpu: int | None = None) -> None:
         self.events.append(("started", number) if gpu is None else ("started", number, gpu))
+
+    def pack_requeued(self, number: int) -> None:
+        self.events.append(("requeued", number))
 
     def pack_ended(self, plan: Plan, outcome: PackOutcome, halves: Sequence[Pack]) -> None:
         self.events.append((outcome.cause, outcome.pack, [half.number for half in halves]))
@@ -37,6 +43,16 @@ class RecordingDisplay(ProgressDisplay):
 
     def finish(self) -> None:
         self.events.append("finish")
+
+
+def run_sweep(
+    overrides: Sequence[str], on_refresh: Callable[[], object] = lambda: None, *, retry_failed: bool = False
+) -> tuple[SweepResult, list[Any], Path]:
+    """Run a sweep; return its result, the calls of its display, and its folder."""
+    options, composed = compose_sweep(overrides)
+    planned, display = make_plan(options, composed), RecordingDisplay(on_refresh)
+    result = supervise(planned.folder, planned.plan, options, display, retry_failed=retry_failed)
+    return result, display.events, planned.folder
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 180) -> None:
@@ -54,12 +70,23 @@ def children_of(pid: int) -> list[int]:
 
 def workers_of(folder: Path) -> list[int]:
     """Return the worker processes whose command line names a sweep's folder."""
-    pids = []
+    return [pid for pid, _ in _workers(folder)]
+
+
+def worker_of(folder: Path, pack: int) -> int:
+    """Return the worker process of a pack of a sweep."""
+    (pid,) = (pid for pid, number in _workers(folder) if number == pack)
+    return pid
+
+
+def _workers(folder: Path) -> list[tuple[int, int]]:
+    """Return the worker processes of a sweep, each with the number of its pack."""
+    workers = []
     for entry in Path("/proc").iterdir():
         try:
             line = (entry / "cmdline").read_bytes() if entry.name.isdecimal() else b""
         except OSError:
             continue
         if b"normlab.sweeps.worker" in line and os.fsencode(folder) in line:
-            pids.append(int(entry.name))
-    return pids
+            workers.append((int(entry.name), int(line.split(b"\0")[-2])))
+    return workers

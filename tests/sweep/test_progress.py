@@ -12,7 +12,18 @@ import pytest
 
 from normlab.config.compose import compose_sweep
 from normlab.options import plain_tree
-from normlab.store.plans import FINISHED, GPU_FAULT, RAISED, Pack, PackOutcome, Plan, PlannedRun, run_of, sweep_folder
+from normlab.store.plans import (
+    FINISHED,
+    GPU_FAULT,
+    RAISED,
+    Pack,
+    PackOutcome,
+    Plan,
+    PlannedRun,
+    log_of,
+    run_of,
+    sweep_folder,
+)
 from normlab.store.runs import RunFolder
 from normlab.sweeps import progress
 from normlab.sweeps.progress import PackProgress, ProgressDisplay, result_lines
@@ -141,6 +152,8 @@ def test_table_of_many_runs_shows_only_unusual_ones(folder: Path, jobs: list[Pla
         write(folder, jobs[number], "diverged" if number == 3 else "finished", 500, val_loss=2.0)
     write(folder, jobs[39], "running", 5)  # and no process holds its lock
     failed = {39: PackOutcome(39, RAISED, "ValueError: no", 1, 1.0, 1.0)}
+    log_of(folder, 39).parent.mkdir(parents=True)
+    log_of(folder, 39).touch()
     title, table, *lines = result_lines(plan, folder, failed)
     assert title == "failed, diverged, regressed, stuck or damaged: 3 of 40 runs:"
     rows = [line.split() for line in table.splitlines() if line.startswith("norm=") and ":" not in line]

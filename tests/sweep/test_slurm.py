@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,30 +36,20 @@ from normlab.store.runs import RunFolder
 from normlab.sweeps import slurm, squeue, supervisor
 from normlab.sweeps.plan import make_plan
 from normlab.sweeps.squeue import Squeue
-from normlab.sweeps.supervisor import SweepResult, supervise
-from support.processes import RecordingDisplay, children_of, wait_for
+from support.processes import children_of, run_sweep, wait_for
 
 Command = Callable[..., tuple[int, str, str]]
 HERE = ["sweep.on=slurm", "sweep.slurm.cluster=local", "sweep.slurm.gpus=0", "sweep.slurm.cpus=1"]
 """Run the tasks as submitit's processes on this machine."""
 
 
-def run_sweep(
-    overrides: Sequence[str], on_refresh: Callable[[], None] = lambda: None
-) -> tuple[SweepResult, list[Any], Path]:
-    options, composed = compose_sweep(overrides)
-    planned, display = make_plan(options, composed), RecordingDisplay(on_refresh)
-    return supervise(planned.folder, planned.plan, options, display), display.events, planned.folder
-
-
 # With submitit's processes on this machine.
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("pack", ["off", "2"])
-def test_preempted_task_resumes_bit_for_bit(overrides: list[str], tmp_path: Path, pack: str) -> None:
+def test_preempted_task_resumes_bit_for_bit(overrides: list[str], tmp_path: Path) -> None:
     """It is queued again, resumes from the step that all its runs have, and ends bit for bit the same."""
-    grid = [*overrides, "seed=range(4)", f"sweep.pack={pack}", "sweep.name=x", "train.steps=300", "deterministic=true"]
+    grid = [*overrides, "seed=range(4)", "sweep.pack=2", "sweep.name=x", "train.steps=300", "deterministic=true"]
     whole, _, folder = run_sweep([*grid, f"results_dir={tmp_path / 'whole'}", "sweep.jobs=2"])
     reference = [run_of(folder, job) for job in whole.plan.runs]
     members = [index for pack in whole.plan.packs for index in pack.runs if 1 in pack.runs]
@@ -223,7 +213,7 @@ def test_options_of_the_sbatch_script(overrides: list[str], tmp_path: Path, clus
 
     outcome, events, _ = run_sweep([*grid, *(f"sweep.slurm.{override}" for override in settings)], finish_all)
     assert outcome.code == 0
-    assert [event[:2] for event in events[1:-1]] == [("finished", 1), ("finished", 2), ("finished", 3)]
+    assert [event[1] for event in events if event[0] == "finished"] == [1, 2, 3]
     (script,) = cluster.scripts
     lines = {line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")}
     assert lines >= {
@@ -253,11 +243,14 @@ def test_outcome_of_a_task_that_reported_none_is_slurms_state(
             finish(folder, number)
 
     outcome, events, _ = run_sweep(grid, on_refresh)
-    assert [event for event in events if isinstance(event, tuple) and event[0] != "start"] == [
+    assert [event for event in events if isinstance(event, tuple) and not event[0].startswith("start")] == [
         ("finished", 1, []), ("memory", 2, [5, 6]), ("interrupted", 3, []), ("killed", 4, []),
         ("finished", 5, []), ("finished", 6, []),
     ]  # fmt: skip
-    assert {number: end.detail for number, end in outcome.failed.items()} == {4: "Slurm state NODE_FAIL"}
+    log = os.path.relpath(folder / "slurm" / "12_3_0_log.out")
+    assert {number: end.detail for number, end in outcome.failed.items()} == {
+        4: f"Slurm state NODE_FAIL; the log of the task is {log}"
+    }
     assert len(cluster.scripts) == 2
     assert "--array=0-1%2" in cluster.scripts[1]
     # The same command again: the failed pack waits, the cancelled one is submitted.
@@ -288,29 +281,13 @@ def test_task_that_left_the_queue_without_an_outcome_has_failed(
     assert ("unreported", 2, []) in events
     assert outcome.code == 1
     assert {number: end.cause for number, end in outcome.failed.items()} == {2: "unreported"}
-    assert outcome.failed[2].detail == "its task was cancelled or killed: squeue no longer lists it"
+    assert outcome.failed[2].detail == (
+        f"squeue and sacct do not list its task, whose log is {os.path.relpath(folder / 'slurm' / '12_1_0_log.out')}"
+    )
     assert [end.cause for end in read_outcomes(folder)] == ["finished", "unreported", "finished"]
     outcome, events, _ = run_sweep(grid)
     assert events[0] == ("start", [], 2, [2])
-    options, composed = compose_sweep(grid)
-    planned, display = make_plan(options, composed), RecordingDisplay(lambda: finish(folder, 2))
-    assert supervise(planned.folder, planned.plan, options, display, retry_failed=True).code == 0
-
-
-def test_task_that_reported_its_outcome_and_left_the_queue_is_over(
-    overrides: list[str], tmp_path: Path, cluster: Cluster
-) -> None:
-    """As after scancel: the task has no result, since submitit would count it as finished."""
-    folder = sweep_folder(tmp_path / "results", "x")
-    refreshes = iter(range(1000))
-
-    def on_refresh() -> None:
-        assert next(refreshes, None) is not None, "the cancelled task is still shown as running"
-        write_task_outcome(folder, PackOutcome(1, "interrupted", "stopped", 143, 1.0, time.time()))
-        cluster.says(t12="CANCELLED")
-
-    outcome, _, _ = run_sweep([*overrides, *THERE, "seed=0"], on_refresh)
-    assert (outcome.code, [end.detail for end in read_outcomes(folder)]) == (1, ["stopped"])
+    assert run_sweep(grid, lambda: finish(folder, 2), retry_failed=True)[0].code == 0
 
 
 def test_task_that_ended_without_an_outcome_exited(overrides: list[str], tmp_path: Path, cluster: Cluster) -> None:
@@ -324,32 +301,35 @@ def test_task_that_ended_without_an_outcome_exited(overrides: list[str], tmp_pat
     outcome, _, _ = run_sweep([*overrides, *THERE, "seed=0"], end_task)
     assert outcome.code == 1
     assert outcome.failed[1].cause == "exited"
-    assert "exited without reporting an outcome" in outcome.failed[1].detail
+    assert "Slurm state COMPLETED; the log of the task is" in outcome.failed[1].detail
 
 
 def test_only_an_answer_of_squeue_is_evidence_that_a_task_is_gone(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gone(program: str, min_seconds: float = 0.0, watch: Squeue | None = None) -> dict[str, str]:
+    def gone(program: str, watch: Squeue | None = None) -> dict[str, tuple[str, float]]:
         (cluster.folder / "squeue").write_text(f"#!/bin/sh\n{program}\n")
-        return (watch or Squeue()).gone({"12_0", "12_1"}, min_seconds=min_seconds)
+        watch = watch or Squeue()
+        watch.ask({"12_0", "12_1"})
+        return watch.gone({"12_0", "12_1"})
 
-    assert gone("echo '12_0|PENDING'; echo '12_1|REQUEUED'") == {}
-    assert gone("echo '12_0|COMPLETING'") == {"12_1": ""}
-    assert gone("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1") == {"12_0": "", "12_1": ""}
+    assert gone("echo '12_0|PENDING|Priority'; echo '12_1|REQUEUED|None'") == {}
+    assert gone("echo '12_0|COMPLETING|None'") == {"12_1": ("", 0)}
+    unknown = {"12_0": ("", 0), "12_1": ("", 0)}
+    assert gone("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1") == unknown
     assert gone("echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1") == {}
     (cluster.folder / "sacct.txt").write_text("12_0|TIMEOUT\n12_1|RUNNING\n12_[2-9]|PENDING\n")
-    assert gone(":") == {"12_0": "TIMEOUT", "12_1": ""}
-    # Two answers at least `min_seconds` apart must miss the task, and so must all answers between them.
+    assert gone(":") == {"12_0": ("TIMEOUT", 0), "12_1": ("", 0)}
+    # The time is that between two answers that miss the task, and so do all answers between them.
     clock = 100.0
     monkeypatch.setattr(squeue.time, "monotonic", lambda: clock)
     watch = Squeue()
-    assert gone(":", 60, watch) == {}
+    gone(":", watch)
     clock = 130.0
-    assert gone("echo '12_0|RUNNING'", 60, watch) == {}
+    assert gone("echo '12_0|RUNNING|None'", watch) == {"12_1": ("", 30)}
     clock = 170.0
-    assert gone("exit 1", 60, watch) == {}
-    assert gone(":", 60, watch) == {"12_1": ""}
+    assert gone("exit 1", watch) == {"12_1": ("", 30)}
+    assert gone(":", watch) == {"12_0": ("TIMEOUT", 0), "12_1": ("", 70)}
     monkeypatch.undo()
     monkeypatch.setenv("PATH", f"{cluster.folder}:{os.environ['PATH']}")
     monkeypatch.setattr(squeue, "ANSWER_WITHIN_S", 0.2)
@@ -360,13 +340,17 @@ def test_squeue_is_called_once_for_all_tasks_and_not_too_often(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = cluster.folder / "calls"
-    (cluster.folder / "squeue").write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
+    for name in ("squeue", "sacct"):
+        (cluster.folder / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {calls}\n')
     monkeypatch.setattr(squeue, "ASK_EVERY_S", 1000.0)
     watch = Squeue()
     for _ in range(5):
-        watch.gone({"12_0", "12_1", "13"}, min_seconds=60)
-    (call,) = calls.read_text().splitlines()
-    assert call.endswith("--jobs=12,13")
+        watch.ask({"12_0", "12_1", "13"})
+        watch.gone({"12_0", "12_1", "13"})
+    assert [(call.split()[0], call.split()[-1]) for call in calls.read_text().splitlines()] == [
+        ("squeue", "--jobs=12,13"),
+        ("sacct", "--jobs=12,13"),
+    ]
 
 
 def test_outcomes_without_a_supervisor_are_recorded_later(
@@ -380,7 +364,7 @@ def test_outcomes_without_a_supervisor_are_recorded_later(
 
     outcome, events, _ = run_sweep(grid, interrupt)
     assert outcome.code == 130
-    assert "3 packs continue in Slurm; use the same command to watch again, or `scancel 12` to cancel" in events[1]
+    assert "3 packs continue in Slurm; use the same command to watch again, or `scancel 12` to cancel" in str(events)
     assert read_queue(folder) == {
         1: SubmittedPack("slurm", "12_0"),
         2: SubmittedPack("slurm", "12_1"),

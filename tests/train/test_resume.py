@@ -33,6 +33,7 @@ from normlab.store.runs import RunFolder
 from normlab.training import checkpoint, parent_run, prepare
 from normlab.training.identity import describe
 from normlab.training.machine import resolve
+from normlab.training.signals import SIGNALS, StopRequest
 from support.run_folders import OVERRIDES, SCRIPT, Command, Train, contents, differences, steps_of
 
 
@@ -161,6 +162,19 @@ def test_first_signal_waits_for_the_call_into_torch(tmp_path: Path) -> None:
     (path,) = (tmp_path / "results" / "runs").iterdir()
     assert RunFolder(path).state() == "interrupted"
     assert steps_of(RunFolder(path))[-1] == 7
+
+
+def test_signals_after_the_first_can_be_ignored() -> None:
+    """As in a pack in Slurm, which sends SIGTERM to every process of a task."""
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        with StopRequest(only_first=True) as stop:
+            for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+                os.kill(os.getpid(), number)
+        assert stop.received == signal.SIGTERM
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 @pytest.mark.process

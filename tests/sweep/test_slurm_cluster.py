@@ -1,0 +1,197 @@
+"""Sweeps on a real Slurm: one node with four cores, where a partition preempts another, with accounting."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kill_and_resume import differences
+from slurm_cluster import ClusterError, SlurmCluster
+
+from normlab.store.plans import log_of, read_outcomes, read_plan, read_queue, run_of, sweep_folder
+from normlab.sweeps import slurm as executor
+from normlab.sweeps import squeue
+from normlab.sweeps.squeue import Squeue
+from support.processes import run_sweep, wait_for, worker_of
+
+CORES = 4
+THERE = ["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.slurm.cpus=1", "sweep.slurm.memory_gb=1"]
+SWEEP = ["sweep.name=x", "model.depth=1", "train.steps=150", "train.checkpoint_every=50", "deterministic=true"]
+
+
+@pytest.fixture(autouse=True)
+def _frequent_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "POLL_EVERY_S", 0.2)
+    monkeypatch.setattr(squeue, "ASK_EVERY_S", 1.0)
+    monkeypatch.setattr(executor, "GONE_FOR_S", 5.0)
+
+
+class Tasks:
+    """The tasks of a sweep whose workers are frozen, each in the middle of its training."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.workers: dict[int, int] = {}
+        """Process of each frozen worker, by the number of its pack."""
+        self.jobs: dict[int, str] = {}
+        """Slurm's name of each task."""
+
+    def freeze(self, count: int) -> bool:
+        """Freeze each worker that has trained for some steps, and return whether `count` of them are frozen."""
+        if (self.folder / "plan.json").exists():
+            plan, queue = read_plan(self.folder), read_queue(self.folder)
+            for pack in plan.packs:
+                runs = [run_of(self.folder, run) for run in plan.runs_of(pack)]
+                is_new = pack.number in queue and pack.number not in self.workers
+                if is_new and all(run.exists() and run.size() > 5_000 for run in runs):
+                    self.workers[pack.number] = worker_of(self.folder, pack.number)
+                    os.kill(self.workers[pack.number], signal.SIGSTOP)
+                    self.jobs[pack.number] = queue[pack.number].job
+        return len(self.workers) == count
+
+    def release(self, *numbers: int) -> None:
+        for number in numbers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.workers[number], signal.SIGCONT)
+
+    def log(self, number: int) -> str:
+        return (self.folder / "slurm" / f"{self.jobs[number]}_0_log.out").read_text()
+
+    def parent(self, number: int) -> int:
+        """Return the process that watches a worker."""
+        return int(Path(f"/proc/{self.workers[number]}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_disturbed_sweep_equals_a_local_sweep_bit_for_bit(
+    overrides: list[str], tmp_path: Path, slurm: SlurmCluster
+) -> None:
+    """Of eight packs one is preempted, one out of time, and one cancelled; the same command resumes the last."""
+    grid = [*overrides, *SWEEP, "seed=range(8)", "sweep.pack=1"]
+    local, _, local_folder = run_sweep([*grid, f"results_dir={tmp_path / 'local'}", "sweep.jobs=2"])
+    assert local.code == 0
+    tasks = Tasks(sweep_folder(tmp_path / "results", "x"))
+    disturbed: list[int] = []
+
+    def disturb() -> Iterator[None]:
+        while not tasks.freeze(CORES):
+            yield
+        slurm.call("sbatch", "--partition=high", "--mem=100", "--output=/dev/null", "--wrap=sleep 1")
+        while not (preempted := [number for number, job in tasks.jobs.items() if is_preempted(slurm, job)]):
+            yield
+        cancelled, late, other = sorted(tasks.jobs.keys() - preempted)
+        disturbed.extend([*preempted, late, cancelled])
+        tasks.release(other, *preempted)
+        # Slurm sends its notice two minutes before the time limit, when it next checks the limits.
+        set_time_limit(slurm, 2, tasks.jobs[late], tasks.jobs[cancelled])
+        while not all("SIGUSR2" in tasks.log(number) for number in (late, cancelled)):
+            yield
+        set_time_limit(slurm, 60, tasks.jobs[late])
+        # If the task queued itself again after its notice, it would undo scancel.
+        slurm.call("scancel", tasks.jobs[cancelled])
+        tasks.release(late, cancelled)
+
+    try:
+        script = disturb()
+        outcome, events, folder = run_sweep([*grid, *THERE], lambda: next(script, None))
+    finally:
+        tasks.release(*tasks.workers)
+    preempted, late, cancelled = disturbed
+    assert outcome.code == 1
+    assert {end.pack for end in read_outcomes(folder) if end.cause == "interrupted"} == {cancelled}
+    assert {event[1] for event in events if event[0] == "requeued"} == {preempted, late}
+    assert [tasks.log(number).count("Starting with") for number in disturbed] == [2, 2, 1]
+    outcome, events, _ = run_sweep([*grid, *THERE])
+    assert (outcome.code, events[0]) == (0, ("start", [cancelled], 7, []))
+    for number in disturbed:
+        assert "interrupted at step" in log_of(folder, number).read_text()
+    for one, other in zip(local.plan.runs, outcome.plan.runs, strict=True):
+        assert differences(run_of(local_folder, one).path, run_of(folder, other).path) == []
+
+
+def set_time_limit(slurm: SlurmCluster, minutes: int, *jobs: str) -> None:
+    for job in jobs:
+        slurm.call("scontrol", "update", f"jobid={job}", f"TimeLimit={minutes}")
+
+
+def is_preempted(slurm: SlurmCluster, job: str) -> bool:
+    return "PreemptTime=None" not in slurm.call("scontrol", "show", "job", job)
+
+
+def test_outcome_of_each_end_of_a_task(overrides: list[str], tmp_path: Path, slurm: SlurmCluster) -> None:
+    """A requeue, a failure and a cancelled array; then a drained node, a killed supervisor, and a node that is down."""
+    sleep = ["sbatch", "--parsable", "--time=1", "--mem=100", "--output=/dev/null", "--wrap=sleep 300"]
+    timeout = slurm.call(*sleep).strip()  # a task of normlab reacts to the notice before its time limit
+    grid = [*overrides, *SWEEP, *THERE, "seed=range(3)", "sweep.pack=1"]
+    folder = sweep_folder(tmp_path / "results", "x")
+    tasks = Tasks(folder)
+
+    def end() -> Iterator[None]:
+        while not tasks.freeze(3):
+            yield
+        slurm.call("scontrol", "requeue", tasks.jobs[1])
+        os.kill(tasks.parent(2), signal.SIGKILL)
+        tasks.release(1, 2)
+        while len(read_queue(folder)) > 1 or tasks.jobs[1] in slurm.call("squeue", "--array", "--format=%i"):
+            yield
+        slurm.call("scancel", tasks.jobs[3].partition("_")[0])
+        tasks.release(3)
+
+    try:
+        script = end()
+        outcome, events, _ = run_sweep(grid, lambda: next(script, None))
+    finally:
+        tasks.release(*tasks.workers)
+    assert outcome.code == 1
+    assert [event[1] for event in events if event[0] == "requeued"] == [1]
+    ends = {end.pack: (end.cause, end.detail.partition(";")[0]) for end in read_outcomes(folder)}
+    assert ends == {
+        1: ("finished", ""),
+        2: ("exited", "Slurm state FAILED"),
+        3: ("interrupted", "stopped"),
+    }
+    assert outcome.failed[2].detail.endswith(os.path.relpath(folder / "slurm" / f"{tasks.jobs[2]}_0_log.out"))
+
+    wait_for(lambda: not slurm.call("squeue", "--noheader", "--states=all"))  # now only sacct knows the states
+    watch, jobs = Squeue(), {**tasks.jobs, 4: timeout}
+    watch.ask(jobs.values())
+    states = {number: watch.gone(jobs.values())[job].state for number, job in jobs.items()}
+    assert states == {1: "COMPLETED", 2: "FAILED", 3: "CANCELLED", 4: "TIMEOUT"}
+
+    slurm.call("scontrol", "update", "nodename=localhost", "state=drain", "reason=test")
+    text = tmp_path / "output"
+    with text.open("w") as output:  # not a pipe, which the tasks would hold open
+        command = [sys.executable, "-m", "normlab", "sweep", *grid, "--retry-failed"]
+        supervisor = subprocess.Popen(command, stdout=output, stderr=output)
+    wait_for(lambda: "2 packs wait in Slurm: Nodes required for job are DOWN, DRAINED" in text.read_text())
+    supervisor.kill()
+    supervisor.wait()
+    slurm.call("scontrol", "update", "nodename=localhost", "state=resume")
+    wait_for(lambda: "RUNNING" in slurm.call("squeue", "--noheader", "--format=%T"))
+    slurm.call("scontrol", "update", "nodename=localhost", "state=down", "reason=test")
+    with contextlib.suppress(ClusterError):  # the node may have come back by itself
+        slurm.call("scontrol", "update", "nodename=localhost", "state=resume")
+    outcome, events, _ = run_sweep(grid)
+    assert (outcome.code, events[0]) == (0, ("start", [2, 3], 1, []))
+    assert "NODE_FAIL" in slurm.call("sacct", "--allocations", "--duplicates", "--format=State")
+    assert len(list((folder / "slurm").glob("*_submission.sh"))) == 2, "no pack is submitted twice"
+
+
+def test_pack_out_of_memory_is_halved_and_tried_again_with_more(
+    overrides: list[str], tmp_path: Path, slurm: SlurmCluster
+) -> None:
+    grid = [*overrides, *SWEEP, *THERE, "seed=0,1", "sweep.pack=2", "train.steps=20"]
+    outcome, events, folder = run_sweep([*grid, "sweep.slurm.memory_gb=0.3"])
+    assert outcome.code == 1
+    assert next(event for event in events if event[0] == "memory") == ("memory", 1, [2, 3])
+    assert {end.cause for end in outcome.failed.values()} == {"memory"}
+    assert all(end.detail.endswith("raise sweep.slurm.memory_gb") for end in outcome.failed.values())
+    assert run_sweep(grid)[1][0] == ("start", [], 0, [2, 3])
+    outcome, events, _ = run_sweep(grid, retry_failed=True)
+    assert (outcome.code, events[0]) == (0, ("start", [2, 3], 0, []))
+    assert [end.cause for end in read_outcomes(folder)] == ["memory"] * 3 + ["finished"] * 2

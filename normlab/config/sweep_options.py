@@ -31,8 +31,8 @@ class SlurmOptions:
     """Account to charge; default: Slurm's."""
     time_minutes: int = option(240, at_least=5, at_most=525_600)
     """Time limit of a task; two minutes earlier, the pack writes a checkpoint, is queued again and resumes."""
-    gpus: int = option(1, at_least=0, at_most=1)
-    """GPUs of a task: 1, or 0 for training on CPUs. With device=auto, this option decides the device."""
+    gpus: int = option(1, at_least=0, at_most=64)
+    """GPUs of a task: as many as `devices`, or 0 for training on CPUs. With device=auto, it decides the device."""
     gpu_type: str | None = option(None, longest=200)
     """Type of GPU, as the cluster names it; default: any."""
     cpus: int = option(4, at_least=1, at_most=1024)

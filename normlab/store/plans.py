@@ -134,7 +134,7 @@ class PackOutcome:
     time: float
     """When it ended: unix time, seconds."""
     gpu: str = ""
-    """UUID of the GPU that the supervisor gave to the process; empty on a CPU, in Slurm and in an older record."""
+    """UUIDs of the GPUs that the supervisor gave to the process; empty on a CPU, in Slurm and in an older record."""
 
 
 @dataclass(frozen=True, slots=True)

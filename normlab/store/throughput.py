@@ -15,30 +15,23 @@ from normlab.store.status import RecordedPack
 # TFLOP/s without sparsity, as (fp32, bf16). fp32 is that of the CUDA cores, because normlab leaves TF32 off; bf16 is
 # that of the tensor cores with sums in float32. Datasheets that print bf16 with 2:4 sparsity print twice this number.
 _H100 = (66.9, 989.4)  # NVIDIA H100 datasheet and Hopper whitepaper (SXM5); the H200 SXM has the same chip
-_NVL = (60.0, 835.5)  # NVIDIA H100 NVL and H200 NVL datasheets
 _A100 = (19.5, 312.0)  # NVIDIA A100 datasheet; SXM4 and PCIe are equal
 PEAK_TFLOPS: Mapping[str, tuple[float, float]] = {
     "NVIDIA B200": (75.0, 2250.0),  # NVIDIA HGX B200 datasheet, per GPU
     "NVIDIA H200": _H100,
-    "NVIDIA H200 NVL": _NVL,
     "NVIDIA H100 80GB HBM3": _H100,
-    "NVIDIA H100 NVL": _NVL,
     "NVIDIA H100 PCIe": (51.2, 756.0),  # NVIDIA Hopper whitepaper
     "NVIDIA A100-SXM4-40GB": _A100,
     "NVIDIA A100-SXM4-80GB": _A100,
     "NVIDIA A100-PCIE-40GB": _A100,
     "NVIDIA A100 80GB PCIe": _A100,
-    "NVIDIA A30": (10.3, 165.0),  # NVIDIA A30 datasheet
-    "NVIDIA A10": (31.2, 125.0),  # NVIDIA A10 datasheet
     "NVIDIA A40": (37.4, 149.7),  # NVIDIA A40 datasheet
-    "NVIDIA L4": (30.3, 121.0),  # NVIDIA L4 datasheet
-    "NVIDIA L40": (90.5, 181.05),  # NVIDIA L40 datasheet
     "NVIDIA L40S": (91.6, 362.05),  # NVIDIA L40S datasheet
-    "NVIDIA GeForce RTX 3090": (35.6, 71.0),  # NVIDIA Ampere GA102 whitepaper
     "NVIDIA GeForce RTX 4090": (82.6, 165.2),  # NVIDIA Ada whitepaper
-    "NVIDIA GeForce RTX 5090": (104.8, 209.5),  # NVIDIA RTX Blackwell whitepaper
 }
-"""Peaks by the name that torch gives a device. A variant or a part of a device (MIG) has another name and no peak."""
+"""Peaks by the name that torch gives a device. A variant or a part of a device (MIG) has another name and no peak.
+
+Only devices whose figures two sources agree on are listed: a wrong peak is a wrong MFU."""
 
 
 def peak_flops(device_name: str | None, precision: str | None) -> float | None:
@@ -56,17 +49,18 @@ class Compute:
     flops_per_token: float | None
     """Forward and backward pass; None in an older record."""
     peak: float | None
-    """Peak FLOP/s of the device."""
+    """Peak FLOP/s of all devices of the run together."""
     runs: int
-    """Runs that train together on the device: the pack, or 1."""
+    """Runs that train together on the devices: the pack, or 1."""
 
     @classmethod
     def parse(cls, run: Mapping[str, Any]) -> Compute:
         """Return the compute of a run.json."""
         resolved = mapping(run.get("resolved"))
+        peak = peak_flops(text(resolved.get("device_name")), text(resolved.get("precision")))
         return cls(
             flops_per_token=finite(run.get("flops_per_token")),
-            peak=peak_flops(text(resolved.get("device_name")), text(resolved.get("precision"))),
+            peak=None if peak is None else peak * (finite(resolved.get("devices")) or 1),
             runs=max(1, len(parse_part(RecordedPack, run.get("pack")).runs)),
         )
 
@@ -79,7 +73,7 @@ class Compute:
         return self.flops(tokens_per_s)
 
     def mfu(self, tokens_per_s: float | None) -> float | None:
-        """Return the MFU of the device, from 0 to 1: the model FLOP/s of all runs of the pack over the peak."""
+        """Return the MFU of the devices, from 0 to 1: the model FLOP/s of all runs of the pack over the peak."""
         speed = self.flops_per_s(tokens_per_s)
         return None if speed is None or self.peak is None else speed * self.runs / self.peak
 

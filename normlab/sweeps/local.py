@@ -1,6 +1,6 @@
 """Run packs on this machine: start, watch and stop one process per pack, each in a separate session.
 
-A process of a sweep on GPUs has one GPU, by CUDA_VISIBLE_DEVICES.
+A process of a sweep on GPUs has one GPU, or as many as its run has devices, by CUDA_VISIBLE_DEVICES.
 """
 
 from __future__ import annotations
@@ -69,16 +69,26 @@ class LocalExecutor:
         return {process.pack.number for process in self._processes}
 
     def submit(self, plan: Plan, waiting: Sequence[Pack]) -> list[Pack]:
-        """Start packs up to the limit, each on the GPU with the fewest packs; return the rest."""
+        """Start packs up to the limit, each on the GPUs with the fewest packs; return the rest.
+
+        A pack that needs more GPUs than are free keeps the packs behind it waiting, or it would wait for ever.
+        """
         # A single process leaves the number of threads to torch.
         threads = max(1, (os.cpu_count() or 1) // self._max_processes) if self._max_processes > 1 else None
-        load = Counter(process.gpu for process in self._processes)
-        rest = list(waiting)
-        while rest and (free := [device for device in self._devices if load[device] < self._jobs]):
-            pack, gpu = rest.pop(0), min(free, key=load.__getitem__)
-            self._processes.append(PackProcess(self._folder, plan, pack, threads, self._timeout_minutes, gpu))
-            load[gpu] += 1
-            self._on_start(pack.number, gpu.index if gpu else None)
+        load = Counter(gpu for process in self._processes for gpu in process.gpus or (None,))
+        rest: list[Pack] = []
+        for position, pack in enumerate(waiting):
+            count = int(plan.runs_of(pack)[0].config.get("devices", 1)) if self._devices != [None] else 1
+            if count > len(self._devices):  # for a sweep whose other GPUs have failed
+                rest.append(pack)
+                continue
+            free = sorted((device for device in self._devices if load[device] < self._jobs), key=load.__getitem__)
+            if len(free) < count:
+                return [*rest, *waiting[position:]]
+            gpus = [device for device in free[:count] if device]
+            self._processes.append(PackProcess(self._folder, plan, pack, threads, self._timeout_minutes, gpus))
+            load.update(free[:count])
+            self._on_start(pack.number, gpus[0].index if gpus else None)
         return rest
 
     def outcomes(self, plan: Plan) -> Iterator[PackOutcome]:
@@ -87,9 +97,10 @@ class LocalExecutor:
             if outcome := process.poll():
                 self._processes.remove(process)
                 yield outcome
-                is_faulty = outcome.cause == plans.GPU_FAULT or process.is_lost
-                if is_faulty and process.gpu is not None and process.gpu in self._devices:
-                    self._take_out(process.gpu, outcome.detail)
+                if outcome.cause == plans.GPU_FAULT or process.is_lost:
+                    for gpu in process.gpus:  # which one of several failed is not known
+                        if gpu in self._devices:
+                            self._take_out(gpu, outcome.detail)
 
     def _take_out(self, gpu: Gpu, problem: str) -> None:
         """Start no more packs on a GPU, and report why."""
@@ -123,7 +134,7 @@ class PackProcess:
         pack: The pack to train.
         threads: Threads of the process unless OMP_NUM_THREADS is set; None leaves the choice to torch.
         timeout_minutes: Minutes after which a process that writes nothing counts as hung.
-        gpu: The only GPU that the process sees; None leaves the choice to torch.
+        gpus: The only GPUs that the process sees; without any, torch chooses.
 
     Raises:
         StoreError: The log of the pack cannot be written.
@@ -136,9 +147,9 @@ class PackProcess:
         pack: Pack,
         threads: int | None,
         timeout_minutes: float,
-        gpu: Gpu | None = None,
+        gpus: Sequence[Gpu] = (),
     ) -> None:
-        self.pack, self.gpu = pack, gpu
+        self.pack, self.gpus = pack, gpus
         self.is_lost = False
         """Whether the process did not end after SIGKILL."""
         self._folder, self._runs = folder, plan.runs_of(pack)
@@ -151,11 +162,11 @@ class PackProcess:
         self._memory_kills_before = _memory_kills()
         self._log = plans.log_of(folder, pack.number)
         # -P: a file in the current folder must not replace a module.
-        command = [sys.executable, "-P", "-m", "normlab.sweeps.worker", *(["--gpu"] if gpu else [])]
+        command = [sys.executable, "-P", "-m", "normlab.sweeps.worker", *(["--gpu"] if gpus else [])]
         command += [str(folder.absolute()), str(pack.number)]
         environment = ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}) | os.environ
-        if gpu is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = gpu.uuid
+        if gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in gpus)
         try:
             self._log.parent.mkdir(exist_ok=True)
             with self._log.open("ab") as log:
@@ -200,13 +211,13 @@ class PackProcess:
             completed=all_completed(self._folder, self._runs),
             stopped=self._stopped,
             memory_kill=_memory_kills() > self._memory_kills_before,
-            on_gpu=self.gpu is not None,
+            on_gpu=bool(self.gpus),
         )
         return self._outcome(cause, detail, code)
 
     def _outcome(self, cause: str, detail: str, code: int | None) -> PackOutcome:
-        seconds, gpu = round(time.monotonic() - self._started, 3), self.gpu.uuid if self.gpu else ""
-        return PackOutcome(self.pack.number, cause, one_line(detail), code, seconds, time.time(), gpu)
+        seconds, gpus = round(time.monotonic() - self._started, 3), ",".join(gpu.uuid for gpu in self.gpus)
+        return PackOutcome(self.pack.number, cause, one_line(detail), code, seconds, time.time(), gpus)
 
     def stop(self, cause: str = _STOPPED[0], detail: str = _STOPPED[1]) -> None:
         """Stop the process with a checkpoint (SIGTERM); `poll` kills it after `GRACE_S`."""

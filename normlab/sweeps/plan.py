@@ -23,7 +23,7 @@ from normlab.store.status import RecordedPack
 from normlab.sweeps.gpus import choose_gpus
 from normlab.sweeps.packs import auto_pack_size, make_packs
 from normlab.training.identity import identity, run_id_of
-from normlab.training.machine import Gpu, RuntimeSettings, check_machine, resolve, resolve_device
+from normlab.training.machine import Gpu, RuntimeSettings, check_gpu_count, check_machine, resolve, resolve_device
 
 _LONGEST_KEYS = 60
 """Most characters of a generated name before its hash."""
@@ -126,6 +126,9 @@ def _gpus_of(options: SweepOptions, configs: Sequence[RunConfig]) -> list[Gpu]:
             raise no_effect(f"sweep.gpus={options.gpus}", "device=cpu")
         return []
     gpus = choose_gpus(options.gpus)
+    for config in configs:
+        if resolve_device(config) == "cuda":
+            check_gpu_count(config, len(gpus), f"sweep.gpus={options.gpus}")
     older = [gpu for gpu in gpus if not gpu.has_bf16]
     if 0 < len(older) < len(gpus) and any(config.precision == "auto" for config in configs):
         raise ConfigError(

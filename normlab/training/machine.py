@@ -99,8 +99,6 @@ def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = No
     device = resolve_device(config, has_gpu)
     on_gpu = device == "cuda"
     gpu = (gpu or gpu_of()) if on_gpu and torch.cuda.is_available() else None
-    if gpu and config.devices > (count := torch.cuda.device_count()):
-        raise ConfigError(f"devices={config.devices}: more than the GPUs of this machine; choose at most {count}")
     precision, compiled = config.precision, config.compile
     if precision == "auto":
         if on_gpu and gpu is None:
@@ -161,7 +159,11 @@ def check_machine(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu
     if slurm is not None and config.device == ("cpu" if slurm.gpus else "cuda"):
         raise ConfigError(
             f"device={config.device}: each Slurm task has {slurm.gpus or 'no'} GPU; set "
-            f"sweep.slurm.gpus={1 - slurm.gpus}, or another device"
+            f"sweep.slurm.gpus={0 if slurm.gpus else 1}, or another device"
+        )
+    if slurm is not None and 0 < slurm.gpus < config.devices:
+        raise ConfigError(
+            f"devices={config.devices}: more than the GPUs of a Slurm task; set sweep.slurm.gpus={config.devices}"
         )
     resolved = resolve(config, None if slurm is None else slurm.gpus > 0, gpu)
     size = 4 if resolved.precision == "fp32" else 2
@@ -169,12 +171,19 @@ def check_machine(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu
         if resolved.device == "cpu":
             memory.check_fits(config, int(slurm.memory_gb * 2**30), "a task (sweep.slurm.memory_gb)", size)
     elif resolved.device == "cuda":
+        check_gpu_count(config, torch.cuda.device_count(), "this machine")
         memory.check_fits(config, (gpu or gpu_of()).memory_bytes, "the GPU", size)
     else:
         share = memory.available_bytes() // config.devices
         memory.check_fits(config, share, "this machine" if config.devices == 1 else "each of the processes", size)
     if isinstance(config.data, FilesData):
         find_sources(config.data)
+
+
+def check_gpu_count(config: RunConfig, count: int, owner: str) -> None:
+    """Raise ConfigError if a run needs more than the `count` GPUs that its `owner` has."""
+    if config.devices > count:
+        raise ConfigError(f"devices={config.devices}: more than the GPUs of {owner}; choose at most {count}")
 
 
 def cpp_compiler() -> str:

@@ -67,7 +67,7 @@ def _train(content: Mapping[str, Any]) -> int:
     if dist.get_rank():
         received = train_replica(config)
     else:
-        received = train_pack([config], pack=content["pack"], ends_process=True)[0].signal
+        received = train_pack([config], pack=content["pack"], only_first_signal=True)[0].signal
     dist.barrier()  # a rank that leaves earlier is an error for the others
     dist.destroy_process_group()
     return 128 + received if received else 0

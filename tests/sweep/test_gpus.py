@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,20 @@ from normlab.config.compose import compose_run, compose_sweep
 from normlab.config.sweep_options import SweepOptions
 from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError
-from normlab.store.plans import FINISHED, GPU_FAULT, HUNG, PackOutcome, log_of, read_outcomes, run_of, sweep_folder
+from normlab.store import plans
+from normlab.store.plans import (
+    FINISHED,
+    GPU_FAULT,
+    HUNG,
+    Pack,
+    PackOutcome,
+    Plan,
+    PlannedRun,
+    log_of,
+    read_outcomes,
+    run_of,
+    sweep_folder,
+)
 from normlab.store.runs import RunFolder
 from normlab.sweeps import local, supervisor, worker
 from normlab.sweeps.gpus import choose_gpus
@@ -204,16 +218,22 @@ class PretendedProcess:
     ways: dict[int, str] = {}
     running: list[PretendedProcess] = []
     loads: list[tuple[int, dict[int, int]]] = []
-    """For each start: the index of the GPU, and the number of packs on each GPU before."""
+    """For each start: the index of the first GPU, and the number of packs on each GPU before."""
+    placed: list[tuple[int, list[int]]] = []
+    """For each start: the number of the pack, and the indices of its GPUs."""
     threads: list[int | None] = []
     """The number of threads of each process."""
     is_lost = False
 
-    def __init__(self, folder: Path, plan: Any, pack: Any, threads: int | None, timeout: float, gpu: Gpu) -> None:
-        self.folder, self.runs, self.pack, self.gpu = folder, plan.runs_of(pack), pack, gpu
+    def __init__(
+        self, folder: Path, plan: Any, pack: Any, threads: int | None, timeout: float, on: Sequence[Gpu]
+    ) -> None:
+        self.folder, self.runs, self.pack, self.gpus, self.gpu = folder, plan.runs_of(pack), pack, on, on[0]
         self.threads.append(threads)
+        self.uuids = ",".join(gpu.uuid for gpu in on)
         self.polls = 3 + pack.number % 3
-        self.loads.append((gpu.index, Counter(process.gpu.index for process in self.running)))
+        self.loads.append((self.gpu.index, Counter(gpu.index for process in self.running for gpu in process.gpus)))
+        self.placed.append((pack.number, [gpu.index for gpu in on]))
         self.running.append(self)
 
     def poll(self) -> PackOutcome | None:
@@ -221,13 +241,13 @@ class PretendedProcess:
         if self.polls:
             return None
         self.running.remove(self)
-        cause = self.ways.get(self.gpu.index, FINISHED)
+        cause = next((self.ways[gpu.index] for gpu in self.gpus if gpu.index in self.ways), FINISHED)
         self.is_lost = cause == HUNG
         if cause == "memory" and len(self.runs) == 1:
             cause = FINISHED
         for run in self.runs if cause == FINISHED else ():
             RunFolder.create(run_of(self.folder, run).path, {"run_id": run.run_id}).write_status({"state": "finished"})
-        return PackOutcome(self.pack.number, cause, ECC if cause == GPU_FAULT else "", 1, 1.0, 1.0, self.gpu.uuid)
+        return PackOutcome(self.pack.number, cause, ECC if cause == GPU_FAULT else "", 1, 1.0, 1.0, self.uuids)
 
     def close_pipe(self) -> None:
         """Do nothing."""
@@ -243,7 +263,7 @@ def pretended_sweep(monkeypatch: pytest.MonkeyPatch, overrides: list[str]) -> Su
     monkeypatch.setattr(supervisor, "POLL_EVERY_S", 0.0)
 
     def call(*more: str, on: list[Gpu], ways: dict[int, str] | None = None) -> tuple[SweepResult, list[Any], Path]:
-        for name, value in {"ways": ways or {}, "running": [], "loads": [], "threads": []}.items():
+        for name, value in {"ways": ways or {}, "running": [], "loads": [], "threads": [], "placed": []}.items():
             monkeypatch.setattr(PretendedProcess, name, value)
         options, composed = compose_sweep([*overrides, *more, *([] if "sweep.name=y" in more else ["sweep.name=x"])])
         planned, display = make_plan(options, composed), RecordingDisplay()
@@ -265,6 +285,38 @@ def test_pack_goes_to_the_gpu_with_the_fewest(pretended_sweep: Supervise, number
     assert max(sum(load.values()) for _, load in starts) == number * jobs - 1
     assert [event[2] for event in events if event[0] == "started"] == [index for index, _ in starts]
     assert {outcome.gpu for outcome in read_outcomes(folder)} == set(FULL[:number])
+
+
+@pytest.fixture
+def on_several_gpus(pretended_sweep: Supervise, monkeypatch: pytest.MonkeyPatch) -> Supervise:
+    """As `pretended_sweep`, but the runs have 1, 2, 3, 1, 2, ... devices."""
+    original = plans.Plan.runs_of
+
+    def runs_of(plan: Plan, pack: Pack) -> list[PlannedRun]:
+        return [replace(run, config={**run.config, "devices": 1 + pack.runs[0] % 3}) for run in original(plan, pack)]
+
+    monkeypatch.setattr(plans.Plan, "runs_of", runs_of)
+    return pretended_sweep
+
+
+def test_run_on_several_gpus_gets_as_many_and_waits_for_them(on_several_gpus: Supervise) -> None:
+    result, _, folder = on_several_gpus("seed=range(6)", "sweep.pack=off", on=gpus(0, 1, 2))
+    assert result.code == 0
+    placed = PretendedProcess.placed
+    assert [(number, len(on)) for number, on in placed] == list(zip(range(1, 7), [1, 2, 3] * 2, strict=True))
+    assert all(len(set(on)) == len(on) for _, on in placed)
+    assert all(load.get(index, 0) == 0 for index, load in PretendedProcess.loads)
+    assert [len(outcome.gpu.split(",")) for outcome in sorted(read_outcomes(folder), key=lambda each: each.pack)] == [
+        1, 2, 3, 1, 2, 3,
+    ]  # fmt: skip
+
+
+def test_run_that_needs_more_gpus_than_are_left_does_not_stop_the_others(on_several_gpus: Supervise) -> None:
+    result, _, folder = on_several_gpus("seed=range(6)", "sweep.pack=off", on=gpus(0, 1, 2), ways={2: GPU_FAULT})
+    assert (result.code, result.failed) == (1, {})
+    finished = {outcome.pack for outcome in read_outcomes(folder) if outcome.cause == FINISHED}
+    assert finished >= {1, 4}
+    assert not finished & {3, 6}
 
 
 def test_threads_are_shared_by_the_packs_of_all_gpus(

@@ -152,23 +152,25 @@ def checkpoint_exists(results: Path) -> Callable[[], bool]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_killed_rank_ends_the_run_and_fewer_ranks_resume_it(tmp_path: Path, victim: int) -> None:
+@pytest.mark.parametrize("victim", [0, 2, None])
+def test_a_killed_process_ends_the_run_and_fewer_ranks_resume_it(tmp_path: Path, victim: int | None) -> None:
+    """The victim is a rank, or (None) the process that started the ranks."""
     results = tmp_path / "run"
     overrides = overrides_of(tmp_path, "run", *LONG, "norm=batchnorm")
     process = start(*overrides, "devices=4")
     wait_for(checkpoint_exists(results))
     ranks = ranks_of(process.pid)
     assert len(ranks) == 4
-    os.kill(ranks[victim], signal.SIGKILL)
+    os.kill(process.pid if victim is None else ranks[victim], signal.SIGKILL)
     _, err = process.communicate(timeout=300)
-    assert process.returncode == 2
-    assert err.splitlines()[-1] == (
-        f"error: rank {victim} was killed by SIGKILL; the same command resumes the run, with as many devices as there "
-        "are then"
-    )
+    if victim is not None:
+        assert process.returncode == 2
+        assert err.splitlines()[-1] == (
+            f"error: rank {victim} was killed by SIGKILL; the same command resumes the run, with as many devices as "
+            "there are then"
+        )
     assert "Traceback" not in err
-    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks))
     process = start(*overrides, "devices=2")
     wait_for(lambda: len(ranks_of(process.pid)) == 2)
     before = folder_of(results).size()

@@ -133,7 +133,8 @@ class Record:
                 "wandb": "off", "project": "normlab", "entity": None, "group": None, "tags": [], "layers": False,
             },
             "run": {"name": None, "fresh": False},
-            "init": "auto", "device": "auto", "precision": "auto", "compile": "auto", "deterministic": None,
+            "init": "auto", "device": "auto", "devices": 1, "precision": "auto", "compile": "auto",
+            "deterministic": None,
             "results_dir": "results", "plugins": [],
         }  # fmt: skip
 

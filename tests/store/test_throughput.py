@@ -10,9 +10,9 @@ from normlab.store.runs import RunFolder
 from normlab.store.throughput import PEAK_TFLOPS, Compute, format_mfu, format_tflops, peak_flops
 
 
-def record(device_name: str, precision: str = "bf16", *, pack: int = 0, **run) -> RunRecord:
+def record(device_name: str, precision: str = "bf16", *, pack: int = 0, devices: int = 1, **run) -> RunRecord:
     run = Record().run() | run
-    run["resolved"] = {"device_name": device_name, "precision": precision}
+    run["resolved"] = {"device_name": device_name, "precision": precision, "devices": devices}
     status = {"tokens_per_s": 2e5, **({"pack": {"runs": [f"run{i}" for i in range(pack)]}} if pack else {})}
     return RunRecord.parse(RunFolder("runs/abc"), run, status, "finished")
 
@@ -24,7 +24,10 @@ def test_mfu_is_the_share_of_the_peak():
 
 
 def test_mfu_of_a_pack_is_that_of_the_device():
-    single, packed = record("NVIDIA L4", flops_per_token=1e7), record("NVIDIA L4", flops_per_token=1e7, pack=4)
+    single, packed = (
+        record("NVIDIA A100 80GB PCIe", flops_per_token=1e7),
+        record("NVIDIA A100 80GB PCIe", flops_per_token=1e7, pack=4),
+    )
     assert packed.flops_per_s == single.flops_per_s
     assert packed.mfu == pytest.approx(4 * (single.mfu or 0))
 
@@ -53,3 +56,9 @@ def test_texts():
         "0.0210", "100", "412", "1,234",
     ]  # fmt: skip
     assert format_mfu(0.41234) == "41.2 %"
+
+
+def test_mfu_of_several_devices_is_that_of_all():
+    name = "NVIDIA H200"
+    one, eight = (record(name, flops_per_token=1e9, devices=devices) for devices in (1, 8))
+    assert (one.mfu or 0) == pytest.approx(8 * (eight.mfu or 0))

@@ -11,6 +11,7 @@ import json
 import logging
 import signal
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -38,16 +39,17 @@ def train_on_devices(config: RunConfig, pack: Mapping[str, Any] | None) -> int |
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # The agent reports each process that it stops.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    launch = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=config.devices, run_id=uuid.uuid4().hex, max_restarts=0,
-        rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost", shutdown_timeout=GRACE_S,
-        logs_specs=DefaultLogsSpecs(),
-    )  # fmt: skip
+    for name in logging.root.manager.loggerDict:  # the agent reports each signal and each process that it stops
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     content = json.dumps({"config": plain_tree(config), "pack": pack})
     arguments = ["-P", "-m", "normlab.training.rank", content]
-    with _handlers_restored():
+    with tempfile.TemporaryDirectory(prefix="normlab-ranks-") as errors, _handlers_restored():
+        launch = LaunchConfig(
+            min_nodes=1, max_nodes=1, nproc_per_node=config.devices, run_id=uuid.uuid4().hex, max_restarts=0,
+            rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost", shutdown_timeout=GRACE_S,
+            logs_specs=DefaultLogsSpecs(errors),
+        )  # fmt: skip
         try:
             elastic_launch(launch, sys.executable)(*arguments)
         except SignalException as stopped:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from normlab.config.corpora import DATA, DataConfig, HubData
-from normlab.config.devices import check_devices
 from normlab.config.optim import OPTIMIZERS, OptimConfig
 from normlab.errors import ConfigError, no_effect, unknown
 from normlab.norms.base import NORMS, NormConfig
@@ -215,7 +214,32 @@ class RunConfig:
                 f"train.accumulation={self.train.accumulation}: does not divide "
                 f"train.batch_size={self.train.batch_size}; choose a number that does"
             )
-        check_devices(self)
+        self._check_devices()
+
+    def _check_devices(self) -> None:
+        """Check that the batches can be divided among the devices."""
+        if self.devices == 1:
+            return
+        if not self.norm.batch_statistics:
+            if self.train.batch_size % self.devices:
+                raise ConfigError(
+                    f"devices={self.devices}: does not divide train.batch_size={self.train.batch_size}; choose a number "
+                    "that does"
+                )
+            return
+        if not self.norm.synchronised:
+            raise ConfigError(
+                f"devices={self.devices}: norm={self.norm.label} takes statistics over the batch and does not "
+                "synchronise them between devices; use devices=1, or call normlab.ranks.moments_over_ranks in the norm "
+                "and set synchronised = True"
+            )
+        micro_batch = self.train.batch_size // self.train.accumulation
+        if micro_batch % self.devices:
+            raise ConfigError(
+                f"devices={self.devices}: norm={self.norm.label} takes statistics over a micro-batch of {micro_batch} "
+                f"sequences, which {self.devices} does not divide; choose another number, train.batch_size or "
+                "train.accumulation"
+            )
 
     def _check_statistics(self) -> None:
         selected = set(self.stats.also)

@@ -223,8 +223,8 @@ class RunConfig:
         if not self.norm.batch_statistics:
             if self.train.batch_size % self.devices:
                 raise ConfigError(
-                    f"devices={self.devices}: does not divide train.batch_size={self.train.batch_size}; choose a number "
-                    "that does"
+                    f"devices={self.devices}: does not divide train.batch_size={self.train.batch_size}; choose a "
+                    "number that does"
                 )
             return
         if not self.norm.synchronised:

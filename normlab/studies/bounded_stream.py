@@ -1,6 +1,6 @@
 """Does Peri-LN bound the residual stream, with fewer divergences and a lower loss than pre-norm?"""
 
-from normlab.studies.base import NANO, REWORDED, AtLeast, AtMost, Claim, Grid, Picture, Study, Within, register_study
+from normlab.studies.base import NANO, AtLeast, AtMost, Claim, Grid, Picture, Study, Within, register_study
 from normlab.studies.estimators import OverGrid, Share, Slope, difference
 from normlab.studies.measures import Statistic
 
@@ -74,7 +74,6 @@ register_study(
             Claim("trains", "Pre-norm learns.", Share(PRE, lr="every"), AtMost(0.5)),
         ],
         amendments={
-            "8dce7b538876": REWORDED,
             "ca5d8977f9c4": "the best learning rate of Peri-LN was 0.3, the highest of the grid, which now goes to 3.",
         },
         pictures=[

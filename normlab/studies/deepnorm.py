@@ -1,6 +1,6 @@
 """Does DeepNorm train deep where post-norm does not, and what does one wrong exponent in its initial weights do?"""
 
-from normlab.studies.base import NANO, RATES, REWORDED, AtLeast, AtMost, Claim, Grid, Picture, Study, register_study
+from normlab.studies.base import NANO, RATES, AtLeast, AtMost, Claim, Grid, Picture, Study, register_study
 from normlab.studies.estimators import Share, difference
 
 GRID = f"{NANO} model.depth=4,8,16,24 {RATES} seed=range(6)"
@@ -86,7 +86,6 @@ register_study(
                 AtMost(0.5),
             ),
         ],
-        amendments={"69f8e4548555": REWORDED},
         pictures=[Picture("factor", {"x": "model.depth", "color": "placement", "style": "init"})],
     )
 )

@@ -1,6 +1,6 @@
 """Does pre-norm enable depth, and do DeepNorm and Keel rescue post-norm?"""
 
-from normlab.studies.base import NANO, RATES, REWORDED, AtLeast, AtMost, Claim, Grid, Picture, Study, register_study
+from normlab.studies.base import NANO, RATES, AtLeast, AtMost, Claim, Grid, Picture, Study, register_study
 from normlab.studies.estimators import Share, Slope, difference
 
 GRID = f"{NANO} {RATES} seed=range(6)"
@@ -89,7 +89,6 @@ register_study(
                 AtLeast(0.5),
             ),
         ],
-        amendments={"ceca30464e3a": REWORDED},
         pictures=[Picture("factor", {"x": "model.depth", "color": "placement"}, "init!=deepnorm_inverse")],
     )
 )

@@ -1,6 +1,6 @@
 """Do magnitudes drift with depth without normalisation, and does training diverge?"""
 
-from normlab.studies.base import REWORDED, AtLeast, Claim, Grid, Picture, Study, Within, register_study
+from normlab.studies.base import AtLeast, Claim, Grid, Picture, Study, Within, register_study
 from normlab.studies.estimators import Contrast, OverGrid, Share
 from normlab.studies.measures import Statistic
 
@@ -87,7 +87,6 @@ register_study(
             ),
         ],
         amendments={
-            "10e5e1ac0322": REWORDED,
             "457410a3470a": "of the 8 seeds of the control overflow 7 diverged, too few for its criterion; it has 16.",
         },
         pictures=[

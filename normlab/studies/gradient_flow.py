@@ -1,6 +1,6 @@
 """Does pre-norm have a better gradient flow than post-norm, and what does the init rule change?"""
 
-from normlab.studies.base import REWORDED, AtLeast, AtMost, Claim, Grid, Picture, Study, Within, register_study
+from normlab.studies.base import AtLeast, AtMost, Claim, Grid, Picture, Study, Within, register_study
 from normlab.studies.estimators import Contrast, Share, Slope, difference
 from normlab.studies.measures import Statistic
 
@@ -92,7 +92,6 @@ register_study(
             ),
             Claim("trains", "Pre-norm learns at depth 24.", Share("placement=pre,train.steps=300"), AtMost(0.5)),
         ],
-        amendments={"347f6e87ab0e": REWORDED},
         pictures=[
             Picture(
                 "layers",

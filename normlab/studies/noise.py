@@ -1,6 +1,6 @@
 """How large is the noise over seeds, and does the whole procedure find differences where there are none?"""
 
-from normlab.studies.base import NANO, RATES, REWORDED, AtMost, Claim, Grid, Picture, Study, register_study
+from normlab.studies.base import NANO, RATES, AtMost, Claim, Grid, Picture, Study, register_study
 from normlab.studies.estimators import Share
 from normlab.studies.noise_estimators import Deviation, FalsePositives
 
@@ -43,7 +43,6 @@ register_study(
         controls=[
             Claim("trains", "Pre-norm learns at depth 16.", Share("model.depth=16", lr="every"), AtMost(0.5)),
         ],
-        amendments={"a1c1975d8bc3": REWORDED},
         pictures=[Picture("lr", {"color": "model.depth"})],
     )
 )

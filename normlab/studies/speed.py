@@ -1,6 +1,6 @@
 """Does pre-norm converge faster than post-norm, and is post-norm better in shallow models?"""
 
-from normlab.studies.base import REWORDED, AtMost, Claim, Grid, Picture, Study, register_study
+from normlab.studies.base import AtMost, Claim, Grid, Picture, Study, register_study
 from normlab.studies.estimators import Share, difference, ratio_of_steps
 
 GRID = (
@@ -56,7 +56,6 @@ register_study(
         controls=[
             Claim("pre_trains", "Pre-norm learns at depth 6.", Share(arms(6)[0], lr="every"), AtMost(0.5)),
         ],
-        amendments={"28ac4f8169ec": REWORDED},
         pictures=[
             Picture("loss", {"color": "placement", "panel": ["model.depth"]}),
             Picture("lr", {"color": "placement", "panel": ["model.depth"]}),

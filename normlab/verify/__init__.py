@@ -1,4 +1,5 @@
 """The checks of `normlab verify`, which compare the trained computation with its sources.
 
-Every check computes in float64 on the CPU, on small models. Training does not use this package.
+The checks compute on small models, on the CPU, and compare with float64; that of the compiled block (`compiled.py`) runs
+on the device of a run. Training does not use this package.
 """

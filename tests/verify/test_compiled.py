@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.exc import Unsupported
 
 from normlab.config.compose import compose_run, register
 from normlab.config.schema import RunConfig
@@ -128,6 +127,8 @@ def test_a_wrong_result_of_the_compiler_fails(factor: float, passed: bool, monke
 
 
 def test_a_block_that_does_not_compile_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.exc import Unsupported  # slow to import
+
     def fail(_: Any) -> None:
         raise Unsupported("a branch on data")
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import typer
+
 from normlab.cli.app import HydraCommand, Json, app, echo, overrides_argument
-from normlab.errors import warn
+from normlab.errors import ConfigError, warn
 
 
 @app.command(cls=HydraCommand, context_settings={"ignore_unknown_options": True})
 def verify(
     overrides: Annotated[list[str] | None, overrides_argument("A run: norm=rmsnorm placement=pre")] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Check the complete catalogue compiled in bf16, which takes minutes.")
+    ] = False,
     json: Json = False,
 ) -> int:
     """Check norms and placements against references.
@@ -18,23 +23,31 @@ def verify(
     Compares the block of a run with reference implementations, identities and closed-form laws. Without overrides,
     checks the complete catalogue. With only plugins=[FILE], checks every norm and placement of the file. Exit code 1 if
     a check fails.
+
+    The block of a run is also checked as a GPU trains it: compiled, in bf16 autocast, on the device of this machine.
     """
     import torch
 
     from normlab.config.compose import compose_run, norm_presets, overrides_in
     from normlab.config.hydra_flags import show_config
     from normlab.report.tables import render
-    from normlab.verify.selection import checks_of_catalogue, select_checks, verdict
+    from normlab.verify.selection import checks_of_catalogue, compiled_checks_of_catalogue, select_checks, verdict
 
     if show_config(overrides or []):
         return 0
     torch.set_num_threads(1)  # the tensors are small, and more threads would wait for each other
     results = []
+    if overrides and compiled:
+        raise ConfigError(
+            "--compiled: has no effect with overrides, since a run's block is always compiled; leave it out"
+        )
     if overrides:
         config = compose_run(overrides)
         checks = select_checks(config, overrides_in(overrides))
         for warning in config.warnings():
             warn(warning)
+    elif compiled:
+        checks = compiled_checks_of_catalogue()
     else:
         checks = checks_of_catalogue(norm_presets())
     for check in checks:

@@ -47,9 +47,9 @@ def _hashed_numbers(name: str, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy((fractions - 0.5) * math.sqrt(12)).reshape(shape)
 
 
-def tokens() -> Tensor:
+def tokens(batch: int = BATCH, time: int = TIME) -> Tensor:
     """Return token numbers, shape (B, T)."""
-    return ((hashed_numbers("tokens", BATCH, TIME) / math.sqrt(12) + 0.5) * VOCAB).long()
+    return ((hashed_numbers("tokens", batch, time) / math.sqrt(12) + 0.5) * VOCAB).long()
 
 
 @torch.no_grad()
@@ -73,15 +73,17 @@ def restored_buffers(module: nn.Module) -> Iterator[None]:
         setattr(module.get_submodule(owner), buffer_name, buffer)
 
 
-def shrink(config: RunConfig) -> RunConfig:
-    """Return a run's config with a small width, MLP and context, two heads and init=auto.
+def shrink(config: RunConfig, *, width: int = WIDTHS[0], context: int = TIME) -> RunConfig:
+    """Return a run's config with a small width (at least `width`), MLP and context, two heads and init=auto.
 
     Raises:
         ConfigError: Neither a width in `WIDTHS` nor the run's own width is valid.
     """
     errors = []
-    for width in (*WIDTHS, config.model.width):
-        model = dataclasses.replace(config.model, width=width, heads=2, mlp_width=2 * width, context=TIME)
+    for candidate_width in (*(wide for wide in WIDTHS if wide >= width), config.model.width):
+        model = dataclasses.replace(
+            config.model, width=candidate_width, heads=2, mlp_width=2 * candidate_width, context=context
+        )
         candidate = dataclasses.replace(config, model=model, init="auto")
         try:
             candidate.validate()

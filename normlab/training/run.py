@@ -110,12 +110,12 @@ def train_pack(
             check_pack(run)
             run.new_run_json["fingerprint"] = block
         # The loop comes before the folders: a config that cannot be trained leaves nothing behind.
-        with _convert_torch_errors():
+        with convert_torch_errors():
             loop = Loop(runs, settings, corpus)
         with contextlib.ExitStack() as locks:
             for run in runs:
                 locks.enter_context(run.folder.lock())
-            with _convert_torch_errors():  # reading a checkpoint can exhaust the memory
+            with convert_torch_errors():  # reading a checkpoint can exhaust the memory
                 prepare_folders(runs, corpus)
                 resume_from_checkpoint(loop)
                 loop.share_state()
@@ -145,7 +145,7 @@ def train_replica(config: RunConfig) -> int | None:
     settings = resolve(config)
     corpus = open_corpus(config.data)
     apply(settings)
-    with StopRequest(only_first=True) as stop, _convert_torch_errors():
+    with StopRequest(only_first=True) as stop, convert_torch_errors():
         loop = Loop([Replica(config)], settings, corpus)
         loop.share_state()
         loop.run(stop)
@@ -169,7 +169,7 @@ def _run(loop: Loop, stop: StopRequest) -> list[Outcome]:
                 if run.run_json.get("continued_from", {}).get("step") == first and first > 0:
                     tracker.log(run.folder.rows().rows)  # those of the parent run
         wait_for_start(_wandb_trackers(loop))
-        with _convert_torch_errors():
+        with convert_torch_errors():
             state = loop.run(stop)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C: stop without a checkpoint
@@ -184,7 +184,7 @@ def _run(loop: Loop, stop: StopRequest) -> list[Outcome]:
 
 
 @contextlib.contextmanager
-def _convert_torch_errors() -> Iterator[None]:
+def convert_torch_errors() -> Iterator[None]:
     """Convert torch's out-of-memory and compiler errors to NormlabError."""
     try:
         yield

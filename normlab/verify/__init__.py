@@ -1,4 +1,5 @@
 """The checks of `normlab verify`, which compare the trained computation with its sources.
 
-Every check computes in float64 on the CPU, on small models. Training does not use this package.
+Every check computes with small models in float64 on the CPU, except that of the compiled block (`compiled.py`), which
+compares the device of a run with float64. Training does not use this package.
 """

@@ -23,16 +23,19 @@ class Check:
     """The largest error and its tolerance; after a failure the expected and the actual value."""
     reference_kind: str = ""
     """For a comparison: external, identity or self (`norms.base.NormConfig.reference_kind`)."""
+    skipped: bool = False
+    """Whether this machine cannot make the check; `passed` is true then, and `result` is the reason."""
 
     def __str__(self) -> str:
         """Return the line that `normlab verify` prints."""
-        return f"{'ok  ' if self.passed else 'FAIL'}  {self.subject}: {self.claim}  {self.result}".rstrip()
+        state = "skip" if self.skipped else "ok  " if self.passed else "FAIL"
+        return f"{state}  {self.subject}: {self.claim}  {self.result}".rstrip()
 
     def row(self) -> dict[str, Any]:
         """Return the object that `normlab verify --json` prints."""
         return {
             "of": self.subject, "check": self.claim, "passed": self.passed, "result": self.result,
-            "kind": self.reference_kind,
+            "kind": self.reference_kind, "skipped": self.skipped,
         }  # fmt: skip
 
 

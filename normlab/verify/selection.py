@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
@@ -16,6 +17,7 @@ from normlab.placements.init_rules import INIT_RULES
 from normlab.plugins import plugin_file, registered_by_plugins
 from normlab.verify import placements
 from normlab.verify.check import Check
+from normlab.verify.compiled import compiled_check
 from normlab.verify.defaults import default_check
 from normlab.verify.init_laws import law_checks
 from normlab.verify.init_rules import placement_init_check, rule_checks
@@ -56,7 +58,7 @@ def select_checks(config: RunConfig, overrides: Sequence[str]) -> Iterator[Check
         checked, hint = "plugins", "choose a norm or a placement, or leave it out"
     if unused := [override for override, part in parts.items() if part in unchecked]:
         raise ConfigError(f"{' '.join(unused)}: has no effect, since verify checks only {checked}; {hint}")
-    return checks_of_plugins(config.plugins) if only_plugins else checks_of_run(config)
+    return checks_of_plugins(config.plugins) if only_plugins else chain(checks_of_run(config), _compiled(config))
 
 
 def checks_of_run(config: RunConfig) -> Iterator[Check]:
@@ -64,7 +66,7 @@ def checks_of_run(config: RunConfig) -> Iterator[Check]:
     norm, placement, small = config.norm, config.placement, build_small(shrink(config))
     yield from default_check(norm.name)
     yield from checks_of_norm(norm, small.config.model.width, config)
-    subject = f"block {label_of(norm)}, {label_of(placement)}"
+    subject = _block(config)
     yield placements.formula_check(small, subject)
     yield from placements.logits_checks(small, subject)
     yield Check(subject, "has a fingerprint", passed=True, result=fingerprint(config))
@@ -107,6 +109,23 @@ def checks_of_catalogue(presets: Iterable[NormConfig] = ()) -> Iterator[Check]:
         yield from checks_of_placement(placement)
     for rule in INIT_RULES:
         yield from rule_checks(rule)
+
+
+def compiled_checks_of_catalogue() -> Iterator[Check]:
+    """Yield the compiled check of every norm before the sub-layers, and of every placement."""
+    pairs = [(norm(), PLACEMENTS["pre"]) for norm in NORMS.values()]  # pyright: ignore[reportCallIssue]
+    pairs += [(_visible_norm(placement), placement) for placement in PLACEMENTS.values()]
+    for norm, placement in pairs:
+        yield from _compiled(small_config(norm, placement))
+
+
+def _compiled(config: RunConfig) -> Iterator[Check]:
+    """Yield the compiled check of a block, which takes seconds; a study does without it."""
+    yield compiled_check(config, _block(config))
+
+
+def _block(config: RunConfig) -> str:
+    return f"block {label_of(config.norm)}, {label_of(config.placement)}"
 
 
 def checks_of_default_norm(name: str) -> Iterator[Check]:
@@ -204,8 +223,9 @@ def _visible_norm(placement: Placement) -> NormConfig:
 
 def verdict(checks: Sequence[Check]) -> str:
     """Return one line: the number of checks, and of entries with each kind of reference."""
-    failed = sum(not check.passed for check in checks)
+    failed, skipped = sum(not check.passed for check in checks), sum(check.skipped for check in checks)
     text = f"{len(checks)} checks: " + (f"{failed} FAILED" if failed else "all hold")
+    text += f", {skipped} skipped" if skipped else ""
     kinds: dict[str, str] = {}
     for check in checks:
         if check.reference_kind:

@@ -236,8 +236,8 @@ class RunConfig:
         micro_batch = self.train.batch_size // self.train.accumulation
         if micro_batch % self.devices:
             raise ConfigError(
-                f"devices={self.devices}: norm={self.norm.label} takes statistics over a micro-batch of {micro_batch} "
-                f"sequences, which {self.devices} does not divide; choose another number, train.batch_size or "
+                f"devices={self.devices}: norm={self.norm.label} takes statistics over a micro-batch, whose size "
+                f"{micro_batch} it does not divide; choose another number, train.batch_size or "
                 "train.accumulation"
             )
 

@@ -146,12 +146,16 @@ def speedups(cells: Sequence[Cell], levels: Mapping[str, Setting]) -> list[Speed
     """Return the speed-up of each cell over the baseline, at the best learning rate of each cell.
 
     None for a baseline cell, for a cell with a diverged run, and where the baseline has fewer than `MIN_BUDGETS`
-    budgets with the cell's other options.
+    budgets with the cell's other options. None for all if two of `SIZE_OPTIONS` vary: the losses of deeper models and
+    of longer runs are not on one curve over FLOPs, so that a baseline would differ from itself.
 
     Args:
         cells: All cells of a table.
         levels: The value of each option of the baseline.
     """
+    varied = {o for o in SIZE_OPTIONS if len({dict(zip(cell.by, cell.key, strict=True)).get(o) for cell in cells}) > 1}
+    if len(varied) > 1:
+        return [None] * len(cells)
     laws: dict[tuple[Setting, ...], dict[float, Mapping[Replicate, float]]] = {}
     for index in rank_cells(cells)[::-1]:  # of several baselines with one budget the best one stays
         cell, flops = cells[index], flops_of(cells[index])

@@ -274,7 +274,12 @@ class RunRecord:
 
     @property
     def mfu(self) -> float | None:
-        """MFU of the device, from 0 to 1, with all runs of the pack; None if the device's peak is not known."""
+        """MFU of the devices, from 0 to 1, with all runs of the pack.
+
+        None if the peak is not known, or if the run resumed on other devices: its speed is the average over all.
+        """
+        if any(name in change for change in self.status.changes_at_resume for name in ("devices", "device_name")):
+            return None
         return self.compute.mfu(self.status.tokens_per_s)
 
     @property

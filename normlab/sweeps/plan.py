@@ -89,7 +89,8 @@ def make_plan(
             warnings[f"{' '.join(overrides) or 'a run'}: is the same run as {first}, and is trained once"] = None
             continue
         planned[run_id] = PlannedRun(run_id, list(overrides), plain_tree(config))
-        run_bytes[run_id] = sum(memory.estimate(config, 4 if machine.precision == "fp32" else 2))
+        processes = config.devices if machine.device == "cpu" else 1  # each GPU has a memory of its own
+        run_bytes[run_id] = processes * sum(memory.estimate(config, 4 if machine.precision == "fp32" else 2))
         configs.append(config)
         machines.append(machine)
         warnings |= dict.fromkeys(config.warnings())

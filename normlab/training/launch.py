@@ -20,9 +20,12 @@ from normlab.config.schema import RunConfig
 from normlab.errors import OUT_OF_MEMORY, NormlabError, OutOfMemoryError
 from normlab.options import plain_tree
 
-GRACE_S = 30
-"""Seconds that the ranks have for their checkpoint after a signal."""
-RESUMES = "the same command resumes the run, with as many devices as there are then"
+GRACE_S = 20
+"""Seconds that the ranks have for their checkpoint after a signal; the supervisor of a sweep waits longer."""
+RESUMES = "the same command resumes the run, also with another number of devices"
+
+LOST = "another rank of this run has ended"
+"""Message of a rank whose peer is gone."""
 
 
 def train_on_devices(config: RunConfig, pack: Mapping[str, Any] | None) -> int | None:
@@ -42,28 +45,42 @@ def train_on_devices(config: RunConfig, pack: Mapping[str, Any] | None) -> int |
     for name in logging.root.manager.loggerDict:  # the agent reports each signal and each process that it stops
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    content = json.dumps({"config": plain_tree(config), "pack": pack})
+    content = json.dumps({"config": plain_tree(config), "pack": pack, "command": sys.argv})
     arguments = ["-P", "-m", "normlab.training.rank", content]
     with tempfile.TemporaryDirectory(prefix="normlab-ranks-") as errors, _handlers_restored():
         launch = LaunchConfig(
             min_nodes=1, max_nodes=1, nproc_per_node=config.devices, run_id=uuid.uuid4().hex, max_restarts=0,
             rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost", shutdown_timeout=GRACE_S,
-            logs_specs=DefaultLogsSpecs(errors),
+            logs_specs=DefaultLogsSpecs(errors), signals_to_handle=",".join(_handled_signals()),
         )  # fmt: skip
         try:
             elastic_launch(launch, sys.executable)(*arguments)
         except SignalException as stopped:
             return int(stopped.sigval)
         except ChildFailedError as error:
+            if received := _signal_of(error):
+                return received
             raise _error_of(error) from None
     return None
+
+
+def _handled_signals() -> list[str]:
+    """Return the names of the signals that end the run; nohup ignores SIGHUP, and the agent must not undo that."""
+    names = ["SIGTERM", "SIGINT"]
+    return names if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*names, "SIGHUP"]
+
+
+def _signal_of(failed: Any) -> int | None:
+    """Return the signal after which all ranks wrote a checkpoint and stopped, or None."""
+    codes = {failure.exitcode for failure in failed.failures.values()}
+    return min(codes) - 128 if min(codes) > 128 else None
 
 
 @contextlib.contextmanager
 def _handlers_restored() -> Iterator[None]:
     """Restore the signal handlers that the agent replaces."""
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-    before = {number: signal.getsignal(number) for number in numbers}
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: handler for number in numbers if (handler := signal.getsignal(number)) is not None}
     try:
         yield
     finally:
@@ -84,8 +101,5 @@ def _error_of(failed: Any) -> NormlabError:
         return OutOfMemoryError(failure.message)
     if failure.exitcode == 2:
         return NormlabError(failure.message)
-    return NormlabError(f"rank {rank} failed: {failure.message}; {RESUMES}")
-
-
-LOST = "another rank of this run has ended"
-"""Message of a rank whose peer is gone."""
+    reason = failure.message if failure.error_file_data.get("timestamp") else f"exit code {failure.exitcode}"
+    return NormlabError(f"rank {rank} failed: {reason}; {RESUMES}")

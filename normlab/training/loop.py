@@ -45,6 +45,9 @@ from normlab.training.signals import StopRequest
 from normlab.training.step import Step, StepOutput
 from normlab.training.training_run import TrainingRun
 
+AGREE_EVERY = 10
+"""Steps after which ranks on GPUs agree whether to stop."""
+
 
 @dataclass(slots=True)
 class Loop:
@@ -232,8 +235,9 @@ class Loop:
             evaluation_due, checkpoint_due = self._due(self.step_count)
             log_due = len(self._pending) == self.config.train.log_every
             is_due = evaluation_due or checkpoint_due or log_due
-            # Several ranks must stop after the same step, and agree on it where they wait for the device anyway.
-            stopping = self._is_stopping(stop) if is_due or self.ranks.count == 1 else False
+            # Several ranks must stop after the same step. To agree on it, the host waits for a GPU.
+            agrees = self.ranks.count == 1 or self.settings.device == "cpu" or self.step_count % AGREE_EVERY == 0
+            stopping = self._is_stopping(stop) if is_due or agrees else False
             if not (is_due or stopping):
                 continue
             active_before = len(self.active)

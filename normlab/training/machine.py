@@ -158,12 +158,13 @@ def check_machine(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu
     """
     if slurm is not None and config.device == ("cpu" if slurm.gpus else "cuda"):
         raise ConfigError(
-            f"device={config.device}: each Slurm task has {slurm.gpus or 'no'} GPU; set "
-            f"sweep.slurm.gpus={0 if slurm.gpus else 1}, or another device"
+            f"device={config.device}: sweep.slurm.gpus is {slurm.gpus}; set "
+            f"sweep.slurm.gpus={0 if slurm.gpus else config.devices}, or another device"
         )
-    if slurm is not None and 0 < slurm.gpus < config.devices:
+    if slurm is not None and slurm.gpus not in (0, config.devices):
         raise ConfigError(
-            f"devices={config.devices}: more than the GPUs of a Slurm task; set sweep.slurm.gpus={config.devices}"
+            f"sweep.slurm.gpus={slurm.gpus}: a run uses devices={config.devices} GPUs; set both to one number, or "
+            "sweep.slurm.gpus=0 for training on CPUs"
         )
     resolved = resolve(config, None if slurm is None else slurm.gpus > 0, gpu)
     size = 4 if resolved.precision == "fp32" else 2

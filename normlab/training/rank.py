@@ -17,15 +17,15 @@ import traceback
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from normlab.openmp import limit_spinning
 
-if TYPE_CHECKING:
-    pass
-
 TIMEOUT = timedelta(hours=1)
 """Longest wait of a rank for the others: rank 0 may write a large checkpoint to a slow disk."""
+
+ORPHAN_S = 10
+"""Seconds that a rank has for its checkpoint when its parent is gone; another run may get its device at any time."""
 
 
 def main(content: Mapping[str, Any]) -> int:
@@ -38,7 +38,7 @@ def main(content: Mapping[str, Any]) -> int:
         _report(str(error))
         return OUT_OF_MEMORY if isinstance(error, OutOfMemoryError) else 2
     except Exception as error:
-        traceback.print_exc()
+        traceback.print_exc(file=sys.__stderr__)
         _report(f"{type(error).__name__}: {error}")
         return 1
 
@@ -61,11 +61,13 @@ def _train(content: Mapping[str, Any]) -> int:
     local_rank, device = int(os.environ["LOCAL_RANK"]), resolve(config).device
     if device == "cuda":
         torch.cuda.set_device(local_rank)
-    elif "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
+    else:
+        torch.set_num_threads(max(1, torch.get_num_threads() // int(os.environ["LOCAL_WORLD_SIZE"])))
+    sys.argv = content["command"]  # that of the user, for the record
     dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=TIMEOUT)
     if dist.get_rank():
-        received = train_replica(config)
+        with open(os.devnull, "w") as nothing, contextlib.redirect_stderr(nothing):  # rank 0 prints the warnings
+            received = train_replica(config)
     else:
         received = train_pack([config], pack=content["pack"], only_first_signal=True)[0].signal
     dist.barrier()  # a rank that leaves earlier is an error for the others
@@ -82,12 +84,10 @@ def _report(message: str) -> None:
 
 def _stop_with_parent(parent: int) -> None:
     """Stop this process when its parent is gone; kill it after a grace period."""
-    from normlab.training.launch import GRACE_S
-
     while os.getppid() == parent:
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GRACE_S)
+    time.sleep(ORPHAN_S)
     os._exit(128 + signal.SIGTERM)
 
 

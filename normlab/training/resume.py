@@ -123,7 +123,7 @@ def report_changes(run: TrainingRun) -> None:
 def _environment(run: RunRecord) -> dict[str, Setting]:
     """Return what a run's bits depend on besides its identity."""
     return {
-        "devices": run.machine.devices,
+        "devices": run.machine.devices or 1,
         "threads": run.machine.threads,
         "instructions": run.machine.instructions,
         "device_name": run.machine.device_name,

@@ -91,7 +91,8 @@ def train_pack(
     with StopRequest(ends_process=ends_process, only_first=only_first_signal) as stop:
         runs = open_runs(configs, settings, corpus, pack)
         completed = [status_if_completed(run) for run in runs]
-        if all(completed):
+        # The other ranks wait for this value: another command may have completed the run since they were started.
+        if Ranks.current().broadcast(all(completed)):
             return [
                 Outcome(run.folder, status.state or "", status, already_ended=True)
                 for run, status in zip(runs, completed, strict=True)
@@ -99,6 +100,8 @@ def train_pack(
             ]
         if configs[0].devices > 1 and Ranks.current().count == 1:
             stop.end()  # the ranks handle signals
+            if stop.received is not None:
+                raise KeyboardInterrupt
             if settings.device == "cuda":
                 check_gpu_count(configs[0], torch.cuda.device_count(), "this process")
             received = train_on_devices(configs[0], pack)
@@ -146,6 +149,8 @@ def train_replica(config: RunConfig) -> int | None:
     corpus = open_corpus(config.data)
     apply(settings)
     with StopRequest(only_first=True) as stop, convert_torch_errors():
+        if Ranks.current().broadcast(False):
+            return None
         loop = Loop([Replica(config)], settings, corpus)
         loop.share_state()
         loop.run(stop)
@@ -165,7 +170,8 @@ def _run(loop: Loop, stop: StopRequest) -> list[Outcome]:
         for run in loop.runs:
             first = run.progress.step
             for tracker in run.trackers:
-                tracker.start(run.run_json, first)
+                # The header and the MFU are of this machine, not of that of the first start.
+                tracker.start(run.run_json | {"resolved": run.new_run_json["resolved"]}, first)
                 if run.run_json.get("continued_from", {}).get("step") == first and first > 0:
                     tracker.log(run.folder.rows().rows)  # those of the parent run
         wait_for_start(_wandb_trackers(loop))
@@ -189,7 +195,7 @@ def convert_torch_errors() -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, torch.distributed.DistError) or "gloo" in str(error):
+        if Ranks.current().count > 1 and (isinstance(error, torch.distributed.DistError) or "gloo" in str(error)):
             raise NormlabError(f"{LOST}; {RESUMES}") from error
         # torch has a class of error for the memory of a GPU only.
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):

@@ -442,8 +442,12 @@ def test_without_submitit_or_slurm(
     ("overrides", "events"),
     [
         (["sweep.slurm.cpus=4"], r"sweep.slurm.cpus=4: has no effect with sweep.on=local"),
-        (["sweep.on=slurm", "device=cpu"], r"device=cpu: each Slurm task has 1 GPU; set sweep.slurm.gpus=0"),
-        (["sweep.on=slurm", "sweep.slurm.gpus=0", "device=cuda"], r"device=cuda: each Slurm task has no GPU"),
+        (["sweep.on=slurm", "device=cpu"], r"device=cpu: sweep.slurm.gpus is 1; set sweep.slurm.gpus=0"),
+        (
+            ["sweep.on=slurm", "sweep.slurm.gpus=0", "device=cuda"],
+            r"device=cuda: sweep.slurm.gpus is 0",
+        ),
+        (["sweep.on=slurm", "sweep.slurm.gpus=4", "precision=bf16"], r"gpus=4: a run uses devices=1 GPUs"),
         (["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.slurm.gpu_type=a100"], r"gpu_type=a100: has no effect"),
         (["sweep.on=slurm", "sweep.slurm.extra=[--qos=high]"], r"extra=--qos=high: is not an option of sbatch"),
         (["sweep.on=slurm", "sweep.slurm.extra=[time=3]"], r"extra=time=3: normlab sets time"),

@@ -17,6 +17,7 @@ from normlab.config.compose import compose_run
 from normlab.config.devices import micro_batches, rows_of_device
 from normlab.errors import ConfigError
 from normlab.store.runs import RunFolder
+from normlab.training.launch import RESUMES
 from support.processes import children_of, wait_for
 from support.small_run import small_run
 
@@ -126,7 +127,7 @@ def test_each_sequence_of_a_batch_belongs_to_one_device(tmp_path: Path) -> None:
         ),
         (
             ["devices=4", "norm=batchnorm", "train.batch_size=8", "train.accumulation=4"],
-            "devices=4: norm=batchnorm takes statistics over a micro-batch of 2 sequences, which 4 does not divide; ",
+            "devices=4: norm=batchnorm takes statistics over a micro-batch, whose size 2 it does not divide; ",
         ),
         (["devices=0"], "devices=0: "),
     ],
@@ -165,10 +166,7 @@ def test_a_killed_process_ends_the_run_and_fewer_ranks_resume_it(tmp_path: Path,
     _, err = process.communicate(timeout=300)
     if victim is not None:
         assert process.returncode == 2
-        assert err.splitlines()[-1] == (
-            f"error: rank {victim} was killed by SIGKILL; the same command resumes the run, with as many devices as "
-            "there are then"
-        )
+        assert err.splitlines()[-1] == f"error: rank {victim} was killed by SIGKILL; {RESUMES}"
     assert "Traceback" not in err
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks))
     process = start(*overrides, "devices=2")

@@ -42,7 +42,7 @@ DRY_RUN: Mapping[str, str] = {
         "scripts/bench_stats.py --device cpu --models 2x32 --compile off --rounds 2"
     ),
     "Sixteen runs packed, and one after another": (
-        "scripts/bench_sweep.py --device cpu --models 2x32 --precisions fp32 --runs 2 --pack 2 --steps 20 --rounds 2"
+        "scripts/bench_sweep.py --device cpu --models 2x32 --precisions fp32 --no-compile --runs 2 --pack 2 --rounds 2"
     ),
 }
 """The same parts with tiny models on a CPU."""

@@ -35,6 +35,7 @@ Values = dict[str, torch.Tensor]
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 7 tokens, which do not divide the 48 tokens of a batch."""
     monkeypatch.setattr(chunked_loss, "LARGE_LOGITS", 7 * VOCAB)
+    torch.compiler.reset()  # torch compiles a function for eight models at most
 
 
 def models_of(name: str, runs: int = 1) -> list[GPT]:

@@ -6,7 +6,7 @@
 Every side trains the same model on the same corpus, in a process of its own, so that compiled code is not shared. The
 sides take turns of a few steps; while one works the others wait. The sides are
 
-- *plain*: `bench_train.Plain`, eager, in the precision of the line, one run at a time;
+- *plain*: `bench_train.Plain`, eager and compiled as a whole, in the precision of the line, one run at a time;
 - *single*: normlab's loop (batches, step, statistics in every tenth step), one run at a time, eager and compiled;
 - *packed*: the same loop over all runs as one stacked computation, eager and compiled.
 
@@ -14,8 +14,9 @@ The time of a sweep is its set-up (models, and compilation from an empty cache) 
 runs that compile one after the other only the first compiles; the set-up of the others, from the cache, is measured
 too. Evaluations, checkpoints and the start of processes are left out; a pack saves the starts of all its runs but one.
 
-A ratio compares runs/hour with the plain loop in fp32, the plain loop in the same precision, and one run at a time in
-the same code, which separates the effects of precision, compilation and packing. The quartiles are of the turns.
+A ratio compares runs/hour with the plain loop in fp32, the plain loop in the same precision (eager, and compiled), and
+one run at a time in the same code, which separates the effects of precision, compilation and packing. The quartiles are
+of the turns.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def serve(pipe: Connection, work: Work) -> None:
     sync = torch.cuda.synchronize if resolved.device == "cuda" else lambda: None
     start = time.perf_counter()
     if work.plain:
-        steps = Plain(configs[0], resolved, corpus, None).steps
+        steps = Plain(configs[0], resolved, corpus, "model" if work.compiled else None).steps
         steps(WARM_UP)
     else:
         apply(resolved)
@@ -140,7 +141,12 @@ def sides_of(overrides: Sequence[str], precision: str, options: argparse.Namespa
     """Yield every side in a precision."""
     overrides = (*overrides, f"precision={precision}", f"device={options.device}")
     yield Side("plain", precision, Work(overrides, 1, compiled=False, plain=True), twice=False)
-    for kind, compiled in (("eager", False), ("compiled", True)):
+    if options.compile:
+        with empty_cache():
+            work = Work(overrides, 1, compiled=True, plain=True)
+            side = Side("plain, compiled", precision, work, twice=options.runs > 1)
+        yield side
+    for kind, compiled in (("eager", False), ("compiled", True))[: 1 + options.compile]:
         for name, runs in (("single", 1), (f"packed by {options.pack}", options.pack)):
             with empty_cache():
                 side = Side(f"{name}, {kind}", precision, Work(overrides, runs, compiled), twice=options.runs > runs)
@@ -168,18 +174,20 @@ def table(sides: Sequence[Side], options: argparse.Namespace) -> list[str]:
     speed = {(side.precision, side.name): median(side.runs_per_hour(options.runs, options.steps)) for side in sides}
     lines = [
         f"{'precision':9} {'side':24} {'ms/step per run':>18} {'set-up s':>8} {'runs/hour':>12} "
-        f"{'/ plain fp32':>13} {'/ plain':>8} {'/ single':>8}  quartiles of / plain"
+        f"{'/ plain fp32':>13} {'/ plain':>8} {'/ compiled':>10} {'/ single':>8}  quartiles of / plain"
     ]
     for side in sides:
         plain, packed = speed[side.precision, "plain"], speed[side.precision, side.name]
         single = speed.get((side.precision, f"single, {side.name.rpartition(', ')[2]}"), packed)
         of_fp32 = f"{packed / speed['fp32', 'plain']:.2f}" if ("fp32", "plain") in speed else ""
+        compiled = speed.get((side.precision, "plain, compiled"))
+        of_compiled = "" if compiled is None else f"{packed / compiled:.2f}"
         ratios = [value / plain for value in side.runs_per_hour(options.runs, options.steps)]
         low, _, high = statistics.quantiles(ratios, n=4)
         lines.append(
             f"{side.precision:9} {side.name:24} {1e3 * median(side.turns) / side.pack_size:18.2f} "
-            f"{side.first_setup_s:8.1f} {packed:12.2f} {of_fp32:>13} {packed / plain:8.2f} {packed / single:8.2f}  "
-            f"{low:.2f}-{high:.2f}"
+            f"{side.first_setup_s:8.1f} {packed:12.2f} {of_fp32:>13} {packed / plain:8.2f} {of_compiled:>10} "
+            f"{packed / single:8.2f}  {low:.2f}-{high:.2f}"
         )
     return lines
 
@@ -192,6 +200,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9, help="turns of each side (default: 9)")
     parser.add_argument("--models", default="4x128", help="models, separated by commas (default: 4x128)")
     parser.add_argument("--precisions", default="fp32,bf16")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="also compiled sides")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = parser.parse_args()
     known = MODELS_ON_GPU if options.device == "cuda" else MODELS

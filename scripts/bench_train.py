@@ -23,10 +23,9 @@ pair a round). Each pair gives a ratio; the table shows the median and the quart
 times (all threads of this process), which excludes waiting for a core, and normlab's additional CPU ms/step. On busy
 cores, where two threads wait for each other, OMP_NUM_THREADS=1 is steadier.
 
-Model FLOPs utilisation (on a GPU): (6 N + 12 L D T) FLOPs per token over the GPU's dense peak at that precision,
-without sparsity, for fp32 without TF32. N counts multiplied weights (no position embeddings, and token embeddings only
-if the head uses them), L layers, D width, T context; the second term is attention without the causal mask (Chowdhery
-et al. 2022, arXiv:2204.02311, appendix B).
+On a GPU the table has the MFU of both sides (`store/throughput.py`) and, in the note, the memory that a step of each
+side takes beside the state. The plain loop is compiled by blocks, as a complete model, and with CUDA graphs
+(`mode="reduce-overhead"`). `gpt2_124m` has GPT-2's vocabulary, with random tokens; `12x768` is that model with bytes.
 
 Shapes: N tokens, B batch, T context.
 """
@@ -43,21 +42,26 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from normlab.config.compose import compose_run
+from normlab.config.memory import format_size
 from normlab.config.optim import AdamW
 from normlab.config.schema import RunConfig
 from normlab.data.corpus import Corpus, open_corpus
+from normlab.model.flops import flops_per_token
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.store.runs import RunFolder
+from normlab.store.throughput import peak_flops
 from normlab.tracking.console import Console
 from normlab.tracking.tracker import Row
 from normlab.tracking.wandb import WandbTracker
@@ -81,17 +85,13 @@ MODELS_ON_GPU = {
     **MODELS,
     "6x384": ["model=gpt2_mini", "train.batch_size=64"],
     "12x768": ["model=gpt2_124m", "train.batch_size=16"],
+    "gpt2_124m": ["model=gpt2_124m", "train.batch_size=16"],
 }
 WITHOUT_LIMITS = ("2x32",)
 """Models whose ratios have no limit; their lines show the additional ms/step."""
 
-PEAKS = {
-    "NVIDIA H200": {"bf16": 989e12, "fp32": 67e12},
-    "NVIDIA H100 PCIe": {"bf16": 756e12, "fp32": 51e12},
-    "NVIDIA H100 80GB HBM3": {"bf16": 989e12, "fp32": 67e12},
-    "NVIDIA A100": {"bf16": 312e12, "fp32": 19.5e12},
-}
-"""Dense peaks in FLOP/s from NVIDIA's data sheets, by the start of the device's name. The H100 with HBM3 is SXM."""
+VOCABULARIES = {"gpt2_124m": 50_257}
+"""Models whose step has random tokens of another vocabulary than bytes; their loop is not measured."""
 
 
 # Measuring.
@@ -139,7 +139,8 @@ class Result:
     cpu_ratio: float
     added_ms: float
     """Additional CPU ms/step of normlab, the median of the pairs."""
-    utilisation: float | None
+    mfu: tuple[float | None, float | None]
+    """Model FLOPs utilisation of normlab and the plain loop."""
     note: str
 
     @property
@@ -154,7 +155,14 @@ class Result:
 
 
 def result(
-    run: RunConfig, comparison: str, limit: str | None, ours: Clock, plain: Clock, steps: int, note: str
+    run: RunConfig,
+    vocab_size: int,
+    comparison: str,
+    limit: str | None,
+    ours: Clock,
+    plain: Clock,
+    steps: int,
+    note: str,
 ) -> Result:
     """Return the result of two clocks with turns of `steps` steps."""
     shape = f"{run.model.depth}x{run.model.width}"
@@ -168,35 +176,23 @@ def result(
         ratios=[b / a for a, b in zip(ours.wall, plain.wall, strict=True)],
         cpu_ratio=statistics.median(b / a for a, b in zip(ours.cpu, plain.cpu, strict=True)),
         added_ms=statistics.median(1000 * (a - b) / steps for a, b in zip(ours.cpu, plain.cpu, strict=True)),
-        utilisation=utilisation(run, speed[0]),
+        mfu=(mfu(run, vocab_size, speed[0]), mfu(run, vocab_size, speed[1])),
         note=note,
     )
 
 
-def flops_per_token(run: RunConfig, vocab_size: int) -> float:
-    """Return 6 N + 12 L D T, see the module docstring."""
-    model = build_model(run, vocab_size)
-    unused = 0 if model.embed.positions is None else model.embed.positions.weight.numel()
-    if not run.model.tie_embeddings:
-        unused += model.embed.tokens.weight.numel()
-    multiplied = sum(parameter.numel() for parameter in model.parameters()) - unused
-    return 6 * multiplied + 12 * run.model.depth * run.model.width * run.model.context
-
-
-def utilisation(run: RunConfig, tokens_per_s: float) -> float | None:
+def mfu(run: RunConfig, vocab_size: int, tokens_per_s: float) -> float | None:
     """Return the model FLOPs utilisation on this GPU, or None without a GPU of known peak."""
     resolved = resolve(run)
-    peaks = next((peaks for name, peaks in PEAKS.items() if resolved.device_name.startswith(name)), None)
-    if resolved.device != "cuda" or peaks is None:
-        return None
-    return flops_per_token(run, open_corpus(run.data).tokenizer.vocab_size) * tokens_per_s / peaks[resolved.precision]
+    peak = peak_flops(resolved.device_name, resolved.precision)
+    return None if peak is None else flops_per_token(run, vocab_size) * tokens_per_s / peak
 
 
 # The two sides.
 
 
 class Plain:
-    """A plain training loop; `compiled` is None, `blocks` or `model`."""
+    """A plain training loop; `compiled` is None, `blocks`, `model` or `graphs`."""
 
     def __init__(self, run: RunConfig, resolved: RuntimeSettings, corpus: Corpus, compiled: str | None) -> None:
         self.run, self.device = run, resolved.torch_device
@@ -208,6 +204,8 @@ class Plain:
                 block.compile()
         elif compiled == "model":
             self.forward = torch.compile(self.model)
+        elif compiled == "graphs":
+            self.forward = torch.compile(self.model, mode="reduce-overhead")
         optim = run.optim
         assert isinstance(optim, AdamW)
         parameters = list(self.model.parameters())
@@ -256,11 +254,32 @@ class Plain:
 # The step.
 
 
-def bench_step(overrides: Sequence[str], rounds: int, device: str, compiled: str | None) -> Result:
+def with_random_tokens(corpus: Corpus, vocab_size: int) -> Corpus:
+    """Return a corpus of random tokens of a vocabulary, which no tokenizer encodes."""
+    tokens_N = np.random.default_rng(0).integers(0, vocab_size, 2**22, dtype=np.uint16)
+    tokenizer: Any = SimpleNamespace(vocab_size=vocab_size)
+    train: Any = tokens_N
+    return replace(corpus, train=train, val=train, tokenizer=tokenizer)
+
+
+def step_memory(step: Callable[[], object]) -> str:
+    """Return the memory that a step on a GPU takes beside what is allocated before it."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    return format_size(torch.cuda.max_memory_allocated() - before)
+
+
+def bench_step(
+    overrides: Sequence[str], rounds: int, device: str, compiled: str | None, vocab_size: int | None = None
+) -> Result:
     """Compare the steps on the same batches, in turns of 1 step on a CPU and of 20 on a GPU."""
     switch = "off" if compiled is None else "on"
     run = compose_run([*overrides, f"device={device}", f"compile={switch}", "deterministic=false"])
     resolved, corpus = resolve(run), open_corpus(run.data)
+    if vocab_size is not None:
+        corpus = with_random_tokens(corpus, vocab_size)
     apply(resolved)
     on_gpu = resolved.device == "cuda"
     turns, steps = (rounds, 20) if on_gpu else (rounds * 10, 1)
@@ -289,11 +308,19 @@ def bench_step(overrides: Sequence[str], rounds: int, device: str, compiled: str
                         step(tokens, targets, hyper)
                     else:
                         plain.step(tokens, targets)
-    kind = {None: "eager", "blocks": "compiled", "model": "compiled, plain: whole model"}[compiled]
+    kinds = {"model": "compiled, plain: whole model", "graphs": "compiled, plain: CUDA graphs"}
+    kind = "eager" if compiled is None else kinds.get(compiled, "compiled")
     # normlab compiles blocks, so a loop that compiles the complete model has no limit.
-    limit = None if compiled == "model" else "step"
+    limit = None if compiled in kinds else "step"
     note = f"first losses agree to {difference:.0e}"
-    return result(run, f"step, {kind}", limit, *clocks, steps, note)
+    if on_gpu:
+        tokens, targets = batches.batch(0)
+        ours, theirs = (
+            step_memory(lambda: step(tokens, targets, hyper)),
+            step_memory(lambda: plain.step(tokens, targets)),
+        )
+        note += f"; memory {ours}, plain {theirs}"
+    return result(run, corpus.tokenizer.vocab_size, f"step, {kind}", limit, *clocks, steps, note)
 
 
 # The loop.
@@ -407,7 +434,7 @@ def bench_loop(overrides: Sequence[str], rounds: int, device: str, compiled: boo
     # The limit applies to the default options.
     limit = "loop" if deterministic == "null" else None
     note = f"W&B's process: {1000 * spent:.0f} ms CPU per {PRINT_EVERY} steps"
-    return result(run, f"loop, {kind}, {mode}", limit, *turns.clocks, PRINT_EVERY, note)
+    return result(run, corpus.tokenizer.vocab_size, f"loop, {kind}, {mode}", limit, *turns.clocks, PRINT_EVERY, note)
 
 
 # The table.
@@ -415,19 +442,19 @@ def bench_loop(overrides: Sequence[str], rounds: int, device: str, compiled: boo
 
 HEADER = (
     f"{'model':22} {'comparison':38} {'normlab':>10} {'plain':>10}  {'ratio':>6} {'quartiles':>13} {'limit':>5} "
-    f"{'CPU':>6} {'+ms':>7} {'MFU':>6}  note"
+    f"{'CPU':>6} {'+ms':>7} {'MFU':>11}  note"
 )
 
 
 def show(line: Result) -> None:
     low, _, high = statistics.quantiles(line.ratios, n=4)
     limit = "" if line.limit is None else f"{LIMITS[line.limit]:.2f}"
-    used = "" if line.utilisation is None else f"{line.utilisation:.1%}"
+    used = "" if None in line.mfu else " ".join(f"{value:.1%}" for value in line.mfu if value is not None)
     mark = "  BELOW THE LIMIT" if line.failed else ""
     print(
         f"{line.model:22} {line.comparison:38} {line.tokens_per_s[0]:10,.0f} {line.tokens_per_s[1]:10,.0f}  "
         f"{line.ratio:6.3f} {low:6.3f}-{high:6.3f} {limit:>5} {line.cpu_ratio:6.3f} {line.added_ms:+7.2f} "
-        f"{used:>6}  {line.note}{mark}",
+        f"{used:>11}  {line.note}{mark}",
         flush=True,
     )
 
@@ -438,9 +465,10 @@ def measure(models: Mapping[str, list[str]], options: argparse.Namespace, on_gpu
     compiling = on_gpu if options.compile is None else options.compile
     for name, overrides in models.items():
         if options.only != "loop":
-            for compiled in (None, "blocks", "model") if compiling else (None,):
-                yield bench_step(overrides, options.rounds, device, compiled)
-        if options.only != "step":
+            variants = ("blocks", "model", *(["graphs"] if on_gpu else []))
+            for compiled in (None, *variants) if compiling else (None,):
+                yield bench_step(overrides, options.rounds, device, compiled, VOCABULARIES.get(name))
+        if options.only != "step" and name not in VOCABULARIES:
             # normlab's default: compiled on a GPU, eager on a CPU.
             for deterministic in ("null", "false") if name == "4x128" and not on_gpu else ("null",):
                 yield bench_loop(overrides, options.rounds, device, on_gpu and compiling, deterministic)

@@ -10,7 +10,7 @@ Shapes: B batch, T time, D model width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -84,10 +84,19 @@ class Head(nn.Module):
         self.logits = placement.logits_transform(vocab_size, config.width)
         self.weight = tokens.weight if config.tie_embeddings else nn.Parameter(torch.empty(vocab_size, config.width))
 
-    def forward(self, stream: Any) -> Tensor:
-        """Return the logits, shape (B, T, V)."""
+    def forward(self, stream: Any, part: Literal["all", "read", "unembed"] = "all") -> Tensor:
+        """Return the logits, shape (B, T, V).
+
+        Two parts, because large logits are computed in chunks: `read` returns the input of the output matrix, shape
+        (B, T, D), and `unembed` maps that input, for any number of tokens, to logits.
+        """
+        if part == "unembed":
+            return self._unembed(stream)
         observe("resid", "", main_stream(stream))
         x_BTD = stream if self.close is None else self.close(stream)
+        return x_BTD if part == "read" else self._unembed(x_BTD)
+
+    def _unembed(self, x_BTD: Tensor) -> Tensor:
         logits_BTV = nn.functional.linear(x_BTD, self.weight)
         if self.logits is not None:
             logits_BTV = self.logits(logits_BTV)

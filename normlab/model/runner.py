@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from normlab.model.attention import Attention
+from normlab.model.chunked_loss import chunked_cross_entropy, cross_entropy, has_large_logits
 from normlab.model.gpt import GPT
 from normlab.stats.instrument import Collector, Selection, tap
 
@@ -47,12 +47,14 @@ SegmentOutput = tuple[Any, Tensors, SegmentStatistics | None]
 """A segment's output, its buffers (stacked runs only: the forward may have reassigned them), and its statistics."""
 
 
-def _run_segment(segment: nn.Module, tensors: Tensors | None, selection: Selection | None, *args: Any) -> SegmentOutput:
+def _run_segment(
+    segment: nn.Module, tensors: Tensors | None, selection: Selection | None, *args: Any, **options: Any
+) -> SegmentOutput:
     if tensors is None:
         if selection is None:
-            return segment(*args), {}, None
+            return segment(*args, **options), {}, None
         with Collector(selection) as collector:
-            output = segment(*args)
+            output = segment(*args, **options)
         return output, {}, SegmentStatistics(*collector.results())
 
     buffer_names = {name for name, _ in segment.named_buffers()}
@@ -61,7 +63,7 @@ def _run_segment(segment: nn.Module, tensors: Tensors | None, selection: Selecti
     def run(tensors: Tensors, *args: Any) -> tuple[Any, Tensors, Tensor]:
         state = dict(tensors)  # functional_call writes reassigned buffers back into this dict
         with Collector(selection or {}) as collector:
-            output = functional_call(segment, state, args)
+            output = functional_call(segment, state, args, options)
         collected, values = collector.results()
         names.extend(collected)
         return output, {name: state[name] for name in buffer_names}, values
@@ -84,15 +86,23 @@ def _block(segment: nn.Module, tensors: Tensors | None, selection: Selection | N
 def _head(
     segment: nn.Module, tensors: Tensors | None, selection: Selection | None, stream: Any, targets: Tensor
 ) -> SegmentOutput:
+    if has_large_logits(segment, targets):
+        return _chunked_head(segment, tensors, selection, stream, targets)
     logits, buffers, statistics = _run_segment(segment, tensors, selection, stream)
-    loss = _cross_entropy if tensors is None else vmap(_cross_entropy)
+    loss = cross_entropy if tensors is None else vmap(cross_entropy)
     return loss(logits, targets), buffers, statistics
 
 
-def _cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Return the mean negative log-likelihood in nats per token, in float32 or better."""
-    logits_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
-    return F.cross_entropy(logits_BTV.flatten(0, -2), targets_BT.flatten())
+def _chunked_head(
+    segment: nn.Module, tensors: Tensors | None, selection: Selection | None, stream: Any, targets: Tensor
+) -> SegmentOutput:
+    x, buffers, statistics = _run_segment(segment, tensors, selection, stream, part="read")
+    own = {name: p for name, p in segment.named_parameters() if not name.startswith("close.")}
+    params = own if tensors is None else {name: tensors[name] for name in own}
+    loss, names, values = chunked_cross_entropy(segment, params, selection or {}, x, targets)
+    if statistics is not None and names:
+        statistics = SegmentStatistics((*statistics.names, *names), torch.cat([statistics.values, values]))
+    return loss, buffers, statistics
 
 
 class ModelRunner:

@@ -206,7 +206,7 @@ class Placement:
         return None
 
     def logits_transform(self, vocab_size: int, width: int) -> nn.Module | None:
-        """Return the module applied to the logits, or None."""
+        """Return the module applied to the logits, or None. It has no buffers and treats each token alone."""
         return None
 
     def project(self, weights: Mapping[str, Tensor]) -> None:

@@ -1,0 +1,140 @@
+"""Cross entropy of large logits in chunks of tokens, with gradients that are computed in the forward pass.
+
+The logits of one chunk exist at a time, and so do their gradient and their float32 copy. The forward pass therefore
+computes the gradients of the loss with respect to the head's input and parameters, and the backward pass only scales
+them: no logits are stored or computed twice.
+
+Shapes: N tokens, D width, V vocabulary, K statistics; `...R` marks an axis that only stacked runs have.
+
+Source: Hsu et al. 2024, arXiv:2410.10989 (Liger Kernel), section 3.2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from normlab.stats.instrument import Collector, Selection
+from normlab.stats.registry import STATISTICS
+
+LARGE_LOGITS = 2**26
+"""Values of one run's logits in a micro-batch above which they are computed in chunks, and values of one chunk of all
+runs: 256 MiB in float32. Smaller logits are computed at once."""
+MOST_CHUNKS = 16
+"""Most chunks of a micro-batch, because a compiled head repeats the code for each. Chunks are larger then."""
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Return the negative log-likelihood in nats, in float32 or better.
+
+    Args:
+        logits: Shape (*batch, V).
+        targets: Shape (*batch).
+        reduction: `mean` or `sum` over the tokens.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction=reduction)
+
+
+def has_large_logits(head: nn.Module, targets: Tensor) -> bool:
+    """Return whether the logits of each run for targets of shape (...R, B, T) are large.
+
+    The number of stacked runs does not matter, so that a run computes its loss alike alone and in a pack.
+    """
+    return math.prod(targets.shape[-2:]) * _vocab_size(head) > LARGE_LOGITS
+
+
+def chunked_cross_entropy(
+    head: nn.Module, params: Mapping[str, Tensor], selection: Selection, x: Tensor, targets: Tensor
+) -> tuple[Tensor, tuple[tuple[str, str], ...], Tensor]:
+    """Return the mean negative log-likelihood in nats/token, (...R), and the statistics of the logits.
+
+    The statistics are their (statistic, site) pairs and their values, (K, ...R). The mean of a statistic over tokens
+    is the mean of its chunks' values, weighted by their tokens.
+
+    Args:
+        head: A module that maps x and `part="unembed"` to logits.
+        params: The parameters of that part, each (...R, *shape).
+        selection: The statistics to collect.
+        x: The input of that part, (...R, B, T, D).
+        targets: The next tokens, (...R, B, T).
+    """
+    x_ND, targets_N = x.flatten(-3, -2), targets.flatten(-2, -1)
+    tokens, stacked = targets_N.shape[-1], targets_N.dim() > 1
+    names: list[tuple[str, str]] = []
+
+    def chunk_loss(params: Mapping[str, Tensor], x_ND: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+        with Collector(selection) as collector:
+            logits_NV = functional_call(head, dict(params), (x_ND,), {"part": "unembed"})
+        collected, values = collector.results()
+        names[:] = collected
+        return cross_entropy(logits_NV, targets_N, reduction="sum") / tokens, values
+
+    with_gradients = torch.is_grad_enabled()
+    run: Any = grad_and_value(chunk_loss, argnums=(0, 1), has_aux=True) if with_gradients else chunk_loss
+    run = vmap(run) if stacked else run
+    runs = len(targets_N) if stacked else 1
+    size = max(LARGE_LOGITS // (runs * _vocab_size(head)), math.ceil(tokens / MOST_CHUNKS))
+    losses: list[Tensor] = []
+    values: list[Tensor] = []
+    weights: list[float] = []
+    x_grads: list[Tensor] = []
+    param_grads: list[Tensor] = []
+    device = x.device.type
+    # Autocast must not cache: it would keep a copy of the weights for each chunk.
+    with (
+        torch.no_grad(),
+        torch.autocast(
+            device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device), cache_enabled=False
+        ),
+    ):
+        for x_part, targets_part in zip(x_ND.split(size, -2), targets_N.split(size, -1), strict=True):
+            output = run(params, x_part, targets_part)
+            if with_gradients:
+                (of_params, of_x), output = output
+                x_grads.append(of_x)
+                if param_grads:
+                    for total, name in zip(param_grads, params, strict=True):
+                        total.add_(of_params[name])
+                else:
+                    param_grads = [of_params[name] for name in params]
+            losses.append(output[0])
+            values.append(output[1])
+            weights.append(targets_part.shape[-1] / tokens)
+    loss = torch.stack(losses).sum(0)
+    if with_gradients:
+        loss = _WithGradients.apply(loss, [torch.cat(x_grads, -2).view_as(x), *param_grads], x, *params.values())
+    merged: list[Tensor] = []
+    for (name, _), *parts in zip(names, *(part.unbind(-1) for part in values), strict=True):
+        if STATISTICS[name].merge == "max":
+            merged.append(torch.stack(parts).amax(0))
+        else:
+            merged.append(torch.stack([w * part for w, part in zip(weights, parts, strict=True)]).sum(0))
+    return loss, tuple(names), torch.stack(merged) if merged else x.new_zeros(0)
+
+
+class _WithGradients(torch.autograd.Function):
+    """A loss, (...R), whose gradients of the inputs, (...R, *shape), are known. It has no second derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, gradients: list[Tensor], *inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(*gradients)
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grad_outputs
+        scaled = [g * grad.view(*grad.shape, *[1] * (g.dim() - grad.dim())).to(g.dtype) for g in ctx.saved_tensors]
+        return None, None, *scaled
+
+
+def _vocab_size(head: nn.Module) -> int:
+    weight = head.weight
+    assert isinstance(weight, Tensor)
+    return len(weight)

@@ -110,7 +110,9 @@ class _MeanOverRanks(torch.autograd.Function):
 
 
 def moments_over_ranks(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance over the tokens of all ranks, from those over as many tokens of this rank.
+    """Return mean and biased variance over the tokens of all ranks, from those over the tokens of this rank.
+
+    All ranks have the same number of tokens.
 
     The variance of all tokens is the mean over ranks of the variance within a rank, plus the squared distance of the
     rank's mean from the mean of all. A norm that takes statistics over the batch must call this function.

@@ -14,15 +14,17 @@ INTRODUCTION = """\
 
 One line for each claim that `normlab study run` has tested: claim, source and verdict. *supported* and *refuted*: the
 95 % interval is on one side of the criterion (for "between", two one-sided tests: the 90 % interval is inside).
-*undecided*: it has values on both sides. *void*: a control failed, or the best learning rate is at the edge of its
-grid, so that the runs cannot answer. `normlab study show NAME` prints the criteria, which were fixed before the runs;
-a report lists its amendments.
+*undecided*: it has values on both sides. *void*: a control failed, `normlab verify` rejects a block, or the best
+learning rate is at the edge of its grid, so that the runs cannot answer. `normlab study show NAME` prints the criteria,
+which are fixed before the runs; what was changed later is named as an amendment. Whether a model learns is tested by
+the share of seeds that do not.
 
-**What small models cannot tell.** These models have 2 to 48 blocks of width 32 and train on less than half a million
-bytes. They decide signs, whether a model learns at all, laws at initialisation, and differences of several hundredths
-of a nat/token (study `noise` measures how many). They do not decide differences of 1 % in loss, what happens after a
-thousand times as many tokens, or what appears in wide models only: outlier channels, attention sinks, loss spikes of
-long runs. A verdict here is a verdict on this size.
+**What small models cannot tell.** These models have 2 to 48 blocks of width 32 (the step times: up to 1024) and train
+on less than half a million bytes. They decide signs, whether a model learns at all, laws at initialisation, and
+differences of a tenth of a nat/token, or of some hundredths where both arms of a seed share most of the noise (study
+`noise` measures it). They do not decide differences of 1 % in loss, what happens after a thousand times as many tokens,
+or what appears in wide models only: outlier channels, attention sinks, loss spikes of long runs. A verdict here is a
+verdict on this size.
 """
 
 
@@ -52,3 +54,5 @@ def _section(report: dict[str, Any]) -> Iterator[str]:
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
     controls = [f"{row['claim']} {row['verdict']}" for row in report["controls"]]
     yield f"\nControls: {', '.join(controls) or 'none'}.\n"
+    if amendments := report.get("amendments"):
+        yield f"Amended: {' '.join(amendments.values())}\n"

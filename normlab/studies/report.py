@@ -86,6 +86,7 @@ def _data(verdicts: Verdicts, evidence: Evidence) -> dict[str, Any]:
         "claims": [as_row(each) for each in verdicts.claims],
         "controls": [as_row(each) for each in verdicts.controls],
         "notes": list(verdicts.notes),
+        **({"amendments": dict(study.amendments)} if study.amendments else {}),
     }
 
 

@@ -3,7 +3,6 @@
 from normlab.studies.base import (
     NANO,
     RATES,
-    REWORDED,
     AtLeast,
     AtMost,
     Claim,
@@ -123,7 +122,6 @@ register_study(
                 AtMost(0.5),
             ),
         ],
-        amendments={"b00efb9649ce": REWORDED},
         pictures=[
             Picture("factor", {"x": "optim.warmup_steps", "color": "placement", "panel": ["model.depth"]}),
             Picture("lr", {"color": "optim.warmup_steps", "panel": ["placement"]}, DEPTH),

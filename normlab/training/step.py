@@ -102,8 +102,8 @@ class Step:
     ) -> tuple[Tensor, dict[str, Tensor], list[MicroBatch]]:
         """Return the mean loss and gradient over the micro-batches of all ranks, and the measurements of this rank's.
 
-        The gradients are summed after the backward pass, in buckets: `DistributedDataParallel` would sum them during
-        it, but works only with `backward`, whose hooks the taps, the packs and compiled blocks do without.
+        The gradients are summed over ranks after the backward pass. `DistributedDataParallel` would sum them during the
+        backward pass, but its hooks work only with `backward`, and this step calls `autograd.grad`.
         """
         runner, parts = self.runner, self.accumulation
         token_count, all_parts = tokens.shape[-2] * tokens.shape[-1] * self.ranks.count, parts * self.ranks.count

@@ -43,7 +43,7 @@ class StatisticsSchedule:
     load_runs: Callable[[], Iterator[Callable[[str, Profiles], None]]]
     """Loads each run into `model` and `optimizer`, and yields the function that records its statistics."""
     ranks: Ranks = Ranks()
-    """The ranks that share each batch; every one makes the passes between steps, which are not shared."""
+    """The ranks that share each batch. Every rank makes the whole of each pass between steps."""
     measure: CoreStatistics | None = field(init=False)
     """Computes the core statistics in measured steps; None without core statistics."""
     _extended: ExtendedPass | None = field(init=False)

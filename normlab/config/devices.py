@@ -1,9 +1,9 @@
 """Divide the batches of a run among its devices.
 
-Every device has the same number of sequences of each batch. A norm with statistics over the batch has the same micro-batches on
-several devices as on one, each divided among the devices. For other norms the loss does not depend on micro-batches:
-each device takes consecutive sequences, in as few micro-batches as are no larger than those of a single device.
-`RunConfig.validate` checks that the batches can be divided.
+Every device has the same number of sequences of each batch. A norm with statistics over the batch has the same
+micro-batches on several devices as on one, each divided among the devices. For other norms the loss does not depend on
+micro-batches: each device takes consecutive sequences, in as few micro-batches as are no larger than those of a single
+device. `RunConfig.validate` checks that the batches can be divided.
 
 Shapes: B batch.
 """

@@ -70,8 +70,9 @@ def _train(content: Mapping[str, Any]) -> int:
             received = train_replica(config)
     else:
         received = train_pack([config], pack=content["pack"], only_first_signal=True)[0].signal
-    dist.barrier()  # a rank that leaves earlier is an error for the others
-    dist.destroy_process_group()
+    with contextlib.suppress(RuntimeError):  # the process that started the ranks may be gone, and the group with it
+        dist.barrier()  # a rank that leaves earlier is an error for the others
+        dist.destroy_process_group()
     return 128 + received if received else 0
 
 

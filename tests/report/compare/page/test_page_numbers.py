@@ -160,7 +160,9 @@ def test_answer_equals_summarize(browser, path, sweep, cells, runs):
     assert "1 diverged" in text
     assert "RMSNorm, post-norm, depth 8 (1 diverged of 3)" in text
     tokens, minutes = sum(run["step"] for run in runs) * 8 * 128, sum(run["seconds"] for run in runs) / 60
-    assert f"36 runs, {tokens / 1e6:.3g}M tokens, {minutes:.3g} minutes of training" in text
+    flops = sum(run["step"] * 8 * 128 * run["flops_per_token"] for run in runs)
+    compute = f"{flops:.2e}".replace("e+", "e")
+    assert f"36 runs, {tokens / 1e6:.3g}M tokens, {compute} FLOPs, {minutes:.3g} minutes of training" in text
 
 
 def test_best_at_each_depth_equals_summarize(browser, path, sweep, cells):

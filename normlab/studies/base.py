@@ -25,11 +25,6 @@ PROTOCOL = 2
 """Version of the rules that turn runs into estimates and verdicts; it rises when they change."""
 NANO = "model=gpt2_nano train.steps=300 eval.every=100 stats.every=100 sweep.pack=16"
 """The model and training of most small grids: width 32, context 32, 8 sequences a step."""
-REWORDED = (
-    "the sentences, now part of the hash, were made more exact, and the intervals wider, by the choice of the learning "
-    "rate and the resolution of its grid; the criteria are the same."
-)
-"""The reason of an amendment."""
 RATES = "optim.lr=3e-4,1e-3,3e-3,1e-2,3e-2"
 SUPPORTED, REFUTED, UNDECIDED, VOID = "supported", "refuted", "undecided", "void"
 """The verdicts. undecided: the interval holds values on both sides of the criterion. void: a control failed, or the

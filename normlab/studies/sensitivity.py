@@ -1,6 +1,6 @@
 """Does normalisation lower the sensitivity of the loss to learning rate and initial weights?"""
 
-from normlab.studies.base import NANO, REWORDED, AtLeast, AtMost, Claim, Grid, Picture, Study, register_study
+from normlab.studies.base import NANO, AtLeast, AtMost, Claim, Grid, Picture, Study, register_study
 from normlab.studies.estimators import OverGrid, Share
 
 GRID = f"{NANO} model.depth=4 init=xavier,gpt2,gpt2_scaled optim.lr=1e-3,3e-3,1e-2,3e-2,1e-1,3e-1,1 seed=range(6)"
@@ -84,7 +84,6 @@ register_study(
         controls=[
             Claim("trains", "RMSNorm learns.", Share(arm("rmsnorm"), lr="every"), AtMost(0.5)),
         ],
-        amendments={"3e8343422697": REWORDED},
         pictures=[
             Picture("lr", {"color": "norm", "panel": ["init"]}, "placement=pre"),
             Picture("lr", {"color": "placement", "panel": ["init"]}, "norm=rmsnorm"),

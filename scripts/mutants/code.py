@@ -66,7 +66,7 @@ EXCLUDED = ("validate", "check_width", "check_norm", "reject_unused_options", "w
               "register_row", "factors", "early",
               "formula", "initial_values", "has_norms", "is_plain_sum", "all_sub_layers", "layers",
               "all_initial_values",
-              *REFERENCES)  # fmt: skip
+              "matmul_flops", *REFERENCES)  # fmt: skip
 """Functions outside a run's computation, and functions that mutants are compared with."""
 TABLES = {"normlab.norms.pointwise": ("FUNCTIONS",), "normlab.placements.ngpt": ("ROWS", "COLUMNS")}
 TABLES["normlab.placements.init_rules"] = ("OUTPUTS", "EMBEDDINGS", "UNSCALED")

@@ -31,6 +31,9 @@ NOTES = (
     ("wiring", "return {}self.sublayer(x_BTD){}", "self.mark_update(", ")"),
 )
 """Lines with instrumentation, with the code before and after the instrumented expression."""
+COUNT = "self.update_running_statistics(mean_D, var_D, x_D.numel() // x_D.shape[-1]"
+ONE_RANK = "`verify` runs on one rank; tests/train/test_devices.py compares several"
+
 EQUIVALENT: dict[tuple[str, str], str] = {
     **{
         (row.name, "row: shared_scale=True"): NO_SCALE
@@ -70,9 +73,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "a norm without the option does not read it",
     (
         "batchnorm",
-        "self.update_running_statistics(mean_D, var_D, x_D.numel() // x_D.shape[-1])  ->  "
-        "self.update_running_statistics(mean_D, var_D, x_D.numel() / x_D.shape[-1])",
+        f"{COUNT} * ranks_of_statistics())  ->  {COUNT.replace('//', '/')} * ranks_of_statistics())",
     ): "the count of numbers is a multiple of the width",
+    ("batchnorm", f"{COUNT} * ranks_of_statistics())  ->  {COUNT})"): ONE_RANK,
+    ("batchnorm", f"{COUNT} * ranks_of_statistics())  ->  {COUNT} / ranks_of_statistics())"): ONE_RANK,
     **{(BY_POSITION, f"{line}.unsqueeze(1)  ->  {line}.unsqueeze(-1)"): ONE_AXIS for line in COUNTS},
     (
         BY_POSITION,

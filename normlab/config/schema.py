@@ -17,10 +17,12 @@ from normlab.config.corpora import DATA, DataConfig, HubData
 from normlab.config.optim import OPTIMIZERS, OptimConfig
 from normlab.errors import ConfigError, no_effect, unknown
 from normlab.norms.base import NORMS, NormConfig
+from normlab.norms.base import load_all as load_norms
 from normlab.options import check, from_tree, identity_tree, option
 from normlab.placements.base import FORMER_NAMES, PLACEMENTS, Placement
+from normlab.placements.base import load_all as load_placements
 from normlab.placements.init_rules import INIT_RULES
-from normlab.plugins import plugin_file
+from normlab.plugins import load_plugins, plugin_file
 from normlab.stats.config import StatsConfig
 from normlab.stats.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS
 
@@ -338,6 +340,18 @@ def config_from_record(tree: Mapping[str, Any]) -> RunConfig:
         return config
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"a part of the config is missing or damaged: {error}") from error
+
+
+def load_config(tree: Mapping[str, Any]) -> RunConfig:
+    """Load the norms, placements and plugins, and return the config that another process of normlab has validated.
+
+    Raises:
+        ConfigError: A plugin cannot be loaded, or as `config_from_record`.
+    """
+    load_norms()
+    load_placements()
+    load_plugins(tree["plugins"])
+    return config_from_record(tree)
 
 
 def canonical_hash(tree: Any) -> str:

@@ -270,7 +270,7 @@ class RunRecord:
     @property
     def flops_per_s(self) -> float | None:
         """Model FLOP/s of this run alone, over the whole run; None if the record has no FLOPs or no speed."""
-        return self.compute.flops_per_s(self.status.tokens_per_s)
+        return self.compute.flops(self.status.tokens_per_s)
 
     @property
     def mfu(self) -> float | None:

@@ -65,16 +65,12 @@ class Compute:
         )
 
     def flops(self, tokens: float | None) -> float | None:
-        """Return the model FLOPs of training on these tokens."""
-        return None if self.flops_per_token is None or tokens is None else float(self.flops_per_token) * float(tokens)
-
-    def flops_per_s(self, tokens_per_s: float | None) -> float | None:
-        """Return the model FLOP/s of this run alone at a speed in tok/s."""
-        return self.flops(tokens_per_s)
+        """Return the model FLOPs of training on these tokens; for a speed in tok/s the FLOP/s of this run alone."""
+        return None if self.flops_per_token is None or tokens is None else self.flops_per_token * tokens
 
     def mfu(self, tokens_per_s: float | None) -> float | None:
         """Return the MFU of the devices, from 0 to 1: the model FLOP/s of all runs of the pack over the peak."""
-        speed = self.flops_per_s(tokens_per_s)
+        speed = self.flops(tokens_per_s)
         return None if speed is None or self.peak is None else speed * self.runs / self.peak
 
 

@@ -105,11 +105,9 @@ class LocalExecutor:
     def _take_out(self, gpu: Gpu, problem: str) -> None:
         """Start no more packs on a GPU, and report why."""
         self._devices.remove(gpu)
-        if gpus := [str(device.index) for device in self._devices if device]:
-            consequence = f"its packs go to GPU {', '.join(gpus)}"
-        else:
-            consequence = "no GPU is left; the same command resumes the sweep"
-        self._report(f"GPU {gpu} is taken out of the sweep ({problem}): {consequence}")
+        gpus = [str(device.index) for device in self._devices if device]
+        consequence = f": its packs go to GPU {', '.join(gpus)}" if gpus else ""
+        self._report(f"GPU {gpu} is taken out of the sweep ({problem}){consequence}")
 
     def stop(self, *, again: bool) -> str:
         """Stop the processes after a signal, kill them after a second (`again`); return a message."""
@@ -229,9 +227,10 @@ class PackProcess:
     def kill(self) -> None:
         """Kill the process and all its child processes."""
         self._lost_at = min(self._lost_at, time.monotonic() + UNKILLABLE_S)
-        # The process leads a session, so the id of its process group is its pid.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        # The process and each rank of a run on several devices lead a session: the id of a process group is its pid.
+        for pid in (self._process.pid, *_children_of(self._process.pid)):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
 
     def close_pipe(self) -> None:
         """Close the pipe to the process, which stops the process if it still runs."""
@@ -300,6 +299,14 @@ def cause_of_exit(
     if error:
         return plans.RAISED, error
     return plans.EXITED, f"with code {code}" + (f": {last}" if code and last else ", before its runs were completed")
+
+
+def _children_of(pid: int) -> list[int]:
+    """Return the child processes that the main thread of a process has started; empty if it is gone."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:

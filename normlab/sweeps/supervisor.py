@@ -143,7 +143,9 @@ class _Supervisor:
                     if not signals:
                         self.waiting = self.executor.submit(self.plan, self.waiting)
                         if self.waiting and not self.executor.active:
-                            break  # no GPU is left
+                            packs = "1 pack" if len(self.waiting) == 1 else f"{len(self.waiting)} packs"
+                            self.display.print(f"too few GPUs are left for {packs}; the same command resumes the sweep")
+                            break
                     elif len(signals) > signals_handled:
                         signals_handled = len(signals)
                         if message := self.executor.stop(again=signals_handled > 1):

@@ -52,23 +52,17 @@ def main(folder: Path, number: int, *, on_gpu: bool) -> int:
 
 
 def _train(folder: Path, number: int, on_gpu: bool) -> int:
-    from normlab.config.schema import config_from_record
+    from normlab.config.schema import load_config
     from normlab.errors import ConfigError
-    from normlab.norms import base as norms
-    from normlab.placements import base as placements
-    from normlab.plugins import load_plugins
     from normlab.store.plans import read_plan, run_of
     from normlab.training import run as training
     from normlab.training.machine import NO_GPU, resolve_device
 
     plan = read_plan(folder)
     runs = plan.runs_of(plan.pack_of(number))
-    norms.load_all()
-    placements.load_all()
     results, configs = folder.parent.parent, []
     for run in runs:
-        load_plugins(run.config["plugins"])
-        config = config_from_record(run.config)
+        config = load_config(run.config)
         if os.path.realpath(config.results_dir) != os.path.realpath(results):  # the results folder was moved
             config.results_dir = str(results)
         if on_gpu and config.device == "auto" and resolve_device(config) == "cpu":

@@ -77,7 +77,7 @@ class Console:
                 self._latest |= {"loss": row["loss"], "lr": row["lr"]}
             elif row["kind"] == "pace":
                 self._latest["tokens_per_s"] = speed = row["tokens_per_s"]
-                speeds = {"flops_per_s": self._compute.flops_per_s(speed), "mfu": self._compute.mfu(speed)}
+                speeds = {"flops_per_s": self._compute.flops(speed), "mfu": self._compute.mfu(speed)}
                 self._latest |= {name: value for name, value in speeds.items() if value is not None}
             else:
                 self._latest["val"] = row["loss"]

@@ -120,7 +120,7 @@ def payloads(rows: Sequence[Row], tokens_per_step: int, compute: Compute) -> lis
 
 def _speeds(compute: Compute, tokens_per_s: float) -> dict[str, float]:
     """Return the model FLOP/s in units of 10^12, and the MFU from 0 to 1, if they are known."""
-    flops_per_s, mfu = compute.flops_per_s(tokens_per_s), compute.mfu(tokens_per_s)
+    flops_per_s, mfu = compute.flops(tokens_per_s), compute.mfu(tokens_per_s)
     speeds = {"perf/tflops_per_s": None if flops_per_s is None else flops_per_s / 1e12, "perf/mfu": mfu}
     return {key: value for key, value in speeds.items() if value is not None}
 

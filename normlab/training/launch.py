@@ -22,7 +22,7 @@ from normlab.options import plain_tree
 
 GRACE_S = 20
 """Seconds that the ranks have for their checkpoint after a signal; the supervisor of a sweep waits longer."""
-RESUMES = "the same command resumes the run, also with another number of devices"
+RESUMES = "the same command resumes the run, and so does another devices=N"
 
 LOST = "another rank of this run has ended"
 """Message of a rank whose peer is gone."""

@@ -194,18 +194,10 @@ class Loop:
 
     def share_state(self) -> None:
         """Give the state that rank 0 has restored to the other ranks."""
-        if self.ranks.count == 1:
-            return
-        run, device = self.runs[0], self.settings.torch_device
-        tensors = self.tensors(0)
-        # Collectives of a GPU take no tensors of the CPU.
-        on_device = [tensor.to(device) for tensor in tensors.values()]
+        run = self.runs[0]
         state = (self.step_count, run.progress, run.last_finite, run.diverged, run.saved_step)
-        state = self.ranks.broadcast(state, on_device)
+        state = self.ranks.broadcast(state, list(self.tensors(0).values()))
         self.step_count, run.progress, run.last_finite, run.diverged, run.saved_step = state
-        with torch.no_grad():
-            for tensor, shared in zip(tensors.values(), on_device, strict=True):
-                tensor.copy_(shared)
 
     def save(self) -> None:
         """Write a checkpoint of each run that has made updates since its last one."""

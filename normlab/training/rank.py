@@ -47,17 +47,11 @@ def _train(content: Mapping[str, Any]) -> int:
     import torch
     import torch.distributed as dist
 
-    from normlab.config.schema import config_from_record
-    from normlab.norms import base as norms
-    from normlab.placements import base as placements
-    from normlab.plugins import load_plugins
+    from normlab.config.schema import load_config
     from normlab.training.machine import resolve
     from normlab.training.run import train_pack, train_replica
 
-    norms.load_all()
-    placements.load_all()
-    load_plugins(content["config"]["plugins"])
-    config = config_from_record(content["config"])
+    config = load_config(content["config"])
     local_rank, device = int(os.environ["LOCAL_RANK"]), resolve(config).device
     if device == "cuda":
         torch.cuda.set_device(local_rank)

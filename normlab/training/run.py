@@ -26,7 +26,7 @@ from normlab.tracking.tracker import Tracker
 from normlab.tracking.wandb import WandbTracker, abandon, wait_for_finish, wait_for_start
 from normlab.training.launch import LOST, RESUMES, train_on_devices
 from normlab.training.loop import Loop
-from normlab.training.machine import apply, check_gpu_count, resolve
+from normlab.training.machine import apply, resolve
 from normlab.training.prepare import check_pack, open_runs, prepare_folders, status_if_completed
 from normlab.training.resume import report_changes, resume_from_checkpoint
 from normlab.training.signals import StopRequest
@@ -102,8 +102,6 @@ def train_pack(
             stop.end()  # the ranks handle signals
             if stop.received is not None:
                 raise KeyboardInterrupt
-            if settings.device == "cuda":
-                check_gpu_count(configs[0], torch.cuda.device_count(), "this process")
             received = train_on_devices(configs[0], pack)
             status = runs[0].recorded_status()
             return [Outcome(runs[0].folder, status.state or "", status, received)]

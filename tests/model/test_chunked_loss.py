@@ -61,9 +61,12 @@ def gradients(runner: ModelRunner, loss: torch.Tensor) -> Values:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_loss_and_gradients_of_a_single_run(name: str) -> None:
+@pytest.mark.parametrize(
+    "compiled", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["eager", "compiled"]
+)
+def test_loss_and_gradients_of_a_single_run(name: str, compiled: bool) -> None:
     (model,), (tokens, targets) = models_of(name), batch()
-    runner = SingleRun(copy.deepcopy(model), compiled=False)
+    runner = SingleRun(copy.deepcopy(model), compiled=compiled)
     runner.train(True)
     loss, (expected, expected_grads) = runner.loss(tokens, targets).loss, plain_loss(model, tokens, targets)
     torch.testing.assert_close(loss, expected, atol=1e-10, rtol=0)
@@ -113,17 +116,6 @@ def test_measured_pass(stacked: bool, compiled: bool, monkeypatch: pytest.Monkey
             torch.testing.assert_close(output.loss, runner.loss(tokens, targets).loss, atol=0, rtol=0)
     assert {"logz", "logz2", "logit_mean", "logit_absmax"} <= {name for name, _ in results[0][0]}
     torch.testing.assert_close(*results, atol=1e-10, rtol=0)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", MODELS)
-def test_compiled_single_run(name: str) -> None:
-    (model,), (tokens, targets) = models_of(name), batch()
-    runner = SingleRun(copy.deepcopy(model), compiled=True)
-    runner.train(True)
-    loss, (expected, expected_grads) = runner.loss(tokens, targets).loss, plain_loss(model, tokens, targets)
-    torch.testing.assert_close(loss, expected, atol=1e-10, rtol=0)
-    torch.testing.assert_close(gradients(runner, loss), expected_grads, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["single", "stacked"])

@@ -345,10 +345,10 @@ def test_gpu_that_faults_is_taken_out(pretended_sweep: Supervise) -> None:
 def test_no_gpu_is_left_and_the_same_command_resumes(pretended_sweep: Supervise) -> None:
     result, events, _ = pretended_sweep("seed=range(4)", on=gpus(0, 1), ways={0: GPU_FAULT, 1: GPU_FAULT})
     assert (result.code, result.failed, result.incomplete) == (1, {}, 4)
-    assert events[-2] == (
-        f"GPU 1 (Pretended, {FULL[1]}) is taken out of the sweep ({ECC}): no GPU is left; the same command resumes "
-        "the sweep"
-    )
+    assert events[-3:-1] == [
+        f"GPU 1 (Pretended, {FULL[1]}) is taken out of the sweep ({ECC})",
+        "too few GPUs are left for 4 packs; the same command resumes the sweep",
+    ]
     result, events, _ = pretended_sweep("seed=range(4)", on=gpus(0, 1))
     assert result.code == 0
     assert events[0] == ("start", [1, 2, 3, 4], 0, [])

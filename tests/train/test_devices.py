@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from normlab.config.devices import micro_batches, rows_of_device
 from normlab.errors import ConfigError
 from normlab.store.runs import RunFolder
 from normlab.training.launch import RESUMES
-from support.processes import children_of, wait_for
+from support.processes import children_of, wait_for, workers_of
 from support.small_run import small_run
 
 DOUBLE = "import torch\n\ntorch.set_default_dtype(torch.float64)\n"
@@ -180,3 +181,21 @@ def test_a_killed_process_ends_the_run_and_fewer_ranks_resume_it(tmp_path: Path,
     assert "interrupted at step" in out
     rows = folder_of(results).rows("train").rows
     assert [row["step"] for row in rows] == list(range(len(rows)))  # none twice, none missing
+
+
+@pytest.mark.process
+def test_a_rank_that_does_not_react_is_killed_with_its_pack(tmp_path: Path) -> None:
+    overrides = [*overrides_of(tmp_path, "results", *LONG), "devices=2", "sweep.name=x", "seed=0"]
+    command = [sys.executable, "-m", "normlab", "sweep", *overrides]
+    supervisor = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    sweep = tmp_path / "results" / "sweeps" / "x"
+    wait_for(checkpoint_exists(tmp_path / "results"))
+    (worker,) = workers_of(sweep)
+    ranks = ranks_of(worker)
+    assert len(ranks) == 2
+    os.kill(ranks[1], signal.SIGSTOP)
+    for _ in range(2):  # the second signal kills the pack
+        supervisor.send_signal(signal.SIGINT)
+        time.sleep(1)
+    supervisor.communicate(timeout=300)
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (worker, *ranks)))

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Start a Slurm cluster of one node on this machine, with accounting, to try `sweep.on=slurm` and for the tests.
+"""Start a Slurm cluster of two nodes on this machine, with accounting, to try `sweep.on=slurm` and for the tests.
 
     sudo scripts/slurm_cluster.py up         # then: export SLURM_CONF=..., as printed
     sudo scripts/slurm_cluster.py down
 
 It needs root on Debian or Ubuntu: apt-get install slurm-wlm slurmdbd mariadb-server. Everything that it writes, keys
 and logs included, is in one folder ($SLURM_HOME, default /tmp/slurm-cluster), and its daemons listen on loopback.
-The partition `high` preempts jobs of the default partition `low`, which are requeued. There is no GPU.
+The first node has the default partition `low`, whose jobs are requeued when one of the partition `high` preempts them.
+The partition `pair` has both nodes. There is no GPU.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ from pathlib import Path
 
 PACKAGES = "slurm-wlm slurmdbd mariadb-server"
 PROGRAMS = ("munged", "mariadbd", "mariadb", "mariadb-install-db", "slurmdbd", "slurmctld", "slurmd", "sbatch", "sacct")
-DAEMONS = ("slurmd", "slurmctld", "slurmdbd", "mariadbd", "munged")
-"""In the order in which they stop."""
+HOST = socket.gethostname().partition(".")[0]
+NODES = (HOST, f"{HOST}-second")
+"""In the order in which Slurm lists them. The first name has an address, at which the processes of a job meet."""
+DAEMONS = dict.fromkeys(NODES, "slurmd") | {name: name for name in ("slurmctld", "slurmdbd", "mariadbd", "munged")}
+"""The program of each daemon, by the name of its pid file; in the order in which they stop."""
 SEARCH_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
 CPUS, MEMORY_MB = 4, 16_000
-"""Of the node, whatever the machine has."""
+"""Of each node, whatever the machine has."""
 START_S, STOP_S = 60.0, 30.0
 """Longest time that a daemon may take to answer, and all daemons to stop."""
 
@@ -43,11 +47,11 @@ AuthInfo=socket={home}/munge/socket,cred_expire=5
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={home}/state
-SlurmdSpoolDir={home}/spool
+SlurmdSpoolDir={home}/spool/%n
 SlurmctldPidFile={home}/slurmctld.pid
-SlurmdPidFile={home}/slurmd.pid
+SlurmdPidFile={home}/%n.pid
 SlurmctldLogFile={home}/log/slurmctld.log
-SlurmdLogFile={home}/log/slurmd.log
+SlurmdLogFile={home}/log/%n.log
 # The machine may have no cgroups: Slurm's accounting measures the memory of a job and kills it above its limit.
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -71,9 +75,11 @@ AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
 AccountingStoragePort={ports[2]}
 AccountingStoragePass={home}/munge/socket
-NodeName=localhost NodeAddr=127.0.0.1 NodeHostname={host} CPUs={cpus} RealMemory={memory}
-PartitionName=low Nodes=localhost Default=YES MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
-PartitionName=high Nodes=localhost MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
+NodeName={nodes[0]} NodeAddr=127.0.0.1 CPUs={cpus} RealMemory={memory}
+NodeName={nodes[1]} NodeAddr=127.0.0.1 Port={ports[4]} CPUs={cpus} RealMemory={memory}
+PartitionName=low Nodes={nodes[0]} Default=YES MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
+PartitionName=high Nodes={nodes[0]} MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
+PartitionName=pair Nodes={nodes[0]},{nodes[1]} MaxTime=INFINITE PriorityTier=1 PreemptMode=OFF
 """
 SLURMDBD_CONF = """\
 AuthType=auth/munge
@@ -116,7 +122,7 @@ class SlurmCluster:
         self.environment = {"SLURM_CONF": str(self.home / "slurm.conf")}
 
     def start(self) -> None:
-        """Start all daemons, and wait until the node is idle.
+        """Start all daemons, and wait until the nodes are idle.
 
         Raises:
             ClusterError: A program is missing, or a daemon does not answer.
@@ -135,15 +141,16 @@ class SlurmCluster:
         self._call("sacctmgr", "--immediate", "add", "cluster", "loopback", check=False)  # may exist already
         self._call("slurmctld", "-c")
         self._wait("scontrol", "ping", accept=lambda text: "is UP" in text)
-        self._call("slurmd", "-N", "localhost")
-        self._wait("sinfo", "--noheader", "--format=%t", "--partition=low", accept=lambda text: text.strip() == "idle")
+        for node in NODES:
+            self._call("slurmd", "-N", node)
+        self._wait("sinfo", "--noheader", "--format=%D %t", "--partition=pair", accept=lambda text: text == "2 idle\n")
 
     def stop(self) -> None:
         """Cancel all jobs, and stop all daemons."""
-        if self._pid("slurmctld") and self._pid("slurmd"):
+        if self._pid("slurmctld") and any(self._pid(node) for node in NODES):
             deadline = time.monotonic() + STOP_S
-            self._call("scancel", "--partition=low", check=False)
-            self._call("scancel", "--partition=high", check=False)
+            for partition in ("low", "high", "pair"):
+                self._call("scancel", f"--partition={partition}", check=False)
             # A job that outlives slurmd is not stopped by anything.
             while self._call("squeue", "--noheader", check=False).strip() and time.monotonic() < deadline:
                 time.sleep(0.1)
@@ -163,14 +170,13 @@ class SlurmCluster:
         return self._call(*command)
 
     def _configure(self) -> None:
-        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(5)]
         ports = [each.getsockname()[1] for each in sockets]
         for each in sockets:
             each.close()
         self._database_port = ports[3]
-        host = socket.gethostname().partition(".")[0]
         for name, text in (("slurm.conf", SLURM_CONF), ("slurmdbd.conf", SLURMDBD_CONF)):
-            values = {"home": self.home, "ports": ports, "host": host, "cpus": CPUS, "memory": MEMORY_MB}
+            values = {"home": self.home, "ports": ports, "nodes": NODES, "cpus": CPUS, "memory": MEMORY_MB}
             (self.home / name).write_text(text.format(**values))
         (self.home / "slurmdbd.conf").chmod(0o600)
 
@@ -238,7 +244,7 @@ class SlurmCluster:
         """Return the process of a daemon if it runs."""
         try:
             pid = int((self.home / f"{name}.pid").read_text())
-            runs = name in Path(f"/proc/{pid}/cmdline").read_text()
+            runs = DAEMONS[name] in Path(f"/proc/{pid}/cmdline").read_text()
         except (OSError, ValueError):
             return None
         return pid if runs else None

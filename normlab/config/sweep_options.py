@@ -31,25 +31,29 @@ class SlurmOptions:
     """Account to charge; default: Slurm's."""
     time_minutes: int = option(240, at_least=5, at_most=525_600)
     """Time limit of a task; two minutes earlier, the pack writes a checkpoint, is queued again and resumes."""
+    nodes: int = option(1, at_least=1, at_most=1024)
+    """Nodes of a task, which divide the `devices` of its run evenly."""
     gpus: int = option(1, at_least=0, at_most=64)
-    """GPUs of a task: as many as `devices`, or 0 for training on CPUs. With device=auto, it decides the device."""
+    """GPUs of a task on each node: `devices` / `nodes`, or 0 for training on CPUs. It decides a device of auto."""
     gpu_type: str | None = option(None, longest=200)
     """Type of GPU, as the cluster names it; default: any."""
     cpus: int = option(4, at_least=1, at_most=1024)
-    """Cores of a task, and its threads unless OMP_NUM_THREADS is set."""
+    """Cores of a task on each node, and its threads unless OMP_NUM_THREADS is set."""
     memory_gb: float = option(16.0, above=0, at_most=100_000)
-    """Memory of a task, in GiB; a pack that exceeds it is split into two packs."""
+    """Memory of a task on each node, in GiB; a pack that exceeds it is split into two packs."""
     extra: list[str] = option([], longest=1000)
     """Further options of sbatch, by their long names: [qos=high,constraint=a100,exclusive]."""
 
     def validate(self) -> None:
-        """Check the options of a GPU, and the form of `extra`; `check` has checked the limits.
+        """Check which options have an effect, and the form of `extra`; `check` has checked the limits.
 
         Raises:
             ConfigError: An option has an invalid value or no effect.
         """
         if self.gpu_type is not None and not self.gpus:
             raise no_effect(f"sweep.slurm.gpu_type={self.gpu_type}", "sweep.slurm.gpus=0")
+        if self.nodes > 1 and self.cluster == "local":
+            raise no_effect(f"sweep.slurm.nodes={self.nodes}", "sweep.slurm.cluster=local")
         for text in self.extra:
             if not re.fullmatch(r"[a-z][a-z-]*(=.+)?", text):
                 raise ConfigError(
@@ -59,7 +63,7 @@ class SlurmOptions:
             if (name := text.partition("=")[0]) in _RESERVED:
                 raise ConfigError(
                     f"sweep.slurm.extra={text}: normlab sets {name}; use sweep.jobs, or partition, account, "
-                    "time_minutes, gpus, gpu_type, cpus or memory_gb of sweep.slurm"
+                    "time_minutes, nodes, gpus, gpu_type, cpus or memory_gb of sweep.slurm"
                 )
 
 

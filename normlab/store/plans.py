@@ -162,9 +162,9 @@ def lock_of(folder: Path) -> Path:
     return folder / LOCK_FILE
 
 
-def log_of(folder: Path, number: int) -> Path:
-    """Return the log of a pack's process."""
-    return folder / "logs" / f"pack_{number:03d}.log"
+def log_of(folder: Path, number: int, node: int = 0) -> Path:
+    """Return the log of a pack's process, on one of its nodes."""
+    return folder / "logs" / (f"pack_{number:03d}.node{node}.log" if node else f"pack_{number:03d}.log")
 
 
 def has_plan(folder: Path) -> bool:

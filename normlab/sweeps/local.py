@@ -133,6 +133,7 @@ class PackProcess:
         threads: Threads of the process unless OMP_NUM_THREADS is set; None leaves the choice to torch.
         timeout_minutes: Minutes after which a process that writes nothing counts as hung.
         gpus: The only GPUs that the process sees; without any, torch chooses.
+        node: Index of this node among those of the pack.
 
     Raises:
         StoreError: The log of the pack cannot be written.
@@ -146,6 +147,7 @@ class PackProcess:
         threads: int | None,
         timeout_minutes: float,
         gpus: Sequence[Gpu] = (),
+        node: int = 0,
     ) -> None:
         self.pack, self.gpus = pack, gpus
         self.is_lost = False
@@ -158,7 +160,7 @@ class PackProcess:
         self._started = self._last_change = time.monotonic()
         self._last_signs: list[tuple[int, int]] = []
         self._memory_kills_before = _memory_kills()
-        self._log = plans.log_of(folder, pack.number)
+        self._log = plans.log_of(folder, pack.number, node)
         # -P: a file in the current folder must not replace a module.
         command = [sys.executable, "-P", "-m", "normlab.sweeps.worker", *(["--gpu"] if gpus else [])]
         command += [str(folder.absolute()), str(pack.number)]

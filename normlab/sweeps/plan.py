@@ -89,7 +89,8 @@ def make_plan(
             warnings[f"{' '.join(overrides) or 'a run'}: is the same run as {first}, and is trained once"] = None
             continue
         planned[run_id] = PlannedRun(run_id, list(overrides), plain_tree(config))
-        processes = config.devices if machine.device == "cpu" else 1  # each GPU has a memory of its own
+        # Each GPU has a memory of its own, and so has each node.
+        processes = config.devices // options.slurm.nodes if machine.device == "cpu" else 1
         run_bytes[run_id] = processes * sum(memory.estimate(config, 4 if machine.precision == "fp32" else 2))
         configs.append(config)
         machines.append(machine)

@@ -2,7 +2,7 @@
 
 submitit runs `Task`, and calls `Task.checkpoint` when Slurm announces the time limit or a preemption: the pack writes
 its checkpoint, and submitit queues the task again. The next task resumes from the newest step that all runs of the pack
-have.
+have. On several nodes, `Task` runs on each of them, and that of the first node writes the outcome.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ class Task:
             NormlabError: The pack failed; the error marks the task as failed in Slurm.
             SystemExit: A signal stopped the pack; Slurm may queue the task again.
         """
-        folder = Path(self.folder)
-        delete_task_outcome(folder, self.number)
+        folder, (job, node) = Path(self.folder), _slurm_job()
+        if not node:
+            delete_task_outcome(folder, self.number)
         plan = read_plan(folder)
         process = self._process = PackProcess(
-            folder, plan, plan.pack_of(self.number), self.threads, self.timeout_minutes
+            folder, plan, plan.pack_of(self.number), self.threads, self.timeout_minutes, node=node
         )
         # scancel sends these signals, and so do a preemption and a system that shuts the node down.
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -61,8 +62,10 @@ class Task:
                 time.sleep(POLL_EVERY_S)
         finally:
             process.close_pipe()
+        if node:  # an exit with an error might end the task of the first node, which still has work to do
+            return outcome.cause
         # A preempted task is still RUNNING. It must queue itself, because Slurm only queues it if it never exits.
-        if outcome.cause == INTERRUPTED and (job := _slurm_job()) and state_of(job) == "RUNNING" and requeue(job):
+        if outcome.cause == INTERRUPTED and job and state_of(job) == "RUNNING" and requeue(job):
             sys.exit(128 + signal.SIGTERM)
         write_task_outcome(folder, outcome)
         if outcome.cause in FAILURES:
@@ -83,15 +86,15 @@ class Task:
             self._process.stop()
             while (outcome := self._process.poll()) is None:
                 time.sleep(POLL_EVERY_S)
-            if (job := _slurm_job()) and state_of(job) not in ("RUNNING", ""):
+            if (job := _slurm_job()[0]) and state_of(job) not in ("RUNNING", ""):
                 write_task_outcome(Path(self.folder), outcome)
                 sys.exit(128 + signal.SIGTERM)
         return DelayedSubmission(Task(self.folder, self.number, self.threads, self.timeout_minutes))
 
 
-def _slurm_job() -> str:
-    """Return Slurm's name of this task; empty outside of Slurm."""
+def _slurm_job() -> tuple[str, int]:
+    """Return Slurm's name of this task (empty outside of Slurm), and the index of this node among those of the task."""
     from submitit import JobEnvironment
 
     environment = JobEnvironment()
-    return environment.job_id if environment.cluster == "slurm" else ""
+    return (environment.job_id, environment.node) if environment.cluster == "slurm" else ("", 0)

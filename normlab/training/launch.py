@@ -1,7 +1,8 @@
 """Train a run on several devices: start a process for each (a rank) by torch's elastic agent, and wait for their end.
 
 The process that composed the config starts the ranks and trains nothing itself. Rank 0 opens the folder, resumes and
-writes the record, as the process of a run on one device does; see `rank.py`.
+writes the record, as the process of a run on one device does; see `rank.py`. On several nodes of a Slurm task, a
+process on each node starts the ranks of its node, and torch's static rendezvous connects them.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import signal
 import sys
 import tempfile
-import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from normlab.config.schema import RunConfig
@@ -22,10 +24,37 @@ from normlab.options import plain_tree
 
 GRACE_S = 20
 """Seconds that the ranks have for their checkpoint after a signal; the supervisor of a sweep waits longer."""
+JOIN_S = 600
+"""Seconds that the processes of all nodes have to meet."""
 RESUMES = "the same command resumes the run, and so does another devices=N"
 
 LOST = "another rank of this run has ended"
 """Message of a rank whose peer is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The nodes of a Slurm task of a sweep; a single node outside of such a task."""
+
+    count: int = 1
+    index: int = 0
+    """Index of this node."""
+    endpoint: str = "localhost:0"
+    """HOST:PORT at which the processes of all nodes meet."""
+
+    @classmethod
+    def current(cls) -> Nodes:
+        """Return the nodes of the task that this process belongs to."""
+        if os.environ.get("SUBMITIT_EXECUTOR") != "slurm":
+            return cls()
+        from submitit import JobEnvironment
+
+        environment = JobEnvironment()
+        if environment.num_nodes == 1:
+            return cls()
+        # All nodes derive the same port from the job, below those that the system gives to other connections.
+        port = 20_000 + int(os.environ["SLURM_JOB_ID"]) % 10_000
+        return cls(environment.num_nodes, environment.node, f"{environment.hostnames[0]}:{port}")
 
 
 def train_on_devices(config: RunConfig, pack: Mapping[str, Any] | None) -> int | None:
@@ -38,6 +67,7 @@ def train_on_devices(config: RunConfig, pack: Mapping[str, Any] | None) -> int |
     Raises:
         NormlabError: A rank ended with an error, or was killed; the message is that of the first one.
     """
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -47,10 +77,13 @@ def train_on_devices(config: RunConfig, pack: Mapping[str, Any] | None) -> int |
             logging.getLogger(name).setLevel(logging.CRITICAL)
     content = json.dumps({"config": plain_tree(config), "pack": pack, "command": sys.argv})
     arguments = ["-P", "-m", "normlab.training.rank", content]
+    nodes = Nodes.current()
     with tempfile.TemporaryDirectory(prefix="normlab-ranks-") as errors, _handlers_restored():
         launch = LaunchConfig(
-            min_nodes=1, max_nodes=1, nproc_per_node=config.devices, run_id=uuid.uuid4().hex, max_restarts=0,
-            rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost", shutdown_timeout=GRACE_S,
+            min_nodes=nodes.count, max_nodes=nodes.count, nproc_per_node=config.devices // nodes.count,
+            run_id="normlab", max_restarts=0, rdzv_backend="c10d" if nodes.count == 1 else "static",
+            rdzv_endpoint=nodes.endpoint, rdzv_configs={"rank": nodes.index, "timeout": JOIN_S},
+            local_addr="localhost" if nodes.count == 1 else None, shutdown_timeout=GRACE_S,
             logs_specs=DefaultLogsSpecs(errors), signals_to_handle=",".join(_handled_signals()),
         )  # fmt: skip
         try:
@@ -60,7 +93,12 @@ def train_on_devices(config: RunConfig, pack: Mapping[str, Any] | None) -> int |
         except ChildFailedError as error:
             if received := _signal_of(error):
                 return received
-            raise _error_of(error) from None
+            raise _error_of(error, nodes) from None
+        except DistError as error:
+            raise NormlabError(
+                f"the {nodes.count} nodes did not meet at {nodes.endpoint} within {JOIN_S // 60} minutes "
+                f"({error!s:.200}); see the log of each node; {RESUMES}"
+            ) from error
     return None
 
 
@@ -89,7 +127,7 @@ def _handlers_restored() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _error_of(failed: Any) -> NormlabError:
+def _error_of(failed: Any, nodes: Nodes) -> NormlabError:
     """Return the error of the rank that failed first; the others end because it is gone."""
     rank, failure = min(
         failed.failures.items(), key=lambda item: (item[1].exitcode >= 0, LOST in item[1].message, item[1].timestamp)
@@ -100,6 +138,7 @@ def _error_of(failed: Any) -> NormlabError:
     if failure.exitcode == OUT_OF_MEMORY:
         return OutOfMemoryError(failure.message)
     if failure.exitcode == 2:
-        return NormlabError(failure.message)
+        where = "; see the logs of the other nodes" if nodes.count > 1 and LOST in failure.message else ""
+        return NormlabError(failure.message + where)
     reason = failure.message if failure.error_file_data.get("timestamp") else f"exit code {failure.exitcode}"
     return NormlabError(f"rank {rank} failed: {reason}; {RESUMES}")

@@ -159,18 +159,25 @@ def check_machine(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu
     if slurm is not None and config.device == ("cpu" if slurm.gpus else "cuda"):
         raise ConfigError(
             f"device={config.device}: sweep.slurm.gpus is {slurm.gpus}; set "
-            f"sweep.slurm.gpus={0 if slurm.gpus else config.devices}, or another device"
+            f"sweep.slurm.gpus={0 if slurm.gpus else max(1, config.devices // slurm.nodes)}, or another device"
         )
-    if slurm is not None and slurm.gpus not in (0, config.devices):
+    if slurm is not None and config.devices % slurm.nodes:
         raise ConfigError(
-            f"sweep.slurm.gpus={slurm.gpus}: a run uses devices={config.devices} GPUs; set both to one number, or "
-            "sweep.slurm.gpus=0 for training on CPUs"
+            f"devices={config.devices}: cannot be divided among sweep.slurm.nodes={slurm.nodes}; choose a multiple"
+        )
+    if slurm is not None and slurm.gpus not in (0, config.devices // slurm.nodes):
+        raise ConfigError(
+            f"sweep.slurm.gpus={slurm.gpus}: a run uses devices={config.devices} GPUs on {slurm.nodes} "
+            f"node{'s' if slurm.nodes > 1 else ''}; set sweep.slurm.gpus={config.devices // slurm.nodes}, or 0 for "
+            "training on CPUs"
         )
     resolved = resolve(config, None if slurm is None else slurm.gpus > 0, gpu)
     size = 4 if resolved.precision == "fp32" else 2
     if slurm is not None:
         if resolved.device == "cpu":
-            memory.check_fits(config, int(slurm.memory_gb * 2**30), "a task (sweep.slurm.memory_gb)", size)
+            share = int(slurm.memory_gb * 2**30) * slurm.nodes // config.devices
+            owner = "a task" if config.devices == slurm.nodes else "each process of a task"
+            memory.check_fits(config, share, f"{owner} (sweep.slurm.memory_gb)", size)
     elif resolved.device == "cuda":
         check_gpu_count(config, torch.cuda.device_count(), "this machine")
         memory.check_fits(config, (gpu or gpu_of()).memory_bytes, "the GPU", size)

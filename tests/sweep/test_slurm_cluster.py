@@ -1,4 +1,4 @@
-"""Sweeps on a real Slurm: one node with four cores, where a partition preempts another, with accounting."""
+"""Sweeps on a real Slurm: two nodes with four cores each, on one of which a partition preempts another."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 from kill_and_resume import differences
-from slurm_cluster import ClusterError, SlurmCluster
+from slurm_cluster import NODES, ClusterError, SlurmCluster
 
 from normlab.store.plans import log_of, read_outcomes, read_plan, read_queue, run_of, sweep_folder
 from normlab.sweeps import slurm as executor
 from normlab.sweeps import squeue
 from normlab.sweeps.squeue import Squeue
-from support.processes import run_sweep, wait_for, worker_of
+from support.processes import children_of, run_sweep, wait_for, worker_of
 
 CORES = 4
 THERE = ["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.slurm.cpus=1", "sweep.slurm.memory_gb=1"]
@@ -33,39 +33,40 @@ def _frequent_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Tasks:
-    """The tasks of a sweep whose workers are frozen, each in the middle of its training."""
+    """The tasks of a sweep, each frozen in the middle of its training: its worker, or its rank on one of its nodes."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.workers: dict[int, int] = {}
-        """Process of each frozen worker, by the number of its pack."""
+    def __init__(self, folder: Path, node: int | None = None) -> None:
+        self.folder, self.node = folder, node
+        self.frozen: dict[int, int] = {}
+        """The frozen process of each task, by the number of its pack."""
         self.jobs: dict[int, str] = {}
         """Slurm's name of each task."""
 
     def freeze(self, count: int) -> bool:
-        """Freeze each worker that has trained for some steps, and return whether `count` of them are frozen."""
+        """Freeze each task that has trained for some steps, and return whether `count` of them are frozen."""
         if (self.folder / "plan.json").exists():
             plan, queue = read_plan(self.folder), read_queue(self.folder)
             for pack in plan.packs:
                 runs = [run_of(self.folder, run) for run in plan.runs_of(pack)]
-                is_new = pack.number in queue and pack.number not in self.workers
+                is_new = pack.number in queue and pack.number not in self.frozen
                 if is_new and all(run.exists() and run.size() > 5_000 for run in runs):
-                    self.workers[pack.number] = worker_of(self.folder, pack.number)
-                    os.kill(self.workers[pack.number], signal.SIGSTOP)
+                    worker = worker_of(self.folder, pack.number, self.node)
+                    self.frozen[pack.number] = worker if self.node is None else children_of(worker)[0]
+                    os.kill(self.frozen[pack.number], signal.SIGSTOP)
                     self.jobs[pack.number] = queue[pack.number].job
-        return len(self.workers) == count
+        return len(self.frozen) == count
 
     def release(self, *numbers: int) -> None:
         for number in numbers:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.workers[number], signal.SIGCONT)
+                os.kill(self.frozen[number], signal.SIGCONT)
 
     def log(self, number: int) -> str:
         return (self.folder / "slurm" / f"{self.jobs[number]}_0_log.out").read_text()
 
     def parent(self, number: int) -> int:
         """Return the process that watches a worker."""
-        return int(Path(f"/proc/{self.workers[number]}/stat").read_text().rpartition(")")[2].split()[1])
+        return int(Path(f"/proc/{self.frozen[number]}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_disturbed_sweep_equals_a_local_sweep_bit_for_bit(
@@ -100,7 +101,7 @@ def test_disturbed_sweep_equals_a_local_sweep_bit_for_bit(
         script = disturb()
         outcome, events, folder = run_sweep([*grid, *THERE], lambda: next(script, None))
     finally:
-        tasks.release(*tasks.workers)
+        tasks.release(*tasks.frozen)
     preempted, late, cancelled = disturbed
     assert outcome.code == 1
     assert {end.pack for end in read_outcomes(folder) if end.cause == "interrupted"} == {cancelled}
@@ -110,6 +111,42 @@ def test_disturbed_sweep_equals_a_local_sweep_bit_for_bit(
     assert (outcome.code, events[0]) == (0, ("start", [cancelled], 7, []))
     for number in disturbed:
         assert "interrupted at step" in log_of(folder, number).read_text()
+    for one, other in zip(local.plan.runs, outcome.plan.runs, strict=True):
+        assert differences(run_of(local_folder, one).path, run_of(folder, other).path) == []
+
+
+def test_runs_on_two_nodes_equal_runs_on_one(
+    overrides: list[str], tmp_path: Path, slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two runs one is out of time, and one loses a rank on its second node; the same command resumes both."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the number of threads changes bits
+    grid = [*overrides, *SWEEP, "devices=2", "seed=0,1"]
+    local, _, local_folder = run_sweep([*grid, f"results_dir={tmp_path / 'local'}"])
+    assert local.code == 0
+    there = [*grid, *THERE, "sweep.slurm.nodes=2", "sweep.slurm.partition=pair"]
+    folder = sweep_folder(tmp_path / "results", "x")
+    tasks = Tasks(folder, node=1)
+
+    def disturb() -> Iterator[None]:
+        while not tasks.freeze(2):
+            yield
+        set_time_limit(slurm, 2, tasks.jobs[1])
+        while "SIGUSR2" not in tasks.log(1):
+            yield
+        os.kill(tasks.frozen[2], signal.SIGKILL)
+        tasks.release(1)
+
+    try:
+        script = disturb()
+        outcome, events, _ = run_sweep(there, lambda: next(script, None))
+    finally:
+        tasks.release(*tasks.frozen)
+    assert [event[1] for event in events if event[0] == "requeued"] == [1]
+    assert outcome.code == 1
+    assert list(outcome.failed) == [2]
+    assert outcome.failed[2].detail.endswith("see the logs of the other nodes")
+    assert "error: rank 1 was killed by SIGKILL" in log_of(folder, 2, node=1).read_text()
+    assert run_sweep(there, retry_failed=True)[0].code == 0
     for one, other in zip(local.plan.runs, outcome.plan.runs, strict=True):
         assert differences(run_of(local_folder, one).path, run_of(folder, other).path) == []
 
@@ -146,7 +183,7 @@ def test_outcome_of_each_end_of_a_task(overrides: list[str], tmp_path: Path, slu
         script = end()
         outcome, events, _ = run_sweep(grid, lambda: next(script, None))
     finally:
-        tasks.release(*tasks.workers)
+        tasks.release(*tasks.frozen)
     assert outcome.code == 1
     assert [event[1] for event in events if event[0] == "requeued"] == [1]
     ends = {end.pack: (end.cause, end.detail.partition(";")[0]) for end in read_outcomes(folder)}
@@ -163,7 +200,7 @@ def test_outcome_of_each_end_of_a_task(overrides: list[str], tmp_path: Path, slu
     states = {number: watch.gone(jobs.values())[job].state for number, job in jobs.items()}
     assert states == {1: "COMPLETED", 2: "FAILED", 3: "CANCELLED", 4: "TIMEOUT"}
 
-    slurm.call("scontrol", "update", "nodename=localhost", "state=drain", "reason=test")
+    slurm.call("scontrol", "update", f"nodename={NODES[0]}", "state=drain", "reason=test")
     text = tmp_path / "output"
     with text.open("w") as output:  # not a pipe, which the tasks would hold open
         command = [sys.executable, "-m", "normlab", "sweep", *grid, "--retry-failed"]
@@ -171,11 +208,11 @@ def test_outcome_of_each_end_of_a_task(overrides: list[str], tmp_path: Path, slu
     wait_for(lambda: "2 packs wait in Slurm: Nodes required for job are DOWN, DRAINED" in text.read_text())
     supervisor.kill()
     supervisor.wait()
-    slurm.call("scontrol", "update", "nodename=localhost", "state=resume")
+    slurm.call("scontrol", "update", f"nodename={NODES[0]}", "state=resume")
     wait_for(lambda: "RUNNING" in slurm.call("squeue", "--noheader", "--format=%T"))
-    slurm.call("scontrol", "update", "nodename=localhost", "state=down", "reason=test")
+    slurm.call("scontrol", "update", f"nodename={NODES[0]}", "state=down", "reason=test")
     with contextlib.suppress(ClusterError):  # the node may have come back by itself
-        slurm.call("scontrol", "update", "nodename=localhost", "state=resume")
+        slurm.call("scontrol", "update", f"nodename={NODES[0]}", "state=resume")
     outcome, events, _ = run_sweep(grid)
     assert (outcome.code, events[0]) == (0, ("start", [2, 3], 1, []))
     assert "NODE_FAIL" in slurm.call("sacct", "--allocations", "--duplicates", "--format=State")

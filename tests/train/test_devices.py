@@ -17,9 +17,10 @@ import pytest
 from normlab.config.compose import compose_run
 from normlab.config.devices import micro_batches, rows_of_device
 from normlab.errors import ConfigError
+from normlab.store.plans import read_plan
 from normlab.store.runs import RunFolder
 from normlab.training.launch import RESUMES
-from support.processes import children_of, wait_for, workers_of
+from support.processes import children_of, run_sweep, wait_for, workers_of
 from support.small_run import small_run
 
 DOUBLE = "import torch\n\ntorch.set_default_dtype(torch.float64)\n"
@@ -53,9 +54,8 @@ def folder_of(results: Path) -> RunFolder:
     return RunFolder(path)
 
 
-def record_of(results: Path) -> dict[str, np.ndarray]:
+def record_of(run: RunFolder) -> dict[str, np.ndarray]:
     """Return all numbers of a run's record, except times."""
-    run = folder_of(results)
     train, evals = run.rows("train").rows, run.rows("eval").rows
     numbers = {name: np.array([row[name] for row in train]) for name in ("loss", "grad_norm", "clip", "lr")}
     numbers |= {f"eval {name}": np.array([row[name] for row in evals]) for name in evals[0] if name.startswith("loss")}
@@ -91,13 +91,33 @@ def test_several_devices_equal_one(tmp_path: Path, case: str, devices: int) -> N
         code, _, err = train(*overrides_of(tmp_path, name, *SHORT, *CASES[case], f"devices={count}"))
         assert code == 0, err
         assert "at step 50/50" in err
-    one, several = (record_of(tmp_path / name) for name in ("one", "several"))
-    assert folder_of(tmp_path / "one").run_id == folder_of(tmp_path / "several").run_id
-    assert one.keys() == several.keys()
-    for name, values in one.items():
+    one, several = (folder_of(tmp_path / name) for name in ("one", "several"))
+    assert_equal_runs(one, several)
+
+
+@pytest.mark.process
+def test_a_sweep_mixes_runs_on_one_and_on_two_devices(tmp_path: Path) -> None:
+    """The runs of depth 1 are a pack on one device, and each run of depth 2 has two devices."""
+    grid = ["model.depth=1,2", "seed=0,1", "sweep.name=x", "sweep.pack=2", "stats.every=5"]
+    for name, devices in (("one", "1"), ("mixed", "${model.depth}")):
+        outcome, _, folder = run_sweep([*overrides_of(tmp_path, name, *grid), f"devices={devices}"])
+        assert outcome.code == 0
+        assert [len(pack.runs) for pack in read_plan(folder).packs] == ([2, 2] if name == "one" else [2, 1, 1])
+    runs = sorted((tmp_path / "mixed" / "runs").iterdir())
+    assert [each.run()["resolved"]["devices"] for each in map(RunFolder, runs)] == [1, 1, 2, 2]
+    for run in runs:
+        assert_equal_runs(RunFolder(tmp_path / "one" / "runs" / run.name), RunFolder(run))
+
+
+def assert_equal_runs(one: RunFolder, several: RunFolder) -> None:
+    """Assert that two runs are the same run, with equal numbers up to the rounding of float64."""
+    assert one.run_id == several.run_id
+    expected, numbers = record_of(one), record_of(several)
+    assert expected.keys() == numbers.keys()
+    for name, values in expected.items():
         is_statistic = name.startswith("stats ")  # float32 in the record
         rtol, atol = (1e-5, 1e-6) if is_statistic else (0, 1e-9)
-        np.testing.assert_allclose(several[name], values, rtol=rtol, atol=atol, err_msg=name)
+        np.testing.assert_allclose(numbers[name], values, rtol=rtol, atol=atol, err_msg=name)
 
 
 def test_each_sequence_of_a_batch_belongs_to_one_device(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ COMMANDS = (
         "inspect",
         "sample",
         "study",
+        "sync",
     ),
     *("doctor", "completion"),
 )

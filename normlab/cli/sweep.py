@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from normlab.cli.app import HydraCommand, app, echo, overrides_argument, show_progress
-from normlab.errors import warn
+from normlab.errors import notify, warn
 
 
 @app.command(cls=HydraCommand, context_settings={"ignore_unknown_options": True})
@@ -33,9 +33,11 @@ def sweep(
     """
     from normlab.config.compose import compose_sweep
     from normlab.config.hydra_flags import show_config
+    from normlab.store.plans import run_of
     from normlab.sweeps.plan import make_plan
     from normlab.sweeps.progress import ProgressDisplay, plan_lines, result_lines
     from normlab.sweeps.supervisor import supervise
+    from normlab.tracking.background import mode_of, not_complete
 
     if show_config(overrides or []):
         return 0
@@ -51,4 +53,7 @@ def sweep(
     result = supervise(folder, plan, options, ProgressDisplay(folder), planned.gpus, retry_failed=retry_failed)
     for line in result_lines(result.plan, folder, result.failed):
         echo(line)
+    tracked = [run for run in result.plan.runs if mode_of(run.config["tracking"]["wandb"]) in ("auto", "online")]
+    if left := not_complete([run_of(folder, run).path for run in tracked]):
+        notify(f"W&B does not have all of {len(left)} runs; `normlab sync {plan.name}` sends what is missing")
     return result.code

@@ -39,6 +39,7 @@ def train_one(config: RunConfig) -> None:
     """Train one run and print its outcome; exit after a signal, to stop --multirun too."""
     from normlab.store.outcome import final_losses, format_loss
     from normlab.store.record import RunRecord
+    from normlab.tracking.background import wait_for_followers
     from normlab.training.run import train
 
     replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)  # `train` handles signals itself
@@ -54,5 +55,6 @@ def train_one(config: RunConfig) -> None:
     if outcome.state == "interrupted":
         echo(f"interrupted at step {record.status.step}: the same command resumes it")
     echo(os.path.relpath(outcome.folder.path))
+    wait_for_followers()
     if outcome.signal:
         sys.exit(128 + outcome.signal)

@@ -110,22 +110,20 @@ class EvalConfig:
 
 @dataclass(kw_only=True, slots=True)
 class TrackingConfig:
-    """Options of W&B. The local record is always written."""
+    """Options of W&B, which gets the local record from another process (`normlab sync` sends it later)."""
 
     wandb: str = option("auto", choices=("auto", "online", "offline", "off"), identity=False)
-    """Weights & Biases mode; auto is online with a login, else offline."""
+    """Weights & Biases mode; auto is online with a login, else off. Offline writes files for `wandb sync`."""
     project: str = option("normlab", longest=128, identity=False)
     """W&B project."""
     entity: str | None = option(None, longest=128, identity=False)
     """W&B entity (user or team); the default entity of the login unless set."""
     group: str | None = option(None, longest=128, identity=False)
-    """W&B group; norm-placement-depth unless set, so that seeds group together."""
-    job_type: str = option("train", longest=64, identity=False)
-    """W&B job type."""
+    """W&B group; the sweep unless set."""
+    job_type: str | None = option(None, longest=64, identity=False)
+    """W&B job type; the configuration (the overrides that vary in the sweep, without seeds) unless set."""
     tags: list[str] = option([], longest=64, identity=False)
-    """W&B tags in addition to the norm, the placement and the corpus."""
-    layers: bool = option(False, identity=False)
-    """Whether to send the statistics of each block to W&B too, as `layers/<statistic>/L03`."""
+    """W&B tags in addition to the overrides that vary in the sweep."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -55,6 +55,7 @@ def _train(folder: Path, number: int, on_gpu: bool) -> int:
     from normlab.config.schema import load_config
     from normlab.errors import ConfigError
     from normlab.store.plans import read_plan, run_of
+    from normlab.tracking.background import wait_for_followers
     from normlab.training import run as training
     from normlab.training.machine import NO_GPU, resolve_device
 
@@ -72,6 +73,8 @@ def _train(folder: Path, number: int, on_gpu: bool) -> int:
     pack = {"sweep": plan.name, "number": number, "runs": [run.run_id for run in runs]}
     # Slurm sends SIGTERM to every process of a task, and the parent sends another. SIGKILL ends the process at once.
     outcomes = training.train_pack(configs, pack=pack, only_first_signal=True)
+    if "SLURM_JOB_ID" in os.environ:  # Slurm ends all processes of a task with the task
+        wait_for_followers()
     stopped = next((outcome.signal for outcome in outcomes if outcome.signal), None)
     return 128 + stopped if stopped else 0
 

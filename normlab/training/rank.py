@@ -48,6 +48,7 @@ def _train(content: Mapping[str, Any]) -> int:
     import torch.distributed as dist
 
     from normlab.config.schema import load_config
+    from normlab.tracking.background import wait_for_followers
     from normlab.training.machine import resolve
     from normlab.training.run import train_pack, train_replica
 
@@ -64,6 +65,7 @@ def _train(content: Mapping[str, Any]) -> int:
             received = train_replica(config)
     else:
         received = train_pack([config], pack=content["pack"], only_first_signal=True)[0].signal
+        wait_for_followers()
     with contextlib.suppress(RuntimeError):  # the process that started the ranks may be gone, and the group with it
         dist.barrier()  # a rank that leaves earlier is an error for the others
         dist.destroy_process_group()

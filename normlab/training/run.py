@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,9 +22,9 @@ from normlab.store.parts import part_to_json
 from normlab.store.runs import RunFolder
 from normlab.store.series import series
 from normlab.store.status import Status
+from normlab.tracking.background import start_follower
 from normlab.tracking.console import Console
 from normlab.tracking.tracker import Tracker
-from normlab.tracking.wandb import WandbTracker, abandon, wait_for_finish, wait_for_start
 from normlab.training.launch import LOST, RESUMES, train_on_devices
 from normlab.training.loop import Loop
 from normlab.training.machine import apply, resolve
@@ -52,7 +53,7 @@ def train(config: RunConfig, trackers: Sequence[Tracker] | None = None, *, ends_
 
     Args:
         config: The run's config.
-        trackers: Receivers of the record besides the run's folder; by default the console and W&B, as configured.
+        trackers: Receivers of the record besides the run's folder; by default the console, and W&B as configured.
         ends_process: Whether the second SIGINT or SIGTERM may end the whole process in the middle of a step.
 
     Raises:
@@ -126,11 +127,12 @@ def train_pack(
                 run.folder.statistics.set_cadence(
                     run.progress.step, {CORE: stats.every, EXTENDED: stats.extended_every}
                 )
-                run.trackers = (
-                    make_trackers(run.config, run.folder, console=loop.is_single)
-                    if trackers is None
-                    else trackers[index]
-                )
+                if trackers is not None:
+                    run.trackers = trackers[index]
+                elif loop.is_single:  # the runs of a pack have no console
+                    run.trackers = [Console()]
+            if trackers is None:
+                start_follower([run.folder.path for run in runs], configs[0].tracking.wandb, process=os.getpid())
             # After all errors, which stay a single line.
             for warning in dict.fromkeys(warning for config in configs for warning in config.warnings()):
                 warn(warning)
@@ -155,14 +157,6 @@ def train_replica(config: RunConfig) -> int | None:
         return stop.received
 
 
-def make_trackers(config: RunConfig, folder: RunFolder, *, console: bool = True) -> list[Tracker]:
-    """Return the configured trackers of a run; the runs of a pack have no console."""
-    trackers: list[Tracker] = [Console()] if console else []
-    if config.tracking.wandb != "off":
-        trackers.append(WandbTracker(config.tracking, folder.path))
-    return trackers
-
-
 def _run(loop: Loop, stop: StopRequest) -> list[Outcome]:
     try:
         for run in loop.runs:
@@ -172,13 +166,12 @@ def _run(loop: Loop, stop: StopRequest) -> list[Outcome]:
                 tracker.start(run.run_json | {"resolved": run.new_run_json["resolved"]}, first)
                 if run.run_json.get("continued_from", {}).get("step") == first and first > 0:
                     tracker.log(run.folder.rows().rows)  # those of the parent run
-        wait_for_start(_wandb_trackers(loop))
         with convert_torch_errors():
             state = loop.run(stop)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C: stop without a checkpoint
             stop.end()
-        _finish(loop, stop, [loop.status_after_error(run, error) for run in loop.runs], error)
+        _finish(loop, stop, [loop.status_after_error(run, error) for run in loop.runs])
         raise
     statuses = _finish(loop, stop, [loop.final_status(run, state) for run in loop.runs])
     return [
@@ -210,28 +203,18 @@ def convert_torch_errors() -> Iterator[None]:
         raise
 
 
-def _finish(
-    loop: Loop, stop: StopRequest, statuses: Sequence[Status], error: BaseException | None = None
-) -> list[Status]:
+def _finish(loop: Loop, stop: StopRequest, statuses: Sequence[Status]) -> list[Status]:
     """Write the last statuses and finish the trackers; return the statuses that the trackers received."""
-    final, wandb_trackers, at_once = list(statuses), _wandb_trackers(loop), isinstance(error, KeyboardInterrupt)
+    final = list(statuses)
     try:
         for run, status in zip(loop.runs, statuses, strict=True):
             run.write_status(status)
     finally:
-        stop.end()  # no step is left to stop at: from here Ctrl-C ends the wait for the trackers
-        try:
-            if at_once:
-                abandon(wandb_trackers)
-            for index, run in enumerate(loop.runs):
-                if not at_once:
-                    final[index] = _with_spikes(run.folder, final[index])
-                for tracker in run.trackers:
-                    tracker.finish(final[index])
-            wait_for_finish(wandb_trackers)
-        except KeyboardInterrupt:
-            abandon(wandb_trackers)
-            raise
+        stop.end()  # no step is left to stop at
+        for index, run in enumerate(loop.runs):
+            final[index] = _with_spikes(run.folder, final[index])
+            for tracker in run.trackers:
+                tracker.finish(final[index])
     return final
 
 
@@ -247,7 +230,3 @@ def _with_spikes(folder: RunFolder, status: Status) -> Status:
             folder.write_status(part_to_json(status))
     return status
 
-
-def _wandb_trackers(loop: Loop) -> list[WandbTracker]:
-    """Return the trackers of all runs that may need time to finish."""
-    return [tracker for run in loop.runs for tracker in run.trackers if isinstance(tracker, WandbTracker)]

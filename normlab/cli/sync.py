@@ -1,0 +1,53 @@
+"""`normlab sync`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from normlab.cli.app import ResultsDir, app
+from normlab.errors import ConfigError
+
+
+@app.command()
+def sync(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SWEEP|RUN...",
+            help="Sweeps, runs or results folders: folder, name, id, or beginning of the id.",
+        ),
+    ],
+    results_dir: ResultsDir = "results",
+) -> None:
+    """Send runs to W&B, from their records.
+
+    It sends what W&B does not have yet, so a second call sends nothing. The group of a run is its sweep, its name and
+    its tags are the overrides that vary in the sweep.
+
+    Example: normlab sync first
+    """
+    from normlab.store.query import select_runs
+    from normlab.tracking.background import start_follower
+
+    codes: list[int] = []
+    for name in runs:
+        selection = select_runs([name], results_dir)
+        if damaged := [record for record in selection.started if record.problem]:
+            raise ConfigError(f"{damaged[0].problem} ({len(damaged)} damaged)")
+        folders = [record.folder.path for record in selection.started]
+        sweep = selection.home if selection.name else None
+        follower = start_follower(folders, "online", sweep=sweep, until_end=False)
+        assert follower is not None
+        assert follower.stderr is not None
+        try:
+            for line in follower.stderr:
+                typer.echo(line.removeprefix("normlab: "), nl=False)
+            codes.append(follower.wait())
+        except KeyboardInterrupt:
+            follower.terminate()
+            raise
+    if any(codes):
+        sys.exit(2)

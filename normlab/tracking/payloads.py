@@ -1,0 +1,177 @@
+"""What a tracking service receives of a run, read from its record: numbers by step, config, labels and summary.
+
+A key of a statistic is `<of>/<statistic>`, with `/<site>` or `/L<layer>` where it has several values. `of` is the
+tensor that the statistic is computed from, so that services show one section for each.
+
+Shapes: S measured steps, L blocks; layer 0 is the embeddings, L + 1 the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from normlab.errors import StatisticsError
+from normlab.stats.profiles import Profiles
+from normlab.stats.registry import STATISTICS, layers_of, values_of
+from normlab.stats.statistic import TIERS
+from normlab.store.format import DIVERGED, FINISHED
+from normlab.store.outcome import final_losses
+from normlab.store.parts import part_to_json
+from normlab.store.plans import Plan
+from normlab.store.record import RunRecord
+from normlab.store.runs import RunFolder
+from normlab.store.throughput import Compute
+
+LAYERED = (
+    "resid_rms", "attn_rms", "mlp_rms", "attn_ratio", "mlp_ratio", "resid_uniform", "resid_kurt", "resid_crest",
+    "adj_cos", "dresid_rms",
+    "attn_logit_max", "attn_entropy", "token_cos", "part_ratio", "layer_drop", "erank",
+)  # fmt: skip
+"""Statistics that are sent for each layer."""
+SINGLE = (
+    "resid_growth", "dresid_growth", "logz", "logz2", "logit_mean", "logit_absmax", "grad_share", "sharpness",
+    "sharpness_pre",
+)  # fmt: skip
+"""Statistics with one number per step, or per step and site."""
+LARGEST = {"update_ratio": ".weight", "gain_absmax": "", "resid_nonfinite": ""}
+"""Statistics that are sent as the maximum over the sites whose names end with the suffix, and over layers."""
+MOST_LAYERS = 32
+"""Most layers of a statistic that are sent: evenly spaced ones of a deeper model."""
+LONGEST_TAG = 64
+"""W&B rejects longer tags."""
+
+_NAMES = {
+    "train": {"loss": "train/loss", "grad_norm": "train/grad_norm", "clip": "train/clip_factor", "lr": "train/lr"},
+    "eval": {"loss": "eval/loss", "loss_batch_statistics": "eval/loss_batch_statistics"},
+    "pace": {"tokens_per_s": "perf/tokens_per_s", "seconds": "perf/seconds"},
+}
+"""The key of each number of a row, by the row's kind."""
+
+Payload = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """How a service lists a run."""
+
+    name: str
+    group: str | None
+    """The sweep."""
+    job_type: str
+    """The configuration: what the runs of a cell have in common."""
+    tags: tuple[str, ...]
+
+
+def payloads(folder: RunFolder, run: Mapping[str, Any], first: int, *, is_ended: bool) -> list[tuple[int, Payload]]:
+    """Return the numbers of each step from `first` on, oldest first.
+
+    A run writes the statistics and the evaluation of an interval after its rows. So while it trains, its last two
+    intervals are left out, and each step that is returned is complete.
+
+    Args:
+        folder: The run's folder.
+        run: The content of run.json.
+        first: The first step.
+        is_ended: Whether the run writes no more.
+
+    Raises:
+        StoreError: The record cannot be read.
+    """
+    rows = folder.rows().rows
+    ends = [row["step"] for row in rows if row["kind"] == "pace"]
+    before = np.inf if is_ended else ends[-2] if len(ends) > 1 else 0
+    by_step: dict[int, Payload] = {}
+    compute = Compute.parse(run)
+    for row in rows:
+        if first <= row["step"] < before and row["kind"] in _NAMES:
+            payload = by_step.setdefault(row["step"], {})
+            payload |= {name: row[key] for key, name in _NAMES[row["kind"]].items() if key in row}
+            if row["kind"] == "pace":
+                payload |= _speeds(compute, row["tokens_per_s"])
+    for tier in TIERS:
+        for profiles in folder.statistics.read(tier)[0]:
+            due = (profiles.steps >= first) & (profiles.steps < before)
+            if due.any():
+                _add_statistics(by_step, Profiles(profiles.layout, profiles.steps[due], profiles.values[due]))
+    tokens = run["config"]["train"]["batch_size"] * run["config"]["model"]["context"]
+    return [(step, {"train/tokens": step * tokens, **by_step[step]}) for step in sorted(by_step)]
+
+
+def _speeds(compute: Compute, tokens_per_s: float) -> Payload:
+    """Return the model FLOP/s in units of 10^12, and the MFU from 0 to 1, if they are known."""
+    flops_per_s, mfu = compute.flops(tokens_per_s), compute.mfu(tokens_per_s)
+    speeds = {"perf/tflops_per_s": None if flops_per_s is None else flops_per_s / 1e12, "perf/mfu": mfu}
+    return {key: value for key, value in speeds.items() if value is not None}
+
+
+def _add_statistics(by_step: dict[int, Payload], profiles: Profiles) -> None:
+    """Add the statistics that were measured to the payload of each of the S steps."""
+    columns: dict[str, np.ndarray[Any, Any]] = {}
+    for name in LAYERED:
+        for site, values in _values(profiles, name):
+            layers = np.flatnonzero(layers_of(profiles, name)[site])
+            chosen = np.linspace(0, len(layers) - 1, min(len(layers), MOST_LAYERS)).round().astype(int)
+            columns |= {f"{_key(name, site)}/L{layer:02d}": values[:, layer] for layer in layers[chosen]}
+    for name in SINGLE:
+        for site, values in _values(profiles, name):
+            columns[_key(name, site)] = values if values.ndim == 1 else values[:, -1]
+    for name, ending in LARGEST.items():
+        if candidates := [values for site, values in _values(profiles, name) if site.endswith(ending)]:
+            stacked = np.stack(candidates)
+            columns[_key(name)] = np.nanmax(stacked, axis=0 if stacked.ndim == 2 else (0, 2))
+    for index, step in enumerate(profiles.steps.tolist()):
+        by_step.setdefault(step, {}).update({key: float(values[index]) for key, values in columns.items()})
+
+
+def _key(name: str, site: str = "") -> str:
+    return f"{STATISTICS[name].of}/{name}" + (f"/{site}" if site else "")
+
+
+def _values(profiles: Profiles, name: str) -> Iterable[tuple[str, np.ndarray[Any, Any]]]:
+    """Return a statistic by site; empty if the statistic was not measured."""
+    try:
+        return values_of(profiles, name).items()
+    except StatisticsError:
+        return ()
+
+
+def config_of(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a run by their names, as trees, and the rest of run.json under `record`."""
+    return {**run["config"], "record": {key: value for key, value in run.items() if key != "config"}}
+
+
+def labels_of(run: Mapping[str, Any], plan: Plan | None) -> Labels:
+    """Return a run's labels. In a sweep they are made from the overrides that vary, else from the configuration.
+
+    Args:
+        run: The content of run.json.
+        plan: The plan of the run's sweep, if it has one.
+    """
+    config = run["config"]
+    tracking, model = config["tracking"], config["model"]
+    overrides = next((list(each.overrides) for each in plan.runs if each.run_id == run["run_id"]), []) if plan else []
+    norm = config["norm"].get("preset") or config["norm"]["name"]
+    configuration = [f"norm={norm}", f"placement={config['placement']['name']}", f"model.depth={model['depth']}"]
+    tags = overrides or configuration
+    job_type = [each for each in overrides if each.partition("=")[0] not in ("seed", "data.seed")] or configuration
+    given_name = None if run["name"] == run["run_id"] else run["name"]
+    return Labels(
+        name=given_name or " ".join(overrides) or run["run_id"],
+        group=tracking.get("group") or (plan.name if plan else None),
+        job_type=tracking.get("job_type") or " ".join(job_type),
+        tags=tuple(tag[:LONGEST_TAG] for tag in dict.fromkeys([*tracking.get("tags", ()), *tags])),
+    )
+
+
+def summary_of(record: RunRecord) -> dict[str, Any]:
+    """Return what a service shows of a run's status: state, outcome, losses, the number of spikes, and all of it."""
+    status = record.status
+    summary: dict[str, Any] = {"state": record.state, "outcome": record.outcome, "best_val_loss": status.best_val_loss}
+    if record.state in (FINISHED, DIVERGED):
+        summary["val_loss"], summary["last_val_loss"] = final_losses(record.state, status.val_loss)
+    summary |= {f"spike/{rule}": spikes["spikes"] for rule, spikes in (status.spikes or {}).items()}
+    return {key: value for key, value in summary.items() if value is not None} | {"status": part_to_json(status)}

@@ -44,7 +44,7 @@ def option(
 
     Args:
         default: The default value; a list is copied for each config.
-        choices: The allowed strings.
+        choices: The allowed strings, of the option or of the elements of its list.
         at_least: Inclusive lower limit.
         above: Exclusive lower limit.
         at_most: Inclusive upper limit.
@@ -84,9 +84,10 @@ def check(config: Any, prefix: str = "") -> None:
 
 def _check_value(name: str, value: Any, limits: Any) -> None:
     choices = limits.get("choices")
-    if choices and value not in choices:
-        hint = did_you_mean(_SYNONYMS.get(str(value).lower(), str(value)), choices)
-        raise ConfigError(f"{name}={value}: choose one of {', '.join(choices)}{hint}")
+    for choice in (value if isinstance(value, list) else [value]) if choices else ():
+        if choice not in choices:
+            hint = did_you_mean(_SYNONYMS.get(str(choice).lower(), str(choice)), choices)
+            raise ConfigError(f"{name}={choice}: choose one of {', '.join(choices)}{hint}")
     if isinstance(value, list) and any(item is None or isinstance(item, list | dict) for item in value):
         raise ConfigError(f"{name}={value}: its elements must be texts or numbers; write {name}=[a,b]")
     if (longest := limits.get("longest")) is not None:

@@ -9,14 +9,14 @@ same weights, in one process and one thread, in turns:
 
 - *step*: `train.step.Step` against `logits = model(x); F.cross_entropy; backward; clip_grad_norm_; AdamW(fused=True)`
   on the same batches. The two losses are compared, so that both sides do the same work.
-- *loop*: `train.run.train` with its defaults (local record of every step, W&B offline, progress bar, deterministic
-  kernels on a CPU) against a plain loop that draws random windows, sets the learning rate and prints the loss every 10
+- *loop*: `train.run.train` with its defaults (local record of every step, progress bar, deterministic kernels on
+  a CPU) against a plain loop that draws random windows, sets the learning rate and prints the loss every 10
   steps. Both leave out evaluations and checkpoints.
 
 Timing of the loop. `train` gets one more tracker after its own, which the loop calls every `log_every` = 10 steps.
 Inside that call the plain loop runs 10 steps; between two calls `train` runs 10 unpatched steps. The switch for
-deterministic kernels is global in torch, so it is off while the plain loop runs. W&B writes from a process of its own,
-whose CPU time is shown beside the ratio.
+deterministic kernels is global in torch, so it is off while the plain loop runs. The process that
+sends the record to W&B has a bench of its own, `bench_tracking.py`.
 
 Noise. Both sides run in short turns one after the other (the step: one step, ten pairs a round; the loop: 10 steps, one
 pair a round). Each pair gives a ratio; the table shows the median and the quartiles. Beside it are the ratio of CPU
@@ -43,7 +43,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,7 +63,6 @@ from normlab.store.runs import RunFolder
 from normlab.store.throughput import peak_flops
 from normlab.tracking.console import Console
 from normlab.tracking.tracker import Row
-from normlab.tracking.wandb import WandbTracker
 from normlab.training.loop import Loop
 from normlab.training.machine import RuntimeSettings, apply, resolve
 from normlab.training.optim import hyperparameters_at, learning_rate
@@ -342,7 +340,6 @@ class TakeTurns:
         self.make_plain, self.warm_up = plain, warm_up
         self.plain: Plain | None = None
         self.turns = 0
-        self.helpers: list[float] = []
         self._open = contextlib.ExitStack()
 
     def start(self, run: Mapping[str, Any], first_step: int) -> None:
@@ -364,7 +361,6 @@ class TakeTurns:
                 with self.clocks[1].turn():
                     self.plain.steps(PRINT_EVERY)
         if self.turns >= self.warm_up:
-            self.helpers.append(helper_seconds())
             self._open = contextlib.ExitStack()
             self._open.enter_context(self.clocks[0].turn())
 
@@ -389,17 +385,6 @@ def not_deterministic() -> Iterator[None]:
         torch.set_deterministic_debug_mode(before)
 
 
-def helper_seconds() -> float:
-    """Return the CPU seconds of this process's children, that is, of W&B; 0 if /proc has none."""
-    seconds, ticks = 0.0, os.sysconf("SC_CLK_TCK")
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for task in Path("/proc/self/task").iterdir():
-            for child in (task / "children").read_text().split():
-                fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
-                seconds += (int(fields[11]) + int(fields[12])) / ticks
-    return seconds
-
-
 def bench_loop(overrides: Sequence[str], rounds: int, device: str, compiled: bool, deterministic: str) -> Result:
     """Compare `train` with the plain loop, in turns of 10 steps."""
     warm_up = 2
@@ -413,7 +398,7 @@ def bench_loop(overrides: Sequence[str], rounds: int, device: str, compiled: boo
                 f"train.steps={(warm_up + rounds) * PRINT_EVERY}",
                 "train.checkpoint_every=0",
                 "eval.every=0",
-                "tracking.wandb=offline",
+                "tracking.wandb=off",
                 f"results_dir={folder}",
             ]
         )
@@ -424,17 +409,14 @@ def bench_loop(overrides: Sequence[str], rounds: int, device: str, compiled: boo
             resolved.device == "cuda",
             warm_up,
         )
-        outcome = train(run, trackers=[Console(Terminal()), WandbTracker(run.tracking, Path(folder) / "bench"), turns])
+        outcome = train(run, trackers=[Console(Terminal()), turns])
     if outcome.state != "finished":
         raise SystemExit(f"the run is {outcome.state}, not finished: nothing was measured")
-    helpers = turns.helpers
-    spent = (helpers[-1] - helpers[0]) / max(1, len(helpers) - 1)
     mode = f"deterministic={'on' if resolved.deterministic else 'off'}"
     kind = "compiled" if compiled else "eager"
     # The limit applies to the default options.
     limit = "loop" if deterministic == "null" else None
-    note = f"W&B's process: {1000 * spent:.0f} ms CPU per {PRINT_EVERY} steps"
-    return result(run, corpus.tokenizer.vocab_size, f"loop, {kind}, {mode}", limit, *turns.clocks, PRINT_EVERY, note)
+    return result(run, corpus.tokenizer.vocab_size, f"loop, {kind}, {mode}", limit, *turns.clocks, PRINT_EVERY, "")
 
 
 # The table.

@@ -23,6 +23,8 @@ from normlab.norms.base import load_all as load_norms
 from normlab.options import flatten_options
 from normlab.placements.base import load_all as load_placements
 from normlab.stats.measure.schedule import probe_steps
+from normlab.tracking.background import services_of
+from normlab.tracking.payloads import labels_of
 from normlab.training.machine import resolve
 from normlab.training.run import Outcome, train
 
@@ -106,24 +108,15 @@ def run_folder(config: RunConfig) -> Any:
     return str(outcome.folder.path)
 
 
-def wandb_options(config: RunConfig) -> Any:
-    """Return the arguments of `wandb.init`, if the run has a W&B tracker."""
-    from normlab.tracking.wandb import WandbTracker
-    from normlab.training.run import make_trackers
-
-    outcome = train(config, trackers=[])
-    trackers = [tracker for tracker in make_trackers(config, outcome.folder) if isinstance(tracker, WandbTracker)]
-    run = outcome.folder.run()
-    return [tracker.options(run) for tracker in trackers]
+def followers(config: RunConfig) -> Any:
+    """Return the services to which the run is sent while it trains."""
+    return services_of(config.tracking)
 
 
-def wandb_keys(config: RunConfig) -> Any:
-    """Return the keys of the statistics that are logged to W&B."""
-    from normlab.tracking.wandb import WandbTracker
-
-    folder = train(config, trackers=[]).folder
-    (profiles,), _ = folder.statistics.read("core")
-    return sorted(WandbTracker(config.tracking, folder.path).statistics_payload(profiles))
+def wandb_labels(config: RunConfig) -> Any:
+    """Return the labels of the run at W&B, and where it is sent."""
+    run = train(config, trackers=[]).folder.run()
+    return *labels_of(run, None), run["config"]["tracking"]["project"], run["config"]["tracking"]["entity"]
 
 
 def resolved(config: RunConfig) -> Any:
@@ -312,13 +305,13 @@ RUN_ROWS: dict[str, Row] = {
     "train.checkpoint_every": Row("0", "1", checkpoints),
     "eval.every": Row("0", "2", eval_steps),
     "eval.sequences": Row("2", "4", validation),
-    "tracking.wandb": Row("off", "offline", wandb_options),
-    "tracking.project": Row("normlab", "other", wandb_options, ("tracking.wandb=offline",)),
-    "tracking.entity": Row("null", "team", wandb_options, ("tracking.wandb=offline",)),
-    "tracking.group": Row("null", "mine", wandb_options, ("tracking.wandb=offline",)),
-    "tracking.job_type": Row("train", "study", wandb_options, ("tracking.wandb=offline",)),
-    "tracking.tags": Row("[]", "[a,b]", wandb_options, ("tracking.wandb=offline",)),
-    "tracking.layers": Row("false", "true", wandb_keys, ("tracking.wandb=offline",)),
+    "tracking.wandb": Row("off", "offline", followers),
+    "tracking.also": Row("[]", "[tensorboard]", followers),
+    "tracking.project": Row("normlab", "other", wandb_labels),
+    "tracking.entity": Row("null", "team", wandb_labels),
+    "tracking.group": Row("null", "mine", wandb_labels),
+    "tracking.job_type": Row("null", "study", wandb_labels),
+    "tracking.tags": Row("[]", "[a,b]", wandb_labels),
     "stats.preset": FIXED,
     "stats.tiers": Row("[]", "[core]", statistics, ("stats=off",)),
     "stats.also": Row("[]", "[resid_rms]", statistics, ("stats=off",)),

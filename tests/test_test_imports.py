@@ -72,7 +72,7 @@ def test_tests_use_no_private_name_and_no_other_test_module() -> None:
         "reading._parse(b'')",
         "monkeypatch.setattr(reading, '_parse', None)",
         "script = 'corpus._write = kill'",
-        "from normlab.tracking.wandb import WandbTracker\nclass Stuck(WandbTracker):\n  def _start(self): ...",
+        "from normlab.tracking.wandb import WandbRun\nclass Stuck(WandbRun):\n  def _delete_temporary(self): ...",
     ],
 )
 def test_each_habit_is_found(source: str) -> None:

@@ -152,7 +152,7 @@ def _corpus() -> tuple[str, str, str]:
 
 
 def _wandb() -> tuple[str, str, str]:
-    from normlab.tracking.wandb_service import wandb_environment
+    from normlab.tracking.wandb import wandb_environment
 
     try:
         settings = wandb_environment()
@@ -162,9 +162,8 @@ def _wandb() -> tuple[str, str, str]:
         return NOTE, f"invalid W&B settings ({reason}): runs are not sent", "fix the WANDB_ variables"
     if settings.mode == "online":
         return GOOD, f"online at {settings.host}", ""
-    if not settings.has_login and settings.mode == "offline" and "WANDB_MODE" not in os.environ:
-        offline = "runs are stored offline, and each prints the command that uploads it"
-        return NOTE, f"no login at {settings.host}: {offline}", "wandb login"
+    if settings.mode == "no login":
+        return NOTE, f"no login at {settings.host}: runs are not sent; `normlab sync` sends them later", "wandb login"
     return GOOD, f"{settings.mode} (set by the user)", ""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,9 +20,10 @@ def sync(
             help="Sweeps, runs or results folders: folder, name, id, or beginning of the id.",
         ),
     ],
+    to: Annotated[Literal["wandb", "tensorboard"], typer.Option("--to", help="The service.")] = "wandb",
     results_dir: ResultsDir = "results",
 ) -> None:
-    """Send runs to W&B, from their records.
+    """Send runs to W&B or TensorBoard, from their records.
 
     It sends what W&B does not have yet, so a second call sends nothing. The group of a run is its sweep, its name and
     its tags are the overrides that vary in the sweep.
@@ -30,7 +31,7 @@ def sync(
     Example: normlab sync first
     """
     from normlab.store.query import select_runs
-    from normlab.tracking.background import start_follower
+    from normlab.tracking.background import Task, start_follower
 
     codes: list[int] = []
     for name in runs:
@@ -39,8 +40,8 @@ def sync(
             raise ConfigError(f"{damaged[0].problem} ({len(damaged)} damaged)")
         folders = [record.folder.path for record in selection.started]
         sweep = selection.home if selection.name else None
-        follower = start_follower(folders, "online", sweep=sweep, until_end=False)
-        assert follower is not None
+        service = "online" if to == "wandb" else to
+        follower = start_follower(Task(runs=folders, service=service, sweep=sweep, until_end=False))
         assert follower.stderr is not None
         try:
             for line in follower.stderr:

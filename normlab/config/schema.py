@@ -114,6 +114,8 @@ class TrackingConfig:
 
     wandb: str = option("auto", choices=("auto", "online", "offline", "off"), identity=False)
     """Weights & Biases mode; auto is online with a login, else off. Offline writes files for `wandb sync`."""
+    also: list[str] = option([], choices=("tensorboard",), identity=False)
+    """Other services: [tensorboard] writes the run's numbers to its folder `tensorboard`."""
     project: str = option("normlab", longest=128, identity=False)
     """W&B project."""
     entity: str | None = option(None, longest=128, identity=False)

@@ -1,4 +1,4 @@
-"""Start the process that sends runs to W&B (`follower.py`). The process that trains imports no wandb."""
+"""Start processes that send runs to W&B and TensorBoard (`follower.py`). The process that trains imports neither."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from normlab.errors import notify
 from normlab.store.files import write_atomic
 from normlab.store.lock import is_locked
 
-LOCK_FILE = "tracking.lock"
-"""In a run's folder: held by the follower that sends the run."""
+if TYPE_CHECKING:
+    from normlab.config.schema import TrackingConfig
+
+TENSORBOARD = "tensorboard"
 STATE_FILE = "wandb.json"
 WAIT_S = 10.0
 """Longest wait of a command for the followers that it has started."""
@@ -52,33 +55,53 @@ class WandbState:
         write_atomic(folder / STATE_FILE, json.dumps(asdict(self)).encode())
 
 
-def start_follower(
-    runs: Sequence[Path], mode: str, *, process: int | None = None, sweep: Path | None = None, until_end: bool = True
-) -> subprocess.Popen[str] | None:
-    """Start a follower of some runs, in a session of its own; None if it would have nothing to do.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What a follower does."""
 
-    Args:
-        runs: The folders of the runs.
-        mode: `tracking.wandb`.
-        process: The process that trains them, whose use of resources is logged; None logs none.
-        sweep: The folder of the sweep from which they get their labels; None for the sweep that trained them.
-        until_end: Whether to follow the runs until they end, or to send what they have now.
-    """
-    mode = mode_of(mode)
-    if mode in ("off", "disabled"):
-        return None
-    if mode == "auto" and not may_have_login():
-        _not_sent.extend(runs)
-        return None
-    task = {
-        "runs": [str(path.absolute()) for path in runs],
-        "mode": mode,
-        "process": process,
-        "sweep": None if sweep is None else str(sweep.absolute()),
-        "until_end": until_end,
-    }
-    follower = subprocess.Popen(
-        [sys.executable, "-P", "-m", "normlab.tracking.follower", json.dumps(task)],
+    runs: list[Path]
+    """The folders of the runs."""
+    service: str
+    """tensorboard, or the mode of W&B: auto, online or offline."""
+    process: int | None = None
+    """The process that trains the runs, whose use of resources is logged; None logs none."""
+    sweep: Path | None = None
+    """The folder of the sweep from which the runs get their labels; None for the sweep that trained them."""
+    until_end: bool = True
+    """Whether to follow the runs until they end, or to send what they have now."""
+
+    def to_json(self) -> str:
+        """Return the task as text, with absolute paths."""
+        paths = {"runs": [str(run.absolute()) for run in self.runs], "sweep": self.sweep and str(self.sweep.absolute())}
+        return json.dumps(asdict(self) | paths)
+
+    @classmethod
+    def from_json(cls, text: str) -> Task:
+        """Return the task that `to_json` wrote."""
+        fields = json.loads(text)
+        sweep = fields["sweep"]
+        return cls(**fields | {"runs": [Path(run) for run in fields["runs"]], "sweep": Path(sweep) if sweep else None})
+
+
+def follow_training(runs: Sequence[Path], tracking: TrackingConfig) -> None:
+    """Start a follower for each service to which the runs that this process trains are sent."""
+    for service in services_of(tracking):
+        if service == "auto" and not may_have_login():
+            _not_sent.extend(runs)
+        else:
+            _followers.append(start_follower(Task(runs=list(runs), service=service, process=os.getpid())))
+
+
+def services_of(tracking: TrackingConfig) -> list[str]:
+    """Return the services of a run, as in `Task.service`."""
+    mode = mode_of(tracking.wandb)
+    return [*([] if mode in ("off", "disabled") else [mode]), *tracking.also]
+
+
+def start_follower(task: Task) -> subprocess.Popen[str]:
+    """Start a follower, in a session of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "normlab.tracking.follower", task.to_json()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         # A pipe, because a shell waits for everyone who holds its terminal or its pipe.
@@ -86,8 +109,6 @@ def start_follower(
         text=True,
         start_new_session=True,  # Ctrl-C and a closed terminal do not end it
     )
-    _followers.append(follower)
-    return follower
 
 
 def mode_of(mode: str) -> str:
@@ -108,18 +129,24 @@ def wait_for_followers() -> None:
             with suppress(OSError, ValueError):
                 sys.stderr.write(lines)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        notify("W&B still receives data, from a process in the background; `normlab sync` sends what it could not")
+        notify("a process in the background is still sending the run; `normlab sync` sends what it cannot")
 
 
 def not_complete(runs: Sequence[Path]) -> list[Path]:
     """Return the runs that W&B does not have completely, and that no follower sends."""
-    return [run for run in runs if not (WandbState.read(run).is_complete or is_locked(run / LOCK_FILE))]
+    return [run for run in runs if not (WandbState.read(run).is_complete or is_locked(lock_of(run, "online")))]
 
 
-def sync_hint(paths: Sequence[Path]) -> str:
+def lock_of(run: Path, service: str) -> Path:
+    """Return the file that a follower locks while it sends a run to a service."""
+    return run / ("tensorboard.lock" if service == TENSORBOARD else "wandb.lock")
+
+
+def sync_hint(paths: Sequence[Path], service: str = "online") -> str:
     """Return the text that names the command for sending runs."""
     names = " ".join(shlex.quote(os.path.relpath(path)) for path in paths[:3])
-    return f"`normlab sync {names}{' ...' if len(paths) > 3 else ''}` sends what is missing"
+    to = f"--to {TENSORBOARD} " if service == TENSORBOARD else ""
+    return f"`normlab sync {to}{names}{' ...' if len(paths) > 3 else ''}` sends what is missing"
 
 
 def may_have_login() -> bool:

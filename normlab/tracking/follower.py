@@ -1,4 +1,4 @@
-"""The process that follows the record of runs and sends it to W&B: `python -m normlab.tracking.follower JSON`.
+"""The process that follows the record of runs and sends it to a service: `python -m normlab.tracking.follower JSON`.
 
 It reads the record and nothing else, so training neither waits for a service nor notices its failure. It ends when the
 runs have ended and the service has everything. A follower that is started later continues at the step that the service
@@ -8,29 +8,28 @@ has.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from normlab.errors import StoreError, notify
+from normlab.errors import NormlabError, StoreError, notify
 from normlab.store.format import FAILED, RUNNING
 from normlab.store.lock import file_lock
 from normlab.store.plans import has_plan, read_plan, sweep_folder
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
+from normlab.tracking.background import NO_LOGIN, TENSORBOARD, Task, lock_of, sync_hint
 from normlab.tracking.payloads import config_of, labels_of, payloads, summary_of
-from normlab.tracking.background import LOCK_FILE, NO_LOGIN, sync_hint
+from normlab.tracking.tensorboard import TensorBoardRun
 from normlab.tracking.wandb import WandbRun, wandb_environment
 
 POLL_S = 1.0
 """Shortest time between two readings of a record."""
-READING_SHARE = 0.05
+READING_SHARE = 0.02
 """Largest share of its time that the follower reads, because a reading of a long record takes long."""
 RETRY_S = 15.0
 """Seconds between two attempts to reach the server."""
@@ -43,7 +42,7 @@ class FollowedRun:
     """A run that is being sent."""
 
     folder: RunFolder
-    service: WandbRun | None = None
+    service: WandbRun | TensorBoardRun | None = None
     retry_at: float = 0.0
     """When to try to reach the server again."""
     problem: str = ""
@@ -53,21 +52,15 @@ class FollowedRun:
 
 
 class Follower:
-    """Sends runs to W&B until they have ended.
+    """Sends runs to a service until they have ended.
 
     Args:
-        folders: The folders of the runs.
-        sweep: The folder of the sweep from which they get their labels; None for the sweep that trained them.
-        mode: online or offline.
-        process: The process whose use of resources is logged; None logs none.
-        until_end: Whether to wait for the end of the runs, or to send what they have now.
+        task: The runs, the service, and what else the process was started with.
     """
 
-    def __init__(
-        self, folders: Sequence[Path], sweep: Path | None, mode: str, process: int | None, *, until_end: bool
-    ) -> None:
-        self.runs = [FollowedRun(RunFolder(folder)) for folder in folders]
-        self._sweep, self._mode, self._process, self._until_end = sweep, mode, process, until_end
+    def __init__(self, task: Task) -> None:
+        self.runs = [FollowedRun(RunFolder(folder)) for folder in task.runs]
+        self._task = task
 
     def follow(self) -> None:
         """Send all runs."""
@@ -93,7 +86,7 @@ class Follower:
             content = run.folder.run()
             for step, payload in payloads(run.folder, content, run.service.next_step, is_ended=is_ended):
                 run.service.log(step, payload)
-            if is_ended or not self._until_end:
+            if is_ended or not self._task.until_end:
                 run.is_done = True
                 run.service.finish(summary_of(record), is_failed=record.state == FAILED)
         except Exception as error:
@@ -103,41 +96,41 @@ class Follower:
         """Start the run at the service, and return whether it has started."""
         if time.monotonic() < run.retry_at:
             return False
-        content, sweep = run.folder.run(), self._sweep
+        path, content, task = run.folder.path, run.folder.run(), self._task
+        if task.service == TENSORBOARD:
+            run.service = TensorBoardRun(path)
+            return True
+        sweep = task.sweep
         if sweep is None and (name := (content.get("pack") or {}).get("sweep")):
-            sweep = sweep_folder(run.folder.path.parent.parent, name)
-        plan = read_plan(sweep) if sweep is not None and has_plan(sweep) else None
+            sweep = sweep_folder(path.parent.parent, name)
+        labels = labels_of(content, read_plan(sweep) if sweep is not None and has_plan(sweep) else None)
+        tracking = content["config"]["tracking"]
         try:
-            run.service = WandbRun(
-                run.folder.path, config_of(content), labels_of(content, plan), content["config"]["tracking"],
-                self._mode, self._process,
-            )  # fmt: skip
+            run.service = WandbRun(path, config_of(content), labels, tracking, task.service, task.process)
         except (OSError, StoreError):
             raise  # of this machine
         except Exception as error:
-            if _is_refusal(error) or not self._until_end or time.monotonic() > run.ended_at + GIVE_UP_S:
+            if _is_refusal(error) or not task.until_end or time.monotonic() > run.ended_at + GIVE_UP_S:
                 raise
             run.retry_at = time.monotonic() + RETRY_S
             return False
         return True
 
 
-def report(runs: Sequence[FollowedRun]) -> list[str]:
+def report(runs: Sequence[FollowedRun], service: str) -> list[str]:
     """Return the lines for the user about runs that were sent, or were not."""
     lines: list[str] = []
+    name = "TensorBoard" if service == TENSORBOARD else "W&B"
     if problems := [run for run in runs if run.problem]:
         which = problems[0].folder.run_id if len(problems) == 1 else f"{len(problems)} runs"
-        lines.append(f"W&B did not receive all of {which} ({problems[0].problem}); {sync_hint(_paths(problems))}")
+        paths = [run.folder.path for run in problems]
+        lines.append(f"{name} did not receive all of {which} ({problems[0].problem}); {sync_hint(paths, service)}")
     sent = [run.service.where for run in runs if run.service is not None and not run.problem]
     if len(sent) == 1:
-        lines.append(f"W&B: {sent[0]}")
+        lines.append(f"{name}: {sent[0]}")
     elif sent:
-        lines.append(f"W&B: {len(sent)} runs, the first at {sent[0]}")
+        lines.append(f"{name}: {len(sent)} runs; of the first, {sent[0]}")
     return lines
-
-
-def _paths(runs: Sequence[FollowedRun]) -> list[Path]:
-    return [run.folder.path for run in runs]
 
 
 def _is_refusal(error: Exception) -> bool:
@@ -146,45 +139,38 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")[:300]
+    text = str(error) if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split()).rstrip(".")[:300]
 
 
-def main(task: dict[str, Any]) -> int:
-    """Follow the runs of a task, print what became of them, and return the exit code.
-
-    Args:
-        task: The arguments of `background.start_follower`.
-    """
-    folders = [Path(each) for each in task["runs"]]
-    mode = task["mode"]
+def main(task: Task) -> int:
+    """Follow the runs of a task, print what became of them, and return the exit code."""
     with contextlib.ExitStack() as locks:
-        folders = [folder for folder in folders if _acquire(locks, folder, wait=task["until_end"])]
-        environment = wandb_environment()
-        if mode == "auto":
-            mode = environment.mode
-        if mode == "online" and environment.mode == "no login":
-            mode = "no login"
-        if mode == "no login":
-            _print(NO_LOGIN + sync_hint(folders))
+        runs = [run for run in task.runs if _acquire(locks, lock_of(run, task.service), wait=task.until_end)]
+        service = task.service
+        if service != TENSORBOARD:
+            mode = wandb_environment().mode
+            service = mode if service == "auto" or mode == "no login" != service == "online" else service
+        if service == "no login":
+            _print(NO_LOGIN + sync_hint(runs))
             return 1
-        if mode not in ("online", "offline"):
+        if service not in ("online", "offline", TENSORBOARD):
             return 0  # WANDB_MODE=disabled
-        sweep = Path(task["sweep"]) if task["sweep"] else None
-        follower = Follower(folders, sweep, mode, task["process"], until_end=task["until_end"])
+        follower = Follower(replace(task, runs=runs, service=service))
         follower.follow()
-        for line in report(follower.runs):
+        for line in report(follower.runs, service):
             _print(line)
         return int(any(run.problem for run in follower.runs))
 
 
-def _acquire(locks: contextlib.ExitStack, folder: Path, *, wait: bool) -> bool:
+def _acquire(locks: contextlib.ExitStack, lock: Path, *, wait: bool) -> bool:
     """Return whether no other follower sends the run; `wait` for one that was started for an earlier process of it."""
     while True:
         try:
-            locks.enter_context(file_lock(folder / LOCK_FILE, f"tracking of run {folder.name}"))
+            locks.enter_context(file_lock(lock, f"tracking of run {lock.parent.name}"))
         except StoreError:
             if not wait:
-                _print(f"run {folder.name}: another process sends it to W&B already")
+                _print(f"run {lock.parent.name}: another process is sending it already")
                 return False
             time.sleep(POLL_S)
         else:
@@ -198,7 +184,7 @@ def _print(line: str) -> None:
 
 if __name__ == "__main__":
     os.environ["WANDB_ERROR_REPORTING"] = "false"  # W&B's reports about its own errors
-    code = main(json.loads(sys.argv[1]))
+    code = main(Task.from_json(sys.argv[1]))
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
     # After a failure, W&B's process may still wait for a server that is gone. It is in the group that this one leads.

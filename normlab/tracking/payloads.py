@@ -9,8 +9,7 @@ Shapes: S measured steps, L blocks; layer 0 is the embeddings, L + 1 the head.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,7 +43,7 @@ MOST_LAYERS = 32
 LONGEST_TAG = 64
 """W&B rejects longer tags."""
 
-_NAMES = {
+ROW_KEYS = {
     "train": {"loss": "train/loss", "grad_norm": "train/grad_norm", "clip": "train/clip_factor", "lr": "train/lr"},
     "eval": {"loss": "eval/loss", "loss_batch_statistics": "eval/loss_batch_statistics"},
     "pace": {"tokens_per_s": "perf/tokens_per_s", "seconds": "perf/seconds"},
@@ -54,8 +53,7 @@ _NAMES = {
 Payload = dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Labels:
+class Labels(NamedTuple):
     """How a service lists a run."""
 
     name: str
@@ -87,9 +85,9 @@ def payloads(folder: RunFolder, run: Mapping[str, Any], first: int, *, is_ended:
     by_step: dict[int, Payload] = {}
     compute = Compute.parse(run)
     for row in rows:
-        if first <= row["step"] < before and row["kind"] in _NAMES:
+        if first <= row["step"] < before and row["kind"] in ROW_KEYS:
             payload = by_step.setdefault(row["step"], {})
-            payload |= {name: row[key] for key, name in _NAMES[row["kind"]].items() if key in row}
+            payload |= {name: row[key] for key, name in ROW_KEYS[row["kind"]].items() if key in row}
             if row["kind"] == "pace":
                 payload |= _speeds(compute, row["tokens_per_s"])
     for tier in TIERS:

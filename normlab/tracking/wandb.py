@@ -69,8 +69,8 @@ def _has_login(settings: Any) -> bool:
 class WandbRun:
     """A run at W&B, whose steps are those of the training.
 
-    Online, it continues the W&B run of the same id: `next_step` is the first step that the server lacks. W&B's own files
-    are temporary then, because the record has everything. Offline, it is written anew to `folder`/wandb.
+    Online, it continues the W&B run of the same id, and `next_step` is the first step that the server lacks. W&B's own
+    files are temporary then, because the record has everything. Offline, it is written anew to `folder`/wandb.
 
     Args:
         folder: The run's folder.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +21,7 @@ from normlab.store.parts import part_to_json
 from normlab.store.runs import RunFolder
 from normlab.store.series import series
 from normlab.store.status import Status
-from normlab.tracking.background import start_follower
+from normlab.tracking.background import follow_training
 from normlab.tracking.console import Console
 from normlab.tracking.tracker import Tracker
 from normlab.training.launch import LOST, RESUMES, train_on_devices
@@ -132,7 +131,7 @@ def train_pack(
                 elif loop.is_single:  # the runs of a pack have no console
                     run.trackers = [Console()]
             if trackers is None:
-                start_follower([run.folder.path for run in runs], configs[0].tracking.wandb, process=os.getpid())
+                follow_training([run.folder.path for run in runs], configs[0].tracking)
             # After all errors, which stay a single line.
             for warning in dict.fromkeys(warning for config in configs for warning in config.warnings()):
                 warn(warning)
@@ -229,4 +228,3 @@ def _with_spikes(folder: RunFolder, status: Status) -> Status:
         if status.state in COMPLETED_STATES:
             folder.write_status(part_to_json(status))
     return status
-

@@ -86,7 +86,7 @@ def test_options_select_statistics() -> None:
 
 def test_statistics_options_do_not_change_the_config_hash() -> None:
     plain = compose_run([])
-    for overrides in (["stats=off"], ["stats.every=1"], ["stats.without=[adj_cos]"], ["tracking.layers=true"]):
+    for overrides in (["stats=off"], ["stats.every=1"], ["stats.without=[adj_cos]"]):
         assert compose_run(overrides).config_hash == plain.config_hash
 
 

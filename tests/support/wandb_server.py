@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -21,7 +19,7 @@ class UploadedRun:
     exit_code: int | None = None
 
     def steps(self) -> list[int]:
-        return [row["train/step"] for row in self.rows]
+        return [row["_step"] for row in self.rows]
 
 
 class Server(ThreadingHTTPServer):
@@ -32,12 +30,10 @@ class Server(ThreadingHTTPServer):
         self.runs: dict[str, UploadedRun] = {}
         """By run id."""
         self.paths: list[str] = []
-        self.streams = True
-        self.hangs = ""
-        """Requests whose path contains this are never answered; all are if it is empty."""
-        self.delay_s = 0.0
-        """Seconds until each answer."""
-        self.closing = threading.Event()
+        self.is_dead = False
+        """Whether every connection is closed without an answer."""
+        self.rejects = False
+        """Whether every request is answered with 401."""
 
     @property
     def login(self) -> dict[str, str]:
@@ -63,22 +59,18 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.paths.append(self.path)
-        if self.server.hangs and self.server.hangs in self.path:
-            self.server.closing.wait()
+        if self.server.is_dead:
             self.close_connection = True
             return
-        time.sleep(self.server.delay_s)
+        if self.server.rejects:
+            self.answer({"errors": [{"message": "permission denied"}]}, status=401)
+            return
         if "/otel/" in self.path:
             self.answer({})
             return
         body = json.loads(data)
         if self.path == "/graphql":
             self.answer({"data": self.graphql(body["query"], body.get("variables") or {})})
-        elif self.path == "/stop":
-            self.server.streams = False
-            self.answer({})
-        elif not self.server.streams:
-            self.answer({}, status=503)
         else:
             self.stream(body)
 

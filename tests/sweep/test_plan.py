@@ -192,7 +192,7 @@ def default_key() -> str:
     [
         "seed=1", "data.seed=1", "optim.lr=0.5", "optim.weight_decay=0", "optim.beta1=0.5", "optim.beta2=0.5",
         "optim.warmup_steps=3", "optim.schedule=constant", "optim.schedule=wsd optim.decay_fraction=0.5",
-        "optim.final_lr_fraction=0.5", "optim.clip=0.5", "init=xavier", "run.name=x", "tracking.layers=true",
+        "optim.final_lr_fraction=0.5", "optim.clip=0.5", "init=xavier", "run.name=x", "tracking.project=y",
     ],
 )  # fmt: skip
 def test_runs_that_differ_in_numbers_have_one_key(override: str, default_key: str) -> None:

@@ -14,6 +14,5 @@ def server() -> Iterator[Server]:
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield running
-        running.closing.set()
         running.shutdown()
         thread.join()

@@ -105,10 +105,10 @@ def test_depends_on_the_depth_if_the_blocks_do() -> None:
 
 
 def test_is_in_the_record_and_in_wandb(overrides: list[str], tmp_path: Path) -> None:
-    from normlab.tracking.wandb_payloads import flat_config
+    from normlab.tracking.payloads import config_of
 
     config = compose_run([*overrides, "train.steps=1"])
     run = train(config, trackers=[]).folder.run()
-    assert run["fingerprint"] == flat_config(run)["fingerprint"] == fingerprint(config)
-    assert flat_config(run)["causal"] is True
+    assert run["fingerprint"] == config_of(run)["record"]["fingerprint"] == fingerprint(config)
+    assert run["norm"]["causal"] is True
     assert json.loads(json.dumps(run))["warnings"] == []

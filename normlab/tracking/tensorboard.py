@@ -1,0 +1,54 @@
+"""A run's numbers in TensorBoard's format, in the folder `tensorboard` of the run: `tensorboard --logdir results/runs`.
+
+The files are written anew from the record at each start, so they never have a step twice.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from normlab.errors import ConfigError
+from normlab.tracking.payloads import Payload
+
+FOLDER = "tensorboard"
+
+
+class TensorBoardRun:
+    """A run in TensorBoard's files; has the methods of `WandbRun`.
+
+    Args:
+        folder: The run's folder.
+
+    Raises:
+        ConfigError: tensorboard is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ModuleNotFoundError:
+            raise ConfigError("tensorboard is not installed: pip install tensorboard") from None
+        path = folder / FOLDER
+        shutil.rmtree(path, ignore_errors=True)
+        self._writer = EventFileWriter(str(path))
+        self.next_step = 0
+        self.where = f"`tensorboard --logdir {os.path.relpath(path)}` shows it"
+
+    def log(self, step: int, payload: Payload) -> None:
+        """Write the numbers of a step."""
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+
+        values = [Summary.Value(tag=key, simple_value=value) for key, value in payload.items()]
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        self.next_step = step + 1
+
+    def finish(self, summary: Mapping[str, Any], *, is_failed: bool) -> None:
+        """Write what is left."""
+        del summary, is_failed
+        self._writer.close()

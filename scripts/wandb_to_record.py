@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+"""Write the records of runs from what W&B has of them: the inverse of `normlab sync`, without statistics.
+
+    scripts/wandb_to_record.py runs.json results        # then: normlab summarize results
+
+runs.json is a list of runs, each with `config`, `summary` and `history` (a list of rows) as W&B's public API returns
+them. The script is the test that what W&B receives is enough for the tables.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from normlab.store.format import RUN_FILE, RUNS_FOLDER, STATUS_FILE, decode, to_json, with_checksum
+from normlab.store.runs import RunFolder
+from normlab.tracking.payloads import ROW_KEYS
+
+
+def write_record(run: Mapping[str, Any], results: Path) -> None:
+    """Write the folder of one run."""
+    config = {key: value for key, value in run["config"].items() if key not in ("record", "_wandb")}
+    record = {**run["config"]["record"], "config": config}
+    folder = RunFolder(results / RUNS_FOLDER / record["run_id"])
+    folder.path.mkdir(parents=True)
+    (folder.path / RUN_FILE).write_bytes(with_checksum(record))
+    (folder.path / STATUS_FILE).write_bytes(with_checksum(decode(run["summary"]["status"])))
+    rows = []
+    for sent in sorted(run["history"], key=lambda row: row["_step"]):
+        for kind, names in ROW_KEYS.items():
+            numbers = {key: sent[name] for key, name in names.items() if name in sent}
+            if numbers:
+                rows.append({"kind": kind, "step": sent["_step"], **numbers})
+    folder.metrics_path.write_bytes(b"".join(map(to_json, rows)))
+
+
+def main() -> int:
+    """Run the command line, and return the exit code."""
+    if len(sys.argv) != 3:
+        print("usage: scripts/wandb_to_record.py runs.json RESULTS", file=sys.stderr)
+        return 2
+    for run in json.loads(Path(sys.argv[1]).read_text()):
+        write_record(run, Path(sys.argv[2]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

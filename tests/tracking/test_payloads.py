@@ -1,0 +1,147 @@
+"""What a service receives of a run: each step's numbers, once and complete, and names that it accepts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from normlab.config.compose import compose_run
+from normlab.report.inspect import spike_rows
+from normlab.stats.config import StatsConfig
+from normlab.store.plans import Plan, PlannedRun
+from normlab.store.record import RunRecord
+from normlab.store.runs import RunFolder
+from normlab.tracking.payloads import LAYERED, MOST_LAYERS, config_of, labels_of, payloads, summary_of
+from normlab.training.run import train
+from support.small_run import small_run
+
+NAMES = StatsConfig().names("core") | {"attn_ratio", "mlp_ratio", "resid_crest"}
+
+
+def folder_of(results: Path, *overrides: str) -> RunFolder:
+    return train(compose_run([*small_run(results), *overrides]), trackers=[]).folder
+
+
+def sent(folder: RunFolder, first: int = 0, *, is_ended: bool = True) -> dict[int, dict[str, float]]:
+    return dict(payloads(folder, folder.run(), first, is_ended=is_ended))
+
+
+def test_each_step_has_the_numbers_of_the_record(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "train.steps=12", "train.log_every=5", "eval.every=6", "stats.every=3")
+    steps = sent(folder)
+    assert list(steps) == list(range(13))
+    for row in folder.rows("train").rows:
+        names = {"loss": "train/loss", "grad_norm": "train/grad_norm", "clip": "train/clip_factor", "lr": "train/lr"}
+        assert {name: steps[row["step"]][key] for name, key in names.items()} == {name: row[name] for name in names}
+        assert steps[row["step"]]["train/tokens"] == row["step"] * 4 * folder.run()["config"]["model"]["context"]
+    assert {step: each["eval/loss"] for step, each in steps.items() if "eval/loss" in each} == {
+        row["step"]: row["loss"] for row in folder.rows("eval").rows
+    }
+    paces = {step: each["perf/tflops_per_s"] * 1e12 for step, each in steps.items() if "perf/tflops_per_s" in each}
+    flops = folder.run()["flops_per_token"]
+    assert paces == pytest.approx({row["step"]: flops * row["tokens_per_s"] for row in folder.rows("pace").rows})
+    assert [step for step, each in steps.items() if "resid/resid_rms/L01" in each] == [0, 3, 6, 9]
+
+
+def test_statistics_by_layer(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "model.depth=4", "train.steps=1")
+    (profiles,), _ = folder.statistics.read("core")
+    numbers = sent(folder)[0]
+    sizes = profiles.single_site("resid_rms")[0]
+    assert [numbers[f"resid/resid_rms/L{layer:02d}"] for layer in range(1, 6)] == sizes[1:].tolist()
+    assert {key.split("/")[1] for key in numbers if key.endswith("/L01")} == {name for name in LAYERED if name in NAMES}
+    assert sum(value for key, value in numbers.items() if key.startswith("parameter/grad_share/")) == pytest.approx(1)
+    assert numbers["head/logz"] == profiles.single_site("logz")[0, 5]
+    gains = np.concatenate([values.ravel() for values in profiles.get("gain_absmax").values()])
+    assert numbers["gain/gain_absmax"] == np.nanmax(gains)
+    part = re.compile(r"[_a-zA-Z][_a-zA-Z0-9]*")
+    for key in numbers:
+        assert all(part.fullmatch(each) for each in key.split("/")), key
+
+
+def test_a_deep_model_sends_evenly_spaced_layers(tmp_path: Path) -> None:
+    numbers = sent(folder_of(tmp_path, "model.depth=50", "train.steps=1", "train.batch_size=1"))[0]
+    layers = [int(key[-2:]) for key in numbers if key.startswith("resid/resid_rms/L")]
+    assert (len(layers), layers[0], layers[-1]) == (MOST_LAYERS, 1, 51)
+    assert set(np.diff(layers)) == {1, 2}
+
+
+def test_a_running_run_sends_complete_steps_only(tmp_path: Path) -> None:
+    """Whatever the moment at which its record is read, a step that is sent has all that it ever gets."""
+    options = ["train.steps=12", "train.log_every=3", "eval.every=2", "stats.every=1"]
+    moments: list[dict[int, dict[str, float]]] = []
+    results = tmp_path / "results"
+
+    class Reader:
+        """Reads the record between any two writes."""
+
+        def read(self) -> None:
+            (path,) = (results / "runs").iterdir()
+            moments.append(sent(RunFolder(path), is_ended=False))
+
+        def start(self, run: Any, first_step: int) -> None: ...
+
+        def log(self, rows: Any) -> None:
+            self.read()
+
+        def log_statistics(self, profiles: Any) -> None:
+            self.read()
+
+        def finish(self, status: Any) -> None:
+            self.read()
+
+    folder = train(compose_run([*small_run(results), *options]), trackers=[Reader()]).folder
+    final = sent(folder)
+    assert moments[0] == {}
+    assert len(moments[-1]) > 6
+    for moment in moments:
+        assert moment == {step: final[step] for step in moment}
+        assert list(moment) == list(final)[: len(moment)]
+    assert sent(folder, first=7) == {step: final[step] for step in final if step >= 7}
+
+
+def test_statistics_that_were_not_measured_are_left_out(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "train.steps=1", "stats=off", "stats.also=[resid_rms,adj_cos]")
+    statistics = {key.split("/")[1] for key in sent(folder)[0] if key.split("/")[0] not in ("train", "eval", "perf")}
+    assert statistics == {"resid_rms", "adj_cos", "resid_growth"}
+
+
+def test_labels(tmp_path: Path) -> None:
+    run = folder_of(tmp_path, "train.steps=1", "tracking.tags=[mine]").run()
+    alone = labels_of(run, None)
+    assert (alone.name, alone.group) == (run["run_id"], None)
+    assert alone.job_type == "norm=rmsnorm placement=pre model.depth=2"
+    assert alone.tags == ("mine", "norm=rmsnorm", "placement=pre", "model.depth=2")
+    plan = Plan("first", "auto", [PlannedRun(run["run_id"], ["seed=3", "optim.lr=0.01"], {})], [])
+    labels = labels_of(run, plan)
+    assert labels == ("seed=3 optim.lr=0.01", "first", "optim.lr=0.01", ("mine", "seed=3", "optim.lr=0.01"))
+    run["config"]["tracking"] |= {"group": "g", "job_type": "j", "tags": []}
+    labels = labels_of(run | {"name": "n"}, Plan("first", "auto", [PlannedRun(run["run_id"], ["x" * 99], {})], []))
+    assert labels == ("n", "g", "j", ("x" * 64,))
+
+
+def test_config_and_summary_have_the_whole_record(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "train.steps=12", "optim.clip=0.5")
+    run, config = folder.run(), config_of(folder.run())
+    assert {**config.pop("record"), "config": config} == run
+    summary = summary_of(RunRecord.read(folder))
+    status = folder.status()
+    assert summary["status"].keys() <= status.keys()
+    assert (summary["state"], summary["outcome"]) == (status["state"], status["outcome"])
+    assert (summary["val_loss"], summary["best_val_loss"]) == (status["val_loss"], status["best_val_loss"])
+    assert {key: value for key, value in summary.items() if key.startswith("spike/")} == {
+        f"spike/{row['rule']}": row["spikes"] for row in spike_rows(folder)
+    }
+    assert summary["spike/clipped"] > 0
+
+
+def test_a_diverged_run_has_no_final_loss(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "train.steps=30", "optim.lr=1e9", "optim.clip=null", "norm=none")
+    summary = summary_of(RunRecord.read(folder))
+    assert (summary["state"], summary["outcome"]) == ("diverged", "diverged")
+    assert "val_loss" not in summary
+    assert list(sent(folder))[-1] == folder.status()["diverged"]["step"]

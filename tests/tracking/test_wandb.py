@@ -1,0 +1,230 @@
+"""W&B gets each step of a run once, from the real client, whatever happens; and the run never notices."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normlab.store.format import METRICS_FILE
+from normlab.store.runs import RunFolder
+from normlab.tracking.background import WandbState
+from support.processes import wait_for
+from support.wandb_runs import call, followers, overrides_of, read_offline, start
+from support.wandb_server import Server, UploadedRun
+
+pytestmark = pytest.mark.network
+
+ALL_STEPS = list(range(61))
+SYNC = ("sync", "results")
+SLOW = ("train.steps=2000", "eval.every=500", "train.checkpoint_every=100", "stats.every=500")
+
+
+def folder_of(home: Path) -> RunFolder:
+    (path,) = (home / "results" / "runs").iterdir()
+    return RunFolder(path)
+
+
+def wait_for_no_follower() -> None:
+    wait_for(lambda: not followers())
+
+
+def assert_complete(server: Server, home: Path, steps: list[int] = ALL_STEPS) -> UploadedRun:
+    """Assert that the server has each step of the only run once, with the numbers of the record."""
+    folder = folder_of(home)
+    assert list(server.runs) == [folder.run_id]
+    run = server.runs[folder.run_id]
+    assert run.steps() == steps
+    rows = {row["_step"]: row for row in run.rows}
+    for row in folder.rows("train").rows:
+        assert (rows[row["step"]]["train/loss"], rows[row["step"]]["train/lr"]) == (row["loss"], row["lr"])
+    for row in folder.rows("eval").rows:
+        assert rows[row["step"]]["eval/loss"] == row["loss"]
+    return run
+
+
+def test_live_then_sent_again(server: Server, tmp_path: Path) -> None:
+    """The run is sent while it trains; the process that trains imports no wandb; a second time sends nothing."""
+    script = "import sys; from normlab.cli import main\ntry: main()\nfinally: print('wandb' in sys.modules)"
+    done = call(tmp_path, server, "train", *overrides_of(tmp_path), program=(sys.executable, "-c", script))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "False"
+    state = WandbState.read(folder_of(tmp_path).path)
+    assert done.stderr.splitlines()[-1] == f"normlab: W&B: {state.url}"
+    run = assert_complete(server, tmp_path)
+    assert (run.summary["state"], run.exit_code, state.is_complete) == ("finished", 0, True)
+    profile = folder_of(tmp_path).statistics.read("core")[0][-1]
+    sent = {row["_step"]: row for row in run.rows if "resid/resid_rms/L01" in row}
+    assert list(sent) == [0, 15, 30, 45]
+    assert sent[45]["resid/resid_rms/L01"] == profile.single_site("resid_rms")[-1, 1]
+    before = [dict(row) for row in run.rows]
+    again = call(tmp_path, server, *SYNC)
+    assert (again.returncode, again.stdout) == (0, f"W&B: {state.url}\n")
+    assert run.rows == before
+    assert not (folder_of(tmp_path).path / "wandb").exists()
+
+
+def test_sent_late_with_the_labels_of_its_sweep(server: Server, tmp_path: Path) -> None:
+    grid = overrides_of(tmp_path, "tracking.wandb=auto", "norm=layernorm,rmsnorm", "seed=0,1", "sweep.name=first")
+    done = call(tmp_path, None, "sweep", *grid)
+    assert done.returncode == 0
+    assert done.stderr.splitlines()[-1] == (
+        "normlab: W&B does not have all of 4 runs; `normlab sync first` sends what is missing"
+    )
+    done = call(tmp_path, server, "sync", "first")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("W&B: 4 runs; of the first, http")
+    assert [run.steps() for run in server.runs.values()] == [ALL_STEPS] * 4
+    labels = [[run.known[key] for key in ("groupName", "jobType", "tags")] for run in server.runs.values()]
+    assert sorted(labels) == [
+        ["first", f"norm={norm}", [f"norm={norm}", f"seed={seed}"]]
+        for norm in ("layernorm", "rmsnorm")
+        for seed in (0, 1)
+    ]
+    config = json.loads(next(iter(server.runs.values())).known["config"])
+    assert config["optim"]["value"]["lr"] == 1e-3
+
+
+def test_the_server_is_enough_for_the_tables(server: Server, tmp_path: Path) -> None:
+    """A script rebuilds records from what the server has; `summarize` prints the same of both."""
+    grid = [
+        *overrides_of(tmp_path, "tracking.wandb=off", "norm=layernorm,rmsnorm", "optim.lr=1e-3,3e-3", "seed=range(3)"),
+        "sweep.name=first", "sweep.jobs=2", "train.steps=20", "eval.every=10",
+    ]  # fmt: skip
+    assert call(tmp_path, server, "sweep", *grid).returncode == 0
+    assert call(tmp_path, server, "sync", "first").returncode == 0
+    runs: list[dict[str, Any]] = []
+    for run in server.runs.values():
+        config = {key: each["value"] for key, each in json.loads(run.known["config"]).items()}
+        runs.append({"config": config, "summary": run.summary, "history": run.rows})
+    (tmp_path / "runs.json").write_text(json.dumps(runs))
+    script = Path(__file__).parents[2] / "scripts" / "wandb_to_record.py"
+    rebuilt = call(tmp_path, None, "runs.json", "rebuilt", program=(sys.executable, str(script)))
+    assert rebuilt.returncode == 0, rebuilt.stderr
+    for options in ([], ["--against", "norm=layernorm"], ["--runs"]):
+        expected, printed = (
+            call(tmp_path, None, "summarize", f"{results}/runs", *options, "--format", "json").stdout
+            for results in ("results", "rebuilt")
+        )
+        assert json.loads(expected)
+        assert json.loads(printed.replace("rebuilt/", "results/")) == json.loads(expected)
+
+
+@pytest.mark.process
+def test_a_follower_that_is_killed_in_the_middle(server: Server, tmp_path: Path) -> None:
+    process = start(tmp_path, server, "train", *overrides_of(tmp_path, *SLOW))
+    wait_for(lambda: any(len(run.rows) > 100 for run in server.runs.values()))
+    for pid in followers():
+        os.killpg(pid, signal.SIGKILL)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert len(next(iter(server.runs.values())).rows) < 2001
+    assert call(tmp_path, server, *SYNC).returncode == 0
+    assert_complete(server, tmp_path, list(range(2001)))
+
+
+@pytest.mark.process
+def test_a_run_that_is_killed_and_resumed(server: Server, tmp_path: Path) -> None:
+    process = start(tmp_path, server, "train", *overrides_of(tmp_path, *SLOW))
+    wait_for(lambda: any(len(run.rows) > 150 for run in server.runs.values()))
+    process.kill()
+    process.communicate()
+    wait_for_no_follower()
+    run = next(iter(server.runs.values()))
+    assert 150 < len(run.rows) < 2001
+    assert run.summary["state"] == "killed"
+    done = call(tmp_path, server, "train", *overrides_of(tmp_path, *SLOW))
+    assert done.returncode == 0, done.stderr
+    wait_for_no_follower()
+    assert assert_complete(server, tmp_path, list(range(2001))).summary["state"] == "finished"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_server_that_is_dead_for_a_while(server: Server, tmp_path: Path, when: str) -> None:
+    server.is_dead = when == "before"
+    process = start(tmp_path, server, "train", *overrides_of(tmp_path, *SLOW))
+    if when == "during":
+        wait_for(lambda: any(len(run.rows) > 100 for run in server.runs.values()))
+        server.is_dead = True
+    wait_for(lambda: (tmp_path / "results").exists() and folder_of(tmp_path).size() > 100_000)
+    time.sleep(3)
+    server.is_dead = False
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    wait_for_no_follower()
+    assert call(tmp_path, server, *SYNC).returncode == 0
+    assert_complete(server, tmp_path, list(range(2001)))
+
+
+@pytest.mark.parametrize("case", ["no login", "wrong key", "no server", "full disk"])
+def test_the_run_does_not_notice(case: str, server: Server, tmp_path: Path) -> None:
+    reference = tmp_path / "reference"
+    reference.mkdir()
+    done = call(reference, None, "train", *overrides_of(reference, "tracking.wandb=off"))
+    assert done.returncode == 0
+    assert "W&B" not in done.stderr
+    variables = {}
+    server.rejects = case == "wrong key"
+    if case == "no server":
+        variables["WANDB_BASE_URL"] = "http://127.0.0.1:9"
+    if case == "full disk":
+        variables["TMPDIR"] = "/dev/full"
+    done = call(tmp_path, None if case == "no login" else server, "train", *overrides_of(tmp_path), **variables)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    folder, expected = folder_of(tmp_path), folder_of(reference)
+    assert (folder.path / METRICS_FILE).read_text().count('"train"') == 60
+    assert [row["loss"] for row in folder.rows("train").rows] == [row["loss"] for row in expected.rows("train").rows]
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("normlab: ")
+    assert "normlab sync" in line
+    assert not (folder.path / "wandb").exists()
+    for pid in followers():
+        os.killpg(pid, signal.SIGKILL)
+
+
+def test_offline_is_written_anew_and_uploaded_by_wandb(server: Server, tmp_path: Path) -> None:
+    overrides = overrides_of(tmp_path, "tracking.wandb=offline")
+    process = start(tmp_path, None, "train", *overrides, "train.checkpoint_every=20")
+    wait_for(lambda: (tmp_path / "results").exists() and (folder_of(tmp_path).path / "checkpoints").exists())
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=300)
+    wait_for_no_follower()
+    done = call(tmp_path, None, "train", *overrides, "train.checkpoint_every=20")
+    assert done.returncode == 0, done.stderr
+    wait_for_no_follower()
+    (offline,) = (folder_of(tmp_path).path / "wandb").glob("offline-run-*")
+    run, rows, summary = read_offline(offline)
+    assert run.run_id == folder_of(tmp_path).run_id
+    assert [int(row["_step"]) for row in rows] == ALL_STEPS
+    assert summary["state"] == "finished"
+    wandb = (str(Path(sys.executable).with_name("wandb")),)
+    assert call(tmp_path, server, "sync", str(offline), program=wandb).returncode == 0
+    assert_complete(server, tmp_path)
+
+
+def test_a_pack_is_followed_by_one_process(server: Server, tmp_path: Path) -> None:
+    most: list[int] = []
+    counting = threading.Event()
+
+    def count() -> None:
+        while not counting.wait(0.2):
+            most.append(len(followers()))
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    done = call(tmp_path, server, "sweep", *overrides_of(tmp_path, "seed=range(3)", "sweep.pack=3", "sweep.name=x"))
+    assert done.returncode == 0, done.stderr
+    wait_for_no_follower()
+    counting.set()
+    thread.join()
+    assert max(most) == 1
+    assert [(run.steps(), run.summary["state"]) for run in server.runs.values()] == [(ALL_STEPS, "finished")] * 3

@@ -40,6 +40,8 @@ SHORTEST_S = 1.0
 """Shortest time, in seconds, between two looks at the files of the runs."""
 LOAD = 0.1
 """Largest share of one core that reading the records takes."""
+LAST_S = 4.0
+"""Longest time, in seconds, that the end waits for the next request of a page; an open page asks every 1.5 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,11 @@ class LivePage:
                 self._next = end + max(SHORTEST_S, (end - start) / LOAD)
             return self._snapshot
 
+    def expire(self) -> None:
+        """Let the next `snapshot` read the records at once."""
+        with self._lock:
+            self._next = 0.0
+
     def html(self) -> str:
         """Return the page."""
         return self._page.html(self.snapshot().data, live=True)
@@ -129,7 +136,16 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, live: LivePage, port: int) -> None:
         self.live = live
+        self.answered = threading.Event()
+        self.answered_at = -LAST_S
         super().__init__((HOST, port), _Handler)
+
+    def send_last(self) -> None:
+        """Wait until an open page has the latest data, or for `LAST_S`."""
+        self.answered.clear()
+        self.live.expire()
+        if time.monotonic() - self.answered_at < LAST_S:
+            self.answered.wait(LAST_S)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore a browser that went away; any other error must not disturb the table of a sweep."""
@@ -143,16 +159,19 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer `/` with the page, and `/data` with its data, or with 304 if the browser has them."""
         if _host_of(self.headers.get("Host", "")) not in LOOPBACK:
             return self.send_error(403, explain=f"open the page at http://{HOST} or http://localhost")
-        live = cast("_Server", self.server).live
+        server = cast("_Server", self.server)
         if self.path == "/":
-            return self._send("text/html; charset=utf-8", live.html().encode())
+            return self._send("text/html; charset=utf-8", server.live.html().encode())
         if self.path != "/data":
             return self.send_error(404, explain="the page is /")
-        snapshot = live.snapshot()
+        snapshot = server.live.snapshot()
         headers = {"ETag": snapshot.etag, "Last-Modified": formatdate(snapshot.updated, usegmt=True)}
         if self.headers.get("If-None-Match") == snapshot.etag:
-            return self._send(None, b"", 304, headers)
-        return self._send("application/json", snapshot.json, 200, headers)
+            self._send(None, b"", 304, headers)
+        else:
+            self._send("application/json", snapshot.json, 200, headers)
+        server.answered_at = time.monotonic()
+        server.answered.set()
 
     def _send(
         self, kind: str | None, content: bytes, status: int = 200, headers: Mapping[str, str] | None = None
@@ -200,6 +219,7 @@ def serve(page: ComparePage, port: int | None = None, *, check: bool = False) ->
     threading.Thread(target=server.serve_forever, name="live page", daemon=True).start()
     try:
         yield f"http://{HOST}:{server.server_address[1]}"
+        server.send_last()
     finally:
         server.shutdown()
         server.server_close()

@@ -272,7 +272,7 @@ def _unfinished(cells: Sequence[Cell], options: Sequence[str], problems: _Proble
         if any(curves.values()):
             levels = [setting(run.record, option) for option in options]
             label = short_label(options, levels) or run.record.name
-            yield {"cell": index, "label": label, "state": run.record.state, "curves": curves}
+            yield {"id": run.record.run_id, "cell": index, "label": label, "state": run.record.state, "curves": curves}
 
 
 def _metrics_problem(record: RunRecord, problems: list[str]) -> str:

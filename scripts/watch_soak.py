@@ -4,9 +4,9 @@
     python scripts/watch_soak.py --minutes 10
 
 `normlab sweep --watch` trains six small runs, of which two have a learning rate at which they diverge; the worker of
-one run is killed with SIGKILL. The delay of a step is the time from the first look at the metrics that finds its row to
-the first look at the page that finds its point, with a look at both every 0.2 s. Rows are written at every step. A curve
-of the page has at most `MAX_POINTS` points, so a point may be the mean of a few steps; its step is in their middle.
+one run is killed with SIGKILL. The delay of a step is the time from the first look at the metrics that finds its row
+to the first look at the page that finds its point, with a look at both every 0.2 s. Rows are written at every step. A
+curve of the page has at most `MAX_POINTS` points, so a point may be the mean of a few steps, at their middle.
 
 Exits with 1 if a delay is above five seconds, if no run diverged, if no worker was killed or if the page was reloaded.
 """

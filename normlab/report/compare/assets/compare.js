@@ -12,6 +12,8 @@ const UNITS = {
   ],
 };
 const MAX_BESTS = 6;
+/** The states of runs that have not failed and have no result yet. */
+const PENDING = ["not finished", "not started"];
 /** A layer's gradient below this share of the gradient at the head counts as vanishing. */
 const VANISHING = 0.1;
 /** The comparison of a cell with a worse one; undefined without one. */
@@ -185,7 +187,7 @@ function failures(cells) {
   );
   const short = lines.length <= 3;
   return [
-    ...[...total].map(([state, count]) => make("span", { class: "badge bad" }, `${count} ${state}`)),
+    ...[...total].map(([state, count]) => make("span", { class: `badge ${PENDING.includes(state) ? "no" : "bad"}` }, `${count} ${state}`)),
     short ? lines.join("; ") : folded("failures", `in ${lines.length} cells${sharedBy(bad)}`, list(lines)),
   ];
 }

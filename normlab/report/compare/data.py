@@ -76,6 +76,21 @@ class ReadCache:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Callable[..., Any], Path], tuple[object, Any, list[str]]] = {}
+        self._points: dict[object, tuple[Sequence[Any], list[list[float]]]] = {}
+        self._earlier = self._points
+
+    def start_page(self) -> None:
+        """Drop the points that the last page did not use."""
+        self._earlier, self._points = self._points, {}
+
+    def points(
+        self, combine: Callable[..., Sequence[Point]], values: Sequence[Any], *arguments: str
+    ) -> list[list[float]]:
+        """Return the numbers of `combine(values, *arguments)`, or those of an earlier call with the same objects."""
+        key = (combine, *arguments, *map(id, values))  # the values are kept, so that no other object has their ids
+        if key not in self._points:
+            self._points[key] = self._earlier.get(key) or (values, _numbers(combine(values, *arguments)))
+        return self._points[key][1]
 
     def read(self, read: Callable[[RunRecord, list[str]], Value], record: RunRecord, problems: list[str]) -> Value:
         """Return `read(record, problems)`, or the value and the problems of the call with the same files."""
@@ -108,6 +123,7 @@ def page_data(
         ConfigError: An option of `by`, a condition or a channel is invalid.
     """
     cache = cache or ReadCache()
+    cache.start_page()
     results, warnings = read_results(selection.records)  # warns of every damaged run, which can meet no condition
     records = select_where(selection.records, where)
     selected = set(records)
@@ -160,11 +176,11 @@ class _Problems:
     """Reads the records of runs, and collects what is wrong with each."""
 
     def __init__(self, cache: ReadCache) -> None:
-        self._cache = cache
+        self.cache = cache
         self._by_run: dict[str, list[str]] = {}
 
     def read(self, read: Callable[[RunRecord, list[str]], Value], record: RunRecord) -> Value:
-        return self._cache.read(read, record, self.of(record))
+        return self.cache.read(read, record, self.of(record))
 
     def of(self, record: RunRecord) -> list[str]:
         return self._by_run.setdefault(record.run_id, [])
@@ -258,7 +274,7 @@ def _curves(cells: Sequence[Cell], problems: _Problems) -> Iterator[dict[str, li
     for cell in cells:
         members = cell.runs_at_best
         runs = [problems.read(read_curves, run.record) for run in members]
-        yield {series: _numbers(mean_curve([curves[series] for curves in runs])) for series in SERIES}
+        yield {name: problems.cache.points(mean_curve, [curves[name] for curves in runs]) for name in SERIES}
 
 
 def _unfinished(cells: Sequence[Cell], options: Sequence[str], problems: _Problems) -> Iterator[Row]:
@@ -268,7 +284,9 @@ def _unfinished(cells: Sequence[Cell], options: Sequence[str], problems: _Proble
     """
     runs = [(index, run) for index, cell in enumerate(cells) for run in cell.runs if not run.has_loss]
     for index, run in runs[:MAX_UNFINISHED]:
-        curves = {name: _numbers(mean_curve([c])) for name, c in problems.read(read_curves, run.record).items()}
+        curves = {
+            name: problems.cache.points(mean_curve, [c]) for name, c in problems.read(read_curves, run.record).items()
+        }
         if any(curves.values()):
             levels = [setting(run.record, option) for option in options]
             label = short_label(options, levels) or run.record.name
@@ -323,7 +341,9 @@ def _layers(cells: Sequence[Cell], problems: _Problems) -> tuple[list[Layers], l
     }
     layers = [
         {
-            " ".join(filter(None, key)): {moment: _numbers(median_profile(profiles, moment)) for moment in moments}
+            " ".join(filter(None, key)): {
+                moment: problems.cache.points(median_profile, profiles, moment) for moment in moments
+            }
             for key, profiles in by_key.items()
             if key in with_layers
         }

@@ -38,7 +38,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """The hosts of a request. A page of another site can only reach the server under the name of that site."""
 SHORTEST_S = 1.0
 """Shortest time, in seconds, between two looks at the files of the runs."""
-LOAD = 0.1
+LOAD = 0.2
 """Largest share of one core that reading the records takes."""
 LAST_S = 4.0
 """Longest time, in seconds, that the end waits for the next request of a page; an open page asks every 1.5 s."""
@@ -126,9 +126,9 @@ def _places(selection: Selection) -> tuple[object, ...]:
 
 
 def _snapshot_of(data: Row, updated: float) -> Snapshot:
-    fixed = as_json({key: value for key, value in data.items() if key != "written"})
-    etag = f'"{hashlib.sha256(fixed.encode()).hexdigest()[:32]}"'
-    return Snapshot(data, as_json(data).encode(), etag, updated)
+    fixed = as_json({key: value for key, value in data.items() if key != "written"}).encode()
+    etag = f'"{hashlib.sha256(fixed).hexdigest()[:32]}"'
+    return Snapshot(data, b'{"written":%.3f,' % data["written"] + fixed[1:], etag, updated)
 
 
 class _Server(ThreadingHTTPServer):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from normlab.cli.app import HydraCommand, app, echo, overrides_argument, show_progress
+from normlab.errors import warn
+from normlab.version import __version__
+
+if TYPE_CHECKING:
+    from normlab.report.compare.write import ComparePage
 from normlab.errors import notify, warn
 
 
@@ -15,6 +21,9 @@ def sweep(
     overrides: Annotated[list[str] | None, overrides_argument("A grid: norm=rmsnorm,dyt 'seed=range(3)'")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan without training.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Train failed runs again.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve the page of compare on this machine while the runs train.")
+    ] = False,
 ) -> int:
     """Train a grid of runs, or resume it.
 
@@ -50,9 +59,19 @@ def sweep(
         echo(line)
     if dry_run:
         return 0
-    result = supervise(folder, plan, options, ProgressDisplay(folder), planned.gpus, retry_failed=retry_failed)
+    page: ComparePage | None = None
+    with ExitStack() as stack:
+        if watch:
+            from normlab.report.compare.watch import serve
+            from normlab.report.compare.write import ComparePage
+
+            page = ComparePage(names=[str(folder)], version=__version__)
+            echo(f"live    {stack.enter_context(serve(page))} (until the sweep ends)")
+        result = supervise(folder, plan, options, ProgressDisplay(folder), planned.gpus, retry_failed=retry_failed)
     for line in result_lines(result.plan, folder, result.failed):
         echo(line)
+    if page is not None and page.select(must_have_started=False).started:
+        echo(str(page.write()[1]))
     tracked = [run for run in result.plan.runs if mode_of(run.config["tracking"]["wandb"]) in ("auto", "online")]
     if left := not_complete([run_of(folder, run).path for run in tracked]):
         notify(f"W&B does not have all of {len(left)} runs; `normlab sync {plan.name}` sends what is missing")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 from normlab.errors import ConfigError
 from normlab.report.cells import Cell, rank_cells
@@ -63,12 +64,51 @@ RUN_COLUMNS = (
 _RUN_TITLES = {"flops_per_s": "TFLOP/s", "mfu": "MFU"}
 """Titles that are not the key."""
 STILL_RUNNING = "still running: the numbers are of its latest step"
+MAX_UNFINISHED = 48
+"""Most runs of the figure of unfinished runs."""
 DIGITS = 6
 """Significant digits of curves and profiles."""
+Value = TypeVar("Value")
+
+
+class ReadCache:
+    """Keeps what was read from runs until their files change, for a page that is written again and again."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Callable[..., Any], Path], tuple[object, Any, list[str]]] = {}
+        self._points: dict[object, tuple[Sequence[Any], list[list[float]]]] = {}
+        self._earlier = self._points
+
+    def start_page(self) -> None:
+        """Drop the points that the last page did not use."""
+        self._earlier, self._points = self._points, {}
+
+    def points(
+        self, combine: Callable[..., Sequence[Point]], values: Sequence[Any], *arguments: str
+    ) -> list[list[float]]:
+        """Return the numbers of `combine(values, *arguments)`, or those of an earlier call with the same objects."""
+        key = (combine, *arguments, *map(id, values))  # the values are kept, so that no other object has their ids
+        if key not in self._points:
+            self._points[key] = self._earlier.get(key) or (values, _numbers(combine(values, *arguments)))
+        return self._points[key][1]
+
+    def read(self, read: Callable[[RunRecord, list[str]], Value], record: RunRecord, problems: list[str]) -> Value:
+        """Return `read(record, problems)`, or the value and the problems of the call with the same files."""
+        key, stamp = (read, record.folder.path), record.folder.stamp()  # taken first: a later change is read next time
+        if key not in self._kept or self._kept[key][0] != stamp:
+            found: list[str] = []
+            self._kept[key] = (stamp, read(record, found), found)
+        _, value, found = self._kept[key]
+        problems += found
+        return value
 
 
 def page_data(
-    selection: Selection, by: Sequence[str] | None, where: Sequence[str], channels: Mapping[str, Any] | None = None
+    selection: Selection,
+    by: Sequence[str] | None,
+    where: Sequence[str],
+    channels: Mapping[str, Any] | None = None,
+    cache: ReadCache | None = None,
 ) -> Row:
     """Return the data of the page.
 
@@ -77,10 +117,13 @@ def page_data(
         by: The factors; None for the options in which the runs differ.
         where: Conditions that the runs must meet.
         channels: Arguments of `choose_channels`: `x`, `color`, `style` and `panel`.
+        cache: What an earlier call has read.
 
     Raises:
         ConfigError: An option of `by`, a condition or a channel is invalid.
     """
+    cache = cache or ReadCache()
+    cache.start_page()
     results, warnings = read_results(selection.records)  # warns of every damaged run, which can meet no condition
     records = select_where(selection.records, where)
     selected = set(records)
@@ -92,7 +135,7 @@ def page_data(
 
     in_cells = {run.record.folder.path for cell in cells for run in cell.runs}
     missing = [_state(record) for record in records if record.folder.path not in in_cells]
-    compared, problems = margins(cells), _Problems()
+    compared, problems = margins(cells), _Problems(cache)
     curves, (layers, moments) = list(_curves(cells, problems)), _layers(cells, problems)
     texts = table_rows(table) if table.rows else []
     return {
@@ -122,6 +165,7 @@ def page_data(
         "statistics": _descriptions(layers),
         "cell_table": {"columns": list(texts[0]) if texts else [], "rows": [list(row.values()) for row in texts]},
         "run_table": _run_table(records, varying_options(results), cells, problems),
+        "unfinished": list(_unfinished(cells, varying_options(results), problems)),
         "interactions": _interactions(table),
         "notes": notes(table, texts[0]) if texts else [],
         "problems": problems.lines(table.warnings),
@@ -129,10 +173,14 @@ def page_data(
 
 
 class _Problems:
-    """What is wrong with the record of each run."""
+    """Reads the records of runs, and collects what is wrong with each."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache: ReadCache) -> None:
+        self.cache = cache
         self._by_run: dict[str, list[str]] = {}
+
+    def read(self, read: Callable[[RunRecord, list[str]], Value], record: RunRecord) -> Value:
+        return self.cache.read(read, record, self.of(record))
 
     def of(self, record: RunRecord) -> list[str]:
         return self._by_run.setdefault(record.run_id, [])
@@ -225,8 +273,28 @@ def _curves(cells: Sequence[Cell], problems: _Problems) -> Iterator[dict[str, li
     """Yield, for each cell, [step, mean, low, high] of each of `SERIES` at its best learning rate."""
     for cell in cells:
         members = cell.runs_at_best
-        runs = [read_curves(run.record, problems.of(run.record)) for run in members]
-        yield {series: _numbers(mean_curve([curves[series] for curves in runs])) for series in SERIES}
+        runs = [problems.read(read_curves, run.record) for run in members]
+        yield {name: problems.cache.points(mean_curve, [curves[name] for curves in runs]) for name in SERIES}
+
+
+def _unfinished(cells: Sequence[Cell], options: Sequence[str], problems: _Problems) -> Iterator[Row]:
+    """Yield the curves of each run without an outcome, the first `MAX_UNFINISHED`, with the index of its cell.
+
+    A run that trains is not in the curves of its cell if other runs of the cell have an outcome.
+    """
+    runs = [(index, run) for index, cell in enumerate(cells) for run in cell.runs if not run.has_loss]
+    for index, run in runs[:MAX_UNFINISHED]:
+        curves = {
+            name: problems.cache.points(mean_curve, [c]) for name, c in problems.read(read_curves, run.record).items()
+        }
+        if any(curves.values()):
+            levels = [setting(run.record, option) for option in options]
+            label = short_label(options, levels) or run.record.name
+            yield {"id": run.record.run_id, "cell": index, "label": label, "state": run.record.state, "curves": curves}
+
+
+def _metrics_problem(record: RunRecord, problems: list[str]) -> str:
+    return record.folder.metrics_problem()
 
 
 def _numbers(points: Sequence[Point]) -> list[list[float]]:
@@ -260,7 +328,7 @@ def _layers(cells: Sequence[Cell], problems: _Problems) -> tuple[list[Layers], l
     for cell in cells:
         profiles: dict[Statistic, list[Profile]] = {}
         for run in cell.runs_at_best:
-            for key, profile in read_profiles(run.record, problems.of(run.record)).items():
+            for key, profile in problems.read(read_profiles, run.record).items():
                 profiles.setdefault(key, []).append(profile)
         measured.append(profiles)
     values = sum(
@@ -273,7 +341,9 @@ def _layers(cells: Sequence[Cell], problems: _Problems) -> tuple[list[Layers], l
     }
     layers = [
         {
-            " ".join(filter(None, key)): {moment: _numbers(median_profile(profiles, moment)) for moment in moments}
+            " ".join(filter(None, key)): {
+                moment: problems.cache.points(median_profile, profiles, moment) for moment in moments
+            }
             for key, profiles in by_key.items()
             if key in with_layers
         }
@@ -309,7 +379,7 @@ def _run_table(records: Sequence[RunRecord], options: Sequence[str], cells: Sequ
         row = row_of(record)
         lines = problems.of(record)
         if record.state != NOT_STARTED:
-            lines += filter(None, [record.problem, record.folder.metrics_problem()])
+            lines += filter(None, [record.problem, problems.read(_metrics_problem, record)])
         notes = [row["note"], record.problem, *([STILL_RUNNING] if record.state == RUNNING else []), *lines]
         row["note"] = "; ".join(dict.fromkeys(filter(None, notes)))
         levels = [setting(record, option) for option in options]

@@ -1,68 +1,108 @@
-"""Write the page of `normlab compare`."""
+"""The page of `normlab compare`: its data, its HTML and its file."""
 
 from __future__ import annotations
 
 import shlex
 import time
-import webbrowser
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from normlab.errors import warn
-from normlab.report.compare.data import page_data
+from normlab.report.compare.data import ReadCache, page_data
 from normlab.report.pages.shell import CHART, check_page, page, write_page
-from normlab.store.query import select_runs
+from normlab.report.tables import Row
+from normlab.store.query import Selection, select_runs
 
 PAGE = "compare.html"
 """The default file name of the page."""
 ASSETS = Path(__file__).parent / "assets"
 
 
-def write_compare(
-    names: Sequence[str], *, by: Sequence[str] | None = None, where: Sequence[str] = (),
-    channels: Mapping[str, Any] | None = None, output: Path | None = None, open: bool = False,
-    results_dir: str = "results", version: str = "",
-) -> tuple[list[str], Path]:  # fmt: skip
-    """Write the comparison page of some runs, and print its warnings on stderr.
-
-    Returns the summary sentences of the page, and the page's file.
-
-    Args:
-        names: Runs, sweeps or folders, as for `query.select_runs`.
-        by: The factors; by default the options in which the runs differ.
-        where: Conditions that the runs must meet.
-        channels: The options on `x`, `color` and `style`, and the list of options with a `panel` each.
-        output: The file of the page; by default in the sweep's folder.
-        open: Open the page in a browser.
-        results_dir: The folder in which names are looked up.
-        version: The version of normlab that writes the page.
+@dataclass(frozen=True, kw_only=True)
+class ComparePage:
+    """The comparison page of some runs.
 
     Raises:
-        ConfigError: A name, a condition, a channel or the page's file name is invalid.
-        StoreError: There is no run, or the page could not be written.
+        ConfigError: The page's file name is invalid.
     """
-    if output is not None:
-        check_page(output, "-o")
-    selection = select_runs(names, results_dir)
-    path = output or selection.home / PAGE
-    channels = {channel: option for channel, option in (channels or {}).items() if option is not None}
-    data = page_data(selection, by, where, channels)
-    flags = ["--by", ",".join(by)] if by is not None else []
-    flags += [part for condition in where for part in ("--where", condition)]
-    flags += ["--results-dir", results_dir] if results_dir != "results" else []
-    figure_flags = list(flags)
-    for channel, option in channels.items():
-        flags += [f"--{channel}", option if isinstance(option, str) else ",".join(option)]
-    flags += ["-o", str(output)] if output is not None else []
-    command = shlex.join(["normlab", "compare", *names, *flags])
-    data |= {"version": version, "written": time.time(), "command": command, "figure": ""}
-    if len(names) < 2:  # `normlab figure` takes one sweep or folder
-        data["figure"] = shlex.join([*(names or [results_dir]), *figure_flags])
-    for line in [*data["warnings"], *data["problems"]]:
-        warn(line)
-    body = (ASSETS / "body.html").read_text(encoding="utf-8")
-    write_page(path, page(data["title"], body, data, [*CHART, ASSETS / "compare.css", ASSETS / "compare.js"]))
-    if open:
-        webbrowser.open(path.resolve().as_uri())
-    return data["summary"], path
+
+    names: Sequence[str] = ()
+    """Runs, sweeps or folders, as for `query.select_runs`."""
+    by: Sequence[str] | None = None
+    """The factors; None for the options in which the runs differ."""
+    where: Sequence[str] = ()
+    """Conditions that the runs must meet."""
+    channels: Mapping[str, Any] = field(default_factory=dict)
+    """The options on `x`, `color` and `style`, and the list of options with a `panel` each."""
+    output: Path | None = None
+    """The file of the page; None for a file in the sweep's folder."""
+    results_dir: str = "results"
+    """The folder in which names are looked up."""
+    version: str = ""
+    """The version of normlab that writes the page."""
+
+    def __post_init__(self) -> None:
+        if self.output is not None:
+            check_page(self.output, "-o")
+
+    def select(self, *, must_have_started: bool = True) -> Selection:
+        """Return the runs; errors as in `query.select_runs`."""
+        return select_runs(self.names, self.results_dir, must_have_started=must_have_started)
+
+    def data(self, selection: Selection, cache: ReadCache | None = None) -> Row:
+        """Return the data of the page.
+
+        Args:
+            selection: The runs. If none of them has started, the page has no factors and no conditions yet.
+            cache: What an earlier call has read.
+
+        Raises:
+            ConfigError: A condition or a channel is invalid.
+        """
+        by, where, channels = (self.by, self.where, self._channels) if selection.started else (None, (), {})
+        data = page_data(selection, by, where, channels, cache)
+        return data | {"version": self.version, "written": time.time(), **self._commands}
+
+    def html(self, data: Row, *, live: bool = False) -> str:
+        """Return the page; `live` for one that requests new data from the server that sent it."""
+        body = (ASSETS / "body.html").read_text(encoding="utf-8")
+        assets = [*CHART, ASSETS / "compare.css", ASSETS / "compare.js", *([ASSETS / "live.js"] if live else [])]
+        return page(data["title"], body, data, assets, may_connect=live)
+
+    def write(self) -> tuple[list[str], Path]:
+        """Write the page to its file, and print its warnings on stderr.
+
+        Returns the summary sentences of the page, and the file.
+
+        Raises:
+            ConfigError: A name, a condition or a channel is invalid.
+            StoreError: No run has started, or the page could not be written.
+        """
+        selection = self.select()
+        path = self.output or selection.home / PAGE
+        data = self.data(selection)
+        for line in [*data["warnings"], *data["problems"]]:
+            warn(line)
+        write_page(path, self.html(data))
+        return data["summary"], path
+
+    @property
+    def _channels(self) -> dict[str, Any]:
+        return {channel: option for channel, option in self.channels.items() if option is not None}
+
+    @cached_property
+    def _commands(self) -> dict[str, str]:
+        """The command that writes the page, and the arguments of `normlab figure` for the same runs."""
+        flags = ["--by", ",".join(self.by)] if self.by is not None else []
+        flags += [part for condition in self.where for part in ("--where", condition)]
+        flags += ["--results-dir", self.results_dir] if self.results_dir != "results" else []
+        figure = ""
+        if len(self.names) < 2:  # `normlab figure` takes one sweep or folder
+            figure = shlex.join([*(self.names or [self.results_dir]), *flags])
+        for channel, option in self._channels.items():
+            flags += [f"--{channel}", option if isinstance(option, str) else ",".join(option)]
+        flags += ["-o", str(self.output)] if self.output is not None else []
+        return {"command": shlex.join(["normlab", "compare", *self.names, *flags]), "figure": figure}

@@ -1,7 +1,7 @@
 "use strict";
 // Functions of all pages: the data, DOM elements built from text (never from markup), the theme, and downloads.
 
-const DATA = JSON.parse(document.getElementById("data").textContent);
+let DATA = JSON.parse(document.getElementById("data").textContent);
 
 /** Create an element. Attributes that are functions are event handlers; children that are strings become text. */
 function make(tag, attributes = {}, ...children) {
@@ -23,11 +23,19 @@ function makeSvg(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Replace the content of an element, and keep the keyboard's focus on the same control. */
+/**
+ * Replace the content of an element. The keyboard's focus stays on the same control, and open details stay open; equal
+ * content is not replaced, so that a list that the user has opened stays.
+ */
 function replaceContent(place, ...children) {
+  const isSame = children.length === place.children.length && children.every((child, i) => child.isEqualNode(place.children[i]));
+  if (isSame) return;
+  const details = () => [...place.querySelectorAll("details[data-fold]")];
+  const open = details().flatMap((element) => (element.open ? [element.dataset.fold] : []));
   const controls = () => [...place.querySelectorAll("button, select")];
   const focused = controls().indexOf(document.activeElement);
   place.replaceChildren(...children);
+  for (const element of details()) element.open = open.includes(element.dataset.fold);
   if (focused >= 0) controls()[focused]?.focus();
 }
 

@@ -1,7 +1,7 @@
 """The HTML shell of every page: one file that contains its styles, scripts and data.
 
-The page's content security policy allows no request, and no script except the one with the listed SHA-256. Data from
-records enters as JSON, and the scripts put it into the document as text.
+The page's content security policy allows no request (a live page: to its own server only), and no script except the one
+with the listed SHA-256. Data from records enters as JSON, and the scripts put it into the document as text.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def check_page(path: Path, option: str) -> None:
         raise ConfigError(f"{option} {path}: exists and is not HTML; choose another name, such as {path}.html")
 
 
-def page(title: str, body: str, data: Mapping[str, Any], assets: Sequence[Path]) -> str:
+def page(title: str, body: str, data: Mapping[str, Any], assets: Sequence[Path], *, may_connect: bool = False) -> str:
     """Return the HTML of a page.
 
     Args:
@@ -51,12 +51,14 @@ def page(title: str, body: str, data: Mapping[str, Any], assets: Sequence[Path])
         body: Trusted HTML. Text from records belongs in `data`.
         data: JSON values for the scripts; NaN and infinity become strings, as in a record.
         assets: Styles (.css) and scripts (.js) in loading order, after the shared ones. Scripts share one scope.
+        may_connect: Whether the scripts may send requests to the server that sent the page.
     """
     script = _read_joined([SHARED / "base.js", *assets], ".js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     shell = Template((SHARED / "shell.html").read_text(encoding="utf-8"))
+    policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data: blob:"
     return shell.substitute(
-        policy=f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data: blob:",
+        policy=f"{policy}; connect-src 'self'" if may_connect else policy,
         title=html.escape(title),
         styles=_read_joined([SHARED / "base.css", *assets], ".css"),
         body=body,

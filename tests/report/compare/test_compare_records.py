@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from normlab.report.compare.write import write_compare
+from normlab.report.compare.write import ComparePage
 from normlab.stats.profiles import Profiles
 from normlab.store.format import with_checksum
 from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
@@ -162,7 +162,7 @@ def test_absurd_records(trained, tmp_path, file, seed):
             record = changed
         rewrite(folder.path / file, record)
     for by in (None, ["norm", "placement"], ["optim.lr", "init"], ["model.depth", "precision"]):
-        _, page = write_compare([str(tmp_path)], by=by)
+        _, page = ComparePage(names=[str(tmp_path)], by=by).write()
         assert page.is_file()
     assert len(select_runs([str(tmp_path)], tmp_path).records) == 30
 
@@ -227,6 +227,6 @@ def test_two_hundred_runs(trained, tmp_path):
     for number in range(200):
         options = {"norm": "abcde"[number % 5], "lr": (1e-3, 1e-2)[number // 5 % 2], "seed": number // 10}
         trained(f"run{number:03}", 2 + number / 999, losses=losses, measured=range(0, 2000, 10), steps=2000, **options)
-    _, page = write_compare([str(tmp_path)])
+    _, page = ComparePage(names=[str(tmp_path)]).write()
     assert page.stat().st_size < 12e6
     assert all(isinstance(RunFolder(path).run(), dict) for path in (tmp_path / "runs").iterdir())

@@ -1,11 +1,7 @@
 // The comparison page: the answer, the factors' filter and channels, the figures and the tables.
 
-const CELLS = DATA.cells;
-const FACTORS = DATA.factors;
+let CELLS, FACTORS, MARGINS; // of the data, set by `useData`
 const CHANNELS = { x: "x axis", color: "colour", style: "line style", panel: "panels" };
-const MARGINS = new Map(
-  DATA.margins.map(([better, worse, isSignificant, text]) => [`${better},${worse}`, { isSignificant, text }]),
-);
 const UNITS = {
   steps: ["step", () => 1],
   tokens: ["tokens", (cell) => cell.tokens_per_step],
@@ -16,6 +12,8 @@ const UNITS = {
   ],
 };
 const MAX_BESTS = 6;
+/** The states of runs that have not failed and have no result yet. */
+const PENDING = ["not finished", "not started"];
 /** A layer's gradient below this share of the gradient at the head counts as vanishing. */
 const VANISHING = 0.1;
 /** The comparison of a cell with a worse one; undefined without one. */
@@ -23,12 +21,43 @@ const marginOf = (better, worse) => MARGINS.get(`${CELLS.indexOf(better)},${CELL
 const isMissing = (value) => value === null || value === undefined;
 
 const state = {
-  channels: { ...DATA.channels },
+  channels: {},
+  /** Whether the user has chosen channels. */
+  isAssigned: false,
   /** The indices of the hidden levels, by option. */
-  hidden: Object.fromEntries(FACTORS.map((factor) => [factor.option, new Set()])),
+  hidden: {},
   unit: "steps",
   series: "val_loss",
 };
+
+/** Replace the data, and keep what the user has chosen: channels and hidden levels. */
+function useData(data) {
+  const before = FACTORS ?? [];
+  DATA = data;
+  [CELLS, FACTORS] = [DATA.cells, DATA.factors];
+  MARGINS = new Map(
+    DATA.margins.map(([better, worse, isSignificant, text]) => [`${better},${worse}`, { isSignificant, text }]),
+  );
+  const hiddenLevels = (factor) => [...(state.hidden[factor.option] ?? [])].map((index) => factor.levels[index]);
+  const hidden = new Map(before.map((factor) => [factor.option, hiddenLevels(factor)]));
+  state.hidden = Object.fromEntries(
+    FACTORS.map(({ option, levels }) => {
+      const indices = (hidden.get(option) ?? []).map((level) => levels.indexOf(level)).filter((index) => index >= 0);
+      return [option, new Set(indices.length < levels.length ? indices : [])];
+    }),
+  );
+  const chosen = state.isAssigned ? state.channels : {};
+  state.channels = {};
+  for (const { option } of FACTORS) if (chosen[option]) state.channels[option] = chosen[option];
+  // A new factor has a panel if the user has put another one on its channel.
+  for (const [option, channel] of Object.entries(DATA.channels))
+    state.channels[option] ??= Object.values(state.channels).includes(channel) ? "panel" : channel;
+  document.title = DATA.title;
+  byId("title").textContent = DATA.title;
+  byId("about").textContent = DATA.about;
+  const written = new Date(DATA.written * 1000).toISOString().slice(0, 16).replace("T", " ");
+  byId("footer").textContent = `${DATA.command} · normlab ${DATA.version} · ${written} UTC`;
+}
 
 /** The index of a cell's level of a factor. */
 const levelOf = (cell, factor) => factor.levels.indexOf(cell.levels[factor.option]);
@@ -40,7 +69,9 @@ const counted = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : 
 /** A label that breaks between its parts only: not between "depth" and "8". */
 const unbroken = (label) => label.replaceAll(/(?<!,) /g, "\u00a0");
 const list = (texts) => make("ul", {}, ...texts.map((text) => make("li", {}, text)));
-const folded = (title, ...children) => make("details", {}, make("summary", {}, title), ...children);
+/** A section that is closed at first; `key` names it while its title changes. */
+const folded = (key, title, ...children) =>
+  make("details", { "data-fold": key }, make("summary", {}, title), ...children);
 
 // The answer
 
@@ -95,8 +126,8 @@ function drawAnswer() {
         `${cells.length} of ${CELLS.length} cells are shown. p-values are corrected for the comparisons with all of them.`,
       ),
     );
-  if (DATA.caveats.length) parts.push(folded(`Caveats (${DATA.caveats.length})`, list(DATA.caveats)));
-  byId("answer").replaceChildren(...parts);
+  if (DATA.caveats.length) parts.push(folded("caveats", `Caveats (${DATA.caveats.length})`, list(DATA.caveats)));
+  replaceContent(byId("answer"), ...parts);
 }
 
 /** The best visible cell at each level of a factor, and whether its loss is significantly below that of the next. */
@@ -134,7 +165,7 @@ function smallGradients(cells) {
   const badge = make("span", { class: "badge bad" }, "vanish");
   if (vanishing.length === 1) return [badge, `in ${textOf(vanishing[0])}`];
   const title = `in ${vanishing.length} cells${sharedBy(vanishing)}`;
-  return [badge, `most in ${textOf(vanishing[0])}`, folded(title, list(vanishing.map(textOf)))];
+  return [badge, `most in ${textOf(vanishing[0])}`, folded("gradients", title, list(vanishing.map(textOf)))];
 }
 
 /** What happened to the runs that did not train, by state, with the cells. */
@@ -144,7 +175,7 @@ function failures(cells) {
     for (const [state, count] of Object.entries(cell.bad)) total.set(state, (total.get(state) ?? 0) + count);
   const isAll = cells.length === CELLS.length;
   for (const [state, count] of isAll ? DATA.missing : []) total.set(state, (total.get(state) ?? 0) + count);
-  if (!total.size) return ["nothing: every run finished and trained"];
+  if (!total.size) return [cells.length ? "nothing: every run finished and trained" : "no run has started"];
   const bad = cells.filter((cell) => Object.keys(cell.bad).length);
   const lines = bad.map(
     (cell) =>
@@ -156,8 +187,8 @@ function failures(cells) {
   );
   const short = lines.length <= 3;
   return [
-    ...[...total].map(([state, count]) => make("span", { class: "badge bad" }, `${count} ${state}`)),
-    short ? lines.join("; ") : folded(`in ${lines.length} cells${sharedBy(bad)}`, list(lines)),
+    ...[...total].map(([state, count]) => make("span", { class: `badge ${PENDING.includes(state) ? "no" : "bad"}` }, `${count} ${state}`)),
+    short ? lines.join("; ") : folded("failures", `in ${lines.length} cells${sharedBy(bad)}`, list(lines)),
   ];
 }
 
@@ -177,7 +208,7 @@ function drawFactors() {
           class: "chip",
           "aria-pressed": pressed,
           "data-level": factor.labels[index],
-          click: () => toggle(factor, index),
+          click: () => toggle(factor.option, index),
         },
         swatch,
         title,
@@ -187,7 +218,7 @@ function drawFactors() {
       factor.name,
       Object.entries(CHANNELS),
       state.channels[factor.option],
-      (channel) => assign(factor, channel),
+      (channel) => assign(factor.option, channel),
       { "data-option": factor.option, title: factor.option },
     );
     return make("div", { class: "factor" }, select, ...chips);
@@ -211,17 +242,20 @@ function drawFactors() {
 }
 
 /** Show or hide a level; the last visible level of a factor stays. */
-function toggle(factor, index) {
-  const hidden = state.hidden[factor.option];
+function toggle(option, index) {
+  const factor = FACTORS.find((each) => each.option === option);
+  const hidden = state.hidden[option];
   if (!hidden.delete(index) && hidden.size < factor.levels.length - 1) hidden.add(index);
   redraw();
 }
 
 /** Put a factor on a channel. The factor that has an axis, the colours or the styles takes the other's channel. */
-function assign(factor, channel) {
+function assign(option, channel) {
+  const factor = FACTORS.find((each) => each.option === option);
+  state.isAssigned = true;
   const before = state.channels[factor.option];
-  for (const [option, other] of Object.entries(state.channels))
-    if (channel !== "panel" && other === channel) state.channels[option] = before;
+  for (const [other, itsChannel] of Object.entries(state.channels))
+    if (channel !== "panel" && itsChannel === channel) state.channels[other] = before;
   state.channels[factor.option] = channel;
   const many = FACTORS.filter((other) => other.levels.length > 1);
   if (!many.some((other) => state.channels[other.option] === "x"))
@@ -376,6 +410,43 @@ function drawCurves(place) {
   };
 }
 
+/** The runs without an outcome, one line each, with their own choice of the curve. */
+function unfinishedFigure(own) {
+  return (place) => {
+    const channels = { ...mapping(false), style: undefined };
+    const [name, perStep] = UNITS[state.unit];
+    const runs = DATA.unfinished.filter((run) => isVisible(CELLS[run.cell]));
+    const panels = panelsOf(visibleCells(), channels.panel).flatMap(([title, cells]) => {
+      const lines = runs
+        .filter((run) => cells.includes(CELLS[run.cell]))
+        .map((run) => {
+          const factor = perStep(CELLS[run.cell]);
+          const colour = channels.color && coloursOf(channels.color)[levelOf(CELLS[run.cell], channels.color)];
+          const points = (factor ? run.curves[own.series] : []).map(([step, y, low, high]) => ({
+            x: step * factor,
+            y,
+            low,
+            high,
+            text: `${shortNumber(y)} at step ${shortNumber(step)}, ${run.state}`,
+          }));
+          return { label: run.label, colour: colour ?? themed("accent"), dash: "", points };
+        });
+      return lines.length ? [{ title, lines }] : [];
+    });
+    drawLines(place, { title: "unfinished runs", panels, x: { isSparse: true }, isBand: true, isCurve: true });
+    const choose = (series) => {
+      own.series = series;
+      redraw();
+    };
+    return {
+      y: DATA.series[own.series],
+      x: name,
+      channels,
+      controls: [dropDown("show", Object.entries(DATA.series), own.series, choose)],
+    };
+  };
+}
+
 function drawRates(place) {
   const channels = mapping(false);
   const cells = visibleCells();
@@ -458,6 +529,7 @@ function drawMatrix(place) {
 /** A figure of a statistic by layer, with its own choice of statistic and step. */
 function layerFigure(own) {
   return (place) => {
+    if (!DATA.statistics[own.statistic]) own.statistic = Object.keys(DATA.statistics)[0];
     const channels = mapping(false);
     const points = (members) =>
       members.flatMap((cell) =>
@@ -502,21 +574,81 @@ function layerFigure(own) {
 const RANGE = (what) => `Line: ${what} of the seeds at each cell's best learning rate; band: their range.`;
 const MARKS = `Large point: mean over the seeds, with its ${Math.round(100 * DATA.level)}% interval if there are three or more; an arrow: the interval ends outside the frame. Small points: seeds. × k/n: k of n seeds diverged, so there is no mean. Open point: with runs that are stuck or regressed; a number at the top is the loss of one above the frame.`;
 
-function addFigure(id, title, how, draw, parent = byId("figures"), controls = []) {
-  const figure = { draw, isDirty: true, isNear: false, parts: {} };
+/** The figures of the page in their order: [id, title, how to read it, draw, whether the data have it, controls]. */
+const layerDraw = (statistic) => layerFigure({ statistic, moment: "last" });
+const hasLayers = () => Object.keys(DATA.statistics).length > 0;
+const hasPoint = () => CELLS.some((cell) => cell.point);
+const KINDS = [
+  { id: "factor", title: "Final loss", how: MARKS, draw: drawFactor, isIn: hasPoint },
+  {
+    id: "unfinished",
+    title: "Unfinished runs",
+    how: "A line for each run that has no final loss yet.",
+    draw: unfinishedFigure({ series: "train_loss" }),
+    isIn: () => DATA.unfinished.length > 0,
+  },
+  {
+    id: "curves",
+    title: "Over training",
+    how: `${RANGE("mean")} The axis fits the values after the first tenth of training. ×: a seed diverged at this step.`,
+    draw: drawCurves,
+    isIn: () => CELLS.some((cell) => Object.values(cell.curves).some((curve) => curve.length)),
+    controls: () => [
+      dropDown("show", Object.entries(DATA.series), state.series, change("series"), { id: "series" }),
+      dropDown(
+        "against",
+        Object.entries(UNITS).map(([unit, [name]]) => [unit, name.split(" ")[0]]),
+        state.unit,
+        change("unit"),
+        { id: "unit" },
+      ),
+    ],
+  },
+  { id: "rates", title: "Learning rates", how: MARKS, draw: drawRates, isIn: () => CELLS.some((cell) => cell.rates.length > 1) },
+  {
+    id: "matrix",
+    title: "Interaction of two factors",
+    how: "Mean final loss over the seeds; the frame marks the best cell. × k/n: k of n seeds diverged; ○: with runs that are stuck or regressed.",
+    draw: drawMatrix,
+    isIn: () => FACTORS.filter((factor) => factor.levels.length > 1).length > 1 && hasPoint(),
+  },
+  { id: "gradients", title: "Gradient of each layer", how: RANGE("median"), draw: layerDraw("dresid_rms"), isIn: hasLayers },
+  { id: "layers", title: "Residual stream of each layer", how: RANGE("median"), draw: layerDraw("resid_rms"), isIn: hasLayers },
+];
+
+function change(key) {
+  return (value) => {
+    state[key] = value;
+    redraw();
+  };
+}
+
+/** Add the figures that the data have and the page does not have yet, and hide those that the data no longer have. */
+function addFigures(kinds) {
+  for (const kind of kinds) {
+    const isIn = kind.isIn();
+    const figure = FIGURES.find(({ id }) => id === kind.id);
+    if (figure) figure.element.hidden = !isIn;
+    else if (isIn) addFigure(kind);
+  }
+}
+
+function addFigure({ id, title, how, draw, controls }) {
+  const figure = { id, draw, isDirty: true, isNear: false, parts: {} };
   for (const part of ["controls", "legend", "y", "x"])
     figure.parts[part] = make(part.length > 1 ? "div" : "p", { class: part.length > 1 ? part : `axis-name ${part}` });
   figure.parts.panels = make("div", { class: "panels" });
   figure.parts.how = make("p", { class: "small" });
   figure.parts.question = make("p", { class: "small muted" });
   figure.parts.command = make("p", { class: "small code" });
-  figure.fixed = controls;
-  const { panels, legend, y, x, command } = figure.parts;
+  figure.parts.paper = make("p", { class: "small" }, "For a paper:");
+  const { panels, legend, y, x, command, paper } = figure.parts;
   const reading = folded(
+    "reading",
     "How to read this",
     make("p", { class: "small" }, how),
     figure.parts.how,
-    ...(DATA.figure ? [make("p", { class: "small" }, "For a paper:"), command] : []),
+    ...(DATA.figure ? [paper, command] : []),
   );
   figure.element = make(
     "div",
@@ -530,14 +662,18 @@ function addFigure(id, title, how, draw, parent = byId("figures"), controls = []
     x,
     reading,
   );
-  figure.parts.controls.append(...controls);
-  parent.append(figure.element);
+  figure.parts.controls.append(...(controls?.() ?? []));
+  const parent = byId(id === "factor" ? "factor" : "figures");
+  const place = KINDS.findIndex((kind) => kind.id === id);
+  const next = FIGURES.find((other) => KINDS.findIndex((kind) => kind.id === other.id) > place);
+  parent.insertBefore(figure.element, next?.element.parentNode === parent ? next.element : null);
   FIGURES.push(figure);
+  FIGURES.sort((a, b) => KINDS.findIndex((kind) => kind.id === a.id) - KINDS.findIndex((kind) => kind.id === b.id));
   NEAR.observe(figure.element);
-  return figure;
 }
 
 function drawNow(figure) {
+  if (figure.element.hidden) return;
   figure.isDirty = false;
   const { parts } = figure;
   const { y, x, channels, flags, controls, definition, question, hasNoLegend } = figure.draw(parts.panels);
@@ -561,9 +697,9 @@ function drawNow(figure) {
   parts.legend.replaceChildren(...legendEntries(entries));
   if (controls) replaceContent(parts.controls, ...controls);
   parts.how.textContent = definition ?? "";
-  const [kind, ...options] = flags.split(/ (?=--)/);
   // `normlab figure` draws no more panels than the page.
-  parts.command.hidden = panels > MAX_PANELS;
+  parts.command.hidden = parts.paper.hidden = !flags || panels > MAX_PANELS;
+  const [kind, ...options] = (flags ?? "").split(/ (?=--)/);
   parts.command.textContent = [
     "normlab figure",
     kind,
@@ -602,10 +738,10 @@ function redraw() {
 
 const TABLES = [];
 
-/** A table that a click on a column sorts; `rows` returns [[cell index, texts], ...] of the visible rows. */
-function addTable(id, title, columns, rows) {
-  let [by, direction] = [null, 1];
-  const body = make("tbody");
+/** A table that a click on a column sorts; `read` returns {title, columns, rows: [texts, ...]} of the visible rows. */
+function addTable(id, read) {
+  let [by, direction] = [null, 1]; // the name of a column
+  const [head, body] = [make("thead"), make("tbody")];
   const numberIn = (text) =>
     /^[-+]?[\d.,]+(e[-+]?\d+)?( |$|\/)/.test(text) && !text.includes("diverged")
       ? parseFloat(text.replaceAll(",", ""))
@@ -616,10 +752,20 @@ function addTable(id, title, columns, rows) {
     return direction * (Number.isNaN(x) ? a.localeCompare(b) : x - y);
   };
   const update = () => {
-    const shown = rows();
-    if (by !== null) shown.sort((a, b) => compare(a[1][by], b[1][by]));
+    const { columns, rows } = read();
+    const column = columns.indexOf(by);
+    if (column >= 0) rows.sort((a, b) => compare(a[column], b[column]));
+    const order = direction > 0 ? "ascending" : "descending";
+    const heads = columns.map((name) =>
+      make(
+        "th",
+        { scope: "col", "aria-sort": name === by && order },
+        make("button", { type: "button", class: "sort", click: () => sort(name) }, name),
+      ),
+    );
+    replaceContent(head, make("tr", {}, ...heads));
     body.replaceChildren(
-      ...shown.map(([, texts]) =>
+      ...rows.map((texts) =>
         make(
           "tr",
           {},
@@ -634,28 +780,25 @@ function addTable(id, title, columns, rows) {
       ),
     );
   };
-  const heads = columns.map((column, index) => {
-    const sort = () => {
-      direction = by === index ? -direction : 1;
-      by = index;
-      for (const [other, head] of heads.entries())
-        other === by
-          ? head.setAttribute("aria-sort", direction > 0 ? "ascending" : "descending")
-          : head.removeAttribute("aria-sort");
-      update();
-    };
-    return make("th", { scope: "col" }, make("button", { type: "button", class: "sort", click: sort }, column));
-  });
-  const table = make("table", {}, make("thead", {}, make("tr", {}, ...heads)), body);
-  const details = folded(
-    title,
-    make("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": title }, table),
-  );
-  details.id = id;
-  const whenOpen = () => details.open && update();
+  const sort = (name) => {
+    direction = by === name ? -direction : 1;
+    by = name;
+    update();
+  };
+  const summary = make("summary");
+  const region = make("div", { class: "scroll tall", tabindex: 0, role: "region" }, make("table", {}, head, body));
+  const details = make("details", { id }, summary, region);
+  const whenOpen = () => {
+    const { title, columns } = read();
+    details.hidden = !columns.length;
+    summary.textContent = title;
+    region.setAttribute("aria-label", title);
+    if (details.open) update();
+  };
   details.addEventListener("toggle", whenOpen);
   TABLES.push(whenOpen);
   byId("tables").append(details);
+  whenOpen();
 }
 
 /** Whether a label or a contrast, such as `depth 2, (post-norm - DeepNorm) x (...)`, names a hidden level. */
@@ -667,81 +810,48 @@ function hasHidden(text) {
 }
 
 function addTables() {
-  const { columns, rows } = DATA.cell_table;
-  const order = [...DATA.order, ...CELLS.keys()].filter((index, place, all) => all.indexOf(index) === place);
-  addTable("cells", `Cells (${CELLS.length}), the best first`, columns, () =>
-    order.filter((index) => isVisible(CELLS[index])).map((index) => [index, rows[index]]),
-  );
-  const runs = DATA.run_table;
-  addTable("runs", `Runs (${runs.rows.length})`, runs.columns, () =>
-    runs.rows.filter(({ cell }) => isMissing(cell) || isVisible(CELLS[cell])).map(({ cell, values }) => [cell, values]),
-  );
-  const tests = DATA.interactions;
-  if (tests.rows.length)
-    addTable("interactions", `Interactions of two factors (${tests.rows.length})`, tests.columns, () =>
-      tests.rows.filter(([where, contrast]) => !hasHidden(`${where}, ${contrast}`)).map((texts) => [null, texts]),
-    );
-  const notes = [...DATA.notes, ...tests.notes, ...DATA.problems];
-  if (notes.length) byId("tables").append(folded(`Definitions and notes (${notes.length})`, list(notes)));
+  addTable("cells", () => {
+    const { columns, rows } = DATA.cell_table;
+    const order = [...DATA.order, ...CELLS.keys()].filter((index, place, all) => all.indexOf(index) === place);
+    const shown = order.filter((index) => isVisible(CELLS[index])).map((index) => rows[index]);
+    return { title: `Cells (${CELLS.length}), the best first`, columns, rows: shown };
+  });
+  addTable("runs", () => {
+    const { columns, rows } = DATA.run_table;
+    const shown = rows.filter(({ cell }) => isMissing(cell) || isVisible(CELLS[cell])).map(({ values }) => values);
+    return { title: `Runs (${rows.length})`, columns, rows: shown };
+  });
+  addTable("interactions", () => {
+    const { columns, rows } = DATA.interactions;
+    const shown = rows.filter(([where, contrast]) => !hasHidden(`${where}, ${contrast}`));
+    return { title: `Interactions of two factors (${rows.length})`, columns, rows: shown };
+  });
+  const place = make("div");
+  const update = () => {
+    const notes = [...DATA.notes, ...DATA.interactions.notes, ...DATA.problems];
+    const content = notes.length ? [folded("notes", `Definitions and notes (${notes.length})`, list(notes))] : [];
+    replaceContent(place, ...content);
+  };
+  TABLES.push(update);
+  byId("tables").append(place);
+  update();
 }
 
 // The page
 
-const written = new Date(DATA.written * 1000).toISOString().slice(0, 16).replace("T", " ");
-byId("title").textContent = DATA.title;
-byId("about").textContent = DATA.about;
-byId("footer").textContent = `${DATA.command} · normlab ${DATA.version} · ${written} UTC`;
+useData(DATA);
 byId("theme-place").append(themeControl());
 drawAnswer();
-if (CELLS.length) {
-  drawFactors();
-  if (CELLS.some((cell) => cell.point)) drawNow(addFigure("factor", "Final loss", MARKS, drawFactor, byId("factor")));
-}
+drawFactors();
+addFigures(KINDS.slice(0, 1));
+for (const figure of FIGURES) drawNow(figure);
 performance.mark("first-picture");
-requestAnimationFrame(() => setTimeout(addOthers));
-
-function addOthers() {
-  const change = (key) => (value) => {
-    state[key] = value;
-    redraw();
-  };
-  if (CELLS.some((cell) => Object.values(cell.curves).some((curve) => curve.length))) {
-    const controls = [
-      dropDown("show", Object.entries(DATA.series), state.series, change("series"), { id: "series" }),
-      dropDown(
-        "against",
-        Object.entries(UNITS).map(([unit, [name]]) => [unit, name.split(" ")[0]]),
-        state.unit,
-        change("unit"),
-        { id: "unit" },
-      ),
-    ];
-    addFigure(
-      "curves",
-      "Over training",
-      `${RANGE("mean")} The axis fits the values after the first tenth of training. ×: a seed diverged at this step.`,
-      drawCurves,
-      byId("figures"),
-      controls,
-    );
-  }
-  if (CELLS.some((cell) => cell.rates.length > 1)) addFigure("rates", "Learning rates", MARKS, drawRates);
-  if (FACTORS.filter((factor) => factor.levels.length > 1).length > 1 && CELLS.some((cell) => cell.point))
-    addFigure(
-      "matrix",
-      "Interaction of two factors",
-      "Mean final loss over the seeds; the frame marks the best cell. × k/n: k of n seeds diverged; ○: with runs that are stuck or regressed.",
-      drawMatrix,
-    );
-  const names = Object.keys(DATA.statistics);
-  const pick = (name) => (names.includes(name) ? name : names[0]);
-  for (const [id, title, name] of [
-    ["gradients", "Gradient of each layer", "dresid_rms"],
-    ["layers", "Residual stream of each layer", "resid_rms"],
-  ])
-    if (names.length) addFigure(id, title, RANGE("median"), layerFigure({ statistic: pick(name), moment: "last" }));
-  addTables();
-  THEME_LISTENERS.push(redraw);
-  whenResized(redraw);
-  document.documentElement.dataset.ready = "yes";
-}
+requestAnimationFrame(() =>
+  setTimeout(() => {
+    addFigures(KINDS);
+    addTables();
+    THEME_LISTENERS.push(redraw);
+    whenResized(redraw);
+    document.documentElement.dataset.ready = "yes";
+  }),
+);

@@ -1,0 +1,253 @@
+"""Serve the comparison page on loopback; the page requests its data again and draws them in place.
+
+The records are read when a browser asks, so a page that nobody looks at costs nothing. They are read again only if
+their files have changed, and rarely enough to take at most a share of `LOAD` of one core from the training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import hashlib
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from normlab.errors import ConfigError, NormlabError, one_line
+from normlab.report.compare.data import ReadCache
+from normlab.report.compare.write import ComparePage
+from normlab.report.pages.shell import as_json
+from normlab.report.tables import Row
+from normlab.store.format import PLAN_FILE
+from normlab.store.query import Selection
+
+HOST = "127.0.0.1"
+PORT = 6061
+"""The default port; if it is taken, the first free one of the next `PORTS`."""
+PORTS = 100
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""The hosts of a request. A page of another site can only reach the server under the name of that site."""
+SHORTEST_S = 1.0
+"""Shortest time, in seconds, between two looks at the files of the runs."""
+LOAD = 0.2
+"""Largest share of one core that reading the records takes."""
+LAST_S = 4.0
+"""Longest time, in seconds, that the end waits for the next request of a page; an open page asks every 1.5 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The data of the page at one time."""
+
+    data: Row
+    json: bytes
+    etag: str
+    updated: float
+    """The latest change of a file of the runs: unix time, seconds."""
+
+
+class LivePage:
+    """A comparison page whose data are read again when the records change; for several threads.
+
+    Args:
+        page: The page.
+        check: Whether an error of the first reading is raised; any other error is shown on the page.
+
+    Raises:
+        ConfigError: With `check`: a condition or a channel is invalid.
+        StoreError: With `check`: a name matches nothing.
+    """
+
+    def __init__(self, page: ComparePage, *, check: bool = False) -> None:
+        self._page = page
+        self._lock = threading.Lock()
+        self._cache = ReadCache()
+        self._selection = Selection((), "", Path(page.results_dir))
+        self._stamp: object = None
+        self._next = 0.0
+        self._snapshot = _snapshot_of(page.data(self._selection), time.time())
+        if check:
+            page.data(page.select(must_have_started=False), self._cache)
+
+    def snapshot(self) -> Snapshot:
+        """Return the data. They are read again if the last reading ended long enough ago (`SHORTEST_S`, `LOAD`)."""
+        with self._lock:
+            if (start := time.monotonic()) >= self._next:
+                self._refresh()
+                end = time.monotonic()
+                self._next = end + max(SHORTEST_S, (end - start) / LOAD)
+            return self._snapshot
+
+    def expire(self) -> None:
+        """Let the next `snapshot` read the records at once."""
+        with self._lock:
+            self._next = 0.0
+
+    def html(self) -> str:
+        """Return the page."""
+        return self._page.html(self.snapshot().data, live=True)
+
+    def _refresh(self) -> None:
+        # The stamp is of the folders of the last reading, and is taken before this one: a change in between, and a new
+        # folder, make the next stamp differ.
+        stamp = ([record.folder.stamp() for record in self._selection.records], _places(self._selection))
+        if self._selection.records and stamp == self._stamp:
+            return
+        error = ""
+        try:
+            self._selection = self._page.select(must_have_started=False)
+            data = self._page.data(self._selection, self._cache)
+        except Exception as caught:  # a file in the middle of a change; even after a bug, a watch goes on
+            kind = "" if isinstance(caught, NormlabError) else f"{type(caught).__name__}: "
+            stamp, data, error = None, self._snapshot.data, f"{kind}{one_line(caught)}"
+        self._stamp = stamp
+        files = [file for record in self._selection.records for file in record.folder.stamp()[1]]
+        updated = max((modified / 1e9 for *_, modified in files), default=self._snapshot.updated)
+        self._snapshot = _snapshot_of({**data, "error": error}, updated)
+
+
+def _places(selection: Selection) -> tuple[object, ...]:
+    """Return the modification times of the plan and of the folders in which runs appear."""
+    parents = {record.folder.path.parent for record in selection.records}
+    times: list[object] = []
+    for path in sorted([selection.home / PLAN_FILE, *parents]):
+        with contextlib.suppress(OSError):
+            times.append((path, path.stat().st_mtime_ns))
+    return tuple(times)
+
+
+def _snapshot_of(data: Row, updated: float) -> Snapshot:
+    fixed = as_json({key: value for key, value in data.items() if key != "written"}).encode()
+    etag = f'"{hashlib.sha256(fixed).hexdigest()[:32]}"'
+    return Snapshot(data, b'{"written":%.3f,' % data["written"] + fixed[1:], etag, updated)
+
+
+class _Server(ThreadingHTTPServer):
+    """The server of a live page, on loopback only."""
+
+    def __init__(self, live: LivePage, port: int) -> None:
+        self.live = live
+        self.answered = threading.Event()
+        self.answered_at = -LAST_S
+        super().__init__((HOST, port), _Handler)
+
+    def send_last(self) -> None:
+        """Wait until an open page has the latest data, or for `LAST_S`."""
+        self.answered.clear()
+        self.live.expire()
+        if time.monotonic() - self.answered_at < LAST_S:
+            self.answered.wait(LAST_S)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Ignore a browser that went away; any other error must not disturb the table of a sweep."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = 30
+    """Seconds until a connection without a request is closed."""
+
+    def do_GET(self) -> None:
+        """Answer `/` with the page, and `/data` with its data, or with 304 if the browser has them."""
+        if _host_of(self.headers.get("Host", "")) not in LOOPBACK:
+            return self.send_error(403, explain=f"open the page at http://{HOST} or http://localhost")
+        server = cast("_Server", self.server)
+        if self.path == "/":
+            return self._send("text/html; charset=utf-8", server.live.html().encode())
+        if self.path != "/data":
+            return self.send_error(404, explain="the page is /")
+        snapshot = server.live.snapshot()
+        headers = {"ETag": snapshot.etag, "Last-Modified": formatdate(snapshot.updated, usegmt=True)}
+        if self.headers.get("If-None-Match") == snapshot.etag:
+            self._send(None, b"", 304, headers)
+        else:
+            self._send("application/json", snapshot.json, 200, headers)
+        server.answered_at = time.monotonic()
+        server.answered.set()
+
+    def _send(
+        self, kind: str | None, content: bytes, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", **(headers or {})}
+        if kind is not None:
+            headers["Content-Type"] = kind
+            if "gzip" in self.headers.get(
+                "Accept-Encoding", ""
+            ):  # a page of many runs has megabytes, and may go by ssh
+                content, headers["Content-Encoding"] = gzip.compress(content, compresslevel=1), "gzip"
+            headers["Content-Length"] = str(len(content))
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print no line for each request."""
+
+
+def _host_of(header: str) -> str | None:
+    """Return the host of a Host header; its port is that of a tunnel."""
+    try:
+        return urlsplit(f"//{header}").hostname
+    except ValueError:
+        return None
+
+
+@contextmanager
+def serve(page: ComparePage, port: int | None = None, *, check: bool = False) -> Iterator[str]:
+    """Serve a page on loopback during a `with` block, and yield its address.
+
+    Args:
+        page: The page.
+        port: The port; None for `PORT`, or for the next free one.
+        check: As in `LivePage`.
+
+    Raises:
+        ConfigError: The port cannot be used; or with `check`, as in `LivePage`.
+        StoreError: With `check`: a name matches nothing.
+    """
+    server = _listen(LivePage(page, check=check), port)
+    threading.Thread(target=server.serve_forever, name="live page", daemon=True).start()
+    try:
+        yield f"http://{HOST}:{server.server_address[1]}"
+        server.send_last()
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _listen(live: LivePage, port: int | None) -> _Server:
+    candidates = range(PORT, PORT + PORTS) if port is None else [port]
+    for candidate in candidates:
+        try:
+            return _Server(live, candidate)
+        except OSError as error:
+            if port is not None or error.errno != errno.EADDRINUSE:
+                raise ConfigError(
+                    f"--port {candidate}: cannot be used ({error.strerror}); choose another, or leave it out"
+                ) from error
+    raise ConfigError(f"the ports {PORT} to {PORT + PORTS - 1} are in use; choose another with --port")
+
+
+@contextmanager
+def interrupts() -> Iterator[threading.Event]:
+    """Yield an event that SIGINT and SIGTERM set, in place of ending the process, during a `with` block."""
+    interrupted = threading.Event()
+    handlers: dict[int, Any] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # a shell lets its background jobs ignore SIGINT
+            handlers[number] = signal.signal(number, lambda number, frame: interrupted.set())
+    try:
+        yield interrupted
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

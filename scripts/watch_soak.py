@@ -1,0 +1,117 @@
+"""Watch a real sweep in a real browser: measure the delays of its points, and the memory of both sides.
+
+    python scripts/watch_soak.py                  # about three minutes on two CPU cores
+    python scripts/watch_soak.py --minutes 10
+
+`normlab sweep --watch` trains six small runs, of which two have a learning rate at which they diverge; the worker of
+one run is killed with SIGKILL. The delay of a step is the time from the first look at the metrics that finds its row
+to the first look at the page that finds its point, with a look at both every 0.2 s. Rows are written at every step. A
+curve of the page has at most `MAX_POINTS` points, so a point may be the mean of a few steps, at their middle.
+
+Exits with 1 if a delay is above five seconds, if no run diverged, if no worker was killed or if the page was reloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from browser import FLAGS, find_browser
+from playwright.sync_api import sync_playwright
+
+from normlab.report.figure_points import MAX_POINTS
+from normlab.store.query import find_runs
+from normlab.store.reading import read_last_row
+
+LIMIT_S = 5.0
+LOOK_EVERY_MS = 200
+STEPS_PER_S = 30
+"""Steps of one run in a second, about, with a browser beside it on two cores."""
+SHOWN = "DATA.unfinished.map((run) => [run.id, run.curves.train_loss.at(-1)?.[0] ?? -1])"
+
+
+def resident_mib(process: int) -> float:
+    """Return the resident memory of a process, MiB."""
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{process}/status").read_text())
+    return int(found[1]) / 1024 if found else 0.0
+
+
+def children(process: int) -> list[int]:
+    """Return the ids of the children of a process."""
+    return [
+        int(child) for path in Path(f"/proc/{process}/task").glob("*/children") for child in path.read_text().split()
+    ]
+
+
+def steps(results: Path) -> dict[str, int]:
+    """Return the last recorded step of each run that trains."""
+    rows = {run.run_id: read_last_row(run.folder.metrics_path) for run in find_runs(results) if run.state == "running"}
+    # The step of a training row counts from 0; the step of any other row is the number of updates so far.
+    return {run_id: int(row["step"]) - (row.get("kind") != "train") for run_id, row in rows.items() if row}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=3.0)
+    minutes = parser.parse_args().minutes
+    steps_each = max(200, round(minutes * 60 * STEPS_PER_S / 4))
+    waiting: dict[tuple[str, int], float] = {}
+    delays: list[float] = []
+    memory: list[tuple[float, float, float]] = []
+    killed = False
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        results = Path(folder) / "results"
+        sweep = subprocess.Popen(
+            [sys.executable, "-m", "normlab", "sweep", "model=gpt2_nano", "optim.lr=1e-3,3e-3,3e4",
+             "seed=0,1", f"train.steps={steps_each}", "train.log_every=1", "sweep.pack=off", "sweep.jobs=1",
+             "tracking.wandb=off", "sweep.name=soak", f"results_dir={results}", "--watch"],
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        lines = iter(sweep.stdout or ())
+        address = next(word for line in lines for word in line.split() if word.startswith("http://"))
+        browser = playwright.chromium.launch(executable_path=find_browser(), args=list(FLAGS))
+        page = browser.new_page(viewport={"width": 1280, "height": 1400})
+        page.goto(address)
+        page.evaluate("globalThis.isSamePage = true")
+        heap = page.context.new_cdp_session(page)
+        started = time.monotonic()
+        while sweep.poll() is None:
+            now = time.monotonic()
+            for run_id, step in steps(results).items():
+                waiting.setdefault((run_id, step), now)
+            shown = dict(page.evaluate(SHOWN))
+            now = time.monotonic()
+            for key in [key for key in waiting if shown.get(key[0], -1) >= key[1] - (key[1] // MAX_POINTS) / 2]:
+                delays.append(now - waiting.pop(key))
+            if now - started >= 10 * len(memory):
+                heap.send("HeapProfiler.collectGarbage")
+                used = heap.send("Runtime.getHeapUsage")["usedSize"] / 2**20
+                memory.append((now - started, resident_mib(sweep.pid), used))
+            if not killed and now - started > 0.4 * minutes * 60 and (workers := children(sweep.pid)):
+                os.kill(workers[0], signal.SIGKILL)
+                killed = True
+            page.wait_for_timeout(LOOK_EVERY_MS)
+        states = page.evaluate("DATA.run_table.rows.map((run) => run.state)")
+        is_same = page.evaluate("globalThis.isSamePage === true")
+        browser.close()
+    print(f"{time.monotonic() - started:.0f} s, states in the page at the end: {', '.join(states)}")
+    print(
+        f"delay from a step's record to its point: {len(delays)} steps, largest {max(delays, default=math.inf):.2f} s"
+    )
+    print(f"points that were never seen because their run ended first: {len(waiting)}")
+    for name, index in (("start", 0), ("middle", len(memory) // 2), ("end", -1)):
+        at, server, used = memory[index]
+        print(f"{name:6} at {at:4.0f} s: server (and supervisor) {server:.1f} MiB, heap of the page {used:.2f} MiB")
+    return int(max(delays, default=math.inf) > LIMIT_S or "diverged" not in states or not killed or not is_same)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""The server of `normlab compare --watch`: what it answers, and when it reads the records again."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from urllib.parse import urlsplit
+
+import pytest
+
+from normlab.errors import ConfigError, StoreError
+from normlab.report.compare import watch
+from normlab.report.compare.write import ComparePage
+from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    """Look at the files at every request, and use ports that no `normlab` of this machine has by default."""
+    monkeypatch.setattr(watch, "SHORTEST_S", 0)
+    monkeypatch.setattr(watch, "LOAD", 1e9)
+    monkeypatch.setattr(watch, "LAST_S", 0)
+    monkeypatch.setattr(watch, "PORT", 26061)
+
+
+@contextmanager
+def connected(address: str) -> Iterator[http.client.HTTPConnection]:
+    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
+    with closing(connection):
+        yield connection
+
+
+def get(address: str, path: str = "/data", **headers: str) -> tuple[int, http.client.HTTPMessage, bytes]:
+    with connected(address) as connection:
+        connection.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        response = connection.getresponse()
+        return response.status, response.headers, response.read()
+
+
+def data_of(address: str) -> dict:
+    return json.loads(get(address)[2])
+
+
+def test_the_data_are_sent_once_until_a_record_changes(trained, tmp_path):
+    trained("a", norm="rmsnorm")
+    running = trained("b", norm="layernorm", state="running")
+    with running.lock(), watch.serve(ComparePage(names=[str(tmp_path)]), check=True) as address:
+        status, headers, body = get(address)
+        assert (status, headers["Content-Type"]) == (200, "application/json")
+        (unfinished,) = json.loads(body)["unfinished"]
+        assert (unfinished["state"], unfinished["curves"]["train_loss"][-1][0]) == ("running", 19)
+        assert get(address, If_None_Match=headers["ETag"])[0] == 304
+        assert get(address, If_None_Match='"other"')[0] == 200
+        running.append([{"kind": "train", "step": 20, "loss": 3.25, "grad_norm": 1.0, "clip": 1.0, "lr": 1e-3}])
+        status, after, body = get(address, If_None_Match=headers["ETag"])
+        assert status == 200
+        assert after["ETag"] != headers["ETag"]
+        assert json.loads(body)["unfinished"][0]["curves"]["train_loss"][-1][:2] == [20, 3.25]
+
+
+def test_a_killed_run_and_a_new_run_are_noticed(trained, tmp_path):
+    running = trained("b", norm="layernorm", state="running")
+    with watch.serve(ComparePage(names=[str(tmp_path)])) as address:
+        with running.lock():
+            assert [run["state"] for run in data_of(address)["unfinished"]] == ["running"]
+        assert [run["state"] for run in data_of(address)["unfinished"]] == ["killed"]  # no file has changed
+        trained("c", norm="dyt")
+        assert [run["id"] for run in data_of(address)["run_table"]["rows"]] == ["b", "c"]
+
+
+def test_only_changed_records_are_read(trained, tmp_path, monkeypatch):
+    folders = {name: trained(name, norm=name, measured=[0, 5]) for name in ("rmsnorm", "layernorm", "dyt")}
+    live = watch.LivePage(ComparePage(names=[str(tmp_path)]))
+    pages: list[object] = []
+    data = ComparePage.data
+    monkeypatch.setattr(ComparePage, "data", lambda *args: pages.append(args) or data(*args))
+    live.snapshot()
+    live.snapshot()
+    made = len(pages)
+    first = live.snapshot()
+    assert live.snapshot() is first  # nothing has changed
+    assert len(pages) == made
+
+    before = dict(live._cache._kept)
+    with folders["dyt"].metrics_path.open("ab") as file:
+        file.write(b'{"kind":"eval","step":30,"loss":1.5}\n')
+    assert live.snapshot() is not first
+    assert {key[1].name for key, value in live._cache._kept.items() if before[key] is not value} == {"dyt"}
+
+
+def test_a_damaged_record_is_named_and_the_others_stay(trained, tmp_path):
+    trained("a", norm="rmsnorm")
+    broken = trained("b", norm="layernorm")
+    with watch.serve(ComparePage(names=[str(tmp_path)])) as address:
+        assert len(data_of(address)["cells"]) == 2
+        for name, content in (("status.json", b"{"), ("run.json", b'{"run_id": "b"'), ("metrics.jsonl", b"\xff{\n{")):
+            (broken.path / name).write_bytes(content)
+            data = data_of(address)
+            assert data["error"] == ""
+            assert [run["state"] for run in data["run_table"]["rows"]] == ["finished", "damaged"]
+        assert any("b" in line and "damaged" in line for line in data["warnings"])
+
+
+def test_an_error_is_shown_with_the_last_data(trained, tmp_path, monkeypatch):
+    run = trained("a", norm="rmsnorm")
+    with watch.serve(ComparePage(names=[str(tmp_path)])) as address:
+        before = data_of(address)
+        with monkeypatch.context() as patched:
+            patched.setattr(ComparePage, "data", lambda *_: 1 / 0)
+            run.append([{"kind": "eval", "step": 30, "loss": 1.5}])
+            during = data_of(address)
+        after = data_of(address)
+    assert during == before | {"error": "ZeroDivisionError: division by zero"}
+    assert after["error"] == ""
+    assert after["cells"][0]["curves"]["val_loss"][-1][0] == 30
+
+
+def test_a_sweep_without_a_plan_or_without_a_run(trained, tmp_path):
+    folder = sweep_folder(tmp_path, "first")
+    page = ComparePage(names=[str(folder)], channels={"x": "norm"}, where=["norm=rmsnorm,layernorm"])
+    with pytest.raises(StoreError, match="no"), watch.serve(page, check=True):
+        pass
+    page = ComparePage(names=[str(folder)])
+    with watch.serve(page) as address:
+        assert str(folder) in data_of(address)["error"]
+        folder.mkdir(parents=True)
+        write_plan(folder, Plan("first", "off", [PlannedRun("a", [], {}), PlannedRun("b", [], {})], []))
+        data = data_of(address)
+        assert (data["error"], data["title"], data["missing"]) == ("", "first", [["not started", 2]])
+        trained("a", norm="rmsnorm")
+        assert [run["state"] for run in data_of(address)["run_table"]["rows"]] == ["finished", "not started"]
+
+
+def test_a_wrong_condition_is_an_error_of_the_command(trained, tmp_path):
+    trained("a")
+    with (
+        pytest.raises(ConfigError, match="dpeth"),
+        watch.serve(ComparePage(names=[str(tmp_path)], where=["dpeth=2"]), check=True),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:1", 200),
+        ("localhost:8000", 200),
+        ("[::1]:9", 200),
+        ("normlab.example:6061", 403),
+        ("[", 403),
+        ("", 403),
+    ],
+)
+@pytest.mark.parametrize("path", ["/", "/data"])
+def test_another_host_is_rejected(trained, tmp_path, host, status, path):
+    trained("a")
+    with watch.serve(ComparePage(names=[str(tmp_path)])) as address:
+        assert get(address, path, Host=host)[0] == status
+
+
+def test_the_page_may_connect_to_its_server_only(trained, tmp_path):
+    trained("a")
+    page = ComparePage(names=[str(tmp_path)])
+    with watch.serve(page) as address:
+        status, headers, body = get(address, "/")
+        assert get(address, "/../run.json")[0] == 404
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert b"connect-src 'self'" in body
+    text = page.write()[1].read_text()
+    assert "connect-src" not in text
+    assert "fetch(" not in text
+
+
+def test_ports(trained, tmp_path):
+    trained("a")
+    page = ComparePage(names=[str(tmp_path)])
+    with watch.serve(page) as first, watch.serve(page) as second:
+        ports = [urlsplit(address).port for address in (first, second)]
+        assert watch.PORT <= ports[0] < ports[1] < watch.PORT + watch.PORTS
+        with pytest.raises(ConfigError, match=f"--port {ports[0]}: cannot be used"), watch.serve(page, ports[0]):
+            pass
+    with pytest.raises(OSError, match="refused"), socket.create_connection(("127.0.0.1", ports[0]), timeout=5):
+        pass
+
+
+def test_port_needs_watch(run_command):
+    code, _, err = run_command("compare", "--port", "8000")
+    assert (code, "--port 8000: has no effect without --watch" in err) == (2, True)

@@ -82,6 +82,15 @@ def slurm(_isolated_cache: None) -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """Return a disk of its own, of 2 MiB."""
+    from support.disk import small_disk
+
+    with small_disk(tmp_path / "disk") as place:
+        yield place
+
+
+@pytest.fixture
 def overrides(tmp_path: Path) -> list[str]:
     """Return the overrides of a small run with results in the test's folder."""
     from support.small_run import small_run  # after register_assert_rewrite

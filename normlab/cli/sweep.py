@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normlab.cli.app import HydraCommand, app, echo, overrides_argument, show_progress
-from normlab.errors import warn
+from normlab.errors import notify, warn
 from normlab.version import __version__
 
 if TYPE_CHECKING:
     from normlab.report.compare.write import ComparePage
-from normlab.errors import notify, warn
 
 
 @app.command(cls=HydraCommand, context_settings={"ignore_unknown_options": True})

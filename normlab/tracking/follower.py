@@ -61,17 +61,18 @@ class Follower:
     def __init__(self, task: Task) -> None:
         self.runs = [FollowedRun(RunFolder(folder)) for folder in task.runs]
         self._task = task
+        self._reading_s = 0.0
+        """Time of the last reading of all records."""
 
     def follow(self) -> None:
         """Send all runs."""
         while not all(run.is_done for run in self.runs):
-            start = time.monotonic()
+            self._reading_s = 0.0
             for run in self.runs:
                 if not run.is_done:
                     self._advance(run)
-            seconds = time.monotonic() - start
             if not all(run.is_done for run in self.runs):
-                time.sleep(max(POLL_S, seconds / READING_SHARE))
+                time.sleep(max(POLL_S, self._reading_s / READING_SHARE))
 
     def _advance(self, run: FollowedRun) -> None:
         """Send the new steps of a run, and finish a run that has ended."""
@@ -83,8 +84,10 @@ class Follower:
             if run.service is None and not self._start(run):
                 return
             assert run.service is not None
-            content = run.folder.run()
-            for step, payload in payloads(run.folder, content, run.service.next_step, is_ended=is_ended):
+            start = time.monotonic()
+            steps = payloads(run.folder, run.folder.run(), run.service.next_step, is_ended=is_ended)
+            self._reading_s += time.monotonic() - start
+            for step, payload in steps:
                 run.service.log(step, payload)
             if is_ended or not self._task.until_end:
                 run.is_done = True

@@ -27,6 +27,8 @@ SETTINGS: dict[str, Any] = {
     "x_save_requirements": False,
     "x_stats_track_process_tree": True,
     "init_timeout": 60.0,
+    "x_file_stream_retry_wait_max_seconds": 10.0,
+    "x_graphql_retry_wait_max_seconds": 10.0,
     "finish_timeout": 300.0,
     "finish_timeout_raises": True,
 }

@@ -27,7 +27,9 @@ def overrides_of(home: Path, *overrides: str) -> list[str]:
 def environment(home: Path, server: Server | None = None) -> dict[str, str]:
     """Return the variables of a process whose only settings of W&B are those of the server."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB", "NETRC", "XDG"))}
-    return {**kept, "HOME": str(home), "PYTHONPATH": str(ROOT), **(server.login if server else {})}
+    # W&B sends what it has every 15 s; a run of the tests would have ended by then.
+    interval = {"WANDB__FILE_STREAM_TRANSMIT_INTERVAL": "1"}
+    return {**kept, **interval, "HOME": str(home), "PYTHONPATH": str(ROOT), **(server.login if server else {})}
 
 
 def call(

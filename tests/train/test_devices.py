@@ -20,7 +20,7 @@ from normlab.errors import ConfigError
 from normlab.store.plans import read_plan
 from normlab.store.runs import RunFolder
 from normlab.training.launch import RESUMES
-from support.processes import children_of, run_sweep, wait_for, workers_of
+from support.processes import children_of, wait_for, workers_of
 from support.small_run import small_run
 
 DOUBLE = "import torch\n\ntorch.set_default_dtype(torch.float64)\n"
@@ -38,9 +38,10 @@ def overrides_of(folder: Path, name: str, *overrides: str) -> list[str]:
     return [*common, "train.batch_size=8", f"plugins=[{plugin}]", *overrides]
 
 
-def start(*overrides: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "normlab", "train", *overrides]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(*overrides: str, command: str = "train") -> subprocess.Popen[str]:
+    """Start a command in a process of its own: the plugin changes torch's default dtype."""
+    arguments = [sys.executable, "-m", "normlab", command, *overrides]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def train(*overrides: str) -> tuple[int, str, str]:
@@ -100,9 +101,11 @@ def test_a_sweep_mixes_runs_on_one_and_on_two_devices(tmp_path: Path) -> None:
     """The runs of depth 1 are a pack on one device, and each run of depth 2 has two devices."""
     grid = ["model.depth=1,2", "seed=0,1", "sweep.name=x", "sweep.pack=2", "stats.every=5"]
     for name, devices in (("one", "1"), ("mixed", "${model.depth}")):
-        outcome, _, folder = run_sweep([*overrides_of(tmp_path, name, *grid), f"devices={devices}"])
-        assert outcome.code == 0
-        assert [len(pack.runs) for pack in read_plan(folder).packs] == ([2, 2] if name == "one" else [2, 1, 1])
+        process = start(*overrides_of(tmp_path, name, *grid), f"devices={devices}", command="sweep")
+        _, err = process.communicate(timeout=600)
+        assert process.returncode == 0, err
+        plan = read_plan(tmp_path / name / "sweeps" / "x")
+        assert [len(pack.runs) for pack in plan.packs] == ([2, 2] if name == "one" else [2, 1, 1])
     runs = sorted((tmp_path / "mixed" / "runs").iterdir())
     assert [each.run()["resolved"]["devices"] for each in map(RunFolder, runs)] == [1, 1, 2, 2]
     for run in runs:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,30 +15,8 @@ from normlab.tracking.console import Console
 from normlab.tracking.tracker import Row
 from normlab.training import checkpoint
 from normlab.training import run as training
+from support.disk import fill
 from support.run_folders import OVERRIDES, Command, differences, steps_of
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own, of 2 MiB; `grow` makes it large."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], capture_output=True).returncode:
-        pytest.skip("needs the right to mount a file system")
-    yield place
-    subprocess.run(["umount", "--lazy", place], check=True)
-
-
-def fill(disk: Path, leave: int = 0) -> Path:
-    """Take all that is free on a disk but `leave` bytes."""
-    filler = disk / "filler"
-    with filler.open("wb") as file:
-        while (free := shutil.disk_usage(disk).free) > leave:
-            try:
-                os.write(file.fileno(), bytes(min(free - leave, 1 << 16)))
-            except OSError:
-                break
-    return filler
 
 
 def the_run(disk: Path) -> RunFolder:

@@ -78,14 +78,14 @@ class Follower:
         """Send the new steps of a run, and finish a run that has ended."""
         try:
             record = RunRecord.read(run.folder)  # before the rows, which are complete if it has ended
-            # A run writes its last status twice while it holds its lock.
+            # A run that holds its lock may write one more status.
             is_ended = record.state != RUNNING and not run.folder.is_active()
             run.ended_at = min(run.ended_at, time.monotonic()) if is_ended else float("inf")
             if run.service is None and not self._start(run):
                 return
             assert run.service is not None
             start = time.monotonic()
-            steps = payloads(run.folder, run.folder.run(), run.service.next_step, is_ended=is_ended)
+            steps = payloads(run.folder, run.folder.run(), run.service.next_step, record.state)
             self._reading_s += time.monotonic() - start
             for step, payload in steps:
                 run.service.log(step, payload)

@@ -17,7 +17,7 @@ from normlab.errors import StatisticsError
 from normlab.stats.profiles import Profiles
 from normlab.stats.registry import STATISTICS, layers_of, values_of
 from normlab.stats.statistic import TIERS
-from normlab.store.format import DIVERGED, FINISHED
+from normlab.store.format import COMPLETED_STATES, INTERRUPTED
 from normlab.store.outcome import final_losses
 from normlab.store.parts import part_to_json
 from normlab.store.plans import Plan
@@ -64,24 +64,26 @@ class Labels(NamedTuple):
     tags: tuple[str, ...]
 
 
-def payloads(folder: RunFolder, run: Mapping[str, Any], first: int, *, is_ended: bool) -> list[tuple[int, Payload]]:
-    """Return the numbers of each step from `first` on, oldest first.
+def payloads(folder: RunFolder, run: Mapping[str, Any], first: int, state: str) -> list[tuple[int, Payload]]:
+    """Return the numbers of each step from `first` on that will never get more, oldest first.
 
-    A run writes the statistics and the evaluation of an interval after its rows. So while it trains, its last two
-    intervals are left out, and each step that is returned is complete.
+    A run writes the statistics and the evaluation of an interval after its rows. So the last two intervals are left out
+    while it trains, and if it was killed. The step at which a run was interrupted gets the rest of its numbers when the
+    run is resumed.
 
     Args:
         folder: The run's folder.
         run: The content of run.json.
         first: The first step.
-        is_ended: Whether the run writes no more.
+        state: The state of the run, read before its rows.
 
     Raises:
         StoreError: The record cannot be read.
     """
     rows = folder.rows().rows
     ends = [row["step"] for row in rows if row["kind"] == "pace"]
-    before = np.inf if is_ended else ends[-2] if len(ends) > 1 else 0
+    left_out = 1 if state == INTERRUPTED else 2
+    before = np.inf if state in COMPLETED_STATES else ends[-left_out] if len(ends) >= left_out else 0
     by_step: dict[int, Payload] = {}
     compute = Compute.parse(run)
     for row in rows:
@@ -169,7 +171,7 @@ def summary_of(record: RunRecord) -> dict[str, Any]:
     """Return what a service shows of a run's status: state, outcome, losses, the number of spikes, and all of it."""
     status = record.status
     summary: dict[str, Any] = {"state": record.state, "outcome": record.outcome, "best_val_loss": status.best_val_loss}
-    if record.state in (FINISHED, DIVERGED):
+    if record.state in COMPLETED_STATES:
         summary["val_loss"], summary["last_val_loss"] = final_losses(record.state, status.val_loss)
     summary |= {f"spike/{rule}": spikes["spikes"] for rule, spikes in (status.spikes or {}).items()}
     return {key: value for key, value in summary.items() if value is not None} | {"status": part_to_json(status)}

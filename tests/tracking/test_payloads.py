@@ -26,8 +26,8 @@ def folder_of(results: Path, *overrides: str) -> RunFolder:
     return train(compose_run([*small_run(results), *overrides]), trackers=[]).folder
 
 
-def sent(folder: RunFolder, first: int = 0, *, is_ended: bool = True) -> dict[int, dict[str, float]]:
-    return dict(payloads(folder, folder.run(), first, is_ended=is_ended))
+def sent(folder: RunFolder, first: int = 0, state: str = "finished") -> dict[int, dict[str, float]]:
+    return dict(payloads(folder, folder.run(), first, state))
 
 
 def test_each_step_has_the_numbers_of_the_record(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_running_run_sends_complete_steps_only(tmp_path: Path) -> None:
 
         def read(self) -> None:
             (path,) = (results / "runs").iterdir()
-            moments.append(sent(RunFolder(path), is_ended=False))
+            moments.append(sent(RunFolder(path), state="running"))
 
         def start(self, run: Any, first_step: int) -> None: ...
 
@@ -102,6 +102,8 @@ def test_a_running_run_sends_complete_steps_only(tmp_path: Path) -> None:
         assert moment == {step: final[step] for step in moment}
         assert list(moment) == list(final)[: len(moment)]
     assert sent(folder, first=7) == {step: final[step] for step in final if step >= 7}
+    for state, steps in (("interrupted", 12), ("killed", 10), ("failed", 10)):  # a resumed run adds to the others
+        assert sent(folder, state=state) == {step: final[step] for step in range(steps)}
 
 
 def test_statistics_that_were_not_measured_are_left_out(tmp_path: Path) -> None:

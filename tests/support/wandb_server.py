@@ -36,7 +36,7 @@ class Server(ThreadingHTTPServer):
         self.commands: list[dict[str, Any]] = []
         """The commands of a sweep that its agent receives, one per heartbeat, and then exit."""
         self.sweep_config = ""
-        """YAML."""
+        """That of a sweep of W&B, in YAML."""
         self.paths: list[str] = []
         self.streams = True
         self.hangs = ""
@@ -124,6 +124,9 @@ class Handler(BaseHTTPRequestHandler):
         if "allViews" in query:
             found = [view for view in server.views if view["name"] == variables["viewName"]]
             return {"project": {"allViews": {"edges": [{"node": view} for view in found]}}}
+        if "upsertSweep" in query:
+            server.sweep_config = variables["config"]
+            return {"upsertSweep": {"sweep": {"name": "abc", "project": project}, "configValidationWarnings": []}}
         if "SweepWithRuns" in query:
             return {"project": {"sweep": {"id": "s", "config": server.sweep_config, "runs": {"edges": []}}}}
         if "createAgent" in query:

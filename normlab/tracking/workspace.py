@@ -71,19 +71,19 @@ def save_workspace(plan: Plan, folders: Sequence[Path], factors: Sequence[str]) 
     contents = [run.run() for run in runs]
     groups = sorted({labels.group for run in contents if (labels := labels_of(run, plan)).group})
     keys = set[str]().union(*(keys_of(run, content) for run, content in zip(runs, contents, strict=True)))
-    made = make_workspace(plan.name, entity, project, groups, keys, _config_keys(factors, contents), len(runs))
+    workspace = make_workspace(plan.name, entity, project, groups, keys, _config_keys(factors, contents), len(runs))
     name = hashlib.sha256(f"normlab/{plan.name}".encode()).hexdigest()[:11]
     try:
         # The constructor of a view takes no internal name, and `save` updates only a view that has an id.
-        made._internal_name = f"nw-{name}-v"
+        workspace._internal_name = f"nw-{name}-v"
         try:
-            made._internal_id = workspaces.Workspace.from_url(
+            workspace._internal_id = workspaces.Workspace.from_url(
                 f"https://wandb.ai/{entity}/{project}?nw={name}"
             )._internal_id
         except ValueError as error:
             if not str(error).startswith("Workspace"):
                 raise
-        return made.save().url
+        return workspace.save().url
     except Exception as error:
         reason = " ".join(f"{error}".split()).rstrip(".")[:300]
         raise NormlabError(f"--wandb: W&B did not accept the workspace of {plan.name} ({reason}); try again") from error
@@ -172,7 +172,7 @@ def _project(sweep: str, folders: Sequence[Path]) -> tuple[str, str]:
         raise NormlabError(f"--wandb: W&B has no run of {sweep}; send them with `normlab sync {sweep}`")
     if len(projects) > 1:
         names = ", ".join("/".join(each) for each in projects)
-        raise NormlabError(f"--wandb: the runs of {sweep} are in several projects ({names}), a workspace shows one")
+        raise NormlabError(f"--wandb: the runs of {sweep} are in several projects ({names}); name a sweep with one")
     return projects[0]
 
 

@@ -210,3 +210,16 @@ def test_a_missing_config_is_a_one_line_error(command: str, run_command: Command
     code, _, err = run_command(command, "-cd=own", "experiment=deep")
     assert (code, err.count("\n")) == (2, 1)
     assert "experiment=deep: the defaults list has no experiment; write +experiment=deep to add it" in err
+
+
+def test_an_option_with_two_dashes_is_an_override(run_command: Command) -> None:
+    """The agent of a W&B sweep writes options so by default (`${args}`); flags stay flags."""
+    plain = run_command("train", "norm=rmsnorm", "optim.lr=0.01", "seed=3", "--cfg=job")
+    assert run_command("train", "--norm=rmsnorm", "--optim.lr=0.01", "--seed=3", "--cfg=job") == plain
+    assert (plain[0], "lr: 0.01" in plain[1]) == (0, True)
+    assert "optim.lrr=1: optim has no option 'lrr'" in run_command("train", "--optim.lrr=1")[2]
+
+
+def test_the_folder_of_wandb_sweeps_is_no_config_group(run_command: Command) -> None:
+    assert "wandb: lr" not in run_command("train", "--help")[1]
+    assert "did you mean 'tracking.wandb'" in run_command("train", "wandb=offline")[2]

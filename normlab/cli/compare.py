@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import webbrowser
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -42,6 +43,9 @@ def compare(
         int | None,
         typer.Option("--port", min=1, max=65535, help="Port of --watch. Default: 6061, or the next free one."),
     ] = None,
+    wandb: Annotated[
+        bool, typer.Option("--wandb", help="Make or update the sweep's workspace at W&B too, and print its address.")
+    ] = False,
     results_dir: ResultsDir = "results",
 ) -> None:
     """Write an HTML page that compares runs.
@@ -54,11 +58,17 @@ def compare(
     ssh -L 6061:127.0.0.1:6061 HOST.
 
     Factors are mapped to x, colour, line style and panels as in `normlab figure`; the page can change the mapping.
+
+    The workspace at W&B shows the runs that `normlab sync` or tracking.wandb=online has sent, grouped by the factors.
     """
     from normlab.report.compare.write import ComparePage
 
     if port is not None and not watch:
         raise ConfigError(f"--port {port}: has no effect without --watch")
+    if wandb and (len(paths or []) != 1 or where):
+        raise ConfigError(
+            "--wandb: makes the workspace of one sweep; name one, without --where (W&B has its own filters)"
+        )
     channels = {"x": x, "color": color, "style": style, "panel": split_names(panel)}
     page = ComparePage(
         names=paths or [], by=split_names(by), where=where or (), channels=channels,
@@ -78,3 +88,30 @@ def compare(
     typer.echo(path)
     if open and not watch:
         webbrowser.open(path.resolve().as_uri())
+    if wandb:
+        typer.echo(_save_workspace(paths or [], split_names(by), channels, results_dir))
+
+
+def _save_workspace(
+    names: Sequence[str], by: Sequence[str] | None, channels: Mapping[str, Any], results_dir: str
+) -> str:
+    """Make or update the workspace of a sweep at W&B, grouped as the page is, and return its address."""
+    from normlab.report.cells_table import cell_options
+    from normlab.report.channels import choose_channels
+    from normlab.report.factors import factors_of
+    from normlab.report.results import read_results
+    from normlab.report.settings import LR
+    from normlab.store.plans import read_plan
+    from normlab.store.query import select_runs
+    from normlab.tracking.workspace import save_workspace
+
+    selection = select_runs(names, results_dir)
+    if not selection.name:
+        raise ConfigError(f"--wandb: {names[0]} is no sweep; name a sweep")
+    results, _ = read_results(selection.records)
+    factors = factors_of(results, cell_options(by, results))
+    chosen = choose_channels(factors, selection.started, has_x=True, **channels)
+    # The colours first, because W&B gives colours to the groups of the first factor.
+    grouped = [factor for factor in (chosen.color, chosen.style, chosen.x, *chosen.panel) if factor is not None]
+    options = dict.fromkeys([*(factor.option for factor in grouped), LR])
+    return save_workspace(read_plan(selection.home), [run.record.folder.path for run in results], list(options))

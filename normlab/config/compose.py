@@ -90,6 +90,10 @@ def register_plugins(overrides: Sequence[str]) -> None:
     register(files)
 
 
+_DASHES = re.compile(rf"^--(?=(?:{'|'.join(field.name for field in dataclasses.fields(RunConfig))})(?:\.[\w.]+)?=)")
+"""The dashes before an option of a run with a value."""
+
+
 @dataclass(frozen=True)
 class CommandLine:
     """A parsed command line.
@@ -116,8 +120,11 @@ class CommandLine:
 
 
 def parse_command_line(arguments: Sequence[str]) -> CommandLine:
-    """Parse the arguments of a command, register its plugins, and reject unused flags."""
-    flags = flag_parser().parse_intermixed_args(list(arguments))
+    """Parse the arguments of a command, register its plugins, and reject unused flags.
+
+    `--optim.lr=0.001` is the override `optim.lr=0.001`, because the agent of a W&B sweep writes options so.
+    """
+    flags = flag_parser().parse_intermixed_args([_DASHES.sub("", text) for text in arguments])
     if flags.config_dir is not None and not os.path.isdir(flags.config_dir):
         raise ConfigError(f"--config-dir={flags.config_dir}: no such folder; choose the folder with your configs")
     if (flags.resolve or flags.package is not None) and not flags.cfg:

@@ -31,6 +31,7 @@ from normlab.config.flags import flag_parser
 from normlab.config.override_errors import explaining_errors
 from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError, NormlabError, one_line
+from normlab.paths import WANDB_SWEEPS
 from normlab.placements.init_rules import INIT_RULES
 
 _HELP = """\
@@ -183,7 +184,7 @@ def _print_info(kind: str, cfg: DictConfig, defaults: Any) -> None:
 def _print_help(line: CommandLine) -> None:
     with explaining_errors(line.typed), initialized_hydra(line.flags.config_dir) as loader:
         cfg = compose(line.config_name, overrides=line.overrides)
-        groups = [group for group in loader.list_groups("") if group != "hydra"]
+        groups = [group for group in loader.list_groups("") if group not in ("hydra", WANDB_SWEEPS)]
         choices = {group: sorted(loader.get_group_options(group)) for group in groups}
     choices["init"] = ["auto", *sorted(INIT_RULES)]
     lines = [f"{option}: {', '.join(names)}" for option, names in sorted(choices.items())]

@@ -28,6 +28,7 @@ from normlab.config.sweep_options import SweepOptions
 from normlab.errors import ConfigError, did_you_mean, unknown
 from normlab.norms.base import NORMS
 from normlab.options import option_fields
+from normlab.paths import WANDB_SWEEPS
 from normlab.placements.base import PLACEMENTS
 
 GROUPS: dict[str, Mapping[str, Any]] = {
@@ -215,7 +216,7 @@ def explain_error(error: Exception, overrides: Sequence[str]) -> ConfigError:
         return _explain_value_error(cause, first, overrides)
     if match := re.search(r"Could not override '?([^'\s=]+)", first):
         override = find_override(match[1], overrides)
-        if "To append to your default list" in str(error):
+        if "To append to your default list" in str(error) and match[1] != WANDB_SWEEPS:
             return ConfigError(f"{override}: the defaults list has no {match[1]}; write +{override} to add it")
         return no_such_option(override, match[1])
     return ConfigError(f"{' '.join(overrides)}: {first}; {_FIX}")

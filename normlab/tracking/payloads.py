@@ -88,10 +88,7 @@ def payloads(folder: RunFolder, run: Mapping[str, Any], first: int, state: str) 
     compute = Compute.parse(run)
     for row in rows:
         if first <= row["step"] < before and row["kind"] in ROW_KEYS:
-            payload = by_step.setdefault(row["step"], {})
-            payload |= {name: row[key] for key, name in ROW_KEYS[row["kind"]].items() if key in row}
-            if row["kind"] == "pace":
-                payload |= _speeds(compute, row["tokens_per_s"])
+            by_step.setdefault(row["step"], {}).update(_numbers(row, compute))
     for tier in TIERS:
         for profiles in folder.statistics.read(tier)[0]:
             due = (profiles.steps >= first) & (profiles.steps < before)
@@ -99,6 +96,23 @@ def payloads(folder: RunFolder, run: Mapping[str, Any], first: int, state: str) 
                 _add_statistics(by_step, Profiles(profiles.layout, profiles.steps[due], profiles.values[due]))
     tokens = run["config"]["train"]["batch_size"] * run["config"]["model"]["context"]
     return [(step, {"train/tokens": step * tokens, **by_step[step]}) for step in sorted(by_step)]
+
+
+def keys_of(folder: RunFolder, run: Mapping[str, Any]) -> set[str]:
+    """Return the keys of all numbers that `payloads` returns for a run.
+
+    Raises:
+        StoreError: The record cannot be read.
+    """
+    keys = {key for row in folder.rows().rows for key in _numbers(row, Compute.parse(run))}
+    parts = [profiles for tier in TIERS for profiles in folder.statistics.read(tier)[0]]
+    return keys.union(*map(_columns, parts))
+
+
+def _numbers(row: Mapping[str, Any], compute: Compute) -> Payload:
+    """Return the numbers of a row by key."""
+    numbers = {name: row[key] for key, name in ROW_KEYS.get(row["kind"], {}).items() if key in row}
+    return numbers | (_speeds(compute, row["tokens_per_s"]) if row["kind"] == "pace" else {})
 
 
 def _speeds(compute: Compute, tokens_per_s: float) -> Payload:
@@ -110,6 +124,13 @@ def _speeds(compute: Compute, tokens_per_s: float) -> Payload:
 
 def _add_statistics(by_step: dict[int, Payload], profiles: Profiles) -> None:
     """Add the statistics that were measured to the payload of each of the S steps."""
+    columns = _columns(profiles)
+    for index, step in enumerate(profiles.steps.tolist()):
+        by_step.setdefault(step, {}).update({key: float(values[index]) for key, values in columns.items()})
+
+
+def _columns(profiles: Profiles) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the values of each statistic that was measured by key, shape (S,)."""
     columns: dict[str, np.ndarray[Any, Any]] = {}
     for name in LAYERED:
         for site, values in _values(profiles, name):
@@ -123,8 +144,7 @@ def _add_statistics(by_step: dict[int, Payload], profiles: Profiles) -> None:
         if candidates := [values for site, values in _values(profiles, name) if site.endswith(ending)]:
             stacked = np.stack(candidates)
             columns[_key(name)] = np.nanmax(stacked, axis=0 if stacked.ndim == 2 else (0, 2))
-    for index, step in enumerate(profiles.steps.tolist()):
-        by_step.setdefault(step, {}).update({key: float(values[index]) for key, values in columns.items()})
+    return columns
 
 
 def _key(name: str, site: str = "") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -93,6 +94,9 @@ def train_pack(
         completed = [status_if_completed(run) for run in runs]
         # The other ranks wait for this value: another command may have completed the run since they were started.
         if Ranks.current().broadcast(all(completed)):
+            # The agent of a W&B sweep waits for the numbers under an id of its own.
+            if trackers is None and Ranks.current().rank == 0 and os.environ.get("WANDB_SWEEP_ID"):
+                follow_training([run.folder.path for run in runs], configs[0].tracking)
             return [
                 Outcome(run.folder, status.state or "", status, already_ended=True)
                 for run, status in zip(runs, completed, strict=True)

@@ -1,0 +1,136 @@
+"""The workspace of a sweep at W&B, in the model of wandb-workspaces and at an imitation of W&B's server."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic_runs import Record, write_sweep
+
+from normlab.cli import main
+from normlab.tracking.background import WandbState
+from support.wandb_runs import environment
+from support.wandb_server import Server
+
+READ_BACK = """
+import json, sys
+from wandb_workspaces import workspaces
+view = workspaces.Workspace.from_url(sys.argv[1])
+panels = [(section.name, type(panel).__name__, vars(panel)) for section in view.sections for panel in section.panels]
+print(json.dumps({"name": view.name, "filters": view.runset_settings.filters, "panels": panels,
+    "groupby": [key.name for key in view.runset_settings.groupby]}, default=lambda value: getattr(value, "name", None)))
+"""
+"""Prints the workspace at an address as the library reads it."""
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Four runs: two norms at two learning rates."""
+    records = [Record(norm=norm, lr=lr, steps=200) for norm in ("layernorm", "rmsnorm") for lr in (1e-3, 3e-3)]
+    return write_sweep(tmp_path / "results", "first", records)
+
+
+def normlab(home: Path, server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return python(home, server, "-m", "normlab", *arguments)
+
+
+def python(home: Path, server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment(home, **server.login), cwd=home, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+
+
+def value(config: Any, key: str) -> Any:
+    """Return the value of a key of W&B's config, where each top-level entry has its value below `value`."""
+    top, *parts = key.split(".")
+    config = config[top]["value"]
+    for part in parts:
+        config = config[part]
+    return config
+
+
+@pytest.mark.network
+def test_a_workspace_shows_the_numbers_that_the_runs_have(sweep: Path, tmp_path: Path, server: Server) -> None:
+    assert normlab(tmp_path, server, "sync", "first").returncode == 0
+    done = [normlab(tmp_path, server, "compare", "first", "--wandb") for _ in range(2)]
+    assert [each.returncode for each in done] == [0, 0], done
+    assert not any("wandb" in each.stderr for each in done)  # no output of W&B's own
+    assert (sweep / "compare.html").is_file()
+
+    # The second call has updated the view of the first.
+    (address,) = {each.stdout.splitlines()[-1] for each in done}
+    (saved,) = server.views
+    assert address == f"{server.login['WANDB_BASE_URL']}/me/normlab?nw={saved['name'][3:-2]}"
+
+    printed = python(tmp_path, server, "-c", READ_BACK, address)
+    assert printed.returncode == 0, printed.stderr
+    view = json.loads(printed.stdout)
+    runs = list(server.runs.values())
+    assert view["name"] == "first"
+    assert view["filters"] == "Metric(\"Group\") in ['first']"
+    assert {run.known["groupName"] for run in runs} == {"first"}
+    configs = [json.loads(run.known["config"]) for run in runs]
+    assert view["groupby"] == ["norm.name", "optim.lr"]
+    assert len({tuple(value(config, key) for key in view["groupby"]) for config in configs}) == 4
+
+    # Each number that W&B has received is in one panel, and each panel has numbers.
+    keys = {key for run in runs for row in run.rows for key in row if not key.startswith("_")} - {"train/tokens"}
+    shown: list[str] = []
+    for _, kind, panel in view["panels"]:
+        if kind == "LinePlot":
+            pattern = panel["metric_regex"] or "|".join(panel["y"])
+            matches = [key for key in keys if re.fullmatch(pattern.strip("^$"), key)]
+            assert matches, panel
+            shown += matches
+    assert sorted(shown) == sorted(keys)
+    finals = {kind: panel for section, kind, panel in view["panels"] if section == "Final losses"}
+    assert (finals["BarPlot"]["metrics"], finals["BarPlot"]["groupby"]) == (["val_loss"], "norm.name")
+    assert (finals["ScatterPlot"]["x"], finals["ScatterPlot"]["y"]) == ("optim.lr", "val_loss")
+    assert all("val_loss" in run.summary for run in runs)
+
+
+def test_runs_that_wandb_does_not_have_make_no_workspace(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(sweep.parents[2])
+    assert error(capsys, "first") == "--wandb: W&B has no run of first; send them with `normlab sync first`"
+    assert (sweep / "compare.html").is_file()
+    write_states("one", "two")
+    assert "several projects (me/one, me/two)" in error(capsys, "first")
+
+
+def test_a_workspace_needs_its_library(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(sweep.parents[2])
+    monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
+    write_states("one")
+    assert "not installed; pip install 'wandb-workspaces" in error(capsys, "first")
+
+
+@pytest.mark.parametrize("arguments", [[], ["first", "first"], ["first", "--where", "seed=0"], ["results"]])
+def test_a_workspace_is_that_of_one_sweep(
+    arguments: list[str], sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(sweep.parents[2])
+    assert "one sweep" in error(capsys, *arguments) or "name a sweep" in error(capsys, *arguments)
+
+
+def write_states(*projects: str) -> None:
+    """Pretend that the first runs were sent to these projects."""
+    for run, project in zip(sorted(Path("results/runs").iterdir()), projects, strict=False):
+        WandbState(run.name, project, "me").write(run)
+
+
+def error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return the line on stderr of a compare that fails."""
+    with pytest.raises(SystemExit) as exit:
+        main(["compare", *arguments, "--wandb"])
+    assert exit.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1].removeprefix("error: ")

@@ -46,7 +46,7 @@ def path(tmp_path: Path) -> str:
 def wandb(home: Path, path: str, server: Server, *arguments: str) -> str:
     """Run a command of W&B, and return its output."""
     done = subprocess.run(
-        ["wandb", *arguments], env=environment(home, PATH=path, **server.login), cwd=home, stdin=subprocess.DEVNULL,
+        ["wandb", *arguments], env=environment(home, server) | {"PATH": path}, cwd=home, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout

@@ -41,7 +41,7 @@ def normlab(home: Path, server: Server, *arguments: str) -> subprocess.Completed
 
 def python(home: Path, server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], env=environment(home, **server.login), cwd=home, stdin=subprocess.DEVNULL,
+        [sys.executable, *arguments], env=environment(home, server), cwd=home, stdin=subprocess.DEVNULL,
         capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
 

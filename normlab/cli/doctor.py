@@ -152,7 +152,7 @@ def _corpus() -> tuple[str, str, str]:
 
 
 def _wandb() -> tuple[str, str, str]:
-    from normlab.tracking.wandb import wandb_environment
+    from normlab.tracking.wandb import NO_LOGIN, wandb_environment
 
     try:
         settings = wandb_environment()
@@ -162,7 +162,7 @@ def _wandb() -> tuple[str, str, str]:
         return NOTE, f"invalid W&B settings ({reason}): runs are not sent", "fix the WANDB_ variables"
     if settings.mode == "online":
         return GOOD, f"online at {settings.host}", ""
-    if settings.mode == "no login":
+    if settings.mode == NO_LOGIN:
         return NOTE, f"no login at {settings.host}: runs are not sent; `normlab sync` sends them later", "wandb login"
     return GOOD, f"{settings.mode} (set by the user)", ""
 

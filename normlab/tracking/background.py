@@ -25,7 +25,7 @@ TENSORBOARD = "tensorboard"
 STATE_FILE = "wandb.json"
 WAIT_S = 10.0
 """Longest wait of a command for the followers that it has started."""
-NO_LOGIN = "no login at W&B, so nothing was sent; after `wandb login`, "
+NOTHING_SENT = "no login at W&B, so nothing was sent; after `wandb login`, "
 _followers: list[subprocess.Popen[str]] = []
 _not_sent: list[Path] = []
 """Runs that need a login."""
@@ -100,15 +100,20 @@ def services_of(tracking: TrackingConfig) -> list[str]:
 
 def start_follower(task: Task) -> subprocess.Popen[str]:
     """Start a follower, in a session of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "normlab.tracking.follower", task.to_json()],
-        stdin=subprocess.DEVNULL,
+    follower = subprocess.Popen(
+        [sys.executable, "-P", "-m", "normlab.tracking.follower"],
+        stdin=subprocess.PIPE,  # an argument must not be longer than 128 KiB
         stdout=subprocess.DEVNULL,
         # A pipe, because a shell waits for everyone who holds its terminal or its pipe.
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # Ctrl-C and a closed terminal do not end it
     )
+    assert follower.stdin is not None
+    with follower.stdin:
+        follower.stdin.write(task.to_json())
+    follower.stdin = None  # `communicate` would write to it
+    return follower
 
 
 def mode_of(mode: str) -> str:
@@ -119,7 +124,7 @@ def mode_of(mode: str) -> str:
 def wait_for_followers() -> None:
     """Wait at most `WAIT_S` for the followers of this process, and print what they report about the runs."""
     if _not_sent:
-        notify(NO_LOGIN + sync_hint(_not_sent))
+        notify(NOTHING_SENT + sync_hint(_not_sent))
         _not_sent.clear()
     deadline = time.monotonic() + WAIT_S
     try:

@@ -1,8 +1,8 @@
-"""The process that follows the record of runs and sends it to a service: `python -m normlab.tracking.follower JSON`.
+"""The process that follows the record of runs and sends it to a service: `python -m normlab.tracking.follower`.
 
 It reads the record and nothing else, so training neither waits for a service nor notices its failure. It ends when the
 runs have ended and the service has everything. A follower that is started later continues at the step that the service
-has.
+has. Standard input holds the task.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from normlab.store.lock import file_lock
 from normlab.store.plans import has_plan, read_plan, sweep_folder
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
-from normlab.tracking.background import NO_LOGIN, TENSORBOARD, Task, lock_of, sync_hint
+from normlab.tracking.background import NOTHING_SENT, TENSORBOARD, Task, lock_of, sync_hint
 from normlab.tracking.payloads import config_of, labels_of, payloads, summary_of
 from normlab.tracking.tensorboard import TensorBoardRun
-from normlab.tracking.wandb import WandbRun, wandb_environment
+from normlab.tracking.wandb import NO_LOGIN, WandbRun, wandb_environment
 
 POLL_S = 1.0
 """Shortest time between two readings of a record."""
@@ -77,9 +77,10 @@ class Follower:
     def _advance(self, run: FollowedRun) -> None:
         """Send the new steps of a run, and finish a run that has ended."""
         try:
-            record = RunRecord.read(run.folder)  # before the rows, which are complete if it has ended
-            # A run that holds its lock may write one more status.
-            is_ended = record.state != RUNNING and not run.folder.is_active()
+            # In this order: a run that holds its lock may write one more status, and the rows are complete before it.
+            is_active = run.folder.is_active()
+            record = RunRecord.read(run.folder)
+            is_ended = record.state != RUNNING and not is_active
             run.ended_at = min(run.ended_at, time.monotonic()) if is_ended else float("inf")
             if run.service is None and not self._start(run):
                 return
@@ -153,9 +154,10 @@ def main(task: Task) -> int:
         service = task.service
         if service != TENSORBOARD:
             mode = wandb_environment().mode
-            service = mode if service == "auto" or mode == "no login" != service == "online" else service
-        if service == "no login":
-            _print(NO_LOGIN + sync_hint(runs))
+            if service == "auto" or (service == "online" and mode == NO_LOGIN):
+                service = mode
+        if service == NO_LOGIN:
+            _print(NOTHING_SENT + sync_hint(runs))
             return 1
         if service not in ("online", "offline", TENSORBOARD):
             return 0  # WANDB_MODE=disabled
@@ -187,7 +189,7 @@ def _print(line: str) -> None:
 
 if __name__ == "__main__":
     os.environ["WANDB_ERROR_REPORTING"] = "false"  # W&B's reports about its own errors
-    code = main(Task.from_json(sys.argv[1]))
+    code = main(Task.from_json(sys.stdin.read()))
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
     # After a failure, W&B's process may still wait for a server that is gone. It is in the group that this one leads.

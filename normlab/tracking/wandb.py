@@ -36,11 +36,14 @@ SETTINGS: dict[str, Any] = {
 out."""
 
 
+NO_LOGIN = "no login"
+
+
 class WandbEnvironment(NamedTuple):
     """W&B's settings on this machine."""
 
     mode: str
-    """Mode of `tracking.wandb=auto`: online, offline, disabled, ..., or `no login`."""
+    """Mode of `tracking.wandb=auto`: online, offline, disabled, ..., or `NO_LOGIN`."""
     host: str
     """Host name of the server."""
 
@@ -52,7 +55,7 @@ def wandb_environment() -> WandbEnvironment:
     settings = wandb.setup(wandb.Settings(silent=True)).settings
     mode = {"run": "online", "dryrun": "offline"}.get(settings.mode, settings.mode)
     if mode == "online" and not _has_login(settings):
-        mode = "no login"
+        mode = NO_LOGIN
     return WandbEnvironment(mode, urlsplit(settings.base_url).netloc)
 
 

@@ -63,9 +63,9 @@ def save_workspace(plan: Plan, folders: Sequence[Path], factors: Sequence[str]) 
         raise ConfigError(
             "--wandb: needs wandb-workspaces, which is not installed; pip install 'wandb-workspaces>=0.4.13,<0.5'"
         ) from error
-    from normlab.tracking.wandb import wandb_environment
+    from normlab.tracking.wandb import NO_LOGIN, wandb_environment
 
-    if wandb_environment().mode == "no login":
+    if wandb_environment().mode == NO_LOGIN:
         raise ConfigError("--wandb: no login at W&B; log in with `wandb login`")
     runs = [RunFolder(folder) for folder in folders]
     contents = [run.run() for run in runs]

@@ -26,12 +26,16 @@ def train(*overrides: str) -> LoadedRun:
         ConfigError, DataError, StoreError: The message says what to do.
     """
     from normlab.config.compose import compose_run
+    from normlab.tracking.background import wait_for_followers
     from normlab.training.machine import check_machine
     from normlab.training.run import train as train_config
 
     config = compose_run(overrides)
     check_machine(config)
-    return load(train_config(config).folder.path, trust=True)
+    try:
+        return load(train_config(config).folder.path, trust=True)
+    finally:
+        wait_for_followers()
 
 
 def sweep(*overrides: str, retry_failed: bool = False) -> pd.DataFrame:

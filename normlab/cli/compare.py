@@ -77,12 +77,15 @@ def compare(
     if watch:
         from normlab.report.compare.watch import interrupts, serve
 
-        with serve(page, port, check=True) as address, interrupts() as interrupted:
-            echo(f"live at {address} (Ctrl-C ends it and writes the page)")
-            if open:
-                webbrowser.open(address)
-            interrupted.wait()
-    summary, path = page.write()
+        with interrupts() as interrupted:  # until the page is written
+            with serve(page, port, check=True) as address:
+                echo(f"live at {address} (Ctrl-C ends it and writes the page)")
+                if open:
+                    webbrowser.open(address)
+                interrupted.wait()
+            summary, path = page.write()
+    else:
+        summary, path = page.write()
     for line in map(one_line, summary):
         typer.echo(line)
     typer.echo(path)

@@ -45,7 +45,7 @@ def sweep(
     from normlab.sweeps.plan import make_plan
     from normlab.sweeps.progress import ProgressDisplay, plan_lines, result_lines
     from normlab.sweeps.supervisor import supervise
-    from normlab.tracking.background import mode_of, not_complete
+    from normlab.tracking.background import NOTHING_SENT, may_have_login, mode_of, not_complete, sync_hint
 
     if show_config(overrides or []):
         return 0
@@ -73,5 +73,6 @@ def sweep(
         echo(str(page.write()[1]))
     tracked = [run for run in result.plan.runs if mode_of(run.config["tracking"]["wandb"]) in ("auto", "online")]
     if left := not_complete([run_of(folder, run).path for run in tracked]):
-        notify(f"W&B does not have all of {len(left)} runs; `normlab sync {plan.name}` sends what is missing")
+        problem = f"W&B does not have all of {len(left)} runs; " if may_have_login() else NOTHING_SENT
+        notify(problem + sync_hint([folder]))
     return result.code

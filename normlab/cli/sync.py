@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Annotated, Literal
 
 import typer
 
-from normlab.cli.app import ResultsDir, app
-from normlab.errors import ConfigError
+from normlab.cli.app import ResultsDir, app, replace_interrupt_handler
+from normlab.errors import warn
 
 
 @app.command()
@@ -34,11 +35,13 @@ def sync(
     from normlab.tracking.background import Task, start_follower
 
     codes: list[int] = []
-    for name in runs:
-        selection = select_runs([name], results_dir)
-        if damaged := [record for record in selection.started if record.problem]:
-            raise ConfigError(f"{damaged[0].problem} ({len(damaged)} damaged)")
-        folders = [record.folder.path for record in selection.started]
+    replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)  # Ctrl-C has to end the follower too
+    for selection in [select_runs([name], results_dir) for name in runs]:
+        for record in selection.started:
+            if record.problem:
+                warn(f"{record.problem}; it is not sent")
+                codes.append(2)
+        folders = [record.folder.path for record in selection.started if not record.problem]
         sweep = selection.home if selection.name else None
         service = "online" if to == "wandb" else to
         follower = start_follower(Task(runs=folders, service=service, sweep=sweep, until_end=False))

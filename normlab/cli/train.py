@@ -43,7 +43,11 @@ def train_one(config: RunConfig) -> None:
     from normlab.training.run import train
 
     replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)  # `train` handles signals itself
-    outcome = train(config, ends_process=True)
+    try:
+        outcome = train(config, ends_process=True)
+    except BaseException:
+        wait_for_followers()
+        raise
     record = RunRecord.read(outcome.folder)
     if outcome.already_ended:
         name = record.outcome or outcome.state

@@ -110,7 +110,7 @@ class EvalConfig:
 
 @dataclass(kw_only=True, slots=True)
 class TrackingConfig:
-    """Options of W&B, which gets the local record from another process (`normlab sync` sends it later)."""
+    """Options of tracking. A separate process sends the local record to W&B; `normlab sync` sends it later."""
 
     wandb: str = option("auto", choices=("auto", "online", "offline", "off"), identity=False)
     """Weights & Biases mode; auto is online with a login, else off. Offline writes files for `wandb sync`."""

@@ -32,9 +32,9 @@ class SlurmOptions:
     time_minutes: int = option(240, at_least=5, at_most=525_600)
     """Time limit of a task; two minutes earlier, the pack writes a checkpoint, is queued again and resumes."""
     nodes: int = option(1, at_least=1, at_most=1024)
-    """Nodes of a task, which divide the `devices` of its run evenly."""
+    """Nodes of a task; `devices` must be a multiple."""
     gpus: int = option(1, at_least=0, at_most=64)
-    """GPUs of a task on each node: `devices` / `nodes`, or 0 for training on CPUs. It decides a device of auto."""
+    """GPUs of a task on each node: `devices` / `nodes`, or 0 to train on CPUs, also with device=auto."""
     gpu_type: str | None = option(None, longest=200)
     """Type of GPU, as the cluster names it; default: any."""
     cpus: int = option(4, at_least=1, at_most=1024)

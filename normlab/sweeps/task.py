@@ -62,7 +62,7 @@ class Task:
                 time.sleep(POLL_EVERY_S)
         finally:
             process.close_pipe()
-        if node:  # an exit with an error might end the task of the first node, which still has work to do
+        if node:  # without an error: Slurm could end the process of the first node before it writes the outcome
             return outcome.cause
         # A preempted task is still RUNNING. It must queue itself, because Slurm only queues it if it never exits.
         if outcome.cause == INTERRUPTED and job and state_of(job) == "RUNNING" and requeue(job):

@@ -64,9 +64,9 @@ class Task:
     service: str
     """tensorboard, or the mode of W&B: auto, online or offline."""
     process: int | None = None
-    """The process that trains the runs, whose use of resources is logged; None logs none."""
+    """Id of the training process for the system metrics; None: no system metrics."""
     sweep: Path | None = None
-    """The folder of the sweep from which the runs get their labels; None for the sweep that trained them."""
+    """The folder of the sweep whose overrides label the runs; None: each run uses the sweep that trained it."""
     until_end: bool = True
     """Whether to follow the runs until they end, or to send what they have now."""
 
@@ -88,8 +88,11 @@ def follow_training(runs: Sequence[Path], tracking: TrackingConfig) -> None:
     for service in services_of(tracking):
         if service == "auto" and not may_have_login():
             _not_sent.extend(runs)
-        else:
+            continue
+        try:
             _followers.append(start_follower(Task(runs=list(runs), service=service, process=os.getpid())))
+        except OSError as error:  # no process or memory is left; the run needs neither
+            notify(f"the follower of {service} did not start ({error.strerror}); {sync_hint(runs, service)}")
 
 
 def services_of(tracking: TrackingConfig) -> list[str]:
@@ -104,7 +107,7 @@ def start_follower(task: Task) -> subprocess.Popen[str]:
         [sys.executable, "-P", "-m", "normlab.tracking.follower"],
         stdin=subprocess.PIPE,  # an argument must not be longer than 128 KiB
         stdout=subprocess.DEVNULL,
-        # A pipe, because a shell waits for everyone who holds its terminal or its pipe.
+        # A pipe, because a shell pipeline ends only when every process has closed its output.
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # Ctrl-C and a closed terminal do not end it
@@ -118,7 +121,8 @@ def start_follower(task: Task) -> subprocess.Popen[str]:
 
 def mode_of(mode: str) -> str:
     """Return the mode of W&B: `tracking.wandb`, or for auto WANDB_MODE if it is set."""
-    return os.environ.get("WANDB_MODE", mode) if mode == "auto" else mode
+    chosen = os.environ.get("WANDB_MODE") if mode == "auto" else None
+    return {"run": "online", "shared": "online", "dryrun": "offline"}.get(chosen or mode, chosen or mode)
 
 
 def wait_for_followers() -> None:
@@ -134,7 +138,7 @@ def wait_for_followers() -> None:
             with suppress(OSError, ValueError):
                 sys.stderr.write(lines)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        notify("a process in the background is still sending the run; `normlab sync` sends what it cannot")
+        notify("the upload continues in the background; if it fails, `normlab sync RUN` sends the rest")
 
 
 def not_complete(runs: Sequence[Path]) -> list[Path]:

@@ -1,24 +1,26 @@
 """The process that follows the record of runs and sends it to a service: `python -m normlab.tracking.follower`.
 
-It reads the record and nothing else, so training neither waits for a service nor notices its failure. It ends when the
-runs have ended and the service has everything. A follower that is started later continues at the step that the service
-has. Standard input holds the task.
+It reads the record and nothing else, so training neither waits for a service nor notices its failure. It ends when all
+runs have ended and the service has every number, or when it gives up. A follower that is started later continues at the
+step that the service has. Standard input holds the task.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from normlab.errors import NormlabError, StoreError, notify
-from normlab.store.format import FAILED, RUNNING
-from normlab.store.lock import file_lock
+from normlab.store.format import RUNNING
+from normlab.store.lock import file_lock, is_locked
 from normlab.store.plans import has_plan, read_plan, sweep_folder
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
@@ -30,11 +32,15 @@ from normlab.tracking.wandb import NO_LOGIN, WandbRun, wandb_environment
 POLL_S = 1.0
 """Shortest time between two readings of a record."""
 READING_SHARE = 0.02
-"""Largest share of its time that the follower reads, because a reading of a long record takes long."""
+"""Largest share of the follower's time that is spent on reading records; long records take long to read."""
 RETRY_S = 15.0
 """Seconds between two attempts to reach the server."""
 GIVE_UP_S = 60.0
-"""Seconds after the end of a run after which no more attempts are made."""
+"""Seconds after the end of a run during which the follower still tries to reach the server."""
+_REFUSAL = re.compile(r"(?<![\w:.])40[13](?![\w:.])|API key|permission denied", re.IGNORECASE)
+"""HTTP status or text of a rejected login; not a port or a part of an id."""
+_LOCAL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
+"""Errors of this machine's disks."""
 
 
 @dataclass(slots=True)
@@ -48,7 +54,8 @@ class FollowedRun:
     problem: str = ""
     """Why the service does not have everything; empty if it has."""
     is_done: bool = False
-    ended_at: float = field(default=float("inf"))
+    ended_at: float = float("inf")
+    """When the follower noticed the end of the run."""
 
 
 class Follower:
@@ -63,9 +70,19 @@ class Follower:
         self._task = task
         self._reading_s = 0.0
         """Time of the last reading of all records."""
+        self._unreachable = ""
+        """Why the service cannot be reached, for a task that does not wait."""
 
     def follow(self) -> None:
-        """Send all runs."""
+        """Send all runs; leave no temporary files, whatever happens."""
+        try:
+            self._follow()
+        finally:
+            for run in self.runs:
+                if run.service is not None:
+                    run.service.close()
+
+    def _follow(self) -> None:
         while not all(run.is_done for run in self.runs):
             self._reading_s = 0.0
             for run in self.runs:
@@ -77,24 +94,28 @@ class Follower:
     def _advance(self, run: FollowedRun) -> None:
         """Send the new steps of a run, and finish a run that has ended."""
         try:
-            # In this order: a run that holds its lock may write one more status, and the rows are complete before it.
-            is_active = run.folder.is_active()
-            record = RunRecord.read(run.folder)
-            is_ended = record.state != RUNNING and not is_active
-            run.ended_at = min(run.ended_at, time.monotonic()) if is_ended else float("inf")
+            if self._unreachable:
+                raise NormlabError(self._unreachable)
             if run.service is None and not self._start(run):
                 return
             assert run.service is not None
-            start = time.monotonic()
-            steps = payloads(run.folder, run.folder.run(), run.service.next_step, record.state)
+            # The lock is read before the status, and the status before the rows, so those of an ended run are complete.
+            is_active, start = run.folder.is_active(), time.monotonic()
+            record = RunRecord.read(run.folder)
+            state = RUNNING if is_active else record.state
+            steps = payloads(run.folder, run.folder.run(), run.service.next_step, state)
+            if run.folder.is_active() != is_active:
+                return  # it has ended or was resumed meanwhile: read it again
             self._reading_s += time.monotonic() - start
             for step, payload in steps:
                 run.service.log(step, payload)
-            if is_ended or not self._task.until_end:
+            if state != RUNNING or not self._task.until_end:
+                run.service.finish(summary_of(record), state)
                 run.is_done = True
-                run.service.finish(summary_of(record), is_failed=record.state == FAILED)
         except Exception as error:
             run.is_done, run.problem = True, _one_line(error)
+            if run.service is None and not self._task.until_end:
+                self._unreachable = run.problem
 
     def _start(self, run: FollowedRun) -> bool:
         """Start the run at the service, and return whether it has started."""
@@ -111,10 +132,11 @@ class Follower:
         tracking = content["config"]["tracking"]
         try:
             run.service = WandbRun(path, config_of(content), labels, tracking, task.service, task.process)
-        except (OSError, StoreError):
-            raise  # of this machine
         except Exception as error:
-            if _is_refusal(error) or not task.until_end or time.monotonic() > run.ended_at + GIVE_UP_S:
+            now = time.monotonic()
+            run.ended_at = float("inf") if run.folder.is_active() else min(run.ended_at, now)
+            is_local = isinstance(error, StoreError) or getattr(error, "errno", None) in _LOCAL_ERRORS
+            if is_local or _REFUSAL.search(str(error)) or not task.until_end or now > run.ended_at + GIVE_UP_S:
                 raise
             run.retry_at = time.monotonic() + RETRY_S
             return False
@@ -137,11 +159,6 @@ def report(runs: Sequence[FollowedRun], service: str) -> list[str]:
     return lines
 
 
-def _is_refusal(error: Exception) -> bool:
-    """Whether the server rejected the login or the request, so that another attempt is of no use."""
-    return any(text in str(error) for text in ("401", "403", "API key", "permission denied"))
-
-
 def _one_line(error: Exception) -> str:
     text = str(error) if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split()).rstrip(".")[:300]
@@ -150,7 +167,13 @@ def _one_line(error: Exception) -> str:
 def main(task: Task) -> int:
     """Follow the runs of a task, print what became of them, and return the exit code."""
     with contextlib.ExitStack() as locks:
-        runs = [run for run in task.runs if _acquire(locks, lock_of(run, task.service), wait=task.until_end)]
+        # In one order, so that two followers of the same runs never wait for each other.
+        ordered = sorted(task.runs)
+        runs = [run for run in ordered if _acquire(locks, lock_of(run, task.service), wait=task.until_end)]
+        if not runs:
+            return 0
+        if not (os.environ.get("WANDB_SWEEP_ID") and task.process and len(runs) == 1):
+            os.environ.pop("WANDB_RUN_ID", None)  # the id of one run, which the agent of a W&B sweep sets
         service = task.service
         if service != TENSORBOARD:
             mode = wandb_environment().mode
@@ -169,11 +192,17 @@ def main(task: Task) -> int:
 
 
 def _acquire(locks: contextlib.ExitStack, lock: Path, *, wait: bool) -> bool:
-    """Return whether no other follower sends the run; `wait` for one that was started for an earlier process of it."""
+    """Acquire the lock of a run, and return whether it is held. With `wait`, wait until an earlier follower ends.
+
+    Raises:
+        StoreError: The lock file cannot be written.
+    """
     while True:
         try:
             locks.enter_context(file_lock(lock, f"tracking of run {lock.parent.name}"))
         except StoreError:
+            if not is_locked(lock):
+                raise
             if not wait:
                 _print(f"run {lock.parent.name}: another process is sending it already")
                 return False
@@ -189,7 +218,14 @@ def _print(line: str) -> None:
 
 if __name__ == "__main__":
     os.environ["WANDB_ERROR_REPORTING"] = "false"  # W&B's reports about its own errors
-    code = main(Task.from_json(sys.stdin.read()))
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    code = 2
+    try:
+        code = main(Task.from_json(sys.stdin.read()))
+    except NormlabError as error:
+        _print(str(error))
+    except SystemExit:
+        pass
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
     # After a failure, W&B's process may still wait for a server that is gone. It is in the group that this one leads.

@@ -39,9 +39,9 @@ SINGLE = (
 LARGEST = {"update_ratio": ".weight", "gain_absmax": "", "resid_nonfinite": ""}
 """Statistics that are sent as the maximum over the sites whose names end with the suffix, and over layers."""
 MOST_LAYERS = 32
-"""Most layers of a statistic that are sent: evenly spaced ones of a deeper model."""
-LONGEST_TAG = 64
-"""W&B rejects longer tags."""
+"""Maximum number of layers that are sent of a statistic; a deeper model sends evenly spaced layers."""
+LONGEST_TAG, LONGEST_NAME = 64, 128
+"""W&B's limits on tags and job types, and on names and groups."""
 
 ROW_KEYS = {
     "train": {"loss": "train/loss", "grad_norm": "train/grad_norm", "clip": "train/clip_factor", "lr": "train/lr"},
@@ -65,11 +65,11 @@ class Labels(NamedTuple):
 
 
 def payloads(folder: RunFolder, run: Mapping[str, Any], first: int, state: str) -> list[tuple[int, Payload]]:
-    """Return the numbers of each step from `first` on that will never get more, oldest first.
+    """Return the numbers of each complete step from `first` on, oldest first.
 
-    A run writes the statistics and the evaluation of an interval after its rows. So the last two intervals are left out
-    while it trains, and if it was killed. The step at which a run was interrupted gets the rest of its numbers when the
-    run is resumed.
+    A step is complete when the run writes no more numbers for it. A run writes the statistics and the evaluation of an
+    interval after its rows, so the last two intervals are left out while it trains, and if it was killed. The step at
+    which a run was interrupted gets the rest of its numbers when the run is resumed.
 
     Args:
         folder: The run's folder.
@@ -179,16 +179,19 @@ def labels_of(run: Mapping[str, Any], plan: Plan | None) -> Labels:
     tags = overrides or configuration
     job_type = [each for each in overrides if each.partition("=")[0] not in ("seed", "data.seed")] or configuration
     given_name = None if run["name"] == run["run_id"] else run["name"]
+    group = tracking.get("group") or (plan.name if plan else None)
+    chosen = tracking.get("job_type")
     return Labels(
-        name=given_name or " ".join(overrides) or run["run_id"],
-        group=tracking.get("group") or (plan.name if plan else None),
-        job_type=tracking.get("job_type") or " ".join(job_type),
-        tags=tuple(tag[:LONGEST_TAG] for tag in dict.fromkeys([*tracking.get("tags", ()), *tags])),
+        name=(given_name or " ".join(overrides) or run["run_id"])[:LONGEST_NAME],
+        group=group and group[:LONGEST_NAME],
+        # "train" was the default in older records.
+        job_type=(" ".join(job_type) if chosen in (None, "train") else chosen)[:LONGEST_TAG],
+        tags=tuple(dict.fromkeys(tag[:LONGEST_TAG] for tag in [*tracking.get("tags", ()), *tags])),
     )
 
 
 def summary_of(record: RunRecord) -> dict[str, Any]:
-    """Return what a service shows of a run's status: state, outcome, losses, the number of spikes, and all of it."""
+    """Return the summary of a run: state, outcome, losses, numbers of spikes, and the complete status."""
     status = record.status
     summary: dict[str, Any] = {"state": record.state, "outcome": record.outcome, "best_val_loss": status.best_val_loss}
     if record.state in COMPLETED_STATES:

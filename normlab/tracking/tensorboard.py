@@ -35,7 +35,7 @@ class TensorBoardRun:
             raise ConfigError("tensorboard is not installed: pip install tensorboard") from None
         path = folder / FOLDER
         shutil.rmtree(path, ignore_errors=True)
-        self._writer = EventFileWriter(str(path))
+        self._writer = EventFileWriter(str(path), flush_secs=1)
         self.next_step = 0
         self.where = f"`tensorboard --logdir {os.path.relpath(path)}` shows it"
 
@@ -48,7 +48,10 @@ class TensorBoardRun:
         self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
         self.next_step = step + 1
 
-    def finish(self, summary: Mapping[str, Any], *, is_failed: bool) -> None:
+    def finish(self, summary: Mapping[str, Any], state: str) -> None:
         """Write what is left."""
-        del summary, is_failed
+        del summary, state
         self._writer.close()
+
+    def close(self) -> None:
+        """Do nothing: all files are to be kept."""

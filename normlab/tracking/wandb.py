@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from normlab.errors import NormlabError
+from normlab.store.format import COMPLETED_STATES, FAILED, KILLED
 from normlab.tracking.background import WandbState, netrc_path
 from normlab.tracking.payloads import Labels, Payload
 
@@ -32,11 +35,13 @@ SETTINGS: dict[str, Any] = {
     "finish_timeout": 300.0,
     "finish_timeout_raises": True,
 }
-"""No output, and no data about the machine but the use of resources. Settings that the installed version lacks are left
-out."""
+"""No output, and no data about the machine except system metrics. Settings that the installed version does not have are
+left out."""
 
 
 NO_LOGIN = "no login"
+CHECK_S = 10.0
+"""Seconds that the server has to show the last step after the end of the upload."""
 
 
 class WandbEnvironment(NamedTuple):
@@ -75,7 +80,7 @@ class WandbRun:
     """A run at W&B, whose steps are those of the training.
 
     Online, it continues the W&B run of the same id, and `next_step` is the first step that the server lacks. W&B's own
-    files are temporary then, because the record has everything. Offline, it is written anew to `folder`/wandb.
+    files are temporary, because the record has all numbers. Offline, the run is written anew to `folder`/wandb.
 
     Args:
         folder: The run's folder.
@@ -83,7 +88,7 @@ class WandbRun:
         labels: Its labels.
         tracking: The options `tracking.*`.
         mode: online or offline.
-        process: The process whose use of resources is logged; None logs none.
+        process: Id of the training process for the system metrics; None: no system metrics.
 
     Raises:
         Exception: W&B did not start the run.
@@ -98,60 +103,85 @@ class WandbRun:
         mode: str,
         process: int | None,
     ) -> None:
-        import wandb
-
         self._folder, known = folder, WandbState.read(folder)
         run_id = os.environ.get("WANDB_RUN_ID") or known.id or folder.name
         self._temporary = Path(tempfile.mkdtemp(prefix="normlab-wandb-")) if mode == "online" else None
         if mode == "offline":
             for old in (folder / "wandb").glob(f"offline-run-*-{run_id}"):
                 shutil.rmtree(old, ignore_errors=True)
-        values = SETTINGS | {"x_stats_pid": process or os.getpid(), "x_disable_stats": process is None}
-        available = wandb.Settings.model_fields
+        self._process = process
+        self._options: dict[str, Any] = {
+            "id": run_id,
+            "resume": "allow" if mode == "online" else None,
+            "mode": "online" if mode == "online" else "offline",
+            "name": labels.name,
+            "group": labels.group,
+            "job_type": labels.job_type,
+            "tags": labels.tags,
+            "project": known.project or tracking["project"],
+            "entity": known.entity or tracking["entity"],
+            "config": dict(config),
+            "dir": str(self._temporary or folder),
+            "reinit": "create_new",
+        }
         try:
-            self._run: Any = wandb.init(
-                id=run_id,
-                resume="allow" if mode == "online" else None,
-                mode="online" if mode == "online" else "offline",
-                name=labels.name,
-                group=labels.group,
-                job_type=labels.job_type,
-                tags=labels.tags,
-                project=known.project or tracking["project"],
-                entity=known.entity or tracking["entity"],
-                config=dict(config),
-                dir=str(self._temporary or folder),
-                reinit="create_new",
-                settings=wandb.Settings(**{key: value for key, value in values.items() if key in available}),
-            )
+            self._run = self._open()
         except BaseException:
             self._delete_temporary()
             raise
-        self.next_step = int(self._run.step) if mode == "online" else 0
+        self.next_step = int(self._run.starting_step) if mode == "online" else 0
         self.where: str = self._run.url or f"`wandb sync {shlex.quote(self._run.settings.sync_dir)}` uploads it"
         """The address of the run, or the command that uploads it."""
         self._state = WandbState(run_id, self._run.project, self._run.entity, self._run.url or "")
         if mode == "online":
             self._state.write(folder)
 
+    def _open(self) -> Any:
+        """Start the run at W&B, or continue it."""
+        import wandb
+
+        available, process = wandb.Settings.model_fields, self._process
+        values = SETTINGS | {"x_stats_pid": process or os.getpid(), "x_disable_stats": process is None}
+        settings = wandb.Settings(**{key: value for key, value in values.items() if key in available})
+        return wandb.init(**self._options, settings=settings)
+
     def log(self, step: int, payload: Payload) -> None:
         """Send the numbers of a step."""
         self._run.log(payload, step=step)
         self.next_step = step + 1
 
-    def finish(self, summary: Mapping[str, Any], *, is_failed: bool) -> None:
+    def finish(self, summary: Mapping[str, Any], state: str) -> None:
         """Send the summary, and wait until the server has everything.
 
         Raises:
-            Exception: The server did not get everything.
+            Exception: The server does not have everything.
         """
-        try:
-            self._run.summary.update(dict(summary))
-            self._run.finish(exit_code=int(is_failed))
-            if self._temporary is not None:
-                replace(self._state, is_complete=True).write(self._folder)
-        finally:
-            self._delete_temporary()
+        self._run.summary.update(dict(summary))
+        self._run.finish(exit_code=int(state in (FAILED, KILLED)))
+        if self._temporary is not None:
+            self._check_server(int(state in (FAILED, KILLED)))
+            replace(self._state, is_complete=state in COMPLETED_STATES).write(self._folder)
+
+    def close(self) -> None:
+        """Delete W&B's own files of an online run."""
+        self._delete_temporary()
+
+    def _check_server(self, exit_code: int) -> None:
+        """Check that the server has the last step, by another start of the run: W&B gives up rejected rows silently.
+
+        Raises:
+            NormlabError: It does not have the step within `CHECK_S`.
+        """
+        deadline = time.monotonic() + CHECK_S
+        while True:
+            run = self._open()
+            step = int(run.starting_step)
+            run.finish(exit_code=exit_code)
+            if step >= self.next_step:
+                return
+            if time.monotonic() > deadline:
+                raise NormlabError(f"the server has the steps before {step} of {self.next_step}")
+            time.sleep(2)
 
     def _delete_temporary(self) -> None:
         if self._temporary is not None:

@@ -96,8 +96,8 @@ def train_on_devices(config: RunConfig, pack: Mapping[str, Any] | None) -> int |
             raise _error_of(error, nodes) from None
         except DistError as error:
             raise NormlabError(
-                f"the {nodes.count} nodes did not meet at {nodes.endpoint} within {JOIN_S // 60} minutes "
-                f"({error!s:.200}); see the log of each node; {RESUMES}"
+                f"the processes of the run could not connect at {nodes.endpoint} within {JOIN_S // 60} minutes "
+                f"({error!s:.200}); see the logs; {RESUMES}"
             ) from error
     return None
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
@@ -184,6 +185,8 @@ def check_machine(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu
     else:
         share = memory.available_bytes() // config.devices
         memory.check_fits(config, share, "this machine" if config.devices == 1 else "each of the processes", size)
+    if "tensorboard" in config.tracking.also and find_spec("tensorboard") is None:
+        raise ConfigError("tracking.also=[tensorboard]: tensorboard is not installed; pip install tensorboard")
     if isinstance(config.data, FilesData):
         find_sources(config.data)
 

@@ -94,7 +94,7 @@ def train_pack(
         completed = [status_if_completed(run) for run in runs]
         # The other ranks wait for this value: another command may have completed the run since they were started.
         if Ranks.current().broadcast(all(completed)):
-            # The agent of a W&B sweep waits for the numbers under an id of its own.
+            # A W&B agent expects the numbers of a completed run under the agent's own run id.
             if trackers is None and Ranks.current().rank == 0 and os.environ.get("WANDB_SWEEP_ID"):
                 follow_training([run.folder.path for run in runs], configs[0].tracking)
             return [

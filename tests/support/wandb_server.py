@@ -38,6 +38,8 @@ class Server(ThreadingHTTPServer):
         self.paths: list[str] = []
         self.is_dead = False
         """Whether every connection is closed without an answer."""
+        self.rejects_rows = 0
+        """The status with which rows are rejected; 0 accepts them."""
         self.rejects = False
         """Whether every request is answered with 401."""
 
@@ -77,6 +79,8 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(data)
         if self.path == "/graphql":
             self.answer({"data": self.graphql(body["query"], body.get("variables") or {})})
+        elif self.server.rejects_rows:
+            self.answer({}, status=self.server.rejects_rows)
         else:
             self.stream(body)
 

@@ -76,9 +76,9 @@ def test_sent_late_with_the_labels_of_its_sweep(server: Server, tmp_path: Path) 
     grid = overrides_of(tmp_path, "tracking.wandb=auto", "norm=layernorm,rmsnorm", "seed=0,1", "sweep.name=first")
     done = call(tmp_path, None, "sweep", *grid)
     assert done.returncode == 0
-    assert done.stderr.splitlines()[-1] == (
-        "normlab: W&B does not have all of 4 runs; `normlab sync first` sends what is missing"
-    )
+    line = done.stderr.splitlines()[-1]
+    assert "no login at W&B" in line
+    assert "`normlab sync results/sweeps/first` sends what is missing" in line
     done = call(tmp_path, server, "sync", "first")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("W&B: 4 runs; of the first, http")
@@ -230,3 +230,39 @@ def test_a_pack_is_followed_by_one_process(server: Server, tmp_path: Path) -> No
     thread.join()
     assert max(most) == 1
     assert [(run.steps(), run.summary["state"]) for run in server.runs.values()] == [(ALL_STEPS, "finished")] * 3
+
+
+@pytest.mark.parametrize("status", [400, 503])
+def test_rows_that_the_server_rejects_are_reported(server: Server, tmp_path: Path, status: int) -> None:
+    """W&B's client gives them up without an error."""
+    assert call(tmp_path, server, "train", *overrides_of(tmp_path, "tracking.wandb=off")).returncode == 0
+    server.rejects_rows = status
+    done = call(tmp_path, server, *SYNC, WANDB__FILE_STREAM_RETRY_MAX="1")
+    assert done.returncode == 2
+    assert "the server has the steps before 0 of 61" in done.stdout
+    assert not WandbState.read(folder_of(tmp_path).path).is_complete
+    server.rejects_rows = 0
+    assert call(tmp_path, server, *SYNC).returncode == 0
+    assert_complete(server, tmp_path)
+
+
+def test_an_id_in_the_environment_is_not_that_of_several_runs(server: Server, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        overrides = overrides_of(tmp_path, "tracking.wandb=off", f"seed={seed}")
+        assert call(tmp_path, server, "train", *overrides).returncode == 0
+    assert call(tmp_path, server, *SYNC, WANDB_RUN_ID="xyz").returncode == 0
+    assert {run_id: run.steps() for run_id, run in server.runs.items()} == {
+        path.name: ALL_STEPS for path in (tmp_path / "results" / "runs").iterdir()
+    }
+
+
+@pytest.mark.process
+def test_ctrl_c_ends_sync_and_its_follower(server: Server, tmp_path: Path) -> None:
+    assert call(tmp_path, server, "train", *overrides_of(tmp_path, "tracking.wandb=off")).returncode == 0
+    server.is_dead = True
+    process = start(tmp_path, server, *SYNC)
+    wait_for(lambda: len(followers()) == 1)
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    wait_for_no_follower()

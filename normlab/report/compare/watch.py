@@ -37,11 +37,11 @@ PORTS = 100
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """The hosts of a request. A page of another site can only reach the server under the name of that site."""
 SHORTEST_S = 1.0
-"""Shortest time, in seconds, between two looks at the files of the runs."""
+"""Shortest time, in seconds, between two checks of the files of the runs."""
 LOAD = 0.2
 """Largest share of one core that reading the records takes."""
 LAST_S = 4.0
-"""Longest time, in seconds, that the end waits for the next request of a page; an open page asks every 1.5 s."""
+"""Longest time, in seconds, that shutdown waits for an open page to fetch the last data, which it does every 1.5 s."""
 
 
 @dataclass(frozen=True, slots=True)

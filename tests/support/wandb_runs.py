@@ -50,12 +50,13 @@ def start(home: Path, server: Server | None, *arguments: str) -> subprocess.Pope
     )  # fmt: skip
 
 
-def followers() -> list[int]:
-    """Return the processes of this machine that follow a run."""
+def followers(home: Path) -> list[int]:
+    """Return the followers that were started by commands with this home folder."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if b"normlab.tracking.follower" in (entry / "cmdline").read_bytes():
+            is_follower = b"normlab.tracking.follower" in (entry / "cmdline").read_bytes()
+            if is_follower and b"\0HOME=%b\0" % os.fsencode(home) in b"\0" + (entry / "environ").read_bytes():
                 found.append(int(entry.name))
         except OSError:
             continue

@@ -33,8 +33,8 @@ def folder_of(home: Path) -> RunFolder:
     return RunFolder(path)
 
 
-def wait_for_no_follower() -> None:
-    wait_for(lambda: not followers())
+def wait_for_no_follower(home: Path) -> None:
+    wait_for(lambda: not followers(home))
 
 
 def assert_complete(server: Server, home: Path, steps: list[int] = ALL_STEPS) -> UploadedRun:
@@ -122,7 +122,7 @@ def test_the_server_is_enough_for_the_tables(server: Server, tmp_path: Path) -> 
 def test_a_follower_that_is_killed_in_the_middle(server: Server, tmp_path: Path) -> None:
     process = start(tmp_path, server, "train", *overrides_of(tmp_path, *SLOW))
     wait_for(lambda: any(len(run.rows) > 100 for run in server.runs.values()))
-    for pid in followers():
+    for pid in followers(tmp_path):
         os.killpg(pid, signal.SIGKILL)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
@@ -137,13 +137,13 @@ def test_a_run_that_is_killed_and_resumed(server: Server, tmp_path: Path) -> Non
     wait_for(lambda: any(len(run.rows) > 150 for run in server.runs.values()))
     process.kill()
     process.communicate()
-    wait_for_no_follower()
+    wait_for_no_follower(tmp_path)
     run = next(iter(server.runs.values()))
     assert 150 < len(run.rows) < 3001
     assert run.summary["state"] == "killed"
     done = call(tmp_path, server, "train", *overrides_of(tmp_path, *SLOW))
     assert done.returncode == 0, done.stderr
-    wait_for_no_follower()
+    wait_for_no_follower(tmp_path)
     assert assert_complete(server, tmp_path, list(range(3001))).summary["state"] == "finished"
 
 
@@ -160,7 +160,7 @@ def test_a_server_that_is_dead_for_a_while(server: Server, tmp_path: Path, when:
     server.is_dead = False
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    wait_for_no_follower()
+    wait_for_no_follower(tmp_path)
     assert call(tmp_path, server, *SYNC).returncode == 0
     assert_complete(server, tmp_path, list(range(3001)))
 
@@ -189,7 +189,7 @@ def test_the_run_does_not_notice(case: str, server: Server, tmp_path: Path, requ
     assert line.startswith("normlab: ")
     assert "normlab sync" in line or case == "full disk"  # W&B may do without its files
     assert not (folder.path / "wandb").exists()
-    for pid in followers():
+    for pid in followers(tmp_path):
         os.killpg(pid, signal.SIGKILL)
 
 
@@ -199,10 +199,10 @@ def test_offline_is_written_anew_and_uploaded_by_wandb(server: Server, tmp_path:
     wait_for(lambda: any(tmp_path.glob("results/runs/*/checkpoints/*")))
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=300)
-    wait_for_no_follower()
+    wait_for_no_follower(tmp_path)
     done = call(tmp_path, None, "train", *overrides, "train.checkpoint_every=20")
     assert done.returncode == 0, done.stderr
-    wait_for_no_follower()
+    wait_for_no_follower(tmp_path)
     (offline,) = (folder_of(tmp_path).path / "wandb").glob("offline-run-*")
     run, rows, summary = read_offline(offline)
     assert run.run_id == folder_of(tmp_path).run_id
@@ -219,13 +219,13 @@ def test_a_pack_is_followed_by_one_process(server: Server, tmp_path: Path) -> No
 
     def count() -> None:
         while not counting.wait(0.2):
-            most.append(len(followers()))
+            most.append(len(followers(tmp_path)))
 
     thread = threading.Thread(target=count)
     thread.start()
     done = call(tmp_path, server, "sweep", *overrides_of(tmp_path, "seed=range(3)", "sweep.pack=3", "sweep.name=x"))
     assert done.returncode == 0, done.stderr
-    wait_for_no_follower()
+    wait_for_no_follower(tmp_path)
     counting.set()
     thread.join()
     assert max(most) == 1
@@ -261,8 +261,8 @@ def test_ctrl_c_ends_sync_and_its_follower(server: Server, tmp_path: Path) -> No
     assert call(tmp_path, server, "train", *overrides_of(tmp_path, "tracking.wandb=off")).returncode == 0
     server.is_dead = True
     process = start(tmp_path, server, *SYNC)
-    wait_for(lambda: len(followers()) == 1)
+    wait_for(lambda: len(followers(tmp_path)) == 1)
     time.sleep(3)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
-    wait_for_no_follower()
+    wait_for_no_follower(tmp_path)

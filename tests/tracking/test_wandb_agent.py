@@ -14,8 +14,9 @@ import yaml
 
 from normlab.config.compose import compose_grid
 from normlab.store.query import find_runs
+from support.processes import wait_for
 from support.small_run import small_run
-from support.wandb_runs import ROOT, environment
+from support.wandb_runs import ROOT, environment, followers
 from support.wandb_server import Server
 
 SWEEP = yaml.safe_load((ROOT / "conf/wandb/lr.yaml").read_text())
@@ -70,6 +71,7 @@ def test_the_runs_of_an_agent_arrive_with_the_metric_of_the_sweep(tmp_path: Path
             {"type": "run", "run_id": f"trial{number}", "program": config["program"], "args": arguments}
         )
     output = wandb(tmp_path, path, server, "agent", "--count", "3", "me/normlab/abc")
+    wait_for(lambda: not followers(tmp_path))
 
     trained = {(run.config.norm.name, run.config.optim.lr): run for run in find_runs(tmp_path / "results")}
     assert len(trained) == 2, output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -82,28 +81,6 @@ def test_disk_full_in_the_record(
     (disk / "filler").unlink()
     assert run_command(*overrides)[0] == 0
     assert differences(reference, folder.path) == []
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("step", [0, 3])
-def test_disk_full_in_the_folder_of_wandb(
-    step: int, disk: Path, reference: Path, run_command: Command, fill_at: Callable[[int], None], tmp_path: Path
-) -> None:
-    """Before the start and in the middle of a run, whose record equals that of a run with W&B off."""
-    folder = tmp_path / "results" / "runs" / reference.name
-    folder.mkdir(parents=True)
-    (folder / "wandb").symlink_to(disk)
-    if step:
-        fill_at(step)
-    else:
-        fill(disk)
-    code, _, err = run_command("train", *OVERRIDES, "tracking.wandb=offline", f"results_dir={tmp_path / 'results'}")
-    assert code == 0
-    if not step:
-        # W&B names the disk, loses its own process, or hangs until the wait for it ends.
-        assert len(re.findall(r"W&B .*\. The local record has everything; ", err)) == 1
-    (folder / "wandb").unlink()
-    assert differences(reference, folder) == []
 
 
 def test_disk_full_while_a_plugin_is_copied(disk: Path, run_command: Command, tmp_path: Path) -> None:

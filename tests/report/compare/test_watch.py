@@ -13,8 +13,10 @@ import pytest
 
 from normlab.errors import ConfigError, StoreError
 from normlab.report.compare import watch
+from normlab.report.compare.data import ReadCache
 from normlab.report.compare.write import ComparePage
 from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
+from normlab.store.record import RunRecord
 
 
 @pytest.fixture(autouse=True)
@@ -84,11 +86,21 @@ def test_only_changed_records_are_read(trained, tmp_path, monkeypatch):
     assert live.snapshot() is first  # nothing has changed
     assert len(pages) == made
 
-    before = dict(live._cache._kept)
+    cache, reads = ReadCache(), list[str]()
+
+    def read(record: RunRecord, problems: list[str]) -> None:
+        reads.append(record.run_id)
+
+    for _ in range(2):
+        for record in map(RunRecord.read, folders.values()):
+            cache.read(read, record, [])
+    assert sorted(reads) == sorted(folders)
     with folders["dyt"].metrics_path.open("ab") as file:
         file.write(b'{"kind":"eval","step":30,"loss":1.5}\n')
     assert live.snapshot() is not first
-    assert {key[1].name for key, value in live._cache._kept.items() if before[key] is not value} == {"dyt"}
+    for record in map(RunRecord.read, folders.values()):
+        cache.read(read, record, [])
+    assert reads[len(folders) :] == ["dyt"]
 
 
 def test_a_damaged_record_is_named_and_the_others_stay(trained, tmp_path):

@@ -1,12 +1,13 @@
 """Watch a real sweep in a real browser: measure the delays of its points, and the memory of both sides.
 
     python scripts/watch_soak.py                  # about three minutes on two CPU cores
-    python scripts/watch_soak.py --minutes 10
+    python scripts/watch_soak.py --steps 34000    # about ten minutes
 
 `normlab sweep --watch` trains six small runs, of which two have a learning rate at which they diverge; the worker of
-one run is killed with SIGKILL. The delay of a step is the time from the first look at the metrics that finds its row
-to the first look at the page that finds its point, with a look at both every 0.2 s. Rows are written at every step. A
-curve of the page has at most `MAX_POINTS` points, so a point may be the mean of a few steps, at their middle.
+the third run is killed with SIGKILL in the middle of it. The delay of a step is the time from the first look at the
+metrics that finds its row to the first look at the page that finds its point, with a look at both every 0.2 s. Rows are
+written at every step. A curve of the page has at most `MAX_POINTS` points, so a point may be the mean of a few steps,
+at their middle.
 
 Exits with 1 if a delay is above five seconds, if no run diverged, if no worker was killed or if the page was reloaded.
 """
@@ -33,8 +34,8 @@ from normlab.store.reading import read_last_row
 
 LIMIT_S = 5.0
 LOOK_EVERY_MS = 200
-STEPS_PER_S = 30
-"""Steps of one run in a second, about, with a browser beside it on two cores."""
+KILLED_RUN = 3
+"""Number of the run, from 1, whose worker is killed."""
 SHOWN = "DATA.unfinished.map((run) => [run.id, run.curves.train_loss.at(-1)?.[0] ?? -1])"
 
 
@@ -60,9 +61,8 @@ def steps(results: Path) -> dict[str, int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=3.0)
-    minutes = parser.parse_args().minutes
-    steps_each = max(200, round(minutes * 60 * STEPS_PER_S / 4))
+    parser.add_argument("--steps", type=int, default=9000, help="steps of each run")
+    steps_each = parser.parse_args().steps
     waiting: dict[tuple[str, int], float] = {}
     delays: list[float] = []
     memory: list[tuple[float, float, float]] = []
@@ -85,7 +85,8 @@ def main() -> int:
         started = time.monotonic()
         while sweep.poll() is None:
             now = time.monotonic()
-            for run_id, step in steps(results).items():
+            last_steps = steps(results)
+            for run_id, step in last_steps.items():
                 waiting.setdefault((run_id, step), now)
             shown = dict(page.evaluate(SHOWN))
             now = time.monotonic()
@@ -95,8 +96,9 @@ def main() -> int:
                 heap.send("HeapProfiler.collectGarbage")
                 used = heap.send("Runtime.getHeapUsage")["usedSize"] / 2**20
                 memory.append((now - started, resident_mib(sweep.pid), used))
-            if not killed and now - started > 0.4 * minutes * 60 and (workers := children(sweep.pid)):
-                os.kill(workers[0], signal.SIGKILL)
+            is_half_trained = any(step > steps_each / 2 for step in last_steps.values())
+            if not killed and is_half_trained and len(find_runs(results)) == KILLED_RUN:
+                os.kill(children(sweep.pid)[0], signal.SIGKILL)
                 killed = True
             page.wait_for_timeout(LOOK_EVERY_MS)
         states = page.evaluate("DATA.run_table.rows.map((run) => run.state)")

@@ -118,6 +118,12 @@ def test_a_model_with_foreign_code_needs_trust(
     assert MARKER.exists()
 
 
+def test_verify_of_foreign_code_needs_trust(foreign_run: RunFolder, run_command: Command) -> None:
+    code, _, err = run_command("verify", "mine")
+    assert (code, err.count("\n"), MARKER.exists()) == (2, 1, False)
+    assert "--trust" in err
+
+
 def test_loading_in_python_needs_trust(foreign_run: RunFolder) -> None:
     for part in ("config", "model"):
         with pytest.raises(StoreError, match="run only if you allow it"):

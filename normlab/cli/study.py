@@ -88,7 +88,8 @@ def run(
 ) -> int:
     """Run the grids of a study, or resume them, and write its report."""
     from normlab.store.files import write_atomic
-    from normlab.studies.run import CHECKS_FILE, check_arms, plan, verify_blocks
+    from normlab.store.format import CHECKS_FILE
+    from normlab.studies.run import check_arms, plan, verify_blocks
     from normlab.sweeps.progress import ProgressDisplay, plan_lines, result_lines
     from normlab.sweeps.supervisor import supervise
 

@@ -6,17 +6,24 @@ from typing import Annotated
 
 import typer
 
-from normlab.cli.app import HydraCommand, Json, app, echo, overrides_argument
+from normlab.cli.app import HydraCommand, Json, ResultsDir, Trust, app, echo
 from normlab.errors import ConfigError, warn
 
 
 @app.command(cls=HydraCommand, context_settings={"ignore_unknown_options": True})
 def verify(
-    overrides: Annotated[list[str] | None, overrides_argument("A run: norm=rmsnorm placement=pre")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="OVERRIDE|RUN|SWEEP", help="A run by its overrides (norm=rmsnorm placement=pre), or recorded runs."
+        ),
+    ] = None,
     compiled: Annotated[
         bool, typer.Option("--compiled", help="Check the complete catalogue compiled in bf16, which takes minutes.")
     ] = False,
     json: Json = False,
+    trust: Trust = False,
+    results_dir: ResultsDir = "results",
 ) -> int:
     """Check norms and placements against references.
 
@@ -24,24 +31,34 @@ def verify(
     checks the complete catalogue. With only plugins=[FILE], checks every norm and placement of the file. Exit code 1 if
     a check fails.
 
+    With the names of recorded runs or sweeps, checks each different block of them, and that the code still computes the
+    block that was trained. The result is written to the folders of the runs.
+
     The block of a run is also checked as a GPU trains it: compiled, in bf16 autocast, on the device of this machine.
     """
     import torch
 
     from normlab.config.compose import compose_run, norm_presets, overrides_in
     from normlab.config.hydra_flags import show_config
+    from normlab.loaded_run import LoadedRun
     from normlab.report.tables import render
+    from normlab.store.query import select_runs
+    from normlab.verify.runs import verify_runs
     from normlab.verify.selection import checks_of_catalogue, compiled_checks_of_catalogue, select_checks, verdict
 
-    if show_config(overrides or []):
+    names = overrides if not any("=" in each or each.startswith(("-", "+", "~")) for each in overrides or []) else None
+    if not names and show_config(overrides or []):
         return 0
     torch.set_num_threads(1)  # the tensors are small, and more threads would wait for each other
     results = []
+    if trust and not names:
+        raise ConfigError("--trust: has no effect without a recorded run; leave it out")
     if overrides and compiled:
-        raise ConfigError(
-            "--compiled: has no effect with overrides, since a run's block is always compiled; leave it out"
-        )
-    if overrides:
+        raise ConfigError("--compiled: has no effect with a run, whose block is always compiled; leave it out")
+    if names:
+        started = select_runs(names, results_dir).started
+        checks = verify_runs([LoadedRun(record.folder, trust=trust) for record in started])
+    elif overrides:
         config = compose_run(overrides)
         checks = select_checks(config, overrides_in(overrides))
         for warning in config.warnings():

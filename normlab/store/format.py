@@ -30,6 +30,8 @@ STATUS_FILE = "status.json"
 METRICS_FILE = "metrics.jsonl"
 STATISTICS_FOLDER = "stats"
 LOCK_FILE = "lock"
+CHECKS_FILE = "verify.json"
+"""In the folder of a run, or of a study's sweep: the result of `normlab verify` for its blocks."""
 
 CLIP_FACTOR_KEY = "clip"
 """The key of the clip factor in a training row of metrics.jsonl; `optim.clip` is the limit, not the factor."""

@@ -95,6 +95,14 @@ def _owner(path: Path) -> str:
         return "another process"
 
 
+def owner_of(path: Path) -> int | None:
+    """Return the id of the process that holds the lock; None if it wrote none, because the disk is full."""
+    try:
+        return from_json(read_at_most(path, 2**10))["pid"]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 def is_locked(path: Path) -> bool:
     """Whether a process holds the lock."""
     try:

@@ -40,7 +40,7 @@ from normlab.store.format import (
     with_checksum,
     with_new_names,
 )
-from normlab.store.lock import file_lock, is_locked
+from normlab.store.lock import file_lock, is_locked, owner_of
 from normlab.store.reading import HOW_TO_FIX, Rows, read_bytes, read_record, read_rows
 
 if TYPE_CHECKING:
@@ -145,6 +145,10 @@ class RunFolder:
             if status["state"] == RUNNING:
                 return KILLED, status
         return status["state"], status
+
+    def owner(self) -> int | None:
+        """Return the id of the process that trains the run, or None if it is not known."""
+        return owner_of(self.path / LOCK_FILE)
 
     def is_active(self) -> bool:
         """Whether a process holds the run's lock."""

@@ -12,7 +12,7 @@ from normlab.config.schema import canonical_hash
 from normlab.errors import ConfigError, StoreError
 from normlab.options import plain_tree
 from normlab.report.results import RunResult, read_results
-from normlab.store.format import with_checksum
+from normlab.store.format import CHECKS_FILE, with_checksum
 from normlab.store.plans import has_plan, read_plan, sweep_folder
 from normlab.store.query import NOT_STARTED, Selection, select_runs
 from normlab.store.reading import read_record
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     Composed = tuple[list[str], RunConfig]
 
-CHECKS_FILE = "verify.json"
-"""In the folder of a study's sweep: the failed checks of `normlab verify` for its blocks."""
 ALLOWED = (
     "sweep.jobs=", "sweep.gpus=", "sweep.on=", "sweep.slurm.", "sweep.timeout_minutes=", "device=", "tracking.",
     "plugins=",

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from normlab.errors import NormlabError, StoreError, notify
@@ -56,6 +56,25 @@ class FollowedRun:
     is_done: bool = False
     ended_at: float = float("inf")
     """When the follower noticed the end of the run."""
+    resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """The run's lock and the temporary files of its service."""
+    is_locked: bool = False
+    """Whether this follower holds the lock, so that no other one sends the run."""
+
+    def acquire(self, lock: Path) -> bool:
+        """Acquire the run's lock unless another follower holds it, and return whether it is held.
+
+        Raises:
+            StoreError: The lock file cannot be written.
+        """
+        try:
+            if not self.is_locked and not is_locked(lock):
+                self.resources.enter_context(file_lock(lock, f"tracking of run {self.folder.run_id}"))
+                self.is_locked = True
+        except StoreError:
+            if not is_locked(lock):
+                raise
+        return self.is_locked
 
 
 class Follower:
@@ -68,21 +87,21 @@ class Follower:
     def __init__(self, task: Task) -> None:
         self.runs = [FollowedRun(RunFolder(folder)) for folder in task.runs]
         self._task = task
+        self._service = task.service
         self._reading_s = 0.0
         """Time of the last reading of all records."""
         self._unreachable = ""
         """Why the service cannot be reached, for a task that does not wait."""
 
-    def follow(self) -> None:
-        """Send all runs; leave no temporary files, whatever happens."""
-        try:
-            self._follow()
-        finally:
-            for run in self.runs:
-                if run.service is not None:
-                    run.service.close()
+    def acquire(self) -> None:
+        """Acquire the locks of the runs that no other follower sends, before anything that takes long."""
+        for run in self.runs:
+            with contextlib.suppress(StoreError):  # `_start` tries again, and reports it
+                run.acquire(lock_of(run.folder.path, self._service))
 
-    def _follow(self) -> None:
+    def follow(self, service: str) -> None:
+        """Send all runs to the service."""
+        self._service = service
         while not all(run.is_done for run in self.runs):
             self._reading_s = 0.0
             for run in self.runs:
@@ -90,6 +109,11 @@ class Follower:
                     self._advance(run)
             if not all(run.is_done for run in self.runs):
                 time.sleep(max(POLL_S, self._reading_s / READING_SHARE))
+
+    def close(self) -> None:
+        """Release all locks, and delete all temporary files."""
+        for run in self.runs:
+            run.resources.close()
 
     def _advance(self, run: FollowedRun) -> None:
         """Send the new steps of a run, and finish a run that has ended."""
@@ -109,20 +133,30 @@ class Follower:
             self._reading_s += time.monotonic() - start
             for step, payload in steps:
                 run.service.log(step, payload)
-            if state != RUNNING or not self._task.until_end:
+            # A process that resumed the run after a kill has a follower of its own, which waits for the lock.
+            is_resumed = self._task.process is not None and run.folder.owner() not in (None, self._task.process)
+            if state != RUNNING or not self._task.until_end or is_resumed:
                 run.service.finish(summary_of(record), state)
                 run.is_done = True
         except Exception as error:
             run.is_done, run.problem = True, _one_line(error)
             if run.service is None and not self._task.until_end:
                 self._unreachable = run.problem
+        if run.is_done:
+            run.resources.close()
 
     def _start(self, run: FollowedRun) -> bool:
         """Start the run at the service, and return whether it has started."""
+        path, task = run.folder.path, self._task
+        if not run.acquire(lock_of(path, self._service)):
+            if not task.until_end:
+                _print(f"run {run.folder.run_id}: another process is sending it already")
+                run.is_done = True
+            return False
         if time.monotonic() < run.retry_at:
             return False
-        path, content, task = run.folder.path, run.folder.run(), self._task
-        if task.service == TENSORBOARD:
+        content = run.folder.run()
+        if self._service == TENSORBOARD:
             run.service = TensorBoardRun(path)
             return True
         sweep = task.sweep
@@ -131,7 +165,8 @@ class Follower:
         labels = labels_of(content, read_plan(sweep) if sweep is not None and has_plan(sweep) else None)
         tracking = content["config"]["tracking"]
         try:
-            run.service = WandbRun(path, config_of(content), labels, tracking, task.service, task.process)
+            run.service = WandbRun(path, config_of(content), labels, tracking, self._service, task.process)
+            run.resources.callback(run.service.close)
         except Exception as error:
             now = time.monotonic()
             run.ended_at = float("inf") if run.folder.is_active() else min(run.ended_at, now)
@@ -166,13 +201,9 @@ def _one_line(error: Exception) -> str:
 
 def main(task: Task) -> int:
     """Follow the runs of a task, print what became of them, and return the exit code."""
-    with contextlib.ExitStack() as locks:
-        # In one order, so that two followers of the same runs never wait for each other.
-        ordered = sorted(task.runs)
-        runs = [run for run in ordered if _acquire(locks, lock_of(run, task.service), wait=task.until_end)]
-        if not runs:
-            return 0
-        if not (os.environ.get("WANDB_SWEEP_ID") and task.process and len(runs) == 1):
+    with contextlib.closing(Follower(task)) as follower:
+        follower.acquire()
+        if not (os.environ.get("WANDB_SWEEP_ID") and task.process and len(task.runs) == 1):
             os.environ.pop("WANDB_RUN_ID", None)  # the id of one run, which the agent of a W&B sweep sets
         service = task.service
         if service != TENSORBOARD:
@@ -180,35 +211,14 @@ def main(task: Task) -> int:
             if service == "auto" or (service == "online" and mode == NO_LOGIN):
                 service = mode
         if service == NO_LOGIN:
-            _print(NOTHING_SENT + sync_hint(runs))
+            _print(NOTHING_SENT + sync_hint(task.runs))
             return 1
         if service not in ("online", "offline", TENSORBOARD):
             return 0  # WANDB_MODE=disabled
-        follower = Follower(replace(task, runs=runs, service=service))
-        follower.follow()
+        follower.follow(service)
         for line in report(follower.runs, service):
             _print(line)
         return int(any(run.problem for run in follower.runs))
-
-
-def _acquire(locks: contextlib.ExitStack, lock: Path, *, wait: bool) -> bool:
-    """Acquire the lock of a run, and return whether it is held. With `wait`, wait until an earlier follower ends.
-
-    Raises:
-        StoreError: The lock file cannot be written.
-    """
-    while True:
-        try:
-            locks.enter_context(file_lock(lock, f"tracking of run {lock.parent.name}"))
-        except StoreError:
-            if not is_locked(lock):
-                raise
-            if not wait:
-                _print(f"run {lock.parent.name}: another process is sending it already")
-                return False
-            time.sleep(POLL_S)
-        else:
-            return True
 
 
 def _print(line: str) -> None:

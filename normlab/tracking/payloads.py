@@ -17,10 +17,11 @@ from normlab.errors import StatisticsError
 from normlab.stats.profiles import Profiles
 from normlab.stats.registry import STATISTICS, layers_of, values_of
 from normlab.stats.statistic import TIERS
-from normlab.store.format import COMPLETED_STATES, INTERRUPTED
+from normlab.store.format import CHECKS_FILE, COMPLETED_STATES, INTERRUPTED
 from normlab.store.outcome import final_losses
 from normlab.store.parts import part_to_json
 from normlab.store.plans import Plan
+from normlab.store.reading import read_record
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.throughput import Compute
@@ -191,10 +192,17 @@ def labels_of(run: Mapping[str, Any], plan: Plan | None) -> Labels:
 
 
 def summary_of(record: RunRecord) -> dict[str, Any]:
-    """Return the summary of a run: state, outcome, losses, numbers of spikes, and the complete status."""
+    """Return the summary of a run: state, outcome, losses, spikes, result of `normlab verify`, and complete status.
+
+    Raises:
+        StoreError: The result of `normlab verify` cannot be read.
+    """
     status = record.status
     summary: dict[str, Any] = {"state": record.state, "outcome": record.outcome, "best_val_loss": status.best_val_loss}
     if record.state in COMPLETED_STATES:
         summary["val_loss"], summary["last_val_loss"] = final_losses(record.state, status.val_loss)
     summary |= {f"spike/{rule}": spikes["spikes"] for rule, spikes in (status.spikes or {}).items()}
+    if (checks := record.folder.path / CHECKS_FILE).exists():
+        result = read_record(checks)
+        summary |= {"verify/checks": result["checks"], "verify/failed": len(result["failed"])}
     return {key: value for key, value in summary.items() if value is not None} | {"status": part_to_json(status)}

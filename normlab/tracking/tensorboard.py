@@ -52,6 +52,3 @@ class TensorBoardRun:
         """Write what is left."""
         del summary, state
         self._writer.close()
-
-    def close(self) -> None:
-        """Do nothing: all files are to be kept."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 
 from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
@@ -58,7 +57,13 @@ def select_checks(config: RunConfig, overrides: Sequence[str]) -> Iterator[Check
         checked, hint = "plugins", "choose a norm or a placement, or leave it out"
     if unused := [override for override, part in parts.items() if part in unchecked]:
         raise ConfigError(f"{' '.join(unused)}: has no effect, since verify checks only {checked}; {hint}")
-    return checks_of_plugins(config.plugins) if only_plugins else chain(checks_of_run(config), _compiled(config))
+    return checks_of_plugins(config.plugins) if only_plugins else all_checks_of_run(config)
+
+
+def all_checks_of_run(config: RunConfig) -> Iterator[Check]:
+    """Yield the checks of one run, and that of its compiled block."""
+    yield from checks_of_run(config)
+    yield from _compiled(config)
 
 
 def checks_of_run(config: RunConfig) -> Iterator[Check]:

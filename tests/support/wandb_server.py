@@ -32,7 +32,7 @@ class Server(ThreadingHTTPServer):
         self.views: list[dict[str, Any]] = []
         """Saved views, oldest first. As a name is no key of a view, only an id replaces one."""
         self.commands: list[dict[str, Any]] = []
-        """The commands of a sweep that its agent receives, one per heartbeat, and then exit."""
+        """The commands of a sweep for its agent, each when the agent trains no run, and then exit."""
         self.sweep_config = ""
         """That of a sweep of W&B, in YAML."""
         self.paths: list[str] = []
@@ -128,8 +128,10 @@ class Handler(BaseHTTPRequestHandler):
         if "createAgent" in query:
             return {"createAgent": {"agent": {"id": "a"}}}
         if "agentHeartbeat" in query:
-            command = server.commands.pop(0) if server.commands else {"type": "exit"}
-            return {"agentHeartbeat": {"agent": {"id": "a"}, "commands": json.dumps([command])}}
+            commands: list[dict[str, Any]] = []
+            if not any(json.loads(variables["runState"]).values()):
+                commands = [server.commands.pop(0) if server.commands else {"type": "exit"}]
+            return {"agentHeartbeat": {"agent": {"id": "a"}, "commands": json.dumps(commands)}}
         return {}
 
     def stream(self, body: dict[str, Any]) -> None:

@@ -209,4 +209,4 @@ def test_the_catalogue_is_compiled_only_on_request(monkeypatch: pytest.MonkeyPat
     assert len(subjects) == len(NORMS) + len(PLACEMENTS)
     code, out, err = run_command("verify", "norm=rmsnorm", "--compiled")
     assert (code, out) == (2, "")
-    assert err.startswith("error: --compiled: has no effect with overrides")
+    assert err.startswith("error: --compiled: has no effect with a run")

@@ -1,0 +1,51 @@
+"""Verify the blocks of recorded runs, and write the result to the folder of each run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from normlab.loaded_run import LoadedRun
+from normlab.model.fingerprint import fingerprint
+from normlab.options import plain_tree
+from normlab.store.files import write_atomic
+from normlab.store.format import CHECKS_FILE, with_checksum
+from normlab.verify.check import Check, check_equal
+from normlab.verify.norms import size_of_run
+from normlab.verify.selection import CHECKED_PARTS, all_checks_of_run
+
+
+def verify_runs(runs: Sequence[LoadedRun]) -> Iterator[Check]:
+    """Yield the checks of each different block of the runs, and whether it is still the block that was trained.
+
+    The result of a block is written to the folders of its runs when all its checks are made: the recorded fingerprint,
+    the number of checks, and the lines of the failed checks.
+
+    Raises:
+        ConfigError, StoreError: The config of a run cannot be read or its plugins are not trusted; nothing is written.
+    """
+    blocks: dict[str, list[LoadedRun]] = {}
+    for run in runs:
+        tree = plain_tree(run.config)
+        parts = [tree[part] for part in CHECKED_PARTS]
+        block = json.dumps([run.record.fingerprint, run.config.init_rule, size_of_run(run.config), parts])
+        blocks.setdefault(block, []).append(run)
+    for same in blocks.values():
+        config, recorded = same[0].config, same[0].record.fingerprint
+        checks: list[Check] = []
+        for check in chain([_is_trained_block(same[0])], all_checks_of_run(config)):
+            checks.append(check)
+            yield check
+        failed = [str(check) for check in checks if not check.passed]
+        content = with_checksum({"fingerprint": recorded, "checks": len(checks), "failed": failed})
+        for run in same:
+            write_atomic(run.folder.path / CHECKS_FILE, content)
+
+
+def _is_trained_block(run: LoadedRun) -> Check:
+    subject, claim = f"run {run.folder.run_id}", "has the block that was trained"
+    recorded = run.record.fingerprint
+    if not recorded:
+        return Check(subject, claim, passed=True, result="an older normlab recorded no fingerprint", skipped=True)
+    return check_equal(subject, claim, recorded, fingerprint(run.config))

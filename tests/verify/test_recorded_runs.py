@@ -1,0 +1,94 @@
+"""`normlab verify RUN`: each different block of recorded runs is checked once, against the trained one too."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normlab.config.compose import compose_run
+from normlab.store.format import CHECKS_FILE
+from normlab.store.query import find_runs
+from normlab.store.reading import read_record
+from normlab.store.record import RunRecord
+from normlab.tracking.payloads import summary_of
+from normlab.training.run import train
+from normlab.verify import runs as verify_runs
+from normlab.verify.check import Check, check_equal
+from support.small_run import small_run
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[RunRecord]:
+    """Return runs with two blocks and two seeds, sorted by id."""
+    monkeypatch.chdir(tmp_path)
+    for norm, seed in itertools.product(("rmsnorm", "layernorm"), (0, 1)):
+        overrides = [f"norm={norm}", f"seed={seed}", "train.steps=2"]
+        train(compose_run([*small_run(tmp_path / "results"), *overrides]), trackers=[])
+    return find_runs(tmp_path / "results")
+
+
+def two_checks(config: Any) -> list[Check]:
+    return [Check(config.norm.name, "holds", passed=True, result=""), check_equal(config.norm.name, "is it", 1, 2)]
+
+
+def test_each_block_is_checked_once_and_the_summary_has_the_result(
+    records: list[RunRecord], run_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "verify/checks" not in summary_of(records[0])
+    monkeypatch.setattr(verify_runs, "all_checks_of_run", two_checks)
+    code, out, _ = run_command("verify", "results", "--json")
+    assert code == 1  # one check fails
+    rows = json.loads(out)
+    assert sorted((row["of"].partition("-")[0], row["passed"]) for row in rows) == [
+        ("layernorm", False), ("layernorm", True), ("rmsnorm", False), ("rmsnorm", True),
+        ("run layernorm", True), ("run rmsnorm", True),
+    ]  # fmt: skip
+    for record in records:
+        result = read_record(record.folder.path / CHECKS_FILE)
+        assert (result["fingerprint"], result["checks"]) == (record.fingerprint, 3)
+        assert result["failed"] == [f"FAIL  {record.config.norm.name}: is it  expected 1, found 2"]
+        summary = summary_of(record)
+        assert (summary["verify/checks"], summary["verify/failed"]) == (3, 1)
+
+
+def test_a_block_that_is_no_longer_the_trained_one_fails(
+    records: list[RunRecord], run_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify_runs, "all_checks_of_run", lambda config: iter(()))
+    monkeypatch.setattr(verify_runs, "fingerprint", lambda config: "0" * 16)
+    code, out, _ = run_command("verify", records[0].run_id)
+    assert code == 1
+    assert f"has the block that was trained  expected {records[0].fingerprint}, found {'0' * 16}" in out
+    assert [(record.folder.path / CHECKS_FILE).exists() for record in records] == [True, False, False, False]
+
+
+@pytest.mark.exhaustive
+def test_all_checks_of_a_recorded_run_hold(records: list[RunRecord], run_command: Command) -> None:
+    code, out, err = run_command("verify", records[0].run_id)
+    assert (code, err) == (0, "")
+    assert any("compiled, bf16" in line for line in out.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "neither a folder nor a sweep"),
+        (["results", "norm=rmsnorm"], "results: not of the form option=value"),
+        (["results", "--compiled"], "--compiled: has no effect with a run"),
+        (["norm=rmsnorm", "--trust"], "--trust: has no effect without a recorded run"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    arguments: list[str], message: str, records: list[RunRecord], run_command: Command
+) -> None:
+    code, out, err = run_command("verify", *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+    assert not list(records[0].folder.path.glob(CHECKS_FILE))

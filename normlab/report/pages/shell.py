@@ -87,7 +87,10 @@ def write_output(path: Path, content: bytes) -> None:
 
 def as_json(data: Mapping[str, Any]) -> str:
     """Return strict JSON for a script element, escaped so that no text can end the element."""
-    text = json.dumps(encode(data), allow_nan=False, separators=(",", ":"))
+    try:
+        text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    except ValueError:  # a NaN or an infinity; `encode` takes longer than the rest of a large page
+        text = json.dumps(encode(data), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

@@ -59,6 +59,12 @@ def ready(page):
     return page
 
 
+def open_table(page, table: str) -> None:
+    """Open a table of the page, and wait for its rows: the browser sends `toggle` some time after the click."""
+    page.locator(f"#{table} summary").click()
+    page.locator(f"#{table} tbody tr").first.wait_for()
+
+
 def drawn(page, figure: str) -> dict[str, Any]:
     """Return what a figure draws."""
     return page.evaluate(

@@ -9,7 +9,7 @@ import pytest
 from normlab.report.cells_table import summarize_by
 from normlab.report.channels import choose_channels
 from support.browser import opened
-from support.compare_pages import FIGURES, drawn, points, ready
+from support.compare_pages import FIGURES, drawn, open_table, points, ready
 
 
 def chip(page, level: str):
@@ -45,7 +45,7 @@ def test_hidden_level_leaves_every_figure_and_the_answer(browser, path, cells):
 
 def test_interactions_with_a_hidden_level_are_left_out(browser, path):
     with opened(browser, path) as page:
-        ready(page).locator("#interactions summary").click()
+        open_table(ready(page), "interactions")
         rows = page.locator("#interactions tbody tr")
         tests = page.evaluate("DATA.interactions.rows")
         assert rows.count() == len(tests) > 3
@@ -124,7 +124,7 @@ def test_theme_changes_ground_and_colours(browser, path):
 def test_tables_are_sorted_by_a_click(browser, path):
     with opened(browser, path) as page:
         assert not ready(page).locator("#tables details[open]").count()
-        page.locator("#cells summary").click()
+        open_table(page, "cells")
         head = page.locator("#cells thead").get_by_role("button", name="val loss", exact=True)
         column = 1 + page.locator("#cells thead th").all_inner_texts().index("val loss")
 

@@ -11,7 +11,7 @@ from normlab.report.histories import history, read_statistics
 from normlab.store.format import RUNS_FOLDER
 from normlab.store.runs import RunFolder
 from support.browser import opened
-from support.compare_pages import BY, FIGURES, STEPS, drawn, grid, normlab, points, ready
+from support.compare_pages import BY, FIGURES, STEPS, drawn, grid, normlab, open_table, points, ready
 
 LABELS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm", "pre": "pre-norm", "post": "post-norm"}
 
@@ -202,7 +202,7 @@ def test_tables_equal_summarize(browser, path, sweep, runs):
     with opened(browser, path) as page:
         ready(page)
         for details in ("cells", "runs"):
-            page.locator(f"#{details} summary").click()
+            open_table(page, details)
         head = [tuple(page.locator("#cells thead th").all_inner_texts())]
         rows = [tuple(line.split("\t")) for line in page.locator("#cells tbody tr").all_inner_texts()]
         assert {tuple(map(str.strip, row)) for row in head + rows} == expected

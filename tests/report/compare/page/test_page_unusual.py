@@ -12,7 +12,7 @@ from synthetic_runs import Record, write_run, write_sweep
 from normlab.store.files import write_atomic
 from normlab.store.format import DIVERGED, RUNS_FOLDER, with_checksum
 from support.browser import PHONE, WIDE, opened
-from support.compare_pages import drawn, normlab, overlapping_texts, ready
+from support.compare_pages import drawn, normlab, open_table, overlapping_texts, ready
 
 
 def awkward() -> list[Record]:
@@ -101,7 +101,7 @@ def test_run_name_is_never_markup(browser, tmp_path, name):
         ready(page)
         for figure in page.evaluate("FIGURES.map((figure) => figure.element.dataset.figure)"):
             drawn(page, figure)
-        page.locator("#runs summary").click()
+        open_table(page, "runs")
         assert page.locator("img").count() == 0
         assert name in page.locator("#runs tbody").inner_text()
         assert name in page.locator("#factors").inner_text()

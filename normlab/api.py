@@ -53,6 +53,7 @@ def sweep(*overrides: str, retry_failed: bool = False) -> pd.DataFrame:
     from normlab.sweeps.plan import make_plan
     from normlab.sweeps.progress import ProgressDisplay, result_lines
     from normlab.sweeps.supervisor import supervise
+    from normlab.tracking.background import report_uploads
 
     options, configs = compose_sweep(overrides)
     planned = make_plan(options, configs)
@@ -66,6 +67,7 @@ def sweep(*overrides: str, retry_failed: bool = False) -> pd.DataFrame:
         planned.gpus,
         retry_failed=retry_failed,
     )
+    report_uploads(planned.folder, result.plan)
     if result.code:
         raise NormlabError("; ".join(result_lines(result.plan, planned.folder, result.failed)))
     return runs(planned.folder)

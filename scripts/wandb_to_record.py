@@ -4,7 +4,7 @@
     scripts/wandb_to_record.py runs.json results        # then: normlab summarize results
 
 runs.json is a list of runs, each with `config`, `summary` and `history` (a list of rows) as W&B's public API returns
-them. The script is the test that what W&B receives is enough for the tables.
+them. If `summarize` prints the same of these records, W&B has all that the tables need.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def write_record(run: Mapping[str, Any], results: Path) -> None:
     rows = []
     for sent in sorted(run["history"], key=lambda row: row["_step"]):
         for kind, names in ROW_KEYS.items():
-            numbers = {key: sent[name] for key, name in names.items() if name in sent}
+            # W&B has NaN and infinity as text.
+            numbers = {key: float(sent[name]) for key, name in names.items() if name in sent}
             if numbers:
                 rows.append({"kind": kind, "step": sent["_step"], **numbers})
     folder.metrics_path.write_bytes(b"".join(map(to_json, rows)))

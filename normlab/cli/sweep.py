@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normlab.cli.app import HydraCommand, app, echo, overrides_argument, show_progress
-from normlab.errors import notify, warn
+from normlab.errors import warn
 from normlab.version import __version__
 
 if TYPE_CHECKING:
@@ -41,11 +41,10 @@ def sweep(
     """
     from normlab.config.compose import compose_sweep
     from normlab.config.hydra_flags import show_config
-    from normlab.store.plans import run_of
     from normlab.sweeps.plan import make_plan
     from normlab.sweeps.progress import ProgressDisplay, plan_lines, result_lines
     from normlab.sweeps.supervisor import supervise
-    from normlab.tracking.background import NOTHING_SENT, may_have_login, mode_of, not_complete, sync_hint
+    from normlab.tracking.background import report_uploads
 
     if show_config(overrides or []):
         return 0
@@ -71,8 +70,5 @@ def sweep(
         echo(line)
     if page is not None and page.select(must_have_started=False).started:
         echo(str(page.write()[1]))
-    tracked = [run for run in result.plan.runs if mode_of(run.config["tracking"]["wandb"]) in ("auto", "online")]
-    if left := not_complete([run_of(folder, run).path for run in tracked]):
-        problem = f"W&B does not have all of {len(left)} runs; " if may_have_login() else NOTHING_SENT
-        notify(problem + sync_hint([folder]))
+    report_uploads(folder, result.plan)
     return result.code

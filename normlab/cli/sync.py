@@ -35,13 +35,17 @@ def sync(
     from normlab.tracking.background import Task, start_follower
 
     codes: list[int] = []
-    replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)  # Ctrl-C has to end the follower too
-    for selection in [select_runs([name], results_dir) for name in runs]:
+    # Ctrl-C and SIGTERM have to end the follower too.
+    replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    for selection in [select_runs([name], results_dir) for name in dict.fromkeys(runs)]:
         for record in selection.started:
             if record.problem:
-                warn(f"{record.problem}; it is not sent")
+                warn(f"{record.problem}; the run is not sent")
                 codes.append(2)
         folders = [record.folder.path for record in selection.started if not record.problem]
+        if not folders:
+            continue
         sweep = selection.home if selection.name else None
         service = "online" if to == "wandb" else to
         follower = start_follower(Task(runs=folders, service=service, sweep=sweep, until_end=False))
@@ -50,8 +54,7 @@ def sync(
             for line in follower.stderr:
                 typer.echo(line.removeprefix("normlab: "), nl=False)
             codes.append(follower.wait())
-        except KeyboardInterrupt:
+        finally:
             follower.terminate()
-            raise
     if any(codes):
         sys.exit(2)

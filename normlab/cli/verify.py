@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from normlab.cli.app import HydraCommand, Json, ResultsDir, Trust, app, echo
-from normlab.errors import ConfigError, warn
+from normlab.errors import ConfigError, StoreError, warn
 
 
 @app.command(cls=HydraCommand, context_settings={"ignore_unknown_options": True})
@@ -31,8 +31,8 @@ def verify(
     checks the complete catalogue. With only plugins=[FILE], checks every norm and placement of the file. Exit code 1 if
     a check fails.
 
-    With the names of recorded runs or sweeps, checks each different block of them, and that the code still computes the
-    block that was trained. The result is written to the folders of the runs.
+    With the names of recorded runs or sweeps, checks each different block of them once. One of the checks is that this
+    version of the code computes what the run trained. The result is written to the folders of the runs.
 
     The block of a run is also checked as a GPU trains it: compiled, in bf16 autocast, on the device of this machine.
     """
@@ -51,13 +51,20 @@ def verify(
         return 0
     torch.set_num_threads(1)  # the tensors are small, and more threads would wait for each other
     results = []
+    damaged: list[str] = []
     if trust and not names:
         raise ConfigError("--trust: has no effect without a recorded run; leave it out")
     if overrides and compiled:
         raise ConfigError("--compiled: has no effect with a run, whose block is always compiled; leave it out")
     if names:
         started = select_runs(names, results_dir).started
-        checks = verify_runs([LoadedRun(record.folder, trust=trust) for record in started])
+        readable = [record for record in started if not record.problem]
+        damaged = [record.problem for record in started if record.problem]
+        if not readable:
+            raise StoreError(damaged[0])
+        for problem in damaged:
+            warn(f"{problem}; the run is not verified")
+        checks = verify_runs([LoadedRun(record.folder, trust=trust) for record in readable])
     elif overrides:
         config = compose_run(overrides)
         checks = select_checks(config, overrides_in(overrides))
@@ -72,4 +79,4 @@ def verify(
         if not json:
             echo(str(check))
     echo(render([check.row() for check in results], "json") if json else verdict(results))
-    return int(not all(check.passed for check in results))
+    return 2 if damaged else int(not all(check.passed for check in results))

@@ -17,6 +17,7 @@ from normlab.errors import StoreError
 from normlab.parsing import from_json, read_at_most
 from normlab.store.files import io_error
 from normlab.store.format import (
+    CHECKS_FILE,
     CHECKSUM_KEY,
     PLAN_FILE,
     QUEUE_FILE,
@@ -34,6 +35,7 @@ HOW_TO_FIX = {
         "where there is none, run.fresh=true starts another run beside this one"
     ),
     PLAN_FILE: "delete this one file and start the same `normlab sweep` again: its finished runs are used",
+    CHECKS_FILE: "`normlab verify RUN` writes it again",
     QUEUE_FILE: "check with `squeue` that none of the sweep's tasks is left, then delete this one file",
 }
 """What to do about a damaged file of a run or a sweep."""

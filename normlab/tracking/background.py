@@ -17,16 +17,21 @@ from typing import TYPE_CHECKING
 from normlab.errors import notify
 from normlab.store.files import write_atomic
 from normlab.store.lock import is_locked
+from normlab.store.plans import Plan, run_of
 
 if TYPE_CHECKING:
     from normlab.config.schema import TrackingConfig
 
 TENSORBOARD = "tensorboard"
+MODES = ("auto", "online", "offline", "off", "disabled")
+"""The modes of W&B; the last two send nothing."""
 STATE_FILE = "wandb.json"
 WAIT_S = 10.0
 """Longest wait of a command for the followers that it has started."""
 NOTHING_SENT = "no login at W&B, so nothing was sent; after `wandb login`, "
-_followers: list[subprocess.Popen[str]] = []
+STARTING_S = 2.0
+"""Seconds that a follower may take until it has locked its runs."""
+_followers: list[tuple[Task, subprocess.Popen[str]]] = []
 _not_sent: list[Path] = []
 """Runs that need a login."""
 
@@ -40,7 +45,9 @@ class WandbState:
     entity: str = ""
     url: str = ""
     is_complete: bool = False
-    """Whether the server had the whole record when a follower last ended."""
+    """Whether the run had ended, and the server had every step of its record, when a follower last ended."""
+    problem: str = ""
+    """Why a follower gave up; empty if none did."""
 
     @classmethod
     def read(cls, folder: Path) -> WandbState:
@@ -89,16 +96,19 @@ def follow_training(runs: Sequence[Path], tracking: TrackingConfig) -> None:
         if service == "auto" and not may_have_login():
             _not_sent.extend(runs)
             continue
+        task = Task(runs=list(runs), service=service, process=os.getpid())
         try:
-            _followers.append(start_follower(Task(runs=list(runs), service=service, process=os.getpid())))
-        except OSError as error:  # no process or memory is left; the run needs neither
+            _followers.append((task, start_follower(task)))
+        except OSError as error:  # the system has no memory for another process; the run trains without it
             notify(f"the follower of {service} did not start ({error.strerror}); {sync_hint(runs, service)}")
 
 
 def services_of(tracking: TrackingConfig) -> list[str]:
     """Return the services of a run, as in `Task.service`."""
     mode = mode_of(tracking.wandb)
-    return [*([] if mode in ("off", "disabled") else [mode]), *tracking.also]
+    if mode not in MODES:
+        notify(f"WANDB_MODE={mode}: W&B has no such mode, and receives nothing; set online, offline or disabled")
+    return [*([mode] if mode in MODES[:3] else []), *tracking.also]
 
 
 def start_follower(task: Task) -> subprocess.Popen[str]:
@@ -121,8 +131,12 @@ def start_follower(task: Task) -> subprocess.Popen[str]:
 
 def mode_of(mode: str) -> str:
     """Return the mode of W&B: `tracking.wandb`, or for auto WANDB_MODE if it is set."""
-    chosen = os.environ.get("WANDB_MODE") if mode == "auto" else None
-    return {"run": "online", "shared": "online", "dryrun": "offline"}.get(chosen or mode, chosen or mode)
+    return current_name((mode == "auto" and os.environ.get("WANDB_MODE")) or mode)
+
+
+def current_name(mode: str) -> str:
+    """Return the name of a mode of W&B, which has older names too."""
+    return {"run": "online", "shared": "online", "dryrun": "offline"}.get(mode, mode)
 
 
 def wait_for_followers() -> None:
@@ -133,17 +147,40 @@ def wait_for_followers() -> None:
     deadline = time.monotonic() + WAIT_S
     try:
         while _followers:
-            lines = _followers[-1].communicate(timeout=max(0.0, deadline - time.monotonic()))[1]
+            task, follower = _followers[-1]
+            lines = follower.communicate(timeout=max(0.0, deadline - time.monotonic()))[1]
             _followers.pop()
             with suppress(OSError, ValueError):
                 sys.stderr.write(lines)
+            if follower.returncode and not lines:
+                notify(f"the follower of {task.service} was killed; {sync_hint(task.runs, task.service)}")
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         notify("the upload continues in the background; if it fails, `normlab sync RUN` sends the rest")
 
 
-def not_complete(runs: Sequence[Path]) -> list[Path]:
-    """Return the runs that W&B does not have completely, and that no follower sends."""
-    return [run for run in runs if not (WandbState.read(run).is_complete or is_locked(lock_of(run, "online")))]
+def report_uploads(sweep: Path, plan: Plan) -> None:
+    """Wait at most `WAIT_S` for the followers of a sweep's runs, and print what W&B has of them."""
+    tracked = [run for run in plan.runs if mode_of(run.config["tracking"]["wandb"]) in ("auto", "online")]
+    runs = [folder.path for run in tracked if (folder := run_of(sweep, run)).exists()]
+    start = time.monotonic()
+    while True:
+        states = {run: WandbState.read(run) for run in runs}
+        sending = [run for run in runs if is_locked(lock_of(run, "online"))]
+        left = [run for run in runs if not states[run].is_complete and run not in sending]
+        is_starting = any(not states[run].problem for run in left) and may_have_login()
+        if time.monotonic() > start + (WAIT_S if sending else STARTING_S if is_starting else 0):
+            break
+        time.sleep(0.1)
+    urls = [state.url for state in states.values() if state.is_complete]
+    if urls:
+        notify(f"W&B: {urls[0]}" if len(urls) == 1 else f"W&B: {len(urls)} runs; of the first, {urls[0]}")
+    if sending:
+        notify(f"the upload of {len(sending)} runs continues in the background; if it fails, {sync_hint([sweep])}")
+    if left and not may_have_login():
+        notify(NOTHING_SENT + sync_hint([sweep]))
+    elif left:
+        problem = next((f" ({state.problem})" for run in left if (state := states[run]).problem), "")
+        notify(f"W&B did not receive all of {len(left)} runs{problem}; {sync_hint([sweep])}")
 
 
 def lock_of(run: Path, service: str) -> Path:

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from normlab.errors import NormlabError, StoreError, notify
@@ -24,7 +24,7 @@ from normlab.store.lock import file_lock, is_locked
 from normlab.store.plans import has_plan, read_plan, sweep_folder
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
-from normlab.tracking.background import NOTHING_SENT, TENSORBOARD, Task, lock_of, sync_hint
+from normlab.tracking.background import NOTHING_SENT, TENSORBOARD, Task, WandbState, lock_of, sync_hint
 from normlab.tracking.payloads import config_of, labels_of, payloads, summary_of
 from normlab.tracking.tensorboard import TensorBoardRun
 from normlab.tracking.wandb import NO_LOGIN, WandbRun, wandb_environment
@@ -54,6 +54,8 @@ class FollowedRun:
     problem: str = ""
     """Why the service does not have everything; empty if it has."""
     is_done: bool = False
+    is_training: bool = False
+    """Whether it had not ended when it was sent."""
     ended_at: float = float("inf")
     """When the follower noticed the end of the run."""
     resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -91,7 +93,7 @@ class Follower:
         self._reading_s = 0.0
         """Time of the last reading of all records."""
         self._unreachable = ""
-        """Why the service cannot be reached, for a task that does not wait."""
+        """Why the service could not be reached after the end of a run; it is not tried again for the other runs."""
 
     def acquire(self) -> None:
         """Acquire the locks of the runs that no other follower sends, before anything that takes long."""
@@ -123,7 +125,7 @@ class Follower:
             if run.service is None and not self._start(run):
                 return
             assert run.service is not None
-            # The lock is read before the status, and the status before the rows, so those of an ended run are complete.
+            # The rows are read last: if the run has ended before, nothing is added to them.
             is_active, start = run.folder.is_active(), time.monotonic()
             record = RunRecord.read(run.folder)
             state = RUNNING if is_active else record.state
@@ -137,13 +139,22 @@ class Follower:
             is_resumed = self._task.process is not None and run.folder.owner() not in (None, self._task.process)
             if state != RUNNING or not self._task.until_end or is_resumed:
                 run.service.finish(summary_of(record), state)
-                run.is_done = True
+                run.is_done, run.is_training = True, state == RUNNING
         except Exception as error:
-            run.is_done, run.problem = True, _one_line(error)
-            if run.service is None and not self._task.until_end:
-                self._unreachable = run.problem
+            self._give_up(run, error)
         if run.is_done:
             run.resources.close()
+
+    def _give_up(self, run: FollowedRun, error: Exception) -> None:
+        """Store why a run is not sent any more."""
+        run.is_done, run.problem = True, _one_line(error)
+        may_recover = self._task.until_end and run.folder.is_active()
+        if not (isinstance(error, NormlabError) or _is_local(error) or may_recover):
+            self._unreachable = run.problem
+        if self._service == "online":
+            with contextlib.suppress(StoreError):
+                path = run.folder.path
+                replace(WandbState.read(path), is_complete=False, problem=run.problem).write(path)
 
     def _start(self, run: FollowedRun) -> bool:
         """Start the run at the service, and return whether it has started."""
@@ -165,13 +176,15 @@ class Follower:
         labels = labels_of(content, read_plan(sweep) if sweep is not None and has_plan(sweep) else None)
         tracking = content["config"]["tracking"]
         try:
-            run.service = WandbRun(path, config_of(content), labels, tracking, self._service, task.process)
+            run.service = WandbRun(
+                path, config_of(content), labels, tracking, self._service, task.process,
+                may_end=task.until_end or not run.folder.is_active(),
+            )  # fmt: skip
             run.resources.callback(run.service.close)
         except Exception as error:
             now = time.monotonic()
             run.ended_at = float("inf") if run.folder.is_active() else min(run.ended_at, now)
-            is_local = isinstance(error, StoreError) or getattr(error, "errno", None) in _LOCAL_ERRORS
-            if is_local or _REFUSAL.search(str(error)) or not task.until_end or now > run.ended_at + GIVE_UP_S:
+            if _is_local(error) or _REFUSAL.search(str(error)) or not task.until_end or now > run.ended_at + GIVE_UP_S:
                 raise
             run.retry_at = time.monotonic() + RETRY_S
             return False
@@ -191,7 +204,14 @@ def report(runs: Sequence[FollowedRun], service: str) -> list[str]:
         lines.append(f"{name}: {sent[0]}")
     elif sent:
         lines.append(f"{name}: {len(sent)} runs; of the first, {sent[0]}")
+    if training := [run.folder.path for run in runs if run.is_training]:
+        which = training[0].name if len(training) == 1 else f"{len(training)} runs"
+        lines.append(f"{name} has the steps so far of {which}; after the end, {sync_hint(training, service)}")
     return lines
+
+
+def _is_local(error: Exception) -> bool:
+    return isinstance(error, StoreError) or getattr(error, "errno", None) in _LOCAL_ERRORS
 
 
 def _one_line(error: Exception) -> str:
@@ -202,7 +222,8 @@ def _one_line(error: Exception) -> str:
 def main(task: Task) -> int:
     """Follow the runs of a task, print what became of them, and return the exit code."""
     with contextlib.closing(Follower(task)) as follower:
-        follower.acquire()
+        if task.until_end:
+            follower.acquire()
         if not (os.environ.get("WANDB_SWEEP_ID") and task.process and len(task.runs) == 1):
             os.environ.pop("WANDB_RUN_ID", None)  # the id of one run, which the agent of a W&B sweep sets
         service = task.service
@@ -229,11 +250,11 @@ def _print(line: str) -> None:
 if __name__ == "__main__":
     os.environ["WANDB_ERROR_REPORTING"] = "false"  # W&B's reports about its own errors
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    code = 2
+    code, task = 2, Task.from_json(sys.stdin.read())
     try:
-        code = main(Task.from_json(sys.stdin.read()))
-    except NormlabError as error:
-        _print(str(error))
+        code = main(task)
+    except Exception as error:
+        _print(f"{_one_line(error)}; {sync_hint(task.runs, task.service)}")
     except SystemExit:
         pass
     with contextlib.suppress(OSError, ValueError):

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from normlab.errors import StatisticsError
+from normlab.errors import StatisticsError, StoreError, warn
 from normlab.stats.profiles import Profiles
 from normlab.stats.registry import STATISTICS, layers_of, values_of
 from normlab.stats.statistic import TIERS
-from normlab.store.format import CHECKS_FILE, COMPLETED_STATES, INTERRUPTED
+from normlab.store.format import CHECKS_FILE, COMPLETED_STATES, encode
 from normlab.store.outcome import final_losses
 from normlab.store.parts import part_to_json
 from normlab.store.plans import Plan
@@ -61,16 +61,16 @@ class Labels(NamedTuple):
     group: str | None
     """The sweep."""
     job_type: str
-    """The configuration: what the runs of a cell have in common."""
+    """The configuration: what the runs that differ only in seeds have in common."""
     tags: tuple[str, ...]
 
 
 def payloads(folder: RunFolder, run: Mapping[str, Any], first: int, state: str) -> list[tuple[int, Payload]]:
     """Return the numbers of each complete step from `first` on, oldest first.
 
-    A step is complete when the run writes no more numbers for it. A run writes the statistics and the evaluation of an
-    interval after its rows, so the last two intervals are left out while it trains, and if it was killed. The step at
-    which a run was interrupted gets the rest of its numbers when the run is resumed.
+    A step is complete when the run writes no more numbers for it. The steps of an interval are complete when its last
+    row, the pace, is written. The step after it may have an evaluation, and gets the rest of its numbers in the next
+    interval; so it is left out unless the run is completed.
 
     Args:
         folder: The run's folder.
@@ -83,8 +83,7 @@ def payloads(folder: RunFolder, run: Mapping[str, Any], first: int, state: str) 
     """
     rows = folder.rows().rows
     ends = [row["step"] for row in rows if row["kind"] == "pace"]
-    left_out = 1 if state == INTERRUPTED else 2
-    before = np.inf if state in COMPLETED_STATES else ends[-left_out] if len(ends) >= left_out else 0
+    before = np.inf if state in COMPLETED_STATES else ends[-1] if ends else 0
     by_step: dict[int, Payload] = {}
     compute = Compute.parse(run)
     for row in rows:
@@ -194,8 +193,7 @@ def labels_of(run: Mapping[str, Any], plan: Plan | None) -> Labels:
 def summary_of(record: RunRecord) -> dict[str, Any]:
     """Return the summary of a run: state, outcome, losses, spikes, result of `normlab verify`, and complete status.
 
-    Raises:
-        StoreError: The result of `normlab verify` cannot be read.
+    It prints a warning if the result of `normlab verify` cannot be read.
     """
     status = record.status
     summary: dict[str, Any] = {"state": record.state, "outcome": record.outcome, "best_val_loss": status.best_val_loss}
@@ -203,6 +201,10 @@ def summary_of(record: RunRecord) -> dict[str, Any]:
         summary["val_loss"], summary["last_val_loss"] = final_losses(record.state, status.val_loss)
     summary |= {f"spike/{rule}": spikes["spikes"] for rule, spikes in (status.spikes or {}).items()}
     if (checks := record.folder.path / CHECKS_FILE).exists():
-        result = read_record(checks)
-        summary |= {"verify/checks": result["checks"], "verify/failed": len(result["failed"])}
-    return {key: value for key, value in summary.items() if value is not None} | {"status": part_to_json(status)}
+        try:
+            result = read_record(checks)
+            summary |= {"verify/checks": result["checks"], "verify/failed": len(result["failed"])}
+        except StoreError as error:
+            warn(error)
+    numbers = {key: value for key, value in summary.items() if value is not None}
+    return numbers | {"status": encode(part_to_json(status))}  # W&B has no NaN in nested values

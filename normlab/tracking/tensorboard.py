@@ -1,11 +1,13 @@
 """A run's numbers in TensorBoard's format, in the folder `tensorboard` of the run: `tensorboard --logdir results/runs`.
 
-The files are written anew from the record at each start, so they never have a step twice.
+The files are written anew from the record at each start, so they never have a step twice. The wall time of a step is
+the time at which it was written.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Mapping
@@ -19,7 +21,7 @@ FOLDER = "tensorboard"
 
 
 class TensorBoardRun:
-    """A run in TensorBoard's files; has the methods of `WandbRun`.
+    """A run in TensorBoard's files, with the methods of `WandbRun` that the follower calls.
 
     Args:
         folder: The run's folder.
@@ -37,7 +39,7 @@ class TensorBoardRun:
         shutil.rmtree(path, ignore_errors=True)
         self._writer = EventFileWriter(str(path), flush_secs=1)
         self.next_step = 0
-        self.where = f"`tensorboard --logdir {os.path.relpath(path)}` shows it"
+        self.where = f"`tensorboard --logdir {shlex.quote(os.path.relpath(path))}` shows it"
 
     def log(self, step: int, payload: Payload) -> None:
         """Write the numbers of a step."""

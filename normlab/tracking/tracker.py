@@ -29,7 +29,7 @@ class Tracker(Protocol):
         ...
 
     def log_statistics(self, profiles: Profiles) -> None:
-        """Log the statistics of a measured step, after the rows up to this step."""
+        """Log the statistics of a measured step, before the rows of its interval."""
         ...
 
     def finish(self, status: Status) -> None:

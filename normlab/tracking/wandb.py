@@ -6,18 +6,16 @@ import netrc
 import os
 import shlex
 import shutil
-import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from normlab.errors import NormlabError
-from normlab.store.format import COMPLETED_STATES, FAILED, KILLED
-from normlab.tracking.background import WandbState, netrc_path
+from normlab.store.format import FAILED, KILLED, RUNNING
+from normlab.tracking.background import WandbState, current_name, netrc_path
 from normlab.tracking.payloads import Labels, Payload
 
 SETTINGS: dict[str, Any] = {
@@ -58,7 +56,7 @@ def wandb_environment() -> WandbEnvironment:
     import wandb
 
     settings = wandb.setup(wandb.Settings(silent=True)).settings
-    mode = {"run": "online", "dryrun": "offline"}.get(settings.mode, settings.mode)
+    mode = current_name(settings.mode)
     if mode == "online" and not _has_login(settings):
         mode = NO_LOGIN
     return WandbEnvironment(mode, urlsplit(settings.base_url).netloc)
@@ -80,7 +78,8 @@ class WandbRun:
     """A run at W&B, whose steps are those of the training.
 
     Online, it continues the W&B run of the same id, and `next_step` is the first step that the server lacks. W&B's own
-    files are temporary, because the record has all numbers. Offline, the run is written anew to `folder`/wandb.
+    files are temporary, because the record has all numbers. Offline, the run is written anew to `folder`/wandb. The
+    caller holds the lock of the run.
 
     Args:
         folder: The run's folder.
@@ -89,6 +88,7 @@ class WandbRun:
         tracking: The options `tracking.*`.
         mode: online or offline.
         process: Id of the training process for the system metrics; None: no system metrics.
+        may_end: Whether `finish` ends the run at W&B.
 
     Raises:
         Exception: W&B did not start the run.
@@ -102,14 +102,21 @@ class WandbRun:
         tracking: Mapping[str, Any],
         mode: str,
         process: int | None,
+        *,
+        may_end: bool = True,
     ) -> None:
         self._folder, known = folder, WandbState.read(folder)
         run_id = os.environ.get("WANDB_RUN_ID") or known.id or folder.name
-        self._temporary = Path(tempfile.mkdtemp(prefix="normlab-wandb-")) if mode == "online" else None
-        if mode == "offline":
+        self._temporary = folder / "wandb-temporary" if mode == "online" else None
+        self.close()  # a killed follower leaves files
+        if self._temporary is not None:
+            self._temporary.mkdir()
+        else:
             for old in (folder / "wandb").glob(f"offline-run-*-{run_id}"):
                 shutil.rmtree(old, ignore_errors=True)
-        self._process = process
+        self._settings = SETTINGS | {
+            "x_stats_pid": process or os.getpid(), "x_disable_stats": process is None, "x_update_finish_state": may_end,
+        }  # fmt: skip
         self._options: dict[str, Any] = {
             "id": run_id,
             "resume": "allow" if mode == "online" else None,
@@ -127,9 +134,9 @@ class WandbRun:
         try:
             self._run = self._open()
         except BaseException:
-            self._delete_temporary()
+            self.close()
             raise
-        self.next_step = int(self._run.starting_step) if mode == "online" else 0
+        self.next_step = self._first_step = int(self._run.starting_step) if mode == "online" else 0
         self.where: str = self._run.url or f"`wandb sync {shlex.quote(self._run.settings.sync_dir)}` uploads it"
         """The address of the run, or the command that uploads it."""
         self._state = WandbState(run_id, self._run.project, self._run.entity, self._run.url or "")
@@ -140,9 +147,8 @@ class WandbRun:
         """Start the run at W&B, or continue it."""
         import wandb
 
-        available, process = wandb.Settings.model_fields, self._process
-        values = SETTINGS | {"x_stats_pid": process or os.getpid(), "x_disable_stats": process is None}
-        settings = wandb.Settings(**{key: value for key, value in values.items() if key in available})
+        available = wandb.Settings.model_fields
+        settings = wandb.Settings(**{key: value for key, value in self._settings.items() if key in available})
         return wandb.init(**self._options, settings=settings)
 
     def log(self, step: int, payload: Payload) -> None:
@@ -156,18 +162,23 @@ class WandbRun:
         Raises:
             Exception: The server does not have everything.
         """
+        exit_code = int(state in (FAILED, KILLED))
         self._run.summary.update(dict(summary))
-        self._run.finish(exit_code=int(state in (FAILED, KILLED)))
+        self._run.finish(exit_code=exit_code)
         if self._temporary is not None:
-            self._check_server(int(state in (FAILED, KILLED)))
-            replace(self._state, is_complete=state in COMPLETED_STATES).write(self._folder)
+            if self.next_step > self._first_step:
+                self._check_server(exit_code)
+            replace(self._state, is_complete=state != RUNNING).write(self._folder)
 
     def close(self) -> None:
         """Delete W&B's own files of an online run."""
-        self._delete_temporary()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _check_server(self, exit_code: int) -> None:
-        """Check that the server has the last step, by another start of the run: W&B gives up rejected rows silently.
+        """Check, by another start of the run, that the server has the last step.
+
+        W&B's client drops the rows that the server rejects, without an error.
 
         Raises:
             NormlabError: It does not have the step within `CHECK_S`.
@@ -182,8 +193,3 @@ class WandbRun:
             if time.monotonic() > deadline:
                 raise NormlabError(f"the server has the steps before {step} of {self.next_step}")
             time.sleep(2)
-
-    def _delete_temporary(self) -> None:
-        if self._temporary is not None:
-            with suppress(OSError):
-                shutil.rmtree(self._temporary)

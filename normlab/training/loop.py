@@ -292,10 +292,11 @@ class Loop:
                 continue
             rows = run.add_steps(first, scalars_SKR[..., index].tolist())
             run.progress.seconds += seconds
-            pace = {"kind": "pace", "step": run.progress.step, "seconds": run.progress.seconds}
-            run.record_rows([*rows, {**pace, "tokens_per_s": tokens / max(seconds, 1e-9)}])
+            # The statistics first: a reader that sees the last row of an interval finds all its numbers.
             for profiles in self._profiles(run, measured, statistics_KR[:, index]):
                 run.record_statistics(CORE, profiles)
+            pace = {"kind": "pace", "step": run.progress.step, "seconds": run.progress.seconds}
+            run.record_rows([*rows, {**pace, "tokens_per_s": tokens / max(seconds, 1e-9)}])
         self._pending.clear()
 
     def _profiles(

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from normlab.errors import StoreError, warn
 from normlab.loaded_run import LoadedRun
 from normlab.model.fingerprint import fingerprint
 from normlab.options import plain_tree
@@ -20,7 +21,7 @@ def verify_runs(runs: Sequence[LoadedRun]) -> Iterator[Check]:
     """Yield the checks of each different block of the runs, and whether it is still the block that was trained.
 
     The result of a block is written to the folders of its runs when all its checks are made: the recorded fingerprint,
-    the number of checks, and the lines of the failed checks.
+    the number of checks, and the lines of the failed checks. A folder that cannot be written gives a warning.
 
     Raises:
         ConfigError, StoreError: The config of a run cannot be read or its plugins are not trusted; nothing is written.
@@ -40,7 +41,10 @@ def verify_runs(runs: Sequence[LoadedRun]) -> Iterator[Check]:
         failed = [str(check) for check in checks if not check.passed]
         content = with_checksum({"fingerprint": recorded, "checks": len(checks), "failed": failed})
         for run in same:
-            write_atomic(run.folder.path / CHECKS_FILE, content)
+            try:
+                write_atomic(run.folder.path / CHECKS_FILE, content)
+            except StoreError as error:
+                warn(error)
 
 
 def _is_trained_block(run: LoadedRun) -> Check:

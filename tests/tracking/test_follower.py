@@ -13,8 +13,8 @@ from normlab.store.format import STATUS_FILE, with_checksum
 from normlab.store.lock import file_lock, is_locked
 from normlab.store.runs import RunFolder
 from normlab.tracking import follower as follower_module
-from normlab.tracking.background import Task, lock_of
-from normlab.tracking.follower import Follower
+from normlab.tracking.background import Task, WandbState, lock_of
+from normlab.tracking.follower import Follower, report
 from normlab.training.run import train
 from support.small_run import small_run
 
@@ -24,7 +24,7 @@ class RecordingService:
 
     next_step, where = 0, ""
 
-    def __init__(self, path: Path, *_: object) -> None:
+    def __init__(self, path: Path, *_: object, **__: object) -> None:
         self.path = path
         self.steps: list[int] = []
         self.ended: list[str] = []
@@ -106,6 +106,26 @@ def test_a_run_of_a_pack_does_not_wait_for_the_follower_of_another(
         (second.path.name, ["finished"]), (first.path.name, ["finished"]),
     ]  # fmt: skip
     follower.close()
+
+
+def test_a_server_that_is_gone_at_the_end_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later run of a pack is not sent, and not called complete."""
+    folders = [folder_of(tmp_path, f"seed={seed}") for seed in range(3)]
+
+    def fail(self: object, summary: object, state: str) -> None:
+        finished.append(state)
+        raise TimeoutError("no answer")
+
+    finished: list[str] = []
+    monkeypatch.setattr(RecordingService, "finish", fail)
+    WandbState(is_complete=True).write(folders[2].path)
+    follower = Follower(Task(runs=[folder.path for folder in folders], service="online"))
+    follower.follow("online")
+    assert finished == ["finished"]
+    for run in follower.runs:
+        assert WandbState.read(run.folder.path) == WandbState(problem="TimeoutError: no answer")
+    (line,) = report(follower.runs, "online")
+    assert line.startswith("W&B did not receive all of 3 runs (TimeoutError: no answer); `normlab sync ")
 
 
 def test_sync_leaves_a_run_to_the_follower_that_sends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

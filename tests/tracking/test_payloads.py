@@ -12,6 +12,7 @@ import pytest
 from normlab.config.compose import compose_run
 from normlab.report.inspect import spike_rows
 from normlab.stats.config import StatsConfig
+from normlab.store.format import CHECKS_FILE, with_checksum
 from normlab.store.plans import Plan, PlannedRun
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
@@ -97,13 +98,13 @@ def test_a_running_run_sends_complete_steps_only(tmp_path: Path) -> None:
     folder = train(compose_run([*small_run(results), *options]), trackers=[Reader()]).folder
     final = sent(folder)
     assert moments[0] == {}
-    assert len(moments[-1]) > 6
+    assert len(moments[-1]) > 9
     for moment in moments:
         assert moment == {step: final[step] for step in moment}
         assert list(moment) == list(final)[: len(moment)]
     assert sent(folder, first=7) == {step: final[step] for step in final if step >= 7}
-    for state, steps in (("interrupted", 12), ("killed", 10), ("failed", 10)):  # a resumed run adds to the others
-        assert sent(folder, state=state) == {step: final[step] for step in range(steps)}
+    for state in ("interrupted", "killed", "failed"):  # a resumed run adds to the last step
+        assert sent(folder, state=state) == {step: final[step] for step in range(12)}
 
 
 def test_statistics_that_were_not_measured_are_left_out(tmp_path: Path) -> None:
@@ -139,6 +140,19 @@ def test_config_and_summary_have_the_whole_record(tmp_path: Path) -> None:
         f"spike/{row['rule']}": row["spikes"] for row in spike_rows(folder)
     }
     assert summary["spike/clipped"] > 0
+
+
+def test_a_damaged_result_of_verify_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_of(tmp_path, "train.steps=1")
+    (folder.path / CHECKS_FILE).write_bytes(with_checksum({"checks": 3, "failed": []}))
+    assert summary_of(RunRecord.read(folder))["verify/checks"] == 3
+    (folder.path / CHECKS_FILE).write_text("{")
+    capsys.readouterr()
+    assert "verify/checks" not in summary_of(RunRecord.read(folder))
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert "verify.json: is damaged" in line
+    assert "`normlab verify RUN` writes it again" in line
 
 
 def test_a_diverged_run_has_no_final_loss(tmp_path: Path) -> None:

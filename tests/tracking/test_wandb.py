@@ -96,7 +96,8 @@ def test_sent_late_with_the_labels_of_its_sweep(server: Server, tmp_path: Path) 
 def test_the_server_is_enough_for_the_tables(server: Server, tmp_path: Path) -> None:
     """A script rebuilds records from what the server has; `summarize` prints the same of both."""
     grid = [
-        *overrides_of(tmp_path, "tracking.wandb=off", "norm=layernorm,rmsnorm", "optim.lr=1e-3,3e-3", "seed=range(3)"),
+        *overrides_of(tmp_path, "tracking.wandb=off", "norm=layernorm,rmsnorm", "seed=range(3)"),
+        "optim.lr=1e-3,3e-3,1e30", "optim.clip=null", "optim.warmup_steps=1",  # one of the rates diverges
         "sweep.name=first", "sweep.jobs=2", "train.steps=20", "eval.every=10",
     ]  # fmt: skip
     assert call(tmp_path, server, "sweep", *grid).returncode == 0
@@ -109,6 +110,7 @@ def test_the_server_is_enough_for_the_tables(server: Server, tmp_path: Path) -> 
     script = Path(__file__).parents[2] / "scripts" / "wandb_to_record.py"
     rebuilt = call(tmp_path, None, "runs.json", "rebuilt", program=(sys.executable, str(script)))
     assert rebuilt.returncode == 0, rebuilt.stderr
+    assert sum(run.summary["outcome"] == "diverged" for run in server.runs.values()) == 6
     for options in ([], ["--against", "norm=layernorm"], ["--runs"]):
         expected, printed = (
             call(tmp_path, None, "summarize", f"{results}/runs", *options, "--format", "json").stdout
@@ -126,9 +128,15 @@ def test_a_follower_that_is_killed_in_the_middle(server: Server, tmp_path: Path)
         os.killpg(pid, signal.SIGKILL)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
+    path = folder_of(tmp_path).path
+    assert err.splitlines()[-1] == (
+        f"normlab: the follower of online was killed; `normlab sync results/runs/{path.name}` sends what is missing"
+    )
+    assert (path / "wandb-temporary").exists()
     assert len(next(iter(server.runs.values())).rows) < 3001
     assert call(tmp_path, server, *SYNC).returncode == 0
     assert_complete(server, tmp_path, list(range(3001)))
+    assert not (path / "wandb-temporary").exists()
 
 
 @pytest.mark.process
@@ -233,7 +241,64 @@ def test_a_pack_is_followed_by_one_process(server: Server, tmp_path: Path) -> No
     counting.set()
     thread.join()
     assert max(most) == 1
+    assert done.stderr.splitlines()[-1].startswith("normlab: W&B: 3 runs; of the first, http")
     assert [(run.steps(), run.summary["state"]) for run in server.runs.values()] == [(ALL_STEPS, "finished")] * 3
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("case", ["dead server", "wrong key", "killed followers"])
+def test_a_sweep_names_the_command_that_sends_the_rest(case: str, server: Server, tmp_path: Path) -> None:
+    server.rejects = case == "wrong key"
+    grid = overrides_of(tmp_path, "seed=0,1", "sweep.pack=off", "sweep.name=x", *SLOW[:1])
+    process = start(tmp_path, server, "sweep", *grid)
+    if case != "wrong key":
+        wait_for(lambda: any(run.rows for run in server.runs.values()))
+        server.is_dead = case == "dead server"
+    while case == "killed followers" and process.poll() is None:
+        for pid in followers(tmp_path):
+            os.killpg(pid, signal.SIGKILL)
+        time.sleep(0.5)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0
+    line = err.splitlines()[-1]
+    assert line.endswith("`normlab sync results/sweeps/x` sends what is missing")
+    expected = {
+        "dead server": "normlab: the upload of 2 runs continues in the background; if it fails, ",
+        "wrong key": "normlab: W&B did not receive all of 2 runs (CommError: ",
+        "killed followers": "normlab: W&B did not receive all of 2 runs; ",
+    }
+    assert line.startswith(expected[case])
+    for pid in followers(tmp_path):
+        os.killpg(pid, signal.SIGKILL)
+
+
+@pytest.mark.process
+def test_sync_while_the_run_trains(server: Server, tmp_path: Path) -> None:
+    """It sends the steps so far, and does not end the run at W&B."""
+    process = start(tmp_path, None, "train", *overrides_of(tmp_path, *SLOW, "tracking.wandb=off"))
+    wait_for(lambda: any(path.stat().st_size > 50_000 for path in tmp_path.glob("results/runs/*/metrics.jsonl")))
+    done = call(tmp_path, server, *SYNC)
+    assert process.poll() is None
+    (run,) = server.runs.values()
+    assert (done.returncode, run.summary["state"], run.exit_code) == (0, "running", None)
+    steps = run.steps()
+    assert steps == ALL_STEPS[:10] + list(range(10, len(steps)))
+    assert done.stdout.splitlines()[-1].startswith("W&B has the steps so far of ")
+    assert not WandbState.read(folder_of(tmp_path).path).is_complete
+    process.communicate(timeout=300)
+    assert call(tmp_path, server, *SYNC).returncode == 0
+    assert assert_complete(server, tmp_path, list(range(3001))).exit_code == 0
+
+
+def test_an_unknown_mode_is_one_line(server: Server, tmp_path: Path) -> None:
+    overrides = overrides_of(tmp_path, "tracking.wandb=auto")
+    done = call(tmp_path, server, "train", *overrides, WANDB_MODE="foo")
+    assert (done.returncode, done.stderr.count("W&B")) == (0, 1)
+    assert "normlab: WANDB_MODE=foo: W&B has no such mode, and receives nothing" in done.stderr
+    done = call(tmp_path, server, *SYNC, WANDB_MODE="foo")
+    assert (done.returncode, done.stdout.count("\n"), "Traceback" in done.stderr) == (2, 1, False)
+    assert "mode" in done.stdout
+    assert not server.runs
 
 
 @pytest.mark.parametrize("status", [400, 503])

@@ -69,6 +69,23 @@ def test_a_block_that_is_no_longer_the_trained_one_fails(
     assert [(record.folder.path / CHECKS_FILE).exists() for record in records] == [True, False, False, False]
 
 
+def test_a_damaged_run_and_a_folder_that_cannot_be_written_are_reported(
+    records: list[RunRecord], run_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify_runs, "all_checks_of_run", lambda config: iter(()))
+    (records[0].folder.path / "run.json").write_text("{")
+    (records[1].folder.path / CHECKS_FILE).mkdir()
+    code, out, err = run_command("verify", "results")
+    assert (code, out.splitlines()[-1].startswith("2 checks: all hold")) == (2, True)
+    damaged, unwritten = err.splitlines()
+    assert damaged.startswith("warning: ")
+    assert damaged.endswith("; the run is not verified")
+    assert CHECKS_FILE in unwritten
+    assert [(record.folder.path / CHECKS_FILE).is_file() for record in records] == [False, False, True, True]
+    code, out, err = run_command("verify", records[0].run_id)
+    assert (code, out, err.count("\n"), "is damaged" in err) == (2, "", 1, True)
+
+
 @pytest.mark.exhaustive
 def test_all_checks_of_a_recorded_run_hold(records: list[RunRecord], run_command: Command) -> None:
     code, out, err = run_command("verify", records[0].run_id)

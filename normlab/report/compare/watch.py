@@ -10,6 +10,7 @@ import contextlib
 import errno
 import gzip
 import hashlib
+import math
 import signal
 import threading
 import time
@@ -97,8 +98,7 @@ class LivePage:
         return self._page.html(self.snapshot().data, live=True)
 
     def _refresh(self) -> None:
-        # The stamp is of the folders of the last reading, and is taken before this one: a change in between, and a new
-        # folder, make the next stamp differ.
+        # Taken before the records are read: a change during the reading makes the next stamp differ.
         stamp = ([record.folder.stamp() for record in self._selection.records], _places(self._selection))
         if self._selection.records and stamp == self._stamp:
             return
@@ -138,13 +138,15 @@ class _Server(ThreadingHTTPServer):
         self.live = live
         self.answered = threading.Event()
         self.answered_at = -LAST_S
+        self.expired_at = math.inf
         super().__init__((HOST, port), _Handler)
 
     def send_last(self) -> None:
         """Wait until an open page has the latest data, or for `LAST_S`."""
-        self.answered.clear()
+        is_open = time.monotonic() - self.answered_at < LAST_S
         self.live.expire()
-        if time.monotonic() - self.answered_at < LAST_S:
+        self.expired_at = time.monotonic()
+        if is_open:
             self.answered.wait(LAST_S)
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -159,10 +161,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer `/` with the page, and `/data` with its data, or with 304 if the browser has them."""
         if _host_of(self.headers.get("Host", "")) not in LOOPBACK:
             return self.send_error(403, explain=f"open the page at http://{HOST} or http://localhost")
-        server = cast("_Server", self.server)
-        if self.path == "/":
+        server, asked_at, path = cast("_Server", self.server), time.monotonic(), urlsplit(self.path).path
+        if path == "/":
             return self._send("text/html; charset=utf-8", server.live.html().encode())
-        if self.path != "/data":
+        if path != "/data":
             return self.send_error(404, explain="the page is /")
         snapshot = server.live.snapshot()
         headers = {"ETag": snapshot.etag, "Last-Modified": formatdate(snapshot.updated, usegmt=True)}
@@ -171,7 +173,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send("application/json", snapshot.json, 200, headers)
         server.answered_at = time.monotonic()
-        server.answered.set()
+        if asked_at >= server.expired_at:
+            server.answered.set()
 
     def _send(
         self, kind: str | None, content: bytes, status: int = 200, headers: Mapping[str, str] | None = None

@@ -9,7 +9,8 @@ metrics that finds its row to the first look at the page that finds its point, w
 written at every step. A curve of the page has at most `MAX_POINTS` points, so a point may be the mean of a few steps,
 at their middle.
 
-Exits with 1 if a delay is above five seconds, if no run diverged, if no worker was killed or if the page was reloaded.
+Exits with 1 if a delay is above five seconds, if no run diverged, if no worker was killed, if the page was reloaded, or
+if the memory of one side grows by more than a quarter in the second half.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import math
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,6 +36,8 @@ from normlab.store.reading import read_last_row
 
 LIMIT_S = 5.0
 LOOK_EVERY_MS = 200
+LARGEST_GROWTH = 1.25
+"""Largest ratio of the memory at the end to that in the middle."""
 KILLED_RUN = 3
 """Number of the run, from 1, whose worker is killed."""
 SHOWN = "DATA.unfinished.map((run) => [run.id, run.curves.train_loss.at(-1)?.[0] ?? -1])"
@@ -63,11 +67,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--steps", type=int, default=9000, help="steps of each run")
     steps_each = parser.parse_args().steps
-    waiting: dict[tuple[str, int], float] = {}
-    delays: list[float] = []
-    memory: list[tuple[float, float, float]] = []
-    killed = False
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results"
         sweep = subprocess.Popen(
             [sys.executable, "-m", "normlab", "sweep", "model=gpt2_nano", "optim.lr=1e-3,3e-3,3e4",
@@ -75,8 +75,22 @@ def main() -> int:
              "tracking.wandb=off", "sweep.name=soak", f"results_dir={results}", "--watch"],
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        lines = iter(sweep.stdout or ())
-        address = next(word for line in lines for word in line.split() if word.startswith("http://"))
+        try:
+            return watch(sweep, results, steps_each)
+        finally:
+            sweep.terminate()
+            sweep.wait()
+
+
+def watch(sweep: subprocess.Popen[str], results: Path, steps_each: int) -> int:
+    """Watch a sweep until it ends, print the delays and the memory, and return the exit code."""
+    waiting: dict[tuple[str, int], float] = {}
+    delays: list[float] = []
+    memory: list[tuple[float, float, float]] = []
+    killed = False
+    lines = iter(sweep.stdout or ())
+    address = next(word for line in lines for word in line.split() if word.startswith("http://"))
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find_browser(), args=list(FLAGS))
         page = browser.new_page(viewport={"width": 1280, "height": 1400})
         page.goto(address)
@@ -105,14 +119,18 @@ def main() -> int:
         is_same = page.evaluate("globalThis.isSamePage === true")
         browser.close()
     print(f"{time.monotonic() - started:.0f} s, states in the page at the end: {', '.join(states)}")
+    largest, median = max(delays, default=math.inf), statistics.median(delays or [math.inf])
     print(
-        f"delay from a step's record to its point: {len(delays)} steps, largest {max(delays, default=math.inf):.2f} s"
+        f"delay from a step's record to its point: {len(delays)} steps, median {median:.2f} s, largest {largest:.2f} s"
     )
     print(f"points that were never seen because their run ended first: {len(waiting)}")
     for name, index in (("start", 0), ("middle", len(memory) // 2), ("end", -1)):
         at, server, used = memory[index]
         print(f"{name:6} at {at:4.0f} s: server (and supervisor) {server:.1f} MiB, heap of the page {used:.2f} MiB")
-    return int(max(delays, default=math.inf) > LIMIT_S or "diverged" not in states or not killed or not is_same)
+    _, *middle = memory[len(memory) // 2]
+    _, *end = memory[-1]
+    has_grown = any(last > LARGEST_GROWTH * half for half, last in zip(middle, end, strict=True))
+    return int(largest > LIMIT_S or has_grown or "diverged" not in states or not killed or not is_same)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def save_workspace(plan: Plan, folders: Sequence[Path], factors: Sequence[str]) 
         return workspace.save().url
     except Exception as error:
         reason = " ".join(f"{error}".split()).rstrip(".")[:300]
-        raise NormlabError(f"--wandb: W&B did not accept the workspace of {plan.name} ({reason}); try again") from error
+        raise NormlabError(f"--wandb: W&B did not accept the workspace of {plan.name} ({reason}); check it with `wandb login --verify`") from error
 
 
 def make_workspace(

@@ -42,7 +42,7 @@ SHORTEST_S = 1.0
 LOAD = 0.2
 """Largest share of one core that reading the records takes."""
 LAST_S = 4.0
-"""Longest time, in seconds, that shutdown waits for an open page to fetch the last data, which it does every 1.5 s."""
+"""Longest time, in seconds, that shutdown waits for an open page to fetch the last data, which it does every second."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from urllib.parse import urlsplit
 
@@ -184,6 +187,37 @@ def test_the_page_may_connect_to_its_server_only(trained, tmp_path):
     text = page.write()[1].read_text()
     assert "connect-src" not in text
     assert "fetch(" not in text
+
+
+def test_the_end_waits_for_the_data_of_the_end(trained, tmp_path, monkeypatch):
+    """Not for an answer whose data were read before it."""
+    running = trained("a", state="running")
+    monkeypatch.setattr(watch, "LAST_S", 30)
+    is_reading, may_read = threading.Event(), threading.Event()
+    read = ComparePage.data
+
+    def slow_read(page, selection, cache=None):
+        data = read(page, selection, cache)
+        is_reading.set()
+        assert may_read.wait(30)
+        return data
+
+    def ask_twice(address: str) -> list[int]:
+        early = data_of(address)
+        time.sleep(0.5)
+        return [data["unfinished"][0]["curves"]["train_loss"][-1][0] for data in (early, data_of(address))]
+
+    with ThreadPoolExecutor() as threads, running.lock():
+        with watch.serve(ComparePage(names=[str(tmp_path)])) as address:
+            get(address)
+            monkeypatch.setattr(ComparePage, "data", slow_read)
+            row = {"kind": "train", "loss": 3.25, "grad_norm": 1.0, "clip": 1.0, "lr": 1e-3}
+            running.append([row | {"step": 20}])
+            answers = threads.submit(ask_twice, address)
+            assert is_reading.wait(30)
+            running.append([row | {"step": 21}])
+            threading.Timer(0.5, may_read.set).start()
+        assert answers.result() == [20, 21]
 
 
 def test_ports(trained, tmp_path):

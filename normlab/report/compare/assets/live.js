@@ -1,6 +1,6 @@
 // The page while `--watch` serves it: request the data again, and draw them in place.
 
-const POLL_MS = 1500;
+const POLL_MS = 1000;
 const TIMEOUT_MS = 60000; // the first reading of many runs takes long
 const mark = make("span", { id: "live", class: "badge no" }, "live");
 byId("theme-place").prepend(mark);

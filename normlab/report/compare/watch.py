@@ -82,10 +82,10 @@ class LivePage:
     def snapshot(self) -> Snapshot:
         """Return the data. They are read again if the last reading ended long enough ago (`SHORTEST_S`, `LOAD`)."""
         with self._lock:
-            if (start := time.monotonic()) >= self._next:
+            if time.monotonic() >= self._next:
+                start = time.thread_time()  # of the processor, because the training may slow the reading down
                 self._refresh()
-                end = time.monotonic()
-                self._next = end + max(SHORTEST_S, (end - start) / LOAD)
+                self._next = time.monotonic() + max(SHORTEST_S, (time.thread_time() - start) / LOAD)
             return self._snapshot
 
     def expire(self) -> None:

@@ -86,6 +86,7 @@ def watch(sweep: subprocess.Popen[str], results: Path, steps_each: int) -> int:
     """Watch a sweep until it ends, print the delays and the memory, and return the exit code."""
     waiting: dict[tuple[str, int], float] = {}
     delays: list[float] = []
+    unseen: list[float] = []
     memory: list[tuple[float, float, float]] = []
     killed = False
     lines = iter(sweep.stdout or ())
@@ -106,6 +107,8 @@ def watch(sweep: subprocess.Popen[str], results: Path, steps_each: int) -> int:
             now = time.monotonic()
             for key in [key for key in waiting if shown.get(key[0], -1) >= key[1] - (key[1] // MAX_POINTS) / 2]:
                 delays.append(now - waiting.pop(key))
+            for key in [key for key in waiting if key[0] not in last_steps]:  # the run has ended
+                unseen.append(now - waiting.pop(key))
             if now - started >= 10 * len(memory):
                 heap.send("HeapProfiler.collectGarbage")
                 used = heap.send("Runtime.getHeapUsage")["usedSize"] / 2**20
@@ -123,14 +126,15 @@ def watch(sweep: subprocess.Popen[str], results: Path, steps_each: int) -> int:
     print(
         f"delay from a step's record to its point: {len(delays)} steps, median {median:.2f} s, largest {largest:.2f} s"
     )
-    print(f"points that were never seen because their run ended first: {len(waiting)}")
+    oldest = max(unseen, default=0.0)
+    print(f"steps whose run ended before their point was seen: {len(unseen)}; the oldest had waited {oldest:.2f} s")
     for name, index in (("start", 0), ("middle", len(memory) // 2), ("end", -1)):
         at, server, used = memory[index]
         print(f"{name:6} at {at:4.0f} s: server (and supervisor) {server:.1f} MiB, heap of the page {used:.2f} MiB")
     _, *middle = memory[len(memory) // 2]
     _, *end = memory[-1]
     has_grown = any(last > LARGEST_GROWTH * half for half, last in zip(middle, end, strict=True))
-    return int(largest > LIMIT_S or has_grown or "diverged" not in states or not killed or not is_same)
+    return int(max(largest, oldest) > LIMIT_S or has_grown or "diverged" not in states or not killed or not is_same)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from normlab.norms.base import load_all as load_norms
 from normlab.options import flatten_options
 from normlab.placements.base import load_all as load_placements
 from normlab.stats.measure.schedule import probe_steps
-from normlab.tracking.background import services_of
 from normlab.tracking.payloads import labels_of
+from normlab.tracking.settings import services_of
 from normlab.training.machine import resolve
 from normlab.training.run import Outcome, train
 
@@ -110,7 +110,7 @@ def run_folder(config: RunConfig) -> Any:
 
 def followers(config: RunConfig) -> Any:
     """Return the services to which the run is sent while it trains."""
-    return services_of(config.tracking)
+    return services_of(config.tracking.wandb, config.tracking.also)
 
 
 def wandb_labels(config: RunConfig) -> Any:

@@ -26,19 +26,20 @@ def sync(
 ) -> None:
     """Send runs to W&B or TensorBoard, from their records.
 
-    It sends what W&B does not have yet, so a second call sends nothing. The group of a run is its sweep, its name and
-    its tags are the overrides that vary in the sweep.
+    It sends what W&B does not have yet, so a second call sends no step again. The group of a run is its sweep (of
+    several sweeps, the one that was sent last), its name and its tags are the overrides that vary in the sweep.
 
     Example: normlab sync first
     """
     from normlab.store.query import select_runs
     from normlab.tracking.background import Task, start_follower
+    from normlab.tracking.uploads import upload_lines
 
     codes: list[int] = []
     # Ctrl-C and SIGTERM have to end the follower too.
     replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    for selection in [select_runs([name], results_dir) for name in dict.fromkeys(runs)]:
+    for name, selection in [(name, select_runs([name], results_dir)) for name in dict.fromkeys(runs)]:
         for record in selection.started:
             if record.problem:
                 warn(f"{record.problem}; the run is not sent")
@@ -49,12 +50,11 @@ def sync(
         sweep = selection.home if selection.name else None
         service = "online" if to == "wandb" else to
         follower = start_follower(Task(runs=folders, service=service, sweep=sweep, until_end=False))
-        assert follower.stderr is not None
         try:
-            for line in follower.stderr:
-                typer.echo(line.removeprefix("normlab: "), nl=False)
             codes.append(follower.wait())
         finally:
             follower.terminate()
+        for line in upload_lines(folders, service, [name]):
+            typer.echo(line)
     if any(codes):
         sys.exit(2)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import Annotated
 
 import typer
 
 from normlab.cli.app import HydraCommand, Json, ResultsDir, Trust, app, echo
-from normlab.errors import ConfigError, StoreError, warn
+from normlab.errors import ConfigError, NormlabError, warn
 
 
 @app.command(cls=HydraCommand, context_settings={"ignore_unknown_options": True})
@@ -29,7 +31,7 @@ def verify(
 
     Compares the block of a run with reference implementations, identities and closed-form laws. Without overrides,
     checks the complete catalogue. With only plugins=[FILE], checks every norm and placement of the file. Exit code 1 if
-    a check fails.
+    a check fails, 2 if a run cannot be checked.
 
     With the names of recorded runs or sweeps, checks each different block of them once. One of the checks is that this
     version of the code computes what the run trained. The result is written to the folders of the runs.
@@ -40,31 +42,30 @@ def verify(
 
     from normlab.config.compose import compose_run, norm_presets, overrides_in
     from normlab.config.hydra_flags import show_config
-    from normlab.loaded_run import LoadedRun
     from normlab.report.tables import render
     from normlab.store.query import select_runs
-    from normlab.verify.runs import verify_runs
+    from normlab.verify.runs import load_runs, verify_runs
     from normlab.verify.selection import checks_of_catalogue, compiled_checks_of_catalogue, select_checks, verdict
 
-    names = overrides if not any("=" in each or each.startswith(("-", "+", "~")) for each in overrides or []) else None
+    are_names = all(os.path.exists(each) or not re.match(r"[-+~]|.*=", each) for each in overrides or [])
+    names = overrides if are_names else None
     if not names and show_config(overrides or []):
         return 0
     torch.set_num_threads(1)  # the tensors are small, and more threads would wait for each other
     results = []
-    damaged: list[str] = []
+    problems: list[NormlabError] = []
     if trust and not names:
         raise ConfigError("--trust: has no effect without a recorded run; leave it out")
     if overrides and compiled:
         raise ConfigError("--compiled: has no effect with a run, whose block is always compiled; leave it out")
     if names:
         started = select_runs(names, results_dir).started
-        readable = [record for record in started if not record.problem]
-        damaged = [record.problem for record in started if record.problem]
-        if not readable:
-            raise StoreError(damaged[0])
-        for problem in damaged:
+        runs, problems = load_runs([record.folder for record in started], trust=trust)
+        if not runs:
+            raise problems[0]
+        for problem in problems:
             warn(f"{problem}; the run is not verified")
-        checks = verify_runs([LoadedRun(record.folder, trust=trust) for record in readable])
+        checks = verify_runs(runs)
     elif overrides:
         config = compose_run(overrides)
         checks = select_checks(config, overrides_in(overrides))
@@ -79,4 +80,4 @@ def verify(
         if not json:
             echo(str(check))
     echo(render([check.row() for check in results], "json") if json else verdict(results))
-    return 2 if damaged else int(not all(check.passed for check in results))
+    return int(not all(check.passed for check in results)) or (2 if problems else 0)

@@ -1,1 +1,1 @@
-"""Trackers: the console and W&B. They mirror the record of a run, which is the source of truth."""
+"""The console, which prints the numbers of a run, and the process that sends its record to W&B and TensorBoard."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 import time
@@ -15,51 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normlab.errors import notify
-from normlab.store.files import write_atomic
-from normlab.store.lock import is_locked
+from normlab.store.lock import try_lock
 from normlab.store.plans import Plan, run_of
+from normlab.tracking.settings import may_have_login, services_of
+from normlab.tracking.uploads import is_sending, lock_of, names_of, upload_lines
 
 if TYPE_CHECKING:
     from normlab.config.schema import TrackingConfig
 
-TENSORBOARD = "tensorboard"
-MODES = ("auto", "online", "offline", "off", "disabled")
-"""The modes of W&B; the last two send nothing."""
-STATE_FILE = "wandb.json"
 WAIT_S = 10.0
-"""Longest wait of a command for the followers that it has started."""
-NOTHING_SENT = "no login at W&B, so nothing was sent; after `wandb login`, "
-STARTING_S = 2.0
-"""Seconds that a follower may take until it has locked its runs."""
-_followers: list[tuple[Task, subprocess.Popen[str]]] = []
-_not_sent: list[Path] = []
-"""Runs that need a login."""
-
-
-@dataclass(frozen=True, slots=True)
-class WandbState:
-    """What is known of a run at W&B, in the run's folder."""
-
-    id: str = ""
-    project: str = ""
-    entity: str = ""
-    url: str = ""
-    is_complete: bool = False
-    """Whether the run had ended, and the server had every step of its record, when a follower last ended."""
-    problem: str = ""
-    """Why a follower gave up; empty if none did."""
-
-    @classmethod
-    def read(cls, folder: Path) -> WandbState:
-        """Return the state in a run's folder; the default if there is none."""
-        try:
-            return cls(**json.loads((folder / STATE_FILE).read_bytes()))
-        except (OSError, ValueError, TypeError):
-            return cls()
-
-    def write(self, folder: Path) -> None:
-        """Write the state."""
-        write_atomic(folder / STATE_FILE, json.dumps(asdict(self)).encode())
+"""Longest time, in seconds, that a command waits for the followers of its runs."""
+_tasks: list[tuple[Task, subprocess.Popen[str] | None]] = []
+"""What the followers of this process do; without a follower where there is no login."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,130 +43,97 @@ class Task:
     until_end: bool = True
     """Whether to follow the runs until they end, or to send what they have now."""
 
-    def to_json(self) -> str:
-        """Return the task as text, with absolute paths."""
+    def to_json(self, locks: Sequence[int | None]) -> str:
+        """Return the task as text, with absolute paths, and the file descriptors of the locks of the runs."""
         paths = {"runs": [str(run.absolute()) for run in self.runs], "sweep": self.sweep and str(self.sweep.absolute())}
-        return json.dumps(asdict(self) | paths)
+        return json.dumps(asdict(self) | paths | {"locks": locks})
 
     @classmethod
-    def from_json(cls, text: str) -> Task:
-        """Return the task that `to_json` wrote."""
+    def from_json(cls, text: str) -> tuple[Task, list[int | None]]:
+        """Return the task and the descriptors that `to_json` wrote."""
         fields = json.loads(text)
-        sweep = fields["sweep"]
-        return cls(**fields | {"runs": [Path(run) for run in fields["runs"]], "sweep": Path(sweep) if sweep else None})
+        sweep, locks = fields["sweep"], fields.pop("locks")
+        paths = {"runs": [Path(run) for run in fields["runs"]], "sweep": Path(sweep) if sweep else None}
+        return cls(**fields | paths), locks
 
 
 def follow_training(runs: Sequence[Path], tracking: TrackingConfig) -> None:
     """Start a follower for each service to which the runs that this process trains are sent."""
-    for service in services_of(tracking):
-        if service == "auto" and not may_have_login():
-            _not_sent.extend(runs)
-            continue
+    for service in services_of(tracking.wandb, tracking.also):
         task = Task(runs=list(runs), service=service, process=os.getpid())
-        try:
-            _followers.append((task, start_follower(task)))
-        except OSError as error:  # the system has no memory for another process; the run trains without it
-            notify(f"the follower of {service} did not start ({error.strerror}); {sync_hint(runs, service)}")
-
-
-def services_of(tracking: TrackingConfig) -> list[str]:
-    """Return the services of a run, as in `Task.service`."""
-    mode = mode_of(tracking.wandb)
-    if mode not in MODES:
-        notify(f"WANDB_MODE={mode}: W&B has no such mode, and receives nothing; set online, offline or disabled")
-    return [*([mode] if mode in MODES[:3] else []), *tracking.also]
+        follower = None
+        if service != "auto" or may_have_login():
+            try:
+                follower = start_follower(task)
+            except OSError as error:  # the system has no memory for another process; the run trains without it
+                notify(f"the process that sends to {service} did not start: {error.strerror}")
+        _tasks.append((task, follower))
 
 
 def start_follower(task: Task) -> subprocess.Popen[str]:
-    """Start a follower, in a session of its own."""
-    follower = subprocess.Popen(
-        [sys.executable, "-P", "-m", "normlab.tracking.follower"],
-        stdin=subprocess.PIPE,  # an argument must not be longer than 128 KiB
-        stdout=subprocess.DEVNULL,
-        # A pipe, because a shell pipeline ends only when every process has closed its output.
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # Ctrl-C and a closed terminal do not end it
-    )
+    """Start a follower, in a session of its own.
+
+    If it follows runs to their end, it holds their locks from the first moment, so that no other process has to guess
+    whether it is starting or was killed.
+
+    Raises:
+        OSError: The system has no memory for another process.
+    """
+    locks: list[int | None] = [None] * len(task.runs)
+    try:
+        for index, run in enumerate(task.runs if task.until_end else ()):
+            with suppress(OSError):  # the follower tries again, and reports it
+                locks[index] = try_lock(lock_of(run, task.service))
+        follower = subprocess.Popen(
+            [sys.executable, "-P", "-m", "normlab.tracking.follower"],
+            stdin=subprocess.PIPE,  # an argument must not be longer than 128 KiB
+            # Not those of this process: a shell pipeline ends only when every process has closed its output.
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,  # Ctrl-C and a closed terminal do not end it
+            pass_fds=[lock for lock in locks if lock is not None],
+        )
+    finally:
+        for lock in locks:
+            if lock is not None:
+                os.close(lock)
     assert follower.stdin is not None
     with follower.stdin:
-        follower.stdin.write(task.to_json())
-    follower.stdin = None  # `communicate` would write to it
+        follower.stdin.write(task.to_json(locks))
     return follower
 
 
-def mode_of(mode: str) -> str:
-    """Return the mode of W&B: `tracking.wandb`, or for auto WANDB_MODE if it is set."""
-    return current_name((mode == "auto" and os.environ.get("WANDB_MODE")) or mode)
-
-
-def current_name(mode: str) -> str:
-    """Return the name of a mode of W&B, which has older names too."""
-    return {"run": "online", "shared": "online", "dryrun": "offline"}.get(mode, mode)
-
-
 def wait_for_followers() -> None:
-    """Wait at most `WAIT_S` for the followers of this process, and print what they report about the runs."""
-    if _not_sent:
-        notify(NOTHING_SENT + sync_hint(_not_sent))
-        _not_sent.clear()
+    """Wait at most `WAIT_S` for the followers of this process, and print what the services have of its runs."""
     deadline = time.monotonic() + WAIT_S
-    try:
-        while _followers:
-            task, follower = _followers[-1]
-            lines = follower.communicate(timeout=max(0.0, deadline - time.monotonic()))[1]
-            _followers.pop()
-            with suppress(OSError, ValueError):
-                sys.stderr.write(lines)
-            if follower.returncode and not lines:
-                notify(f"the follower of {task.service} was killed; {sync_hint(task.runs, task.service)}")
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        notify("the upload continues in the background; if it fails, `normlab sync RUN` sends the rest")
+    running: list[tuple[Task, subprocess.Popen[str] | None]] = []
+    for task, follower in _tasks:
+        try:
+            if follower is not None:
+                follower.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            running.append((task, follower))
+        for line in upload_lines(task.runs, task.service, names_of(task.runs)):
+            notify(line)
+    _tasks[:] = running
 
 
 def report_uploads(sweep: Path, plan: Plan) -> None:
-    """Wait at most `WAIT_S` for the followers of a sweep's runs, and print what W&B has of them."""
-    tracked = [run for run in plan.runs if mode_of(run.config["tracking"]["wandb"]) in ("auto", "online")]
-    runs = [folder.path for run in tracked if (folder := run_of(sweep, run)).exists()]
+    """Wait at most `WAIT_S` for the followers of a sweep's runs, and print what the services have of them."""
+    by_options: dict[tuple[str, ...], list[Path]] = {}
+    for run in plan.runs:
+        if (folder := run_of(sweep, run)).exists():
+            tracking = run.config["tracking"]
+            by_options.setdefault((tracking["wandb"], *tracking["also"]), []).append(folder.path)
+    runs: dict[str, list[Path]] = {}
+    for (mode, *also), paths in by_options.items():
+        for service in services_of(mode, also):
+            runs.setdefault(service, []).extend(paths)
     start = time.monotonic()
-    while True:
-        states = {run: WandbState.read(run) for run in runs}
-        sending = [run for run in runs if is_locked(lock_of(run, "online"))]
-        left = [run for run in runs if not states[run].is_complete and run not in sending]
-        is_starting = any(not states[run].problem for run in left) and may_have_login()
-        if time.monotonic() > start + (WAIT_S if sending else STARTING_S if is_starting else 0):
-            break
-        time.sleep(0.1)
-    urls = [state.url for state in states.values() if state.is_complete]
-    if urls:
-        notify(f"W&B: {urls[0]}" if len(urls) == 1 else f"W&B: {len(urls)} runs; of the first, {urls[0]}")
-    if sending:
-        notify(f"the upload of {len(sending)} runs continues in the background; if it fails, {sync_hint([sweep])}")
-    if left and not may_have_login():
-        notify(NOTHING_SENT + sync_hint([sweep]))
-    elif left:
-        problem = next((f" ({state.problem})" for run in left if (state := states[run]).problem), "")
-        notify(f"W&B did not receive all of {len(left)} runs{problem}; {sync_hint([sweep])}")
-
-
-def lock_of(run: Path, service: str) -> Path:
-    """Return the file that a follower locks while it sends a run to a service."""
-    return run / ("tensorboard.lock" if service == TENSORBOARD else "wandb.lock")
-
-
-def sync_hint(paths: Sequence[Path], service: str = "online") -> str:
-    """Return the text that names the command for sending runs."""
-    names = " ".join(shlex.quote(os.path.relpath(path)) for path in paths[:3])
-    to = f"--to {TENSORBOARD} " if service == TENSORBOARD else ""
-    return f"`normlab sync {to}{names}{' ...' if len(paths) > 3 else ''}` sends what is missing"
-
-
-def may_have_login() -> bool:
-    """Whether there may be credentials for W&B. Only the follower imports wandb, which knows."""
-    keys = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
-    return any(os.environ.get(key) for key in keys) or os.path.isfile(netrc_path())
-
-
-def netrc_path() -> str:
-    """Return the path of the file in which `wandb login` stores keys."""
-    return os.path.expanduser(os.environ.get("NETRC") or "~/.netrc")
+    with suppress(KeyboardInterrupt):
+        while time.monotonic() < start + WAIT_S and any(is_sending(run, key) for key in runs for run in runs[key]):
+            time.sleep(0.1)
+    for service, paths in runs.items():
+        for line in upload_lines(paths, service, names_of([sweep])):
+            notify(line)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from normlab.errors import StatisticsError, StoreError, warn
+from normlab.errors import StatisticsError
 from normlab.stats.profiles import Profiles
 from normlab.stats.registry import STATISTICS, layers_of, values_of
 from normlab.stats.statistic import TIERS
@@ -68,9 +68,10 @@ class Labels(NamedTuple):
 def payloads(folder: RunFolder, run: Mapping[str, Any], first: int, state: str) -> list[tuple[int, Payload]]:
     """Return the numbers of each complete step from `first` on, oldest first.
 
-    A step is complete when the run writes no more numbers for it. The steps of an interval are complete when its last
-    row, the pace, is written. The step after it may have an evaluation, and gets the rest of its numbers in the next
-    interval; so it is left out unless the run is completed.
+    A step is complete when the run writes no more numbers for it. The last row of an interval, the pace, has the number
+    of the next step. The steps before that number are complete. The next step has an evaluation at most, and the next
+    interval adds the rest, so that step is left out unless the run is completed. W&B accepts no second row of a step;
+    a run that stopped gets its last evaluation there when it is resumed.
 
     Args:
         folder: The run's folder.
@@ -191,20 +192,22 @@ def labels_of(run: Mapping[str, Any], plan: Plan | None) -> Labels:
 
 
 def summary_of(record: RunRecord) -> dict[str, Any]:
-    """Return the summary of a run: state, outcome, losses, spikes, result of `normlab verify`, and complete status.
-
-    It prints a warning if the result of `normlab verify` cannot be read.
-    """
+    """Return the summary of a run: state, outcome, losses, spikes, and complete status."""
     status = record.status
     summary: dict[str, Any] = {"state": record.state, "outcome": record.outcome, "best_val_loss": status.best_val_loss}
     if record.state in COMPLETED_STATES:
         summary["val_loss"], summary["last_val_loss"] = final_losses(record.state, status.val_loss)
     summary |= {f"spike/{rule}": spikes["spikes"] for rule, spikes in (status.spikes or {}).items()}
-    if (checks := record.folder.path / CHECKS_FILE).exists():
-        try:
-            result = read_record(checks)
-            summary |= {"verify/checks": result["checks"], "verify/failed": len(result["failed"])}
-        except StoreError as error:
-            warn(error)
     numbers = {key: value for key, value in summary.items() if value is not None}
     return numbers | {"status": encode(part_to_json(status))}  # W&B has no NaN in nested values
+
+
+def checks_of(folder: RunFolder) -> dict[str, int]:
+    """Return the result of `normlab verify` for the summary of a run; empty if there is none.
+
+    Raises:
+        StoreError: The result cannot be read.
+    """
+    path = folder.path / CHECKS_FILE
+    result = read_record(path) if path.exists() else {}
+    return {"verify/checks": result["checks"], "verify/failed": len(result["failed"])} if result else {}

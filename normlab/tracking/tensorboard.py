@@ -16,6 +16,7 @@ from typing import Any
 
 from normlab.errors import ConfigError
 from normlab.tracking.payloads import Payload
+from normlab.tracking.uploads import Upload
 
 FOLDER = "tensorboard"
 
@@ -39,7 +40,7 @@ class TensorBoardRun:
         shutil.rmtree(path, ignore_errors=True)
         self._writer = EventFileWriter(str(path), flush_secs=1)
         self.next_step = 0
-        self.where = f"`tensorboard --logdir {shlex.quote(os.path.relpath(path))}` shows it"
+        self.upload = Upload(where=f"`tensorboard --logdir {shlex.quote(os.path.relpath(path))}` shows it")
 
     def log(self, step: int, payload: Payload) -> None:
         """Write the numbers of a step."""

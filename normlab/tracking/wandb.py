@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import netrc
 import os
 import shlex
 import shutil
@@ -14,9 +13,10 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from normlab.errors import NormlabError
-from normlab.store.format import FAILED, KILLED, RUNNING
-from normlab.tracking.background import WandbState, current_name, netrc_path
+from normlab.store.format import FAILED, KILLED
 from normlab.tracking.payloads import Labels, Payload
+from normlab.tracking.settings import current_name, has_credentials
+from normlab.tracking.uploads import Upload
 
 SETTINGS: dict[str, Any] = {
     "silent": True,
@@ -38,6 +38,7 @@ left out."""
 
 
 NO_LOGIN = "no login"
+"""The mode where W&B would ask for a login."""
 CHECK_S = 10.0
 """Seconds that the server has to show the last step after the end of the upload."""
 
@@ -56,22 +57,10 @@ def wandb_environment() -> WandbEnvironment:
     import wandb
 
     settings = wandb.setup(wandb.Settings(silent=True)).settings
-    mode = current_name(settings.mode)
-    if mode == "online" and not _has_login(settings):
+    mode, host = current_name(settings.mode), urlsplit(settings.base_url).netloc
+    if mode == "online" and not (settings.api_key or has_credentials(host)):
         mode = NO_LOGIN
-    return WandbEnvironment(mode, urlsplit(settings.base_url).netloc)
-
-
-def _has_login(settings: Any) -> bool:
-    """Whether W&B finds credentials for its server without a prompt."""
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE") or settings.api_key:
-        return True
-    try:
-        entries = netrc.netrc(netrc_path())
-    except (OSError, netrc.NetrcParseError):
-        return False
-    entry = entries.authenticators(urlsplit(settings.base_url).netloc)
-    return bool(entry and entry[2])
+    return WandbEnvironment(mode, host)
 
 
 class WandbRun:
@@ -105,12 +94,12 @@ class WandbRun:
         *,
         may_end: bool = True,
     ) -> None:
-        self._folder, known = folder, WandbState.read(folder)
+        known = Upload.read(folder, mode)
         run_id = os.environ.get("WANDB_RUN_ID") or known.id or folder.name
         self._temporary = folder / "wandb-temporary" if mode == "online" else None
         self.close()  # a killed follower leaves files
         if self._temporary is not None:
-            self._temporary.mkdir()
+            self._temporary.mkdir(exist_ok=True)
         else:
             for old in (folder / "wandb").glob(f"offline-run-*-{run_id}"):
                 shutil.rmtree(old, ignore_errors=True)
@@ -136,12 +125,13 @@ class WandbRun:
         except BaseException:
             self.close()
             raise
-        self.next_step = self._first_step = int(self._run.starting_step) if mode == "online" else 0
-        self.where: str = self._run.url or f"`wandb sync {shlex.quote(self._run.settings.sync_dir)}` uploads it"
-        """The address of the run, or the command that uploads it."""
-        self._state = WandbState(run_id, self._run.project, self._run.entity, self._run.url or "")
         if mode == "online":
-            self._state.write(folder)
+            self.next_step = self._first_step = int(self._run.starting_step)
+            self.upload = Upload(run_id, self._run.project, self._run.entity, self._run.url)
+        else:
+            self.next_step = 0
+            command = f"`wandb sync {shlex.quote(os.path.relpath(self._run.settings.sync_dir))}` uploads it"
+            self.upload = replace(known, where=command, steps=0, problem="")
 
     def _open(self) -> Any:
         """Start the run at W&B, or continue it."""
@@ -165,10 +155,8 @@ class WandbRun:
         exit_code = int(state in (FAILED, KILLED))
         self._run.summary.update(dict(summary))
         self._run.finish(exit_code=exit_code)
-        if self._temporary is not None:
-            if self.next_step > self._first_step:
-                self._check_server(exit_code)
-            replace(self._state, is_complete=state != RUNNING).write(self._folder)
+        if self._temporary is not None and self.next_step > self._first_step:
+            self._check_server(exit_code)
 
     def close(self) -> None:
         """Delete W&B's own files of an online run."""

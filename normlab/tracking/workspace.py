@@ -16,8 +16,8 @@ from normlab.errors import ConfigError, NormlabError
 from normlab.stats.statistic import OF
 from normlab.store.plans import Plan
 from normlab.store.runs import RunFolder
-from normlab.tracking.background import WandbState
-from normlab.tracking.payloads import config_of, keys_of, labels_of
+from normlab.tracking.payloads import config_of, keys_of
+from normlab.tracking.uploads import Upload
 
 if TYPE_CHECKING:
     from wandb_workspaces.workspaces import Section, Workspace
@@ -55,7 +55,8 @@ def save_workspace(plan: Plan, folders: Sequence[Path], factors: Sequence[str]) 
         ConfigError: wandb-workspaces is not installed, or W&B has no login.
         NormlabError: W&B has no run of the sweep, has them in several projects, or does not accept the workspace.
     """
-    entity, project = _project(plan.name, folders)
+    uploads = [upload for folder in folders if (upload := Upload.read(folder, "online")).entity]
+    entity, project = _project(plan.name, uploads)
     os.environ["WANDB_ERROR_REPORTING"] = "false"  # W&B's reports about its own errors
     try:
         from wandb_workspaces import workspaces
@@ -69,9 +70,9 @@ def save_workspace(plan: Plan, folders: Sequence[Path], factors: Sequence[str]) 
         raise ConfigError("--wandb: no login at W&B; log in with `wandb login`")
     runs = [RunFolder(folder) for folder in folders]
     contents = [run.run() for run in runs]
-    groups = sorted({labels.group for run in contents if (labels := labels_of(run, plan)).group})
     keys = set[str]().union(*(keys_of(run, content) for run, content in zip(runs, contents, strict=True)))
-    workspace = make_workspace(plan.name, entity, project, groups, keys, _config_keys(factors, contents), len(runs))
+    ids = [upload.id for upload in uploads]
+    workspace = make_workspace(plan.name, entity, project, ids, keys, _config_keys(factors, contents))
     name = hashlib.sha256(f"normlab/{plan.name}".encode()).hexdigest()[:11]
     try:
         # The constructor of a view takes no internal name, and `save` updates only a view that has an id.
@@ -86,17 +87,19 @@ def save_workspace(plan: Plan, folders: Sequence[Path], factors: Sequence[str]) 
         return workspace.save().url
     except Exception as error:
         reason = " ".join(f"{error}".split()).rstrip(".")[:300]
-        raise NormlabError(f"--wandb: W&B did not accept the workspace of {plan.name} ({reason}); check it with `wandb login --verify`") from error
+        raise NormlabError(
+            f"--wandb: W&B did not accept the workspace of {plan.name} ({reason}); check the login with "
+            "`wandb login --verify`"
+        ) from error
 
 
 def make_workspace(
     sweep: str,
     entity: str,
     project: str,
-    groups: Sequence[str],
+    ids: Sequence[str],
     keys: Collection[str],
     factors: Sequence[str],
-    runs: int,
 ) -> Workspace:
     """Return the workspace of a sweep.
 
@@ -104,10 +107,9 @@ def make_workspace(
         sweep: The name of the sweep, which is that of the workspace.
         entity: The user or the team at W&B.
         project: The project at W&B.
-        groups: The groups of the sweep's runs.
+        ids: The ids of the sweep's runs at W&B. A run of two sweeps has the group of one of them only.
         keys: The keys of all numbers of the runs.
         factors: The keys of the config by which the runs are grouped, in this order.
-        runs: The number of runs.
     """
     from wandb_workspaces import workspaces as ws
 
@@ -116,9 +118,9 @@ def make_workspace(
         entity=entity,
         project=project,
         sections=_sections(keys, factors),
-        settings=ws.WorkspaceSettings(max_runs=runs),
+        settings=ws.WorkspaceSettings(max_runs=len(ids)),
         runset_settings=ws.RunsetSettings(
-            filters=[ws.Metric("Group").isin(list(groups))],
+            filters=[ws.Metric("ID").isin(list(ids))],
             groupby=[ws.Config(key) for key in factors],
             order=[ws.Ordering(ws.Summary(FINAL_LOSS), ascending=True)],
             pinned_columns=[f"summary:{key}" for key in ("outcome", FINAL_LOSS)],
@@ -164,10 +166,9 @@ def _line(stem: str, *, layered: bool = False) -> Any:
     return wr.LinePlot(title=stem, y=[stem])
 
 
-def _project(sweep: str, folders: Sequence[Path]) -> tuple[str, str]:
+def _project(sweep: str, uploads: Sequence[Upload]) -> tuple[str, str]:
     """Return the entity and the project of the runs that W&B has."""
-    states = [state for folder in folders if (state := WandbState.read(folder)).entity]
-    projects = sorted({(state.entity, state.project) for state in states})
+    projects = sorted({(upload.entity, upload.project) for upload in uploads})
     if not projects:
         raise NormlabError(f"--wandb: W&B has no run of {sweep}; send them with `normlab sync {sweep}`")
     if len(projects) > 1:

@@ -6,25 +6,37 @@ import json
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from normlab.errors import StoreError, warn
+from normlab.errors import NormlabError, StoreError, warn
 from normlab.loaded_run import LoadedRun
 from normlab.model.fingerprint import fingerprint
 from normlab.options import plain_tree
 from normlab.store.files import write_atomic
 from normlab.store.format import CHECKS_FILE, with_checksum
+from normlab.store.runs import RunFolder
 from normlab.verify.check import Check, check_equal
 from normlab.verify.norms import size_of_run
 from normlab.verify.selection import CHECKED_PARTS, all_checks_of_run
 
 
+def load_runs(folders: Sequence[RunFolder], *, trust: bool) -> tuple[list[LoadedRun], list[NormlabError]]:
+    """Return the runs whose config can be read, and why the others cannot be; with `trust`, execute their plugins."""
+    runs: list[LoadedRun] = []
+    problems: list[NormlabError] = []
+    for folder in folders:
+        try:
+            run = LoadedRun(folder, trust=trust)
+            plain_tree(run.config)
+            runs.append(run)
+        except NormlabError as error:
+            problems.append(error)
+    return runs, problems
+
+
 def verify_runs(runs: Sequence[LoadedRun]) -> Iterator[Check]:
-    """Yield the checks of each different block of the runs, and whether it is still the block that was trained.
+    """Yield the checks of each different block of the runs; the first is whether the run trained this block.
 
     The result of a block is written to the folders of its runs when all its checks are made: the recorded fingerprint,
     the number of checks, and the lines of the failed checks. A folder that cannot be written gives a warning.
-
-    Raises:
-        ConfigError, StoreError: The config of a run cannot be read or its plugins are not trusted; nothing is written.
     """
     blocks: dict[str, list[LoadedRun]] = {}
     for run in runs:

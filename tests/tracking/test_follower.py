@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import pytest
 
 from normlab.config.compose import compose_run
+from normlab.errors import NormlabError
 from normlab.store.format import STATUS_FILE, with_checksum
 from normlab.store.lock import file_lock, is_locked
 from normlab.store.runs import RunFolder
 from normlab.tracking import follower as follower_module
-from normlab.tracking.background import Task, WandbState, lock_of
-from normlab.tracking.follower import Follower, report
+from normlab.tracking.background import Task
+from normlab.tracking.follower import Follower
+from normlab.tracking.uploads import Upload, lock_of, upload_lines
 from normlab.training.run import train
 from support.small_run import small_run
 
@@ -22,7 +25,7 @@ from support.small_run import small_run
 class RecordingService:
     """Records the steps and the state that it receives."""
 
-    next_step, where = 0, ""
+    next_step, upload = 0, Upload(where="address")
 
     def __init__(self, path: Path, *_: object, **__: object) -> None:
         self.path = path
@@ -98,7 +101,6 @@ def test_a_run_of_a_pack_does_not_wait_for_the_follower_of_another(
         pauses.append([service.path.name for service in services if service.ended])
         assert len(pauses) < 10
 
-    follower.acquire()
     monkeypatch.setattr(follower_module.time, "sleep", sleep)
     follower.follow("online")
     assert pauses == [[second.path.name]] * 3
@@ -108,30 +110,70 @@ def test_a_run_of_a_pack_does_not_wait_for_the_follower_of_another(
     follower.close()
 
 
-def test_a_server_that_is_gone_at_the_end_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A later run of a pack is not sent, and not called complete."""
+@pytest.mark.parametrize(
+    ("error", "attempts"),
+    [
+        (TimeoutError("no answer"), 1),
+        (RuntimeError("returned error 503: try later"), 1),
+        (RuntimeError("returned error 409: the run was deleted"), 3),
+        (RuntimeError("returned error 403: permission denied"), 1),
+        (NormlabError("the server has the steps before 3 of 5"), 3),
+        (OSError(errno.ENOSPC, "no space"), 3),
+    ],
+)
+def test_a_server_that_is_gone_at_the_end_is_tried_once(
+    error: Exception, attempts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A problem of one run is none of the others. A run that is not tried is not called complete."""
     folders = [folder_of(tmp_path, f"seed={seed}") for seed in range(3)]
 
     def fail(self: object, summary: object, state: str) -> None:
         finished.append(state)
-        raise TimeoutError("no answer")
+        raise error
 
     finished: list[str] = []
     monkeypatch.setattr(RecordingService, "finish", fail)
-    WandbState(is_complete=True).write(folders[2].path)
+    Upload(where="address", steps=5).write(folders[2].path, "online")
     follower = Follower(Task(runs=[folder.path for folder in folders], service="online"))
     follower.follow("online")
-    assert finished == ["finished"]
+    assert finished == ["finished"] * attempts
+    text = str(error) if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}"
     for run in follower.runs:
-        assert WandbState.read(run.folder.path) == WandbState(problem="TimeoutError: no answer")
-    (line,) = report(follower.runs, "online")
-    assert line.startswith("W&B did not receive all of 3 runs (TimeoutError: no answer); `normlab sync ")
+        upload = Upload.read(run.folder.path, "online")
+        assert (upload.steps, upload.problem) == (0, text)
+    assert upload_lines([folder.path for folder in folders], "online", ["x"]) == [
+        f"W&B lacks data of 3 runs ({text}); `normlab sync x` sends what is missing"
+    ]
 
 
-def test_sync_leaves_a_run_to_the_follower_that_sends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_end_of_a_run_ends_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long record takes long to read, so the pauses are long."""
+    folder = folder_of(tmp_path)
+    lock, pauses = folder.lock(), 0
+    follower = Follower(Task(runs=[folder.path], service="online"))
+
+    def sleep(seconds: float) -> None:
+        nonlocal pauses
+        pauses += 1
+        if pauses == 3:
+            lock.__exit__(None, None, None)
+        follower._reading_s = 20.0
+
+    monkeypatch.setattr(follower_module, "READING_SHARE", 1e-9)
+    monkeypatch.setattr(follower_module.time, "sleep", sleep)
+    lock.__enter__()
+    follower.follow("online")
+    assert pauses == 3
+    assert services[0].ended == ["finished"]
+    follower.close()
+
+
+def test_sync_leaves_a_run_to_the_follower_that_sends_it(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     follower = Follower(Task(runs=[folder.path], service="online", until_end=False))
     with file_lock(lock_of(folder.path, "online"), "the test"):
         follower.follow("online")
-    assert "another process is sending it already" in capsys.readouterr().err
+        assert upload_lines([folder.path], "online", ["x"]) == [
+            "W&B: the upload of 1 run continues in the background; if it fails, `normlab sync x` sends what is missing"
+        ]
     assert not services

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from normlab.config.compose import compose_run
+from normlab.errors import StoreError
 from normlab.report.inspect import spike_rows
 from normlab.stats.config import StatsConfig
 from normlab.store.format import CHECKS_FILE, with_checksum
 from normlab.store.plans import Plan, PlannedRun
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
-from normlab.tracking.payloads import LAYERED, MOST_LAYERS, config_of, labels_of, payloads, summary_of
+from normlab.tracking.payloads import LAYERED, MOST_LAYERS, checks_of, config_of, labels_of, payloads, summary_of
 from normlab.training.run import train
 from support.small_run import small_run
 
@@ -142,17 +143,14 @@ def test_config_and_summary_have_the_whole_record(tmp_path: Path) -> None:
     assert summary["spike/clipped"] > 0
 
 
-def test_a_damaged_result_of_verify_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_result_of_verify(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "train.steps=1")
-    (folder.path / CHECKS_FILE).write_bytes(with_checksum({"checks": 3, "failed": []}))
-    assert summary_of(RunRecord.read(folder))["verify/checks"] == 3
+    assert checks_of(folder) == {}
+    (folder.path / CHECKS_FILE).write_bytes(with_checksum({"checks": 3, "failed": ["a"]}))
+    assert checks_of(folder) == {"verify/checks": 3, "verify/failed": 1}
     (folder.path / CHECKS_FILE).write_text("{")
-    capsys.readouterr()
-    assert "verify/checks" not in summary_of(RunRecord.read(folder))
-    line = capsys.readouterr().err
-    assert line.count("\n") == 1
-    assert "verify.json: is damaged" in line
-    assert "`normlab verify RUN` writes it again" in line
+    with pytest.raises(StoreError, match=r"verify.json: is damaged .*; `normlab verify RUN` writes it again"):
+        checks_of(folder)
 
 
 def test_a_diverged_run_has_no_final_loss(tmp_path: Path) -> None:

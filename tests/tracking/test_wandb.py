@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from normlab.store.format import METRICS_FILE
+from normlab.store.format import CHECKS_FILE, METRICS_FILE, with_checksum
 from normlab.store.runs import RunFolder
-from normlab.tracking.background import WandbState
+from normlab.tracking.uploads import Upload
 from support.disk import fill
 from support.processes import wait_for
 from support.wandb_runs import call, followers, overrides_of, read_offline, start
@@ -57,17 +57,24 @@ def test_live_then_sent_again(server: Server, tmp_path: Path) -> None:
     done = call(tmp_path, server, "train", *overrides_of(tmp_path), program=(sys.executable, "-c", script))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "False"
-    state = WandbState.read(folder_of(tmp_path).path)
-    assert done.stderr.splitlines()[-1] == f"normlab: W&B: {state.url}"
+    upload = Upload.read(folder_of(tmp_path).path, "online")
+    assert done.stderr.splitlines()[-1] == f"normlab: W&B: {upload.where}"
     run = assert_complete(server, tmp_path)
-    assert (run.summary["state"], run.exit_code, state.is_complete) == ("finished", 0, True)
+    assert (run.summary["state"], run.exit_code, upload.steps) == ("finished", 0, 61)
     profile = folder_of(tmp_path).statistics.read("core")[0][-1]
     sent = {row["_step"]: row for row in run.rows if "resid/resid_rms/L01" in row}
     assert list(sent) == [0, 15, 30, 45]
     assert sent[45]["resid/resid_rms/L01"] == profile.single_site("resid_rms")[-1, 1]
     before = [dict(row) for row in run.rows]
+    checks = folder_of(tmp_path).path / CHECKS_FILE
+    checks.write_text("{")
     again = call(tmp_path, server, *SYNC)
-    assert (again.returncode, again.stdout) == (0, f"W&B: {state.url}\n")
+    assert (again.returncode, again.stdout.count("\n")) == (2, 1)
+    assert "verify.json: is damaged" in again.stdout
+    checks.write_bytes(with_checksum({"checks": 3, "failed": []}))
+    again = call(tmp_path, server, *SYNC)
+    assert (run.summary["verify/checks"], run.summary["verify/failed"]) == (3, 0)
+    assert (again.returncode, again.stdout) == (0, f"W&B: {upload.where}\n")
     assert run.rows == before
     assert not (folder_of(tmp_path).path / "wandb").exists()
 
@@ -77,8 +84,11 @@ def test_sent_late_with_the_labels_of_its_sweep(server: Server, tmp_path: Path) 
     done = call(tmp_path, None, "sweep", *grid)
     assert done.returncode == 0
     line = done.stderr.splitlines()[-1]
-    assert "no login at W&B" in line
-    assert "`normlab sync results/sweeps/first` sends what is missing" in line
+    assert line == (
+        "normlab: W&B lacks data of 4 runs (no login; `wandb login` makes one); "
+        "`normlab sync results/sweeps/first` sends what is missing"
+    )
+    assert not list(tmp_path.glob("results/runs/*/wandb*"))
     done = call(tmp_path, server, "sync", "first")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("W&B: 4 runs; of the first, http")
@@ -130,7 +140,8 @@ def test_a_follower_that_is_killed_in_the_middle(server: Server, tmp_path: Path)
     assert process.returncode == 0, err
     path = folder_of(tmp_path).path
     assert err.splitlines()[-1] == (
-        f"normlab: the follower of online was killed; `normlab sync results/runs/{path.name}` sends what is missing"
+        "normlab: W&B lacks data of 1 run (no process sends it); "
+        f"`normlab sync results/runs/{path.name}` sends what is missing"
     )
     assert (path / "wandb-temporary").exists()
     assert len(next(iter(server.runs.values())).rows) < 3001
@@ -263,9 +274,9 @@ def test_a_sweep_names_the_command_that_sends_the_rest(case: str, server: Server
     line = err.splitlines()[-1]
     assert line.endswith("`normlab sync results/sweeps/x` sends what is missing")
     expected = {
-        "dead server": "normlab: the upload of 2 runs continues in the background; if it fails, ",
-        "wrong key": "normlab: W&B did not receive all of 2 runs (CommError: ",
-        "killed followers": "normlab: W&B did not receive all of 2 runs; ",
+        "dead server": "normlab: W&B: the upload of 2 runs continues in the background; if it fails, ",
+        "wrong key": "normlab: W&B lacks data of 2 runs (CommError: ",
+        "killed followers": "normlab: W&B lacks data of 2 runs (no process sends it); ",
     }
     assert line.startswith(expected[case])
     for pid in followers(tmp_path):
@@ -283,8 +294,7 @@ def test_sync_while_the_run_trains(server: Server, tmp_path: Path) -> None:
     assert (done.returncode, run.summary["state"], run.exit_code) == (0, "running", None)
     steps = run.steps()
     assert steps == ALL_STEPS[:10] + list(range(10, len(steps)))
-    assert done.stdout.splitlines()[-1].startswith("W&B has the steps so far of ")
-    assert not WandbState.read(folder_of(tmp_path).path).is_complete
+    assert done.stdout.startswith("W&B has the steps so far of 1 run; after the training, `normlab sync results` ")
     process.communicate(timeout=300)
     assert call(tmp_path, server, *SYNC).returncode == 0
     assert assert_complete(server, tmp_path, list(range(3001))).exit_code == 0
@@ -296,8 +306,8 @@ def test_an_unknown_mode_is_one_line(server: Server, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.count("W&B")) == (0, 1)
     assert "normlab: WANDB_MODE=foo: W&B has no such mode, and receives nothing" in done.stderr
     done = call(tmp_path, server, *SYNC, WANDB_MODE="foo")
-    assert (done.returncode, done.stdout.count("\n"), "Traceback" in done.stderr) == (2, 1, False)
-    assert "mode" in done.stdout
+    assert (done.returncode, done.stdout.count("\n"), done.stderr) == (2, 1, "")
+    assert done.stdout.startswith("W&B lacks data of 1 run (ValidationError: ")
     assert not server.runs
 
 
@@ -309,7 +319,7 @@ def test_rows_that_the_server_rejects_are_reported(server: Server, tmp_path: Pat
     done = call(tmp_path, server, *SYNC, WANDB__FILE_STREAM_RETRY_MAX="1")
     assert done.returncode == 2
     assert "the server has the steps before 0 of 61" in done.stdout
-    assert not WandbState.read(folder_of(tmp_path).path).is_complete
+    assert Upload.read(folder_of(tmp_path).path, "online").steps == 0
     server.rejects_rows = 0
     assert call(tmp_path, server, *SYNC).returncode == 0
     assert_complete(server, tmp_path)

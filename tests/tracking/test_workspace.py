@@ -13,7 +13,7 @@ import pytest
 from synthetic_runs import Record, write_sweep
 
 from normlab.cli import main
-from normlab.tracking.background import WandbState
+from normlab.tracking.uploads import Upload
 from support.wandb_runs import environment
 from support.wandb_server import Server
 
@@ -73,7 +73,7 @@ def test_a_workspace_shows_the_numbers_that_the_runs_have(sweep: Path, tmp_path:
     view = json.loads(printed.stdout)
     runs = list(server.runs.values())
     assert view["name"] == "first"
-    assert view["filters"] == "Metric(\"Group\") in ['first']"
+    assert view["filters"] == f'Metric("ID") in {list(server.runs)}'
     assert {run.known["groupName"] for run in runs} == {"first"}
     configs = [json.loads(run.known["config"]) for run in runs]
     assert view["groupby"] == ["norm.name", "optim.lr"]
@@ -125,7 +125,7 @@ def test_a_workspace_is_that_of_one_sweep(
 def write_states(*projects: str) -> None:
     """Pretend that the first runs were sent to these projects."""
     for run, project in zip(sorted(Path("results/runs").iterdir()), projects, strict=False):
-        WandbState(run.name, project, "me").write(run)
+        Upload(run.name, project, "me").write(run, "online")
 
 
 def error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -15,7 +15,7 @@ from normlab.store.format import CHECKS_FILE
 from normlab.store.query import find_runs
 from normlab.store.reading import read_record
 from normlab.store.record import RunRecord
-from normlab.tracking.payloads import summary_of
+from normlab.tracking.payloads import checks_of
 from normlab.training.run import train
 from normlab.verify import runs as verify_runs
 from normlab.verify.check import Check, check_equal
@@ -41,7 +41,7 @@ def two_checks(config: Any) -> list[Check]:
 def test_each_block_is_checked_once_and_the_summary_has_the_result(
     records: list[RunRecord], run_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "verify/checks" not in summary_of(records[0])
+    assert checks_of(records[0].folder) == {}
     monkeypatch.setattr(verify_runs, "all_checks_of_run", two_checks)
     code, out, _ = run_command("verify", "results", "--json")
     assert code == 1  # one check fails
@@ -54,8 +54,7 @@ def test_each_block_is_checked_once_and_the_summary_has_the_result(
         result = read_record(record.folder.path / CHECKS_FILE)
         assert (result["fingerprint"], result["checks"]) == (record.fingerprint, 3)
         assert result["failed"] == [f"FAIL  {record.config.norm.name}: is it  expected 1, found 2"]
-        summary = summary_of(record)
-        assert (summary["verify/checks"], summary["verify/failed"]) == (3, 1)
+        assert checks_of(record.folder) == {"verify/checks": 3, "verify/failed": 1}
 
 
 def test_a_block_that_is_no_longer_the_trained_one_fails(
@@ -84,6 +83,15 @@ def test_a_damaged_run_and_a_folder_that_cannot_be_written_are_reported(
     assert [(record.folder.path / CHECKS_FILE).is_file() for record in records] == [False, False, True, True]
     code, out, err = run_command("verify", records[0].run_id)
     assert (code, out, err.count("\n"), "is damaged" in err) == (2, "", 1, True)
+
+
+def test_a_folder_with_an_equals_sign_is_a_run(
+    records: list[RunRecord], run_command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(verify_runs, "all_checks_of_run", lambda config: iter(()))
+    path = records[0].folder.path.rename(tmp_path / "lr=3")
+    code, out, _ = run_command("verify", str(path))
+    assert (code, out.splitlines()[-1].startswith("1 checks: all hold")) == (0, True)
 
 
 @pytest.mark.exhaustive

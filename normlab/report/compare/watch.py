@@ -42,7 +42,9 @@ SHORTEST_S = 1.0
 LOAD = 0.2
 """Largest share of one core that reading the records takes."""
 LAST_S = 4.0
-"""Longest time, in seconds, that shutdown waits for an open page to fetch the last data, which it does every second."""
+"""Longest time, in seconds, that the end of a watch waits for a page to request the last data.
+
+A page requests its data every second; without a request for this long it counts as closed."""
 
 
 @dataclass(frozen=True, slots=True)

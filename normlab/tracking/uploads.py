@@ -1,0 +1,119 @@
+"""What a service has of the runs: written to their folders by the follower, read by commands, printed as lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from normlab.store.files import write_atomic
+from normlab.store.lock import is_locked
+from normlab.store.record import RunRecord
+from normlab.store.runs import RunFolder
+from normlab.tracking.settings import TENSORBOARD, may_have_login
+
+NO_LOGIN = "no login; `wandb login` makes one"
+DISABLED = "W&B is disabled"
+KILLED = "no process sends it"
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """What a service has of a run, in the run's folder."""
+
+    id: str = ""
+    project: str = ""
+    entity: str = ""
+    where: str = ""
+    """The address of the run, or the command that shows or uploads it; empty before a follower reached the service."""
+    steps: int = 0
+    """The first step that the service did not have when the last follower ended."""
+    problem: str = ""
+    """Why the last follower gave up; empty if it did not."""
+
+    @classmethod
+    def read(cls, run: Path, service: str) -> Upload:
+        """Return the content of the file in a run's folder; the default if there is none."""
+        try:
+            return cls(**json.loads(_file(run, service, "json").read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return cls()
+
+    def write(self, run: Path, service: str) -> None:
+        """Write the file in a run's folder.
+
+        Raises:
+            StoreError: The file cannot be written.
+        """
+        write_atomic(_file(run, service, "json"), json.dumps(asdict(self)).encode())
+
+
+def lock_of(run: Path, service: str) -> Path:
+    """Return the file that a follower locks while it sends a run to a service."""
+    return _file(run, service, "lock")
+
+
+def is_sending(run: Path, service: str) -> bool:
+    """Whether a follower sends a run to a service."""
+    return is_locked(lock_of(run, service))
+
+
+def _file(run: Path, service: str, kind: str) -> Path:
+    return run / f"{TENSORBOARD if service == TENSORBOARD else 'wandb'}.{kind}"
+
+
+def upload_lines(runs: Sequence[Path], service: str, names: Sequence[str]) -> list[str]:
+    """Return lines for the user about what a service has of some runs.
+
+    Args:
+        runs: The folders of the runs.
+        service: The service, as in `Task.service`.
+        names: The arguments of `normlab sync` that select these runs.
+    """
+    title, hint = ("TensorBoard" if service == TENSORBOARD else "W&B"), sync_hint(names, service)
+    has_login = service in (TENSORBOARD, "offline") or may_have_login()
+    sent: list[str] = []
+    problems: list[str] = []
+    sending = training = 0
+    for run in runs:
+        folder, upload = RunFolder(run), Upload.read(run, service)
+        if is_sending(run, service):
+            sending += 1
+        elif upload.problem == DISABLED:
+            continue
+        elif upload.problem or not upload.where:
+            problems.append(upload.problem or (KILLED if has_login else NO_LOGIN))
+        elif folder.is_active():
+            training += 1
+        elif upload.steps < (RunRecord.read(folder).status.step or 0):
+            problems.append(KILLED if has_login else NO_LOGIN)
+        else:
+            sent.append(upload.where)
+    lines: list[str] = []
+    if sent:
+        lines.append(f"{title}: {sent[0]}" if len(sent) == 1 else f"{title}: {len(sent)} runs; of the first, {sent[0]}")
+    if sending:
+        lines.append(f"{title}: the upload of {_count(sending)} continues in the background; if it fails, {hint}")
+    if training:
+        lines.append(f"{title} has the steps so far of {_count(training)}; after the training, {hint}")
+    if problems:
+        lines.append(f"{title} lacks data of {_count(len(problems))} ({problems[0]}); {hint}")
+    return lines
+
+
+def sync_hint(names: Sequence[str], service: str) -> str:
+    """Return the text that names the command for sending runs."""
+    arguments = [*(["--to", TENSORBOARD] if service == TENSORBOARD else []), *names]
+    return f"`normlab sync {shlex.join(arguments)}` sends what is missing"
+
+
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """Return paths as arguments of a command in this folder."""
+    return [os.path.relpath(path) for path in paths]
+
+
+def _count(runs: int) -> str:
+    return "1 run" if runs == 1 else f"{runs} runs"

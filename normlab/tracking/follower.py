@@ -41,9 +41,9 @@ RETRY_S = 15.0
 """Seconds between two attempts to reach the server."""
 GIVE_UP_S = 60.0
 """Seconds after the end of a run during which the follower still tries to reach the server."""
-_REFUSAL = re.compile(r"(?<![\w:.])40[13](?![\w:.])|API key|permission denied", re.IGNORECASE)
+_REFUSAL = re.compile(r"(?<![\w:.])40[13](?![\w.])|API key|permission denied", re.IGNORECASE)
 """HTTP status or text of a rejected login; not a port or a part of an id."""
-_OF_ONE_RUN = re.compile(r"(?<![\w:.])4(?!0[138]|29)\d\d(?![\w:.])")
+_OF_ONE_RUN = re.compile(r"(?<![\w:.])4(?!0[138]|29)\d\d(?![\w.])")
 """HTTP status of a request that the server rejects because of its content, such as the id of a deleted run."""
 _LOCAL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 """Errors of this machine's disks."""

@@ -49,14 +49,13 @@ def file_lock(path: Path, subject: str, alternative: str = "run.fresh=true") -> 
         StoreError: Another process, or this process, already holds the lock.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = try_lock(path)
     except OSError as error:
-        raise io_error(path, "opened", error) from error
-    try:
-        _acquire(descriptor, path, subject, alternative)
-    except BaseException:
-        os.close(descriptor)
-        raise
+        raise io_error(path, "locked", error) from error
+    if descriptor is None:
+        raise StoreError(
+            f"{subject} is active in {_owner(path)}; wait for it or stop it, or {alternative} starts another beside it"
+        )
     _locked.add(descriptor)
     owner = os.getpid()
     try:
@@ -77,30 +76,21 @@ def try_lock(path: Path) -> int | None:
     """Acquire a lock and return its file descriptor, or None if a process holds it; closing all copies releases it.
 
     Raises:
-        OSError: The lock file cannot be opened.
+        OSError: The lock file cannot be opened, or its file system has no locks.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    for _ in range(_ATTEMPTS):
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-        time.sleep(_PAUSE_S)  # a reader's `is_locked` holds the lock for microseconds
-    os.close(descriptor)
-    return None
-
-
-def _acquire(descriptor: int, path: Path, subject: str, alternative: str) -> None:
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            return descriptor
         except BlockingIOError:
-            time.sleep(_PAUSE_S)  # a reader's `is_locked` holds the lock for microseconds
-        except OSError as error:
-            raise io_error(path, "locked", error) from error
-    raise StoreError(
-        f"{subject} is active in {_owner(path)}; wait for it or stop it, or {alternative} starts another beside it"
-    )
+            if attempt < _ATTEMPTS - 1:
+                time.sleep(_PAUSE_S)  # a reader's `is_locked` holds the lock for microseconds
+        except BaseException:
+            os.close(descriptor)
+            raise
+    os.close(descriptor)
+    return None
 
 
 def _owner(path: Path) -> str:

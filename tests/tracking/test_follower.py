@@ -157,7 +157,6 @@ def test_the_end_of_a_run_ends_a_pause(tmp_path: Path, monkeypatch: pytest.Monke
         pauses += 1
         if pauses == 3:
             lock.__exit__(None, None, None)
-        follower._reading_s = 20.0
 
     monkeypatch.setattr(follower_module, "READING_SHARE", 1e-9)
     monkeypatch.setattr(follower_module.time, "sleep", sleep)

@@ -42,6 +42,16 @@ WARM_UP = 2
 """Turns without a measurement, in which the follower starts."""
 
 
+def descendants(process: int) -> list[int]:
+    """Return the id of a process and those of its children, of their children, and so on."""
+    found = [process]
+    for parent in found:
+        with suppress(OSError):
+            for path in Path(f"/proc/{parent}/task").glob("*/children"):
+                found += map(int, path.read_text().split())
+    return found
+
+
 class Freezer:
     """A tracker that starts the follower and freezes it in every second turn.
 
@@ -73,7 +83,8 @@ class Freezer:
         elif self.turns > WARM_UP:
             self.seconds[self.turns % 2].append(now - self._start)
         self.turns += 1
-        os.killpg(self.follower.pid, signal.SIGSTOP if self.turns % 2 else signal.SIGCONT)
+        for process in descendants(self.follower.pid):
+            os.kill(process, signal.SIGSTOP if self.turns % 2 else signal.SIGCONT)
         self._start = time.perf_counter()
 
     def log_statistics(self, profiles: object) -> None:
@@ -82,7 +93,8 @@ class Freezer:
     def finish(self, status: object) -> None:
         """Let the follower end."""
         del status
-        os.killpg(self.follower.pid, signal.SIGCONT)
+        for process in descendants(self.follower.pid):
+            os.kill(process, signal.SIGCONT)
 
 
 def main() -> int:
@@ -109,7 +121,7 @@ def main() -> int:
                 upload = Upload.read(folder_of_run, "online")
             finally:
                 with suppress(AttributeError, OSError):
-                    os.killpg(freezer.follower.pid, signal.SIGKILL)
+                    freezer.follower.kill()
                 server.kill()
     pairs = np.array(list(zip(*freezer.seconds, strict=False)))  # working, frozen
     resampled = np.random.default_rng(0).integers(len(pairs), size=(10_000, len(pairs)))

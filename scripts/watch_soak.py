@@ -90,7 +90,10 @@ def watch(sweep: subprocess.Popen[str], results: Path, steps_each: int) -> int:
     memory: list[tuple[float, float, float]] = []
     killed = False
     lines = iter(sweep.stdout or ())
-    address = next(word for line in lines for word in line.split() if word.startswith("http://"))
+    address = next((word for line in lines for word in line.split() if word.startswith("http://")), None)
+    if address is None:
+        print("the sweep printed no address")
+        return 1
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find_browser(), args=list(FLAGS))
         page = browser.new_page(viewport={"width": 1280, "height": 1400})
@@ -118,6 +121,7 @@ def watch(sweep: subprocess.Popen[str], results: Path, steps_each: int) -> int:
                 os.kill(children(sweep.pid)[0], signal.SIGKILL)
                 killed = True
             page.wait_for_timeout(LOOK_EVERY_MS)
+        unseen += [time.monotonic() - first_look for first_look in waiting.values()]
         states = page.evaluate("DATA.run_table.rows.map((run) => run.state)")
         is_same = page.evaluate("globalThis.isSamePage === true")
         browser.close()

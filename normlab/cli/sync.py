@@ -27,13 +27,15 @@ def sync(
     """Send runs to W&B or TensorBoard, from their records.
 
     It sends what W&B does not have yet, so a second call sends no step again. The group of a run is its sweep (of
-    several sweeps, the one that was sent last), its name and its tags are the overrides that vary in the sweep.
+    several sweeps, the one that was sent last), its name and its tags are the overrides that vary in the sweep. Exit
+    code 2 if the service does not have everything.
 
     Example: normlab sync first
     """
     from normlab.store.query import select_runs
     from normlab.tracking.background import Task, start_follower
-    from normlab.tracking.uploads import upload_lines
+    from normlab.tracking.settings import may_have_login
+    from normlab.tracking.uploads import is_sending, upload_lines
 
     codes: list[int] = []
     # Ctrl-C and SIGTERM have to end the follower too.
@@ -49,12 +51,17 @@ def sync(
             continue
         sweep = selection.home if selection.name else None
         service = "online" if to == "wandb" else to
-        follower = start_follower(Task(runs=folders, service=service, sweep=sweep, until_end=False))
-        try:
-            codes.append(follower.wait())
-        finally:
-            follower.terminate()
-        for line in upload_lines(folders, service, [name]):
+        if to == "tensorboard" or may_have_login():
+            follower = start_follower(Task(runs=folders, service=service, sweep=sweep, until_end=False))
+            try:
+                codes.append(follower.wait())
+            finally:
+                follower.terminate()
+        else:
+            codes.append(2)
+        codes += [2 for run in folders if is_sending(run, service)]  # another process does, and may fail
+        options = [] if results_dir == "results" else ["--results-dir", results_dir]
+        for line in upload_lines(folders, service, [*options, name]):
             typer.echo(line)
     if any(codes):
         sys.exit(2)

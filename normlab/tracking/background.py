@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from normlab.errors import notify
 from normlab.store.lock import try_lock
 from normlab.store.plans import Plan, run_of
-from normlab.tracking.settings import may_have_login, services_of
+from normlab.tracking.settings import TENSORBOARD, may_have_login, services_of
 from normlab.tracking.uploads import is_sending, lock_of, names_of, upload_lines
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def follow_training(runs: Sequence[Path], tracking: TrackingConfig) -> None:
     for service in services_of(tracking.wandb, tracking.also):
         task = Task(runs=list(runs), service=service, process=os.getpid())
         follower = None
-        if service != "auto" or may_have_login():
+        if service in ("offline", TENSORBOARD) or may_have_login():
             try:
                 follower = start_follower(task)
             except OSError as error:  # the system has no memory for another process; the run trains without it

@@ -31,7 +31,7 @@ from normlab.tracking.payloads import checks_of, config_of, labels_of, payloads,
 from normlab.tracking.settings import TENSORBOARD
 from normlab.tracking.tensorboard import TensorBoardRun
 from normlab.tracking.uploads import Upload, lock_of
-from normlab.tracking.wandb import NO_LOGIN, WandbRun, wandb_environment
+from normlab.tracking.wandb import NO_LOGIN, WandbRun, restart_client, wandb_environment
 
 POLL_S = 1.0
 """Shortest time between two readings of a record."""
@@ -201,6 +201,9 @@ class Follower:
             run.ended_at = float("inf") if run.folder.is_active() else min(run.ended_at, now)
             if _is_local(error) or _REFUSAL.search(str(error)) or not task.until_end or now > run.ended_at + GIVE_UP_S:
                 raise
+            if any(other.service is not None for other in self.runs):
+                raise  # a restart of W&B's process would end them
+            restart_client()
             run.retry_at = time.monotonic() + RETRY_S
             return False
         return True
@@ -212,7 +215,7 @@ def _is_local(error: Exception) -> bool:
 
 def _write_problem(run: Path, service: str, problem: str) -> None:
     with contextlib.suppress(StoreError):
-        replace(Upload.read(run, service), steps=0, problem=problem).write(run, service)
+        replace(Upload.read(run, service), problem=problem).write(run, service)
 
 
 def _one_line(error: Exception) -> str:
@@ -252,7 +255,5 @@ if __name__ == "__main__":
             _write_problem(run, task.service, _one_line(error))
     except SystemExit:
         pass
-    # After a failure, W&B's process may still wait for a server that is gone. It is in the group that this one leads.
-    if code and os.getpgid(0) == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    sys.exit(code)
+    if code:
+        os._exit(code)  # W&B's client would wait for a server that is gone; its process ends with this one

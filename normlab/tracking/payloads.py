@@ -105,7 +105,8 @@ def keys_of(folder: RunFolder, run: Mapping[str, Any]) -> set[str]:
     Raises:
         StoreError: The record cannot be read.
     """
-    keys = {key for row in folder.rows().rows for key in _numbers(row, Compute.parse(run))}
+    compute = Compute.parse(run)
+    keys = {key for row in folder.rows().rows for key in _numbers(row, compute)}
     parts = [profiles for tier in TIERS for profiles in folder.statistics.read(tier)[0]]
     return keys.union(*map(_columns, parts))
 

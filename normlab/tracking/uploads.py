@@ -28,9 +28,9 @@ class Upload:
     project: str = ""
     entity: str = ""
     where: str = ""
-    """The address of the run, or the command that shows or uploads it; empty before a follower reached the service."""
+    """The address of the run, or a folder in that of the run; empty before a follower reached the service."""
     steps: int = 0
-    """The first step that the service did not have when the last follower ended."""
+    """The first step that the service did not have when a follower last started or finished."""
     problem: str = ""
     """Why the last follower gave up; empty if it did not."""
 
@@ -77,6 +77,7 @@ def upload_lines(runs: Sequence[Path], service: str, names: Sequence[str]) -> li
     has_login = service in (TENSORBOARD, "offline") or may_have_login()
     sent: list[str] = []
     problems: list[str] = []
+    outdated: list[str] = []
     sending = training = 0
     for run in runs:
         folder, upload = RunFolder(run), Upload.read(run, service)
@@ -84,24 +85,34 @@ def upload_lines(runs: Sequence[Path], service: str, names: Sequence[str]) -> li
             sending += 1
         elif upload.problem == DISABLED:
             continue
-        elif upload.problem or not upload.where:
-            problems.append(upload.problem or (KILLED if has_login else NO_LOGIN))
-        elif folder.is_active():
+        elif upload.where and not upload.problem and folder.is_active():
             training += 1
-        elif upload.steps < (RunRecord.read(folder).status.step or 0):
-            problems.append(KILLED if has_login else NO_LOGIN)
+        elif not upload.where or upload.steps < (RunRecord.read(folder).status.step or 0):
+            problems.append(upload.problem or (KILLED if has_login else NO_LOGIN))
+        elif upload.problem:
+            outdated.append(upload.problem)
         else:
-            sent.append(upload.where)
+            sent.append(_shown(run, service, upload.where))
     lines: list[str] = []
     if sent:
-        lines.append(f"{title}: {sent[0]}" if len(sent) == 1 else f"{title}: {len(sent)} runs; of the first, {sent[0]}")
+        lines.append(f"{title}: {sent[0]}" if len(sent) == 1 else f"{title}: {len(sent)} runs, the first: {sent[0]}")
     if sending:
         lines.append(f"{title}: the upload of {_count(sending)} continues in the background; if it fails, {hint}")
     if training:
         lines.append(f"{title} has the steps so far of {_count(training)}; after the training, {hint}")
+    if outdated:
+        lines.append(f"{title} has all steps of {_count(len(outdated))}, but the summary was not sent ({outdated[0]})")
     if problems:
         lines.append(f"{title} lacks data of {_count(len(problems))} ({problems[0]}); {hint}")
     return lines
+
+
+def _shown(run: Path, service: str, where: str) -> str:
+    """Return the address of a run, or the command for its folder."""
+    folder = shlex.quote(os.path.relpath(run / where))
+    if service == TENSORBOARD:
+        return f"`tensorboard --logdir {folder}` shows it"
+    return where if "://" in where else f"`wandb sync {folder}` uploads it"
 
 
 def sync_hint(names: Sequence[str], service: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import time
 from collections.abc import Mapping
@@ -61,6 +60,13 @@ def wandb_environment() -> WandbEnvironment:
     if mode == "online" and not (settings.api_key or has_credentials(host)):
         mode = NO_LOGIN
     return WandbEnvironment(mode, host)
+
+
+def restart_client() -> None:
+    """End W&B's process after it could not start a run: it keeps the id of the run, and would not start it again."""
+    import wandb
+
+    wandb.teardown()
 
 
 class WandbRun:
@@ -127,11 +133,11 @@ class WandbRun:
             raise
         if mode == "online":
             self.next_step = self._first_step = int(self._run.starting_step)
-            self.upload = Upload(run_id, self._run.project, self._run.entity, self._run.url)
+            self.upload = Upload(run_id, self._run.project, self._run.entity, self._run.url, self.next_step)
         else:
             self.next_step = 0
-            command = f"`wandb sync {shlex.quote(os.path.relpath(self._run.settings.sync_dir))}` uploads it"
-            self.upload = replace(known, where=command, steps=0, problem="")
+            path = os.path.relpath(self._run.settings.sync_dir, folder)
+            self.upload = replace(known, where=path, steps=0, problem="")
 
     def _open(self) -> Any:
         """Start the run at W&B, or continue it."""

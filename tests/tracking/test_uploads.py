@@ -44,6 +44,11 @@ def run(tmp_path: Path) -> RunFolder:
         (Upload(where="http://x", steps=3), "W&B lacks data of 1 run (no process sends it); " + HINT),  # resumed since
         (Upload(where="http://x", steps=5), "W&B: http://x"),
         (Upload(where="http://x", problem="Error: gone"), "W&B lacks data of 1 run (Error: gone); " + HINT),
+        (
+            Upload(where="http://x", steps=5, problem="Error: gone"),
+            "W&B has all steps of 1 run, but the summary was not sent (Error: gone)",
+        ),
+        (Upload(where="wandb/offline-run-1", steps=5), "W&B: `wandb sync {run}/wandb/offline-run-1` uploads it"),
         (Upload(problem=NO_LOGIN), "W&B lacks data of 1 run (no login; `wandb login` makes one); " + HINT),
         (Upload(problem=DISABLED), None),
     ],
@@ -51,7 +56,8 @@ def run(tmp_path: Path) -> RunFolder:
 def test_lines(upload: Upload, line: str | None, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     upload.write(run.path, "online")
-    assert upload_lines([run.path], "auto", ["x"]) == ([] if line is None else [line])
+    expected = [] if line is None else [line.replace("{run}", os.path.relpath(run.path))]
+    assert upload_lines([run.path], "auto", ["x"]) == expected
 
 
 def test_without_a_login_no_process_is_to_blame(run: RunFolder) -> None:
@@ -70,7 +76,7 @@ def test_several_runs(run: RunFolder, tmp_path: Path) -> None:
         Upload(where=f"http://{path.name}", steps=5).write(path, "online")
     with file_lock(lock_of(runs[2], "online"), "the test"), RunFolder(runs[3]).lock():
         assert upload_lines(runs, "online", ["x"]) == [
-            f"W&B: 2 runs; of the first, http://{runs[0].name}",
+            f"W&B: 2 runs, the first: http://{runs[0].name}",
             "W&B: the upload of 1 run continues in the background; if it fails, " + HINT,
             "W&B has the steps so far of 1 run; after the training, " + HINT,
         ]
@@ -132,8 +138,8 @@ def test_a_sweep_reports_each_service(server: Server, tmp_path: Path) -> None:
     done = call(tmp_path, None, "sweep", *grid)
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()[-2:]
-    assert lines[0].startswith("normlab: W&B: 2 runs; of the first, `wandb sync results/runs/")
-    assert lines[1].startswith("normlab: TensorBoard: 2 runs; of the first, `tensorboard --logdir results/runs/")
+    assert lines[0].startswith("normlab: W&B: 2 runs, the first: `wandb sync results/runs/")
+    assert lines[1].startswith("normlab: TensorBoard: 2 runs, the first: `tensorboard --logdir results/runs/")
 
 
 @pytest.mark.network

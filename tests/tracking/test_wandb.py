@@ -91,7 +91,7 @@ def test_sent_late_with_the_labels_of_its_sweep(server: Server, tmp_path: Path) 
     assert not list(tmp_path.glob("results/runs/*/wandb*"))
     done = call(tmp_path, server, "sync", "first")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("W&B: 4 runs; of the first, http")
+    assert done.stdout.startswith("W&B: 4 runs, the first: http")
     assert [run.steps() for run in server.runs.values()] == [ALL_STEPS] * 4
     labels = [[run.known[key] for key in ("groupName", "jobType", "tags")] for run in server.runs.values()]
     assert sorted(labels) == [
@@ -170,7 +170,13 @@ def test_a_run_that_is_killed_and_resumed(server: Server, tmp_path: Path, at_onc
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("when", "outage_s"), [("before", 3), ("during", 3), pytest.param("during", 60, marks=pytest.mark.exhaustive)]
+    ("when", "outage_s"),
+    [
+        ("before", 3),
+        ("during", 3),
+        pytest.param("before", 75, marks=pytest.mark.exhaustive),  # longer than W&B's client waits for a start
+        pytest.param("during", 60, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_server_that_is_dead_for_a_while(server: Server, tmp_path: Path, when: str, outage_s: int) -> None:
     server.is_dead = when == "before"
@@ -184,7 +190,6 @@ def test_a_server_that_is_dead_for_a_while(server: Server, tmp_path: Path, when:
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     wait_for_no_follower(tmp_path)
-    assert call(tmp_path, server, *SYNC).returncode == 0
     assert_complete(server, tmp_path, list(range(3001)))
 
 
@@ -252,7 +257,7 @@ def test_a_pack_is_followed_by_one_process(server: Server, tmp_path: Path) -> No
     counting.set()
     thread.join()
     assert max(most) == 1
-    assert done.stderr.splitlines()[-1].startswith("normlab: W&B: 3 runs; of the first, http")
+    assert done.stderr.splitlines()[-1].startswith("normlab: W&B: 3 runs, the first: http")
     assert [(run.steps(), run.summary["state"]) for run in server.runs.values()] == [(ALL_STEPS, "finished")] * 3
 
 

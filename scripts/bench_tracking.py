@@ -5,9 +5,9 @@
 
 One run trains, and the follower sends it to an imitation of W&B's server in a process of its own. In every second turn
 of 20 steps, all processes of the follower are frozen. What they miss, they do in the next turn, and W&B's process sends
-every second instead of every 15 s, so the ratio of the speeds is a lower bound. It is the median over pairs of successive
-turns, with a 95 % bootstrap interval. The script also prints the processor time of the follower. It exits with 1 if the
-interval is below 0.99, or if the follower did not send the whole run.
+every second instead of every 15 s, so the ratio of the speeds is a lower bound. It is the median over pairs of
+successive turns, with a 95 % bootstrap interval. The script also prints the processor time of the follower. It exits
+with 1 if the interval is below 0.99, or if the follower did not send the whole run.
 """
 
 from __future__ import annotations

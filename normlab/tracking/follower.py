@@ -34,9 +34,11 @@ from normlab.tracking.uploads import Upload, lock_of
 from normlab.tracking.wandb import NO_LOGIN, WandbRun, restart_client, wandb_environment
 
 POLL_S = 1.0
-"""Shortest time between two readings of a record."""
-READING_SHARE = 0.02
-"""Largest share of the follower's time that is spent on reading records; long records take long to read."""
+"""Seconds between two checks whether a run has started or ended."""
+PAUSE_S = 5.0
+"""Shortest pause, in seconds, between two readings of a record; W&B's client sends every 15 s."""
+READING_SHARE = 0.005
+"""Largest share of the follower's time that is spent on reading records, because the training may use all cores."""
 RETRY_S = 15.0
 """Seconds between two attempts to reach the server."""
 GIVE_UP_S = 60.0
@@ -118,7 +120,7 @@ class Follower:
         """Wait until the records may be read again, or until a run starts or ends."""
         left = [run.folder for run in self.runs if not run.is_done]
         were_active = [folder.is_active() for folder in left]
-        for _ in range(math.ceil(max(POLL_S, self._reading_s / READING_SHARE) / POLL_S) if left else 0):
+        for _ in range(math.ceil(max(PAUSE_S, self._reading_s / READING_SHARE) / POLL_S) if left else 0):
             time.sleep(POLL_S)
             if [folder.is_active() for folder in left] != were_active:
                 break

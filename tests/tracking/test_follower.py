@@ -91,6 +91,7 @@ def test_a_run_of_a_pack_does_not_wait_for_the_follower_of_another(
 ) -> None:
     first, second = folder_of(tmp_path, "seed=0"), folder_of(tmp_path, "seed=1")
     follower = Follower(Task(runs=[first.path, second.path], service="online"))
+    monkeypatch.setattr(follower_module, "PAUSE_S", 1.0)
     lock = file_lock(lock_of(first.path, "online"), "the test")
     lock.__enter__()
     pauses: list[list[str]] = []

@@ -70,8 +70,16 @@ class Part:
         Raises:
             StoreError: The file exists and cannot be read.
         """
+        return self._rows(read_bytes(self.file.path))
+
+    def parse(self, content: bytes) -> tuple[Profiles, int]:
+        """Return the intact rows in the content of the file, or in some of its rows, and the number of damaged rows."""
+        rows, intact, _ = self._rows(content)
+        kept = rows[intact]
+        return Profiles(self.layout, kept["step"].astype(np.int64), kept["values"]), len(rows) - len(kept)
+
+    def _rows(self, content: bytes) -> tuple[NDArray[Any], NDArray[np.bool_], int]:
         kind = row_type(self.layout.width)
-        content = read_bytes(self.file.path)
         count, torn_bytes = divmod(len(content), kind.itemsize)
         rows = np.frombuffer(content, kind, count)
         return rows, np.array([row["crc"] == _checksum(row) for row in rows], dtype=bool), torn_bytes
@@ -124,7 +132,7 @@ class StatisticsFiles:
         Args:
             problems: Receives a message for each description that is missing, damaged or from a newer normlab.
         """
-        matches = filter(None, map(_NAME.fullmatch, self._file_names()))
+        matches = filter(None, map(_NAME.fullmatch, self.file_names()))
         for tier, number in sorted({(match["tier"], int(match["part"] or 1)) for match in matches}):
             path = self._description_path(tier, number)
             try:
@@ -147,10 +155,9 @@ class StatisticsFiles:
         profiles, damaged = [], 0
         for part_tier, part in self.parts([]):
             if part_tier == tier:
-                rows, intact, _ = part.rows()
-                damaged += int((~intact).sum())
-                rows = rows[intact]
-                profiles.append(Profiles(part.layout, rows["step"].astype(np.int64), rows["values"]))
+                intact, damaged_rows = part.parse(read_bytes(part.file.path))
+                profiles.append(intact)
+                damaged += damaged_rows
         return profiles, damaged
 
     def set_cadence(self, step: int, every: Mapping[str, int | None]) -> None:
@@ -250,7 +257,12 @@ class StatisticsFiles:
         except (StoreError, KeyError, TypeError, ValueError, AttributeError):
             return []
 
-    def _file_names(self) -> list[str]:
+    def file_names(self) -> list[str]:
+        """Return the names of all files.
+
+        Raises:
+            StoreError: The folder cannot be read.
+        """
         try:
             return os.listdir(self.path)
         except FileNotFoundError:
@@ -266,7 +278,7 @@ class StatisticsFiles:
             if part_tier == tier and part.layout == layout:
                 return part
         # Never reuse the number of a file without a description: its rows may have another layout.
-        matches = filter(None, map(_NAME.fullmatch, self._file_names()))
+        matches = filter(None, map(_NAME.fullmatch, self.file_names()))
         numbers = [int(match["part"] or 1) for match in matches if match["tier"] == tier]
         path = self._description_path(tier, max(numbers, default=0) + 1)
         make_folder(self.path)

@@ -121,7 +121,12 @@ def read_rows(path: Path, kind: str | None = None, *, exclude: str | None = None
     Raises:
         StoreError: The file exists and cannot be read.
     """
-    lines = read_bytes(path).split(b"\n")
+    return parse_rows(read_bytes(path), kind, exclude=exclude)
+
+
+def parse_rows(content: bytes, kind: str | None = None, *, exclude: str | None = None) -> Rows:
+    """Return the rows in the content of a run's metrics, or in some of its lines; the arguments are `read_rows`'."""
+    lines = content.split(b"\n")
     prefix = None if exclude is None else b'{"kind":"%b"' % exclude.encode()
     selected = [
         (index, line) for index, line in enumerate(lines) if line and (prefix is None or not line.startswith(prefix))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
 import re
 import signal
@@ -27,7 +26,7 @@ from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.tracking import uploads
 from normlab.tracking.background import Task
-from normlab.tracking.payloads import checks_of, config_of, labels_of, payloads, summary_of
+from normlab.tracking.payloads import StepReader, checks_of, config_of, labels_of, summary_of
 from normlab.tracking.settings import TENSORBOARD
 from normlab.tracking.tensorboard import TensorBoardRun
 from normlab.tracking.uploads import Upload, lock_of
@@ -35,10 +34,10 @@ from normlab.tracking.wandb import NO_LOGIN, WandbRun, restart_client, wandb_env
 
 POLL_S = 1.0
 """Seconds between two checks whether a run has started or ended."""
+NICENESS = 10
+"""Of the follower and of W&B's process: about a tenth of a core is left to them where the training uses it."""
 PAUSE_S = 5.0
-"""Shortest pause, in seconds, between two readings of a record; W&B's client sends every 15 s."""
-READING_SHARE = 0.005
-"""Largest share of the follower's time that is spent on reading records, because the training may use all cores."""
+"""Seconds between two readings of a record; W&B's client sends every 15 s."""
 RETRY_S = 15.0
 """Seconds between two attempts to reach the server."""
 GIVE_UP_S = 60.0
@@ -57,6 +56,8 @@ class FollowedRun:
 
     folder: RunFolder
     service: WandbRun | TensorBoardRun | None = None
+    steps: StepReader | None = None
+    """The numbers for the service."""
     retry_at: float = 0.0
     """When to try to reach the server again."""
     problem: str = ""
@@ -101,8 +102,6 @@ class Follower:
             run.lock = lock
         self._task = task
         self._service = task.service
-        self._reading_s = 0.0
-        """Time of the last reading of all records."""
         self._unreachable = ""
         """Why the service could not be reached after the end of a run; it is not tried again for the other runs."""
 
@@ -110,17 +109,16 @@ class Follower:
         """Send all runs to the service."""
         self._service = service
         while not all(run.is_done for run in self.runs):
-            self._reading_s = 0.0
             for run in self.runs:
                 if not run.is_done:
                     self._advance(run)
             self._pause()
 
     def _pause(self) -> None:
-        """Wait until the records may be read again, or until a run starts or ends."""
+        """Wait for `PAUSE_S`, or until a run starts or ends."""
         left = [run.folder for run in self.runs if not run.is_done]
         were_active = [folder.is_active() for folder in left]
-        for _ in range(math.ceil(max(PAUSE_S, self._reading_s / READING_SHARE) / POLL_S) if left else 0):
+        for _ in range(round(PAUSE_S / POLL_S) if left else 0):
             time.sleep(POLL_S)
             if [folder.is_active() for folder in left] != were_active:
                 break
@@ -138,15 +136,16 @@ class Follower:
             if run.service is None and not self._start(run):
                 return
             assert run.service is not None
+            if run.steps is None:
+                run.steps = StepReader(run.folder, run.service.next_step)
             # The rows are read last: if the run has ended before, nothing is added to them.
-            is_active, start = run.folder.is_active(), time.monotonic()
-            record = RunRecord.read(run.folder)
-            state = RUNNING if is_active else record.state
-            steps = payloads(run.folder, run.folder.run(), run.service.next_step, state)
+            is_active = run.folder.is_active()
+            record = None if is_active else RunRecord.read(run.folder)
+            state = record.state if record else RUNNING
+            run.steps.read()
             if run.folder.is_active() != is_active:
                 return  # it has ended or was resumed meanwhile: read it again
-            self._reading_s += time.monotonic() - start
-            for step, payload in steps:
+            for step, payload in run.steps.take(state):
                 run.service.log(step, payload)
             # A process that resumed the run after a kill has a follower of its own, which waits for the lock.
             is_resumed = self._task.process is not None and run.folder.owner() not in (None, self._task.process)
@@ -156,7 +155,7 @@ class Follower:
                     checks = checks_of(run.folder)
                 except StoreError as error:
                     run.problem = _one_line(error)
-                run.service.finish(summary_of(record) | checks, state)
+                run.service.finish(summary_of(record or RunRecord.read(run.folder)) | checks, state)
                 run.is_done = True
                 upload = replace(run.service.upload, steps=run.service.next_step, problem=run.problem)
                 upload.write(run.folder.path, self._service)
@@ -225,6 +224,13 @@ def _one_line(error: Exception) -> str:
     return " ".join(text.split()).rstrip(".")[:300]
 
 
+def _lower_priority() -> None:
+    """Let the training, which may use all cores, run first."""
+    os.nice(NICENESS)
+    with contextlib.suppress(OSError):  # Linux may divide the cores among sessions, and has a niceness for each
+        Path("/proc/self/autogroup").write_text(str(NICENESS))
+
+
 def main(task: Task, locks: Sequence[int | None]) -> int:
     """Follow the runs of a task, write to their folders what the service has, and return the exit code."""
     with contextlib.closing(Follower(task, locks)) as follower:
@@ -244,6 +250,7 @@ def main(task: Task, locks: Sequence[int | None]) -> int:
 
 
 if __name__ == "__main__":
+    _lower_priority()
     os.environ["WANDB_ERROR_REPORTING"] = "false"  # W&B's reports about its own errors
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     code, (task, locks) = 2, Task.from_json(sys.stdin.read())

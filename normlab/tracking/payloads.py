@@ -17,6 +17,7 @@ from normlab.errors import StatisticsError
 from normlab.stats.profiles import Profiles
 from normlab.stats.registry import STATISTICS, layers_of, values_of
 from normlab.stats.statistic import TIERS
+from normlab.store.added import AddedRecord
 from normlab.store.format import CHECKS_FILE, COMPLETED_STATES, encode
 from normlab.store.outcome import final_losses
 from normlab.store.parts import part_to_json
@@ -65,8 +66,8 @@ class Labels(NamedTuple):
     tags: tuple[str, ...]
 
 
-def payloads(folder: RunFolder, run: Mapping[str, Any], first: int, state: str) -> list[tuple[int, Payload]]:
-    """Return the numbers of each complete step from `first` on, oldest first.
+class StepReader:
+    """Reads the numbers of a run's steps, and gives each step once, when it is complete.
 
     A step is complete when the run writes no more numbers for it. The last row of an interval, the pace, has the number
     of the next step. The steps before that number are complete. The next step has an evaluation at most, and the next
@@ -75,32 +76,54 @@ def payloads(folder: RunFolder, run: Mapping[str, Any], first: int, state: str) 
 
     Args:
         folder: The run's folder.
-        run: The content of run.json.
         first: The first step.
-        state: The state of the run, read before its rows.
 
     Raises:
-        StoreError: The record cannot be read.
+        StoreError: run.json cannot be read.
     """
-    rows = folder.rows().rows
-    ends = [row["step"] for row in rows if row["kind"] == "pace"]
-    before = np.inf if state in COMPLETED_STATES else ends[-1] if ends else 0
-    by_step: dict[int, Payload] = {}
-    compute = Compute.parse(run)
-    for row in rows:
-        if first <= row["step"] < before and row["kind"] in ROW_KEYS:
-            by_step.setdefault(row["step"], {}).update(_numbers(row, compute))
-    for tier in TIERS:
-        for profiles in folder.statistics.read(tier)[0]:
-            due = (profiles.steps >= first) & (profiles.steps < before)
-            if due.any():
-                _add_statistics(by_step, Profiles(profiles.layout, profiles.steps[due], profiles.values[due]))
-    tokens = run["config"]["train"]["batch_size"] * run["config"]["model"]["context"]
-    return [(step, {"train/tokens": step * tokens, **by_step[step]}) for step in sorted(by_step)]
+
+    def __init__(self, folder: RunFolder, first: int) -> None:
+        run = folder.run()
+        self._record = AddedRecord(folder)
+        self._compute = Compute.parse(run)
+        self._tokens = run["config"]["train"]["batch_size"] * run["config"]["model"]["context"]
+        self._first = first
+        self._complete = 0
+        """The first step that is not complete while the run trains."""
+        self._by_step: dict[int, Payload] = {}
+        """The numbers of the steps that were read and not given."""
+
+    def read(self) -> None:
+        """Read what was added to the record since the last call.
+
+        Raises:
+            StoreError: The record cannot be read.
+        """
+        rows, parts = self._record.read()
+        for row in rows:
+            if row["kind"] == "pace":
+                self._complete = row["step"]
+            if row["step"] >= self._first and row["kind"] in ROW_KEYS:
+                self._by_step.setdefault(row["step"], {}).update(_numbers(row, self._compute))
+        for profiles in parts:
+            due = profiles.steps >= self._first
+            _add_statistics(self._by_step, Profiles(profiles.layout, profiles.steps[due], profiles.values[due]))
+
+    def take(self, state: str) -> list[tuple[int, Payload]]:
+        """Return the numbers of each step that was read and is complete, oldest first, and forget them.
+
+        Args:
+            state: The state of the run before `read`.
+        """
+        before = np.inf if state in COMPLETED_STATES else self._complete
+        steps = [(step, self._by_step.pop(step)) for step in sorted(self._by_step) if step < before]
+        if steps:
+            self._first = steps[-1][0] + 1
+        return [(step, {"train/tokens": step * self._tokens, **numbers}) for step, numbers in steps]
 
 
 def keys_of(folder: RunFolder, run: Mapping[str, Any]) -> set[str]:
-    """Return the keys of all numbers that `payloads` returns for a run.
+    """Return the keys of all numbers that `StepReader` returns for a run.
 
     Raises:
         StoreError: The record cannot be read.

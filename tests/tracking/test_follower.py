@@ -146,7 +146,6 @@ def test_a_server_that_is_gone_at_the_end_is_tried_once(
 
 
 def test_the_end_of_a_run_ends_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long record takes long to read, so the pauses are long."""
     folder = folder_of(tmp_path)
     lock, pauses = folder.lock(), 0
     follower = Follower(Task(runs=[folder.path], service="online"))
@@ -157,7 +156,7 @@ def test_the_end_of_a_run_ends_a_pause(tmp_path: Path, monkeypatch: pytest.Monke
         if pauses == 3:
             lock.__exit__(None, None, None)
 
-    monkeypatch.setattr(follower_module, "READING_SHARE", 1e-9)
+    monkeypatch.setattr(follower_module, "PAUSE_S", 99.0)
     monkeypatch.setattr(follower_module.time, "sleep", sleep)
     lock.__enter__()
     follower.follow("online")

@@ -17,7 +17,7 @@ from normlab.store.format import CHECKS_FILE, with_checksum
 from normlab.store.plans import Plan, PlannedRun
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
-from normlab.tracking.payloads import LAYERED, MOST_LAYERS, checks_of, config_of, labels_of, payloads, summary_of
+from normlab.tracking.payloads import LAYERED, MOST_LAYERS, StepReader, checks_of, config_of, labels_of, summary_of
 from normlab.training.run import train
 from support.small_run import small_run
 
@@ -29,7 +29,9 @@ def folder_of(results: Path, *overrides: str) -> RunFolder:
 
 
 def sent(folder: RunFolder, first: int = 0, state: str = "finished") -> dict[int, dict[str, float]]:
-    return dict(payloads(folder, folder.run(), first, state))
+    steps = StepReader(folder, first)
+    steps.read()
+    return dict(steps.take(state))
 
 
 def test_each_step_has_the_numbers_of_the_record(tmp_path: Path) -> None:
@@ -76,6 +78,8 @@ def test_a_running_run_sends_complete_steps_only(tmp_path: Path) -> None:
     """Whatever the moment at which its record is read, a step that is sent has all that it ever gets."""
     options = ["train.steps=12", "train.log_every=3", "eval.every=2", "stats.every=1"]
     moments: list[dict[int, dict[str, float]]] = []
+    readers: list[StepReader] = []
+    taken: list[tuple[int, dict[str, float]]] = []
     results = tmp_path / "results"
 
     class Reader:
@@ -84,6 +88,10 @@ def test_a_running_run_sends_complete_steps_only(tmp_path: Path) -> None:
         def read(self) -> None:
             (path,) = (results / "runs").iterdir()
             moments.append(sent(RunFolder(path), state="running"))
+            if not readers:
+                readers.append(StepReader(RunFolder(path), 0))
+            readers[0].read()
+            taken.extend(readers[0].take("running"))
 
         def start(self, run: Any, first_step: int) -> None: ...
 
@@ -99,6 +107,7 @@ def test_a_running_run_sends_complete_steps_only(tmp_path: Path) -> None:
     folder = train(compose_run([*small_run(results), *options]), trackers=[Reader()]).folder
     final = sent(folder)
     assert moments[0] == {}
+    assert taken == list(moments[-1].items())  # each step once
     assert len(moments[-1]) > 9
     for moment in moments:
         assert moment == {step: final[step] for step in moment}

@@ -1,11 +1,11 @@
-"""Read what was added to a run's record since the last reading, so that to follow a long run costs little."""
+"""Read what was added to a run's record since the last reading, so that following a long run costs little."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from normlab.errors import StoreError
 from normlab.stats.profiles import Profiles
 from normlab.store.arrays import Part, row_type
 from normlab.store.files import io_error
@@ -17,10 +17,10 @@ _COMPARED = 256
 
 
 class AddedRecord:
-    """Reads the rows of a run's metrics and statistics, each once.
+    """Reads the rows of a run's metrics and statistics as they are written.
 
-    Rows that are cut when the run is resumed and written again are read again. A row that is not complete yet is read
-    when it is. Damaged rows are left out.
+    A row that is not complete yet is read when it is. When a resumed run has cut a file, all of its rows are read
+    again. Damaged rows are left out and counted.
 
     Args:
         folder: The run's folder.
@@ -31,23 +31,32 @@ class AddedRecord:
         self._metrics = _AddedBytes(folder.metrics_path)
         self._names: list[str] = []
         self._parts: dict[Path, tuple[Part, _AddedBytes]] = {}
+        self.damaged = 0
+        """Number of damaged rows."""
 
-    def read(self) -> tuple[list[Mapping[str, Any]], list[Profiles]]:
+    def read(self) -> tuple[list[dict[str, Any]], list[Profiles]]:
         """Return the rows and the statistics that were added. The statistics of a step are written before its rows.
 
         Raises:
-            StoreError: A file cannot be read.
+            StoreError: A file, or the description of a file of statistics, cannot be read.
         """
         content = self._metrics.read()
         complete = content[: content.rfind(b"\n") + 1]
+        statistics = self._read_statistics()
         self._metrics.advance(complete)
-        return list(parse_rows(complete).rows), self._read_statistics()
+        read = parse_rows(complete)
+        rows = [row for row in read.rows if type(row.get("step")) is int and isinstance(row.get("kind"), str)]
+        self.damaged += read.damaged + len(read.rows) - len(rows)
+        return rows, statistics
 
     def _read_statistics(self) -> list[Profiles]:
         names = self._folder.statistics.file_names()
         if names != self._names:
-            for _, part in self._folder.statistics.parts([]):
+            problems: list[str] = []
+            for _, part in self._folder.statistics.parts(problems):
                 self._parts.setdefault(part.file.path, (part, _AddedBytes(part.file.path)))
+            if problems:
+                raise StoreError(problems[0])
             self._names = names
         profiles: list[Profiles] = []
         for part, added in self._parts.values():
@@ -55,12 +64,14 @@ class AddedRecord:
             complete = content[: len(content) - len(content) % row_type(part.layout.width).itemsize]
             added.advance(complete)
             if complete:
-                profiles.append(part.parse(complete)[0])
+                intact, damaged = part.parse(complete)
+                profiles.append(intact)
+                self.damaged += damaged
         return profiles
 
 
 class _AddedBytes:
-    """The bytes of a file after a position; all, if those before the position have changed since the last reading."""
+    """The bytes of a file after a position; the whole file, if those just before the position are not as they were."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -83,6 +94,6 @@ class _AddedBytes:
             raise io_error(self._path, "read", error) from error
 
     def advance(self, content: bytes) -> None:
-        """Move the position behind `content`, which `read` returned or which begins what it returned."""
+        """Move the position behind `content`, which is what `read` returned, or its beginning."""
         self._position += len(content)
         self._before = (self._before + content)[-_COMPARED:]

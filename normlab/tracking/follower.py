@@ -35,7 +35,7 @@ from normlab.tracking.wandb import NO_LOGIN, WandbRun, restart_client, wandb_env
 POLL_S = 1.0
 """Seconds between two checks whether a run has started or ended."""
 NICENESS = 10
-"""Of the follower and of W&B's process: about a tenth of a core is left to them where the training uses it."""
+"""Of the follower and of W&B's process: on a core that the training fills, they get about a tenth."""
 PAUSE_S = 5.0
 """Seconds between two readings of a record; W&B's client sends every 15 s."""
 RETRY_S = 15.0
@@ -45,7 +45,7 @@ GIVE_UP_S = 60.0
 _REFUSAL = re.compile(r"(?<![\w:.])40[13](?![\w.])|API key|permission denied", re.IGNORECASE)
 """HTTP status or text of a rejected login; not a port or a part of an id."""
 _OF_ONE_RUN = re.compile(r"(?<![\w:.])4(?!0[138]|29)\d\d(?![\w.])")
-"""HTTP status of a request that the server rejects because of its content, such as the id of a deleted run."""
+"""HTTP status of an error that other runs need not have, such as a deleted run."""
 _LOCAL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 """Errors of this machine's disks."""
 
@@ -80,6 +80,11 @@ class FollowedRun:
             self.lock = try_lock(path)
         return self.lock is not None
 
+    def detach(self) -> None:
+        """Forget the service, which has ended, and delete its temporary files."""
+        self.resources.close()
+        self.service = self.steps = None
+
     def close(self) -> None:
         """Delete the temporary files of the service, and release the lock."""
         self.resources.close()
@@ -103,7 +108,7 @@ class Follower:
         self._task = task
         self._service = task.service
         self._unreachable = ""
-        """Why the service could not be reached after the end of a run; it is not tried again for the other runs."""
+        """Why the service could not be reached after the end of a run; the other runs then fail with it at once."""
 
     def follow(self, service: str) -> None:
         """Send all runs to the service."""
@@ -150,25 +155,53 @@ class Follower:
             # A process that resumed the run after a kill has a follower of its own, which waits for the lock.
             is_resumed = self._task.process is not None and run.folder.owner() not in (None, self._task.process)
             if state != RUNNING or not self._task.until_end or is_resumed:
-                checks: dict[str, int] = {}
-                try:
-                    checks = checks_of(run.folder)
-                except StoreError as error:
-                    run.problem = _one_line(error)
-                run.service.finish(summary_of(record or RunRecord.read(run.folder)) | checks, state)
-                run.is_done = True
-                upload = replace(run.service.upload, steps=run.service.next_step, problem=run.problem)
-                upload.write(run.folder.path, self._service)
+                self._finish(run, run.service, record or RunRecord.read(run.folder), state)
         except Exception as error:
-            self._give_up(run, error)
+            if not self._may_retry(run, error):
+                self._give_up(run, error)
         if run.is_done:
             run.close()
+
+    def _finish(self, run: FollowedRun, service: WandbRun | TensorBoardRun, record: RunRecord, state: str) -> None:
+        """Send the summary of a run, and store what the service has."""
+        checks: dict[str, int] = {}
+        if run.steps and run.steps.damaged:
+            run.problem = f"{run.steps.damaged} damaged rows of the record"
+        try:
+            checks = checks_of(run.folder)
+        except StoreError as error:
+            run.problem = _one_line(error)
+        service.finish(summary_of(record) | checks, state)
+        run.is_done = True
+        replace(service.upload, steps=service.next_step, problem=run.problem).write(run.folder.path, self._service)
+
+    def _may_retry(self, run: FollowedRun, error: Exception) -> bool:
+        """Return whether to try again: the server may be gone for a while, or W&B's process was killed."""
+        now = time.monotonic()
+        run.ended_at = float("inf") if run.folder.is_active() else min(run.ended_at, now)
+        is_late = not self._task.until_end or now > run.ended_at + GIVE_UP_S
+        open_runs = [each for each in self.runs if each.service is not None and not each.is_done]
+        # A restart would end the other runs, unless the process of all of them was killed.
+        may_restart = not open_runs if run.service is None else isinstance(error, ConnectionError)
+        if (
+            self._service == TENSORBOARD
+            or is_late
+            or not may_restart
+            or _is_local(error)
+            or _REFUSAL.search(str(error))
+        ):
+            return False
+        for each in open_runs:  # they start again at the step that the server has
+            each.detach()
+        restart_client()
+        run.retry_at = now + RETRY_S
+        return True
 
     def _give_up(self, run: FollowedRun, error: Exception) -> None:
         """Store why a run is not sent any more."""
         run.is_done, run.problem = True, _one_line(error)
         may_recover = self._task.until_end and run.folder.is_active()
-        if not (isinstance(error, NormlabError) or _is_local(error) or _OF_ONE_RUN.search(str(error)) or may_recover):
+        if not (_is_local(error) or _OF_ONE_RUN.search(str(error)) or may_recover):
             self._unreachable = run.problem
         _write_problem(run.folder.path, self._service, run.problem)
 
@@ -190,28 +223,17 @@ class Follower:
             sweep = sweep_folder(path.parent.parent, name)
         labels = labels_of(content, read_plan(sweep) if sweep is not None and has_plan(sweep) else None)
         tracking = content["config"]["tracking"]
-        try:
-            run.service = WandbRun(
-                path, config_of(content), labels, tracking, self._service, task.process,
-                may_end=task.until_end or not run.folder.is_active(),
-            )  # fmt: skip
-            run.resources.callback(run.service.close)
-            run.service.upload.write(path, self._service)
-        except Exception as error:
-            now = time.monotonic()
-            run.ended_at = float("inf") if run.folder.is_active() else min(run.ended_at, now)
-            if _is_local(error) or _REFUSAL.search(str(error)) or not task.until_end or now > run.ended_at + GIVE_UP_S:
-                raise
-            if any(other.service is not None for other in self.runs):
-                raise  # a restart of W&B's process would end them
-            restart_client()
-            run.retry_at = time.monotonic() + RETRY_S
-            return False
+        run.service = WandbRun(
+            path, config_of(content), labels, tracking, self._service, task.process,
+            may_end=task.until_end or not run.folder.is_active(),
+        )  # fmt: skip
+        run.resources.callback(run.service.close)
+        run.service.upload.write(path, self._service)
         return True
 
 
 def _is_local(error: Exception) -> bool:
-    return isinstance(error, StoreError) or getattr(error, "errno", None) in _LOCAL_ERRORS
+    return isinstance(error, NormlabError) or getattr(error, "errno", None) in _LOCAL_ERRORS
 
 
 def _write_problem(run: Path, service: str, problem: str) -> None:

@@ -8,6 +8,7 @@ Shapes: S measured steps, L blocks; layer 0 is the embeddings, L + 1 the head.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ SINGLE = (
 )  # fmt: skip
 """Statistics with one number per step, or per step and site."""
 LARGEST = {"update_ratio": ".weight", "gain_absmax": "", "resid_nonfinite": ""}
-"""Statistics that are sent as the maximum over the sites whose names end with the suffix, and over layers."""
+"""Statistics that are sent as the maximum over layers and over the sites whose names have this ending."""
 MOST_LAYERS = 32
 """Maximum number of layers that are sent of a statistic; a deeper model sends evenly spaced layers."""
 LONGEST_TAG, LONGEST_NAME = 64, 128
@@ -67,12 +68,11 @@ class Labels(NamedTuple):
 
 
 class StepReader:
-    """Reads the numbers of a run's steps, and gives each step once, when it is complete.
+    """Reads the numbers of a run's steps, and gives each step once, when the run writes no more numbers for it.
 
-    A step is complete when the run writes no more numbers for it. The last row of an interval, the pace, has the number
-    of the next step. The steps before that number are complete. The next step has an evaluation at most, and the next
-    interval adds the rest, so that step is left out unless the run is completed. W&B accepts no second row of a step;
-    a run that stopped gets its last evaluation there when it is resumed.
+    An interval ends with a pace, whose step P is the number of updates so far, so all steps before P are complete. P
+    may have an evaluation already, and the next interval adds the rest, so P waits for it, unless the run is completed.
+    W&B accepts no second row of a step; a run that stopped gets its last evaluation there when it is resumed.
 
     Args:
         folder: The run's folder.
@@ -92,6 +92,11 @@ class StepReader:
         """The first step that is not complete while the run trains."""
         self._by_step: dict[int, Payload] = {}
         """The numbers of the steps that were read and not given."""
+
+    @property
+    def damaged(self) -> int:
+        """Number of damaged rows of the record, whose numbers are missing."""
+        return self._record.damaged
 
     def read(self) -> None:
         """Read what was added to the record since the last call.
@@ -113,9 +118,9 @@ class StepReader:
         """Return the numbers of each step that was read and is complete, oldest first, and forget them.
 
         Args:
-            state: The state of the run before `read`.
+            state: The state of the run, which the caller read before it called `read`.
         """
-        before = np.inf if state in COMPLETED_STATES else self._complete
+        before = math.inf if state in COMPLETED_STATES else self._complete
         steps = [(step, self._by_step.pop(step)) for step in sorted(self._by_step) if step < before]
         if steps:
             self._first = steps[-1][0] + 1
@@ -190,7 +195,7 @@ def config_of(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def labels_of(run: Mapping[str, Any], plan: Plan | None) -> Labels:
-    """Return a run's labels. In a sweep they are made from the overrides that vary, else from the configuration.
+    """Return a run's labels, which are made from its norm, placement and depth, or from the overrides that vary.
 
     Args:
         run: The content of run.json.

@@ -17,7 +17,7 @@ from normlab.tracking.settings import TENSORBOARD, may_have_login
 
 NO_LOGIN = "no login; `wandb login` makes one"
 DISABLED = "W&B is disabled"
-KILLED = "no process sends it"
+NOT_SENT = "no process sends it, or none can write to its folder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Upload:
     where: str = ""
     """The address of the run, or a folder in that of the run; empty before a follower reached the service."""
     steps: int = 0
-    """The first step that the service did not have when a follower last started or finished."""
+    """All steps before this one were at the service when a follower last started or finished."""
     problem: str = ""
     """Why the last follower gave up; empty if it did not."""
 
@@ -88,20 +88,25 @@ def upload_lines(runs: Sequence[Path], service: str, names: Sequence[str]) -> li
         elif upload.where and not upload.problem and folder.is_active():
             training += 1
         elif not upload.where or upload.steps < (RunRecord.read(folder).status.step or 0):
-            problems.append(upload.problem or (KILLED if has_login else NO_LOGIN))
+            problems.append(upload.problem or (NOT_SENT if has_login else NO_LOGIN))
         elif upload.problem:
             outdated.append(upload.problem)
         else:
             sent.append(_shown(run, service, upload.where))
     lines: list[str] = []
-    if sent:
-        lines.append(f"{title}: {sent[0]}" if len(sent) == 1 else f"{title}: {len(sent)} runs, the first: {sent[0]}")
+    if len(sent) == 1:
+        lines.append(f"{title}: {sent[0]}")
+    elif sent and service == TENSORBOARD:
+        folder = shlex.quote(os.path.relpath(os.path.commonpath([run.absolute() for run in runs])))
+        lines.append(f"{title}: {len(sent)} runs, `tensorboard --logdir {folder}` shows them")
+    elif sent:
+        lines.append(f"{title}: {len(sent)} runs, the first: {sent[0]}")
     if sending:
         lines.append(f"{title}: the upload of {_count(sending)} continues in the background; if it fails, {hint}")
     if training:
         lines.append(f"{title} has the steps so far of {_count(training)}; after the training, {hint}")
     if outdated:
-        lines.append(f"{title} has all steps of {_count(len(outdated))}, but the summary was not sent ({outdated[0]})")
+        lines.append(f"{title} has the steps of {_count(len(outdated))}, but not everything else ({outdated[0]})")
     if problems:
         lines.append(f"{title} lacks data of {_count(len(problems))} ({problems[0]}); {hint}")
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -63,14 +64,15 @@ def wandb_environment() -> WandbEnvironment:
 
 
 def restart_client() -> None:
-    """End W&B's process after it could not start a run: it keeps the id of the run, and would not start it again."""
+    """End W&B's process, which refuses to start a run again that it could not start; the next start has a new one."""
     import wandb
 
-    wandb.teardown()
+    with contextlib.suppress(ConnectionError):  # it was killed
+        wandb.teardown()
 
 
 class WandbRun:
-    """A run at W&B, whose steps are those of the training.
+    """A run at W&B, where the step of a row is the training step.
 
     Online, it continues the W&B run of the same id, and `next_step` is the first step that the server lacks. W&B's own
     files are temporary, because the record has all numbers. Offline, the run is written anew to `folder`/wandb. The

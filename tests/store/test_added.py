@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from normlab.config.compose import compose_run
+from normlab.errors import StoreError
 from normlab.stats.statistic import TIERS
 from normlab.store.added import AddedRecord
 from normlab.store.runs import RunFolder
@@ -98,3 +99,32 @@ def test_rows_that_are_written_again_are_read_again(
     expected = whole(folder)
     assert len(expected) > 8
     assert_equal({key: found[key] for key in expected}, expected)
+
+
+def test_damaged_rows_are_counted(record: dict[str, bytes], tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    write(folder, record, 1.0)
+    number = len(whole(folder))
+    metrics, statistics = folder.metrics_path, folder.statistics.path / "core.bin"
+    lines = metrics.read_bytes().splitlines(keepends=True)
+    lines[2:4] = [b'{"kind":"train","loss":1}\n', b'{"kind":\n']
+    metrics.write_bytes(b"".join(lines))
+    content = bytearray(statistics.read_bytes())
+    content[10] ^= 1
+    statistics.write_bytes(content)
+    added = AddedRecord(folder)
+    assert len(keyed(*added.read())) == number - 3
+    assert added.damaged == 3
+
+
+def test_a_damaged_description_is_an_error_until_it_is_restored(record: dict[str, bytes], tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    write(folder, record, 1.0)
+    description = folder.statistics.path / "core.json"
+    description.write_bytes(description.read_bytes().replace(b"resid", b"other"))
+    added = AddedRecord(folder)
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"core\.json: is damaged"):
+            added.read()
+    write(folder, record, 1.0)
+    assert any(len(part.steps) for part in added.read()[1])

@@ -100,11 +100,12 @@ class Handler(BaseHTTPRequestHandler):
             }
             return {"model": project | {"bucket": bucket}}
         if "UpsertBucket" in query:
-            known = {"id": "r", "name": variables["name"], "displayName": "x", "project": project}
-            server.runs.setdefault(variables["name"], UploadedRun()).known |= known | {
-                key: value for key, value in variables.items() if value is not None
-            }
-            return {"upsertBucket": {"bucket": known, "inserted": True}}
+            known = server.runs.setdefault(variables["name"], UploadedRun()).known
+            known |= {key: value for key, value in variables.items() if value is not None}
+            known["id"], known["project"] = "r", project
+            known.setdefault("displayName", "named by the server")
+            bucket = {key: known[key] for key in ("id", "name", "displayName", "project")}
+            return {"upsertBucket": {"bucket": bucket, "inserted": True}}
         if "CreateRunFiles" in query:
             url = server.login["WANDB_BASE_URL"] + "/upload"
             files = [{"name": file, "uploadUrl": url} for file in variables["files"]]

@@ -93,9 +93,11 @@ def test_sent_late_with_the_labels_of_its_sweep(server: Server, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("W&B: 4 runs, the first: http")
     assert [run.steps() for run in server.runs.values()] == [ALL_STEPS] * 4
-    labels = [[run.known[key] for key in ("groupName", "jobType", "tags")] for run in server.runs.values()]
+    labels = [
+        [run.known[key] for key in ("groupName", "jobType", "displayName", "tags")] for run in server.runs.values()
+    ]
     assert sorted(labels) == [
-        ["first", f"norm={norm}", [f"norm={norm}", f"seed={seed}"]]
+        ["first", f"norm={norm}", f"norm={norm} seed={seed}", [f"norm={norm}", f"seed={seed}"]]
         for norm in ("layernorm", "rmsnorm")
         for seed in (0, 1)
     ]
@@ -140,7 +142,7 @@ def test_a_follower_that_is_killed_in_the_middle(server: Server, tmp_path: Path)
     assert process.returncode == 0, err
     path = folder_of(tmp_path).path
     assert err.splitlines()[-1] == (
-        "normlab: W&B lacks data of 1 run (no process sends it); "
+        "normlab: W&B lacks data of 1 run (no process sends it, or none can write to its folder); "
         f"`normlab sync results/runs/{path.name}` sends what is missing"
     )
     assert (path / "wandb-temporary").exists()
@@ -148,6 +150,24 @@ def test_a_follower_that_is_killed_in_the_middle(server: Server, tmp_path: Path)
     assert call(tmp_path, server, *SYNC).returncode == 0
     assert_complete(server, tmp_path, list(range(3001)))
     assert not (path / "wandb-temporary").exists()
+
+
+@pytest.mark.process
+def test_a_process_of_wandb_that_is_killed(server: Server, tmp_path: Path) -> None:
+    """The follower starts another one and continues, as after a lack of memory."""
+    process = start(tmp_path, server, "train", *overrides_of(tmp_path, *SLOW))
+    wait_for(lambda: any(len(run.rows) > 100 for run in server.runs.values()))
+    (follower,) = followers(tmp_path)
+    children = [
+        int(pid) for path in Path(f"/proc/{follower}/task").glob("*/children") for pid in path.read_text().split()
+    ]
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    assert children
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    wait_for_no_follower(tmp_path)
+    assert assert_complete(server, tmp_path, list(range(3001))).summary["state"] == "finished"
 
 
 @pytest.mark.process
@@ -281,7 +301,7 @@ def test_a_sweep_names_the_command_that_sends_the_rest(case: str, server: Server
     expected = {
         "dead server": "normlab: W&B: the upload of 2 runs continues in the background; if it fails, ",
         "wrong key": "normlab: W&B lacks data of 2 runs (CommError: ",
-        "killed followers": "normlab: W&B lacks data of 2 runs (no process sends it); ",
+        "killed followers": "normlab: W&B lacks data of 2 runs (no process sends it, ",
     }
     assert line.startswith(expected[case])
     for pid in followers(tmp_path):

@@ -1,7 +1,7 @@
 """Serve the comparison page on loopback; the page requests its data again and draws them in place.
 
 The records are read when a browser asks, so a page that nobody looks at costs nothing. They are read again only if
-their files have changed, and rarely enough to take at most a share of `LOAD` of one core from the training.
+their files have changed, and so rarely that reading takes at most a share of `LOAD` of one core.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SHORTEST_S = 1.0
 LOAD = 0.2
 """Largest share of one core that reading the records takes."""
 LAST_S = 4.0
-"""Longest time, in seconds, that the end of a watch waits for a page to request the last data.
+"""Seconds that a watch waits at its end for an open page to request the last data.
 
 A page requests its data every second; without a request for this long it counts as closed."""
 
@@ -63,7 +63,7 @@ class LivePage:
 
     Args:
         page: The page.
-        check: Whether an error of the first reading is raised; any other error is shown on the page.
+        check: Whether an error of the first reading is raised. Later errors are shown on the page.
 
     Raises:
         ConfigError: With `check`: a condition or a channel is invalid.
@@ -184,9 +184,8 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", **(headers or {})}
         if kind is not None:
             headers["Content-Type"] = kind
-            if "gzip" in self.headers.get(
-                "Accept-Encoding", ""
-            ):  # a page of many runs has megabytes, and may go by ssh
+            # A page of many runs has megabytes, and may go by ssh.
+            if "gzip" in self.headers.get("Accept-Encoding", ""):
                 content, headers["Content-Encoding"] = gzip.compress(content, compresslevel=1), "gzip"
             headers["Content-Length"] = str(len(content))
         self.send_response(status)

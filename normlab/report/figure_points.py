@@ -107,7 +107,8 @@ def read_curves(record: RunRecord, problems: list[str]) -> dict[str, Curve]:
     except StoreError as error:
         problems.append(str(error))
     trained = series_of([row for row in rows if row.get("kind") == "train"])
-    measured = [each for each in evaluations_of(rows) if 0 <= each.step <= MAX_STEP]
+    others = [row for row in rows if row.get("kind") != "train"]  # few, and most rows of a long run are `train`
+    measured = [each for each in evaluations_of(others) if 0 <= each.step <= MAX_STEP]
     steps = trained["step"]
     valid = (steps >= 0) & (steps <= MAX_STEP)
     return {

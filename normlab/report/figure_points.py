@@ -107,8 +107,7 @@ def read_curves(record: RunRecord, problems: list[str]) -> dict[str, Curve]:
     except StoreError as error:
         problems.append(str(error))
     trained = series_of([row for row in rows if row.get("kind") == "train"])
-    others = [row for row in rows if row.get("kind") != "train"]  # few, and most rows of a long run are `train`
-    measured = [each for each in evaluations_of(others) if 0 <= each.step <= MAX_STEP]
+    measured = [each for each in evaluations_of(rows) if 0 <= each.step <= MAX_STEP]
     steps = trained["step"]
     valid = (steps >= 0) & (steps <= MAX_STEP)
     return {

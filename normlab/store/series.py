@@ -67,6 +67,8 @@ def evaluations_of(rows: Iterable[Mapping[str, Any]]) -> list[Evaluation]:
     result: list[Evaluation] = []
     seconds: dict[float, float | None] = {0: 0.0}
     for row in rows:
+        if row.get("kind") == "train":  # most rows of a long run
+            continue
         step, loss = number(row.get("step")), number(row.get("loss"))
         if step is None or not math.isfinite(step):
             continue

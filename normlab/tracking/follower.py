@@ -157,7 +157,7 @@ class Follower:
             if state != RUNNING or not self._task.until_end or is_resumed:
                 self._finish(run, run.service, record or RunRecord.read(run.folder), state)
         except Exception as error:
-            if not self._may_retry(run, error):
+            if not self._restart_after(error, run):
                 self._give_up(run, error)
         if run.is_done:
             run.close()
@@ -175,8 +175,8 @@ class Follower:
         run.is_done = True
         replace(service.upload, steps=service.next_step, problem=run.problem).write(run.folder.path, self._service)
 
-    def _may_retry(self, run: FollowedRun, error: Exception) -> bool:
-        """Return whether to try again: the server may be gone for a while, or W&B's process was killed."""
+    def _restart_after(self, error: Exception, run: FollowedRun) -> bool:
+        """Restart W&B's process if it was killed or did not reach the server, and return whether it was restarted."""
         now = time.monotonic()
         run.ended_at = float("inf") if run.folder.is_active() else min(run.ended_at, now)
         is_late = not self._task.until_end or now > run.ended_at + GIVE_UP_S

@@ -17,7 +17,7 @@ from normlab.store.format import CHECKS_FILE, METRICS_FILE, with_checksum
 from normlab.store.runs import RunFolder
 from normlab.tracking.uploads import Upload
 from support.disk import fill
-from support.processes import wait_for
+from support.processes import children_of, wait_for
 from support.wandb_runs import call, followers, overrides_of, read_offline, start
 from support.wandb_server import Server, UploadedRun
 
@@ -158,12 +158,10 @@ def test_a_process_of_wandb_that_is_killed(server: Server, tmp_path: Path) -> No
     process = start(tmp_path, server, "train", *overrides_of(tmp_path, *SLOW))
     wait_for(lambda: any(len(run.rows) > 100 for run in server.runs.values()))
     (follower,) = followers(tmp_path)
-    children = [
-        int(pid) for path in Path(f"/proc/{follower}/task").glob("*/children") for pid in path.read_text().split()
-    ]
-    for pid in children:
+    started = children_of(follower)
+    for pid in started:
         os.kill(pid, signal.SIGKILL)
-    assert children
+    assert started
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     wait_for_no_follower(tmp_path)

@@ -64,6 +64,15 @@ def processor_time(processes: list[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def waiting_time() -> float:
+    """Return the time that this process's threads were ready to run and waited for a core, their sum in seconds."""
+    waited = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError):
+            waited += int(path.read_text().split()[1])
+    return waited / 1e9
+
+
 class Freezer:
     """A tracker that starts the follower and freezes it in every second turn.
 
@@ -76,9 +85,12 @@ class Freezer:
         self.turns = 0
         self.seconds: tuple[list[float], list[float]] = ([], [])
         """Of the turns with and without the follower."""
+        self.waited = [0.0, 0.0]
+        """Time that the training's threads waited for a core in these turns, seconds."""
         self.processor_s = 0.0
         """Processor time of the follower during these turns."""
         self._start = 0.0
+        self._waited = 0.0
         self.follower: subprocess.Popen[str]
 
     def start(self, run: Mapping[str, Any], first_step: int) -> None:
@@ -97,10 +109,11 @@ class Freezer:
             self.processor_s = -processor_time(descendants(self.follower.pid))
         elif self.turns > WARM_UP:
             self.seconds[self.turns % 2].append(now - self._start)
+            self.waited[self.turns % 2] += waiting_time() - self._waited
         self.turns += 1
         for process in descendants(self.follower.pid):
             os.kill(process, signal.SIGSTOP if self.turns % 2 else signal.SIGCONT)
-        self._start = time.perf_counter()
+        self._start, self._waited = time.perf_counter(), waiting_time()
 
     def log_statistics(self, profiles: object) -> None:
         """Do nothing."""
@@ -147,6 +160,8 @@ def main() -> int:
     print(f"{len(pairs)} pairs of {STEPS} steps, {1000 * pairs[:, 0].mean() / STEPS:.1f} ms/step with the follower")
     for index, title in enumerate(["speed with the follower / without", "lower bound"]):
         print(f"{title}: {medians[index]:.3f} (95 % interval {low[index]:.3f} to {high[index]:.3f})")
+    waited = [100 * waited / sum(turns) for waited, turns in zip(freezer.waited, freezer.seconds, strict=True)]
+    print(f"the training's threads waited for a core: {waited[0]:.2f} % of the time with, {waited[1]:.2f} % without")
     total = sum(map(sum, freezer.seconds))
     print(f"processor time of the follower: {100 * freezer.processor_s / total:.1f} % of one core, in {total:.0f} s")
     print(f"sent: {upload.steps} of {TURNS * STEPS + 1} steps")

@@ -12,7 +12,8 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ from normlab.report.cells import Cell
 from normlab.report.cells_table import BEST, losses_at
 from normlab.report.histories import History, NothingMeasured, histories, read_statistics
 from normlab.report.runs_table import unreadable_lines_note
+from normlab.store.added import AddedRows
+from normlab.store.format import RUNNING
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.record import RunRecord
 from normlab.store.series import evaluations_of, series_of
@@ -99,13 +102,42 @@ def read_curves(record: RunRecord, problems: list[str]) -> dict[str, Curve]:
         record: The run.
         problems: Receives a line for each problem of the metrics.
     """
-    rows = []
     try:
         read = record.folder.rows()
-        rows = read.rows
-        problems += filter(None, [unreadable_lines_note(read)])
     except StoreError as error:
         problems.append(str(error))
+        return _curves_of([])
+    problems += filter(None, [unreadable_lines_note(read.damaged)])
+    return _curves_of(read.rows)
+
+
+class CurveReader:
+    """Reads the curves of runs again and again; of a run that trains, only the rows that were added."""
+
+    def __init__(self) -> None:
+        self._training: dict[Path, tuple[AddedRows, dict[str, Curve]]] = {}
+
+    def read(self, record: RunRecord, problems: list[str]) -> dict[str, Curve]:
+        """Return what `read_curves` returns."""
+        path = record.folder.path
+        if record.state != RUNNING:
+            self._training.pop(path, None)
+            return read_curves(record, problems)
+        added, curves = self._training.get(path) or (AddedRows(record.folder.metrics_path), {})
+        try:
+            rows, replaces_all = added.read()
+        except StoreError as error:
+            problems.append(str(error))
+            return curves or _curves_of([])
+        problems += filter(None, [unreadable_lines_note(added.damaged)])
+        new = _curves_of(rows)
+        if not replaces_all:
+            new = {name: Curve(*map(np.concatenate, zip(curves[name], new[name], strict=True))) for name in new}
+        self._training[path] = added, new
+        return new
+
+
+def _curves_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
     trained = series_of([row for row in rows if row.get("kind") == "train"])
     measured = [each for each in evaluations_of(rows) if 0 <= each.step <= MAX_STEP]
     steps = trained["step"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -27,9 +27,9 @@ from normlab.store.format import (
 from normlab.store.outcome import OUTCOMES, final_losses
 from normlab.store.parts import Setting, finite
 from normlab.store.query import Selection, select_runs
-from normlab.store.reading import HOW_TO_FIX, Rows
+from normlab.store.reading import HOW_TO_FIX
 from normlab.store.record import RunRecord
-from normlab.store.series import evaluations_of
+from normlab.store.series import evaluations
 from normlab.store.status import Status, or_unknown
 
 COLUMNS = (
@@ -103,20 +103,15 @@ def list_runs(path: str | os.PathLike[str], results_dir: str = "results") -> lis
     return [{key: row[key] for key in RUN_COLUMNS} for row in map(row_of, newest_first)]
 
 
-def row_of(run: RunRecord, rows: Callable[[], Rows] | None = None) -> Row:
-    """Return a run's row: `COLUMNS` and `created`.
-
-    Args:
-        run: The run.
-        rows: Returns the run's metrics if the caller has read them already; may raise StoreError.
-    """
-    read_rows, unreadable = rows or run.folder.rows, ""
+def row_of(run: RunRecord) -> Row:
+    """Return a run's row: `COLUMNS` and `created`."""
+    unreadable = ""
     if run.status.step is None:
-        run, unreadable = _with_progress(run, read_rows)
+        run, unreadable = _with_progress(run)
     status = run.status
     val_loss, last_val_loss = final_losses(run.outcome, status.val_loss)
     if run.outcome == DIVERGED and last_val_loss is None:
-        last_val_loss = _last_finite_loss(read_rows)
+        last_val_loss = _last_finite_loss(run)
     bigram = run.corpus.baselines.bigram
     row = {
         "run": run.name,
@@ -157,10 +152,10 @@ def row_of(run: RunRecord, rows: Callable[[], Rows] | None = None) -> Row:
     return row | {"note": "; ".join(filter(None, notes))}
 
 
-def _with_progress(run: RunRecord, read_rows: Callable[[], Rows]) -> tuple[RunRecord, str]:
+def _with_progress(run: RunRecord) -> tuple[RunRecord, str]:
     """Return a run with its status completed from the metrics, and a note on unreadable metrics."""
     try:
-        metrics = read_rows()
+        metrics = run.folder.rows()
     except StoreError as error:
         return run, str(error)
     train = next((row for row in reversed(metrics.rows) if row.get("kind") == "train"), {})
@@ -174,20 +169,20 @@ def _with_progress(run: RunRecord, read_rows: Callable[[], Rows]) -> tuple[RunRe
     )
     known = {key: value for key in progress.__slots__ if (value := getattr(run.status, key)) is not None}
     status = dataclasses.replace(progress, **known)
-    return dataclasses.replace(run, status=status), unreadable_lines_note(metrics)
+    return dataclasses.replace(run, status=status), unreadable_lines_note(metrics.damaged)
 
 
-def _last_finite_loss(read_rows: Callable[[], Rows]) -> float | None:
+def _last_finite_loss(run: RunRecord) -> float | None:
     try:
-        evaluations = evaluations_of(read_rows().rows)
+        losses = [evaluation.loss for evaluation in evaluations(run.folder)]
     except StoreError:
         return None
-    return next((evaluation.loss for evaluation in reversed(evaluations) if math.isfinite(evaluation.loss)), None)
+    return next(filter(math.isfinite, reversed(losses)), None)
 
 
-def unreadable_lines_note(metrics: Rows) -> str:
-    """Return a note on the unreadable lines of the metrics, or an empty text."""
-    return f"{counted(metrics.damaged, 'line')} of the metrics cannot be read" if metrics.damaged else ""
+def unreadable_lines_note(damaged: int) -> str:
+    """Return a note on the number of unreadable lines of the metrics, or an empty text."""
+    return f"{counted(damaged, 'line')} of the metrics cannot be read" if damaged else ""
 
 
 def _state_note(run: RunRecord, row: Row) -> str:

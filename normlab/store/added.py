@@ -16,6 +16,36 @@ _COMPARED = 256
 """Bytes before a position in a file that are compared with those at the last reading."""
 
 
+class AddedRows:
+    """Reads the rows of a run's metrics as they are written.
+
+    A row that is not complete yet is read when it is. Damaged rows are left out and counted.
+
+    Args:
+        path: The metrics.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._metrics = _AddedBytes(path)
+        self.damaged = 0
+        """Number of damaged rows."""
+
+    def read(self) -> tuple[list[dict[str, Any]], bool]:
+        """Return the rows that were added, and whether they replace all earlier ones, as after a resume that cut the file.
+
+        Raises:
+            StoreError: The file cannot be read.
+        """
+        content = self._metrics.read()
+        is_from_start = self._metrics.position == 0
+        complete = content[: content.rfind(b"\n") + 1]
+        self._metrics.advance(complete)
+        read = parse_rows(complete)
+        rows = [row for row in read.rows if type(row.get("step")) is int and isinstance(row.get("kind"), str)]
+        self.damaged = (0 if is_from_start else self.damaged) + read.damaged + len(read.rows) - len(rows)
+        return rows, is_from_start
+
+
 class AddedRecord:
     """Reads the rows of a run's metrics and statistics as they are written.
 
@@ -28,11 +58,17 @@ class AddedRecord:
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        self._metrics = _AddedBytes(folder.metrics_path)
+        self._metrics = AddedRows(folder.metrics_path)
+        self._rows: list[dict[str, Any]] = []
+        """Rows that were read and not returned, because of an error in the statistics."""
         self._names: list[str] = []
         self._parts: dict[Path, tuple[Part, _AddedBytes]] = {}
-        self.damaged = 0
+        self._damaged = 0
+
+    @property
+    def damaged(self) -> int:
         """Number of damaged rows."""
+        return self._metrics.damaged + self._damaged
 
     def read(self) -> tuple[list[dict[str, Any]], list[Profiles]]:
         """Return the rows and the statistics that were added. The statistics of a step are written before its rows.
@@ -40,13 +76,9 @@ class AddedRecord:
         Raises:
             StoreError: A file, or the description of a file of statistics, cannot be read.
         """
-        content = self._metrics.read()
-        complete = content[: content.rfind(b"\n") + 1]
+        self._rows += self._metrics.read()[0]
         statistics = self._read_statistics()
-        self._metrics.advance(complete)
-        read = parse_rows(complete)
-        rows = [row for row in read.rows if type(row.get("step")) is int and isinstance(row.get("kind"), str)]
-        self.damaged += read.damaged + len(read.rows) - len(rows)
+        rows, self._rows = self._rows, []
         return rows, statistics
 
     def _read_statistics(self) -> list[Profiles]:
@@ -66,7 +98,7 @@ class AddedRecord:
             if complete:
                 intact, damaged = part.parse(complete)
                 profiles.append(intact)
-                self.damaged += damaged
+                self._damaged += damaged
         return profiles
 
 
@@ -75,17 +107,18 @@ class _AddedBytes:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._position = 0
+        self.position = 0
         self._before = b""
 
     def read(self) -> bytes:
+        """Return them. After a change of the bytes before it, the position is 0."""
         try:
             with self._path.open("rb") as file:
-                file.seek(self._position - len(self._before))
+                file.seek(self.position - len(self._before))
                 content = file.read()
                 if content.startswith(self._before):
                     return content[len(self._before) :]
-                self._position, self._before = 0, b""
+                self.position, self._before = 0, b""
                 file.seek(0)
                 return file.read()
         except FileNotFoundError:
@@ -95,5 +128,5 @@ class _AddedBytes:
 
     def advance(self, content: bytes) -> None:
         """Move the position behind `content`, which is what `read` returned, or its beginning."""
-        self._position += len(content)
+        self.position += len(content)
         self._before = (self._before + content)[-_COMPARED:]

@@ -33,13 +33,13 @@ from normlab.report.figure_data import factor_axis
 from normlab.report.figure_points import (
     MOMENTS,
     SERIES,
+    CurveReader,
     Point,
     Profile,
     Statistic,
     loss_point,
     mean_curve,
     median_profile,
-    read_curves,
     read_profiles,
 )
 from normlab.report.intervals import LEVEL
@@ -78,6 +78,7 @@ class ReadCache:
         self._kept: dict[tuple[Callable[..., Any], Path], tuple[object, Any, list[str]]] = {}
         self._points: dict[object, tuple[Sequence[Any], list[list[float]]]] = {}
         self._earlier = self._points
+        self.curves = CurveReader()
 
     def start_page(self) -> None:
         """Drop the points that the last page did not use."""
@@ -273,7 +274,7 @@ def _curves(cells: Sequence[Cell], problems: _Problems) -> Iterator[dict[str, li
     """Yield, for each cell, [step, mean, low, high] of each of `SERIES` at its best learning rate."""
     for cell in cells:
         members = cell.runs_at_best
-        runs = [problems.read(read_curves, run.record) for run in members]
+        runs = [problems.read(problems.cache.curves.read, run.record) for run in members]
         yield {name: problems.cache.points(mean_curve, [curves[name] for curves in runs]) for name in SERIES}
 
 
@@ -284,13 +285,16 @@ def _unfinished(cells: Sequence[Cell], options: Sequence[str], problems: _Proble
     """
     runs = [(index, run) for index, cell in enumerate(cells) for run in cell.runs if not run.has_loss]
     for index, run in runs[:MAX_UNFINISHED]:
-        curves = {
-            name: problems.cache.points(mean_curve, [c]) for name, c in problems.read(read_curves, run.record).items()
-        }
+        read = problems.read(problems.cache.curves.read, run.record)
+        curves = {name: problems.cache.points(mean_curve, [curve]) for name, curve in read.items()}
         if any(curves.values()):
             levels = [setting(run.record, option) for option in options]
             label = short_label(options, levels) or run.record.name
             yield {"id": run.record.run_id, "cell": index, "label": label, "state": run.record.state, "curves": curves}
+
+
+def _row_of(record: RunRecord, problems: list[str]) -> Row:
+    return row_of(record)
 
 
 def _metrics_problem(record: RunRecord, problems: list[str]) -> str:
@@ -376,12 +380,14 @@ def _run_table(records: Sequence[RunRecord], options: Sequence[str], cells: Sequ
     cell_of = {run.record.folder.path: index for index, cell in enumerate(cells) for run in cell.runs}
     rows = []
     for record in records:
-        row = row_of(record)
         lines = problems.of(record)
-        if record.state != NOT_STARTED:
+        if record.state == NOT_STARTED:
+            row = row_of(record)
+        else:
+            row = problems.read(_row_of, record)
             lines += filter(None, [record.problem, problems.read(_metrics_problem, record)])
         notes = [row["note"], record.problem, *([STILL_RUNNING] if record.state == RUNNING else []), *lines]
-        row["note"] = "; ".join(dict.fromkeys(filter(None, notes)))
+        row = row | {"note": "; ".join(dict.fromkeys(filter(None, notes)))}
         levels = [setting(record, option) for option in options]
         name = record.name if record.name != record.run_id or not record.options else short_label(options, levels)
         values = [name, *map(format_setting, levels)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import random
 import socket
 import threading
 import time
@@ -12,13 +13,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 
 from normlab.errors import ConfigError, StoreError
 from normlab.report.compare import watch
 from normlab.report.compare.data import ReadCache
 from normlab.report.compare.write import ComparePage
+from normlab.report.figure_points import CurveReader, read_curves
+from normlab.store import added
 from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
+from normlab.store.reading import parse_rows
 from normlab.store.record import RunRecord
 
 
@@ -104,6 +109,38 @@ def test_only_changed_records_are_read(trained, tmp_path, monkeypatch):
     for record in map(RunRecord.read, folders.values()):
         cache.read(read, record, [])
     assert reads[len(folders) :] == ["dyt"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_rows_of_a_run_that_trains_are_read_once(trained, monkeypatch, seed):
+    """The curves are those of all rows, after half a row, a cut file, or a damaged row too."""
+    folder = trained("a", state="running", steps=60)
+    lines = folder.metrics_path.read_bytes().splitlines(keepends=True)
+    sizes: list[int] = []
+    monkeypatch.setattr(added, "parse_rows", lambda content: sizes.append(len(content)) or parse_rows(content))
+    reader, choose = CurveReader(), random.Random(seed)
+
+    def check(content: bytes) -> list[str]:
+        folder.metrics_path.write_bytes(content)
+        found, expected = list[str](), list[str]()
+        curves = reader.read(record := RunRecord.read(folder), found)
+        for name, curve in read_curves(record, expected).items():
+            np.testing.assert_array_equal(curves[name], curve)
+        if content.endswith(b"\n"):
+            assert found == expected
+        return found
+
+    whole = b"".join(lines)
+    with folder.lock():
+        for size in [0, *sorted(choose.randrange(len(whole)) for _ in range(9)), len(whole), len(whole)]:
+            assert check(whole[:size]) == []
+        assert sum(sizes) == len(whole)
+        again = [line.replace(b'"loss":', b'"loss":1') for line in lines[choose.randrange(60) :]]
+        again.insert(3, b'{"kind":\n')
+        resumed = b"".join([*lines[: -len(again) + 1], *again])
+        assert check(resumed) == check(resumed) == ["1 line of the metrics cannot be read"]
+        assert check(whole) == []
+    assert check(whole[:-9]) == ["1 line of the metrics cannot be read"]  # it was killed
 
 
 def test_a_damaged_record_is_named_and_the_others_stay(trained, tmp_path):

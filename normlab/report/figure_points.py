@@ -118,7 +118,7 @@ class CurveReader:
         self._training: dict[Path, tuple[AddedRows, dict[str, Curve]]] = {}
 
     def read(self, record: RunRecord, problems: list[str]) -> dict[str, Curve]:
-        """Return what `read_curves` returns."""
+        """Return what `read_curves` returns; the last row of a run that trains may be incomplete."""
         path = record.folder.path
         if record.state != RUNNING:
             self._training.pop(path, None)

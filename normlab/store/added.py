@@ -31,7 +31,7 @@ class AddedRows:
         """Number of damaged rows."""
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """Return the rows that were added, and whether they replace all earlier ones, as after a resume that cut the file.
+        """Return the added rows, and whether they replace all earlier ones, as after a resume that cut the file.
 
         Raises:
             StoreError: The file cannot be read.
@@ -49,8 +49,7 @@ class AddedRows:
 class AddedRecord:
     """Reads the rows of a run's metrics and statistics as they are written.
 
-    A row that is not complete yet is read when it is. When a resumed run has cut a file, all of its rows are read
-    again. Damaged rows are left out and counted.
+    When a resumed run has cut a file, all of its rows are read again. Damaged rows are left out and counted.
 
     Args:
         folder: The run's folder.

@@ -242,8 +242,9 @@ def _write_problem(run: Path, service: str, problem: str) -> None:
 
 
 def _one_line(error: Exception) -> str:
-    text = str(error) if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}"
-    return " ".join(text.split()).rstrip(".")[:300]
+    is_ours = isinstance(error, NormlabError)
+    line = " ".join((str(error) if is_ours else f"{type(error).__name__}: {error}").split()).rstrip(".")[:300]
+    return line if is_ours or not _REFUSAL.search(line) else f"{line}; `wandb login --relogin` stores another key"
 
 
 def _lower_priority() -> None:

@@ -302,6 +302,7 @@ def test_a_sweep_names_the_command_that_sends_the_rest(case: str, server: Server
         "killed followers": "normlab: W&B lacks data of 2 runs (no process sends it, ",
     }
     assert line.startswith(expected[case])
+    assert ("; `wandb login --relogin` stores another key); " in line) == (case == "wrong key")
     for pid in followers(tmp_path):
         os.killpg(pid, signal.SIGKILL)
 

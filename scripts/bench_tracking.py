@@ -5,11 +5,11 @@
 
 One run trains, and the follower sends it to an imitation of W&B's server in a process of its own. In every second turn
 of 60 steps, all processes of the follower are frozen. A working turn sends the rows of two turns, so the cost of a turn
-is half of the difference between the two. What a process does by the clock (it looks for new rows, W&B's process sends,
-here every second instead of every 15 s) it does not do twice, and it is a small part; a lower bound counts the whole
-difference. Both ratios of the speeds are medians over pairs of successive turns, with 95 % bootstrap intervals.
+is half of the difference between the two. Work that follows the clock (looking for new rows; W&B's process sends, here
+every second instead of every 15 s) is not doubled; it is a small part. A lower bound counts the whole difference. Both
+ratios of the speeds are medians over pairs of successive turns, with 95 % bootstrap intervals.
 
-The noise of the machine does not reach two other figures: the processor time of the follower, and the time that the
+Two other figures do not depend on the noise of the machine: the processor time of the follower, and the time that the
 training's threads were ready to run and waited for a core. The sum over the threads is at least what the follower takes
 from the training by its use of the cores; what it takes by its use of the caches is not in it.
 

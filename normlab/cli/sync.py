@@ -26,9 +26,9 @@ def sync(
 ) -> None:
     """Send runs to W&B or TensorBoard, from their records.
 
-    It sends what W&B does not have yet, so a second call sends no step again, nor a step that a resumed run has trained
-    again. The group of a run is its sweep (of several sweeps, the one that was sent last), its name and its tags are
-    the overrides that vary in the sweep. Exit code 2 if the service does not have everything.
+    It sends only what W&B lacks: no step twice, also if a resumed run has trained the step again. The group of a run is
+    its sweep (of several sweeps, the one that was sent last), its name and its tags are the overrides that vary in the
+    sweep. Exit code 2 if the service does not have everything.
 
     Example: normlab sync first
     """

@@ -112,13 +112,16 @@ def read_curves(record: RunRecord, problems: list[str]) -> dict[str, Curve]:
 
 
 class CurveReader:
-    """Reads the curves of runs again and again; of a run that trains, only the rows that were added."""
+    """Reads the curves of runs repeatedly. Of a run that trains, it reads only the added rows."""
 
     def __init__(self) -> None:
         self._training: dict[Path, tuple[AddedRows, dict[str, Curve]]] = {}
 
     def read(self, record: RunRecord, problems: list[str]) -> dict[str, Curve]:
-        """Return what `read_curves` returns; the last row of a run that trains may be incomplete."""
+        """Return the curves, as `read_curves` does.
+
+        Of a run that trains, an incomplete last row is left out, and the curves stay where the file cannot be read.
+        """
         path = record.folder.path
         if record.state != RUNNING:
             self._training.pop(path, None)

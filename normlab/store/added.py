@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
-from normlab.errors import StoreError
 from normlab.stats.profiles import Profiles
 from normlab.store.arrays import Part, row_type
 from normlab.store.files import io_error
@@ -58,27 +58,25 @@ class AddedRecord:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._metrics = AddedRows(folder.metrics_path)
-        self._rows: list[dict[str, Any]] = []
-        """Rows that were read and not returned, because of an error in the statistics."""
         self._names: list[str] = []
         self._parts: dict[Path, tuple[Part, _AddedBytes]] = {}
-        self._damaged = 0
+        self._damaged: dict[Path, int] = {}
+        self.problem = ""
+        """The problem of a description of statistics that cannot be read; the statistics are left out."""
 
     @property
     def damaged(self) -> int:
         """Number of damaged rows."""
-        return self._metrics.damaged + self._damaged
+        return self._metrics.damaged + sum(self._damaged.values())
 
     def read(self) -> tuple[list[dict[str, Any]], list[Profiles]]:
         """Return the rows and the statistics that were added. The statistics of a step are written before its rows.
 
         Raises:
-            StoreError: A file, or the description of a file of statistics, cannot be read.
+            StoreError: A file cannot be read.
         """
-        self._rows += self._metrics.read()[0]
-        statistics = self._read_statistics()
-        rows, self._rows = self._rows, []
-        return rows, statistics
+        rows, _ = self._metrics.read()
+        return rows, self._read_statistics()
 
     def _read_statistics(self) -> list[Profiles]:
         names = self._folder.statistics.file_names()
@@ -86,23 +84,25 @@ class AddedRecord:
             problems: list[str] = []
             for _, part in self._folder.statistics.parts(problems):
                 self._parts.setdefault(part.file.path, (part, _AddedBytes(part.file.path)))
-            if problems:
-                raise StoreError(problems[0])
-            self._names = names
+            self.problem = problems[0] if problems else ""
+            if not problems:
+                self._names = names
         profiles: list[Profiles] = []
-        for part, added in self._parts.values():
+        for path, (part, added) in self._parts.items():
             content = added.read()
+            if added.position == 0:
+                self._damaged[path] = 0
             complete = content[: len(content) - len(content) % row_type(part.layout.width).itemsize]
             added.advance(complete)
             if complete:
                 intact, damaged = part.parse(complete)
                 profiles.append(intact)
-                self._damaged += damaged
+                self._damaged[path] += damaged
         return profiles
 
 
 class _AddedBytes:
-    """The bytes of a file after a position; the whole file, if those just before the position are not as they were."""
+    """Reads the bytes after a position in a file; the whole file, if the bytes just before it have changed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -110,9 +110,10 @@ class _AddedBytes:
         self._before = b""
 
     def read(self) -> bytes:
-        """Return them. After a change of the bytes before it, the position is 0."""
+        """Return the bytes after the position; the position becomes 0 if the bytes before it have changed."""
         try:
-            with self._path.open("rb") as file:
+            # Without O_NONBLOCK, opening a pipe waits until another process writes to it.
+            with open(self._path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
                 file.seek(self.position - len(self._before))
                 content = file.read()
                 if content.startswith(self._before):

@@ -165,12 +165,12 @@ class Follower:
     def _finish(self, run: FollowedRun, service: WandbRun | TensorBoardRun, record: RunRecord, state: str) -> None:
         """Send the summary of a run, and store what the service has."""
         checks: dict[str, int] = {}
-        if run.steps and run.steps.damaged:
-            run.problem = f"{run.steps.damaged} damaged rows of the record"
+        problems = [run.steps.problem] if run.steps else []
         try:
             checks = checks_of(run.folder)
         except StoreError as error:
-            run.problem = _one_line(error)
+            problems.append(_one_line(error))
+        run.problem = "; ".join(filter(None, problems))
         service.finish(summary_of(record) | checks, state)
         run.is_done = True
         replace(service.upload, steps=service.next_step, problem=run.problem).write(run.folder.path, self._service)
@@ -242,9 +242,13 @@ def _write_problem(run: Path, service: str, problem: str) -> None:
 
 
 def _one_line(error: Exception) -> str:
-    is_ours = isinstance(error, NormlabError)
-    line = " ".join((str(error) if is_ours else f"{type(error).__name__}: {error}").split()).rstrip(".")[:300]
-    return line if is_ours or not _REFUSAL.search(line) else f"{line}; `wandb login --relogin` stores another key"
+    text = str(error) if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}"
+    line = " ".join(text.split()).rstrip(".")[:300]
+    if _is_local(error) or not _REFUSAL.search(line):
+        return line
+    has_variable = bool(os.environ.get("WANDB_API_KEY"))
+    what_to_do = "set another WANDB_API_KEY" if has_variable else "`wandb login --relogin` stores another key"
+    return f"the login was rejected; {what_to_do}: {line}"
 
 
 def _lower_priority() -> None:

@@ -19,7 +19,7 @@ from normlab.stats.profiles import Profiles
 from normlab.stats.registry import STATISTICS, layers_of, values_of
 from normlab.stats.statistic import TIERS
 from normlab.store.added import AddedRecord
-from normlab.store.format import CHECKS_FILE, COMPLETED_STATES, encode
+from normlab.store.format import CHECKS_FILE, COMPLETED_STATES, encode, number
 from normlab.store.outcome import final_losses
 from normlab.store.parts import part_to_json
 from normlab.store.plans import Plan
@@ -68,11 +68,12 @@ class Labels(NamedTuple):
 
 
 class StepReader:
-    """Reads the numbers of a run's steps, and gives each step once, when the run writes no more numbers for it.
+    """Reads the numbers of a run's steps, and returns each step once, after the run has written its last number for it.
 
-    An interval ends with a pace, whose step P is the number of updates so far, so all steps before P are complete. P
-    may have an evaluation already, and the next interval adds the rest, so P waits for it, unless the run is completed.
-    W&B accepts no second row of a step; a run that stopped gets its last evaluation there when it is resumed.
+    An interval ends with a row of kind `pace`, whose step P is the number of updates so far, so all steps before P are
+    complete. P may have an evaluation already, and the next interval adds the rest, so P waits for it, unless the run
+    is completed. W&B accepts no second row of a step; a run that stopped gets its last evaluation there when it is
+    resumed.
 
     Args:
         folder: The run's folder.
@@ -94,9 +95,10 @@ class StepReader:
         """The numbers of the steps that were read and not given."""
 
     @property
-    def damaged(self) -> int:
-        """Number of damaged rows of the record, whose numbers are missing."""
-        return self._record.damaged
+    def problem(self) -> str:
+        """What is damaged in the record, so that its numbers are missing."""
+        rows = f"{self._record.damaged} damaged rows of the record" if self._record.damaged else ""
+        return "; ".join(filter(None, [rows, self._record.problem]))
 
     def read(self) -> None:
         """Read what was added to the record since the last call.
@@ -140,9 +142,11 @@ def keys_of(folder: RunFolder, run: Mapping[str, Any]) -> set[str]:
 
 
 def _numbers(row: Mapping[str, Any], compute: Compute) -> Payload:
-    """Return the numbers of a row by key."""
-    numbers = {name: row[key] for key, name in ROW_KEYS.get(row["kind"], {}).items() if key in row}
-    return numbers | (_speeds(compute, row["tokens_per_s"]) if row["kind"] == "pace" else {})
+    """Return the numbers of a row by key, without what is no number."""
+    names = ROW_KEYS.get(row["kind"], {})
+    numbers = {name: value for key, name in names.items() if (value := number(row.get(key))) is not None}
+    tokens_per_s = numbers.get(ROW_KEYS["pace"]["tokens_per_s"])
+    return numbers if tokens_per_s is None else numbers | _speeds(compute, tokens_per_s)
 
 
 def _speeds(compute: Compute, tokens_per_s: float) -> Payload:
@@ -195,7 +199,7 @@ def config_of(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def labels_of(run: Mapping[str, Any], plan: Plan | None) -> Labels:
-    """Return a run's labels, which are made from its norm, placement and depth, or from the overrides that vary.
+    """Return a run's labels: in a sweep, the overrides that vary; otherwise its norm, placement and depth.
 
     Args:
         run: The content of run.json.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import netrc
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from normlab.errors import notify
@@ -39,8 +38,9 @@ def may_have_login() -> bool:
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
     folder = os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb"
     # `wandb login --host` writes the address of another server into the settings.
-    files = [Path(folder).expanduser() / "settings", Path(os.environ.get("WANDB_DIR") or ".") / "wandb" / "settings"]
-    return has_credentials(host, or_other_host=any(file.is_file() for file in files))
+    folders = [os.path.expanduser(folder), os.path.join(os.environ.get("WANDB_DIR") or ".", "wandb")]
+    # `Path.is_file` raises an error for a folder that cannot be searched.
+    return has_credentials(host, or_other_host=any(os.path.isfile(os.path.join(each, "settings")) for each in folders))
 
 
 def has_credentials(host: str, *, or_other_host: bool = False) -> bool:

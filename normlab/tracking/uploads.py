@@ -106,7 +106,9 @@ def upload_lines(runs: Sequence[Path], service: str, names: Sequence[str]) -> li
     if training:
         lines.append(f"{title} has the steps so far of {_count(training)}; after the training, {hint}")
     if outdated:
-        lines.append(f"{title} has the steps of {_count(len(outdated))}, but not everything else ({outdated[0]})")
+        lines.append(
+            f"{title} has the steps of {_count(len(outdated))}; the last upload was not complete ({outdated[0]})"
+        )
     if problems:
         lines.append(f"{title} lacks data of {_count(len(problems))} ({problems[0]}); {hint}")
     return lines

@@ -64,7 +64,7 @@ def wandb_environment() -> WandbEnvironment:
 
 
 def restart_client() -> None:
-    """End W&B's process, which refuses to start a run again that it could not start; the next start has a new one."""
+    """End W&B's process. It refuses to start a run again that it failed to start; the next start uses a new process."""
     import wandb
 
     with contextlib.suppress(ConnectionError):  # it was killed

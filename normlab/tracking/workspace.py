@@ -170,7 +170,7 @@ def _project(sweep: str, uploads: Sequence[Upload]) -> tuple[str, str]:
     """Return the entity and the project of the runs that W&B has."""
     projects = sorted({(upload.entity, upload.project) for upload in uploads})
     if not projects:
-        raise NormlabError(f"--wandb: no run of {sweep} was sent to W&B; `normlab sync {sweep}` sends them")
+        raise NormlabError(f"--wandb: no run of {sweep} was sent to W&B; `normlab sync` sends them")
     if len(projects) > 1:
         names = ", ".join("/".join(each) for each in projects)
         raise NormlabError(f"--wandb: the runs of {sweep} are in several projects ({names}); name a sweep with one")

@@ -53,7 +53,7 @@ def run(tmp_path: Path) -> RunFolder:
         (Upload(where="http://x", problem="Error: gone"), "W&B lacks data of 1 run (Error: gone); " + HINT),
         (
             Upload(where="http://x", steps=5, problem="Error: gone"),
-            "W&B has the steps of 1 run, but not everything else (Error: gone)",
+            "W&B has the steps of 1 run; the last upload was not complete (Error: gone)",
         ),
         (Upload(where="wandb/offline-run-1", steps=5), "W&B: `wandb sync {run}/wandb/offline-run-1` uploads it"),
         (Upload(problem=NO_LOGIN), "W&B lacks data of 1 run (no login; `wandb login` makes one); " + HINT),
@@ -155,3 +155,9 @@ def test_a_sweep_with_a_disabled_client_prints_nothing(server: Server, tmp_path:
     (tmp_path / "wandb" / "settings").write_text("[default]\nmode = disabled\n")
     done = call(tmp_path, server, "sweep", *overrides_of(tmp_path, "seed=0,1", "sweep.name=x", "tracking.wandb=auto"))
     assert (done.returncode, "W&B" in done.stderr, server.runs) == (0, False, {})
+
+
+def test_a_folder_that_cannot_be_searched_has_no_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", "x" * 5000)  # longer than a path may be
+    assert not may_have_login()

@@ -99,7 +99,7 @@ def test_runs_that_wandb_does_not_have_make_no_workspace(
     sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(sweep.parents[2])
-    assert error(capsys, "first") == "--wandb: no run of first was sent to W&B; `normlab sync first` sends them"
+    assert error(capsys, "first") == "--wandb: no run of first was sent to W&B; `normlab sync` sends them"
     assert (sweep / "compare.html").is_file()
     write_states("one", "two")
     assert "several projects (me/one, me/two)" in error(capsys, "first")

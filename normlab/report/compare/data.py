@@ -63,7 +63,7 @@ RUN_COLUMNS = (
 """The columns of the table of runs after the options in which the runs differ."""
 _RUN_TITLES = {"flops_per_s": "TFLOP/s", "mfu": "MFU"}
 """Titles that are not the key."""
-STILL_RUNNING = "still running: the numbers are of its latest step"
+STILL_RUNNING = "still running: the numbers may be some steps old"
 MAX_UNFINISHED = 48
 """Most runs of the figure of unfinished runs."""
 DIGITS = 6
@@ -294,7 +294,8 @@ def _unfinished(cells: Sequence[Cell], options: Sequence[str], problems: _Proble
 
 
 def _row_of(record: RunRecord, problems: list[str]) -> Row:
-    return row_of(record)
+    # `ReadCache` keeps what is read after it looked at the files; the record may be older.
+    return row_of(RunRecord.read(record.folder))
 
 
 def _metrics_problem(record: RunRecord, problems: list[str]) -> str:

@@ -1,8 +1,8 @@
 """Serve the comparison page on loopback; the page requests its data again and draws them in place.
 
 The records are read when a browser asks, so a page that nobody looks at costs nothing. They are read again only if
-their files have changed, of the metrics of a run that trains only the added rows, and so rarely that reading takes at
-most a share of `LOAD` of one core.
+their files have changed. Of the metrics of a run that trains, only the added rows are read. Reading takes at most a
+share of `LOAD` of one core.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import random
@@ -79,6 +80,33 @@ def test_a_killed_run_and_a_new_run_are_noticed(trained, tmp_path):
         assert [run["state"] for run in data_of(address)["unfinished"]] == ["killed"]  # no file has changed
         trained("c", norm="dyt")
         assert [run["id"] for run in data_of(address)["run_table"]["rows"]] == ["b", "c"]
+
+
+def test_a_run_that_ends_while_the_page_is_made(trained, tmp_path, monkeypatch):
+    """The next page has its end, although no file changes any more."""
+    trained("a", norm="rmsnorm")
+    finished = trained("b", norm="layernorm")
+    end = finished.status()
+    finished.write_status({"state": "running", "step": 10})
+    data, lock = ComparePage.data, contextlib.ExitStack()
+    lock.enter_context(finished.lock())
+
+    def late(*arguments):
+        finished.write_status({key: value for key, value in end.items() if key != "version"})
+        lock.close()
+        return data(*arguments)
+
+    with lock, watch.serve(ComparePage(names=[str(tmp_path)])) as address:
+        assert [run["state"] for run in data_of(address)["run_table"]["rows"]] == ["finished", "running"]
+        with finished.metrics_path.open("ab") as file:
+            file.write(b'{"kind":"eval","step":30,"loss":1.5}\n')
+        with monkeypatch.context() as patched:
+            patched.setattr(ComparePage, "data", late)
+            data_of(address)
+        (row,) = [row for row in data_of(address)["run_table"]["rows"] if row["id"] == "b"]
+    assert row["state"] == "finished"
+    assert "20" in row["values"]
+    assert "still running" not in row["values"][-1]
 
 
 def test_only_changed_records_are_read(trained, tmp_path, monkeypatch):

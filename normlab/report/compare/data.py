@@ -382,10 +382,8 @@ def _run_table(records: Sequence[RunRecord], options: Sequence[str], cells: Sequ
     rows = []
     for record in records:
         lines = problems.of(record)
-        if record.state == NOT_STARTED:
-            row = row_of(record)
-        else:
-            row = problems.read(_row_of, record)
+        row = row_of(record) if record.state in NO_RUN_STATES else problems.read(_row_of, record)
+        if record.state != NOT_STARTED:
             lines += filter(None, [record.problem, problems.read(_metrics_problem, record)])
         notes = [row["note"], record.problem, *([STILL_RUNNING] if record.state == RUNNING else []), *lines]
         row = row | {"note": "; ".join(dict.fromkeys(filter(None, notes)))}

@@ -62,7 +62,7 @@ class AddedRecord:
         self._parts: dict[Path, tuple[Part, _AddedBytes]] = {}
         self._damaged: dict[Path, int] = {}
         self.problem = ""
-        """The problem of a description of statistics that cannot be read; the statistics are left out."""
+        """Why the statistics of some readings were left out: their description could not be read. It may be since."""
 
     @property
     def damaged(self) -> int:
@@ -84,8 +84,9 @@ class AddedRecord:
             problems: list[str] = []
             for _, part in self._folder.statistics.parts(problems):
                 self._parts.setdefault(part.file.path, (part, _AddedBytes(part.file.path)))
-            self.problem = problems[0] if problems else ""
-            if not problems:
+            if problems:
+                self.problem = problems[0]
+            else:
                 self._names = names
         profiles: list[Profiles] = []
         for path, (part, added) in self._parts.items():

@@ -225,14 +225,19 @@ class PackProcess:
             self._stopped, self._kill_at = (cause, detail), time.monotonic() + GRACE_S
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
+            self._signal_all(signal.SIGCONT)  # a process that SIGSTOP suspends handles no SIGTERM
 
     def kill(self) -> None:
         """Kill the process and all its child processes."""
         self._lost_at = min(self._lost_at, time.monotonic() + UNKILLABLE_S)
+        self._signal_all(signal.SIGKILL)
+
+    def _signal_all(self, number: int) -> None:
+        """Send a signal to the process and all its child processes."""
         # The process and each rank of a run on several devices lead a session: the id of a process group is its pid.
         for pid in (self._process.pid, *_children_of(self._process.pid)):
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
+                os.killpg(pid, number)
 
     def close_pipe(self) -> None:
         """Close the pipe to the process, which stops the process if it still runs."""

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import typer
 
+from normlab.cgroup import allowed_cores
 from normlab.cli.app import Json, ResultsDir, app
 from normlab.errors import NormlabError
 from normlab.openmp import wait_policy
@@ -98,9 +99,9 @@ def _device() -> tuple[str, str, str]:
 
 
 def _threads() -> tuple[str, str, str]:
-    import torch
+    from normlab.training.machine import num_threads
 
-    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    threads, cores = num_threads(), allowed_cores()
     load = os.getloadavg()[0]
     finding = f"{threads} threads on {cores} cores, load {load:.1f}, {wait_policy()}"
     if threads > cores:

@@ -9,8 +9,8 @@ Shapes: T context, D model width, M width of the MLP, V vocabulary.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
+from normlab import cgroup
 from normlab.config.devices import micro_batches
 from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
@@ -86,12 +86,8 @@ def check_weights_fit(config: RunConfig, available: int, device: str) -> None:
 def available_bytes() -> int:
     """Return the bytes of memory for this process: physical memory, or less in a cgroup."""
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            available = min(available, int(Path(limit).read_text()))
-        except (OSError, ValueError):  # no such controller, or no limit
-            continue
-    return available
+    limits = [*cgroup.limits("memory", "memory.max"), *cgroup.limits("memory", "memory.limit_in_bytes")]
+    return min([available, *(int(limit) for limit in limits if limit != "max")])
 
 
 def format_size(num_bytes: int) -> str:

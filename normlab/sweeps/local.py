@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from normlab.cgroup import allowed_cores
 from normlab.config.sweep_options import SweepOptions
 from normlab.errors import OUT_OF_MEMORY, one_line
 from normlab.store import plans
@@ -74,7 +75,7 @@ class LocalExecutor:
         A pack that needs more GPUs than are free keeps the packs behind it waiting, or it would wait for ever.
         """
         # A single process leaves the number of threads to torch.
-        threads = max(1, (os.cpu_count() or 1) // self._max_processes) if self._max_processes > 1 else None
+        threads = max(1, allowed_cores() // self._max_processes) if self._max_processes > 1 else None
         load = Counter(gpu for process in self._processes for gpu in process.gpus or (None,))
         rest: list[Pack] = []
         for position, pack in enumerate(waiting):

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 
 import torch
 
+from normlab.cgroup import allowed_cores
 from normlab.config import memory
 from normlab.config.corpora import FilesData
 from normlab.config.schema import RunConfig
@@ -124,7 +125,7 @@ def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = No
         device_name=gpu.name if gpu else device,
         device_uuid=gpu.uuid if gpu else None,
         devices=config.devices,
-        threads=torch.get_num_threads(),
+        threads=num_threads(),
         wait_policy=wait_policy(),
         instructions=torch.backends.cpu.get_cpu_capability(),
     )
@@ -202,8 +203,19 @@ def cpp_compiler() -> str:
     return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
 
 
+def num_threads() -> int:
+    """Return the threads of torch's CPU kernels in a run: one per allowed core, unless OMP_NUM_THREADS is set.
+
+    torch's default depends on the affinity of the process, but not on the quota of a cgroup.
+    """
+    threads = torch.get_num_threads()
+    return threads if "OMP_NUM_THREADS" in os.environ else min(threads, allowed_cores())
+
+
 def apply(settings: RuntimeSettings) -> None:
-    """Set torch's global switches for a run."""
+    """Set torch's threads and global switches for a run."""
+    if settings.threads < torch.get_num_threads():
+        torch.set_num_threads(settings.threads)
     if settings.deterministic and settings.device == "cuda":
         # cuBLAS reads this when it creates its first handle.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

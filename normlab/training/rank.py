@@ -49,7 +49,7 @@ def _train(content: Mapping[str, Any]) -> int:
 
     from normlab.config.schema import load_config
     from normlab.tracking.background import wait_for_followers
-    from normlab.training.machine import resolve
+    from normlab.training.machine import num_threads, resolve
     from normlab.training.run import train_pack, train_replica
 
     config = load_config(content["config"])
@@ -57,7 +57,7 @@ def _train(content: Mapping[str, Any]) -> int:
     if device == "cuda":
         torch.cuda.set_device(local_rank)
     else:
-        torch.set_num_threads(max(1, torch.get_num_threads() // int(os.environ["LOCAL_WORLD_SIZE"])))
+        torch.set_num_threads(max(1, num_threads() // int(os.environ["LOCAL_WORLD_SIZE"])))
     sys.argv = content["command"]  # that of the user, for the record
     dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=TIMEOUT)
     if dist.get_rank():

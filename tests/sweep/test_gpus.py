@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -322,7 +321,7 @@ def test_run_that_needs_more_gpus_than_are_left_does_not_stop_the_others(on_seve
 def test_threads_are_shared_by_the_packs_of_all_gpus(
     pretended_sweep: Supervise, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 24)
+    monkeypatch.setattr(local, "allowed_cores", lambda: 24)
     pretended_sweep("seed=0", "sweep.jobs=2", on=gpus(0, 1, 3))
     assert PretendedProcess.threads == [4]
     pretended_sweep("seed=1", "sweep.name=y", on=gpus(0))

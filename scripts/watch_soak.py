@@ -101,6 +101,7 @@ def watch(sweep: subprocess.Popen[str], results: Path, steps_each: int) -> int:
         page.evaluate("globalThis.isSamePage = true")
         heap = page.context.new_cdp_session(page)
         started = time.monotonic()
+        server = children(sweep.pid)[0]  # before the worker
         while sweep.poll() is None:
             now = time.monotonic()
             last_steps = steps(results)
@@ -115,10 +116,10 @@ def watch(sweep: subprocess.Popen[str], results: Path, steps_each: int) -> int:
             if now - started >= 10 * len(memory):
                 heap.send("HeapProfiler.collectGarbage")
                 used = heap.send("Runtime.getHeapUsage")["usedSize"] / 2**20
-                memory.append((now - started, resident_mib(sweep.pid), used))
+                memory.append((now - started, resident_mib(server), used))
             is_half_trained = any(step > steps_each / 2 for step in last_steps.values())
             if not killed and is_half_trained and len(find_runs(results)) == KILLED_RUN:
-                os.kill(children(sweep.pid)[0], signal.SIGKILL)
+                os.kill(children(sweep.pid)[-1], signal.SIGKILL)
                 killed = True
             page.wait_for_timeout(LOOK_EVERY_MS)
         unseen += [time.monotonic() - first_look for first_look in waiting.values()]
@@ -133,8 +134,8 @@ def watch(sweep: subprocess.Popen[str], results: Path, steps_each: int) -> int:
     oldest = max(unseen, default=0.0)
     print(f"steps whose run ended before their point was seen: {len(unseen)}; the oldest had waited {oldest:.2f} s")
     for name, index in (("start", 0), ("middle", len(memory) // 2), ("end", -1)):
-        at, server, used = memory[index]
-        print(f"{name:6} at {at:4.0f} s: server (and supervisor) {server:.1f} MiB, heap of the page {used:.2f} MiB")
+        at, resident, used = memory[index]
+        print(f"{name:6} at {at:4.0f} s: server {resident:.1f} MiB, heap of the page {used:.2f} MiB")
     _, *middle = memory[len(memory) // 2]
     _, *end = memory[-1]
     has_grown = any(last > LARGEST_GROWTH * half for half, last in zip(middle, end, strict=True))

@@ -2,7 +2,8 @@
 
 The records are read when a browser asks, so a page that nobody looks at costs nothing. They are read again only if
 their files have changed. Of the metrics of a run that trains, only the added rows are read. Reading takes at most a
-share of `LOAD` of one core.
+share of `LOAD` of one core. The server is a process of its own (`serve`), so that no client can use up the file
+descriptors of a sweep.
 """
 
 from __future__ import annotations
@@ -11,17 +12,22 @@ import contextlib
 import errno
 import gzip
 import hashlib
+import json
 import math
+import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 from urllib.parse import urlsplit
 
 from normlab.errors import ConfigError, NormlabError, one_line
@@ -42,6 +48,10 @@ SHORTEST_S = 1.0
 """Shortest time, in seconds, between two checks of the files of the runs."""
 LOAD = 0.2
 """Largest share of one core that reading the records takes."""
+CONNECTIONS = 32
+"""Most open connections; a browser opens a few. One more closes the oldest."""
+REQUEST_S = 30.0
+"""Seconds from accepting a connection to closing it, also if the client still sends or receives."""
 LAST_S = 4.0
 """Seconds that a watch waits at its end for an open page to request the last data.
 
@@ -63,15 +73,10 @@ class LivePage:
     """A comparison page whose data are read again when the records change; for several threads.
 
     Args:
-        page: The page.
-        check: Whether an error of the first reading is raised. Later errors are shown on the page.
-
-    Raises:
-        ConfigError: With `check`: a condition or a channel is invalid.
-        StoreError: With `check`: a name matches nothing.
+        page: The page. Errors of reading are shown on it.
     """
 
-    def __init__(self, page: ComparePage, *, check: bool = False) -> None:
+    def __init__(self, page: ComparePage) -> None:
         self._page = page
         self._lock = threading.Lock()
         self._cache = ReadCache()
@@ -79,8 +84,6 @@ class LivePage:
         self._stamp: object = None
         self._next = 0.0
         self._snapshot = _snapshot_of(page.data(self._selection), time.time())
-        if check:
-            page.data(page.select(must_have_started=False), self._cache)
 
     def snapshot(self) -> Snapshot:
         """Return the data. They are read again if the last reading ended long enough ago (`SHORTEST_S`, `LOAD`)."""
@@ -134,17 +137,37 @@ def _snapshot_of(data: Row, updated: float) -> Snapshot:
     return Snapshot(data, b'{"written":%.3f,' % data["written"] + fixed[1:], etag, updated)
 
 
-class _Server(ThreadingHTTPServer):
-    """The server of a live page, on loopback only."""
+class LiveServer(ThreadingHTTPServer):
+    """The server of a live page.
 
-    def __init__(self, live: LivePage, port: int) -> None:
+    Args:
+        live: The page.
+        listener: The socket that accepts the connections, from `listen`.
+    """
+
+    def __init__(self, live: LivePage, listener: socket.socket) -> None:
         self.live = live
         self.answered = threading.Event()
         self.answered_at = -LAST_S
         self.expired_at = math.inf
-        super().__init__((HOST, port), _Handler)
+        self._connections: dict[Any, float] = {}
+        """The open connections, oldest first, and the time at which each was accepted."""
+        super().__init__((HOST, 0), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
 
-    def send_last(self) -> None:
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Answer requests during a `with` block, and send the last data at its end."""
+        threading.Thread(target=self.serve_forever, name="live page", daemon=True).start()
+        try:
+            yield
+            self._send_last()
+        finally:
+            self.shutdown()
+            self.server_close()
+
+    def _send_last(self) -> None:
         """Wait until an open page has the latest data, or for `LAST_S`."""
         is_open = time.monotonic() - self.answered_at < LAST_S
         self.live.expire()
@@ -152,19 +175,36 @@ class _Server(ThreadingHTTPServer):
         if is_open:
             self.answered.wait(LAST_S)
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a request in a thread."""
+        self._connections[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        self._connections.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Close the oldest connections above `CONNECTIONS`, and those open for `REQUEST_S`; their threads then end."""
+        connections, now = list(self._connections.items()), time.monotonic()
+        for number, (connection, accepted_at) in enumerate(connections, 1):
+            if number <= len(connections) - CONNECTIONS or now - accepted_at > REQUEST_S:
+                with contextlib.suppress(OSError):  # the thread has closed it meanwhile
+                    connection.shutdown(socket.SHUT_RDWR)
+
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore a browser that went away; any other error must not disturb the table of a sweep."""
+        """Ignore a browser that went away."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    timeout = 30
-    """Seconds until a connection without a request is closed."""
+    timeout = REQUEST_S
 
     def do_GET(self) -> None:
         """Answer `/` with the page, and `/data` with its data, or with 304 if the browser has them."""
         if _host_of(self.headers.get("Host", "")) not in LOOPBACK:
             return self.send_error(403, explain=f"open the page at http://{HOST} or http://localhost")
-        server, asked_at, path = cast("_Server", self.server), time.monotonic(), urlsplit(self.path).path
+        server, asked_at, path = cast("LiveServer", self.server), time.monotonic(), urlsplit(self.path).path
         if path == "/":
             return self._send("text/html; charset=utf-8", server.live.html().encode())
         if path != "/data":
@@ -209,32 +249,64 @@ def _host_of(header: str) -> str | None:
 
 @contextmanager
 def serve(page: ComparePage, port: int | None = None, *, check: bool = False) -> Iterator[str]:
-    """Serve a page on loopback during a `with` block, and yield its address.
+    """Serve a page on loopback during a `with` block, in a process of its own, and yield its address.
+
+    Whatever happens to the server, the process of a sweep keeps its file descriptors and goes on. The server ends with
+    this process, because it waits for the end of its standard input.
 
     Args:
         page: The page.
         port: The port; None for `PORT`, or for the next free one.
-        check: As in `LivePage`.
+        check: Whether to read the records once, so that their errors are raised here and not shown on the page.
 
     Raises:
-        ConfigError: The port cannot be used; or with `check`, as in `LivePage`.
+        ConfigError: The port cannot be used; or with `check`: a condition or a channel is invalid.
+        NormlabError: The system has no memory for another process.
         StoreError: With `check`: a name matches nothing.
     """
-    server = _listen(LivePage(page, check=check), port)
-    threading.Thread(target=server.serve_forever, name="live page", daemon=True).start()
+    if check:
+        page.data(page.select(must_have_started=False))
+    with listen(port) as listener:
+        number = listener.getsockname()[1]
+        try:
+            server = subprocess.Popen(
+                [sys.executable, "-P", "-m", "normlab.report.compare.watch"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,  # Ctrl-C does not end it
+                pass_fds=[listener.fileno()],
+            )
+        except OSError as error:
+            raise NormlabError(f"the process of the live page did not start: {error.strerror}") from error
+        descriptor = listener.fileno()
+    assert server.stdin is not None
     try:
-        yield f"http://{HOST}:{server.server_address[1]}"
-        server.send_last()
+        _send(server.stdin, json.dumps({"listener": descriptor, "page": asdict(page)}, default=str))
+        yield f"http://{HOST}:{number}"
+        _send(server.stdin, "end")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(LAST_S + 5)
     finally:
-        server.shutdown()
-        server.server_close()
+        server.kill()
+        server.wait()
+        with contextlib.suppress(OSError):
+            server.stdin.close()
 
 
-def _listen(live: LivePage, port: int | None) -> _Server:
+def _send(pipe: IO[str], line: str) -> None:
+    with contextlib.suppress(OSError):  # the server was killed
+        pipe.write(f"{line}\n")
+        pipe.flush()
+
+
+def listen(port: int | None) -> socket.socket:
+    """Return a socket that listens on loopback; arguments and errors as for `serve`."""
     candidates = range(PORT, PORT + PORTS) if port is None else [port]
     for candidate in candidates:
         try:
-            return _Server(live, candidate)
+            return socket.create_server((HOST, candidate))
         except OSError as error:
             if port is not None or error.errno != errno.EADDRINUSE:
                 raise ConfigError(
@@ -256,3 +328,16 @@ def interrupts() -> Iterator[threading.Event]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def main(task: Mapping[str, Any]) -> None:
+    """Serve the page that `serve` has sent, until a line or the end of standard input."""
+    fields = task["page"]
+    page = ComparePage(**fields | {"output": fields["output"] and Path(fields["output"])})
+    with LiveServer(LivePage(page), socket.socket(fileno=task["listener"])).running():
+        if not sys.stdin.readline():
+            os._exit(1)  # the command was killed, and nobody waits for the last data
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.stdin.readline()))

@@ -5,13 +5,19 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import random
+import resource
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -26,6 +32,7 @@ from normlab.store import added
 from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
 from normlab.store.reading import parse_rows
 from normlab.store.record import RunRecord
+from support.processes import children_of, wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +42,14 @@ def no_pauses(monkeypatch):
     monkeypatch.setattr(watch, "LOAD", 1e9)
     monkeypatch.setattr(watch, "LAST_S", 0)
     monkeypatch.setattr(watch, "PORT", 26061)
+
+
+@contextmanager
+def serve(page: ComparePage) -> Iterator[str]:
+    """Serve a page in this process, as `watch.main` does in one of its own."""
+    server = watch.LiveServer(watch.LivePage(page), watch.listen(None))
+    with server.running():
+        yield f"http://{watch.HOST}:{server.socket.getsockname()[1]}"
 
 
 @contextmanager
@@ -58,7 +73,7 @@ def data_of(address: str) -> dict:
 def test_the_data_are_sent_once_until_a_record_changes(trained, tmp_path):
     trained("a", norm="rmsnorm")
     running = trained("b", norm="layernorm", state="running")
-    with running.lock(), watch.serve(ComparePage(names=[str(tmp_path)]), check=True) as address:
+    with running.lock(), serve(ComparePage(names=[str(tmp_path)])) as address:
         status, headers, body = get(address)
         assert (status, headers["Content-Type"]) == (200, "application/json")
         (unfinished,) = json.loads(body)["unfinished"]
@@ -74,7 +89,7 @@ def test_the_data_are_sent_once_until_a_record_changes(trained, tmp_path):
 
 def test_a_killed_run_and_a_new_run_are_noticed(trained, tmp_path):
     running = trained("b", norm="layernorm", state="running")
-    with watch.serve(ComparePage(names=[str(tmp_path)])) as address:
+    with serve(ComparePage(names=[str(tmp_path)])) as address:
         with running.lock():
             assert [run["state"] for run in data_of(address)["unfinished"]] == ["running"]
         assert [run["state"] for run in data_of(address)["unfinished"]] == ["killed"]  # no file has changed
@@ -96,7 +111,7 @@ def test_a_run_that_ends_while_the_page_is_made(trained, tmp_path, monkeypatch):
         lock.close()
         return data(*arguments)
 
-    with lock, watch.serve(ComparePage(names=[str(tmp_path)])) as address:
+    with lock, serve(ComparePage(names=[str(tmp_path)])) as address:
         assert [run["state"] for run in data_of(address)["run_table"]["rows"]] == ["finished", "running"]
         with finished.metrics_path.open("ab") as file:
             file.write(b'{"kind":"eval","step":30,"loss":1.5}\n')
@@ -174,7 +189,7 @@ def test_the_rows_of_a_run_that_trains_are_read_once(trained, monkeypatch, seed)
 def test_a_damaged_record_is_named_and_the_others_stay(trained, tmp_path):
     trained("a", norm="rmsnorm")
     broken = trained("b", norm="layernorm")
-    with watch.serve(ComparePage(names=[str(tmp_path)])) as address:
+    with serve(ComparePage(names=[str(tmp_path)])) as address:
         assert len(data_of(address)["cells"]) == 2
         for name, content in (("status.json", b"{"), ("run.json", b'{"run_id": "b"'), ("metrics.jsonl", b"\xff{\n{")):
             (broken.path / name).write_bytes(content)
@@ -186,7 +201,7 @@ def test_a_damaged_record_is_named_and_the_others_stay(trained, tmp_path):
 
 def test_an_error_is_shown_with_the_last_data(trained, tmp_path, monkeypatch):
     run = trained("a", norm="rmsnorm")
-    with watch.serve(ComparePage(names=[str(tmp_path)])) as address:
+    with serve(ComparePage(names=[str(tmp_path)])) as address:
         before = data_of(address)
         with monkeypatch.context() as patched:
             patched.setattr(ComparePage, "data", lambda *_: 1 / 0)
@@ -204,7 +219,7 @@ def test_a_sweep_without_a_plan_or_without_a_run(trained, tmp_path):
     with pytest.raises(StoreError, match="no"), watch.serve(page, check=True):
         pass
     page = ComparePage(names=[str(folder)])
-    with watch.serve(page) as address:
+    with serve(page) as address:
         assert str(folder) in data_of(address)["error"]
         folder.mkdir(parents=True)
         write_plan(folder, Plan("first", "off", [PlannedRun("a", [], {}), PlannedRun("b", [], {})], []))
@@ -237,7 +252,7 @@ def test_a_wrong_condition_is_an_error_of_the_command(trained, tmp_path):
 @pytest.mark.parametrize("path", ["/", "/data"])
 def test_another_host_is_rejected(trained, tmp_path, host, status, path):
     trained("a")
-    with watch.serve(ComparePage(names=[str(tmp_path)])) as address:
+    with serve(ComparePage(names=[str(tmp_path)])) as address:
         assert get(address, path, Host=host)[0] == status
 
 
@@ -273,7 +288,7 @@ def test_the_end_waits_for_the_data_of_the_end(trained, tmp_path, monkeypatch):
         return [data["unfinished"][0]["curves"]["train_loss"][-1][0] for data in (early, data_of(address))]
 
     with ThreadPoolExecutor() as threads, running.lock():
-        with watch.serve(ComparePage(names=[str(tmp_path)])) as address:
+        with serve(ComparePage(names=[str(tmp_path)])) as address:
             get(address)
             monkeypatch.setattr(ComparePage, "data", slow_read)
             row = {"kind": "train", "loss": 3.25, "grad_norm": 1.0, "clip": 1.0, "lr": 1e-3}
@@ -283,6 +298,80 @@ def test_the_end_waits_for_the_data_of_the_end(trained, tmp_path, monkeypatch):
             running.append([row | {"step": 21}])
             threading.Timer(0.5, may_read.set).start()
         assert answers.result() == [20, 21]
+
+
+def test_idle_connections_do_not_keep_the_page_from_answering(trained, tmp_path):
+    """The oldest are closed, and this process has no descriptor of them but its own end."""
+    trained("a")
+    with watch.serve(ComparePage(names=[str(tmp_path)])) as address, contextlib.ExitStack() as stack:
+        port = urlsplit(address).port
+        get(address, "/")
+        before = len(os.listdir("/proc/self/fd"))
+        idle = [stack.enter_context(socket.create_connection((watch.HOST, port), timeout=60)) for _ in range(100)]
+        assert len(os.listdir("/proc/self/fd")) == before + len(idle)
+        assert get(address, "/")[0] == 200
+        for connection in idle[: -watch.CONNECTIONS]:
+            assert connection.recv(1) == b""
+        idle[-1].sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        assert idle[-1].recv(12) == b"HTTP/1.0 200"
+
+
+def test_a_request_has_a_total_time(trained, tmp_path, monkeypatch):
+    """A client that sends a byte now and then is closed too."""
+    trained("a")
+    monkeypatch.setattr(watch, "REQUEST_S", 0.5)
+    with (
+        serve(ComparePage(names=[str(tmp_path)])) as address,
+        socket.create_connection((watch.HOST, urlsplit(address).port), timeout=0.05) as connection,
+    ):
+        deadline, answer = time.monotonic() + 60, None
+        while answer is None:
+            assert time.monotonic() < deadline
+            with contextlib.suppress(TimeoutError):
+                connection.sendall(b"G")
+                answer = connection.recv(1)
+    assert answer == b""
+
+
+def test_the_server_ends_with_its_parent(trained, tmp_path):
+    """Also after SIGKILL, and a killed server is no error of its parent."""
+    trained("a")
+    script = "import sys, time; from normlab.report.compare.watch import serve; "
+    script += "from normlab.report.compare.write import ComparePage; "
+    script += f"page = serve(ComparePage(names=[{str(tmp_path)!r}]), 0); print(page.__enter__(), flush=True); "
+    script += "time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        address = parent.stdout.readline().strip()
+        assert get(address)[0] == 200
+        (server,) = children_of(parent.pid)
+        parent.kill()
+    wait_for(lambda: not Path(f"/proc/{server}").exists())
+    with watch.serve(ComparePage(names=[str(tmp_path)])):
+        for pid in children_of(os.getpid()):
+            if b"normlab.report.compare.watch" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.process
+def test_idle_connections_do_not_end_a_sweep(overrides):
+    """More of them than the descriptors of its supervisor, while all packs start."""
+    command = [sys.executable, "-m", "normlab", "sweep", *overrides, "norm=rmsnorm,layernorm", "tracking.wandb=off"]
+    with (
+        contextlib.ExitStack() as stack,
+        subprocess.Popen(
+            [*command, "train.steps=20", "--watch"],
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)),
+        ) as sweep,
+    ):
+        address = next(word for line in sweep.stdout for word in line.split() if word.startswith("http://"))
+        for _ in range(200):
+            stack.enter_context(socket.create_connection((watch.HOST, urlsplit(address).port), timeout=60))
+        assert get(address)[0] == 200
+        out, _ = sweep.communicate()
+    assert sweep.returncode == 0
+    assert "2 runs, 2 finished" in out
 
 
 def test_ports(trained, tmp_path):

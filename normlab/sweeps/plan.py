@@ -287,7 +287,8 @@ def _check_same_sweep(stored: Plan, plan: Plan) -> None:
     if stored_runs != runs:
         raise ConfigError(
             f"sweep.name={stored.name}: the existing sweep of this name has other runs ({len(stored_runs)}, these "
-            f"overrides make {len(runs)}, {len(stored_runs & runs)} in common); choose another name, or leave it out"
+            f"overrides make {len(runs)}, {len(stored_runs & runs)} in common); choose another name, or leave it out: "
+            "runs that are completed are not trained again"
         )
     if stored.pack != plan.pack:
         raise ConfigError(

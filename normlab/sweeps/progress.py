@@ -205,9 +205,9 @@ class PackProgress:
         return "  ".join(parts)
 
     @property
-    def time_left(self) -> str:
-        """Estimated time left of a running pack; empty if unknown."""
-        return _time_left(self.gained, 1 - self.fraction, self._started) if self.state == RUNNING else ""
+    def seconds_left(self) -> float:
+        """Estimated time left of a running pack, seconds; 0 if unknown."""
+        return _seconds_left(self.gained, 1 - self.fraction, self._started) if self.state == RUNNING else 0.0
 
 
 class ProgressDisplay:
@@ -313,14 +313,15 @@ class ProgressDisplay:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, padding=(0, 2, 0, 0), caption=Text(self._summary()), caption_justify="left")
+        table = Table(box=None, padding=(0, 2, 0, 0), caption_justify="left")
         for heading in ("pack", "runs", "", "progress", "left"):
             table.add_column(heading, no_wrap=heading != "runs")
         for number, pack in self._packs.items():
             is_quiet = pack.state in (WAITING, FINISHED, STOPPED) and not pack.unusual
             if len(self._packs) <= MOST_LINES or not is_quiet:
                 bar = ProgressBar(total=1.0, completed=pack.fraction, width=20)
-                table.add_row(str(number), Text(pack.label), bar, Text(pack.status), pack.time_left)
+                table.add_row(str(number), Text(pack.label), bar, Text(pack.status), _duration(pack.seconds_left))
+        table.caption = Text(self._summary())
         return table
 
     def _summary(self) -> str:
@@ -334,14 +335,20 @@ class ProgressDisplay:
         parts += [f"{_count(count, 'run')} {outcome}" for outcome, count in outcomes.items()]
         gained = sum(pack.gained * pack.cost for pack in packs)
         left = sum((1 - pack.fraction) * pack.cost for pack in packs if pack.state in (WAITING, RUNNING))
-        if time_left := _time_left(gained, left, self._started):
-            parts[-1] += f"; left {time_left}"
+        # The sweep ends with its slowest pack, which may be slower than those before it.
+        seconds = max([_seconds_left(gained, left, self._started), *(pack.seconds_left for pack in packs)])
+        if seconds:
+            parts[-1] += f"; left {_duration(seconds)}"
         return f"{_count(self._completed_before + len(packs), 'pack')}: " + ", ".join(parts)
 
 
-def _time_left(gained: float, left: float, started: float) -> str:
-    """Return the estimated time for the work `left` at the speed so far; empty if unknown."""
-    return format_duration(left * (time.monotonic() - started) / gained) if gained > 0 and left else ""
+def _seconds_left(gained: float, left: float, started: float) -> float:
+    """Return the estimated seconds for the work `left` at the speed so far; 0 if unknown."""
+    return left * (time.monotonic() - started) / gained if gained > 0 else 0.0
+
+
+def _duration(seconds: float) -> str:
+    return format_duration(seconds) if seconds else ""
 
 
 def _count(number: int, noun: str) -> str:

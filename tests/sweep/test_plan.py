@@ -123,7 +123,8 @@ def test_name_of_another_sweep_is_an_error(plan: Callable[..., PlannedSweep]) ->
     first.folder.mkdir(parents=True)
     write_plan(first.folder, first.plan)
     assert plan("sweep.name=mine", "seed=1,0").plan == first.plan
-    with pytest.raises(ConfigError, match=r"the existing sweep of this name has other runs \(2, .* make 3, 2 in"):
+    message = r"the existing sweep of this name has other runs \(2, .* make 3, 2 in .*completed are not trained again"
+    with pytest.raises(ConfigError, match=message):
         plan("sweep.name=mine", "seed=0,1,2")
     with pytest.raises(ConfigError, match=r"sweep.pack=2: sweep mine started with sweep.pack=auto"):
         plan("sweep.name=mine", "seed=0,1", "sweep.pack=2")

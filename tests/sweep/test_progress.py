@@ -6,6 +6,7 @@ import io
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,6 +103,28 @@ def test_plain_lines(
     display.pack_ended(plan, PackOutcome(3, GPU_FAULT, "it broke", 1, 1.0, 1.0, "GPU-5a"), [])
     assert capsys.readouterr().err.endswith(" seed=4: waiting: it broke\n")
     display.finish()
+
+
+def test_sweep_is_not_over_before_its_slowest_pack(
+    folder: Path, jobs: list[PlannedRun], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second pack takes 100 s for the half of its steps, the first took 10 s for all."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)
+    plan = Plan("x", "off", jobs, packs := [Pack(1, [0]), Pack(2, [1])])
+    display = ProgressDisplay(folder)
+    display.start(plan, packs, {})
+    display.pack_started(1)
+    clock.now += 10
+    write(folder, jobs[0], "finished", 500, val_loss=2.0)
+    display.pack_ended(plan, PackOutcome(1, FINISHED, "", 0, 10.0, 1.0), [])
+    display.pack_started(2)
+    clock.now += 100
+    write(folder, jobs[1], "running", 250)
+    capsys.readouterr()
+    display.refresh()
+    assert "left 1:40; " in capsys.readouterr().err
 
 
 class Terminal(io.StringIO):

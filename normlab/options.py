@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
+import struct
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,8 @@ _LIMITS = (
     ("at_most", operator.le, "must be at most"),
     ("below", operator.lt, "must be less than"),
 )
+_SMALLEST, _LARGEST = 1.1754944e-38, 3.4028234e38
+"""The range of float32 without the subnormal numbers, which compiled kernels replace by 0."""
 
 
 def option(
@@ -41,6 +44,8 @@ def option(
     absent: Any = _UNSET,
 ) -> Any:
     """Return a dataclass field with limits.
+
+    The value of a float option must be in the range of float32, in which runs compute, and within its limits there too.
 
     Args:
         default: The default value; a list is copied for each config.
@@ -97,10 +102,23 @@ def _check_value(name: str, value: Any, limits: Any) -> None:
         return
     if not math.isfinite(value):
         raise ConfigError(f"{name}={value}: must be a finite number")
+    if isinstance(value, float) and value and not _SMALLEST <= abs(value) <= _LARGEST:
+        raise ConfigError(
+            f"{name}={value}: is outside the range of float32, in which runs compute; choose a size between "
+            f"{_SMALLEST:.2g} and {_LARGEST:.2g}"
+        )
     for limit, holds, rule in _LIMITS:
         bound = limits.get(limit)
-        if bound is not None and not holds(value, bound):
+        if bound is None:
+            continue
+        if not holds(value, bound):
             raise ConfigError(f"{name}={value}: {rule} {bound}")
+        if isinstance(value, float) and not holds(_to_float32(value), _to_float32(bound)):
+            raise ConfigError(f"{name}={value}: is {_to_float32(value)} in float32, and {rule} {bound}")
+
+
+def _to_float32(value: float) -> float:
+    return struct.unpack("f", struct.pack("f", value))[0]
 
 
 def _check_text(name: str, text: str, longest: int) -> None:

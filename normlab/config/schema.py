@@ -43,7 +43,7 @@ class ModelConfig:
     """Tokens in a training sequence; the model cannot read longer ones."""
     positions: str = option("learned", choices=("learned", "rope"))
     """Learned position embeddings (GPT-2) or rotary ones (Su et al. 2021, arXiv:2104.09864)."""
-    rope_theta: float | None = option(None, above=0)
+    rope_theta: float | None = option(None, at_least=1)
     """Base of the rotary angles; 10000 unless set. Only with positions=rope."""
     mlp: str = option("gelu", choices=("gelu", "swiglu"))
     """GELU in its tanh form, as in GPT-2; or SwiGLU (Shazeer 2020, arXiv:2002.05202), as in Llama."""

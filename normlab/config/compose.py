@@ -2,14 +2,13 @@
 
 `train`, `sweep`, `verify` and `propagation` parse their arguments and compose in the same way. Every run is composed
 and validated before the first one starts, so that an error leaves no files behind. Any error in a command line is
-raised as a ConfigError with the override, the value and what to do. Only this module, `hydra_flags.py` and
-`override_errors.py` import Hydra.
+raised as a ConfigError with the override, the value and what to do. Only this module, `config_files.py`,
+`hydra_flags.py` and `override_errors.py` import Hydra.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import copy
 import dataclasses
 import itertools
@@ -22,19 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra import compose, initialize_config_dir
-from hydra.core.config_loader import ConfigLoader
-from hydra.core.config_search_path import ConfigSearchPath
+from hydra import compose
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString
-from hydra.core.plugins import Plugins
-from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from normlab.config.config_files import initialized_hydra
 from normlab.config.corpora import DATA
 from normlab.config.flags import flag_parser
 from normlab.config.optim import OPTIMIZERS
@@ -303,27 +298,6 @@ def _compose_choices(folder: str | None, config_name: str, overrides: tuple[str,
     with open_dict(cfg):
         del cfg["hydra"]
     return cfg
-
-
-class _ConfigDir(SearchPathPlugin):
-    """Appends the folder of --config-dir to the search path, as Hydra's command line does."""
-
-    folder: str | None = None
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append the folder."""
-        if self.folder is not None:
-            search_path.append("command-line", f"file://{os.path.abspath(self.folder)}")
-
-
-@contextlib.contextmanager
-def initialized_hydra(folder: str | None) -> Iterator[ConfigLoader]:
-    """Initialize Hydra with normlab's configs and `folder` (--config-dir); yield its loader."""
-    GlobalHydra.instance().clear()
-    Plugins.instance().register(_ConfigDir)
-    _ConfigDir.folder = folder
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        yield GlobalHydra.instance().config_loader()
 
 
 def _reject_numbers_as_booleans(folders: Sequence[Path], defaults: Sequence[Any]) -> None:

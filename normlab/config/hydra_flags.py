@@ -18,7 +18,6 @@ from normlab.config.compose import (
     CommandLine,
     compose_jobs,
     expand_grid,
-    initialized_hydra,
     parse_command_line,
     parse_command_line_without_job,
     register,
@@ -27,6 +26,7 @@ from normlab.config.compose import (
     to_config,
     varied_overrides,
 )
+from normlab.config.config_files import initialized_hydra
 from normlab.config.flags import flag_parser
 from normlab.config.override_errors import explaining_errors
 from normlab.config.schema import RunConfig

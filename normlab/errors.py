@@ -49,9 +49,10 @@ def warn(message: object) -> None:
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """Return `" (did you mean 'x'?)"` for the option closest to `name`, or "" if none is close."""
-    close = difflib.get_close_matches(name, list(options), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    """Return `" (did you mean 'x'?)"` for the option closest to `name` apart from its case, or "" if none is close."""
+    by_lower_case = {option.lower(): option for option in options}
+    close = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.5)
+    return f" (did you mean {by_lower_case[close[0]]!r}?)" if close else ""
 
 
 def unknown(kind: str, name: str, options: Iterable[str]) -> str:

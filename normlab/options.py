@@ -92,7 +92,7 @@ def _check_value(name: str, value: Any, limits: Any) -> None:
     for choice in (value if isinstance(value, list) else [value]) if choices else ():
         if choice not in choices:
             hint = did_you_mean(_SYNONYMS.get(str(choice).lower(), str(choice)), choices)
-            raise ConfigError(f"{name}={choice}: choose one of {', '.join(choices)}{hint}")
+            raise ConfigError(f"{name}={choice}{hint}: choose one of {', '.join(choices)}")
     if isinstance(value, list) and any(item is None or isinstance(item, list | dict) for item in value):
         raise ConfigError(f"{name}={value}: its elements must be texts or numbers; write {name}=[a,b]")
     if (longest := limits.get("longest")) is not None:

@@ -43,6 +43,7 @@ from normlab.config.override_errors import (
     find_override,
     no_such_option,
     rewrite_overrides,
+    ways_to_write_one_value,
 )
 from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SweepOptions
@@ -235,11 +236,8 @@ def single_job(line: CommandLine) -> list[list[str]]:
     for override in _parse_overrides(line.overrides):
         if override.is_sweep_override():
             text = find_override(override.key_or_group, line.typed)
-            key, _, value = text.partition("=")
-            raise ConfigError(
-                f"{text}: several values for one run; choose one, train all with normlab sweep or --multirun, or quote "
-                f"a text with commas: {key}='\"{value}\"'"
-            )
+            *remedies, last = ["choose one", "train each with normlab sweep", *ways_to_write_one_value(text)]
+            raise ConfigError(f"{text}: several values for one run; {', '.join(remedies)}, or {last}")
     return [line.overrides]
 
 
@@ -248,7 +246,7 @@ def expand_grid(line: CommandLine) -> list[list[str]]:
     overrides = _parse_overrides(line.overrides)
     values: dict[str, list[str]] = {}
     with explaining_errors(line.typed):
-        check_grid(overrides)
+        check_grid(overrides, line.typed)
         for override in overrides:
             is_sweep = override.is_sweep_override()
             choices = override.sweep_string_iterator() if is_sweep else [override.get_value_element_as_str()]

@@ -30,8 +30,8 @@ ALIASES = {
 def meanings(name: str, options: Iterable[str]) -> list[str]:
     """Return the options that a name may mean: itself, its alias, or those ending in it."""
     options = set(options)
-    if name in options:
-        return [name]
+    if (exact := name if name in options else name.lower()) in options:
+        return [exact]
     last = name.rpartition(".")[2].lower().replace("-", "_")
     if (alias := ALIASES.get(last)) in options:
         return [alias]
@@ -46,6 +46,6 @@ def hint(name: str, options: Iterable[str]) -> str:
     options = list(options)
     if not (candidates := meanings(name, options)):
         names = options if "." in name else {option.rpartition(".")[2] for option in options}
-        close = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.6)
+        close = difflib.get_close_matches(name.lower(), sorted(names), n=1, cutoff=0.6)
         candidates = meanings(close[0], options) if close else []
     return f" (did you mean {' or '.join(map(repr, candidates))}?)" if candidates else ""

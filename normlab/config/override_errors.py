@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -83,6 +84,9 @@ def _rewrite(text: str, texts: set[str], booleans: set[str]) -> str:
         raise ConfigError(f"{text}: ??? is not a value; set a value, or leave out this override")
     if option in booleans and re.fullmatch(r"['\"]?[+-]?[\d_.]+['\"]?", value) and value not in ("0", "1"):
         raise ConfigError(f"{text}: not a boolean; set true or false")  # OmegaConf reads 2 as true
+    unquoted = re.sub(r"""\"[^"]*"|'[^']*'|\\.""", "text", value)
+    if re.search(r"(^|[\[(,])\s*,|,\s*($|[\])])", unquoted):
+        raise ConfigError(f"{text}: has an empty value beside a comma; remove the comma, or quote a text with commas")
     if option in GROUPS and value.startswith(("[", "{")):
         return f"{key}={quote(value)}"
     return f"{key}={_quote_where_needed(value, option in texts, option in GROUPS)}"
@@ -122,10 +126,29 @@ def _try_parse(overrides: Sequence[str]) -> list[Override]:
         return []
 
 
-def check_grid(overrides: Iterable[Override]) -> None:
-    """Raise ConfigError for a grid with an interval, or with more than `MOST_RUNS` runs."""
+def ways_to_write_one_value(text: str) -> list[str]:
+    """Return the remedies for an override with commas that was meant as one value."""
+    key, _, value = text.partition("=")
+    kind = dict(_option_types()).get(key.lstrip("+"), "")
+    if re.search(r"\blist\b", kind):
+        return [f"write a list: {key}=[{value}]"]
+    if re.search(r"\bstr\b|^Any$", kind):
+        return [f"quote a text with commas: {key}='\"{value}\"'"]
+    if re.search(r"\bfloat\b", kind) and re.fullmatch(r"[+-]?\d+,\d+", value):
+        return [f"write a decimal point: {key}={value.replace(',', '.')}"]
+    return []
+
+
+def check_grid(overrides: Iterable[Override], typed: Sequence[str]) -> None:
+    """Raise ConfigError for a grid with an interval, a missing file, or more than `MOST_RUNS` runs."""
     count = 1
     for override in overrides:
+        if override.key_or_group == "data.path" and override.is_choice_sweep():
+            for path in map(str, override.sweep_iterator()):
+                if not path.startswith("[") and not os.path.exists(os.path.expanduser(path)):
+                    text = find_override("data.path", typed)
+                    (remedy,) = ways_to_write_one_value(text)
+                    raise ConfigError(f"{text}: no such file or folder {path!r}; check the path, or {remedy}")
         if override.is_interval_sweep():
             raise ConfigError(f"{override.input_line}: an interval has no list of values; use range(...) or 1,2,3")
         if override.is_range_sweep():
@@ -242,7 +265,7 @@ def no_such_option(override: str, key: str, options: Sequence[str] = ()) -> Conf
     choices = f"choose one of {', '.join(options)}" if options else "it has no options"
     if key in all_options():  # for example norm.eps with norm=dyt
         section, suggestion = f"the chosen {section}", did_you_mean(name, options)
-    return ConfigError(f"{override}: {section} has no option {name!r}: {choices}{suggestion}")
+    return ConfigError(f"{override}: {section} has no option {name!r}{suggestion}: {choices}")
 
 
 def _explain_value_error(error: OmegaConfBaseException, message: str, overrides: Sequence[str]) -> ConfigError:

@@ -66,8 +66,8 @@ class ModelConfig:
             divisors = [n for n in range(1, self.width + 1) if self.width % n == 0 and n <= 4 * self.heads]
             closest = min(divisors, key=lambda n: abs(n - self.heads))
             raise ConfigError(
-                f"model.heads={self.heads}: does not divide model.width={self.width}; "
-                f"choose one of {', '.join(map(str, divisors))} (did you mean {closest}?)"
+                f"model.heads={self.heads}: does not divide model.width={self.width} (did you mean {closest}?); "
+                f"choose one of {', '.join(map(str, divisors))}"
             )
         if self.positions == "rope":
             self.rope_theta = 10000.0 if self.rope_theta is None else self.rope_theta

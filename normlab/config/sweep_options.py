@@ -102,7 +102,7 @@ class SweepOptions:
             return
         if not self.pack.isdecimal() or int(self.pack) < 1:
             close = did_you_mean({"false": "off", "none": "off"}.get(self.pack.lower(), self.pack), ("auto", "off"))
-            raise ConfigError(f"sweep.pack={self.pack}: choose auto, off, or a number of at least 1{close}")
+            raise ConfigError(f"sweep.pack={self.pack}{close}: choose auto, off, or a number of at least 1")
         self.pack = str(int(self.pack))
 
     def _validate_gpus(self) -> None:

@@ -154,6 +154,11 @@ def test_name_of_another_sweep_is_an_error(plan: Callable[..., PlannedSweep]) ->
         ("nrom=rmsnorm,layernorm", ["nrom=rmsnorm", "did you mean 'norm'"]),
         ("model.width=64,131072", ["model.width=131072", "memory"]),
         ("data.path=no_such.txt", ["no_such.txt"]),
+        ("data.path=a,b.txt", ["no such file or folder 'a'", """quote a text with commas: data.path='"a,b.txt"'"""]),
+        *(
+            (override, [f"{override}: has an empty value beside a comma; remove the comma"])
+            for override in ("optim.lr=1e-3,,3e-3", "seed=0,1,", "seed=,1", "tracking.tags=[a,,b]", "norm=,none")
+        ),
         ("--nope", ["--nope"]),
     ],
 )

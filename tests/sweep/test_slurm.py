@@ -460,7 +460,7 @@ def test_without_submitit_or_slurm(
         (["sweep.on=slurm", "sweep.slurm.time_minutes=1"], r"sweep.slurm.time_minutes=1: must be at least 5"),
         (["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.slurm.memory_gb=0.001"], r"a task \(sweep.slurm.memory_gb\)"),
         (["sweep.on=slurm", "sweep.slurm.partitoin=x"], r"partitoin.*did you mean"),
-        (["sweep.on=slurms"], r"sweep.on=slurms: choose one of local, slurm \(did you mean 'slurm'\?\)"),
+        (["sweep.on=slurms"], r"sweep.on=slurms \(did you mean 'slurm'\?\): choose one of local, slurm"),
     ],
 )
 def test_invalid_slurm_options(overrides: list[str], events: str) -> None:

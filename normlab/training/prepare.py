@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from normlab.config.schema import RunConfig, canonical_hash, config_from_record
+from normlab.config.schema import RunConfig, TrackingConfig, canonical_hash, config_from_record
 from normlab.data.corpus import Corpus
 from normlab.errors import ConfigError, StoreError, warn
+from normlab.options import flatten_options
 from normlab.store.files import io_error, write_atomic
 from normlab.store.format import (
     COMPLETED_STATES,
@@ -25,7 +26,7 @@ from normlab.store.format import (
     STATUS_FILE,
     to_json,
 )
-from normlab.store.parts import parse_part
+from normlab.store.parts import as_setting, parse_part
 from normlab.store.reading import HOW_TO_FIX
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
@@ -38,6 +39,12 @@ from normlab.training.training_run import FRESH, TrainingRun
 
 PLUGINS = "plugins"
 TOKENIZER_FILE = "tokenizer.json"
+KEPT_OPTIONS = {"run.name": None} | {
+    f"tracking.{name}": default
+    for name, default in flatten_options(TrackingConfig()).items()
+    if name not in ("wandb", "also")
+}
+"""Options that a run keeps from its first start: its name and its labels at W&B. The values are their defaults."""
 UNFINISHED = "unfinished"
 """Marks a folder while its files are created, to tell an unfinished start from the remains of a run."""
 
@@ -98,8 +105,7 @@ def status_if_completed(run: TrainingRun) -> Status | None:
     if problem := folder.metrics_problem():
         warn(problem)
     recorded, new = (RunRecord.parse(folder, each, status, status["state"]) for each in (old, record))
-    if config.run.name not in (None, recorded.given_name):
-        warn(f"run.name={config.run.name}: has no effect, the run has ended with the name {recorded.name}")
+    warn_of_kept_options(recorded, new)
     changed = [
         option
         for option, value in new.options.items()
@@ -111,6 +117,16 @@ def status_if_completed(run: TrainingRun) -> Status | None:
             "checkpoints, and run.fresh=true trains another run with these statistics"
         )
     return recorded.status
+
+
+def warn_of_kept_options(recorded: RunRecord, new: RunRecord) -> None:
+    """Warn of a name or a label that differs from the one that a run keeps from its first start."""
+    for option, default in KEPT_OPTIONS.items():
+        old = recorded.name if option == "run.name" else recorded.options.get(option)
+        value = new.options.get(option)
+        if value not in (old, as_setting(default)):
+            kept = f"{option}={'null' if old is None else old}"
+            warn(f"{option}={value}: has no effect, because the run keeps {kept} of its first start; {FRESH}")
 
 
 def check_pack(run: TrainingRun) -> None:

@@ -11,6 +11,7 @@ from normlab.store.parts import Setting, part_to_json
 from normlab.store.record import RunRecord
 from normlab.training import checkpoint
 from normlab.training.loop import Loop
+from normlab.training.prepare import warn_of_kept_options
 from normlab.training.training_run import FRESH, Progress, TrainingRun
 
 
@@ -106,10 +107,12 @@ def _newest_checkpoint(run: TrainingRun, at_most: int | None = None) -> checkpoi
 
 
 def report_changes(run: TrainingRun) -> None:
-    """Warn of and record code, devices, threads or hardware other than at the run's start: bits will differ."""
-    old, new = (
-        _environment(RunRecord.parse(run.folder, content, {}, RUNNING)) for content in (run.run_json, run.new_run_json)
+    """Warn of what differs from the run's start, and record what changes its bits."""
+    recorded, today = (
+        RunRecord.parse(run.folder, content, {}, RUNNING) for content in (run.run_json, run.new_run_json)
     )
+    warn_of_kept_options(recorded, today)
+    old, new = _environment(recorded), _environment(today)
     # A record from before a field existed does not hold it.
     differences = [
         f"{name} changed from {old[name]} to {new[name]}" for name in old if old[name] not in (None, new[name])

@@ -310,6 +310,24 @@ def test_cadences_and_names_do_not_change_the_run_id() -> None:
     assert len({ours, *map(run_id, numbers)}) == 1 + len(numbers)
 
 
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_a_name_or_a_label_that_a_run_does_not_take_is_named(
+    is_finished: bool, command: Command, interrupt: Callable[..., None]
+) -> None:
+    if not is_finished:
+        interrupt(9)
+    command("run.name=one", "tracking.group=g", "train.log_every=2")
+    _, _, err = command("run.name=two", "tracking.group=g", "tracking.tags=[a]", "train.log_every=5")
+    warnings = [line for line in err.splitlines() if "has no effect" in line]
+    assert [line.partition(", because")[0] for line in warnings] == [
+        "warning: run.name=two: has no effect",
+        'warning: tracking.tags=["a"]: has no effect',
+    ]
+    assert "the run keeps run.name=one of its first start" in warnings[0]
+    assert "run.fresh=true" in warnings[0]
+    assert "has no effect" not in command()[2]
+
+
 # Longer runs.
 
 

@@ -201,7 +201,11 @@ def test_train_resume_summarize_list_and_sample_a_run(
     [
         ("results/runs", "summarize", "results/runs: cannot be read (Permission denied); make it readable"),
         ("results/runs", "sample x", "results/runs: cannot be read (Permission denied); make it readable"),
-        ("results/runs", "train", "run.json: cannot be opened (Permission denied); make it readable and writable"),
+        (
+            "results/runs",
+            "train",
+            "run.json: cannot be opened (Permission denied); make results/runs readable and writable",
+        ),
         ("own.py", "train plugins=[own.py]", "plugins: own.py cannot be read (Permission denied); make it readable"),
         ("own", "train plugins=[own/x.py]", "plugins: own/x.py cannot be read (Permission denied); make it readable"),
         ("own.json", "train data.tokenizer=own.json", "data.tokenizer=own.json: cannot be read (Permission denied)"),

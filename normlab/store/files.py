@@ -6,7 +6,9 @@ import contextlib
 import errno
 import os
 import re
+from itertools import chain
 from pathlib import Path
+from typing import TypeGuard
 
 from normlab.errors import StoreError
 
@@ -19,6 +21,8 @@ _REMEDIES = {
     errno.EMFILE: "raise the limit on open files (ulimit -n) and run the same command again",
     errno.ENOLCK: "this disk has no file locks; choose a results_dir on another disk",
 }
+_LONGEST_NAME = 200
+"""Most bytes of a name in a record; a disk's limit is 255, and normlab adds to some names."""
 _BAD_PATH = (errno.ENOTDIR, errno.ENOENT, errno.EEXIST, errno.ENAMETOOLONG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _MISSING_RIGHT = {"read": "readable", "opened": "readable and writable"}
@@ -38,13 +42,45 @@ def io_error(path: Path, action: str, error: OSError, safe: str = "", *, setting
     remedy = _REMEDIES.get(error.errno or 0, "check the disk and run the same command again")
     if error.errno in _FORBIDDEN:
         right = "writable" if error.errno == errno.EROFS else _MISSING_RIGHT.get(action, "writable")
-        remedy = f"make it {right}, or choose another {setting}"
+        # A file that does not exist yet, such as a temporary file, needs the rights of its folder.
+        denied = Path(os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else path)
+        while not os.path.lexists(denied) and denied != denied.parent:
+            denied = denied.parent
+        remedy = f"make {'it' if denied == path else denied} {right}, or choose another {setting}"
     elif action == "read" and error.errno == errno.ENOENT:
         remedy = "restore a copy"
     elif error.errno in _BAD_PATH:
         remedy = f"choose another {setting}"
     parts = [f"{path}: cannot be {action} ({error.strerror or error})", *filter(None, [safe]), remedy]
     return StoreError("; ".join(parts))
+
+
+def is_file_name(value: object) -> TypeGuard[str]:
+    """Whether a value of a record may name a file or a folder: one visible part of a path, of printable characters."""
+    if not isinstance(value, str) or not value.isprintable() or "/" in value or value.startswith("."):
+        return False
+    return 0 < len(value.encode()) <= _LONGEST_NAME
+
+
+def check_links(folder: Path) -> None:
+    """Check that what is written into the folder of a run or a sweep, or deleted there, is in that folder.
+
+    The folder may come from someone else: it must not be a symbolic link, nor have one that leads out of it. Links that
+    stay in it are W&B's. A link above it is the user's, whose results may be on another disk.
+
+    Raises:
+        StoreError: There is such a link.
+    """
+    folder = Path(os.path.abspath(folder))
+    real = Path(os.path.realpath(folder.parent), folder.name)
+    entries = (Path(top, name) for top, folders, files in os.walk(folder) for name in (*folders, *files))
+    for path in filter(os.path.islink, chain([folder], entries)):
+        target = Path(os.path.realpath(path))
+        if path == folder or not target.is_relative_to(real):
+            raise StoreError(
+                f"{path}: is a symbolic link to {target}, and normlab changes no file outside of {folder}; replace the "
+                "link with what it points to, or delete it"
+            )
 
 
 def make_folder(path: Path) -> None:

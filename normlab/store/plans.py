@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from normlab.errors import StoreError
-from normlab.store.files import AppendFile, io_error, write_atomic
+from normlab.store.files import AppendFile, io_error, is_file_name, write_atomic
 from normlab.store.format import LOCK_FILE, PLAN_FILE, QUEUE_FILE, RUNS_FOLDER, SWEEPS_FOLDER, to_json, with_checksum
 from normlab.store.reading import HOW_TO_FIX, read_record, read_rows
 from normlab.store.runs import RunFolder
@@ -197,9 +198,13 @@ def read_plan(folder: Path) -> Plan:
         key = "overrides" if all("overrides" in run for run in record["jobs"]) else "words"
         runs = [PlannedRun(run["run_id"], run[key], run["config"]) for run in record["jobs"]]
         # A run id is the name of a folder, never a path that leads out of the runs' folder.
-        if invalid := [run.run_id for run in runs if not run.run_id or Path(run.run_id).name != run.run_id]:
-            raise ValueError(f"{invalid[0]!r} is not a run id")
+        if invalid := [run.run_id for run in runs if not is_file_name(run.run_id)]:
+            raise ValueError(f"{invalid[0]!r:.40} is not a run id")
+        if not is_file_name(record["name"]):
+            raise ValueError(f"{record['name']!r:.40} is not the name of a sweep")
         packs = [Pack(pack["number"], pack["jobs"], pack.get("halved_from")) for pack in record["packs"]]
+        if any(type(number) is not int for pack in packs for number in (pack.number, *pack.runs)):
+            raise ValueError("a pack has an invalid number")
         if any(index not in range(len(runs)) for pack in packs for index in pack.runs):
             raise ValueError(f"a pack has a run outside of the {len(runs)} runs")
         notes = record.get("notes", [_TIMED_NOTE] if record.get("tried") else [])
@@ -287,7 +292,11 @@ def read_queue(folder: Path) -> dict[int, SubmittedPack]:
     if not path.exists():
         return {}
     try:
-        return {int(number): SubmittedPack(**pack) for number, pack in read_record(path)["packs"].items()}
+        queue = {int(number): SubmittedPack(**pack) for number, pack in read_record(path)["packs"].items()}
+        for pack in queue.values():  # the job is part of the names of files, and of a command for the user
+            if pack.cluster not in ("slurm", "local") or not re.fullmatch(r"\d+(_\d+)?", pack.job):
+                raise ValueError(f"{pack.job!r:.40} of {pack.cluster!r:.40} is not a job")
+        return queue
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(f"{path}: is not a valid queue ({error}); {HOW_TO_FIX[QUEUE_FILE]}") from error
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normlab.errors import StoreError
-from normlab.store.files import AppendFile, delete_temporaries, io_error, make_folder, write_atomic
+from normlab.store.files import AppendFile, check_links, delete_temporaries, io_error, make_folder, write_atomic
 from normlab.store.format import (
     COMPLETED_STATES,
     KILLED,
@@ -183,8 +183,9 @@ class RunFolder:
         Temporary files of killed writers are deleted at the start, and the metrics closed at the end.
 
         Raises:
-            StoreError: Another process holds the lock, or this one already does.
+            StoreError: Another process holds the lock, or this one already does; or a link leads out of the folder.
         """
+        check_links(self.path)
         make_folder(self.path)
         with file_lock(self.path / LOCK_FILE, f"run {self.run_id}") as self._lock:
             for folder in (self.path, self.path / STATISTICS_FOLDER):

@@ -19,6 +19,7 @@ from normlab.report.figure_data import make_figure
 from normlab.report.figure_draw import SETTINGS, render_figure, write_figure
 from normlab.report.pages.shell import page, write_output
 from normlab.report.tables import counted
+from normlab.store.files import check_links
 from normlab.store.format import to_json
 from normlab.studies.base import SIZES, Study, Within
 from normlab.studies.estimators import Estimate
@@ -51,8 +52,9 @@ def write_report(verdicts: Verdicts, evidence: Evidence, folder: Path) -> Path:
     """Write the report of a study and the table of all reports; return the report's Markdown page.
 
     Raises:
-        StoreError: A file cannot be written.
+        StoreError: A file cannot be written, or a link leads out of the folder.
     """
+    check_links(folder)
     pictures: dict[str, str] = {}
     for index, picture in enumerate(verdicts.study.pictures, 1):
         table = summarize_by(evidence.selection, picture.by, where=[picture.where] if picture.where else [])

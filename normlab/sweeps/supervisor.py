@@ -19,7 +19,7 @@ from typing import Any
 from normlab.config.sweep_options import SweepOptions
 from normlab.errors import StoreError
 from normlab.store import plans
-from normlab.store.files import delete_temporaries, make_folder
+from normlab.store.files import check_links, delete_temporaries, make_folder
 from normlab.store.lock import file_lock
 from normlab.store.plans import FAILURES, GPU_FAULT, MEMORY, Pack, PackOutcome, Plan
 from normlab.sweeps.local import POLL_EVERY_S, LocalExecutor
@@ -69,12 +69,15 @@ def supervise(
 
     Raises:
         ConfigError: The stored plan is of another sweep, or `options.on` is not available on this machine.
-        StoreError: Another process supervises the sweep, Slurm has some of its packs, or a file cannot be written.
+        StoreError: Another process supervises the sweep, Slurm has some of its packs, or a file cannot be written; or
+            a symbolic link leads out of the folder of the sweep or of a run.
     """
     if options.on == "slurm":
         executor = SlurmExecutor(folder, options, display.pack_started, display.pack_requeued, display.print)
     else:
         executor = LocalExecutor(folder, options, display.pack_started, gpus, display.print)
+    for path in (folder, *(plans.run_of(folder, run).path for run in plan.runs)):
+        check_links(path)
     make_folder(folder)
     with file_lock(plans.lock_of(folder), f"sweep {plan.name}", alternative="another sweep.name"):
         delete_temporaries(folder)

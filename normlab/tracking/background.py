@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normlab.errors import notify
+from normlab.store.files import check_links
 from normlab.store.lock import try_lock
 from normlab.store.plans import Plan, run_of
 from normlab.tracking.settings import TENSORBOARD, may_have_login, services_of
-from normlab.tracking.uploads import is_sending, lock_of, names_of, upload_lines
+from normlab.tracking.uploads import Upload, is_sending, lock_of, names_of, upload_lines
 
 if TYPE_CHECKING:
     from normlab.config.schema import TrackingConfig
@@ -78,7 +79,11 @@ def start_follower(task: Task) -> subprocess.Popen[str]:
 
     Raises:
         OSError: The system has no memory for another process.
+        StoreError: A link leads out of the folder of a run, or what a service has of the run cannot be read.
     """
+    for run in task.runs:
+        check_links(run)
+        Upload.read(run, task.service)
     locks: list[int | None] = [None] * len(task.runs)
     try:
         for index, run in enumerate(task.runs if task.until_end else ()):

@@ -19,8 +19,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from normlab.errors import NormlabError, StoreError
+from normlab.store.files import is_file_name
 from normlab.store.format import RUNNING
 from normlab.store.lock import is_locked, try_lock
+from normlab.store.parts import mapping
 from normlab.store.plans import has_plan, read_plan, sweep_folder
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
@@ -219,7 +221,7 @@ class Follower:
             run.service.upload.write(path, self._service)
             return True
         sweep = task.sweep
-        if sweep is None and (name := (content.get("pack") or {}).get("sweep")):
+        if sweep is None and is_file_name(name := mapping(content.get("pack")).get("sweep")):
             sweep = sweep_folder(path.parent.parent, name)
         labels = labels_of(content, read_plan(sweep) if sweep is not None and has_plan(sweep) else None)
         tracking = content["config"]["tracking"]

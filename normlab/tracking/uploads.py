@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from normlab.store.files import write_atomic
+from normlab.errors import StoreError
+from normlab.parsing import from_json, read_at_most
+from normlab.store.files import io_error, is_file_name, write_atomic
 from normlab.store.lock import is_locked
+from normlab.store.reading import LARGEST_RECORD
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.tracking.settings import TENSORBOARD, may_have_login
@@ -36,11 +40,25 @@ class Upload:
 
     @classmethod
     def read(cls, run: Path, service: str) -> Upload:
-        """Return the content of the file in a run's folder; the default if there is none."""
+        """Return the content of the file in a run's folder; the default if there is none.
+
+        Raises:
+            StoreError: The file cannot be read, or a field has an invalid value.
+        """
+        path = _file(run, service, "json")
         try:
-            return cls(**json.loads(_file(run, service, "json").read_bytes()))
-        except (OSError, ValueError, TypeError):
+            content = from_json(read_at_most(path, LARGEST_RECORD))
+            known = {each.name: content.get(each.name, each.default) for each in fields(cls)}
+            if wrong := [name for name, value in known.items() if not _is_valid(name, value)]:
+                raise ValueError(f"{wrong[0]} is {known[wrong[0]]!r:.40}")
+        except FileNotFoundError:
             return cls()
+        except OSError as error:
+            raise io_error(path, "read", error) from error
+        except ValueError as error:
+            reason = "not a JSON object" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else error
+            raise StoreError(f"{path}: is damaged ({reason}); delete it, and the next upload writes it anew") from None
+        return cls(**known)
 
     def write(self, run: Path, service: str) -> None:
         """Write the file in a run's folder.
@@ -49,6 +67,17 @@ class Upload:
             StoreError: The file cannot be written.
         """
         write_atomic(_file(run, service, "json"), json.dumps(asdict(self)).encode())
+
+
+def _is_valid(name: str, value: object) -> bool:
+    """Whether a field may have a value: an id that names no path, an address, or a folder in the run's folder."""
+    if name == "steps":
+        return type(value) is int
+    if not isinstance(value, str):
+        return False
+    if name == "where" and re.fullmatch(r"https?://[!-~]+", value):
+        return True
+    return name == "problem" or not value or all(map(is_file_name, value.split("/") if name == "where" else [value]))
 
 
 def lock_of(run: Path, service: str) -> Path:

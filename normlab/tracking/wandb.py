@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -53,9 +54,17 @@ class WandbEnvironment(NamedTuple):
 
 
 def wandb_environment() -> WandbEnvironment:
-    """Return W&B's mode and host from its settings and variables; sends and starts nothing."""
-    import wandb
+    """Return W&B's mode and host from its settings and variables; sends and starts nothing.
 
+    Importing wandb makes two temporary folders, for media and artifacts, which normlab never sends. They are deleted at
+    once, because a killed process could not delete them.
+    """
+    before = tempfile.tempdir
+    with tempfile.TemporaryDirectory() as tempfile.tempdir:
+        try:
+            import wandb
+        finally:
+            tempfile.tempdir = before
     settings = wandb.setup(wandb.Settings(silent=True)).settings
     mode, host = current_name(settings.mode), urlsplit(settings.base_url).netloc
     if mode == "online" and not (settings.api_key or has_credentials(host)):
@@ -109,8 +118,9 @@ class WandbRun:
         if self._temporary is not None:
             self._temporary.mkdir(exist_ok=True)
         else:
-            for old in (folder / "wandb").glob(f"offline-run-*-{run_id}"):
-                shutil.rmtree(old, ignore_errors=True)
+            for old in (folder / "wandb").glob("offline-run-*"):
+                if old.name.endswith(f"-{run_id}"):
+                    shutil.rmtree(old, ignore_errors=True)
         self._settings = SETTINGS | {
             "x_stats_pid": process or os.getpid(), "x_disable_stats": process is None, "x_update_finish_state": may_end,
         }  # fmt: skip

@@ -18,6 +18,7 @@ from normlab.store.plans import Plan
 from normlab.store.runs import RunFolder
 from normlab.tracking.payloads import config_of, keys_of
 from normlab.tracking.uploads import Upload
+from normlab.tracking.wandb import NO_LOGIN, wandb_environment
 
 if TYPE_CHECKING:
     from wandb_workspaces.workspaces import Section, Workspace
@@ -58,15 +59,14 @@ def save_workspace(plan: Plan, folders: Sequence[Path], factors: Sequence[str]) 
     uploads = [upload for folder in folders if (upload := Upload.read(folder, "online")).entity]
     entity, project = _project(plan.name, uploads)
     os.environ["WANDB_ERROR_REPORTING"] = "false"  # W&B's reports about its own errors
+    mode = wandb_environment().mode  # before any other import of wandb, whose temporary folders it deletes
     try:
         from wandb_workspaces import workspaces
     except ImportError as error:
         raise ConfigError(
             "--wandb: needs wandb-workspaces, which is not installed; pip install 'wandb-workspaces>=0.4.13,<0.5'"
         ) from error
-    from normlab.tracking.wandb import NO_LOGIN, wandb_environment
-
-    if wandb_environment().mode == NO_LOGIN:
+    if mode == NO_LOGIN:
         raise ConfigError("--wandb: no login at W&B; log in with `wandb login`")
     runs = [RunFolder(folder) for folder in folders]
     contents = [run.run() for run in runs]

@@ -15,6 +15,7 @@ import sys
 import time
 from dataclasses import asdict
 from functools import cache
+from glob import escape
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def runs_with_source_hashes(runs: Path, run_id: str, identity: dict[str, Any]) -
     """
     settings = {name: value for name, value in identity.items() if name != "versions"}
     found = []
-    for path in sorted(runs.glob(f"{run_id.rpartition('-')[0]}-*/{RUN_FILE}")):
+    for path in sorted(runs.glob(f"{escape(run_id.rpartition('-')[0])}-*/{RUN_FILE}")):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # damaged records have their own messages
             recorded = from_json(path.read_bytes())["identity"]
             if recorded.pop("sources", None) and recorded == settings:

@@ -10,7 +10,7 @@ from normlab.errors import NormlabError, StoreError, warn
 from normlab.loaded_run import LoadedRun
 from normlab.model.fingerprint import fingerprint
 from normlab.options import plain_tree
-from normlab.store.files import write_atomic
+from normlab.store.files import check_links, write_atomic
 from normlab.store.format import CHECKS_FILE, with_checksum
 from normlab.store.runs import RunFolder
 from normlab.verify.check import Check, check_equal
@@ -19,11 +19,12 @@ from normlab.verify.selection import CHECKED_PARTS, all_checks_of_run
 
 
 def load_runs(folders: Sequence[RunFolder], *, trust: bool) -> tuple[list[LoadedRun], list[NormlabError]]:
-    """Return the runs whose config can be read, and why the others cannot be; with `trust`, execute their plugins."""
+    """Return the runs that can be verified, and why the others cannot be; with `trust`, execute their plugins."""
     runs: list[LoadedRun] = []
     problems: list[NormlabError] = []
     for folder in folders:
         try:
+            check_links(folder.path)  # the result is written there
             run = LoadedRun(folder, trust=trust)
             plain_tree(run.config)
             runs.append(run)

@@ -160,5 +160,19 @@ def test_permission_error_suggests_another_name(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(os, "replace", denied)
-    with pytest.raises(StoreError, match=r"; make it writable, or choose another name \(-o\)$"):
+    with pytest.raises(StoreError, match=rf"; make {tmp_path} writable, or choose another name \(-o\)$"):
         write_page(tmp_path / "page.html", "text")
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_folder_that_cannot_be_written_is_named(existing, make_run, tmp_path, run_without_root_privileges):
+    make_run("one")
+    if existing:
+        (tmp_path / "compare.html").write_text("old")
+    tmp_path.chmod(0o555)
+    code, _, err = run_without_root_privileges("compare", str(tmp_path))
+    assert (code, err.splitlines()[-1]) == (
+        2,
+        f"error: {tmp_path}/compare.html: cannot be written (Permission denied); make {tmp_path} writable, or choose "
+        "another name (-o)",
+    )

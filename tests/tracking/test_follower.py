@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from normlab.tracking.background import Task
 from normlab.tracking.follower import Follower
 from normlab.tracking.uploads import Upload, lock_of, upload_lines
 from normlab.training.run import train
+from support.processes import wait_for
 from support.small_run import small_run
 
 
@@ -176,3 +180,14 @@ def test_sync_leaves_a_run_to_the_follower_that_sends_it(tmp_path: Path) -> None
             "W&B: the upload of 1 run continues in the background; if it fails, `normlab sync x` sends what is missing"
         ]
     assert not services
+
+
+def test_a_killed_process_that_imported_wandb_leaves_no_temporary_folder(tmp_path: Path) -> None:
+    code = (
+        "import os, signal; from normlab.tracking.wandb import wandb_environment; print(wandb_environment().mode); "
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    variables = {**os.environ, "TMPDIR": str(tmp_path), "WANDB_MODE": "offline"}
+    done = subprocess.run([sys.executable, "-uc", code], env=variables, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "offline\n"), done.stderr
+    wait_for(lambda: not os.listdir(tmp_path))  # W&B's process, which ends with the other one, deletes its own

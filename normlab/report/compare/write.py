@@ -14,6 +14,7 @@ from normlab.errors import warn
 from normlab.report.compare.data import ReadCache, page_data
 from normlab.report.pages.shell import CHART, check_page, page, write_page
 from normlab.report.tables import Row
+from normlab.store.files import check_links
 from normlab.store.query import Selection, select_runs
 
 PAGE = "compare.html"
@@ -79,10 +80,12 @@ class ComparePage:
 
         Raises:
             ConfigError: A name, a condition or a channel is invalid.
-            StoreError: No run has started, or the page could not be written.
+            StoreError: No run has started, the page could not be written, or a link leads out of the sweep's folder.
         """
         selection = self.select()
         path = self.output or selection.home / PAGE
+        if self.output is None and selection.name:
+            check_links(selection.home)
         data = self.data(selection)
         for line in [*data["warnings"], *data["problems"]]:
             warn(line)

@@ -1,0 +1,212 @@
+"""No command changes a file outside of the folder of a run or a sweep, whatever a record of someone else holds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from normlab.config.compose import compose_run, compose_sweep
+from normlab.errors import StoreError
+from normlab.store.files import check_links, is_file_name
+from normlab.store.plans import read_plan, write_plan
+from normlab.store.runs import RunFolder
+from normlab.studies.report import write_report
+from normlab.sweeps.plan import make_plan
+from normlab.tracking.payloads import Labels
+from normlab.tracking.uploads import Upload
+from normlab.tracking.wandb import WandbRun
+from normlab.training.run import train
+from support.run_folders import contents
+from support.small_run import small_run
+
+Command = Callable[..., tuple[int, str, str]]
+
+OVERRIDES = [*small_run(Path("results")), "model.depth=1", "train.steps=2", "train.checkpoint_every=1"]
+PATHS = [
+    "../../../../victim",
+    "..",
+    ".",
+    "/victim",
+    "a/b",
+    ".hidden",
+    "a\0b",
+    "a\nb",
+    "\x1b[2J",
+    "\ud800",
+    "x" * 300,
+    3,
+]
+"""Values that are no name of a file in the folder of a record."""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the results of a run, interrupted after its first step, and with a sweep of this run."""
+    home = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        folder = train(compose_run(OVERRIDES), trackers=[]).folder
+        shutil.rmtree(folder.path / "checkpoints" / "step_00000002")
+        folder.write_status({**folder.status(), "state": "interrupted", "step": 1, "checkpoint": 1})
+        planned = make_plan(*compose_sweep([*OVERRIDES, "sweep.name=first"]))
+        planned.folder.mkdir(parents=True)
+        write_plan(planned.folder, planned.plan)
+    return home
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """Return the run in a copy of the results, in the current folder, which has a victim too."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained / "results", tmp_path / "results")
+    for name in ("stats/.core.json.01234567.tmp", ".status.json.01234567.tmp", "state.safetensors", "lock"):
+        path = tmp_path / "victim" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("keep")
+    (path,) = (tmp_path / "results" / "runs").iterdir()
+    return RunFolder(path)
+
+
+def make_link(path: Path, target: Path) -> None:
+    """Replace a file or a folder with a symbolic link; a folder's content moves to the target."""
+    if path.is_dir():
+        shutil.copytree(path, target, dirs_exist_ok=True)
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+
+
+def of_run(run: RunFolder) -> list[list[str]]:
+    name = str(run.path.relative_to(Path.cwd()))
+    return [
+        ["train", *OVERRIDES, "tracking.wandb=offline", "tracking.also=[tensorboard]"],
+        ["sweep", *OVERRIDES, "sweep.name=first"],
+        ["sync", name, "--to", "tensorboard"],
+        ["verify", name],
+    ]
+
+
+OF_SWEEP = [["sweep", *OVERRIDES, "sweep.name=first"], ["compare", "first"]]
+
+
+@pytest.mark.parametrize("link", ["", "lock", "stats", "wandb-temporary"])
+def test_a_link_in_a_run_is_refused(link: str, run: RunFolder, tmp_path: Path, run_command: Command) -> None:
+    victim = tmp_path / "victim"
+    make_link(run.path / link, victim / "new" if link == "lock" else victim)
+    before = contents(victim)
+    for command in of_run(run):
+        code, _, err = run_command(*command)
+        assert (code, err.count("\n")) == (2, 1), (command, err)
+        assert f"{run.path / link}: is a symbolic link to {victim}" in err
+        assert contents(victim) == before, command
+
+
+@pytest.mark.parametrize("link", ["", "lock", "logs"])
+def test_a_link_in_a_sweep_is_refused(link: str, run: RunFolder, tmp_path: Path, run_command: Command) -> None:
+    victim, sweep = tmp_path / "victim", tmp_path / "results" / "sweeps" / "first"
+    make_link(sweep / link, victim / "new" if link == "lock" else victim)
+    before = contents(victim)
+    for command in OF_SWEEP:
+        code, _, err = run_command(*command)
+        assert (code, err.count("\n")) == (2, 1), (command, err)
+        assert f"{sweep / link}: is a symbolic link to {victim}" in err
+        assert contents(victim) == before, command
+
+
+def test_a_link_in_place_of_a_report_is_refused(tmp_path: Path) -> None:
+    nothing: Any = None
+    (tmp_path / "report").symlink_to(tmp_path)
+    with pytest.raises(StoreError, match="is a symbolic link"):
+        write_report(nothing, nothing, tmp_path / "report")
+
+
+@pytest.mark.parametrize("link", ["results", "results/runs", "results/sweeps"])
+def test_results_may_be_on_another_disk(link: str, run: RunFolder, tmp_path: Path, run_command: Command) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    make_link(tmp_path / link, disk)
+    code, out, err = run_command("train", *OVERRIDES)
+    assert (code, "resumes from step 1" in out + err) == (0, True), err
+    assert run_command("compare", "first")[0] == 0
+    assert RunFolder(run.path).state() == "finished"
+
+
+def test_links_that_stay_in_a_record_are_those_of_wandb(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    (record / "wandb" / "offline-run-1").mkdir(parents=True)
+    (record / "wandb" / "latest-run").symlink_to("offline-run-1")
+    (record / "wandb" / "debug.log").symlink_to("offline-run-1/logs/debug.log")
+    check_links(record)
+    check_links(tmp_path / "nothing")
+    for target in ("../..", "../../record-2", "/", "../../record/../victim"):
+        (record / "wandb" / "link").symlink_to(target)
+        with pytest.raises(StoreError, match="wandb/link: is a symbolic link"):
+            check_links(record)
+        (record / "wandb" / "link").unlink()
+
+
+def test_names_of_files() -> None:
+    assert not any(map(is_file_name, PATHS))
+    assert all(map(is_file_name, ["rmsnorm-pre-d1w8-5063b4e56a.2", "a b", "*", "[a]", "ü", "x" * 200]))
+
+
+@pytest.mark.parametrize("field", ["id", "project", "entity", "where"])
+@pytest.mark.parametrize("value", PATHS, ids=ascii)
+def test_names_in_a_record_of_uploads_are_checked(field: str, value: object, tmp_path: Path) -> None:
+    if (field, value) == ("where", "a/b"):
+        return
+    (tmp_path / "wandb.json").write_text(json.dumps({field: value}))
+    with pytest.raises(StoreError, match=rf"wandb\.json: is damaged \({field} is .*delete it") as refused:
+        Upload.read(tmp_path, "offline")
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b'{"steps": true}', b'{"problem": 3}'])
+def test_a_damaged_record_of_uploads_is_an_error(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "tensorboard.json").write_bytes(content)
+    with pytest.raises(StoreError, match=r"tensorboard\.json: is damaged"):
+        Upload.read(tmp_path, "tensorboard")
+
+
+def test_a_foreign_id_stops_the_commands_that_send(
+    run: RunFolder, tmp_path: Path, run_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    (run.path / "wandb" / "offline-run-1").mkdir(parents=True)
+    (run.path / "wandb.json").write_text('{"id": "/../../../../../victim"}')
+    before = contents(tmp_path / "victim")
+    for command in (["train", *OVERRIDES, "tracking.wandb=offline"], ["sync", "first", "--to", "wandb"]):
+        code, _, err = run_command(*command)
+        assert (code, err.count("error: ")) == (2, 1)
+        assert "/wandb.json: is damaged (id is '/../../../../../victim')" in err.splitlines()[-1]
+    assert contents(tmp_path / "victim") == before
+
+
+@pytest.mark.parametrize("run_id", ["*", "[a]", "1"])
+def test_only_the_files_of_the_same_offline_run_are_deleted(
+    run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offline = SimpleNamespace(settings=SimpleNamespace(sync_dir=str(tmp_path / "wandb")))
+    monkeypatch.setattr(WandbRun, "_open", lambda self: offline)
+    Upload(id=run_id).write(tmp_path, "offline")
+    for name in (f"offline-run-0-{run_id}", "offline-run-0-a", f"other-{run_id}"):
+        (tmp_path / "wandb" / name).mkdir(parents=True)
+    WandbRun(tmp_path, {}, Labels("", None, "", ()), {"project": "p", "entity": None}, "offline", None)
+    assert sorted(path.name for path in (tmp_path / "wandb").iterdir()) == ["offline-run-0-a", f"other-{run_id}"]
+
+
+@pytest.mark.parametrize("value", PATHS, ids=ascii)
+def test_ids_in_a_plan_are_checked(value: object, run: RunFolder, run_command: Command) -> None:
+    sweep = Path("results", "sweeps", "first")
+    plan: Any = read_plan(sweep)
+    plan.runs[0] = type(plan.runs[0])(value, plan.runs[0].overrides, plan.runs[0].config)
+    write_plan(sweep, plan)
+    for command in (["summarize", "first"], ["sync", "first"], OF_SWEEP[0]):
+        code, _, err = run_command(*command)
+        assert (code, err.count("\n"), "is not a run id" in err) == (2, 1, True), (command, err)

@@ -8,6 +8,9 @@ from pathlib import Path
 WANDB_SWEEPS = "wandb"
 """The folder of sweeps of W&B below `config_dir()`, which is no config group."""
 
+CACHE_LOCKS = "normlab.locks"
+"""The folder of locks in `cache_dir()`; its name marks a folder as the cache, which may also hold files of the user."""
+
 
 def config_dir() -> Path:
     """Return the folder of the Hydra configs: inside the wheel, or `conf/` beside the package in a checkout."""
@@ -22,3 +25,8 @@ def cache_dir() -> Path:
         return Path(explicit).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "normlab"
+
+
+def is_results_folder(folder: Path) -> bool:
+    """Return whether runs or sweeps of normlab are stored in a folder."""
+    return any(any(folder.glob(pattern)) for pattern in ("runs/*/lock", "runs/*/run.json", "sweeps/*/plan.json"))

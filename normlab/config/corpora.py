@@ -31,7 +31,10 @@ class DataConfig:
     max_tokens: int | None = option(None, at_least=2, absent=None)
     """Most tokens of training and validation together; the rest of the text is not read. null for no limit."""
     seed: int | None = option(None, at_least=0, at_most=2**63 - 1)
-    """Seed of the order of the training windows; the value of `seed` unless set."""
+    """Seed of the order of the training windows; the value of `seed` unless set.
+
+    An end-of-document token follows each document. Windows and attention cross the ends of documents.
+    """
     val_fraction: float = option(0.05, above=0, at_most=0.5)
     """Fraction of the text that is held out for validation."""
 
@@ -73,17 +76,25 @@ class StdlibData(DataConfig):
 
 @dataclass(kw_only=True, slots=True)
 class FilesData(DataConfig):
-    """Your own text: text files, .jsonl/.json and .parquet; a file, several files, or a folder."""
+    """Your own text: text files, JSON Lines, CSV or Parquet; a file, several files, or a folder.
+
+    A text file is one document. A file of another format has one document per row.
+    """
 
     name: str = "files"
     path: Any = option(None, identity=False)
     """A file, a folder, or a list of files and folders. The run id depends on the text, not on its path."""
+    format: str = option("auto", choices=("auto", "text", "json", "csv", "tsv", "parquet"), identity=False)
+    """Format of every file; auto takes it from the suffix (.txt, .md, .py, .jsonl, .csv and others)."""
     column: str = "text"
-    """The column of JSONL and Parquet files that holds the text."""
+    """The column of JSON, CSV and Parquet files that holds the text."""
+    skip: str | None = option("empty", choices=("empty", "null"), identity=False)
+    """Rows that are left out and counted: empty (texts of no characters), or null (also rows that have no text)."""
 
     def resolve(self) -> None:
         """Also require a path, and make it a list."""
         super(FilesData, self).resolve()
+        self.skip = self.skip or "null"  # Hydra reads data.skip=null as None
         paths = [self.path] if isinstance(self.path, str) else self.path
         if not isinstance(paths, list) or not paths or not all(isinstance(path, str) and path for path in paths):
             raise ConfigError("data.path: data=files needs a file, a folder, or a list; set data.path=my.txt")
@@ -104,6 +115,8 @@ class HubData(DataConfig):
     """The split to read, or several: train+test. val_fraction of it is held out for validation."""
     revision: str | None = None
     """A commit, branch or tag of the dataset's repository; the newest of main unless set."""
+    skip: str | None = option("empty", choices=("empty", "null"), identity=False)
+    """Rows that are left out and counted: empty (texts of no characters), or null (also rows that have no text)."""
 
     @property
     def override(self) -> str:
@@ -113,6 +126,7 @@ class HubData(DataConfig):
     def resolve(self) -> None:
         """Also require a dataset, and resolve the path of a folder."""
         super(HubData, self).resolve()
+        self.skip = self.skip or "null"  # Hydra reads data.skip=null as None
         if not self.name or self.name == "hub":
             raise ConfigError("data.name: data=hub needs a dataset's name; set data.name=roneneldan/TinyStories")
         if os.path.isdir(os.path.expanduser(self.name)):

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TextIO
 
 from normlab.errors import notify
+from normlab.paths import CACHE_LOCKS
 
-# The names carry a prefix because a user may point the cache at a folder with other files.
-LOCKS = "normlab.locks"
+# The name carries a prefix because a user may point the cache at a folder with other files.
 BUILDING = ".normlab-making"
 
 QUIET_S = 1.0
@@ -35,7 +35,7 @@ def locked(cache: Path, key: str) -> Iterator[Path]:
     Raises:
         OSError: The cache cannot be written, or its disk does not support locks.
     """
-    (cache / LOCKS).mkdir(parents=True, exist_ok=True)
+    (cache / CACHE_LOCKS).mkdir(parents=True, exist_ok=True)
     with _lock_file(cache, key) as file:
         notify_at = time.monotonic() + QUIET_S
         while not _try_lock(file):
@@ -59,7 +59,7 @@ def locked(cache: Path, key: str) -> Iterator[Path]:
 
 def _lock_file(cache: Path, key: str) -> TextIO:
     # Lock files are never deleted, because another process may have opened the file to wait for its lock.
-    return (cache / LOCKS / key).open("a", encoding="ascii")
+    return (cache / CACHE_LOCKS / key).open("a", encoding="ascii")
 
 
 def _try_lock(file: TextIO) -> bool:

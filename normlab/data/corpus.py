@@ -12,31 +12,44 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from normlab.config.corpora import TOKENIZERS, DataConfig, HubData, NamedData
+from normlab.config.corpora import TOKENIZERS, DataConfig, HubData, NamedData, StdlibData
 from normlab.config.schema import canonical_hash
 from normlab.data import tokenizers
 from normlab.data.baselines import baselines, load_or_count
 from normlab.data.cache import atomic_folder, locked
 from normlab.data.corpus_files import FilesText
-from normlab.data.documents import SPLIT_VERSION, Spool, first_characters, held_out_documents, tail_start
+from normlab.data.documents import (
+    MIN_DOCUMENTS,
+    SPLIT_VERSION,
+    SourceCounts,
+    Spool,
+    first_characters,
+    held_out_documents,
+    tail_start,
+)
 from normlab.data.hub import HubText
 from normlab.data.tokenizers import PIECE, Tokenizer, local_tokenizer, pieces, pretrained_tokenizer, token_dtype
-from normlab.errors import DataError
+from normlab.errors import DataError, notify
 from normlab.parsing import from_json
 from normlab.paths import cache_dir
 
-FORMAT = 1
+FORMAT = 2
 """Version of the cache format; raise it when folders of an older version must not be used any more."""
 
 PARTS = ("train", "val")
+
+MAX_LISTED = 200
+"""Most files that the record of each run lists; their names and content are part of the hash of the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +65,7 @@ class Corpus:
     """Identity of the corpus: hash of the tokens of both parts and of the tokenizer."""
     description: dict[str, Any]
     """For the record of a run, as plain JSON values: name, sizes, the kind of validation split (complete `documents` or
-    their `tails`), and the `source` of a dataset of the hub."""
+    their `tails`), what was `read` (sums, and each of the files), and the `source` of a dataset of the hub."""
     folder: Path
     """Folder in the cache."""
 
@@ -73,6 +86,8 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
     """
     cache = (cache or cache_dir()).absolute()
     text = _text(config)
+    for output in text.left_out:
+        notify(f"{config.override}: leaving out {output}, which normlab wrote")
     key_parts = {
         "format": FORMAT,
         "split_rule": SPLIT_VERSION,
@@ -86,14 +101,14 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
     }
     key = canonical_hash(key_parts)
     folder = cache / "tokens" / key
-    if corpus := _read(folder):
+    if corpus := _read(folder, text.left_out):
         return corpus
     # Ask the hub before waiting for the lock, so that errors of the hub are raised at once.
     pretrained = None if config.tokenizer in TOKENIZERS else pretrained_tokenizer(config.tokenizer)
     text.connect()
     try:
         with locked(cache, key) as temporary:
-            if corpus := _read(folder):  # another process has built the corpus while this one waited
+            if corpus := _read(folder, text.left_out):  # another process has built the corpus while this one waited
                 return corpus
             with atomic_folder(folder, temporary) as new:
                 with closing(text.documents(temporary / "scratch")) as stream:
@@ -101,7 +116,7 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
                 meta = _write(new, documents, pretrained, config)
                 if _text(config).key != text.key:
                     raise DataError(f"{config.override}: the text changed while it was read; try again")
-                meta |= key_parts | {"source": text.provenance}
+                meta |= key_parts | {"source": text.provenance, "read": _read_text(text.counts, config)}
                 meta["meta_sha256"] = canonical_hash(meta)
                 (new / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
     except OSError as error:
@@ -109,13 +124,26 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
             f"{cache}: the cache cannot be written ({error.strerror or error}); "
             "set NORMLAB_CACHE to a writable folder on a disk with free space"
         ) from error
-    if corpus := _read(folder):
+    if corpus := _read(folder, text.left_out):
         return corpus
     raise DataError(f"{folder}: the disk returned other bytes than were written; check it, or set NORMLAB_CACHE")
 
 
 def _text(config: DataConfig) -> FilesText | HubText:
     return HubText(config) if isinstance(config, HubData | NamedData) else FilesText(config)
+
+
+def _read_text(counts: Sequence[SourceCounts], config: DataConfig) -> dict[str, Any]:
+    """Return what was read of all files, or of a dataset, and of each of the first `MAX_LISTED` files."""
+    each = [asdict(source) for source in counts]
+    formats = Counter(source["format"] for source in each)
+    amounts = ("bytes", "documents", "empty", "null", "byte_order_marks")
+    listed = [] if isinstance(config, StdlibData) else each[:MAX_LISTED]
+    return {
+        "formats": dict(sorted(formats.items())),
+        **{amount: sum(source[amount] or 0 for source in each) for amount in amounts},
+        "files": listed,
+    }
 
 
 def _limited(documents: Iterable[str], config: DataConfig) -> Iterable[str]:
@@ -161,11 +189,17 @@ def _write(folder: Path, documents: Spool, pretrained: Tokenizer | None, config:
         max_tokens = {"train": config.max_tokens - num_val, "val": num_val}
     files = _write_tokens(folder, split(), tokenizer, max_tokens)
     for part in PARTS:
-        if files[part]["tokens"] == 0:
-            raise DataError(
-                f"{config.override}: {sum(lengths)} characters in {len(lengths)} documents leave nothing "
-                f"for {part} with data.val_fraction={config.val_fraction}; add more text (or raise data.max_tokens)"
-            )
+        if max_tokens is not None and max_tokens[part] == 0:
+            raise DataError(f"data.max_tokens={config.max_tokens}: leaves no tokens for {part}; raise it")
+    if files["val"]["tokens"] == 0:
+        longest, distinct = max(lengths), len(set(digests))
+        needed = math.ceil(1000 / longest) / 1000
+        raise DataError(
+            f"{config.override}: no text is held out: documents are held out whole if {MIN_DOCUMENTS} or more are "
+            f"distinct ({distinct} of {len(digests)} are), else the last data.val_fraction={config.val_fraction} of "
+            f"each, which is less than a character of the longest ({longest}); add distinct documents"
+            + (f", or set data.val_fraction={needed} or more" if needed <= 0.5 else "")
+        )
     # Counting under the lock lets one process count for all that wait.
     train_N, val_N = (_memmap(folder, part, tokenizer) for part in PARTS)
     load_or_count(folder, train_N, val_N, tokenizer.vocab_size)
@@ -222,7 +256,7 @@ def _batches(split_texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str,
         yield batch
 
 
-def _read(folder: Path) -> Corpus | None:
+def _read(folder: Path, left_out: Sequence[str]) -> Corpus | None:
     """Return the corpus in a folder of the cache, or None if it is missing or damaged."""
     try:
         meta = from_json((folder / "meta.json").read_bytes())
@@ -249,6 +283,7 @@ def _read(folder: Path) -> Corpus | None:
         "val_tokens": len(val_N),
         "documents": meta["num_documents"],
         "split": meta["split"],
+        "read": meta["read"] | {"left_out": [*left_out]},
         **({"source": meta["source"]} if meta["source"] else {}),
     }
     return Corpus(train_N, val_N, tokenizer, sha256, description, folder)

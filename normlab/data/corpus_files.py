@@ -1,29 +1,34 @@
-"""The files of a corpus: their order, one hash of their content, and their documents.
-
-A text file is one document. A JSON or Parquet file has one document per row. At most one text file, or a few rows, are
-in memory at once.
-"""
+"""The files of a corpus: their order, their formats, one hash of their content, and their documents."""
 
 from __future__ import annotations
 
-import codecs
-import contextlib
 import hashlib
-import io
-import json
 import os
-import re
 import sysconfig
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from normlab.config.corpora import DataConfig, FilesData
-from normlab.errors import DataError, did_you_mean
+from normlab.data.documents import SourceCounts
+from normlab.data.file_rows import invalid_utf8_at, opened, raise_unreadable, rows_of
+from normlab.errors import DataError, one_line
+from normlab.paths import CACHE_LOCKS, is_results_folder
 
-KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
-"""Format of a file by its suffix; any other file is text."""
+SUFFIXES = {
+    "json": ".json .jsonl .ndjson .jl",
+    "csv": ".csv",
+    "tsv": ".tsv .tab",
+    "parquet": ".parquet",
+    "text": (
+        ".txt .text .md .markdown .rst .tex .org .adoc .srt .log .html .htm .xml .css .yaml .yml .toml .ini .cfg .sql "
+        ".py .pyi .c .h .cc .cpp .hpp .cu .cs .java .js .jsx .ts .tsx .go .rs .rb .php .pl .lua .sh .swift .kt .scala "
+        ".hs .ml .lisp .el .clj .erl .ex .r .f90 .m"
+    ),
+}
+"""Suffixes of the formats: prose, markup and source code are text, as is a file without a suffix. Any other suffix may
+be a table, a backup or an archive, whose syntax would become text; it needs `data.format`."""
 
 EXCLUDED_FOLDERS = frozenset(
     ("test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages", "_bundled", "lib-dynload")
@@ -33,14 +38,7 @@ EXCLUDED_FOLDERS = frozenset(
 BUILD_SPECIFIC = ("config-", "_sysconfigdata")
 """Prefixes of the names of files that differ between builds of one Python version."""
 
-CHUNK = 1 << 20
-"""Bytes, or characters of JSON, that are read at once."""
-
-BATCH_SIZE = 16
-"""Rows of a Parquet file in memory at once."""
-
-JSON_BLANK = re.compile(r"[ \t\r\n\ufeff]*")
-"""White space between rows; a file made by concatenation may contain byte order marks."""
+FORMAT_OF = {suffix: format for format, suffixes in SUFFIXES.items() for suffix in suffixes.split()} | {"": "text"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +49,8 @@ class Source:
     name: str
     """Path relative to the folder in `data.path`, with `/`; the hash of the corpus depends on the names in order."""
 
-    @property
-    def kind(self) -> str:
-        """The format: text, json (lines, or one list) or parquet."""
-        return KINDS.get(self.path.suffix.lower(), "text")
+    format: str = "text"
+    """A key of `SUFFIXES`; JSON is lines, or one list."""
 
 
 def find_sources(config: DataConfig) -> list[Source]:
@@ -69,13 +65,27 @@ def find_sources(config: DataConfig) -> list[Source]:
     """
     if not isinstance(config, FilesData):
         return _stdlib()
-    sources = _files(config.path)
-    if config.column != FilesData().column and all(source.kind == "text" for source in sources):
-        raise DataError(
-            f"data.column={config.column}: has no effect, since data.path has only text files; leave it out, or add "
-            "JSONL or Parquet"
-        )
+    sources = [_with_format(source, config) for source in _files(config.path)]
+    for option, value, default in (("column", config.column, "text"), ("skip", config.skip, "empty")):
+        if value != default and all(source.format == "text" for source in sources):
+            raise DataError(
+                f"data.{option}={value}: has no effect, since data.path has only text files; leave it out, or add "
+                "JSON, CSV or Parquet"
+            )
     return sources
+
+
+def _with_format(source: Source, config: FilesData) -> Source:
+    """Return a source with the format of `data.format`, or of its suffix."""
+    if config.format != "auto":
+        return replace(source, format=config.format)
+    suffix = "~" if source.name.endswith("~") else source.path.suffix.lower()
+    if suffix not in FORMAT_OF:
+        raise DataError(
+            f"{source.path}: {suffix} is the suffix of no known format; leave it out, unpack it, rename it (.txt, "
+            ".jsonl, .csv, .tsv or .parquet), or set data.format=text (json, csv, tsv or parquet) for all files"
+        )
+    return replace(source, format=FORMAT_OF[suffix])
 
 
 def source_sha256(sources: Iterable[Source]) -> str:
@@ -86,32 +96,11 @@ def source_sha256(sources: Iterable[Source]) -> str:
     """
     total = hashlib.sha256()
     for source in sources:
-        with _opened(source.path) as file:
+        with opened(source.path) as file:
             content = hashlib.file_digest(file, "sha256").digest()
         # Both hashes have a fixed length, so two different lists of files cannot give the same bytes.
         total.update(hashlib.sha256(os.fsencode(source.name)).digest() + content)
     return total.hexdigest()
-
-
-def invalid_utf8_at(path: Path) -> int | None:
-    """Return the offset of the first byte that is not UTF-8, or None for a UTF-8 file.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    start = 0
-    with _opened(path) as file:
-        while True:
-            pending = len(decoder.getstate()[0])
-            chunk = file.read(CHUNK)
-            try:
-                decoder.decode(chunk, final=not chunk)
-            except UnicodeDecodeError as error:
-                return start - pending + error.start
-            if not chunk:
-                return None
-            start += len(chunk)
 
 
 class FilesText:
@@ -121,115 +110,57 @@ class FilesText:
         config: The source of the text.
 
     Raises:
-        DataError: A file cannot be read.
+        DataError: A file has no known format, or cannot be read.
     """
 
     provenance = None
     """The source in the record of a run; None, because files have no dataset or commit."""
 
     def __init__(self, config: DataConfig) -> None:
-        self._column = config.column if isinstance(config, FilesData) else "text"
+        files = config if isinstance(config, FilesData) else FilesData(path=[])
+        self._column, self._skip = files.column, files.skip
         self._sources = find_sources(config)
-        self.key: dict[str, Any] = {"source_sha256": source_sha256(self._sources), "column": self._column}
+        self.key: dict[str, Any] = {
+            "source_sha256": source_sha256(self._sources),
+            "column": files.column,
+            "format": files.format,
+            "skip": files.skip,
+        }
         """All inputs that determine the text, as plain JSON values."""
+        folders = (folder for path in files.path if (folder := Path(path).expanduser()).is_dir())
+        self.left_out = [one_line(output) for folder in folders for output in output_folders(folder)]
+        """The folders that normlab wrote, which are not read."""
+        self.counts = [
+            SourceCounts(one_line(each.name), each.format, each.path.stat().st_size) for each in self._sources
+        ]
+        """What was read of each file."""
 
     def connect(self) -> None:
         """Do nothing, because files need no network."""
 
     def documents(self, scratch: Path) -> Generator[str]:
-        """Yield the documents of the files in order; `scratch` is unused."""
-        return read_documents(self._sources, self._column)
+        """Yield the documents of the files in order; `scratch` is unused.
 
-
-def read_documents(sources: Iterable[Source], column: str) -> Generator[str]:
-    r"""Yield the documents of files: one for a text file, one per row of a JSON or Parquet file.
-
-    Line ends of text files become `\n`, as in Python's text mode. Line ends inside JSON strings and Parquet stay.
-
-    Args:
-        sources: The files.
-        column: The column of JSON and Parquet files that holds the text.
-
-    Raises:
-        DataError: A file is not UTF-8, is not in the format of its suffix, lacks the column, or has a row without text.
-    """
-    for source in sources:
-        try:
-            if source.kind == "text":
-                with _opened_text(source.path) as file:
-                    yield file.read()
-                continue
-            values = _json_column if source.kind == "json" else _parquet_column
-            for number, text in enumerate(values(source.path, column), start=1):
-                if not isinstance(text, str):
-                    raise DataError(
-                        f"{source.path}: row {number} of column {column!r} is {text!r:.40}, not text; "
-                        "remove such rows, or set data.column to another column"
-                    )
-                text.encode()  # half of a surrogate pair raises UnicodeEncodeError
-                yield text
-        except DataError:
-            raise
-        except Exception as error:  # the errors of `pyarrow` have no common class
-            if isinstance(error, UnicodeDecodeError) and source.kind != "parquet":
-                raise DataError(
-                    f"{source.path}: not UTF-8 at byte {invalid_utf8_at(source.path)}; convert the file (iconv -t "
-                    "utf-8), unpack it if it is compressed, or leave it out"
-                ) from error
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise DataError(
-                f"{source.path}: cannot be read as {source.kind} ({reason}); fix it or leave it out"
-            ) from error
-
-
-def _json_column(path: Path, column: str) -> Iterator[Any]:
-    """Yield a column of JSON rows, with None for a row without it; a row may be a string."""
-    with _opened_text(path) as file:
-        rows = (row for value in _json_values(file) for row in (value if isinstance(value, list) else [value]))
-        for number, row in enumerate(rows):
-            if number == 0 and isinstance(row, dict) and row:
-                _check_column(path, column, row)
-            yield row.get(column) if isinstance(row, dict) else row
-
-
-def _json_values(file: io.TextIOWrapper) -> Iterator[Any]:
-    """Yield the JSON values of a file, with at most twice the longest value in memory."""
-    decoder, text = json.JSONDecoder(), ""
-    while chunk := file.read(max(CHUNK, len(text))):
-        text += chunk
-        start = _skip_blank(text, 0)
-        try:
-            while start < len(text):
-                value, end = decoder.raw_decode(text, start)
-                yield value
-                start = _skip_blank(text, end)
-        except json.JSONDecodeError as error:
-            # An incomplete value fails at the end of the chunk, or as an unterminated string: read the next chunk.
-            if error.pos < len(text) - 16 and not error.msg.startswith("Unterminated"):
+        Raises:
+            DataError: A file is not UTF-8, is not in its format, lacks the column, or has a row without text.
+        """
+        for source, counts in zip(self._sources, self.counts, strict=True):
+            path = source.path
+            try:
+                rows = rows_of(path, counts, self._column)
+                yield from counts.documents_of(counts.texts(rows, self._column, self._skip, str(path)))
+            except DataError:
                 raise
-        text = text[start:]
-    if text:
-        decoder.decode(text)  # raises the error of the incomplete value
-
-
-def _skip_blank(text: str, start: int) -> int:
-    match = JSON_BLANK.match(text, start)
-    return match.end() if match else start
-
-
-def _parquet_column(path: Path, column: str) -> Iterator[Any]:
-    import pyarrow.parquet
-
-    with _opened(path) as file, pyarrow.parquet.ParquetFile(file) as table:
-        _check_column(path, column, table.schema_arrow.names)
-        for batch in table.iter_batches(BATCH_SIZE, columns=[column]):
-            yield from batch.column(0).to_pylist()
-
-
-def _check_column(path: Path, column: str, names: Iterable[str]) -> None:
-    if column not in names:
-        hint = did_you_mean(column, names)
-        raise DataError(f"{path}: no column {column!r}{hint}; it has {', '.join(names)}; set data.column")
+            except Exception as error:  # the errors of `pyarrow` have no common class
+                if isinstance(error, UnicodeDecodeError) and source.format != "parquet":
+                    raise DataError(
+                        f"{path}: not UTF-8 at byte {invalid_utf8_at(path)}; convert the file (iconv -t utf-8), unpack "
+                        "it if it is compressed, or leave it out"
+                    ) from error
+                reason = str(error).partition("\n")[0] or type(error).__name__
+                raise DataError(
+                    f"{path}: cannot be read as {source.format} ({reason}); fix it, leave it out or set data.format"
+                ) from error
 
 
 def _stdlib() -> list[Source]:
@@ -256,39 +187,37 @@ def _files(paths: Iterable[str]) -> list[Source]:
             raise DataError(f"data.path={name}: is a device or a pipe; choose a file or a folder")
         below = files_below(path) if path.is_dir() else [Source(path, path.name)]
         if not below:
-            raise DataError(f"data.path={name}: has no files, or only hidden ones; add text files")
+            raise DataError(f"data.path={name}: has no files, or only hidden ones and results; add text files")
         for source in below:
             sources.setdefault(source.path.resolve(), source)
     return list(sources.values())
 
 
 def files_below(root: Path, skipped: frozenset[str] = frozenset()) -> list[Source]:
-    """Return the files below a folder, sorted by path, without hidden and `skipped` ones."""
-    paths = []
-    for folder, folders, names in os.walk(root, onerror=_raise_unreadable):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in skipped]
-        paths += [Path(folder, name) for name in names if not name.startswith(".")]
+    """Return the files below a folder, sorted by path, without hidden and `skipped` ones and the output of normlab."""
+    paths = [path for _, files, _ in _walk(root, skipped) for path in files]
     # Drop dangling links, sockets and pipes; reading a pipe would block.
     sources = [Source(path, path.relative_to(root).as_posix()) for path in paths if path.is_file()]
     return sorted(sources, key=lambda source: source.name)
 
 
-@contextlib.contextmanager
-def _opened_text(path: Path) -> Iterator[io.TextIOWrapper]:
-    with _opened(path) as file, io.TextIOWrapper(file, encoding="utf-8") as text:
-        yield text
+def output_folders(root: Path) -> list[Path]:
+    """Return the folders below `root` that normlab wrote, which are not read: results, and the cache of tokens."""
+    return sorted(output for _, _, outputs in _walk(root) for output in outputs)
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[io.BufferedReader]:
-    try:
-        with path.open("rb") as file:
-            yield file
-    except OSError as error:
-        _raise_unreadable(error, path)
-
-
-def _raise_unreadable(error: OSError, path: Path | None = None) -> NoReturn:
-    raise DataError(
-        f"{path or error.filename}: cannot be read ({error.strerror or error}); make it readable or leave it out"
-    ) from error
+def _walk(root: Path, skipped: frozenset[str] = frozenset()) -> Iterator[tuple[Path, list[Path], list[Path]]]:
+    """Yield each folder that is read, its files, and the folders in it that normlab wrote."""
+    for name, folders, files in os.walk(root, onerror=raise_unreadable):
+        folder = Path(name)
+        outputs = [folder / each for each in folders if is_results_folder(folder / each)]
+        if CACHE_LOCKS in folders:
+            outputs += [folder / each for each in folders if each in (CACHE_LOCKS, "tokens")]
+        if is_results_folder(folder):  # the root, which the user has named
+            outputs += [folder / each for each in folders if each in ("runs", "sweeps")]
+        folders[:] = [
+            each
+            for each in folders
+            if not each.startswith(".") and each not in skipped and folder / each not in outputs
+        ]
+        yield folder, [folder / each for each in files if not each.startswith(".")], outputs

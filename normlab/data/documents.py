@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from normlab.errors import DataError
 
 SPLIT_VERSION = 1
 """Version of the split rules; part of the key of a cached corpus, raised when the rules change."""
@@ -20,22 +24,79 @@ MAX_OVERSHOOT = 1.5
 """Largest ratio of the held-out fraction of the characters to `val_fraction`."""
 
 
+BYTE_ORDER_MARK = "\ufeff"
+"""Removed from every text, also from its middle, where files were concatenated. Unicode 3.2 deprecates all other uses
+of this character."""
+
+
+@dataclass(slots=True)
+class SourceCounts:
+    """What was read of one file, or of one dataset of the hub; part of the record of a run."""
+
+    name: str
+    format: str
+    """A choice of `data.format`, or dataset."""
+    bytes: int | None
+    """Size of the file; None for a dataset."""
+    documents: int = 0
+    empty: int = 0
+    """Texts of no characters, which are left out."""
+    null: int = 0
+    """Rows without a text, which are left out with data.skip=null."""
+    byte_order_marks: int = 0
+    """Byte order marks that were removed."""
+
+    def texts(self, rows: Iterable[Any], column: str, skip: str | None, subject: str) -> Iterator[str]:
+        """Yield the text of rows without byte order marks; every text of a corpus passes through this function.
+
+        Args:
+            rows: The values of the column, None for a row without one.
+            column: The name of the column, for the message.
+            skip: null to leave rows without a text out.
+            subject: The file or the override, for the message.
+
+        Raises:
+            DataError: A row is not text.
+            UnicodeEncodeError: A text has half of a surrogate pair.
+        """
+        for number, row in enumerate(rows, start=1):
+            if row is None and skip == "null":
+                self.null += 1
+                continue
+            if not isinstance(row, str):
+                remedy = "set data.skip=null to leave such rows out" if row is None else "remove such rows"
+                raise DataError(
+                    f"{subject}: row {number} of column {column!r} is {row!r:.40}, not text; "
+                    f"{remedy}, or set data.column to another column"
+                )
+            row.encode()
+            self.byte_order_marks += row.count(BYTE_ORDER_MARK)
+            yield row.replace(BYTE_ORDER_MARK, "")
+
+    def documents_of(self, texts: Iterable[str]) -> Iterator[str]:
+        """Yield the texts that are not empty, and count both kinds."""
+        for text in texts:
+            if text:
+                self.documents += 1
+                yield text
+            else:
+                self.empty += 1
+
+
 class Spool:
     """Documents in a file on disk, written once and read any number of times.
 
-    Empty documents are dropped.
-
     Args:
         path: A new file; the caller deletes it when the documents are no longer needed.
-        documents: The documents; the iterator is consumed.
+        documents: The documents, none of them empty; the iterator is consumed.
     """
 
     def __init__(self, path: Path, documents: Iterable[str]) -> None:
         self._path = path
         with path.open("wb") as file:
             for text in documents:
-                if content := text.encode():
-                    file.write(len(content).to_bytes(8, "little") + content)
+                content = text.encode()
+                file.write(len(content).to_bytes(8, "little") + content)
 
     def __iter__(self) -> Iterator[str]:
         with self._path.open("rb") as file:

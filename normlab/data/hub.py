@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from normlab.config.corpora import HubData, NamedData
-from normlab.data.corpus_files import files_below, source_sha256
+from normlab.data.corpus_files import files_below, output_folders, source_sha256
+from normlab.data.documents import SourceCounts
 from normlab.data.hub_access import NoAnswer, endpoint, hub_error, import_hub, query_hub, reason_of
 from normlab.errors import DataError, did_you_mean, notify
 
@@ -47,16 +48,23 @@ class HubText:
         self._folder = folder if folder.is_dir() else None
         if self._folder and options.revision is not None:
             raise DataError(f"data.revision={options.revision}: has no effect on a folder; leave it out")
+        if self._folder and (outputs := output_folders(self._folder)):
+            raise DataError(f"{self._override}: has {outputs[0]}, which normlab wrote; choose a folder without results")
         self.key: dict[str, Any] = {
             "dataset": options.name,
             "subset": options.subset,
             "split": options.split,
             "revision": options.revision,
             "column": options.column,
+            "skip": options.skip,
             "article": self._article,
             "source_sha256": source_sha256(files_below(self._folder)) if self._folder else None,
         }
         """All inputs that determine the text and are known before it is read, as plain JSON values."""
+        self.left_out: list[str] = []
+        """Empty; the output of normlab is left out only for data=files."""
+        self.counts = [SourceCounts(options.name, "dataset", None)]
+        """What was read of the dataset."""
         self._commit: str | None = None
         self._no_answer = ""  # if the hub cannot be read: the reason; then the local cache is read
 
@@ -118,8 +126,9 @@ class HubText:
         read_json = _accept_nulls(pyarrow.json.read_json)
         with _patched(config, **settings), _patched(pyarrow.json, read_json=read_json):
             try:
-                rows = self._rows(scratch)
-                yield from join_articles(rows, self._article) if self._article else rows
+                (counts,), options = self.counts, self._options
+                texts = counts.texts(self._rows(scratch), options.column, options.skip, self._override)
+                yield from counts.documents_of(join_articles(texts, self._article) if self._article else texts)
             except DataError:
                 raise
             except Exception as error:  # `datasets` raises errors of many libraries
@@ -136,8 +145,8 @@ class HubText:
         # The levels below the folder are subset, version and commit.
         return any(any(folder.glob("*/*/*")) for folder in folders)
 
-    def _rows(self, scratch: Path) -> Iterator[str]:
-        """Yield the text of every row of the splits, in order."""
+    def _rows(self, scratch: Path) -> Iterator[Any]:
+        """Yield the column of every row of the splits, in order."""
         import datasets
 
         options, column = self._options, self._options.column
@@ -148,7 +157,7 @@ class HubText:
                 str(self._folder or options.name), options.subset, revision=self._commit, streaming=True,
                 cache_dir=str(scratch),
             )  # fmt: skip
-        names, number = options.split.split("+"), 0
+        names = options.split.split("+")
         for name in names:
             if name not in splits:
                 choices = [str(split) for split in splits]
@@ -161,16 +170,14 @@ class HubText:
             if column in (rows.column_names or ()):
                 rows = rows.select_columns([column])  # so that other columns, such as images, are not decoded
             for row in rows:
-                number += 1
+                if f"{column}.1" in row:  # the name that pandas gives to the second one in a CSV file
+                    raise DataError(
+                        f"{self._override}: has more than one column {column!r}; remove all but one, or rename them"
+                    )
                 if column not in row:
                     raise DataError(
                         f"{self._override}: no column {column!r}{did_you_mean(column, row)}; it has "
                         f"{', '.join(row) or 'none'}; set data.column"
-                    )
-                if not isinstance(row[column], str):
-                    raise DataError(
-                        f"{self._override}: row {number} of column {column!r} is {row[column]!r:.40}, not text; "
-                        "set data.column to another column"
                     )
                 yield row[column]
 

@@ -132,6 +132,24 @@ class Baselines:
 
 
 @dataclass(frozen=True, slots=True)
+class TextRead:
+    """Sums over the files of a corpus, or over the rows of its dataset."""
+
+    formats: Mapping[str, Any] = json_field(mapping)
+    """Number of files of each format."""
+    bytes: float | None = json_field(finite)
+    documents: float | None = json_field(finite)
+    empty: float | None = json_field(finite)
+    """Texts of no characters, which were left out."""
+    null: float | None = json_field(finite)
+    """Rows without a text, which were left out."""
+    byte_order_marks: float | None = json_field(finite)
+    """Byte order marks, which were removed."""
+    left_out: tuple[str, ...] = json_field(texts)
+    """Folders that normlab wrote, which were not read."""
+
+
+@dataclass(frozen=True, slots=True)
 class Corpus:
     """The corpus."""
 
@@ -139,6 +157,7 @@ class Corpus:
     sha256: str | None = json_field(text)
     tokenizer: Setting = json_field(as_setting)
     vocab_size: Setting = json_field(as_setting)
+    read: TextRead = json_part(TextRead)
     baselines: Baselines = json_part(Baselines)
 
     def references(self, initial_loss: Any = None) -> References:

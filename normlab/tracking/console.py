@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from normlab.stats.profiles import Profiles
 from normlab.store.format import DIVERGED
 from normlab.store.outcome import WHOLE_TEXT_NOTE, explain_loss, format_loss
-from normlab.store.parts import parse_part
-from normlab.store.record import Corpus
+from normlab.store.parts import finite, parse_part
+from normlab.store.record import Corpus, TextRead
 from normlab.store.status import Status
 from normlab.store.throughput import Compute, format_mfu, format_tflops
 from normlab.tracking.tracker import Row
@@ -214,8 +214,24 @@ def _header(run: Mapping[str, Any], first_step: int) -> Iterator[tuple[str, str]
     baselines = ", ".join(f"{kind} {corpus['baselines'][kind]:.4f}" for kind in ("uniform", "unigram", "bigram"))
     note = f" ({WHOLE_TEXT_NOTE})" if parse_part(Corpus, corpus).references().whole_text else ""
     yield "corpus", f"{corpus['name']}: {baselines} nats/token{note}"
+    read = parse_part(Corpus, corpus).read
+    if corpus["name"] != "stdlib" and read.formats:
+        yield "text", _text_read(read)
     if first_step:
         yield "resumes", f"from step {first_step}"
+
+
+def _text_read(read: TextRead) -> str:
+    """Return the number and the formats of the documents, and what was left out."""
+
+    def counted(count: float | None, noun: str) -> str:
+        return f"{count or 0:,.0f} {noun}{'s' * (count != 1)}"
+
+    formats = [(finite(count), name) for name, count in read.formats.items()]
+    files = ", ".join(counted(count, name if name == "dataset" else f"{name} file") for count, name in formats)
+    left_out = {"empty row": read.empty, "null row": read.null, "byte order mark": read.byte_order_marks}
+    without = ", ".join([*(counted(count, noun) for noun, count in left_out.items() if count), *read.left_out])
+    return f"{counted(read.documents, 'document')} ({files})" + (f", without {without}" if without else "")
 
 
 def format_duration(seconds: float) -> str:

@@ -121,7 +121,8 @@ def test_alphabet_is_that_of_the_training_text(files: Files) -> None:
 
 
 def test_large_vocabulary_has_32_bit_tokens(files: Files) -> None:
-    characters = [chr(c) for c in itertools.chain(range(0x20, 0xD800), range(0xE000, 0x13000))]
+    ranges = (range(0x20, 0xD800), range(0xE000, 0xFEFF), range(0xFF00, 0x13000))  # without the byte order mark
+    characters = [chr(c) for c in itertools.chain(*ranges)]
     config = files({f"{i}.txt": "".join(characters) * 2 for i in range(2)}, tokenizer="chars")
     corpus = open_corpus(config)
     assert corpus.train.dtype == np.uint32
@@ -176,9 +177,57 @@ def test_corpus_without_text_is_rejected(files: Files) -> None:
 
 
 def test_corpus_too_short_to_split_is_rejected(files: Files, cache: Path) -> None:
-    with pytest.raises(DataError, match=r"3 characters in 1 documents leave nothing for val .*more text"):
+    with pytest.raises(DataError, match=r"no text is held out: .*longest \(3\); add distinct .*val_fraction=0\.334 or"):
         open_corpus(files({"a.txt": "abc"}))
+    rows = '{"text": "ab ab ab ab ab"}\n{"text": "cd cd cd"}\n' * 200
+    config = replace(files({}), path=[str(next(iter(files({"two.jsonl": rows}).path))) + "/two.jsonl"])
+    with pytest.raises(
+        DataError, match=r"whole if 20 or more are distinct \(2 of 400 are\), else the last data"
+    ) as caught:
+        open_corpus(config)
     assert file_names(cache / "tokens") == set()
+    needed = float(str(caught.value).partition("data.val_fraction=0.05")[2].partition("val_fraction=")[2].split()[0])
+    assert len(open_corpus(replace(config, val_fraction=needed)).val) > 0
+
+
+def test_max_tokens_too_few_to_split_are_rejected(files: Files) -> None:
+    with pytest.raises(DataError, match=r"data\.max_tokens=5: leaves no tokens for val; raise it"):
+        open_corpus(files({"a.txt": "abc" * 100}, max_tokens=5))
+
+
+def test_record_has_every_file(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = '{"text": "\\ufeffone two three"}\n{"text": ""}\n{"text": null}\n'
+    config = files({"a.txt": "some text " * 9, "b.jsonl": rows, "results/runs/x/run.json": "{}"}, skip="null")
+    kinds = ("documents", "empty", "null", "byte_order_marks")
+    for _ in range(2):  # built, and read from the cache
+        read = open_corpus(config).description["read"]
+        assert [tuple(each[kind] for kind in kinds) for each in read["files"]] == [(1, 0, 0, 0), (1, 1, 1, 1)]
+        assert [(each["name"], each["format"], each["bytes"]) for each in read["files"]] == [
+            ("a.txt", "text", 90), ("b.jsonl", "json", len(rows)),
+        ]  # fmt: skip
+        assert {kind: read[kind] for kind in kinds} == dict(zip(kinds, (2, 1, 1, 1), strict=True))
+        assert (read["bytes"], read["formats"]) == (90 + len(rows), {"json": 1, "text": 1})
+        assert read["left_out"] == [f"{config.path[0]}/results"]
+    monkeypatch.setattr(module, "MAX_LISTED", 1)
+    assert len(open_corpus(replace(config, val_fraction=0.1)).description["read"]["files"]) == 1
+
+
+def test_command_resumes_in_the_folder_of_its_results(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], run_command: Any
+) -> None:
+    """The results and the cache in the folder are not part of the text."""
+    files({"a.txt": "one two three\n" * 200})
+    monkeypatch.chdir(tmp_path / "text")
+    monkeypatch.setenv("NORMLAB_CACHE", "cache")
+    kept = [override for override in overrides if not override.startswith(("data", "results_dir"))]
+    command = ["train", *kept, "data=files", "data.path=.", "train.steps=2"]
+    code, _, err = run_command(*command)
+    assert code == 0, err
+    code, out, err = run_command(*command)
+    assert (code, out[:18]) == (0, "finished at step 2"), err
+    assert "normlab: data=files: leaving out results, which normlab wrote\n" in err
+    (record,) = Path("results/runs").glob("*/run.json")
+    assert [each["name"] for each in json.loads(record.read_text())["corpus"]["read"]["files"]] == ["a.txt"]
 
 
 # The cache

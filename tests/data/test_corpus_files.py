@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -16,9 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from normlab.config.corpora import DataConfig, FilesData, StdlibData
-from normlab.data import corpus_files as module
-from normlab.data.corpus_files import find_sources, invalid_utf8_at, read_documents, source_sha256
+from normlab.data import file_rows as module
+from normlab.data.corpus_files import FilesText, find_sources, source_sha256
 from normlab.data.documents import Spool
+from normlab.data.file_rows import invalid_utf8_at
 from normlab.errors import DataError
 
 Files = Callable[..., FilesData]
@@ -49,7 +51,7 @@ def test_stdlib_is_sorted_text() -> None:
     sources = find_sources(StdlibData())
     assert [s.name for s in sources] == sorted(s.name for s in sources)
     for source in sources:
-        assert source.kind == "text"
+        assert source.format == "text"
         source.path.read_text(encoding="utf-8")
 
 
@@ -98,17 +100,43 @@ def test_tilde_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 
 def test_format_depends_on_the_suffix(files: Files) -> None:
-    contents = {"a.JSONL": "", "b.json": "", "c.parquet": "", "d.txt": "", "e": "", "f.csv": ""}
-    kinds = {source.name: source.kind for source in find_sources(files(dict.fromkeys(contents, "x")))}
-    assert kinds == {"a.JSONL": "json", "b.json": "json", "c.parquet": "parquet"} | dict.fromkeys(
-        ("d.txt", "e", "f.csv"), "text"
-    )
+    contents = {"a.JSONL": "json", "b.json": "json", "c.parquet": "parquet", "d.txt": "text", "e": "text"}
+    contents |= {"f.csv": "csv", "g.tsv": "tsv", "h.ndjson": "json", "i.jl": "json", "j.Py": "text", "README": "text"}
+    config = files(dict.fromkeys(contents, "x"))
+    assert {source.name: source.format for source in find_sources(config)} == contents
+    config.format = "csv"
+    assert {source.format for source in find_sources(config)} == {"csv"}
 
 
-def test_column_is_rejected_for_text_files(files: Files) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a.jsonl~",
+        "a.jsonl.bak",
+        "a.parquet.tmp",
+        "a.csv.gz",
+        "a.jsonl.zst",
+        "a.ipynb",
+        "a.pdf",
+        "README~",
+        "a.txt.orig",
+    ],
+)
+def test_unknown_suffix_is_rejected(name: str, files: Files) -> None:
+    """Braces, keys and the syntax of backups would become text."""
+    config = files({"a.txt": "a", f"deep/{name}": '{"text": "a"}'})
+    suffix = "~" if name.endswith("~") else Path(name).suffix
+    for path in (config.path[0], f"{config.path[0]}/deep/{name}"):
+        with pytest.raises(DataError, match=rf"deep/{name}: {suffix} is the suffix of no known format; leave it out"):
+            find_sources(FilesData(path=[path]))
+    assert {source.format for source in find_sources(FilesData(path=config.path, format="text"))} == {"text"}
+
+
+@pytest.mark.parametrize(("option", "value"), [("column", "body"), ("skip", "null")])
+def test_options_of_rows_are_rejected_for_text_files(option: str, value: str, files: Files) -> None:
     config = files({"a.txt": "a"})
-    config.column = "body"
-    with pytest.raises(DataError, match=r"data\.column=body: has no effect, since .* only text files; leave"):
+    setattr(config, option, value)
+    with pytest.raises(DataError, match=rf"data\.{option}={value}: has no effect, since .* only text files; leave"):
         find_sources(config)
     (Path(config.path[0]) / "b.jsonl").write_text('{"body": "b"}\n')
     assert source_names(config) == ["a.txt", "b.jsonl"]
@@ -204,7 +232,7 @@ def test_invalid_utf8_at_finds_the_first_invalid_byte(content: bytes, at: int | 
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[[FilesData], list[str]]:
     def documents(config: FilesData) -> list[str]:
-        spool = Spool(tmp_path / "documents", read_documents(find_sources(config), config.column))
+        spool = Spool(tmp_path / "documents", FilesText(config).documents(tmp_path))
         texts = list(spool)
         assert list(spool) == texts  # documents can be iterated again
         return texts
@@ -225,7 +253,7 @@ def parquet(path: Path, **columns: object) -> None:
 
 
 def test_text_file_is_one_document(files: Files, read: Read) -> None:
-    contents = {"a.txt": "one\ntwo\n", "b.py": "x = '\u00e9\U0001f600'", "c": "  \n\n ", "d.csv": "1,2\n"}
+    contents = {"a.txt": "one\ntwo\n", "b.py": "x = '\u00e9\U0001f600'", "c": "  \n\n ", "d.md": "1,2\n"}
     assert read(files(contents)) == list(contents.values())
 
 
@@ -281,7 +309,7 @@ NAMES = [
 
 def test_files_may_have_any_name(files: Files, read: Read) -> None:
     contents = {name: f"I am {name!r}" for name in NAMES}
-    assert read(files(contents)) == [contents[name] for name in sorted(NAMES)]
+    assert read(files(contents, format="text")) == [contents[name] for name in sorted(NAMES)]
 
 
 @pytest.mark.parametrize("folder", ["with space", "[x]", "a*b?", "$HOME", "x::y"])
@@ -339,6 +367,97 @@ def test_parquet_with_large_strings_and_dictionaries(files: Files, read: Read, t
     assert read(config) == ["x", "y", "u", "v", "u"]
 
 
+QUOTED = [" a,b\tc ", 'He said "yes"', "two\r\nlines\n", "\u00e9\U0001f600", "null", "12", "x" * 200_000]
+
+
+@pytest.mark.parametrize(("name", "delimiter"), [("a.csv", ","), ("a.tsv", "\t")])
+def test_csv_rows_are_documents(name: str, delimiter: str, files: Files, read: Read) -> None:
+    written = io.StringIO(newline="")
+    writer = csv.writer(written, delimiter=delimiter)
+    writer.writerows([["id", "text"], *([number, text] for number, text in enumerate(QUOTED))])
+    assert read(files({name: written.getvalue() + "\r\n"})) == QUOTED  # a blank line is no row
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("id,text\n1,the cat, the mat\n", "row 1 has 3 fields, and the header has 2; quote the fields"),
+        ('id,text\n1,a\n\n2,"b', r"cannot be read as csv \(unexpected end of data\); fix it"),
+        ('id,text\n1,"a" b\n', r"cannot be read as csv \(.*expected after.*\); fix it"),
+        ("1,a\n2,b\n", "no column 'text'; it has 1, a; set data.column"),
+        ("", "no column 'text'; it has none; set data.column"),
+        ("text,id,text\na,1,b\n", "has 2 columns 'text'; remove all but one, or rename them"),
+    ],
+)
+def test_error_names_an_invalid_csv(content: str, message: str, files: Files, read: Read) -> None:
+    with pytest.raises(DataError, match=rf"a\.csv: {message}"):
+        read(files({"a.csv": content}))
+
+
+def test_error_names_a_repeated_column(files: Files, read: Read, tmp_path: Path) -> None:
+    """One of the two would be used silently."""
+    good = '{"text": "a", "meta": {"text": 1, "text": 2}, "id": 1, "id": 2}\n'  # only the column of the text matters
+    assert read(files({"a.jsonl": good})) == ["a"]
+    for twice in (good + '{"text": "b", "text": "c"}', f'[{good}, {{"text": "b", "text": null}}]'):
+        with pytest.raises(DataError, match=r"a\.jsonl: row 2 has more than one 'text'; remove all but one"):
+            read(files({"a.jsonl": twice}))
+    (tmp_path / "text" / "a.jsonl").unlink()
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pq.write_table(table, tmp_path / "text" / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: has 2 columns 'text'; remove all but one, or rename them"):
+        read(files({}))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "number"),
+    [
+        ("a.txt", "\ufeffone\ntwo", 1),
+        ("a.txt", "\ufeffone\n\ufefftwo", 2),  # cat one.txt two.txt
+        ("a.txt", "one\ufeff\ntwo\ufeff", 2),
+        ("a.jsonl", '\ufeff{"text": "\ufeffone\\ntwo"}', 2),
+        ("a.csv", '\ufefftext\n"one\ntwo\ufeff"\n', 2),
+        ("a.tsv", "\ufefftext\n'one\ntwo'\n", 1),
+    ],
+)
+def test_byte_order_marks_are_removed_and_counted(
+    name: str, content: str, number: int, files: Files, tmp_path: Path
+) -> None:
+    text = FilesText(files({name: content}))
+    documents = "".join(text.documents(tmp_path))
+    assert "\ufeff" not in documents
+    assert documents.replace("'", "") == ("onetwo" if name == "a.tsv" else "one\ntwo")
+    assert text.counts[0].byte_order_marks == number
+
+
+def test_rows_without_text_are_counted(files: Files, tmp_path: Path) -> None:
+    rows = lines({"text": "a"}, {"text": None}, {"text": ""}, {"other": 1}, {"text": "b"})
+    config = files({"a.jsonl": f"{rows}null\n", "b.csv": 'text\n""\nc\n', "c.txt": "", "d.txt": "d"}, skip="null")
+    parquet(tmp_path / "text" / "e.parquet", text=["", None, None, "e"])
+    text = FilesText(config)
+    assert list(text.documents(tmp_path)) == ["a", "b", "c", "d", "e"]
+    found = [(each.name, each.format, each.documents, each.empty, each.null) for each in text.counts]
+    assert found == [
+        ("a.jsonl", "json", 2, 1, 3), ("b.csv", "csv", 1, 1, 0), ("c.txt", "text", 0, 1, 0),
+        ("d.txt", "text", 1, 0, 0), ("e.parquet", "parquet", 1, 1, 2),
+    ]  # fmt: skip
+    assert [each.bytes for each in text.counts] == [
+        (tmp_path / "text" / each.name).stat().st_size for each in text.counts
+    ]
+
+
+def test_results_and_caches_are_left_out(files: Files, tmp_path: Path) -> None:
+    config = files({
+        "a.txt": "a", "results/report.html": "r", "results/runs/x/lock": "", "deep/mine/sweeps/y/plan.json": "{}",
+        "runs/mine.txt": "m", "cache/normlab.locks/z": "", "cache/tokens/z/meta.json": "{}", "cache/mine.txt": "c",
+    })  # fmt: skip
+    assert source_names(config) == ["a.txt", "cache/mine.txt", "runs/mine.txt"]
+    outputs = ["cache/normlab.locks", "cache/tokens", "deep/mine", "results"]
+    assert FilesText(config).left_out == [f"{tmp_path}/text/{name}" for name in outputs]
+    # A results folder that the user names keeps the user's files.
+    config.path = [f"{tmp_path}/text/results"]
+    assert source_names(config) == ["report.html"]
+
+
 @pytest.mark.exhaustive
 def test_line_of_25_million_characters(files: Files, read: Read) -> None:
     enormous = "0123456789" * 2_500_000
@@ -388,9 +507,9 @@ def test_error_for_a_missing_column_lists_the_columns(files: Files, read: Read, 
 
 
 def not_text(path: Path, number: int, value: object) -> str:
+    remedy = "set data.skip=null to leave such rows out" if value is None else "remove such rows"
     return (
-        f"{path}: row {number} of column 'text' is {value!r}, not text; "
-        "remove such rows, or set data.column to another column"
+        f"{path}: row {number} of column 'text' is {value!r}, not text; {remedy}, or set data.column to another column"
     )
 
 
@@ -513,7 +632,7 @@ def test_invalid_json_is_not_read_to_its_end(files: Files, tmp_path: Path) -> No
     files({"a.jsonl": '{"text": "a"}\n{oops}\n' + lines({"text": "b" * 1000}) * 100_000})
     tracemalloc.start()
     with pytest.raises(DataError):
-        list(read_documents(find_sources(FilesData(path=[str(tmp_path / "text")])), "text"))
+        list(FilesText(FilesData(path=[str(tmp_path / "text")])).documents(tmp_path))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 20e6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import io
 import json
@@ -178,7 +179,7 @@ def test_errors_of_datasets_say_what_to_do(hub: Any, opened: Any, cache: Path) -
         r"data.split=trian: .*did you mean 'train'.*it has train": {"name": "org/parquet", "split": "trian"},
         r"available configs: \['one', 'two'\]; set data.subset": {"name": "org/subsets"},
         r"'tow' not found. Available: \['one', 'two'\]; set data.subset": {"name": "org/subsets", "subset": "tow"},
-        r"row 2 of column 'text' is None, not text": {"name": "org/numbers"},
+        r"row 2 of column 'text' is None, not text; set data.skip=null": {"name": "org/numbers"},
         r"data.name=org/gated: .*hf auth login, or HF_TOKEN": {"name": "org/gated"},
         r"data.tokenizer=org/none: no repository .*/org/none.*org/name": {
             "name": "org/jsonl",
@@ -431,7 +432,46 @@ def test_error_names_a_null_line_in_a_folder(pack: Callable[[bytes], bytes], tmp
     (tmp_path / ("train.jsonl.gz" if pack is gzip.compress else "train.jsonl")).write_bytes(
         pack(b'null\n{"text": "a"}\n')
     )
-    with pytest.raises(DataError, match=r"row 1 of column 'text' is None, not text; set data\.column"):
+    with pytest.raises(DataError, match=r"row 1 of column 'text' is None, not text; set data\.skip=null"):
+        open_corpus(HubData(name=str(tmp_path)))
+
+
+def test_rows_without_text_and_byte_order_marks_are_counted(tmp_path: Path) -> None:
+    rows = [
+        "null",
+        '{"text": null}',
+        '{"text": ""}',
+        '{"text": "\\ufeffone \\ufefftwo"}',
+        '{"text": "%s"}' % ("a" * 99),
+    ]
+    (tmp_path / "train.jsonl").write_text("\n".join(rows), encoding="utf-8-sig")
+    corpus = open_corpus(HubData(name=str(tmp_path), skip="null", tokenizer="chars"))
+    assert corpus.tokenizer.state()["characters"] == " aenotw"
+    read = corpus.description["read"]
+    assert (read["documents"], read["null"], read["empty"], read["byte_order_marks"]) == (2, 2, 1, 2)
+    assert read["formats"] == {"dataset": 1}
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("train.csv", b"text,text\na,b\n", "has more than one column 'text'; remove all but one"),
+        ("train.jsonl", b'{"text": "a", "text": "b"}\n', "was specified twice"),
+    ],
+)
+def test_repeated_column_of_a_folder_is_rejected(name: str, content: bytes, problem: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=problem):
+        open_corpus(HubData(name=str(tmp_path)))
+    gc.collect()  # `datasets` does not close a CSV file that is not read to its end
+
+
+def test_folder_with_results_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_bytes(jsonl(TEXTS))
+    (tmp_path / "results" / "runs" / "x").mkdir(parents=True)
+    (tmp_path / "results" / "runs" / "x" / "run.json").write_text("{}")
+    with pytest.raises(DataError, match=r"has .*/results, which normlab wrote; choose a folder without results"):
         open_corpus(HubData(name=str(tmp_path)))
 
 

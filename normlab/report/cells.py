@@ -118,7 +118,9 @@ class Cell:
             warnings.append(f"seeds with several runs at one learning rate, averaged to one value each: {repeated}")
         if len(self.losses) > 1:
             if len({frozenset(by_replicate) for by_replicate in self.losses.values()}) > 1:
-                seeds = ", ".join(f"{lr:g}: {len(by_replicate)}" for lr, by_replicate in self.losses.items())
+                seeds = ", ".join(
+                    f"{format_setting(lr)}: {len(by_replicate)}" for lr, by_replicate in self.losses.items()
+                )
                 warnings.append(f"the learning rates have different seeds (number of seeds: {seeds})")
             for limit, extreme, beyond in ((min, "lowest", "lower"), (max, "highest", "higher")):
                 if self.best_lr == limit(self.losses):

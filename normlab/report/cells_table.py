@@ -24,7 +24,7 @@ from normlab.report.factors import DEFAULT_OPTIONS, Factor, distinguishing_optio
 from normlab.report.intervals import holm, mean_interval
 from normlab.report.learning_rates import USABLE, sensitivity, shared_lr
 from normlab.report.results import STATES, RunResult, mixed_settings, read_results
-from normlab.report.settings import resolve_options, select_where
+from normlab.report.settings import format_setting, resolve_options, select_where
 from normlab.report.tables import Row, name_some
 from normlab.store.format import number
 from normlab.store.outcome import loss_of
@@ -145,8 +145,8 @@ def build_table(
     cells = group_cells(results, by)
     shared = shared_lr([cell.ranking for cell in cells if cell.losses]) if lr is None else lr
     if lr is not None and not any(lr in cell.losses for cell in cells):
-        choices = ", ".join(f"{rate:g}" for rate in sorted({rate for cell in cells for rate in cell.losses}))
-        raise ConfigError(f"--lr {lr:g}: no run has this learning rate; choose one of {choices}")
+        choices = ", ".join(format_setting(rate) for rate in sorted({rate for cell in cells for rate in cell.losses}))
+        raise ConfigError(f"--lr {format_setting(lr)}: no run has this learning rate; choose one of {choices}")
     rows = [_row(cell, by, shared, target, spikes) for cell in cells]
     if against is not None:
         baselines = _find_baselines(cells, by, against)

@@ -128,7 +128,7 @@ def _table_row(row: Row, cell: Cell) -> Row:
         **{option: format_setting(value) for option, value in zip(cell.by, cell.key, strict=True)},
         "runs": f"{row['runs']}",
         **{state: f"{row[state] or ''}" for state in STATES if state != FINISHED},
-        "best lr": _text(row["lr"], "g"),
+        "best lr": _lr_text(row["lr"]),
         "val loss": losses.get(row["lr"], ""),
         "best val": loss_text(cell.lowest_losses.get(row["lr"], {})),
         **_comparison_texts(row, BEST, ""),
@@ -136,8 +136,8 @@ def _table_row(row: Row, cell: Cell) -> Row:
         **_comparison_texts(row, SHARED, " at shared lr"),
         **({"compute speed-up": _speedup_text(row)} if "speedup" in row else {}),
         "S": _sensitivity_text(row),
-        "usable lr": "-".join(f"{lr:g}" for lr in dict.fromkeys(row["usable_lr"] or ())),
-        "edge lr": _text(row["edge_lr"], "g"),
+        "usable lr": "-".join(format_setting(lr) for lr in dict.fromkeys(row["usable_lr"] or ())),
+        "edge lr": _lr_text(row["edge_lr"]),
         **(_target_text(row) if "target" in row else {}),
         "tok/s": _text(row["tokens_per_s"], ",.0f"),
         "TFLOP/s": "" if row["flops_per_s"] is None else format_tflops(row["flops_per_s"]),
@@ -233,7 +233,7 @@ def notes_on_tests(rows: Sequence[Row]) -> list[str]:
         ]
     rates, units = {row["lr"] for row in rows}, ", ".join(dict.fromkeys(row["unit"] for row in rows))
     [rate] = rates if len(rates) == 1 else [None]
-    at = "the best learning rate of each cell" if rate is None else f"learning rate {rate:g}"
+    at = "the best learning rate of each cell" if rate is None else f"learning rate {format_setting(rate)}"
     lines = [f"estimate: {units}, at {at}, with its {LEVEL:.0%} interval over n seeds; p: {corrected}"]
     if test == "interaction":
         lines += [
@@ -263,6 +263,10 @@ def pool_notes(methods: Iterable[str]) -> list[str]:
 
 def _text(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
+
+
+def _lr_text(lr: float | None) -> str:
+    return "" if lr is None else format_setting(lr)
 
 
 def loss_text(losses: Mapping[Replicate, float]) -> str:
@@ -334,7 +338,8 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
     shared = next((row["shared_lr"] for row in rows if row["shared_lr"] is not None), None)
     if any(column.endswith(" at shared lr") for column in shown):
         lines.append(
-            f"shared lr: {shared:g} for every cell: the learning rate of --lr, else the one with the best mean rank"
+            f"shared lr: {format_setting(shared)} for every cell: the learning rate of --lr, else the one with the "
+            "best mean rank"
         )
     lines += [
         f"{state}: {rule}" + (_unigram_text(table.cells) if state == STUCK else "")

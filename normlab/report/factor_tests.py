@@ -20,7 +20,7 @@ from normlab.report.cells import BAD_OUTCOMES, Cell
 from normlab.report.contrasts import Key, Pool, Rates, Term, contrast, pool_cells
 from normlab.report.factors import Factor, label, level_label
 from normlab.report.intervals import holm
-from normlab.report.settings import LR, format_setting, parse_conditions, resolve_options
+from normlab.report.settings import LR, format_setting, parse_conditions, resolve_options, sort_key
 from normlab.report.tables import Row
 from normlab.store.parts import Setting
 
@@ -111,10 +111,12 @@ def baseline_levels(cells: Sequence[Cell], by: Sequence[str], against: str) -> d
         options = meanings(condition.option, by)
         if len(options) != 1:
             raise ConfigError(f"--against {against}: {condition.option} is not in --by {','.join(by)}; add it there")
-        known = {format_setting(value): value for value in (cell.key[by.index(options[0])] for cell in cells)}
-        if condition.value not in known:
-            raise ConfigError(f"--against {against}: " + unknown(options[0], condition.value, known))
-        levels[options[0]] = known[condition.value]
+        known = sorted({cell.key[by.index(options[0])] for cell in cells}, key=sort_key)
+        matches = list(filter(condition.accepts, known))
+        if not matches:
+            texts = map(format_setting, known)
+            raise ConfigError(f"--against {against}: " + unknown(options[0], condition.value, texts))
+        levels[options[0]] = matches[0]
     return levels
 
 
@@ -155,7 +157,7 @@ def _trends(question: Question) -> list[Row]:
             at = {level: math.log(float(level)) if is_log else float(level) for (level,) in group}  # pyright: ignore
             mean = math.fsum(at.values()) / len(at)
             spread = math.fsum((t - mean) ** 2 for t in at.values())
-            if len(at) > 1:
+            if len(set(at.values())) > 1:
                 terms = [(cell, (at[level] - mean) / spread) for (level,), cell in group.items()]
                 unit = f"nats/token per {'e-fold' if is_log else 'unit'}"
                 rows.append(_contrast_row("trend", where, text, unit, terms, question.lrs, pool))

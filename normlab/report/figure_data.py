@@ -27,6 +27,7 @@ from normlab.report.figure_points import (
     read_profiles,
 )
 from normlab.report.results import RunResult
+from normlab.report.settings import format_setting
 from normlab.stats.registry import STATISTICS
 from normlab.store.format import DIVERGED
 from normlab.store.outcome import REGRESSED, STUCK
@@ -173,7 +174,7 @@ def _at_best(cells: Sequence[Cell]) -> str:
     """Return at which learning rate each cell is shown."""
     rates = {lr for cell in cells for lr in cell.losses}
     if len(rates) == 1:
-        return f"at learning rate {rates.pop():g}"
+        return f"at learning rate {format_setting(rates.pop())}"
     return "each cell at its best learning rate, selected on this same loss"
 
 
@@ -193,15 +194,15 @@ class FactorAxis:
     """The positions of a factor's levels on an axis."""
 
     positions: Mapping[Setting, float]
-    """The levels themselves if they are numbers, else 0, 1, 2, ..."""
+    """The levels themselves if they are numbers that a float can distinguish, else 0, 1, 2, ..."""
     is_log: bool
 
 
 def factor_axis(factor: Factor) -> FactorAxis:
     """Return the positions of a factor's levels; the axis is logarithmic for a depth, a rate, a width or a batch."""
-    if not factor.is_numeric:
-        return FactorAxis({level: float(index) for index, level in enumerate(factor.levels)}, is_log=False)
     positions: dict[Setting, float] = {x: float(x) for x in factor.levels if isinstance(x, int | float)}
+    if not factor.is_numeric or len(set(positions.values())) < len(positions):
+        return FactorAxis({level: float(index) for index, level in enumerate(factor.levels)}, is_log=False)
     is_log = factor.option in LOGARITHMIC and all(x > 0 for x in positions.values())
     return FactorAxis(positions, is_log)
 
@@ -240,7 +241,7 @@ def _learning_rates(cells: Sequence[Cell], channels: Channels) -> Figure:
         _line_panels(cells, channels, points),
         _loss_caption(" at each learning rate", cells, lambda cell: [run for run in cell.runs if run.has_loss]),
         is_log_x=all(rate > 0 for rate in rates),
-        x_ticks=tuple((rate, f"{rate:g}") for rate in rates),
+        x_ticks=tuple((rate, format_setting(rate)) for rate in rates),
     )
 
 

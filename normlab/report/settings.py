@@ -6,7 +6,7 @@ of torch). Both kinds have names, and `is_config_option` distinguishes them.
 
 from __future__ import annotations
 
-import math
+import contextlib
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +15,6 @@ from typing import Any
 
 from normlab.config.option_names import hint, meanings
 from normlab.errors import ConfigError, did_you_mean
-from normlab.store.format import number
 from normlab.store.parts import Setting, as_setting
 from normlab.store.record import RunRecord
 
@@ -69,17 +68,19 @@ def setting(run: RunRecord, option: str) -> Setting:
 
 
 def format_setting(value: Setting) -> str:
-    """Return a setting as on the command line; `null` for None."""
+    """Return a setting as on the command line; `null` for None. Different numbers have different texts."""
     if value is None:
         return "null"
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def sort_key(value: Setting) -> tuple[int, float, str]:
     """Return the key that sorts values: numbers by size, then names alphabetically, then None."""
     if isinstance(value, bool | int | float):
-        known = number(int(value) if isinstance(value, bool) else value)
-        return 0, math.inf if known is None else float(known), ""  # a damaged record may hold an enormous integer
+        return 0, value, ""  # not as float, which cannot distinguish adjacent integers from 2**53 on
     return (2, 0.0, "") if value is None else (1, 0.0, value)
 
 
@@ -141,9 +142,17 @@ class Condition:
         """Whether a run meets the condition; a setting that the record lacks is `null`.
 
         Raises:
-            ConfigError: The operator compares numbers, and the setting is not a number.
+            ConfigError: As for `accepts`.
         """
-        actual, bound = setting(run, self.option), _number(self.value)
+        return self.accepts(setting(run, self.option))
+
+    def accepts(self, actual: Setting) -> bool:
+        """Whether a value of the option meets the condition. Numbers are compared exactly.
+
+        Raises:
+            ConfigError: The operator compares numbers, and the value is not a number.
+        """
+        bound = _number(self.value)
         if isinstance(actual, int | float) and not isinstance(actual, bool) and bound is not None:
             return OPERATORS[self.sign](actual, bound)
         if self.sign in ("=", "==", "!="):
@@ -199,10 +208,11 @@ def select_where(runs: Sequence[RunRecord], where: Sequence[str], flag: str = "-
 
 
 def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    """Return the number in a text, an integer as such; None for another text."""
+    for parse in (int, float):
+        with contextlib.suppress(ValueError):
+            return parse(text)
+    return None
 
 
 # Settings that differ

@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from normlab.errors import NormlabError, unknown
+from normlab.report.settings import format_setting
 from normlab.store.format import encode, number
 from normlab.store.outcome import WHOLE_TEXT_NOTE, format_loss
 from normlab.store.throughput import format_mfu, format_tflops
@@ -146,10 +147,9 @@ _TITLES = {
     "corpora": "corpus",
 }
 _FORMATS: dict[str, Callable[[float], str]] = {
-    **dict.fromkeys(("depth", "width"), "{:g}".format),
-    **dict.fromkeys(("seed", "step", "steps"), "{:.0f}".format),
+    **dict.fromkeys(("depth", "width", "seed", "lr"), format_setting),
+    **dict.fromkeys(("step", "steps"), "{:.0f}".format),
     **dict.fromkeys(("val_loss", "best_val_loss", "last_val_loss", "train_loss"), format_loss),
-    "lr": "{:.4g}".format,
     "vs_bigram": partial(format_loss, sign="+"),
     "tokens_per_s": "{:,.0f}".format,
     "flops_per_token": "{:.4g}".format,
@@ -245,10 +245,8 @@ def render_table(rows: Sequence[Row], width: int, fixed: Collection[str] = ()) -
     columns = _columns(rows)
     shared: dict[str, str] = {}
     for key in _SHARED if "run" in columns else ():
-        values = set(columns.get(key, ())) - {""}
-        if len(values) == 1:
-            shared[key] = values.pop()
-            del columns[key]
+        if key in columns and len({row[key] for row in rows} - {None, ""}) == 1:
+            shared[key] = next(filter(None, columns.pop(key)))
     dropped, widths = _fit(columns, width, fixed)
     named = zip(_names(rows), rows, strict=True)
     below = [f"{name}: {format_value('note', row['note'])}" for name, row in named if row.get("note")]

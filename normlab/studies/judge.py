@@ -11,6 +11,7 @@ import numpy as np
 
 from normlab.errors import ConfigError
 from normlab.report.results import RunResult, comparability_warnings, reason_not_comparable
+from normlab.report.settings import format_setting
 from normlab.studies.arms import StudyRuns
 from normlab.studies.base import SIZES, SUPPORTED, UNDECIDED, VOID, AtLeast, AtMost, Claim, Study, Within
 from normlab.studies.estimators import Contrast, Estimate
@@ -128,7 +129,7 @@ def _reason_void(claim: Claim, runs: StudyRuns, estimate: Estimate, unverified: 
             return f"unfinished runs of [{arm.where}]: {unfinished}"
         if claim.estimator.chooses_rate and arm.has_best_at_edge:
             side = "lowest" if arm.best_lr == arm.learning_rates[0] else "highest"
-            return f"the best learning rate of [{arm.where}], {arm.best_lr:g}, is the {side} of its grid"
+            return f"the best learning rate of [{arm.where}], {format_setting(arm.best_lr)}, is the {side} of its grid"
         for run in arm.runs:
             block = block_of_run(run)
             if block in unverified:

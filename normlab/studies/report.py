@@ -18,6 +18,7 @@ from normlab.report.cells_table import summarize_by
 from normlab.report.figure_data import make_figure
 from normlab.report.figure_draw import SETTINGS, render_figure, write_figure
 from normlab.report.pages.shell import page, write_output
+from normlab.report.settings import format_setting
 from normlab.report.tables import counted
 from normlab.store.files import check_links
 from normlab.store.format import to_json
@@ -159,7 +160,7 @@ def _table(judgements: Sequence[Judgement]) -> list[list[str]]:
             [
                 claim.text, claim.source, f"{each.verdict} ({each.reason})" if each.reason else each.verdict,
                 claim.criterion.text, each.interval, str(e.n), str(e.diverged), str(e.bad),
-                "" if each.power is None else f"{each.power:.0%}", ", ".join(f"{rate:g}" for rate in rates),
+                "" if each.power is None else f"{each.power:.0%}", ", ".join(map(format_setting, rates)),
                 "" if common is None else f"{_estimate(common)} at {next(iter(common.rates.values()), None)}",
             ]
         )  # fmt: skip

@@ -8,6 +8,7 @@ Shapes: S measured steps, L blocks; layer 0 is the embeddings, L + 1 the head.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -216,11 +217,20 @@ def labels_of(run: Mapping[str, Any], plan: Plan | None) -> Labels:
     group = tracking.get("group") or (plan.name if plan else None)
     chosen = tracking.get("job_type")
     return Labels(
-        name=(given_name or " ".join(overrides) or run["run_id"])[:LONGEST_NAME],
-        group=group and group[:LONGEST_NAME],
+        name=_shorten(given_name or " ".join(overrides) or run["run_id"], LONGEST_NAME),
+        group=group and _shorten(group, LONGEST_NAME),
         # "train" was the default in older records.
-        job_type=(" ".join(job_type) if chosen in (None, "train") else chosen)[:LONGEST_TAG],
-        tags=tuple(dict.fromkeys(tag[:LONGEST_TAG] for tag in [*tracking.get("tags", ()), *tags])),
+        job_type=_shorten(" ".join(job_type) if chosen in (None, "train") else chosen, LONGEST_TAG),
+        tags=tuple(dict.fromkeys(_shorten(tag, LONGEST_TAG) for tag in [*tracking.get("tags", ()), *tags])),
+    )
+
+
+def _shorten(text: str, longest: int) -> str:
+    """Return a text of at most `longest` characters; a longer text ends in its hash, so that no two become equal."""
+    return (
+        text
+        if len(text) <= longest
+        else f"{text[: longest - 9]}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:8]}"
     )
 
 

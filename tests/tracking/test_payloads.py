@@ -149,8 +149,11 @@ def test_labels(tmp_path: Path) -> None:
     labels = labels_of(run, plan)
     assert labels == ("seed=3 optim.lr=0.01", "first", "optim.lr=0.01", ("mine", "seed=3", "optim.lr=0.01"))
     run["config"]["tracking"] |= {"group": "g", "job_type": "j", "tags": []}
-    labels = labels_of(run | {"name": "n"}, Plan("first", "auto", [PlannedRun(run["run_id"], ["x" * 99], {})], []))
-    assert labels == ("n", "g", "j", ("x" * 64,))
+    long = ["x" * 98 + end for end in "ab"]
+    labels = labels_of(run | {"name": "n"}, Plan("first", "auto", [PlannedRun(run["run_id"], long, {})], []))
+    assert labels[:3] == ("n", "g", "j")
+    assert [len(tag) for tag in labels.tags] == [64, 64]
+    assert len(set(labels.tags)) == 2
 
 
 def test_config_and_summary_have_the_whole_record(tmp_path: Path) -> None:

@@ -257,13 +257,15 @@ def _cell(cell: Cell) -> Row:
         "lr_text": lr_text(cell),
         "is_bad": cell.has_bad_outcome,
         "bad": {text: count for text, state in BAD_STATES.items() if (count := cell.count(state))},
-        "bad_rates": sorted({run.lr for run in cell.runs if run.state in BAD_STATES.values()}),
+        "bad_rates": list(
+            map(format_setting, sorted({run.lr for run in cell.runs if run.state in BAD_STATES.values()}))
+        ),
         "tokens": math.fsum(tokens),
         "flops": None if None in flops else sum(map(float, filter(None, flops))),
         "hours": math.fsum(seconds) / 3600,
         "tokens_per_step": batch * context if batch and context else None,
         "point": dataclasses.asdict(loss_point(cell, cell.best_lr, 0)) if cell.losses else None,
-        "rates": [dataclasses.asdict(loss_point(cell, lr, lr)) for lr in cell.losses],
+        "rates": [{**dataclasses.asdict(loss_point(cell, lr, lr)), "text": format_setting(lr)} for lr in cell.losses],
         "diverged_at": [
             run.record.status.diverged.step for run in cell.runs_at(cell.best_lr) if run.record.status.diverged.step
         ],

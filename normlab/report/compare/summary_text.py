@@ -14,6 +14,7 @@ from normlab.report.cells import Cell, rank_cells
 from normlab.report.contrasts import compare_cells, pool_cells
 from normlab.report.intervals import LEVEL, PairedTest, design_of, format_losses, holm, mean_interval
 from normlab.report.results import UNFINISHED, reason_not_comparable
+from normlab.report.settings import format_setting
 from normlab.report.tables import counted, name_some
 from normlab.store.format import DAMAGED, DIVERGED, FAILED
 from normlab.store.outcome import REGRESSED, STUCK
@@ -178,7 +179,7 @@ def loss_text(cell: Cell) -> str:
 
 def lr_text(cell: Cell) -> str:
     """Return `at learning rate 0.001, the best of 3`."""
-    rate = "" if cell.best_lr is None else f"{cell.best_lr:g}"
+    rate = "" if cell.best_lr is None else format_setting(cell.best_lr)
     return f"at learning rate {rate}" + (f", the best of {len(cell.losses)}" if len(cell.losses) > 1 else "")
 
 

@@ -183,7 +183,7 @@ function failures(cells) {
         .map(([state, count]) => `${count} ${state}`)
         .join(
           ", ",
-        )} of ${cell.runs}${cell.rates.length > 1 ? ` runs, at lr ${cell.bad_rates.map(shortNumber).join(", ")}` : ""})`,
+        )} of ${cell.runs}${cell.rates.length > 1 ? ` runs, at lr ${cell.bad_rates.join(", ")}` : ""})`,
   );
   const short = lines.length <= 3;
   return [
@@ -450,13 +450,14 @@ function unfinishedFigure(own) {
 function drawRates(place) {
   const channels = mapping(false);
   const cells = visibleCells();
-  const rates = [...new Set(cells.flatMap((cell) => cell.rates.map((point) => point.x)))].sort((a, b) => a - b);
+  const texts = new Map(cells.flatMap((cell) => cell.rates.map(({ x, text }) => [x, text])));
+  const ticks = [...texts].sort(([a], [b]) => a - b);
   const points = (members) => members.flatMap((cell) => cell.rates.map((point) => lossPoint(point, point.x)));
   drawLines(place, {
     title: "learning rates",
     panels: linePanels(cells, channels, points),
     group: groupOf(channels),
-    x: { ticks: rates.map((rate) => [rate, shortNumber(rate)]), isLog: rates[0] > 0, isSparse: true },
+    x: { ticks, isLog: ticks[0][0] > 0, isSparse: true },
     isConnected: true,
   });
   return { y: DATA.series.val_loss, x: "learning rate", channels, flags: "lr" };

@@ -1,0 +1,107 @@
+"""Two different values are never equal and never have one label, however close they are."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic_runs import Record, write_sweep
+
+from normlab.errors import ConfigError
+from normlab.report.cells import group_cells
+from normlab.report.cells_table import summarize_by
+from normlab.report.cells_text import table_rows
+from normlab.report.compare.data import page_data
+from normlab.report.factors import Factor, find_run, label, short_label
+from normlab.report.figure_data import factor_axis, make_figure
+from normlab.report.results import read_results
+from normlab.report.settings import Condition, format_setting, sort_key
+from normlab.store.parts import Setting
+from normlab.store.query import select_runs
+
+DRAW = np.random.default_rng(0)
+FLOATS = [1e-3, 1.0, 1e6, 2.0**53, *(10 ** DRAW.uniform(-9, 9, 200)).tolist()]
+INTEGERS = [0, 2**53, 2**63 - 2, *DRAW.integers(0, 2**62, 200).tolist()]
+PAIRS: list[tuple[Setting, Setting]] = [
+    *((value, math.nextafter(value, math.inf)) for value in FLOATS),
+    *((value, value + 1) for value in INTEGERS),
+]
+SEEDS, RATES = (2**53, 2**53 + 1), (1e-3, 1.0001e-3, math.nextafter(1e-3, 1))
+
+
+def test_a_condition_selects_one_of_two_adjacent_values() -> None:
+    for pair in PAIRS:
+        for value in pair:
+            for text in (format_setting(value), repr(value)):
+                assert [Condition("x", "=", text).accepts(other) for other in pair] == [
+                    value is other for other in pair
+                ]
+        assert Condition("x", ">", format_setting(pair[0])).accepts(pair[1])
+
+
+def test_adjacent_values_have_different_labels_and_an_order() -> None:
+    for pair in PAIRS:
+        assert sort_key(pair[0]) < sort_key(pair[1])
+        for function in (label, short_label):
+            assert len({function(["optim.lr"], [value]) for value in pair}) == 2
+        assert len(set(factor_axis(Factor("x", pair)).positions.values())) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1e-3, "0.001"), (3e-5, "3e-05"), (4.0, "4"), (1e6, "1e+06"), (0.1 + 0.2, "0.30000000000000004")],
+)
+def test_a_number_has_no_more_digits_than_it_needs(value: float, text: str) -> None:
+    assert format_setting(value) == text
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """A results folder with the sweeps `big`, over `SEEDS`, and `close`, over `RATES`."""
+    write_sweep(tmp_path, "big", [Record(steps=20, stats_every=None, seed=seed) for seed in SEEDS])
+    write_sweep(tmp_path, "close", [Record(steps=20, stats_every=None, lr=lr) for lr in RATES])
+    return tmp_path
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_run_is_found_by_its_exact_seed(seed: int, results: Path) -> None:
+    assert find_run("big", [f"seed={seed}"], results).run()["config"]["seed"] == seed
+    with pytest.raises(ConfigError, match=f"seed is {SEEDS[0]}, {SEEDS[1]}"):
+        find_run("big", [f"seed={SEEDS[1] + 1}"], results)
+
+
+@pytest.mark.parametrize("format", ["table", "markdown", "latex", "csv"])
+def test_the_table_of_runs_has_each_value(format: str, results: Path, run_command) -> None:
+    for sweep, name, values in (("big", "seed", SEEDS), ("close", "lr", RATES)):
+        _, out, _ = run_command("summarize", sweep, "--runs", "--format", format, f"--results-dir={results}")
+        words = set(re.split(r"[\s,&|\\]+", out))
+        assert {str(value) for value in values} <= words
+        assert f" {name} " not in out.partition("\n")[0].partition("in common:")[2]
+
+
+def test_the_table_of_cells_distinguishes_close_learning_rates(results: Path) -> None:
+    table = summarize_by("close", ["optim.lr"], against="lr=1.0001e-3", results_dir=results)
+    assert [row["optim.lr"] for row in table_rows(table)] == [repr(rate) for rate in sorted(RATES)]
+    assert [row["baseline"] for row in table.rows] == ["0.0010001", "0.0010001", None]
+    with pytest.raises(
+        ConfigError, match=r"--lr 0\.00100001: .*; choose one of 0\.001, 0\.0010000000000000002, 0\.0010001$"
+    ):
+        summarize_by("close", ["norm"], lr=1.00001e-3, results_dir=results)
+
+
+def test_figures_and_the_page_distinguish_close_learning_rates(results: Path) -> None:
+    texts = [repr(rate) for rate in sorted(RATES)]
+    table = summarize_by("close", ["norm"], results_dir=results)
+    assert [text for _, text in make_figure("lr", table).x_ticks] == texts
+    page = page_data(select_runs(["close"], results), None, ())
+    assert [rate["text"] for rate in page["cells"][0]["rates"]] == texts
+    by_rate = page_data(select_runs(["close"], results), ["optim.lr"], ())
+    assert by_rate["factors"][0]["titles"] == texts
+    assert len(group_cells(read_results(select_runs(["big"], results).records)[0], ["seed"])) == 2
+    assert json.loads(json.dumps(page_data(select_runs(["big"], results), ["seed"], ())))["factors"][0]["levels"] == [
+        str(seed) for seed in SEEDS
+    ]

@@ -1,8 +1,9 @@
-"""Fixtures of all tests: a cache and a results folder of their own, and the corpus in the repository."""
+"""Fixtures of all tests: a working folder, a cache and a results folder, and the corpus in the repository."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -43,26 +44,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _isolated_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the user's cache and W&B login out of the tests; all tests of a worker share one cache."""
-    variables = {
-        "NORMLAB_CACHE": str(tmp_path_factory.mktemp("cache")),
-        "HOME": str(tmp_path_factory.mktemp("home")),
-    }
-    before = {name: os.environ.get(name) for name in [*variables, "WANDB_API_KEY", "WANDB_MODE"]}
-    os.environ.update(variables)
-    os.environ.pop("WANDB_API_KEY", None)
-    os.environ.pop("WANDB_MODE", None)
-    yield
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+def _isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the user's working folder, cache and W&B login out of the tests; all tests of a worker share one cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("working"))
+        for name in [*filter(re.compile("WANDB_|NETRC$").match, os.environ)]:
+            patch.delenv(name)
+        patch.setenv("NORMLAB_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run every test in its own folder: the default results folder is `results` of the working folder."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="session")
-def slurm(_isolated_cache: None) -> Iterator[SlurmCluster]:
+def slurm(_isolated: None) -> Iterator[SlurmCluster]:
     """Return a Slurm cluster of one node; without Slurm skip the test, or fail if `NORMLAB_SLURM=required` is set."""
     from slurm_cluster import SlurmCluster, missing
 

@@ -68,6 +68,13 @@ def test_the_two_commands_come_first() -> None:
     assert re.search(r"^`*(scripts/demo|scripts/test|normlab).*", README, flags=re.MULTILINE)
     first = blocks("sh")[0].splitlines()
     assert [line.split()[0] for line in first[:2]] == ["scripts/demo", "scripts/test"]
+    ci = re.findall(r"scripts/(?:demo|test)\b", (ROOT / ".ci" / "run").read_text())
+    assert ci == ["scripts/demo", "scripts/test"]
+
+
+def test_git_ignores_what_the_demo_writes() -> None:
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert {"/results/runs/", "/results/sweeps/", "/results/compare.html"} <= {*ignored}
 
 
 def test_it_has_at_most_250_lines() -> None:

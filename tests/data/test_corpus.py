@@ -419,8 +419,6 @@ def test_opening_a_cached_corpus_writes_no_file(files: Files, cache: Path) -> No
 
 # Several processes
 
-ROOT = Path(__file__).parents[2]
-
 OPEN = """
 import os, signal, sys, time
 from pathlib import Path
@@ -451,7 +449,6 @@ def start(config: FilesData, before: str = "", **env: str) -> subprocess.Popen[s
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        cwd=ROOT,
         env=os.environ | env,
     )
 

@@ -30,7 +30,6 @@ from normlab.data.tokenizers import train_bpe
 from normlab.errors import DataError
 from support.hub_server import COMMIT, Hub, Repositories
 
-ROOT = Path(__file__).parents[2]
 TEXTS = [f"Story {i}: \u00e9t\u00e9 \U0001f600\n" + f"word {i} " * (20 + i % 7) for i in range(120)]
 OFFLINE_CHOICES = "without a network, use data=stdlib, or data=files"
 
@@ -88,7 +87,7 @@ def opened(cache: Path) -> Callable[..., list[dict[str, Any]]]:
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", OPEN.format(before=before), json.dumps(corpora)],
             env=os.environ | {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0"} | env,
-            cwd=ROOT, capture_output=True, text=True, timeout=120,
+            capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert all(line.startswith("normlab: reading org/") for line in done.stderr.splitlines()), done.stderr
@@ -281,7 +280,7 @@ def test_silent_hub_fails_within_five_seconds(silent_endpoint: str, tmp_path: Pa
     """The error is one line that names the timeout."""
     overrides = ["train", "data=tinystories", "tracking.wandb=off", f"results_dir={tmp_path / 'results'}"]
     done = subprocess.run(
-        [sys.executable, "-m", "normlab", *overrides], cwd=ROOT, capture_output=True, text=True,
+        [sys.executable, "-m", "normlab", *overrides], capture_output=True, text=True,
         env=os.environ | {"HF_ENDPOINT": silent_endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)},
     )  # fmt: skip
     found = re.match(

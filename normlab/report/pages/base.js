@@ -73,15 +73,16 @@ function dropDown(label, options, value, change, attributes = {}) {
   return make("label", {}, label, select);
 }
 
-// The theme is the system's until the user chooses one; the choice lasts while the page is open.
+// The theme is the system's until the user chooses one; the choice lasts while the page is open. Paper is light.
 
 const THEME_LISTENERS = [];
 const PREFERS_DARK = matchMedia("(prefers-color-scheme: dark)");
 let chosenTheme = "auto";
+let isPrinting = false;
 
 function applyTheme() {
   const dark = chosenTheme === "dark" || (chosenTheme === "auto" && PREFERS_DARK.matches);
-  document.documentElement.dataset.theme = dark ? "dark" : "light";
+  document.documentElement.dataset.theme = dark && !isPrinting ? "dark" : "light";
   for (const listen of THEME_LISTENERS) listen();
 }
 
@@ -97,5 +98,10 @@ function themeControl() {
   return dropDown("theme", themes, chosenTheme, choose, { id: "theme" });
 }
 
+for (const [event, begins] of [["beforeprint", true], ["afterprint", false]])
+  addEventListener(event, () => {
+    isPrinting = begins;
+    applyTheme();
+  });
 PREFERS_DARK.addEventListener("change", applyTheme);
 applyTheme();

@@ -713,7 +713,7 @@ function drawNow(figure) {
     .join(" ");
 }
 
-/** Figures are drawn when they come near the window. */
+/** Figures are drawn when they come near the window, or all of them when the page is printed. */
 const NEAR = new IntersectionObserver(
   (entries) => {
     for (const entry of entries) {
@@ -730,7 +730,7 @@ function redraw() {
   drawFactors();
   for (const figure of FIGURES) {
     figure.isDirty = true;
-    if (figure.isNear) drawNow(figure);
+    if (figure.isNear || isPrinting) drawNow(figure);
   }
   for (const update of TABLES) update();
 }

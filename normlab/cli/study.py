@@ -40,13 +40,19 @@ def _find(name: str, overrides: list[str]) -> Study:
 
 @study_app.command("list")
 def list_() -> None:
-    """List the studies, with their questions and sizes."""
+    """List the studies: questions, sizes, and how many claims are under review."""
     from normlab.report.tables import render
     from normlab.studies.base import STUDIES, load_studies
 
     load_studies()
     rows = [
-        {"study": name, "question": study.question, "claims": len(study.claims), "sizes": ", ".join(study.grids)}
+        {
+            "study": name,
+            "question": study.question,
+            "claims": len(study.claims),
+            "under review": sum(bool(claim.under_review) for claim in study.claims) or "",
+            "sizes": ", ".join(study.grids),
+        }
         for name, study in sorted(STUDIES.items())
     ]
     echo(render(rows))
@@ -70,6 +76,8 @@ def show(name: Name, overrides: Overrides = None, size: Size = "small", results_
                 f"  supported if: {claim.criterion.text}"
                 + ("" if claim.size == "small" else f"; needs size {claim.size}")
             )
+            if claim.under_review:
+                echo(f"  under review: {claim.under_review}")
     for grid, options, composed in grids:
         cost = cost_of(options, [config for _, config in composed])
         minutes = max(cost.seconds / 60, 1)
@@ -118,24 +126,30 @@ def run(
 
 @study_app.command()
 def report(name: Name, overrides: Overrides = None, size: Size = "small", results_dir: ResultsDir = "results") -> None:
-    """Write the report of a study from the records of its runs."""
+    """Write the report of a study from the records of its runs, or without them from its report.json."""
     _report(_find(name, overrides or []), size, results_dir)
 
 
 def _report(study: Study, size: str, results_dir: str) -> None:
     from normlab.studies.judge import judge
-    from normlab.studies.report import folder_of, write_report
-    from normlab.studies.run import read_evidence
+    from normlab.studies.report import DATA, folder_of, rewrite_report, write_report
+    from normlab.studies.run import has_runs, read_evidence
 
-    evidence = read_evidence(study, size, results_dir)
-    verdicts = judge(
-        study, size, evidence.results,
-        unverified=evidence.unverified, missing=evidence.missing, notes=evidence.notes,
-    )  # fmt: skip
+    folder = folder_of(results_dir, study, size)
+    if not has_runs(study, size, results_dir) and (folder / DATA).exists():
+        warn(f"{results_dir} has no runs of study {study.name}: its report is written again from {folder / DATA}")
+        verdicts, page = rewrite_report(study, size, folder)
+    else:
+        evidence = read_evidence(study, size, results_dir)
+        verdicts = judge(
+            study, size, evidence.results,
+            unverified=evidence.unverified, missing=evidence.missing, notes=evidence.notes,
+        )  # fmt: skip
+        page = write_report(verdicts, evidence, folder)
     for note in verdicts.notes:
         warn(note)
     for each in verdicts.claims:
         echo(each.sentence)
     for each in verdicts.controls:
         echo(f"control {each.sentence}")
-    echo(str(write_report(verdicts, evidence, folder_of(results_dir, study, size))))
+    echo(str(page))

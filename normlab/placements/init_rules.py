@@ -136,9 +136,9 @@ def deepnorm(weight: Weight) -> float:
 
 @init_rule
 def deepnorm_inverse(weight: Weight) -> float:
-    """Xavier, times (8L)^(+1/4) for values, attention output and MLP: a known error, for comparison with deepnorm.
+    """Xavier, times (8L)^(+1/4) for values, attention output and MLP: the exponent of deepnorm with its sign reversed.
 
-    Source: the exponent's sign in the code of pixeli99/MixLN and lmsdss/LayerNorm-Scaling.
+    Source: this project. pixeli99/MixLN and lmsdss/LayerNorm-Scaling have this exponent with another alpha.
     """
     return xavier(weight) * (1 if weight.role in UNSCALED else (8 * weight.depth) ** 0.25)
 

@@ -176,7 +176,7 @@ ROWS: tuple[Row, ...] = (
         formula="x = N((2 * L) ** 0.25 * x + F(x))",
         pitfalls=(
             "pixeli99/MixLN and lmsdss/LayerNorm-Scaling use alpha = 2.828, the value for 32 blocks, at every depth.",
-            "These two also use (8L)^(+1/4) as the gain of the init: their tables show another method under this name.",
+            "These two also use (8L)^(+1/4), not (8L)^(-1/4), as the gain of the init. normlab has not run their code.",
             "A survey writes alpha x + beta F(N(x)), but DeepNorm norms after the sum, and beta is part of the init.",
             "0.81 (N^4 M)^(1/16) and (3M)^(1/4) are for encoder-decoders; decoder-only models have (2L)^(1/4).",
         ),

@@ -148,6 +148,8 @@ class Claim:
     """The value that the claim expects, for the power; by default none is stated."""
     size: str = "small"
     """The smallest size that can decide it."""
+    under_review: str = ""
+    """Why its verdict is in doubt: what was found after the runs. Empty if nothing is known against it."""
 
 
 @dataclass(frozen=True, slots=True)

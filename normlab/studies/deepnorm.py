@@ -7,7 +7,7 @@ GRID = f"{NANO} model.depth=4,8,16,24 {RATES} seed=range(6)"
 PRE, POST = "placement=pre", "placement=post"
 RIGHT, WRONG = "placement=deepnorm,init=deepnorm", "placement=deepnorm,init=deepnorm_inverse"
 DEEPNET = "Wang et al. 2022, arXiv:2203.00555"
-COPIES = "the code of MixLN and LayerNorm-Scaling, which has this exponent"
+THIS = "this project"
 DEEP, SHALLOW = "model.depth=24", "model.depth=4"
 
 register_study(
@@ -16,8 +16,9 @@ register_study(
         question="Does DeepNorm train where post-norm is stuck, and what does one wrong exponent change?",
         background=(
             "DeepNorm (Wang et al. 2022, arXiv:2203.00555) multiplies the residual stream by (2L)^(1/4) and the "
-            "initial weights of values, attention output and MLP by (8L)^(-1/4). The public code of MixLN, which "
-            "LayerNorm-Scaling copied, has the exponent +1/4 for the weights."
+            "initial weights of values, attention output and MLP by (8L)^(-1/4). The arm with the wrong exponent "
+            "(init=deepnorm_inverse) multiplies these weights by (8L)^(+1/4), and the stream by (2L)^(1/4) as in the "
+            "paper. It is a variation of the formula, not the code of another project, of which none was run."
         ),
         limits=(
             "The models have 4 to 24 blocks of width 32 and train for 300 steps of 256 bytes. Placement and init rule "
@@ -51,14 +52,14 @@ register_study(
                 "With the wrong exponent it learns at no learning rate at depth 24, in half of the seeds or more.",
                 Share(f"{WRONG},{DEEP}", lr="every"),
                 AtLeast(0.5),
-                COPIES,
+                THIS,
             ),
             Claim(
                 "wrong_shallow",
                 "With the wrong exponent DeepNorm is worse by 0.2 nats/token or more at depth 4.",
                 difference(f"{WRONG},{SHALLOW}", f"{RIGHT},{SHALLOW}"),
                 AtLeast(0.2),
-                COPIES,
+                THIS,
                 effect=0.4,
             ),
             Claim(

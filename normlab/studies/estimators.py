@@ -67,6 +67,11 @@ class Estimator(Protocol):
         """What is estimated."""
         ...
 
+    @property
+    def quantity(self) -> str:
+        """The name of the estimate with its unit, for an axis."""
+        ...
+
     def estimate(self, runs: StudyRuns) -> Estimate:
         """Return the estimate."""
         ...
@@ -177,6 +182,14 @@ class Contrast:
         at = "each arm at its best learning rate" if self.lr == "best" else "at a common learning rate"
         return f"{name}: {terms.removeprefix('+ ')}; {at}"
 
+    @property
+    def quantity(self) -> str:
+        """The name of the estimate with its unit, for an axis."""
+        what = {1: "", 2: "difference in ", 4: "difference of differences in "}.get(len(self.weights), "contrast of ")
+        if not self.is_ratio:
+            return what + self.measure.text
+        return what.replace("difference in", "ratio of") + self.measure.text.removeprefix("ln(").removesuffix(")")
+
     def estimate(self, runs: StudyRuns) -> Estimate:
         """Return the estimate."""
         arms = [runs.arm(where) for where in self.weights]
@@ -230,6 +243,11 @@ class Slope:
         minus = f", minus that of [{self.minus}]" if self.minus else ""
         return f"slope of {self.measure.text} on {x}, mean over seeds: [{self.where}]{minus}"
 
+    @property
+    def quantity(self) -> str:
+        """The name of the estimate with its unit, for an axis."""
+        return f"slope of {self.measure.text} on {f'ln({self.over})' if self.is_log else self.over}"
+
     def estimate(self, runs: StudyRuns) -> Estimate:
         """Return the estimate: that of the contrast of all levels that is the least-squares slope."""
         weights = self._weights(runs, self.where, 1.0)
@@ -278,6 +296,11 @@ class Share:
             who = f"seeds whose runs all {what}" if self.states else "seeds that learn at no learning rate"
         minus = f", minus that of [{self.minus}]" if self.minus else ""
         return f"share of {who}: [{self.where}]{minus}"
+
+    @property
+    def quantity(self) -> str:
+        """The name of the estimate with its unit, for an axis."""
+        return ("difference in the " if self.minus else "") + self.text.partition(":")[0]
 
     def estimate(self, runs: StudyRuns) -> Estimate:
         """Return the estimate."""
@@ -369,6 +392,13 @@ class OverGrid:
         is_ratio = self.number == "highest_rate"
         minus = f"{', over' if is_ratio else ', minus'} that of [{self.minus}]" if self.minus else ""
         return f"{NUMBERS[self.number]}, {'geometric ' * is_ratio}mean over seeds: [{self.where}]{minus}"
+
+    @property
+    def quantity(self) -> str:
+        """The name of the estimate with its unit, for an axis."""
+        if self.number == "highest_rate":
+            return f"{'ratio of the ' if self.minus else ''}{NUMBERS[self.number]}"
+        return f"{'difference in ' if self.minus else ''}S, nats/token"
 
     def estimate(self, runs: StudyRuns) -> Estimate:
         """Return the estimate."""

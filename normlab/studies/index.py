@@ -15,9 +15,10 @@ INTRODUCTION = """\
 One line for each claim that `normlab study run` has tested: claim, source and verdict. *supported* and *refuted*: the
 95 % interval is on one side of the criterion (for "between", two one-sided tests: the 90 % interval is inside).
 *undecided*: it has values on both sides. *void*: a control failed, `normlab verify` rejects a block, or the best
-learning rate is at the edge of its grid, so that the runs cannot answer. `normlab study show NAME` prints the criteria,
-which are fixed before the runs; what was changed later is named as an amendment. Whether a model learns is tested by
-the share of seeds that do not.
+learning rate is at the edge of its grid, so that the runs cannot answer. *under review*: later runs or a closer look
+put the verdict in doubt; the reason is below the table. `normlab study show NAME` prints the criteria, which are fixed
+before the runs; what was changed later is named as an amendment. Whether a model learns is tested by the share of seeds
+that do not.
 
 **What small models cannot tell.** These models have 2 to 48 blocks of width 32 (the step times: up to 1024) and train
 on less than half a million bytes. They decide signs, whether a model learns at all, laws at initialisation, and
@@ -49,10 +50,13 @@ def _section(report: dict[str, Any]) -> Iterator[str]:
     yield "| claim | source | verdict | estimate, interval | criterion | n |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for row in report["claims"]:
-        verdict = f"**{row['verdict']}**"
+        verdict = f"under review (these runs: {row['verdict']})" if row.get("under_review") else f"**{row['verdict']}**"
         cells = [row["text"], row["source"], verdict, row.get("interval", ""), row["criterion"], str(row["n"])]
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-    controls = [f"{row['claim']} {row['verdict']}" for row in report["controls"]]
-    yield f"\nControls: {', '.join(controls) or 'none'}.\n"
+    for row in report["claims"]:
+        if row.get("under_review"):
+            yield f"\nUnder review: {row['text']} Reason: {row['under_review']}."
+    controls = [f"{row['text'].removesuffix('.')} ({row['verdict']})" for row in report["controls"]]
+    yield f"\nControls: {'; '.join(controls) or 'none'}.\n"
     if amendments := report.get("amendments"):
         yield f"Amended: {' '.join(amendments.values())}\n"

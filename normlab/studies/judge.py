@@ -36,11 +36,21 @@ class Judgement:
     """The same contrast with all arms at a common learning rate, for a contrast at the best ones."""
 
     @property
+    def verdict_text(self) -> str:
+        """The verdict, and whether it is under review."""
+        return f"{self.verdict}, under review" if self.claim.under_review else self.verdict
+
+    @property
+    def notes(self) -> str:
+        """Why the verdict is void, undecided or under review, in parentheses after a space; empty otherwise."""
+        notes = "; ".join(filter(None, [self.reason, self.claim.under_review]))
+        return f" ({notes})" if notes else ""
+
+    @property
     def sentence(self) -> str:
         """The verdict in one sentence, with the estimate, its interval and the number of seeds."""
-        reason = f" ({self.reason})" if self.reason else ""
         value = "No estimate" if math.isnan(self.estimate.value) else f"Estimate {self.interval} (n={self.estimate.n})"
-        return f"{self.verdict}{reason}: {self.claim.text} {value}; criterion: {self.claim.criterion.text}."
+        return f"{self.verdict_text}{self.notes}: {self.claim.text} {value}; criterion: {self.claim.criterion.text}."
 
     @property
     def interval(self) -> str:
@@ -183,7 +193,7 @@ def as_row(judgement: Judgement) -> dict[str, Any]:
     e, claim = judgement.estimate, judgement.claim
     return {
         "claim": claim.name, "text": claim.text, "source": claim.source, "verdict": judgement.verdict,
-        "reason": judgement.reason, "interval": judgement.interval,
+        "reason": judgement.reason, "under_review": claim.under_review, "interval": judgement.interval,
         "estimator": claim.estimator.text, "criterion": claim.criterion.text,
         "estimate": e.value, "low": e.low, "high": e.high, "low90": e.low90, "high90": e.high90, "n": e.n, "p": e.p,
         "method": e.method, "deviation": e.deviation, "seeds": dict(e.seeds), "diverged": e.diverged, "bad": e.bad,
@@ -192,3 +202,14 @@ def as_row(judgement: Judgement) -> dict[str, Any]:
             "lr": next(iter(c.rates.values()), None), "estimate": c.value, "low": c.low, "high": c.high, "n": c.n,
         },
     }  # fmt: skip
+
+
+def from_row(claim: Claim, row: Mapping[str, Any]) -> Judgement:
+    """Return the verdict of a claim from its row in a report: the inverse of `as_row`."""
+    names = ("low", "high", "low90", "high90", "n", "p", "method", "deviation", "seeds", "diverged", "bad", "rates")
+    estimate = Estimate(row["estimate"], **{name: row[name] for name in names})
+    if common := row["at_common_rate"]:
+        common = Estimate(
+            common["estimate"], common["low"], common["high"], n=common["n"], rates={"all arms": common["lr"]}
+        )
+    return Judgement(claim, row["verdict"], row["reason"], estimate, row["power"], common)

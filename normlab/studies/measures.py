@@ -27,7 +27,7 @@ class Measure(Protocol):
 
     @property
     def text(self) -> str:
-        """What is measured, with its unit, for reports."""
+        """What is measured, with its unit; `ln(...)` for a logarithm."""
         ...
 
     def value(self, run: RunResult) -> float:

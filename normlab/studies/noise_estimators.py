@@ -27,7 +27,12 @@ class Deviation:
     @property
     def text(self) -> str:
         """What is estimated."""
-        return f"standard deviation over seeds of the final validation loss, nats/token: [{self.where}]"
+        return f"{self.quantity}: [{self.where}]"
+
+    @property
+    def quantity(self) -> str:
+        """The name of the estimate with its unit, for an axis."""
+        return "standard deviation over seeds of the final validation loss, nats/token"
 
     def estimate(self, runs: StudyRuns) -> Estimate:
         """Return the estimate."""
@@ -60,6 +65,7 @@ class FalsePositives:
     draws: int = 1000
 
     chooses_rate = False
+    quantity = "share of random splits with p < 0.05"
 
     @property
     def text(self) -> str:

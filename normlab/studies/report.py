@@ -1,4 +1,4 @@
-"""The report of a study: report.html, README.md, report.json and figures, all from the records of its runs.
+"""The report of a study: report.json and figures from the records of its runs, pages from report.json.
 
 Equal records give equal files, byte for byte: nothing here depends on the time or the machine.
 """
@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import base64
 import html
+import json
 import math
 import shlex
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from normlab.errors import StoreError
 from normlab.report.cells_table import summarize_by
 from normlab.report.figure_data import make_figure
 from normlab.report.figure_draw import SETTINGS, render_figure, write_figure
@@ -21,18 +24,22 @@ from normlab.report.pages.shell import page, write_output
 from normlab.report.settings import format_setting
 from normlab.report.tables import counted
 from normlab.store.files import check_links
-from normlab.store.format import to_json
-from normlab.studies.base import SIZES, Study, Within
+from normlab.store.format import decode, to_json
+from normlab.studies.base import SIZES, VOID, Study, Within
 from normlab.studies.estimators import Estimate
 from normlab.studies.index import write_index
-from normlab.studies.judge import Judgement, Verdicts, as_row
+from normlab.studies.judge import Judgement, Verdicts, as_row, from_row
 from normlab.studies.run import Evidence
 
 FORMATS = ("svg", "pdf")
+DATA = "report.json"
+FACTS = ("runs", "tokens", "devices", "corpora", "plugins", "captions")
+"""What a report has of its runs besides the verdicts."""
 COLOURS = {"supported": "#1f7a3d", "refuted": "#b3261e", "undecided": "#8a6d00", "void": "#5a6472"}
 CSS = """\
 .verdict { font-weight: 600; } .report img { max-width: 100%; background: #fff; }
-.report table { margin: 1rem 0; } .report td { vertical-align: top; }
+.report table { margin: 1rem 0; } .report th { white-space: normal; } .report pre { white-space: pre-wrap; }
+.report td:first-child, .report td:nth-child(3) { min-width: 10em; }
 """
 
 
@@ -56,27 +63,64 @@ def write_report(verdicts: Verdicts, evidence: Evidence, folder: Path) -> Path:
         StoreError: A file cannot be written, or a link leads out of the folder.
     """
     check_links(folder)
-    pictures: dict[str, str] = {}
+    runs, captions = evidence.results, []
     for index, picture in enumerate(verdicts.study.pictures, 1):
         table = summarize_by(evidence.selection, picture.by, where=[picture.where] if picture.where else [])
         options = {key: list(value) if isinstance(value, tuple) else value for key, value in picture.options.items()}
         figure = make_figure(picture.kind, table, **options)  # pyright: ignore[reportArgumentType]
         for format in FORMATS:
             write_figure(figure, folder / f"figure-{index}.{format}")
-        pictures[f"figure-{index}"] = figure.caption
-    pictures["verdicts"] = "Each estimate with its 95% interval (thick: 90%). The criterion is the shaded range."
+        captions.append(figure.caption)
+    facts = {
+        "runs": len(runs),
+        "tokens": math.fsum(run.record.status.tokens or 0 for run in runs),
+        "devices": sorted({str(run.settings["device"]) for run in runs}),
+        "corpora": sorted({str(run.settings["corpus"]) for run in runs}),
+        "plugins": list(dict.fromkeys(name for run in runs for name in run.record.config.plugins)),
+        "captions": captions,
+    }
+    return _write(verdicts, facts, folder)
+
+
+def rewrite_report(study: Study, size: str, folder: Path) -> tuple[Verdicts, Path]:
+    """Write the pages of a report again, from its report.json and figures; return the verdicts and the Markdown page.
+
+    Raises:
+        StoreError: A file cannot be read or written, or the criterion has changed since the runs were judged.
+    """
+    path, now, train = (
+        folder / DATA,
+        study.criterion_hash(size),
+        f"train its runs with `normlab study run {study.name}`",
+    )
+    try:
+        report = decode(json.loads(path.read_bytes()))
+        criterion, facts = report["criterion"], {name: report[name] for name in FACTS}
+        if criterion != now:
+            raise StoreError(f"{path}: was judged by criterion {criterion} of study {study.name}, now {now}; {train}")
+        claims, controls = (
+            [from_row(claim, row) for claim, row in zip(claims, report[kind], strict=True)]
+            for kind, claims in (("claims", study.claims), ("controls", study.controls))
+        )
+        verdicts = Verdicts(study, size, claims, controls, report["notes"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise StoreError(f"{path}: cannot be read ({error!r}); {train}") from error
+    return verdicts, _write(verdicts, facts, folder)
+
+
+def _write(verdicts: Verdicts, facts: Mapping[str, Any], folder: Path) -> Path:
     forest = draw_verdicts([*verdicts.claims, *verdicts.controls])
     for format in FORMATS:
         write_output(folder / f"verdicts.{format}", forest[format])
-    blocks = list(_blocks(verdicts, evidence, pictures))
+    blocks = list(_blocks(verdicts, facts))
     write_output(folder / "README.md", _markdown(blocks).encode())
     write_output(folder / "report.html", _page(verdicts.study, blocks, folder).encode())
-    write_output(folder / "report.json", to_json(_data(verdicts, evidence), indent=2))
+    write_output(folder / DATA, to_json(_data(verdicts, facts), indent=2))
     write_index(folder.parent)
     return folder / "README.md"
 
 
-def _data(verdicts: Verdicts, evidence: Evidence) -> dict[str, Any]:
+def _data(verdicts: Verdicts, facts: Mapping[str, Any]) -> dict[str, Any]:
     study = verdicts.study
     return {
         "study": study.name,
@@ -84,8 +128,7 @@ def _data(verdicts: Verdicts, evidence: Evidence) -> dict[str, Any]:
         "size": verdicts.size,
         "criterion": study.criterion_hash(verdicts.size),
         "grids": {grid.name: grid.overrides for grid in study.grids_of(verdicts.size)},
-        "runs": len(evidence.results),
-        "tokens": math.fsum(run.record.status.tokens or 0 for run in evidence.results),
+        **facts,
         "claims": [as_row(each) for each in verdicts.claims],
         "controls": [as_row(each) for each in verdicts.controls],
         "notes": list(verdicts.notes),
@@ -93,22 +136,22 @@ def _data(verdicts: Verdicts, evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def _blocks(verdicts: Verdicts, evidence: Evidence, pictures: Mapping[str, str]) -> Iterator[Block]:
-    study, runs = verdicts.study, evidence.results
+def _blocks(verdicts: Verdicts, facts: Mapping[str, Any]) -> Iterator[Block]:
+    study = verdicts.study
     yield Block("title", study.question)
-    tokens = math.fsum(run.record.status.tokens or 0 for run in runs)
-    devices = ", ".join(sorted({str(run.settings["device"]) for run in runs}))
-    corpora = ", ".join(sorted({str(run.settings["corpus"]) for run in runs}))
     yield Block(
         "text",
-        f"Study {study.name}, size {verdicts.size}: {counted(len(runs), 'run')}, {tokens:,.0f} tokens, on "
-        f"{devices}; corpus {corpora}.",
+        f"Study {study.name}, size {verdicts.size}: {counted(facts['runs'], 'run')}, {facts['tokens']:,.0f} tokens, on "
+        f"{', '.join(facts['devices'])}; corpus {', '.join(facts['corpora'])}.",
     )
     yield Block("list", [each.sentence for each in verdicts.claims])
     if verdicts.notes:
         yield Block("list", list(verdicts.notes))
-    for item in pictures.items():
-        yield Block("picture", item)
+    for index, caption in enumerate(facts["captions"], 1):
+        yield Block("picture", (f"figure-{index}", caption))
+    yield Block(
+        "picture", ("verdicts", "Each estimate with its 95% interval (thick: 90%). The criterion is the shaded range.")
+    )
     yield Block("heading", "Claims")
     yield Block("table", _table(verdicts.claims))
     yield Block(
@@ -131,11 +174,11 @@ def _blocks(verdicts: Verdicts, evidence: Evidence, pictures: Mapping[str, str])
         yield Block("heading", "Amendments")
         yield Block("list", [f"after the criterion {hash}: {reason}" for hash, reason in study.amendments.items()])
     yield Block("heading", "Estimators and criteria")
-    yield Block("list", [f"{c.name}: {c.estimator.text}; {c.criterion.text}" for c in (*study.claims, *study.controls)])
+    claims = (*study.claims, *study.controls)
+    yield Block("list", [f"{c.text} Estimator: {c.estimator.text}. Criterion: {c.criterion.text}." for c in claims])
     yield Block("heading", "Commands")
     size = "" if verdicts.size == SIZES[0] else f" --size {verdicts.size}"
-    plugins = dict.fromkeys(name for run in runs for name in run.record.config.plugins)
-    more = " " + shlex.quote(f"plugins=[{','.join(plugins)}]") if plugins else ""
+    more = " " + shlex.quote(f"plugins=[{','.join(facts['plugins'])}]") if facts["plugins"] else ""
     commands = [f"normlab study {verb} {study.name}{size}" for verb in ("run", "report")]
     commands += [grid.command for grid in study.grids_of(verdicts.size)]
     first, second, *grids = [command + more for command in commands]
@@ -158,7 +201,7 @@ def _table(judgements: Sequence[Judgement]) -> list[list[str]]:
         rates = sorted({rate for rate in e.rates.values() if rate is not None})
         rows.append(
             [
-                claim.text, claim.source, f"{each.verdict} ({each.reason})" if each.reason else each.verdict,
+                claim.text, claim.source, each.verdict_text + each.notes,
                 claim.criterion.text, each.interval, str(e.n), str(e.diverged), str(e.bad),
                 "" if each.power is None else f"{each.power:.0%}", ", ".join(map(format_setting, rates)),
                 "" if common is None else f"{_estimate(common)} at {next(iter(common.rates.values()), None)}",
@@ -177,10 +220,14 @@ def draw_verdicts(judgements: Sequence[Judgement]) -> dict[str, bytes]:
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(SETTINGS):  # pyright: ignore[reportArgumentType]
-        canvas = Figure(figsize=(7.0, 0.3 + 0.62 * len(judgements)), layout="constrained")
+        titles = [textwrap.fill(f"{each.verdict_text}: {each.claim.text}", 130) for each in judgements]
+        lines = sum(title.count("\n") for title in titles)
+        canvas = Figure(figsize=(7.0, 0.3 + 0.8 * len(judgements) + 0.12 * lines), layout="constrained")
         axes = canvas.subplots(len(judgements), 1, squeeze=False)[:, 0]
-        for axis, each in zip(axes, judgements, strict=True):
+        for axis, each, title in zip(axes, judgements, titles, strict=True):
             _draw_verdict(axis, each)
+            axis.set_title(title, loc="left", fontsize=7, pad=2)
+            axis.set_xlabel(each.claim.estimator.quantity, fontsize=6, labelpad=1)
         return {format: render_figure(canvas, format) for format in FORMATS}
 
 
@@ -195,7 +242,7 @@ def _draw_verdict(axis: Any, each: Judgement) -> None:
     end = bounds[-1] if type(criterion).__name__ in ("AtMost", "Within") else high
     axis.axvspan(start, end, color="#e3e7ec", linewidth=0)
     axis.axvline(0, color="#9aa4b1", linewidth=0.6)
-    colour = COLOURS[each.verdict]
+    colour = COLOURS[VOID if each.claim.under_review else each.verdict]
     for bottom, top, width in ((e.low, e.high, 1.2), (e.low90, e.high90, 3.0)):
         if bottom is not None and top is not None:
             axis.plot([max(bottom, low), min(top, high)], [0, 0], color=colour, linewidth=width, solid_capstyle="butt")
@@ -205,7 +252,6 @@ def _draw_verdict(axis: Any, each: Judgement) -> None:
     axis.set_ylim(-1, 1)
     axis.set_yticks([])
     axis.spines["left"].set_visible(False)
-    axis.set_title(f"{each.claim.name}: {each.verdict}", loc="left", fontsize=7, pad=2)
 
 
 # Markdown and HTML

@@ -171,6 +171,11 @@ class Evidence:
     """Number of runs that have not started or cannot be read."""
 
 
+def has_runs(study: Study, size: str, results_dir: str) -> bool:
+    """Whether a results folder has the plan of a grid of a study."""
+    return any(has_plan(sweep_folder(results_dir, name_of_sweep(study, size, grid))) for grid in study.grids_of(size))
+
+
 def read_evidence(study: Study, size: str, results_dir: str) -> Evidence:
     """Return the runs of a study, the failed checks of its blocks, and notes on its criterion.
 

@@ -27,7 +27,8 @@ register_study(
         claims=[
             Claim("close", "The losses are within 1 nat/token.", difference(RMSNORM, LAYERNORM), Within(-1.0, 1.0),
                   "nobody", effect=0.0),
-            Claim("far", "LayerNorm is worse by 1 nat/token.", difference(LAYERNORM, RMSNORM), AtLeast(1.0)),
+            Claim("far", "LayerNorm is worse by 1 nat/token.", difference(LAYERNORM, RMSNORM), AtLeast(1.0),
+                  under_review="it was not repeated"),
             Claim("steps", "More steps lower the loss.", difference(RMSNORM, SHORT), AtMost(0.0)),
             Claim("swapped", "More steps raise the loss.", difference(SHORT, RMSNORM), AtMost(0.0)),
             Claim("no_margin", "More steps change nothing at all.", difference(SHORT, RMSNORM), Within(0.0, 0.0)),
@@ -52,8 +53,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = normlab("study", "run", "tiny", "plugins=[mine.py]", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^supported: The losses are within 1 nat/token\. Estimate ", done.stdout, re.MULTILINE)
-    for text in ("LayerNorm is worse by 1 nat/token", "More steps raise the loss", "More steps change nothing at all"):
+    for text in ("More steps raise the loss", "More steps change nothing at all"):
         assert re.search(rf"^refuted: {text}\. Estimate ", done.stdout, re.MULTILINE)
+    review = r"^refuted, under review \(it was not repeated\): LayerNorm is worse by 1 nat/token\. Estimate "
+    assert re.search(review, done.stdout, re.MULTILINE)
     return folder
 
 
@@ -78,6 +81,12 @@ def test_report_from_the_records_equals_that_of_the_run(folder: Path) -> None:
     text = before["README.md"].decode()
     assert text.startswith("# Does a tiny model with RMSNorm differ from one with LayerNorm?\n")
     assert "normlab study run tiny 'plugins=[mine.py]'" in text
+    (folder / "results/sweeps").rename(folder / "elsewhere")
+    again = normlab("study", "report", "tiny", "plugins=[mine.py]", cwd=folder)
+    (folder / "elsewhere").rename(folder / "results/sweeps")
+    assert (again.returncode, again.stdout) == (0, done.stdout)
+    assert "results has no runs of study tiny: its report is written again from results/studies/tiny/" in again.stderr
+    assert files_of(folder) == before
 
 
 @pytest.mark.process
@@ -86,7 +95,7 @@ def test_a_sabotaged_control_is_void_and_a_changed_criterion_is_named(folder: Pa
     changed.write_text(STUDY.replace("CONTROL", "AtLeast(0.9)"))
     done = normlab("study", "report", "tiny", "plugins=[changed.py]", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("void (the control runs is refuted): ") == 5
+    assert done.stdout.count("(the control runs is refuted") == 5
     warning = (
         r"^warning: The criterion was changed after the runs were planned \(\w{12}, now \w{12}\), without a reason"
     )
@@ -99,6 +108,7 @@ def test_show_prints_claims_criteria_and_cost(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "claim close: The losses are within 1 nat/token. (nobody)" in done.stdout
     assert "supported if: between -1 and 1 (two one-sided tests)" in done.stdout
+    assert "supported if: at least 1\n  under review: it was not repeated\n" in done.stdout
     assert "grid norms: 12 runs, 8,832 tokens, about 1 min in one process" in done.stdout
 
 

@@ -72,7 +72,7 @@ def chunked_cross_entropy(
     def chunk_loss(params: Mapping[str, Tensor], x_ND: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
         with Collector(selection) as collector:
             logits_NV = functional_call(head, dict(params), (x_ND,), {"part": "unembed"})
-        collected, values = collector.results()
+        collected, values = collector.results(logits_NV.device)
         names[:] = collected
         return cross_entropy(logits_NV, targets_N, reduction="sum") / tokens, values
 

@@ -18,7 +18,7 @@ from torch.func import functional_call, vmap
 from normlab.model.attention import Attention
 from normlab.model.chunked_loss import chunked_cross_entropy, cross_entropy, has_large_logits
 from normlab.model.gpt import GPT
-from normlab.stats.instrument import Collector, Selection, tap
+from normlab.stats.instrument import Collector, Selection, main_stream, tap
 
 Tensors = dict[str, Tensor]
 
@@ -55,7 +55,7 @@ def _run_segment(
             return segment(*args, **options), {}, None
         with Collector(selection) as collector:
             output = segment(*args, **options)
-        return output, {}, SegmentStatistics(*collector.results())
+        return output, {}, SegmentStatistics(*collector.results(main_stream(output).device))
 
     buffer_names = {name for name, _ in segment.named_buffers()}
     names: list[tuple[str, str]] = []
@@ -64,7 +64,7 @@ def _run_segment(
         state = dict(tensors)  # functional_call writes reassigned buffers back into this dict
         with Collector(selection or {}) as collector:
             output = functional_call(segment, state, args, options)
-        collected, values = collector.results()
+        collected, values = collector.results(main_stream(output).device)
         names.extend(collected)
         return output, {name: state[name] for name in buffer_names}, values
 

@@ -2,7 +2,7 @@
 
     with Collector(selection) as collector:
         y = segment(x)                      # calls observe("attn", "", branch) and the like
-    names, values = collector.results()
+    names, values = collector.results(y.device)
 
 Without an open collector `observe` does nothing, so the plain training step runs the same code. This works eager,
 compiled (the compiled function opens the collector and returns its results) and under vmap, where each run has its own
@@ -69,10 +69,13 @@ class Collector:
             self._names.append((name, f"{site}#{calls}" if calls > 1 else site))
             self._values.append(value(*views))
 
-    def results(self) -> tuple[tuple[tuple[str, str], ...], Tensor]:
+    def results(self, device: torch.device) -> tuple[tuple[tuple[str, str], ...], Tensor]:
         """Return (statistic, site) pairs and their values, (K,); average per-token values.
 
         Values of one shape are averaged together and stay adjacent: one operation for each would cost more.
+
+        Args:
+            device: The device of the model, where the result lies even if there are no values.
         """
         by_shape: dict[torch.Size, list[int]] = {}
         for index, value in enumerate(self._values):
@@ -83,7 +86,7 @@ class Collector:
             names += [self._names[index] for index in indices]
             stacked = torch.stack([self._values[index] for index in indices])
             parts.append(stacked.flatten(1).mean(-1) if shape else stacked)
-        return tuple(names), torch.cat(parts) if parts else torch.zeros(0)
+        return tuple(names), torch.cat(parts) if parts else torch.zeros(0, device=device)
 
     def _view(self, x: Tensor) -> View:
         # The input of a norm is often the stream that was just observed: its view is reused.

@@ -49,6 +49,8 @@ def _seconds(config: RunConfig, size: int) -> float:
     seconds = 0.0
     for _ in range(2):
         start = time.perf_counter()
-        runner.loss(tokens[..., :-1], tokens[..., 1:]).loss.sum().backward()
+        loss = runner.loss(tokens[..., :-1], tokens[..., 1:]).loss.sum()
+        loss.backward()
+        loss.item()  # waits for a GPU, which until then still computes
         seconds = time.perf_counter() - start
     return seconds

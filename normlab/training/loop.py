@@ -219,21 +219,22 @@ class Loop:
         if any(run.progress.val_loss is None for run in self.active):
             self._evaluate()
         self._write_status()
-        start, stopping = time.perf_counter(), self._is_stopping(stop)
+        schedule, start, stopping = self.statistics_schedule, time.perf_counter(), self._is_stopping(stop)
         while self.step_count < steps and not stopping:
-            start += self.statistics_schedule.before_step(self.step_count)
+            if schedule.before_step(self.step_count):
+                start = time.perf_counter()  # the record was written before, so no step is timed from here
             self._pending.append(self.take_step(self.step_count))
             self.step_count += 1
             evaluation_due, checkpoint_due = self._due(self.step_count)
             log_due = len(self._pending) == self.config.train.log_every
-            is_due = evaluation_due or checkpoint_due or log_due
+            is_due = evaluation_due or checkpoint_due or log_due or schedule.is_due(self.step_count)
             # Several ranks must stop after the same step. To agree on it, the host waits for a GPU.
             agrees = self.ranks.count == 1 or self.settings.device == "cpu" or self.step_count % AGREE_EVERY == 0
             stopping = self._is_stopping(stop) if is_due or agrees else False
             if not (is_due or stopping):
                 continue
             active_before = len(self.active)
-            self._record_pending(time.perf_counter() - start)
+            self._record_pending(start)
             if len(self.active) < active_before:
                 self.save()  # of all runs: the others can resume from the step at which one was frozen
                 if not self.active:
@@ -242,7 +243,7 @@ class Loop:
             if evaluation_due:
                 self._evaluate()
             if self.step_count == steps:
-                self.statistics_schedule.probe_if_due(steps)
+                schedule.probe_if_due(steps)
             if checkpoint_due:
                 self.save()
             if evaluation_due or checkpoint_due:
@@ -275,8 +276,12 @@ class Loop:
         branches = {branch_step(run.config.optim, config.train.steps) for run in self.runs}
         return evaluation, last or step in branches or (every > 0 and step % every == 0)
 
-    def _record_pending(self, seconds: float) -> None:
-        """Copy the measurements of the pending steps from the device, at once, and write them to the record."""
+    def _record_pending(self, start: float) -> None:
+        """Copy the measurements of the pending steps from the device, at once, and write them to the record.
+
+        Args:
+            start: When the host started the first of these steps.
+        """
         first, run_count, step_count = self.step_count - len(self._pending), len(self.runs), len(self._pending)
         scalars = [
             torch.stack([out.loss, out.grad_norm, out.clip_factor, out.alive.to(out.loss.dtype)]).flatten()
@@ -284,6 +289,7 @@ class Loop:
         ]
         measured = {step: out.measured for step, out in enumerate(self._pending, first) if out.measured is not None}
         numbers = torch.cat([*scalars, *(each.values.flatten() for each in measured.values())]).cpu()
+        seconds = time.perf_counter() - start  # after the copy: until then, a GPU still computes the steps
         scalars_SKR = numbers[: 4 * run_count * step_count].view(-1, 4, run_count)
         statistics_KR = numbers[scalars_SKR.numel() :].numpy().reshape(-1, run_count)
         tokens = step_count * self.config.train.batch_size * self.config.model.context

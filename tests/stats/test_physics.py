@@ -22,7 +22,7 @@ NAMES = frozenset(STATISTICS)
 def of_stream(x: torch.Tensor) -> dict[str, float]:
     with Collector(select(NAMES)) as collector:
         observe("resid", "", x)
-    names, values = collector.results()
+    names, values = collector.results(x.device)
     statistics = dict(zip((name for name, _ in names), values.tolist(), strict=True))
     return statistics | {"resid_rms": math.sqrt(statistics["resid_rms"])}  # merged as its square
 

@@ -70,17 +70,19 @@ def test_resume_is_bit_identical(gpu_overrides: list[str], monkeypatch: pytest.M
     assert rows[0] == rows[1]
 
 
-def test_steps_do_not_synchronise_with_the_gpu(gpu_overrides: list[str], tmp_path) -> None:
-    config = compose_run([*gpu_overrides, "compile=off"])
-    resolved = resolve(config)
+@pytest.mark.parametrize("runs", [1, 2])
+def test_steps_do_not_synchronise_with_the_gpu(runs: int, gpu_overrides: list[str], tmp_path) -> None:
+    configs = [compose_run([*gpu_overrides, "compile=off", f"seed={seed}"]) for seed in range(runs)]
+    resolved = resolve(configs[0])
     apply(resolved)
-    loop = Loop([TrainingRun(config, RunFolder(tmp_path / "run"))], resolved, open_corpus(config.data))
+    training_runs = [TrainingRun(config, RunFolder(tmp_path / f"{config.seed}")) for config in configs]
+    loop = Loop(training_runs, resolved, open_corpus(configs[0].data))
     for step in range(3):
         loop.take_step(step)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for step in range(3, 10):
-            loop.take_step(step)
+        outputs = [loop.take_step(step) for step in range(3, 12)]
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert {output.measured is None for output in outputs} == {False, True}

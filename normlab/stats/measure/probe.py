@@ -202,7 +202,7 @@ def largest_eigenvalue(product: Callable[[Vector], Vector], like: Vector, most: 
     eigenvalue = math.nan
     for _ in range(min(most, sum(p.numel() for p in like))):
         w = [tensor.detach() for tensor in product(v)]
-        alpha = sum(float((a.double() * b.double()).sum()) for a, b in zip(w, v, strict=True))
+        alpha = _dot(w, v)
         w = [a - alpha * b - beta * c for a, b, c in zip(w, v, previous, strict=True)]
         diagonal.append(alpha)
         last, eigenvalue = eigenvalue, _largest_tridiagonal(diagonal, off_diagonal)
@@ -220,8 +220,13 @@ def _largest_tridiagonal(diagonal: list[float], off_diagonal: list[float]) -> fl
     return float(np.linalg.eigvalsh(matrix)[-1]) if np.isfinite(matrix).all() else math.nan
 
 
+def _dot(v: Vector, w: Vector) -> float:
+    # Summed on the device: the host waits for one number, and not for one of every tensor.
+    return float(sum((a.double() * b.double()).sum() for a, b in zip(v, w, strict=True)))
+
+
 def _norm(v: Vector) -> float:
-    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in v))
+    return math.sqrt(_dot(v, v))
 
 
 def _scaled(v: Vector, scale: Vector | None) -> Vector:

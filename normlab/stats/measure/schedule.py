@@ -78,18 +78,25 @@ class StatisticsSchedule:
         every = self.config.stats.every
         return every is not None and step % every == 0
 
-    def before_step(self, step: int) -> float:
-        """Run the extended pass and the probe that are due after `step` updates; return the seconds they took."""
-        every, start = self.config.stats.extended_every, time.perf_counter()
+    def is_due(self, step: int) -> bool:
+        """Return whether an extended pass or a probe is due after `step` updates."""
+        return self._extended_due(step) is not None or step in self._probe_steps
+
+    def before_step(self, step: int) -> bool:
+        """Run the extended pass and the probe that are due after `step` updates; return whether one was due."""
         if self._start is None:
-            self._start = step, start
-        if self._extended is not None and every is not None and step % every == 0:
+            self._start = step, time.perf_counter()
+        if extended := self._extended_due(step):
             for record in self.load_runs():
                 with local_statistics():
-                    measurement = self._extended()
+                    measurement = extended()
                 self._record(record, EXTENDED, step, measurement)
         self.probe_if_due(step)
-        return time.perf_counter() - start
+        return self.is_due(step)
+
+    def _extended_due(self, step: int) -> ExtendedPass | None:
+        every = self.config.stats.extended_every
+        return self._extended if every is not None and step % every == 0 else None
 
     def profiles(self, step: int, measurement: Measurement, values: Any = None) -> Profiles:
         """Return a measurement in the order of its layout.

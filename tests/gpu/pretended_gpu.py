@@ -1,0 +1,196 @@
+"""Take training steps on a pretended GPU: fake tensors, whose devices and waits of the host are checked.
+
+    python pretended_gpu.py GUARD      # GUARD: guard.cpp, compiled
+
+Each line of stdin is a case, and each line of stdout its result: {"error": ...}, or the waits of the host in each part.
+
+    {"overrides": ["norm=rmsnorm"], "runs": 1, "steps": [0, 1], "plant": null, "between": true}
+    {"step 0": [], "step 1": [], "evaluation": ["aten::_local_scalar_dense at training/evaluate.py:57"]}
+
+The guard must be loaded before torch, so this is a process of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+if __name__ == "__main__":
+    ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
+
+import contextlib
+import json
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+import normlab
+from normlab.config.compose import compose_run
+from normlab.config.schema import RunConfig
+from normlab.data.corpus import Corpus, open_corpus
+from normlab.stats.measure.extended import ExtendedPass
+from normlab.stats.measure.probe import Probe, adam_preconditioner
+from normlab.stats.statistic import EXTENDED, PROBE
+from normlab.store.runs import RunFolder
+from normlab.training.loop import Loop
+from normlab.training.machine import apply, resolve
+from normlab.training.step import Step
+from normlab.training.training_run import TrainingRun
+
+GIB = 2**30
+PACKAGE = Path(normlab.__file__).parent
+
+
+class Device(FakeTensorMode):
+    """Fake tensors, which raise on a mix of devices, and where the host waits for the device.
+
+    The host waits for numbers and shapes that depend on data, and for blocking copies. A number that it reads is 1.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.waits: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        try:
+            result = super().__torch_dispatch__(function, types, args, kwargs)
+        except DataDependentOutputException:
+            self._add_wait(function)
+            if function is not torch.ops.aten._local_scalar_dense.default:
+                raise
+            return 1
+        if function in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            source = args[function is torch.ops.aten.copy_.default]
+            asynchronous = kwargs.get("non_blocking", len(args) > 2 and args[2]) and result.device.type == "cuda"
+            is_tensor = isinstance(source, torch.Tensor)  # vmap copies numbers too
+            if is_tensor and source.device.type != result.device.type and not asynchronous:
+                self._add_wait(function)
+        return result
+
+    def _add_wait(self, function: Any) -> None:
+        frames = [frame for frame in traceback.extract_stack() if Path(frame.filename).is_relative_to(PACKAGE)]
+        where = f"{Path(frames[-1].filename).relative_to(PACKAGE)}:{frames[-1].lineno}" if frames else "the test"
+        self.waits.append(f"{function.name()} at {where}")
+
+
+def move(model: torch.nn.Module, device: torch.device | str) -> torch.nn.Module:
+    """Do what `Module.to` does, which cannot move fake tensors; tied parameters stay tied."""
+    moved: dict[torch.Tensor, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in [*module.named_parameters(recurse=False)]:
+            if parameter not in moved:
+                moved[parameter] = torch.nn.Parameter(parameter.detach().to(device))
+            setattr(module, name, moved[parameter])
+        for name, buffer in [*module.named_buffers(recurse=False)]:
+            setattr(module, name, buffer.to(device))
+    return model
+
+
+@contextlib.contextmanager
+def pretended_gpu() -> Iterator[Device]:
+    """Make torch see an H100 whose tensors are fake."""
+    properties = SimpleNamespace(name="NVIDIA H100 80GB HBM3", uuid="0", total_memory=80 * GIB, major=9, minor=0)
+    queries: dict[str, Callable[..., object]] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "_lazy_init": lambda: None,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_properties": lambda index=None: properties,
+        "mem_get_info": lambda device=None: (80 * GIB, 80 * GIB),
+        "is_bf16_supported": lambda: True,
+    }
+    real_tensor = torch.tensor
+
+    def tensor(data: Any, *, device: Any = "cpu", **options: Any) -> torch.Tensor:
+        made = real_tensor(data, **options)
+        made.constant = None  # a fake tensor would compute with the values of a small one
+        return made.to(device)
+
+    with contextlib.ExitStack() as stack:
+        for name, answer in queries.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, answer))
+        stack.enter_context(mock.patch.object(torch, "tensor", tensor))
+        stack.enter_context(mock.patch.object(torch.nn.Module, "to", move))
+        stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor: tensor))
+        stack.enter_context(mock.patch.object(torch, "_fused_sgd_"))  # has no fake kernel
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # the modes hold for this thread
+        yield stack.enter_context(Device())
+
+
+PLANTS: dict[str, Callable[[torch.Tensor], object]] = {
+    "number": lambda loss: float(loss.sum()),
+    "mask": lambda loss: torch.stack([loss.sum()] * 2)[torch.stack([loss.sum()] * 2) > 0],
+    "copy to the host": lambda loss: loss.cpu(),
+    "copy to the device": lambda loss: torch.ones(3).to(loss.device),
+    "mix of devices": lambda loss: torch.ones(3) * torch.ones(3, device=loss.device),
+}
+"""Faults that a step may get, to test that they are found."""
+
+
+def result_of(case: dict[str, Any]) -> dict[str, Any]:
+    """Return the waits of the host in each part of a case, or its error."""
+    real, plant = Step.__call__, PLANTS.get(case["plant"])
+
+    def planted(self: Step, *args: Any, **options: Any) -> Any:
+        output = real(self, *args, **options)
+        if plant is not None:
+            plant(output.loss)
+        return output
+
+    parts: dict[str, list[str]] = {}
+    try:
+        overrides = [*case["overrides"], "device=cuda", "compile=off"]
+        configs = [compose_run([*overrides, f"seed={seed}"]) for seed in range(case["runs"])]
+        corpus = open_corpus(configs[0].data)
+        with pretended_gpu() as device, mock.patch.object(Step, "__call__", planted):
+            for part, call in parts_of(configs, corpus, case["steps"], between=case["between"]):
+                device.waits = []
+                call()
+                parts[part] = device.waits
+    except Exception:
+        return {"error": traceback.format_exc()}
+    return parts
+
+
+def parts_of(
+    configs: list[RunConfig], corpus: Corpus, steps: list[int], *, between: bool
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield the parts of a training run with their names: steps, and what happens between steps."""
+    settings = resolve(configs[0])
+    apply(settings)
+    loop = Loop([TrainingRun(config, RunFolder("nowhere")) for config in configs], settings, corpus)
+    for step in steps:
+        yield f"step {step}", lambda step=step: loop.take_step(step)
+    if not between:
+        return
+    yield "evaluation", lambda: loop.validation(loop.runner)
+    schedule, config = loop.statistics_schedule, loop.config
+    model, optimizer = schedule.model, schedule.optimizer
+    tokens, targets = loop.validation.tokens_NT[:2], loop.validation.targets_NT[:2]
+    independent = not config.norm.batch_statistics
+    extended = ExtendedPass(
+        model, config.stats.names(EXTENDED), tokens, targets, optimizer, independent, loop.validation.autocast
+    )
+    yield "extended statistics", extended
+    if len(configs) > 1:
+        return  # packs are not probed
+
+    def probe() -> None:
+        squares = adam_preconditioner(config.optim, optimizer.moments.get("square", {}), optimizer.count)
+        Probe(model, config.stats.names(PROBE), tokens, targets, squares)()
+
+    yield "probe", probe
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        print(json.dumps(result_of(json.loads(line))), flush=True)

@@ -1,0 +1,103 @@
+"""On a pretended GPU no step mixes devices or waits for the device, in single runs and packs, plain and measured.
+
+The GPU has no kernels: `pretended_gpu.py` computes with fake tensors. Not covered: numbers, compiled steps, ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from normlab.norms.base import load_all as load_norms
+from normlab.placements.base import load_all as load_placements
+from support.small_steps import norm_in
+
+TakeSteps = Callable[..., dict[str, list[str]]]
+
+NORMS = [name for name, norm in load_norms().items() if norm.__module__.startswith("normlab.")]
+PLACEMENTS = [name for name, entry in load_placements().items() if type(entry).__module__.startswith("normlab.")]
+ONE_LAYER = "model.depth=1"
+TWO_LAYERS = "model.depth=2"
+"""For placements whose layers differ."""
+FIRST = (0, 1)
+"""A measured and a plain step."""
+
+
+def assert_no_waits(parts: dict[str, list[str]]) -> None:
+    """Fail where a step waits, except where the first one builds constants of the statistics."""
+    steps = {part: waits for part, waits in parts.items() if part.startswith("step ")}
+    constants = [wait for wait in steps.pop("step 0") if "aten::_to_copy at stats/measure/core.py" not in wait]
+    assert (constants, [*steps.values()]) == ([], [[] for _ in steps])
+    assert steps
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+@pytest.mark.parametrize("norm", NORMS)
+def test_norm(norm: str, runs: int, take_steps: TakeSteps) -> None:
+    assert_no_waits(take_steps(f"norm={norm}", ONE_LAYER, runs=runs, steps=FIRST))
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_placement(placement: str, runs: int, take_steps: TakeSteps) -> None:
+    options = (f"placement={placement}", norm_in(placement, "rmsnorm"), TWO_LAYERS)
+    assert_no_waits(take_steps(*options, runs=runs, steps=FIRST))
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["optim=sgd"],
+        ["precision=fp32", "optim.clip=null"],
+        ["train.accumulation=2", "norm=batchnorm"],
+        ["model=llama_nano", "model.qk_norm=head"],
+        ["train.batch_size=8192"],  # logits in chunks
+        ["stats.tiers=[]", "stats.also=[update_norm]"],  # no segment has a statistic
+    ],
+    ids=" ".join,
+)
+def test_option(overrides: list[str], runs: int, take_steps: TakeSteps) -> None:
+    assert_no_waits(take_steps(*overrides, ONE_LAYER, runs=runs))
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+@pytest.mark.parametrize("norm", ["layernorm", "batchnorm"])
+def test_between_steps(norm: str, runs: int, take_steps: TakeSteps) -> None:
+    statistics = ("stats=full", "stats.without=[sharpness,sharpness_pre]")  # these two take half a minute
+    parts = take_steps(f"norm={norm}", ONE_LAYER, *statistics, runs=runs, steps=FIRST, between=True)
+    assert_no_waits(parts)
+    # The host reads the losses of an evaluation, and nothing else.
+    losses = runs * (2 if norm == "batchnorm" else 1)
+    assert [wait.rpartition(":")[0] for wait in parts["evaluation"]] == [
+        "aten::_local_scalar_dense at training/evaluate.py"
+    ] * losses
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_norm_in_placement(placement: str, norm: str, take_steps: TakeSteps) -> None:
+    for runs in (1, 2):
+        assert_no_waits(take_steps(f"placement={placement}", norm_in(placement, norm), TWO_LAYERS, runs=runs))
+
+
+@pytest.mark.exhaustive
+def test_every_statistic(take_steps: TakeSteps) -> None:
+    assert_no_waits(take_steps("stats=full", TWO_LAYERS, between=True))
+
+
+@pytest.mark.parametrize("plant", ["number", "copy to the host", "copy to the device"])
+def test_a_wait_of_the_host_is_found(plant: str, take_steps: TakeSteps) -> None:
+    parts = take_steps(ONE_LAYER, plant=plant)
+    assert [len(parts[step]) for step in ("step 1", "step 10")] == [1, 1]
+    assert "training/loop.py" in parts["step 10"][0]
+
+
+@pytest.mark.parametrize(
+    ("plant", "error"), [("mask", "DynamicOutputShapeException"), ("mix of devices", "at least two devices")]
+)
+def test_an_error_of_a_step_is_found(plant: str, error: str, take_steps: TakeSteps) -> None:
+    with pytest.raises(pytest.fail.Exception, match=error):
+        take_steps(ONE_LAYER, plant=plant)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from normlab.config.compose import compose_run, compose_sweep
 from normlab.errors import StoreError
 from normlab.store.files import check_links, is_file_name
-from normlab.store.plans import read_plan, write_plan
+from normlab.store.plans import SubmittedPack, read_plan, read_queue, slurm_folder, write_plan, write_queue
 from normlab.store.runs import RunFolder
 from normlab.studies.report import write_report
 from normlab.sweeps.plan import make_plan
@@ -210,3 +211,34 @@ def test_ids_in_a_plan_are_checked(value: object, run: RunFolder, run_command: C
     for command in (["summarize", "first"], ["sync", "first"], OF_SWEEP[0]):
         code, _, err = run_command(*command)
         assert (code, err.count("\n"), "is not a run id" in err) == (2, 1, True), (command, err)
+
+
+def test_numbers_and_overrides_in_a_plan_are_checked(run: RunFolder) -> None:
+    sweep = Path("results", "sweeps", "first")
+    plan: Any = read_plan(sweep)
+    (pack,), (planned,) = plan.packs, plan.runs
+    for changes in (
+        {"packs": [replace(pack, number="../../victim")]},
+        {"packs": [replace(pack, runs=[True])]},
+        {"runs": [replace(planned, overrides=[3])]},
+        {"runs": [replace(planned, overrides=None)]},
+        {"name": "../first"},
+    ):
+        write_plan(sweep, replace(plan, **changes))
+        with pytest.raises(StoreError, match="is not a valid plan"):
+            read_plan(sweep)
+
+
+@pytest.mark.parametrize("job", ["../../victim", "1; reboot", "", 3, "1_2_3"])
+def test_jobs_in_a_queue_are_checked(job: Any, tmp_path: Path) -> None:
+    slurm_folder(tmp_path).mkdir()
+    write_queue(tmp_path, {1: SubmittedPack("slurm", job)})
+    with pytest.raises(StoreError, match="is not a valid queue"):
+        read_queue(tmp_path)
+
+
+def test_members_of_a_pack_may_be_anything(run: RunFolder) -> None:
+    run.write_status({**run.status(), "pack": {"runs": [["a"], {}]}})
+    assert run.last_pack() == ["['a']", "{}"]
+    run.write_status({**run.status(), "pack": "text"})
+    assert run.last_pack() == [run.run_id]

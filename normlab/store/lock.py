@@ -112,7 +112,7 @@ def owner_of(path: Path) -> int | None:
 def is_locked(path: Path) -> bool:
     """Whether a process holds the lock."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it may be a pipe
     except FileNotFoundError:
         return False
     try:

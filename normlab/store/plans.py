@@ -202,6 +202,8 @@ def read_plan(folder: Path) -> Plan:
             raise ValueError(f"{invalid[0]!r:.40} is not a run id")
         if not is_file_name(record["name"]):
             raise ValueError(f"{record['name']!r:.40} is not the name of a sweep")
+        if not all(isinstance(override, str) for run in runs for override in run.overrides):
+            raise ValueError("an override is not a text")
         packs = [Pack(pack["number"], pack["jobs"], pack.get("halved_from")) for pack in record["packs"]]
         if any(type(number) is not int for pack in packs for number in (pack.number, *pack.runs)):
             raise ValueError("a pack has an invalid number")

@@ -41,7 +41,9 @@ from normlab.store.format import (
     with_new_names,
 )
 from normlab.store.lock import file_lock, is_locked, owner_of
+from normlab.store.parts import parse_part
 from normlab.store.reading import HOW_TO_FIX, Rows, read_bytes, read_record, read_rows
+from normlab.store.status import RecordedPack
 
 if TYPE_CHECKING:
     from normlab.store.arrays import StatisticsFiles
@@ -109,8 +111,8 @@ class RunFolder:
             StoreError: run.json or status.json is damaged, or was written by a newer normlab.
         """
         for record in (self.status(), self.run()):
-            if runs := (record.get("pack") or {}).get("runs"):
-                return runs
+            if runs := parse_part(RecordedPack, record.get("pack")).runs:
+                return list(runs)
         return [self.run_id]
 
     def write_status(self, status: Mapping[str, Any]) -> None:

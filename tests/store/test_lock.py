@@ -143,6 +143,11 @@ def test_readers_do_not_count_each_other_as_a_writer(path):
         assert not is_locked(path)
 
 
+def test_a_pipe_is_not_waited_for(path):
+    os.mkfifo(path)
+    assert not is_locked(path)
+
+
 def test_is_locked_makes_no_file(path):
     assert not is_locked(path)
     assert not path.exists()

@@ -118,12 +118,13 @@ def test_names_that_a_terminal_would_obey(trained, run_command, tmp_path):
     path = sweep_folder(tmp_path, "mine")
     path.mkdir(parents=True)
     config = {"norm": {"name": "\x1b[2J"}}
-    for name in ("\ud800\x1b[2J", 5, None):
+    for name, expected in (("mine", 0), ("\ud800\x1b[2J", 2), (5, 2), (None, 2)):
         write_plan(path, Plan(name, "1", [PlannedRun(run_id, [], config) for run_id in "abc"], []))  # pyright: ignore
         code, out, err = run_command("compare", str(path))
-        assert code == 0
+        assert code == expected
         assert "\x1b" not in out + err
-        assert out.splitlines()[-1] == str(path / "compare.html")
+        assert ((out or err).splitlines()[-1] == str(path / "compare.html")) is (not expected)
+        assert ("is not the name of a sweep" in err) is bool(expected)
 
 
 def test_run_without_settings_is_in_no_cell(trained, compare):

@@ -40,7 +40,8 @@ class StatisticsError(NormlabError):
 
 def notify(line: str) -> None:
     """Print a line for the user on stderr."""
-    print(f"normlab: {line}\n", end="", file=sys.stderr)  # one write, so that lines of two threads do not mix
+    # One write, so that lines of two threads do not mix.
+    print(f"normlab: {printable(line)}\n", end="", file=sys.stderr)
 
 
 def warn(message: object) -> None:
@@ -70,4 +71,16 @@ def one_line(message: object) -> str:
     """Return a message on one line, with control characters escaped and long words cut."""
     line = " ".join(str(message).split())
     line = re.sub(r"\S{400,}", lambda long: f"{long[0][:60]}...{long[0][-20:]}", line)
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+    return printable(line)
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Return a text with every character that cannot be shown escaped, but for those in `keep`.
+
+    Such characters are controls of a terminal, marks that reverse the direction of writing, and lone surrogates, which
+    no file can hold. Every text that may be someone else's passes through this function before it is shown.
+    """
+    if text.isprintable():
+        return text
+    hidden = {char for char in set(text) if not char.isprintable() and char not in keep}
+    return text.translate({ord(char): ascii(char)[1:-1] for char in hidden})

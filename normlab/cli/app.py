@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from normlab.config.flags import FLAGS, TRAIN_ONLY
+from normlab.errors import printable
 from normlab.version import __version__
 
 ResultsDir = Annotated[str, typer.Option(metavar="FOLDER", help="Folder of the results.")]
@@ -102,10 +103,10 @@ def show_progress(text: str) -> None:
         print(f"\r\x1b[K{text}", end="\r\x1b[K" if not text else "", file=sys.stderr, flush=True)
 
 
-def echo(line: str) -> None:
-    """Print a line; discard all output once the reader of a pipe has closed it."""
+def echo(text: object, keep: str = "\n\t") -> None:
+    """Print text, with controls but those in `keep` escaped; discard all output once the reader of a pipe closed it."""
     try:
-        typer.echo(line)
+        typer.echo(printable(str(text), keep))
         sys.stdout.flush()
     except BrokenPipeError:
         discard_output()

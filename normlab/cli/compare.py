@@ -87,12 +87,12 @@ def compare(
     else:
         summary, path = page.write()
     for line in map(one_line, summary):
-        typer.echo(line)
-    typer.echo(path)
+        echo(line)
+    echo(path)
     if open and not watch:
         webbrowser.open(path.resolve().as_uri())
     if wandb:
-        typer.echo(_save_workspace(paths or [], split_names(by), channels, results_dir))
+        echo(_save_workspace(paths or [], split_names(by), channels, results_dir))
 
 
 def _save_workspace(

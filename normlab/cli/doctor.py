@@ -16,10 +16,8 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
-import typer
-
 from normlab.cgroup import allowed_cores
-from normlab.cli.app import Json, ResultsDir, app
+from normlab.cli.app import Json, ResultsDir, app, echo
 from normlab.errors import NormlabError
 from normlab.openmp import wait_policy
 from normlab.paths import cache_dir
@@ -209,7 +207,7 @@ def doctor(results_dir: ResultsDir = "results", json: Json = False) -> int:
     for check in checks(results_dir):
         results.append(check)
         if not json:
-            typer.echo(line(check))
+            echo(line(check))
     if json:
-        typer.echo(render(results, "json"))
+        echo(render(results, "json"))
     return int(any(check["state"] == BAD for check in results))

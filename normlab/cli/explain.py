@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from normlab.cli.app import app
+from normlab.cli.app import app, echo
 
 
 @app.command()
@@ -26,7 +26,7 @@ def explain(
     from normlab.explain import page
 
     page.write(path)
-    typer.echo(path)
+    echo(path)
     if open:
         import webbrowser
 

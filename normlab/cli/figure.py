@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from normlab.cli.app import By, Color, Panel, ResultsDir, Style, Where, X, app, split_names
+from normlab.cli.app import By, Color, Panel, ResultsDir, Style, Where, X, app, echo, split_names
 from normlab.errors import warn
 
 
@@ -61,7 +61,7 @@ def figure(
         kind, table, x=x, color=color, style=style, panel=split_names(panel), statistic=statistic, moment=at
     )
     write_figure(drawn, Path(output), columns)
-    typer.echo(drawn.caption)
-    typer.echo(output)
+    echo(drawn.caption)
+    echo(output)
     for warning in table.warnings:
         warn(warning)

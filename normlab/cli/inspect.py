@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from normlab.cli.app import ResultsDir, Run, Trust, app
+from normlab.cli.app import ResultsDir, Run, Trust, app, echo
 from normlab.errors import ConfigError, warn
 
 
@@ -54,7 +54,7 @@ def inspect(
     if statistic == statistics.SPIKES:
         spikes = statistics.spike_rows(folder)
         table = f"{statistics.SPIKES_READING}\n\n{render(statistics.spike_table(spikes))}"
-        return typer.echo(render(spikes, "json") if json else table)
+        return echo(render(spikes, "json") if json else table)
     if probe:
         from normlab.loaded_run import LoadedRun
         from normlab.probe_checkpoints import probe_checkpoints
@@ -64,17 +64,17 @@ def inspect(
     else:
         rows = statistics.inspect(folder, statistic)
     if json:
-        return typer.echo(render(rows, "json"))
+        return echo(render(rows, "json"))
     if statistic is None:
         if speed := statistics.speed_line(record):
-            typer.echo(f"speed: {speed}")
-        typer.echo(f"{statistics.overview_reading(rows)}\n")
-        typer.echo(f"{render(statistics.overview_rows(rows))}\n")
+            echo(f"speed: {speed}")
+        echo(f"{statistics.overview_reading(rows)}\n")
+        echo(f"{render(statistics.overview_rows(rows))}\n")
         command = f"normlab inspect RUN STATISTIC{' --probe' if probe else ''}"
-        return typer.echo(f"{command} prints one statistic by layer and step; normlab list stats lists the statistics")
-    typer.echo(f"{statistics.definition(statistic)}\n{statistics.reading(rows)}\n")
-    typer.echo(f"{render(statistics.table_rows(rows))}\n")
+        return echo(f"{command} prints one statistic by layer and step; normlab list stats lists the statistics")
+    echo(f"{statistics.definition(statistic)}\n{statistics.reading(rows)}\n")
+    echo(f"{render(statistics.table_rows(rows))}\n")
     for note in statistics.notes(rows):
-        typer.echo(note)
+        echo(note)
     if more := statistics.left_out(rows):
-        typer.echo(more)
+        echo(more)

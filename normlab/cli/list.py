@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from normlab.cli.app import ResultsDir, app
+from normlab.cli.app import ResultsDir, app, echo
 from normlab.errors import ConfigError, unknown
 from normlab.plugins import load_plugins
 
@@ -47,6 +47,6 @@ def list_(
         raise ConfigError(unknown("kind", what, kinds))
     if what != "runs" and name is not None:
         width = shutil.get_terminal_size((100, 24)).columns
-        return typer.echo(render([one_entry(what, name)], "json") if json else entry_text(what, name, width))
+        return echo(render([one_entry(what, name)], "json") if json else entry_text(what, name, width))
     rows = kinds[what]()
-    typer.echo(render(rows if json or what == "runs" else table_rows(what, rows), "json" if json else "table"))
+    echo(render(rows if json or what == "runs" else table_rows(what, rows), "json" if json else "table"))

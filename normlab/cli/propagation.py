@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from normlab.cli.app import HydraCommand, app, overrides_argument, show_progress
+from normlab.cli.app import HydraCommand, app, echo, overrides_argument, show_progress
 
 
 @app.command("probe", cls=HydraCommand, context_settings={"ignore_unknown_options": True}, hidden=True)
@@ -39,9 +39,9 @@ def propagation(
     if page is not None:
         check_page(Path(page), "--output")
     rows = list(measure_rows(compose_grid(overrides or []), seeds, show_progress))
-    typer.echo(render(rows if json else [table_row(row) for row in rows], "json" if json else "table"))
+    echo(render(rows if json else [table_row(row) for row in rows], "json" if json else "table"))
     if not json:
         for law in power_laws(rows):
-            typer.echo(law)
+            echo(law)
     if page is not None:
         write_page(rows, Path(page))

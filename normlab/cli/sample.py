@@ -6,7 +6,10 @@ from typing import Annotated
 
 import typer
 
-from normlab.cli.app import Factors, ResultsDir, Run, Trust, app
+from normlab.cli.app import Factors, ResultsDir, Run, Trust, app, echo
+
+KEPT = "\n\t\u00a0\u00ad\u2002\u2003\u2009\u200b\u200c\u200d\u202f\u3000"
+"""Spaces and joiners of ordinary texts, which Python does not count as printable."""
 
 
 @app.command()
@@ -26,4 +29,4 @@ def sample(
     from normlab.loaded_run import load
 
     loaded = load(run, results_dir, where=",".join(factors or ()), trust=trust)
-    typer.echo(loaded.sample(prompt, tokens=tokens, temperature=temperature, seed=seed))
+    echo(loaded.sample(prompt, tokens=tokens, temperature=temperature, seed=seed), KEPT)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from normlab.cli.app import ResultsDir, app, replace_interrupt_handler
+from normlab.cli.app import ResultsDir, app, echo, replace_interrupt_handler
 from normlab.errors import warn
 
 
@@ -62,6 +62,6 @@ def sync(
         codes += [2 for run in folders if is_sending(run, service)]  # another process does, and may fail
         options = [] if results_dir == "results" else ["--results-dir", results_dir]
         for line in upload_lines(folders, service, [*options, name]):
-            typer.echo(line)
+            echo(line)
     if any(codes):
         sys.exit(2)

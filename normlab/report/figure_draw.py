@@ -10,10 +10,11 @@ import io
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normlab.errors import ConfigError
+from normlab.errors import ConfigError, printable
 from normlab.report.figure_data import Figure, Line, Panel, Point
 from normlab.report.pages.shell import write_output
 
@@ -81,6 +82,7 @@ def draw(figure: Figure, columns: int = 2) -> Canvas:
             """Return the picture that a notebook shows."""
             return render_figure(self, "png")
 
+    figure = _with_literal_texts(figure)
     count = len(figure.panels)
     most = (1 if figure.kind == "matrix" else 2) if columns == 1 or count == 4 else 4 if count > 6 else 3
     across = min(count, most)
@@ -94,7 +96,7 @@ def draw(figure: Figure, columns: int = 2) -> Canvas:
         axis.set_visible(False)
     limits = _limits(figure)
     for index, (axis, panel) in enumerate(zip(flat, figure.panels, strict=False)):
-        axis.set_title(textwrap.fill(panel.title, max(8, int(0.85 * width / across / CHARACTER))))
+        axis.set_title(_literal(textwrap.fill(panel.title, max(8, int(0.85 * width / across / CHARACTER)))))
         if figure.kind == "matrix":
             image = _draw_grid(axis, figure, panel, limits, width / across)
             if index == count - 1 and image is not None:
@@ -116,6 +118,22 @@ def draw(figure: Figure, columns: int = 2) -> Canvas:
         fitting = max(1, int(width / (0.5 + CHARACTER * longest)))
         canvas.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), fitting, 4))
     return canvas
+
+
+def _with_literal_texts(figure: Figure) -> Figure:
+    """Return a figure whose texts, but for the titles, are drawn as they are; they may be someone else's."""
+    panels = (
+        replace(panel, lines=tuple(replace(line, label=_literal(line.label)) for line in panel.lines))
+        for panel in figure.panels
+    )
+    ticks = {name: tuple((at, _literal(text)) for at, text in getattr(figure, name)) for name in ("x_ticks", "y_ticks")}
+    names = {name: _literal(getattr(figure, name)) for name in ("x_name", "y_name")}
+    return replace(figure, panels=tuple(panels), **ticks, **names)
+
+
+def _literal(text: str) -> str:
+    """Return a text for matplotlib, which reads what is between two dollar signs as a formula."""
+    return printable(text, keep="\n").replace("$", r"\$")
 
 
 def _points(figure: Figure) -> list[Point]:

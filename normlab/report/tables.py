@@ -17,13 +17,14 @@ import re
 import shutil
 import textwrap
 import time
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
-from normlab.errors import NormlabError, unknown
+from normlab.errors import NormlabError, printable, unknown
 from normlab.report.settings import format_setting
 from normlab.store.format import encode, number
 from normlab.store.outcome import WHOLE_TEXT_NOTE, format_loss
@@ -45,8 +46,8 @@ def render(
 ) -> str:
     """Return rows as text, without a newline at the end.
 
-    JSON and CSV hold the exact values, with NaN and infinity as "nan", "inf" and "-inf", and None as null or an empty
-    field. Tables and Markdown have rounded values.
+    JSON and CSV hold the exact numbers, with NaN and infinity as "nan", "inf" and "-inf", and None as null or an empty
+    field; the others round. Every format escapes texts, which may be someone else's.
 
     Args:
         rows: Rows with the same keys.
@@ -66,9 +67,8 @@ def render(
         return ""
     if format == "csv":
         text = io.StringIO()
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(encode(row) for row in rows)
+        lines = [list(rows[0]), *([row[key] for key in rows[0]] for row in rows)]
+        csv.writer(text, lineterminator="\n").writerows(map(_csv_value, line) for line in lines)
         return text.getvalue().removesuffix("\n")
     if format == "markdown":
         return _markdown(rows)
@@ -82,10 +82,18 @@ def terminal_width() -> int:
     return max(shutil.get_terminal_size((160, 24)).columns, _MIN_WIDTH)
 
 
+def _csv_value(value: Any) -> Any:
+    """Return a value of CSV; an apostrophe precedes a text that a spreadsheet would evaluate as a formula."""
+    if not isinstance(value, str):
+        return encode(value)
+    is_formula = unicodedata.normalize("NFKC", value.lstrip()[:1]) in ("=", "+", "-", "@") and not _is_number(value)
+    return printable(f"'{value}" if is_formula else value)
+
+
 def _markdown(rows: Sequence[Row]) -> str:
     keys = list(rows[0])
     table = [
-        [_TITLES.get(key, key) for key in keys],
+        [_escape(_title(key)) for key in keys],
         ["---:" if key in _FORMATS else "---" for key in keys],
         *([_escape(format_value(key, row[key])) for key in keys] for row in rows),
     ]
@@ -98,12 +106,12 @@ def _markdown(rows: Sequence[Row]) -> str:
 def _escape(text: str) -> str:
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     # Markdown keeps an underscore inside a word, and most names have one.
-    return re.sub(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
+    return re.sub(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
 
 
 def _latex(rows: Sequence[Row], bold: Collection[tuple[int, str]]) -> str:
     """Return a tabular of the LaTeX package booktabs."""
-    lines = [" & ".join(_latex_text(_TITLES.get(key, key)) for key in rows[0])]
+    lines = [" & ".join(_latex_text(_title(key)) for key in rows[0])]
     for index, row in enumerate(rows):
         texts = {key: _latex_text(format_value(key, value)) for key, value in row.items()}
         lines.append(" & ".join(rf"\textbf{{{text}}}" if (index, key) in bold else text for key, text in texts.items()))
@@ -169,7 +177,11 @@ def format_value(key: str, value: Any) -> str:
     elif key in _FORMATS and (known := number(value)) is not None:
         with contextlib.suppress(OverflowError):  # a damaged record may hold an integer above any float
             return _FORMATS[key](known)
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value))
+    return printable(str(value))
+
+
+def _title(key: str) -> str:
+    return printable(_TITLES.get(key, key))
 
 
 def _local_time(created: Any) -> Any:
@@ -239,7 +251,7 @@ def render_table(rows: Sequence[Row], width: int, fixed: Collection[str] = ()) -
     """
     width = max(width, _MIN_WIDTH)
     if len(rows) == 1:
-        texts = {_TITLES.get(key, key): format_value(key, value) for key, value in rows[0].items()}
+        texts = {_title(key): format_value(key, value) for key, value in rows[0].items()}
         indent = max(map(len, texts)) + _GAP
         return fold_lines([title.ljust(indent) + text for title, text in texts.items() if text], width, indent)
     columns = _columns(rows)
@@ -252,9 +264,9 @@ def render_table(rows: Sequence[Row], width: int, fixed: Collection[str] = ()) -
     below = [f"{name}: {format_value('note', row['note'])}" for name, row in named if row.get("note")]
     below += [_old_baselines_note(rows), _corpora_note(rows)]
     if dropped:
-        titles = ", ".join(_TITLES.get(key, key) for key in dropped)
+        titles = ", ".join(_title(key) for key in dropped)
         below.append(f"not shown: {titles} (use a wider terminal, or JSON for all values)")
-    above = "in common: " + ", ".join(f"{_TITLES.get(key, key)} {value}" for key, value in shared.items())
+    above = "in common: " + ", ".join(f"{_title(key)} {value}" for key, value in shared.items())
     parts = [fold_lines([above] if shared else [], width), _grid(columns, widths), fold_lines(below, width)]
     return "\n\n".join(filter(None, parts))
 
@@ -304,7 +316,7 @@ def _widths(columns: Columns, width: int, min_text: int) -> dict[str, int]:
     it; a run's name folds, because it can have any length.
     """
     first = next(iter(columns))
-    cells = {key: [_TITLES.get(key, key), *texts] for key, texts in columns.items()}
+    cells = {key: [_title(key), *texts] for key, texts in columns.items()}
     widths = {key: max(map(_cell_len, texts)) for key, texts in cells.items()}
     foldable = [key for key in columns if key not in _FORMATS and (key != first or key == "run")]
     words = {key: max(map(_cell_len, " ".join(cells[key]).split())) for key in foldable}
@@ -321,7 +333,7 @@ def _total(widths: dict[str, int]) -> int:
 
 def _grid(columns: Columns, widths: dict[str, int]) -> str:
     lines: list[str] = []
-    for row in [tuple(_TITLES.get(key, key) for key in columns), *zip(*columns.values(), strict=True)]:
+    for row in [tuple(_title(key) for key in columns), *zip(*columns.values(), strict=True)]:
         folded = [_fold(text, widths[key]) for key, text in zip(columns, row, strict=True)]
         for texts in itertools.zip_longest(*folded, fillvalue=""):
             padded: list[str] = []

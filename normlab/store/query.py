@@ -129,7 +129,7 @@ def is_run(folder: Path) -> bool:
             return any(entry.name in (RUN_FILE, STATUS_FILE) for entry in entries)
     except PermissionError:
         return True
-    except OSError:
+    except (OSError, ValueError):  # no path has a NUL or a lone surrogate
         return False
 
 

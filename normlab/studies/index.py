@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from normlab.errors import printable
 from normlab.report.pages.shell import write_output
 
 INTRODUCTION = """\
@@ -37,7 +39,12 @@ def write_index(folder: Path) -> None:
     """
     reports = [json.loads(path.read_text()) | {"folder": path.parent.name} for path in folder.glob("*/report.json")]
     parts = [INTRODUCTION, *("\n".join(_section(each)) for each in sorted(reports, key=lambda each: each["folder"]))]
-    write_output(folder / "README.md", ("\n".join(parts) + "\n").encode())
+    write_output(folder / "README.md", as_text("\n".join(parts) + "\n").encode())
+
+
+def as_text(markdown: str) -> str:
+    """Return Markdown without controls and tags of HTML: the names of runs and corpora may be someone else's."""
+    return re.sub(r"<(?=[a-zA-Z/!?])", "&lt;", printable(markdown, keep="\n"))
 
 
 def _section(report: dict[str, Any]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normlab.errors import StoreError
+from normlab.errors import StoreError, printable
 from normlab.report.cells_table import summarize_by
 from normlab.report.figure_data import make_figure
 from normlab.report.figure_draw import SETTINGS, render_figure, write_figure
@@ -27,7 +27,7 @@ from normlab.store.files import check_links
 from normlab.store.format import decode, to_json
 from normlab.studies.base import SIZES, VOID, Study, Within
 from normlab.studies.estimators import Estimate
-from normlab.studies.index import write_index
+from normlab.studies.index import as_text, write_index
 from normlab.studies.judge import Judgement, Verdicts, as_row, from_row
 from normlab.studies.run import Evidence
 
@@ -258,7 +258,7 @@ def _draw_verdict(axis: Any, each: Judgement) -> None:
 
 
 def _markdown(blocks: Sequence[Block]) -> str:
-    return "\n\n".join(_as_markdown(block) for block in blocks) + "\n"
+    return as_text("\n\n".join(_as_markdown(block) for block in blocks) + "\n")
 
 
 def _as_markdown(block: Block) -> str:
@@ -282,7 +282,7 @@ def _as_markdown(block: Block) -> str:
 
 def _page(study: Study, blocks: Sequence[Block], folder: Path) -> str:
     body = f'<style>{CSS}</style><main class="report">{"".join(_as_html(block, folder) for block in blocks)}</main>'
-    return page(study.question, body, {}, [])
+    return page(study.question, printable(body, keep="\n"), {}, [])
 
 
 def _as_html(block: Block, folder: Path) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from normlab.config.memory import format_size
-from normlab.errors import StoreError
+from normlab.errors import StoreError, printable
 from normlab.report.runs_table import row_of
 from normlab.report.tables import render
 from normlab.store import format as record_format
@@ -295,6 +295,7 @@ class ProgressDisplay:
 
     def print(self, line: str) -> None:
         """Print a line: above the table on a terminal, else on stderr."""
+        line = printable(line)
         if self._live is not None:
             self._live.console.print(line, markup=False, highlight=False)
         else:
@@ -320,7 +321,8 @@ class ProgressDisplay:
             is_quiet = pack.state in (WAITING, FINISHED, STOPPED) and not pack.unusual
             if len(self._packs) <= MOST_LINES or not is_quiet:
                 bar = ProgressBar(total=1.0, completed=pack.fraction, width=20)
-                table.add_row(str(number), Text(pack.label), bar, Text(pack.status), _duration(pack.seconds_left))
+                label, left = Text(printable(pack.label)), _duration(pack.seconds_left)
+                table.add_row(str(number), label, bar, Text(pack.status), left)
         table.caption = Text(self._summary())
         return table
 

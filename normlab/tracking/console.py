@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from normlab.errors import printable
 from normlab.stats.profiles import Profiles
 from normlab.store.format import DIVERGED
 from normlab.store.outcome import WHOLE_TEXT_NOTE, explain_loss, format_loss
@@ -162,7 +163,7 @@ class Console:
         return "  ".join(parts)
 
     def _print(self, line: str) -> None:
-        self._stream.write(line + "\n")
+        self._stream.write(printable(line) + "\n")
         self._stream.flush()
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from normlab.errors import StatisticsError
+from normlab.errors import StatisticsError, printable
 from normlab.stats.profiles import Profiles
 from normlab.stats.registry import STATISTICS, layers_of, values_of
 from normlab.stats.statistic import TIERS
@@ -183,7 +183,7 @@ def _columns(profiles: Profiles) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _key(name: str, site: str = "") -> str:
-    return f"{STATISTICS[name].of}/{name}" + (f"/{site}" if site else "")
+    return f"{STATISTICS[name].of}/{name}" + (f"/{printable(site)}" if site else "")
 
 
 def _values(profiles: Profiles, name: str) -> Iterable[tuple[str, np.ndarray[Any, Any]]]:
@@ -226,12 +226,9 @@ def labels_of(run: Mapping[str, Any], plan: Plan | None) -> Labels:
 
 
 def _shorten(text: str, longest: int) -> str:
-    """Return a text of at most `longest` characters; a longer text ends in its hash, so that no two become equal."""
-    return (
-        text
-        if len(text) <= longest
-        else f"{text[: longest - 9]}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:8]}"
-    )
+    """Return a printable text of at most `longest` characters; one that is cut ends in its hash, so none become equal."""
+    text = printable(text)
+    return text if len(text) <= longest else f"{text[: longest - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def summary_of(record: RunRecord) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from normlab.errors import ConfigError
+from normlab.errors import ConfigError, printable
 from normlab.store.files import io_error, write_atomic
 from normlab.store.format import encode
 
@@ -59,7 +59,7 @@ def page(title: str, body: str, data: Mapping[str, Any], assets: Sequence[Path],
     policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data: blob:"
     return shell.substitute(
         policy=f"{policy}; connect-src 'self'" if may_connect else policy,
-        title=html.escape(title),
+        title=html.escape(printable(title)),
         styles=_read_joined([SHARED / "base.css", *assets], ".css"),
         body=body,
         data=as_json(data),

@@ -1,0 +1,145 @@
+"""No text of a record reaches a terminal, a table, a figure or a page as anything but text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from normlab.cli.app import echo, show_progress
+from normlab.errors import notify, printable, warn
+from normlab.report.tables import FORMATS, render
+from normlab.store.runs import RunFolder
+from normlab.studies.base import Study
+from normlab.studies.report import Block, _markdown, _page
+from normlab.tracking.console import Console
+from normlab.tracking.payloads import labels_of
+
+Command = Callable[..., tuple[int, str, str]]
+
+ESCAPES = "\x1b[2J\x1b]0;title\x07 a\nb\rc \u202egnp \ud800 \x9b1m"
+MARKUP = (
+    "<script>alert(1)</script> <img src=x onerror=alert(1)> $\\frac$ cost $^{$ | `x` [y](http://z) \\input{x} & % # _"
+)
+FORMULAS = ["=cmd()", "+1+cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "\t=1+1", "\r=1+1", " =1+1", "\uff1d1+1"]
+TEXT = f"={ESCAPES} {MARKUP}"
+
+
+def assert_shown(text: str, subject: object = "") -> None:
+    assert printable(text, keep="\n\t") == text, subject
+    assert "Traceback" not in text, subject
+
+
+def assert_no_formula(text: str) -> None:
+    """Assert that a spreadsheet evaluates no cell."""
+    for row in csv.reader(io.StringIO(text)):
+        for cell in row:
+            try:
+                float(cell)
+            except ValueError:
+                assert not cell.strip().startswith(("=", "+", "-", "@", "\uff1d")), row
+
+
+@pytest.fixture(params=[TEXT])
+def runs(
+    request: pytest.FixtureRequest, make_run: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> list[str]:
+    """Make runs whose names, norms and corpora are hostile texts, in the current folder; return an id and a name."""
+    monkeypatch.chdir(tmp_path)
+    corpus = {"name": f"@{TEXT}", "sha256": "a" * 64, "baselines": {"uniform": 5.5, "unigram": 3.2, "bigram": 2.5}}
+    for index, name in enumerate(FORMULAS):
+        norm, seed, lr = "rmsnorm" if index < 2 else request.param, index % 2, (1 + index // 4) * 1e-3
+        folder = make_run(
+            f"run{index}", norm=norm, seed=seed, lr=lr, run={"name": name + TEXT, "corpus": corpus},
+            status={"val_loss": 2.0 + seed / 10 - 100 * lr},
+        )  # fmt: skip
+        folder.append([{"kind": "eval", "step": step, "loss": 3.0 - step / 100} for step in (0, 50, 100)])
+    return ["run0", FORMULAS[0] + TEXT]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_tables(format: str, runs: list[str], run_command: Command) -> None:
+    for options in (["--runs"], ["--by", "norm"], ["--by", "norm", "--test", "counts"], ["--where", f"norm={TEXT}"]):
+        code, out, err = run_command("summarize", ".", *options, "--format", format)
+        assert code == 0 or "--where" in options, err
+        assert_shown(out + err, options)
+        if format == "csv":
+            assert_no_formula(out)
+        elif format == "json" and code == 0:
+            json.loads(out)
+        elif format == "markdown":
+            assert "<script" not in out
+        elif format == "latex":
+            assert "\\input" not in out
+
+
+def test_commands_that_print(runs: list[str], run_command: Command) -> None:
+    commands = [["list", "runs", "."], ["list", "runs", ".", "--json"]]
+    commands += [[name, run] for name in ("inspect", "sample", "verify", "sync") for run in runs]
+    commands += [["inspect", runs[0], "spikes"], ["summarize", TEXT], ["summarize", ".", "--by", TEXT]]
+    for command in commands:
+        _, out, err = run_command(*command, "--results-dir", ".")
+        assert_shown(out + err, command)
+
+
+@pytest.mark.parametrize("runs", ["\x1b[2J \ud800 <script>", "$\\frac$ $^{$", "$a$"], indirect=True, ids=ascii)
+@pytest.mark.parametrize("kind", ["loss", "lr", "factor", "matrix"])
+def test_figures(kind: str, runs: list[str], run_command: Command) -> None:
+    for output in ("f.svg", "f.pdf", "f.png") if kind == "factor" else ("f.svg",):
+        axes = ["--color", "optim.lr"] if kind == "matrix" else []
+        by = "norm,optim.lr" if kind == "matrix" else "norm"
+        code, out, err = run_command("figure", kind, ".", "--by", by, *axes, "-o", output)
+        assert code == 0, err
+        assert_shown(out + err)
+        if output == "f.svg":
+            content = Path(output).read_text()
+            assert_shown(content)
+            assert "<script" not in content
+
+
+def test_the_page(runs: list[str], run_command: Command) -> None:
+    code, out, err = run_command("compare", ".", "-o", "page.html")
+    assert code == 0, err
+    assert_shown(out + err)
+    page = Path("page.html").read_text()
+    assert_shown(page)
+    assert "<script>alert" not in page
+    assert "<img src=x" not in page
+
+
+def test_reports_of_studies(tmp_path: Path) -> None:
+    blocks = [Block(kind, TEXT) for kind in ("title", "heading", "text")]
+    blocks += [Block("list", [TEXT]), Block("table", [[TEXT], [TEXT]]), Block("code", [TEXT])]
+    for output in (_markdown(blocks), _page(Study("study", TEXT, {}, []), blocks, tmp_path)):
+        assert_shown(output)
+        assert "<script>alert" not in output
+
+
+def test_lines_for_the_user(capsys: pytest.CaptureFixture[str]) -> None:
+    for line in (echo, warn, notify, show_progress):
+        line(TEXT)
+    config = {"norm": {"name": TEXT}, "placement": {"name": TEXT}, "model": {"depth": 1, "width": 8},
+              "train": {"steps": 1}, "eval": {"every": 1}}  # fmt: skip
+    corpus = {"name": TEXT, "baselines": {"uniform": 1.0, "unigram": 1.0, "bigram": 1.0}}
+    run = {"run_id": TEXT, "name": f"{TEXT}2", "config": config, "corpus": corpus,
+           "resolved": {"device": TEXT, "precision": "fp32"}}  # fmt: skip
+    Console().start(run, 0)
+    captured = capsys.readouterr()
+    assert_shown(captured.out + captured.err)
+
+
+def test_labels_at_a_service() -> None:
+    tracking = {"group": TEXT, "job_type": TEXT, "tags": [TEXT]}
+    config = {"norm": {"name": TEXT}, "placement": {"name": TEXT}, "model": {"depth": 1}, "tracking": tracking}
+    labels = labels_of({"run_id": "id", "name": TEXT, "config": config}, None)
+    for label in (labels.name, labels.group, labels.job_type, *labels.tags):
+        assert_shown(str(label))
+
+
+def test_numbers_in_csv_stay_numbers() -> None:
+    row = {"a": -1.5, "b": float("-inf"), "c": "-0.25", "d": "+3e-4", "e": "x-1", "-f": None}
+    assert render([row], "csv") == "a,b,c,d,e,'-f\n-1.5,-inf,-0.25,+3e-4,x-1,"

@@ -77,6 +77,8 @@ class Side:
         self.name, self.precision, self.pack_size = name, precision, work.runs
         self.turns: list[float] = []
         """Seconds per step in each turn."""
+        self.cpu_turns: list[float] = []
+        """Processor seconds per step in each turn, of all threads; they hardly depend on other processes."""
         self.first_setup_s, self.next_setup_s = self._start(work), 0.0
         """Set-up time of the first pack or run, and of each later one."""
         if twice:
@@ -94,7 +96,9 @@ class Side:
     def turn(self, count: int) -> None:
         """Take `count` steps."""
         self._pipe.send(count)
-        self.turns.append(self._pipe.recv() / count)
+        seconds, cpu_seconds = self._pipe.recv()
+        self.turns.append(seconds / count)
+        self.cpu_turns.append(cpu_seconds / count)
 
     def stop(self) -> None:
         """Stop the process."""
@@ -131,10 +135,10 @@ def serve(pipe: Connection, work: Work) -> None:
     sync()
     pipe.send(time.perf_counter() - start)
     while count := pipe.recv():
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         steps(count)
         sync()
-        pipe.send(time.perf_counter() - start)
+        pipe.send((time.perf_counter() - start, time.process_time() - cpu_start))
 
 
 def sides_of(overrides: Sequence[str], precision: str, options: argparse.Namespace) -> Iterator[Side]:
@@ -173,7 +177,7 @@ def table(sides: Sequence[Side], options: argparse.Namespace) -> list[str]:
     median = statistics.median
     speed = {(side.precision, side.name): median(side.runs_per_hour(options.runs, options.steps)) for side in sides}
     lines = [
-        f"{'precision':9} {'side':24} {'ms/step per run':>18} {'set-up s':>8} {'runs/hour':>12} "
+        f"{'precision':9} {'side':24} {'ms/step per run':>18} {'cpu ms':>8} {'set-up s':>8} {'runs/hour':>12} "
         f"{'/ plain fp32':>13} {'/ plain':>8} {'/ compiled':>10} {'/ single':>8}  quartiles of / plain"
     ]
     for side in sides:
@@ -186,6 +190,7 @@ def table(sides: Sequence[Side], options: argparse.Namespace) -> list[str]:
         low, _, high = statistics.quantiles(ratios, n=4)
         lines.append(
             f"{side.precision:9} {side.name:24} {1e3 * median(side.turns) / side.pack_size:18.2f} "
+            f"{1e3 * median(side.cpu_turns) / side.pack_size:8.2f} "
             f"{side.first_setup_s:8.1f} {packed:12.2f} {of_fp32:>13} {packed / plain:8.2f} {of_compiled:>10} "
             f"{packed / single:8.2f}  {low:.2f}-{high:.2f}"
         )

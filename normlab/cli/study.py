@@ -108,7 +108,7 @@ def run(
         planned, folder = grid.sweep.plan, grid.sweep.folder
         for warning in grid.sweep.warnings:
             warn(warning)
-        for line in plan_lines(grid.sweep, grid.options.jobs or 1, with_packs=False):
+        for line in plan_lines(grid.sweep, grid.options, with_packs=False):
             echo(line)
         checks = verify_blocks(grid.composed)
         for block, problem in json.loads(checks)["failed"].items():

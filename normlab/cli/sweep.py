@@ -29,8 +29,12 @@ def sweep(
     The same command resumes the sweep. Exit code 1 if a run failed; a diverged run has not failed.
 
     Runs that differ only in numbers train stacked, in packs of up to sweep.pack runs, with one process per pack. With
-    sweep.pack=auto a pack has 1 run on a CPU in fp32, and 16 in bf16 up to width 128; on a GPU, 8 up to width 512 and
-    4 up to 1024. The bits of a run depend on the size and members of its pack, which the plan records.
+    sweep.pack=auto a pack has up to 16 runs on a CPU up to width 32 (bf16: 128), and 1 above; on a GPU, 8 up to width
+    512 and 4 up to 1024. The bits of a run depend on its threads and on the size and members of its pack, which the
+    plan and the run record.
+
+    On a CPU, one pack per core trains at once up to width 128, and one with all cores above; sweep.jobs sets another
+    number. The plan prints both.
 
     On GPUs each pack has one GPU: that with the fewest packs. A GPU that fails is taken out of the sweep.
 
@@ -53,7 +57,7 @@ def sweep(
     for warning in planned.warnings:
         warn(warning)
     plan, folder = planned.plan, planned.folder
-    for line in plan_lines(planned, options.jobs or 1, with_packs=dry_run):
+    for line in plan_lines(planned, options, with_packs=dry_run):
         echo(line)
     if dry_run:
         return 0

@@ -74,11 +74,17 @@ class SweepOptions:
     name: str | None = option(None, longest=100)
     """Name of the sweep and of its folder in results/sweeps; default: the varied options and a hash of the runs."""
     pack: str = "auto"
-    """Maximum number of runs that train stacked: a number, off, or auto (the rule of `packs.auto_pack_size`)."""
+    """Maximum number of runs that train stacked: a number, off, or auto (the rule of `packs.auto_pack_size`).
+
+    On a CPU, packs of auto are small enough that all `jobs` have one.
+    """
     on: str = option("local", choices=("local", "slurm"))
     """local: processes on this machine; slurm: an array job with a task per pack."""
     jobs: int | None = option(None, at_least=1, at_most=1024)
-    """Packs that train at once, on each GPU if they train on GPUs; default: one, and no limit in Slurm."""
+    """Packs that train at once, on each GPU if they train on GPUs; they share the cores evenly.
+
+    Default: on a CPU, one per core up to width 128 (the rule of `packs.auto_jobs`), else one; no limit in Slurm.
+    """
     gpus: str = option("all", longest=10_000)
     """GPUs of the packs, one for each: all that are visible, or some by index, UUID or MIG name (0,2,5)."""
     timeout_minutes: float = option(30.0, above=0, at_most=525_600)
@@ -121,7 +127,7 @@ class SweepOptions:
         """Maximum number of runs in a pack; None with sweep.pack=auto."""
         return None if self.pack == "auto" else int(self.pack) if self.pack.isdecimal() else 1
 
-    def pack_memory(self, device: str, gpu_bytes: int) -> int:
+    def pack_memory(self, device: str, gpu_bytes: int, jobs: int) -> int:
         """Return the memory that the process of one pack may use, in bytes.
 
         On this machine, each process has an equal share of the memory of its GPU or of the machine. In Slurm, a CPU
@@ -130,10 +136,11 @@ class SweepOptions:
         Args:
             device: The device of the packs, cpu or cuda.
             gpu_bytes: Memory of the smallest GPU that may train a pack on this machine; ignored on a CPU.
+            jobs: Packs that train at once on this machine, on each GPU.
         """
         if self.on == "slurm":
             return NODE_GPU_BYTES if device == "cuda" else int(self.slurm.memory_gb * 2**30)
-        return (gpu_bytes if device == "cuda" else available_bytes()) // (self.jobs or 1)
+        return (gpu_bytes if device == "cuda" else available_bytes()) // jobs
 
     @property
     def has_gpu(self) -> bool | None:

@@ -83,6 +83,8 @@ class Plan:
     """Notes on numerics: packs of several sizes, runs that were trained in other packs."""
     memory_bytes: int | None = None
     """With sweep.pack=auto, the memory of one pack's process, which limits the size of packs."""
+    parallel_packs: int = 1
+    """Packs that train at once, on each GPU, by a command without `sweep.jobs`."""
 
     def runs_of(self, pack: Pack) -> list[PlannedRun]:
         """Return the runs of a pack."""
@@ -210,7 +212,8 @@ def read_plan(folder: Path) -> Plan:
         if any(index not in range(len(runs)) for pack in packs for index in pack.runs):
             raise ValueError(f"a pack has a run outside of the {len(runs)} runs")
         notes = record.get("notes", [_TIMED_NOTE] if record.get("tried") else [])
-        return Plan(record["name"], record["pack"], runs, packs, notes, record.get("memory_bytes"))
+        limits = (record.get("memory_bytes"), record.get("parallel_packs", 1))
+        return Plan(record["name"], record["pack"], runs, packs, notes, *limits)
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{path}: is not a valid plan ({error}); {HOW_TO_FIX[PLAN_FILE]}") from error
 

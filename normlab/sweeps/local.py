@@ -59,8 +59,8 @@ class LocalExecutor:
         self._folder, self._on_start, self._report = folder, on_start, report
         self._devices: list[Gpu | None] = list(gpus) or [None]
         """The usable GPUs; None is the CPU."""
-        self._jobs = options.jobs or 1
-        self._max_processes = self._jobs * len(self._devices)
+        self._num_devices = len(self._devices)
+        self._jobs = options.jobs
         self._timeout_minutes = options.timeout_minutes
         self._processes: list[PackProcess] = []
 
@@ -74,8 +74,8 @@ class LocalExecutor:
 
         A pack that needs more GPUs than are free keeps the packs behind it waiting, or it would wait for ever.
         """
-        # A single process leaves the number of threads to torch.
-        threads = max(1, allowed_cores() // self._max_processes) if self._max_processes > 1 else None
+        jobs = self._jobs or plan.parallel_packs
+        threads = threads_of(jobs * self._num_devices)
         load = Counter(gpu for process in self._processes for gpu in process.gpus or (None,))
         rest: list[Pack] = []
         for position, pack in enumerate(waiting):
@@ -83,7 +83,7 @@ class LocalExecutor:
             if count > len(self._devices):  # for a sweep whose other GPUs have failed
                 rest.append(pack)
                 continue
-            free = sorted((device for device in self._devices if load[device] < self._jobs), key=load.__getitem__)
+            free = sorted((device for device in self._devices if load[device] < jobs), key=load.__getitem__)
             if len(free) < count:
                 return [*rest, *waiting[position:]]
             gpus = [device for device in free[:count] if device]
@@ -122,6 +122,11 @@ class LocalExecutor:
         """Stop the processes that still run after an error, by closing their pipes."""
         for process in self._processes:
             process.close_pipe()
+
+
+def threads_of(processes: int) -> int | None:
+    """Return the threads of each of several processes; a single one leaves the number to torch (None)."""
+    return max(1, allowed_cores() // processes) if processes > 1 else None
 
 
 class PackProcess:

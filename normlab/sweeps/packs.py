@@ -15,6 +15,9 @@ from normlab.config.schema import RunConfig
 from normlab.options import plain_tree
 from normlab.stats.statistic import PROBE
 
+PROCESS_BYTES = 2**30
+"""Assumed memory of a process beside its runs: torch, the compiler and the corpus."""
+
 
 def pack_key(config: RunConfig) -> str:
     """Return as canonical JSON the options that must be equal within a pack."""
@@ -51,7 +54,7 @@ def make_packs(
 def auto_pack_size(device: str, precision: str, width: int, run_bytes: int, memory_bytes: int) -> int:
     """Return the largest pack size of `sweep.pack=auto`, by a fixed rule.
 
-    - cpu, fp32: 1. A pack of 16 trains 0.77 (eager) or 0.92 (compiled) times the runs/hour of single runs.
+    - cpu, fp32: 16 up to width 32 (measured: 0.64 of the processor time of a single run); 1 above (width 64: 1.02).
     - cpu, bf16: 16 up to width 128 (measured: 1.26 times eager, 1.58 compiled); 1 above.
     - cuda: 8 up to width 512, where steps are bound by kernel launches; 4 up to width 1024; 1 above. Not measured.
 
@@ -68,8 +71,25 @@ def auto_pack_size(device: str, precision: str, width: int, run_bytes: int, memo
     if device == "cuda":
         size = 8 if width <= 512 else 4 if width <= 1024 else 1
     else:
-        size = 16 if precision == "bf16" and width <= 128 else 1
+        size = 16 if width <= (128 if precision == "bf16" else 32) else 1
     return max(1, min(size, memory_bytes // (2 * run_bytes)))
+
+
+def auto_jobs(width: int, run_bytes: int, cores: int, memory_bytes: int) -> int:
+    """Return the number of packs that train at once on a CPU without `sweep.jobs`, by a fixed rule.
+
+    Up to width 128, one for each core, with one thread each: two threads wait for each other in every operation, so
+    that two processes train 1.5 (width 128) to 2 (width 32) times the runs/hour of one. 1 above, which is not measured.
+    The number is reduced until twice `run_bytes` and `PROCESS_BYTES` of each process fit into the memory.
+
+    Args:
+        width: Width of the model.
+        run_bytes: As for `auto_pack_size`.
+        cores: Cores for one device of each run.
+        memory_bytes: Memory of this machine, in bytes.
+    """
+    jobs = cores if width <= 128 else 1
+    return max(1, min(jobs, memory_bytes // (2 * run_bytes + PROCESS_BYTES)))
 
 
 def split(group: Sequence[int], largest: int) -> list[list[int]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from normlab.cgroup import allowed_cores
 from normlab.config import memory
 from normlab.config.schema import RunConfig, canonical_hash
 from normlab.config.sweep_options import SweepOptions
@@ -21,7 +22,7 @@ from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack
 from normlab.sweeps.gpus import choose_gpus
-from normlab.sweeps.packs import auto_pack_size, make_packs
+from normlab.sweeps.packs import auto_jobs, auto_pack_size, make_packs
 from normlab.training.identity import identity, run_id_of
 from normlab.training.machine import Gpu, RuntimeSettings, check_gpu_count, check_machine, resolve, resolve_device
 
@@ -105,12 +106,14 @@ def make_plan(
     runs = [run_of(folder, run) for run in plan.runs]
     for run in runs:
         _check_not_in_another_pack(run, name)
-    size, memory_bytes = _pack_size(options, configs, machines, list(run_bytes.values()), gpu)
+    jobs = _jobs(options, configs, machines, list(run_bytes.values()))
+    size, memory_bytes = _pack_size(options, configs, machines, list(run_bytes.values()), gpu, jobs)
     left = [index for index, run in enumerate(runs) if not is_completed(run)]
     packs = make_packs(configs, left, {index for index in left if runs[index].exists()}, size)
     notes = [*_size_notes(packs), *_existing_run_notes(runs, make_packs(configs, range(len(runs)), (), size))]
     numbered = [Pack(number, pack) for number, pack in enumerate(sorted(packs), 1)]
-    plan = replace(plan, packs=numbered, notes=notes, memory_bytes=memory_bytes)
+    jobs = jobs if gpus else max(1, min(jobs, len(packs)))
+    plan = replace(plan, packs=numbered, notes=notes, memory_bytes=memory_bytes, parallel_packs=jobs)
     return PlannedSweep(plan, folder, list(warnings), gpus, run_bytes)
 
 
@@ -140,25 +143,43 @@ def _gpus_of(options: SweepOptions, configs: Sequence[RunConfig]) -> list[Gpu]:
     return gpus
 
 
+def _jobs(
+    options: SweepOptions, configs: Sequence[RunConfig], machines: Sequence[RuntimeSettings], run_bytes: Sequence[int]
+) -> int:
+    """Return the number of packs that train at once, on each GPU: the smallest of the numbers for each config."""
+    if options.jobs is not None or options.on == "slurm" or any(machine.device != "cpu" for machine in machines):
+        return options.jobs or 1
+    cores, memory_bytes = allowed_cores(), memory.available_bytes()
+    return min(
+        auto_jobs(config.model.width, needed, cores // config.devices, memory_bytes)
+        for config, needed in zip(configs, run_bytes, strict=True)
+    )
+
+
 def _pack_size(
     options: SweepOptions,
     configs: Sequence[RunConfig],
     machines: Sequence[RuntimeSettings],
     run_bytes: Sequence[int],
     gpu: Gpu | None,
+    jobs: int,
 ) -> tuple[int, int | None]:
     """Return the largest pack size and, with sweep.pack=auto, the bytes that limit it.
 
-    With sweep.pack=auto, the size is the smallest of the sizes for each config.
+    With sweep.pack=auto, the size is the smallest of the sizes for each config. On a CPU of this machine, it leaves
+    runs for every job.
     """
     if options.largest_pack is not None:
         return options.largest_pack, None
     gpu_bytes = gpu.memory_bytes if gpu else 0
-    memory_bytes = min(options.pack_memory(device, gpu_bytes) for device in {machine.device for machine in machines})
+    devices = {machine.device for machine in machines}
+    memory_bytes = min(options.pack_memory(device, gpu_bytes, jobs) for device in devices)
     sizes = {
         auto_pack_size(machine.device, machine.precision, config.model.width, needed, memory_bytes)
         for config, machine, needed in zip(configs, machines, run_bytes, strict=True)
     }
+    if options.on == "local" and gpu is None:
+        sizes.add(max(1, len(configs) // jobs))
     return min(sizes), memory_bytes
 
 

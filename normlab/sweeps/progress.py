@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from normlab.config.memory import format_size
+from normlab.config.sweep_options import SweepOptions
 from normlab.errors import StoreError, printable
 from normlab.report.runs_table import row_of
 from normlab.report.tables import render
@@ -34,6 +35,7 @@ from normlab.store.plans import (
 from normlab.store.reading import read_last_row
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
+from normlab.sweeps.local import threads_of
 from normlab.sweeps.plan import PlannedSweep, is_completed, tokens_of
 from normlab.tracking.console import SafeStream, format_duration
 
@@ -50,15 +52,15 @@ MOST_LINES = 30
 WAITING, RUNNING, STOPPED = "waiting", "running", "stopped"
 
 
-def plan_lines(sweep: PlannedSweep, jobs: int, *, with_packs: bool) -> Iterator[str]:
-    """Yield a sweep's name, runs, packs, GPUs, memory, notes and tokens, and (`with_packs`) its open packs.
+def plan_lines(sweep: PlannedSweep, options: SweepOptions, *, with_packs: bool) -> Iterator[str]:
+    """Yield a sweep's name, runs, packs, GPUs, jobs, memory, notes and tokens, and (`with_packs`) its open packs.
 
     Args:
         sweep: The plan and its folder, GPUs and memory.
-        jobs: Packs that train at once on each GPU.
+        options: The options of the sweep.
         with_packs: Whether to list the open packs.
     """
-    plan, folder = sweep.plan, sweep.folder
+    plan, folder, jobs = sweep.plan, sweep.folder, options.jobs or sweep.plan.parallel_packs
     left = {index for index, run in enumerate(plan.runs) if not is_completed(run_of(folder, run))}
     packs = [pack for pack in plan.packs if left.intersection(pack.runs)]
     completed = len(plan.runs) - len(left)
@@ -75,6 +77,8 @@ def plan_lines(sweep: PlannedSweep, jobs: int, *, with_packs: bool) -> Iterator[
         indices = ", ".join(str(gpu.index) for gpu in sweep.gpus)
         names = ", ".join(dict.fromkeys(gpu.name for gpu in sweep.gpus))
         yield f"gpus    {indices} ({names}), {_count(jobs, 'pack')} at once on each (sweep.jobs={jobs})"
+    elif packs and options.on == "local" and (threads := threads_of(jobs)):
+        yield f"jobs    {jobs} packs at once, {_count(threads, 'thread')} each (sweep.jobs={jobs})"
     if packs:
         yield f"memory  at least {format_size(max(map(sweep.pack_bytes, packs)))} for the largest pack"
     for note in plan.notes:

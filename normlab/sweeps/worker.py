@@ -45,8 +45,8 @@ def main(folder: Path, number: int, *, on_gpu: bool) -> int:
     except Exception as error:
         traceback.print_exc()
         code, message = OUT_OF_MEMORY if isinstance(error, MemoryError) else 1, f"{type(error).__name__}: {error}"
-        if "randomness" in message:  # vmap's error message
-            message = f"the norm draws random numbers, which fails in a pack; use sweep.pack=off ({message})"
+        if "vmap" in message:  # it draws random numbers, or reads a value on the host
+            message = f"the norm or the placement cannot train in a pack; use sweep.pack=off ({message})"
     print(f"{ERROR_PREFIX}{one_line(message)}", file=sys.stderr, flush=True)
     return code
 

@@ -1,8 +1,15 @@
 """Overrides of a run of seconds."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 CORPUS = Path(__file__).parents[1] / "corpus.txt"
+
+
+def one_run_at_a_time(overrides: Sequence[str]) -> list[str]:
+    """Return the options of a sweep without packs and with one job, except those that `overrides` set."""
+    options = [override.partition("=")[0] for override in overrides]
+    return [default for default in ("sweep.pack=off", "sweep.jobs=1") if default.partition("=")[0] not in options]
 
 
 def small_run(results: Path) -> list[str]:

@@ -43,6 +43,7 @@ from normlab.training.identity import describe, identity
 from normlab.training.machine import Gpu, resolve
 from support.pretended_gpus import MEMORY, UUIDS, gpus, pretend_gpus
 from support.processes import RecordingDisplay, wait_for, workers_of
+from support.small_run import one_run_at_a_time
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -264,7 +265,8 @@ def pretended_sweep(monkeypatch: pytest.MonkeyPatch, overrides: list[str]) -> Su
     def call(*more: str, on: list[Gpu], ways: dict[int, str] | None = None) -> tuple[SweepResult, list[Any], Path]:
         for name, value in {"ways": ways or {}, "running": [], "loads": [], "threads": [], "placed": []}.items():
             monkeypatch.setattr(PretendedProcess, name, value)
-        options, composed = compose_sweep([*overrides, *more, *([] if "sweep.name=y" in more else ["sweep.name=x"])])
+        name = [] if "sweep.name=y" in more else ["sweep.name=x"]
+        options, composed = compose_sweep([*overrides, *one_run_at_a_time(more), *name, *more])
         planned, display = make_plan(options, composed), RecordingDisplay()
         return supervise(planned.folder, planned.plan, options, display, on), display.events, planned.folder
 

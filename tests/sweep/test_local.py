@@ -28,6 +28,7 @@ from normlab.sweeps import local, supervisor, worker
 from normlab.sweeps.plan import make_plan
 from normlab.sweeps.supervisor import SweepResult, supervise
 from support.processes import RecordingDisplay, wait_for, workers_of
+from support.small_run import one_run_at_a_time
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -239,7 +240,8 @@ def fake_sweep(
 
     def call(*more: str, ways: dict[int, str], retry: bool = False) -> tuple[SweepResult, list[Any], Path]:
         monkeypatch.setattr(FakePopen, "ways", ways)
-        options, composed = compose_sweep([*overrides, *([] if "sweep.name=y" in more else ["sweep.name=x"]), *more])
+        name = [] if "sweep.name=y" in more else ["sweep.name=x"]
+        options, composed = compose_sweep([*overrides, *one_run_at_a_time(more), *name, *more])
         planned, display = make_plan(options, composed), RecordingDisplay()
         outcome = supervise(planned.folder, planned.plan, options, display, retry_failed=retry)
         return outcome, display.events, planned.folder

@@ -18,8 +18,11 @@ from normlab.config.sweep_options import SweepOptions
 from normlab.store.format import CHECKSUM_KEY, PLAN_FILE, with_checksum
 from normlab.store.plans import Plan, read_plan, run_of, write_plan
 from normlab.store.runs import RunFolder
-from normlab.sweeps.packs import auto_pack_size, split
+from normlab.sweeps import local
+from normlab.sweeps import plan as sweep_plan
+from normlab.sweeps.packs import auto_jobs, auto_pack_size, split
 from normlab.sweeps.plan import PlannedSweep, make_plan
+from normlab.sweeps.progress import plan_lines
 from normlab.sweeps.supervisor import supervise
 from normlab.training.run import train, train_pack
 from support.processes import RecordingDisplay
@@ -41,6 +44,7 @@ def sizes_of(made: Plan) -> list[int]:
 @pytest.mark.parametrize(
     ("device", "precision", "width", "memory_bytes", "size"),
     [
+        ("cpu", "fp32", 32, 512 * GIB, 16),
         ("cpu", "fp32", 64, 512 * GIB, 1),
         ("cpu", "bf16", 128, 512 * GIB, 16),
         ("cpu", "bf16", 256, 512 * GIB, 1),
@@ -54,6 +58,60 @@ def sizes_of(made: Plan) -> list[int]:
 )
 def test_the_rule_of_auto(device: str, precision: str, width: int, memory_bytes: int, size: int) -> None:
     assert auto_pack_size(device, precision, width, GIB, memory_bytes) == size
+
+
+@pytest.mark.parametrize(
+    ("width", "cores", "memory_bytes", "jobs"),
+    [
+        (32, 2, 512 * GIB, 2),
+        (128, 64, 512 * GIB, 64),
+        (128, 64, 31 * GIB, 10),  # twice the bytes of a run, and a process, are 3 GiB
+        (128, 64, GIB, 1),
+        (192, 64, 512 * GIB, 1),
+        (32, 0, 512 * GIB, 1),  # a run on more devices than cores
+    ],
+)
+def test_the_rule_of_jobs(width: int, cores: int, memory_bytes: int, jobs: int) -> None:
+    assert auto_jobs(width, GIB, cores, memory_bytes) == jobs
+
+
+@pytest.mark.parametrize(
+    ("grid", "cores", "sizes", "parallel"),
+    [
+        ("seed=range(16)", 1, [16], 1),
+        ("seed=range(16)", 2, [8, 8], 2),
+        ("seed=range(40)", 2, [10] * 4, 2),
+        ("seed=range(16) norm=rmsnorm,layernorm", 2, [16, 16], 2),
+        ("seed=range(3)", 2, [1] * 3, 2),  # too few for packs on every core
+        ("seed=0,1", 64, [1, 1], 2),
+        ("seed=0", 2, [1], 1),  # one run has all cores
+        ("seed=range(4) model.width=128", 2, [1] * 4, 2),
+        ("seed=range(4) model.width=256", 2, [1] * 4, 1),
+        ("seed=range(4) sweep.jobs=1", 2, [4], 1),
+        ("seed=range(4) sweep.pack=off", 2, [1] * 4, 2),
+        ("seed=range(4) sweep.pack=1 sweep.jobs=1", 2, [1] * 4, 1),
+        ("seed=0,1 devices=2 train.batch_size=8", 4, [1, 1], 2),
+    ],
+)
+def test_every_core_of_a_cpu_has_a_pack_of_a_small_model(
+    plan: Callable[..., PlannedSweep],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    grid: str, cores: int, sizes: list[int], parallel: int,
+) -> None:  # fmt: skip
+    """By the default options; the plan stores and prints the number of packs at once and of their threads."""
+    monkeypatch.setattr(sweep_plan, "allowed_cores", lambda: cores)
+    monkeypatch.setattr(local, "allowed_cores", lambda: cores)
+    made = plan(*grid.split())
+    assert (sizes_of(made.plan), made.plan.parallel_packs) == (sizes, parallel)
+    made.folder.mkdir(parents=True)
+    write_plan(made.folder, made.plan)
+    assert read_plan(made.folder) == made.plan == plan(*grid.split(), f"sweep.name={made.plan.name}").plan
+    options, _ = compose_sweep(grid.split())
+    (line,) = [line for line in plan_lines(made, options, with_packs=False) if line.startswith("jobs")] or [""]
+    threads = cores // parallel
+    expected = f"{parallel} packs at once, {threads} thread{'s' * (threads > 1)} each (sweep.jobs={parallel})"
+    assert line == (f"jobs    {expected}" if parallel > 1 else "")
 
 
 def test_packs_are_equal_where_a_size_above_half_of_the_most_divides() -> None:
@@ -81,6 +139,7 @@ def test_a_plan_of_auto_is_a_pure_function(plan: Callable[..., PlannedSweep], mo
         assert command[0] == "git", command
         return real(command, **options)
 
+    monkeypatch.setattr(sweep_plan, "allowed_cores", lambda: 1)
     # A clock that runs a thousand times faster from one call to the next.
     now = iter(1000.0**number for number in range(10**6))
     clocks = [lambda: 0.0, lambda: next(now)]
@@ -95,10 +154,9 @@ def test_a_plan_of_auto_is_a_pure_function(plan: Callable[..., PlannedSweep], mo
     assert made[0].plan == made[1].plan
     assert sizes_of(made[0].plan) == [16]
     assert made[0].plan.memory_bytes
-    assert sizes_of(plan(*grid[:1]).plan) == [1] * 16
     # What is recorded of the memory is what bounds the packs: half of it holds six runs, and 16 are four packs of 4.
     six = 2 * 6 * sum(memory.estimate(config_from_record(made[0].plan.runs[0].config), 2))
-    monkeypatch.setattr(SweepOptions, "pack_memory", lambda self, device, gpu_bytes: six)
+    monkeypatch.setattr(SweepOptions, "pack_memory", lambda self, device, gpu_bytes, jobs: six)
     bounded = plan(*grid).plan
     assert (sizes_of(bounded), bounded.memory_bytes) == ([4] * 4, six)
 
@@ -109,8 +167,9 @@ def test_auto_asks_the_nodes_of_slurm_and_not_the_login_node(plan: Callable[...,
     assert sizes_of(plan(*grid, "sweep.slurm.gpus=0").plan) == [16]
 
 
-def test_one_size_for_the_whole_sweep(plan: Callable[..., PlannedSweep]) -> None:
+def test_one_size_for_the_whole_sweep(plan: Callable[..., PlannedSweep], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a width that packs well and one that does not, the smaller size is that of both."""
+    monkeypatch.setattr(sweep_plan, "allowed_cores", lambda: 1)
     both = plan("seed=range(4)", "precision=bf16", "model.width=64,256").plan
     assert (set(sizes_of(both)), both.notes) == ({1}, [])
     assert sizes_of(plan("seed=range(4)", "precision=bf16", "model.width=64").plan) == [4]

@@ -265,7 +265,7 @@ def test_task_that_left_the_queue_without_an_outcome_has_failed(
     overrides: list[str], tmp_path: Path, cluster: Cluster
 ) -> None:
     """Without accounting, and once squeue has forgotten the task: it has failed, and --retry-failed submits it."""
-    grid = [*overrides, *THERE, "seed=range(3)"]
+    grid = [*overrides, *THERE, "seed=range(3)", "sweep.pack=off"]
     folder = sweep_folder(tmp_path / "results", "x")
     refreshes = iter(range(1000))
 

@@ -15,6 +15,7 @@ import torch
 
 from normlab.config import memory
 from normlab.config.schema import RunConfig, config_from_record
+from normlab.data.tokenizer_check import LARGEST_TOKENIZER, check_definition
 from normlab.data.tokenizers import Tokenizer, from_state
 from normlab.errors import ConfigError, DataError, StoreError, unknown, warn
 from normlab.model.gpt import GPT
@@ -28,7 +29,6 @@ from normlab.report.histories import history, read_statistics
 from normlab.store.files import io_error
 from normlab.store.format import CLIP_FACTOR_KEY, RUN_FILE
 from normlab.store.parts import parse_part
-from normlab.store.reading import LARGEST_TOKENIZER
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.status import Status
@@ -197,12 +197,15 @@ class LoadedRun:
         """The tokenizer of the run."""
         path = self.folder.path / TOKENIZER_FILE
         try:
-            return from_state(from_json(read_at_most(path, LARGEST_TOKENIZER)))
+            state = from_json(read_at_most(path, LARGEST_TOKENIZER))
+            if "definition" in state:
+                check_definition(state["definition"])
+            return from_state(state)
         except OSError as error:
             raise io_error(path, "read", error) from error
         except (DataError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreError(
-                f"{path}: is damaged (it holds no tokenizer); restore a copy from a run on the same corpus"
+                f"{path}: is damaged (it holds no tokenizer: {error}); restore a copy from a run on the same corpus"
             ) from error
 
     @cached_property

@@ -12,10 +12,18 @@ import pytest
 
 import normlab
 from normlab.config import memory
+from normlab.data import tokenizer_check
 from normlab.errors import StoreError
 from normlab.store.format import CHECKSUM_KEY, with_checksum
 from normlab.store.runs import RunFolder
 from support.run_folders import Command, contents
+
+REPLACE = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 1000}
+BOMB = json.dumps({
+    "version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
+    "normalizer": {"type": "Sequence", "normalizers": [REPLACE] * 6},
+})  # fmt: skip
+"""A tokenizer.json that makes 10^18 characters of each."""
 
 
 @pytest.fixture
@@ -133,6 +141,30 @@ def test_huge_tokenizer_file_is_damage(folder: RunFolder) -> None:
     os.truncate(folder.path / "tokenizer.json", 2**40)
     with pytest.raises(StoreError, match=r"tokenizer.json: is damaged"):
         assert normlab.load(folder.path).tokenizer
+
+
+@pytest.mark.parametrize(
+    ("state", "problem"),
+    [
+        ({"name": "chars", "characters": "a\ud800"}, "surrogates not allowed"),
+        ({"name": "x", "definition": "[" * 200_000}, "nested too deeply"),
+        ({"name": "x", "definition": '{"model": 3}'}, "not a tokenizer.json"),
+        ({"name": "x", "definition": 3}, "has no attribute"),
+        ({"name": "x", "definition": BOMB}, "takes more than 0.5 GiB"),
+    ],
+    ids=["surrogate", "nested", "no tokenizer", "no text", "expands"],
+)
+def test_hostile_tokenizer_fails_in_one_line(
+    state: dict[str, Any], problem: str, folder: RunFolder, run_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_check, "MEMORY_BYTES", 2**29)
+    (folder.path / "tokenizer.json").write_text(json.dumps(state))
+    before = contents(folder.path)
+    code, out, err = run_command("sample", str(folder.path), "--tokens=3")
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert f"{folder.path}/tokenizer.json: is damaged (it holds no tokenizer: " in err
+    assert problem in err
+    assert contents(folder.path) == before
 
 
 def test_sample_warns_of_an_empty_status(folder: RunFolder, run_command: Command) -> None:

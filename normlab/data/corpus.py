@@ -38,9 +38,10 @@ from normlab.data.documents import (
     tail_start,
 )
 from normlab.data.hub import HubText
+from normlab.data.tokenizer_check import LARGEST_TOKENIZER
 from normlab.data.tokenizers import PIECE, Tokenizer, local_tokenizer, pieces, pretrained_tokenizer, token_dtype
 from normlab.errors import DataError, notify
-from normlab.parsing import from_json
+from normlab.parsing import from_json, read_at_most
 from normlab.paths import cache_dir
 
 FORMAT = 2
@@ -156,10 +157,11 @@ def _tokenizer_sha256(name: str) -> str | None:
     """Return the hash of a tokenizer's file, or None if `name` is not a path."""
     try:
         file = None if name in TOKENIZERS else local_tokenizer(name)
-        return hashlib.sha256(file.read_bytes()).hexdigest() if file else None
-    except OSError as error:
+        return hashlib.sha256(read_at_most(file, LARGEST_TOKENIZER)).hexdigest() if file else None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise DataError(
-            f"data.tokenizer={name}: cannot be read ({error.strerror}); make it readable or choose another"
+            f"data.tokenizer={name}: cannot be read ({reason}); make it readable or choose another"
         ) from error
 
 

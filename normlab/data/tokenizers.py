@@ -23,7 +23,9 @@ import numpy as np
 from normlab.config.corpora import DEFAULT_VOCAB_SIZE, MAX_VOCAB_SIZE, TOKENIZERS
 from normlab.data.documents import first_characters
 from normlab.data.hub_access import hub_error, import_hub, query_hub
+from normlab.data.tokenizer_check import LARGEST_TOKENIZER, SAMPLE, check_definition
 from normlab.errors import DataError, unknown
+from normlab.parsing import read_at_most
 
 PIECE = 1 << 20
 """Maximum number of characters that are encoded at once. `tokenizers` needs about 100 bytes of memory per token."""
@@ -33,9 +35,6 @@ SEAM = re.compile(r"(?<=\S) ")
 
 SEAM_WINDOW = 1 << 12
 """Characters at the end of a piece that are searched for a seam; without a seam, the text is cut at the end."""
-
-SAMPLE = "It's a trial, the 1st of 2."
-"""Text that a tokenizer encodes when it is loaded, because some tokenizers load and then fail on every text."""
 
 BPE_CHARACTERS = 1 << 24
 """Characters of training text that BPE is trained on; memory grows with the number of distinct words."""
@@ -105,6 +104,9 @@ class CharsTokenizer(Tokenizer):
 
     Args:
         characters: The alphabet, sorted and without repeats.
+
+    Raises:
+        ValueError: The characters are not sorted, are repeated, or have half of a surrogate pair.
     """
 
     name = "chars"
@@ -112,6 +114,7 @@ class CharsTokenizer(Tokenizer):
     def __init__(self, characters: str) -> None:
         if list(characters) != sorted(set(characters)):
             raise ValueError("characters must be sorted and distinct")
+        characters.encode()  # half of a surrogate pair is no character: UnicodeEncodeError, a ValueError
         self.characters = characters
         self.end_of_document = len(characters)
         self.unknown = len(characters) + 1
@@ -153,15 +156,15 @@ class SubwordTokenizer:
         try:
             with _silent_stderr(), _panics_as_errors():
                 self._tokenizer = Tokenizer.from_str(definition)
+                # A tokenizer.json may ask for truncation and padding, which would change the text.
+                self._tokenizer.no_truncation()
+                self._tokenizer.no_padding()
                 with contextlib.suppress(Exception):  # a small vocabulary may lack tokens for the sample
                     self._tokenizer.decode(self._tokenizer.encode(SAMPLE, add_special_tokens=False).ids)
         except Exception as error:  # `tokenizers` raises no narrower class
             raise ValueError(f"{name}: not a tokenizer.json ({error})") from error
         if dropout := getattr(self._tokenizer.model, "dropout", None):
             raise ValueError(f"{name}: has dropout {dropout:g}, so its tokens are random")
-        # A tokenizer.json may ask for truncation and padding, which would change the text.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
         self.end_of_document: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.vocab_size = self.end_of_document + 1
         if self.vocab_size > MAX_VOCAB_SIZE:
@@ -190,10 +193,14 @@ class SubwordTokenizer:
         """Return the text of tokens, with U+FFFD for invalid UTF-8."""
         ids = _checked(tokens_T, self.vocab_size).tolist()
         parts = [(is_end, list(part)) for is_end, part in itertools.groupby(ids, self.end_of_document.__eq__)]
-        return "".join(
-            "\n" * len(part) if is_end else self._tokenizer.decode(part, skip_special_tokens=False)
-            for is_end, part in parts
-        )
+        try:
+            with _panics_as_errors():
+                return "".join(
+                    "\n" * len(part) if is_end else self._tokenizer.decode(part, skip_special_tokens=False)
+                    for is_end, part in parts
+                )
+        except Exception as error:  # `tokenizers` raises no narrower class
+            raise DataError(f"data.tokenizer={self.name}: cannot decode tokens ({error}); choose another") from error
 
     def state(self) -> dict[str, Any]:
         """Return the state that `from_state` needs."""
@@ -287,7 +294,9 @@ def pretrained_tokenizer(name: str) -> SubwordTokenizer:
         )
     path = path or _download(name)
     try:
-        return SubwordTokenizer(name, path.read_text(encoding="utf-8"))
+        definition = read_at_most(path, LARGEST_TOKENIZER).decode("utf-8-sig")
+        check_definition(definition)
+        return SubwordTokenizer(name, definition)
     except (OSError, ValueError) as error:
         raise DataError(f"data.tokenizer={name}: {path} cannot be read ({error}); choose another") from error
 

@@ -44,8 +44,6 @@ LARGEST_RECORD = 2**24
 """Limit on the bytes of run.json, status.json, a checkpoint's manifest and the like, which have thousands."""
 LARGEST_PLAN = 2**27
 """Limit on the bytes of plan.json, which has about 5,000 per run of the sweep."""
-LARGEST_TOKENIZER = 2**27
-"""Limit on the bytes of tokenizer.json."""
 LARGEST_METRICS = 2**31
 """Limit on the bytes of metrics.jsonl, which has about 120 per step, and of a file of statistics."""
 

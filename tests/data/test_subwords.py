@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from normlab.config.corpora import MAX_VOCAB_SIZE, FilesData
+from normlab.data import tokenizer_check
 from normlab.data import tokenizers as module
 from normlab.data.corpus import open_corpus
 from normlab.data.tokenizers import SubwordTokenizer, pieces, pretrained_tokenizer, train_bpe
@@ -204,6 +206,70 @@ def test_panic_while_loading_is_a_one_line_error(part: dict[str, object], tmp_pa
     )
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert f"data.tokenizer={path}: {path} cannot be read ({path}: not a tokenizer.json (`tokenizers` panicked: " in err
+
+
+BOMB = {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 1000}] * 6}
+"""A normalizer that makes 10^18 characters of each."""
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "problem"),
+    [
+        (BOMB, r"takes more than 0\.5 GiB to load and to encode \d+ characters"),
+        ({"type": "Prepend", "prepend": "a" * 100_000}, "makes more than 64 characters or tokens of a character"),
+        (
+            # Only a text with this character triggers it.
+            {"type": "Replace", "pattern": {"String": "\u4e2d"}, "content": "a" * 100_000},
+            "makes more than 64 characters or tokens of a character",
+        ),
+    ],
+)
+def test_tokenizer_that_expands_its_text_is_rejected(
+    normalizer: dict[str, object], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_check, "MEMORY_BYTES", 2**29)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(gpt2_like().to_str()) | {"normalizer": normalizer}))
+    with pytest.raises(DataError, match=rf"cannot be read \({problem}\); choose another") as caught:
+        pretrained_tokenizer(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_tokenizer_that_takes_too_long_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = tokenizer_check._PROGRAM.replace("from tokenizers import Tokenizer", "while True: pass")
+    monkeypatch.setattr(tokenizer_check, "_PROGRAM", endless)
+    monkeypatch.setattr(tokenizer_check, "CPU_SECONDS", 1)
+    with pytest.raises(ValueError, match="takes more than 1 s to load and to encode 27 characters"):
+        tokenizer_check.check_definition(gpt2_like().to_str())
+
+
+def test_padding_is_not_applied(tmp_path: Path) -> None:
+    """The sample text would become four billion tokens."""
+    definition = json.loads(bert_like().to_str())
+    definition["padding"]["strategy"] = {"Fixed": 4_000_000_000}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    assert len(pretrained_tokenizer(str(tmp_path)).encode("text")) < 5
+
+
+@pytest.mark.parametrize("model", [{"vocab": dict.fromkeys("abc", 0)}, {"vocab": [["a", 0.0]] * 3}])
+def test_long_vocabulary_is_rejected_before_it_is_loaded(
+    model: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading three million tokens takes a minute."""
+    monkeypatch.setattr(tokenizer_check, "MAX_VOCAB_SIZE", 3)
+    monkeypatch.setattr(module, "SubwordTokenizer", None)
+    monkeypatch.setattr(subprocess, "run", None)
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model}))
+    with pytest.raises(DataError, match=r"cannot be read \(has 3 tokens \(at most 2\)\); choose another"):
+        pretrained_tokenizer(str(tmp_path))
+
+
+def test_large_tokenizer_file_is_rejected(files: Callable[..., FilesData], tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.touch()
+    os.truncate(path, 2**40)
+    with pytest.raises(DataError, match=rf"={path}: cannot be read \(has {2**40} bytes \(at most {2**27}\)\)"):
+        open_corpus(files({"a.txt": CODE}, tokenizer=str(path)))
 
 
 def test_panic_while_encoding_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

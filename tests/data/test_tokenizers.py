@@ -65,6 +65,11 @@ def test_alphabet_must_be_sorted() -> None:
         CharsTokenizer("aab")
 
 
+def test_alphabet_has_no_surrogates() -> None:
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        tokenizers.from_state(json.loads('{"name": "chars", "characters": "a\\ud800"}'))
+
+
 @pytest.mark.parametrize("name", sorted(TOKENIZERS))
 def test_state_survives_json(name: str) -> None:
     text = "the \u00e9 \U0001f600\n"

@@ -211,7 +211,7 @@ def test_deeply_nested_json_is_damage(
     (folder.path / "tokenizer.json").write_bytes(content)
     code, out, err = run_command("sample", str(folder.path), "--tokens=3")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "tokenizer.json: is damaged (it holds no tokenizer); restore a copy" in err
+    assert "tokenizer.json: is damaged (it holds no tokenizer: " in err
 
 
 def test_old_manifest_without_a_checksum_is_read(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def status_if_completed(run: TrainingRun) -> Status | None:
     Raises:
         StoreError: The record in the folder is damaged, or that of another run.
     """
-    config, folder, record = run.config, run.folder, run.new_run_json
+    folder, record = run.folder, run.new_run_json
     if not folder.exists():
         return None
     old, status = folder.run(), folder.status()

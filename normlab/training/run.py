@@ -12,7 +12,7 @@ import torch
 
 from normlab.config.schema import RunConfig
 from normlab.data.corpus import open_corpus
-from normlab.errors import ConfigError, NormlabError, OutOfMemoryError, StoreError, warn
+from normlab.errors import ConfigError, NormlabError, OutOfMemoryError, StoreError, notify, warn
 from normlab.model.fingerprint import fingerprint
 from normlab.ranks import Ranks, local_statistics
 from normlab.stats.spikes import count_spikes
@@ -32,6 +32,9 @@ from normlab.training.prepare import check_pack, open_runs, prepare_folders, sta
 from normlab.training.resume import report_changes, resume_from_checkpoint
 from normlab.training.signals import StopRequest
 from normlab.training.training_run import Replica
+
+MANY_BLOCKS = 500
+"""Number of blocks that takes seconds to build."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +89,12 @@ def train_pack(
         ConfigError, DataError, StoreError: The message says what to do.
     """
     settings = resolve(configs[0])
-    # Before the stop request: a signal ends the preparation of a corpus at once, and its files appear atomically.
     corpus = open_corpus(configs[0].data)
     apply(settings)  # after the corpus: it may import a compiler, and a missing text is reported sooner
-    with StopRequest(ends_process=ends_process, only_first=only_first_signal) as stop:
+    stop = StopRequest(ends_process=ends_process, only_first=only_first_signal)
+    with contextlib.ExitStack() as handlers:
+        if only_first_signal:
+            handlers.enter_context(stop)
         runs = open_runs(configs, settings, corpus, pack)
         completed = [status_if_completed(run) for run in runs]
         # The other ranks wait for this value: another command may have completed the run since they were started.
@@ -109,6 +114,8 @@ def train_pack(
             received = train_on_devices(configs[0], pack)
             status = runs[0].recorded_status()
             return [Outcome(runs[0].folder, status.state or "", status, received)]
+        if (blocks := configs[0].model.depth * len(configs)) >= MANY_BLOCKS:
+            notify(f"building {blocks:,} blocks takes a while; nothing is written yet, and Ctrl-C ends it at once")
         with local_statistics():  # rank 0 computes it alone
             block = fingerprint(configs[0])
         for run in runs:
@@ -117,6 +124,9 @@ def train_pack(
         # The loop comes before the folders: a config that cannot be trained leaves nothing behind.
         with convert_torch_errors():
             loop = Loop(runs, settings, corpus)
+        # Only now: until here, nothing is written but the files of a corpus, atomically, and a signal ends it at once.
+        if not only_first_signal:
+            handlers.enter_context(stop)
         with contextlib.ExitStack() as locks:
             for run in runs:
                 locks.enter_context(run.folder.lock())

@@ -23,6 +23,7 @@ from hydra.core.config_store import ConfigStore
 
 import normlab
 from normlab.config.compose import compose_run
+from normlab.config.schema import RunConfig
 from normlab.data.batches import validation_windows
 from normlab.data.corpus import open_corpus
 from normlab.norms.base import NORMS
@@ -31,6 +32,7 @@ from normlab.report.runs_table import summarize
 from normlab.store.format import with_checksum
 from normlab.store.runs import RunFolder
 from normlab.training import checkpoint, parent_run, prepare
+from normlab.training import run as training
 from normlab.training.identity import describe
 from normlab.training.machine import resolve
 from normlab.training.signals import SIGNALS, StopRequest
@@ -175,6 +177,23 @@ def test_signals_after_the_first_can_be_ignored() -> None:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def test_a_signal_ends_a_run_at_once_while_its_model_is_built(
+    train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the first file of a run is written, there is nothing to finish; deep models take minutes to build."""
+
+    def fingerprint(config: RunConfig) -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("the signal did not end the construction")
+
+    monkeypatch.setattr(training, "fingerprint", fingerprint)
+    monkeypatch.setattr(training, "MANY_BLOCKS", 2)
+    with pytest.raises(KeyboardInterrupt):
+        train(results="new")
+    assert "normlab: building 2 blocks takes a while" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.process

@@ -33,13 +33,16 @@ class OptimConfig:
     warmup_steps: int | None = option(None, at_least=0)
     """Steps of linear warm-up to the peak; unless set the smaller of 50 and half of all steps."""
     final_lr_fraction: float | None = option(None, at_least=0, at_most=1)
-    """Final learning rate over the peak; 0.1 unless set (0 for wsd). Not with schedule=constant."""
+    """Fraction f of the peak that one more update would have; 0.1 unless set (0 for wsd). The last update has
+    f + (1 - f) / N with linear and wsd, f + (1 - f)(1 - cos(pi / N)) / 2 with cosine, where N counts the updates after
+    the warm-up, of wsd those in the decay phase. Not with schedule=constant."""
     decay_fraction: float | None = option(None, above=0, at_most=1)
     """Fraction of the steps in the decay phase of wsd; 0.2 unless set. Only with schedule=wsd."""
     clip: float | None = option(1.0, above=0)
     """Largest norm of the gradient over all parameters; null for no clipping."""
     weight_decay: float = option(0.1, at_least=0)
-    """Strength of the weight decay; the formula of the optimiser has it as wd."""
+    """Strength of the weight decay, wd in the formula. An update decays a weight by lr wd, with the learning rate of
+    that step: a grid of learning rates is also a grid of weight decays."""
     decay: str = option("matrices", choices=("matrices", "all"))
     """Parameters with weight decay: matrices and embeddings, or all, with gains and biases."""
 
@@ -71,10 +74,14 @@ class OptimConfig:
 
 @dataclass(kw_only=True, slots=True)
 class AdamW(OptimConfig):
-    """Adam with decoupled weight decay."""
+    """Adam with decoupled weight decay, in torch's form.
+
+    lr is the learning rate of the step, with its schedule. In algorithm 2 of the paper the schedule multiplies the
+    decay and the peak learning rate does not: w <- w - schedule (peak m^/(sqrt(v^) + eps) + wd w).
+    """
 
     formula: ClassVar[str] = "w <- w - lr (m^/(sqrt(v^) + eps) + wd w)"
-    source: ClassVar[str] = "Loshchilov & Hutter 2017, arXiv:1711.05101, algorithm 2"
+    source: ClassVar[str] = "torch.optim.AdamW, after Loshchilov & Hutter 2017, arXiv:1711.05101"
     moments: ClassVar[tuple[str, ...]] = ("mean", "square")
     per_run: ClassVar[tuple[str, ...]] = (*OptimConfig.per_run, "beta1", "beta2")
 
@@ -105,7 +112,8 @@ class SGD(OptimConfig):
     lr: float = option(0.1, above=0)
     """Peak learning rate, per step."""
     weight_decay: float = option(0.0, at_least=0)
-    """Added to the gradient, as weight_decay x weight."""
+    """Strength of the weight decay, wd in the formula: wd w is added to the gradient. A grid of learning rates is also
+    a grid of weight decays."""
     momentum: float = option(0.9, at_least=0, below=1)
     """Decay per step of the velocity."""
     nesterov: bool = False

@@ -23,6 +23,7 @@ from normlab.store.parts import Setting
 
 BAD_OUTCOMES = (DIVERGED, STUCK, REGRESSED)
 """The outcomes of completed runs that did not train."""
+GRID_OF_DECAYS = "a grid of learning rates is also a grid of weight decays: an update decays by lr x optim.weight_decay"
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ class Cell:
 
     def _arrange(self, value: Callable[[RunResult], float]) -> Losses:
         return arrange((run.lr, run.replicate, value(run)) for run in self.runs if run.has_loss)
+
+    @cached_property
+    def varies_decay(self) -> bool:
+        """Whether the cell's learning rates also differ in weight decay."""
+        return len(self.losses) > 1 and any(run.record.options.get("optim.weight_decay") for run in self.runs)
 
     @cached_property
     def unusable_lrs(self) -> frozenset[float]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from normlab.errors import ConfigError, unknown
-from normlab.report.cells import Cell, rank_cells
+from normlab.report.cells import GRID_OF_DECAYS, Cell, rank_cells
 from normlab.report.cells_table import BEST, SHARED, CellsTable
 from normlab.report.contrasts import MIN_P_EQUAL, POOLED, compare_cells, pool_cells
 from normlab.report.factors import level_title, option_name
@@ -335,6 +335,8 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
             f"best lr: the best of {k} learning rates, selected on this same loss, so the loss is optimistic; a "
             "learning rate with a diverged seed is selected only if every learning rate has one"
         )
+    if any(cell.varies_decay for cell in table.cells):
+        lines.append(GRID_OF_DECAYS)
     shared = next((row["shared_lr"] for row in rows if row["shared_lr"] is not None), None)
     if any(column.endswith(" at shared lr") for column in shown):
         lines.append(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from normlab.errors import ConfigError, NormlabError, unknown, warn
-from normlab.report.cells import BAD_OUTCOMES, Cell
+from normlab.report.cells import BAD_OUTCOMES, GRID_OF_DECAYS, Cell
 from normlab.report.cells_table import CellsTable
 from normlab.report.channels import MAX_PANELS, Channels, choose_channels
 from normlab.report.factor_tests import LOGARITHMIC
@@ -239,7 +239,8 @@ def _learning_rates(cells: Sequence[Cell], channels: Channels) -> Figure:
         "learning rate",
         LOSS_AXIS,
         _line_panels(cells, channels, points),
-        _loss_caption(" at each learning rate", cells, lambda cell: [run for run in cell.runs if run.has_loss]),
+        _loss_caption(" at each learning rate", cells, lambda cell: [run for run in cell.runs if run.has_loss])
+        + f" Note: {GRID_OF_DECAYS}." * any(cell.varies_decay for cell in cells),
         is_log_x=all(rate > 0 for rate in rates),
         x_ticks=tuple((rate, format_setting(rate)) for rate in rates),
     )

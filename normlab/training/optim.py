@@ -27,7 +27,7 @@ def learning_rate(optim: OptimConfig, steps: int, step: int) -> float:
     Warm-up: lr (step + 1) / warmup_steps. Then with progress p from 0 to 1 over what remains and floor f:
     cosine lr (f + (1 - f)(1 + cos(pi p)) / 2), linear lr (1 - (1 - f) p), constant lr; wsd holds lr until
     the last `decay_fraction` of all steps and falls linearly from there. p counts the updates made, so the
-    last one is a step short of 1: the floor is what one more update would have.
+    last one is a step short of 1: the floor is what one more update would have (`OptimConfig.final_lr_fraction`).
     """
     assert optim.warmup_steps is not None, "OptimConfig.resolve() sets the warm-up"
     if step < optim.warmup_steps:

@@ -121,7 +121,7 @@ def summarize(
 
     names = None if by is None else _several(by)
     table = summarize_by(path, names, against=against, where=_several(where), lr=lr, results_dir=results_dir)
-    for warning in table.table_warnings:
+    for warning in [*table.table_warnings, *table.resolved_differences]:
         warn(warning)
     if test is None:
         return pd.DataFrame(table.rows)
@@ -173,7 +173,7 @@ def figure(
 
     names = None if by is None else _several(by)
     table = summarize_by(path, names, where=_several(where), results_dir=results_dir)
-    for warning in table.warnings:
+    for warning in [*table.warnings, *table.resolved_differences]:
         warn(warning)
     panels = None if panel is None else _several(panel)
     data = make_figure(kind, table, x=x, color=color, style=style, panel=panels, statistic=statistic, moment=at)

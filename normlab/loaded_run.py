@@ -92,7 +92,9 @@ class LoadedRun:
 
     @cached_property
     def config(self) -> RunConfig:
-        """The config of the run; norms of plugins come from the copies in the run's folder.
+        """The config of the run, with `init` resolved; norms of plugins come from the copies in the run's folder.
+
+        `record.machine` has the resolved device, precision, compile and deterministic.
 
         Raises:
             StoreError: The run has plugins that are not trusted, or a config that this version does not know.
@@ -104,6 +106,7 @@ class LoadedRun:
         try:
             config = config_from_record(self._run_json.get("config", {}))
             config.validate()
+            config.init = config.init_rule
         except ConfigError as error:
             raise StoreError(
                 f"{self.folder.path / RUN_FILE}: holds no config that this version of normlab knows "

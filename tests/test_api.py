@@ -184,6 +184,7 @@ def test_train_returns_the_run(tmp_path: Path, run_command: Command) -> None:
     tiny = [*small_run(tmp_path / "results"), "train.steps=2", "model.context=16"]
     run = normlab.train(*tiny, "norm=dyt", "seed=3")
     assert (run.status.state, run.status.step, run.config.norm.name, run.config.seed) == ("finished", 2, "dyt", 3)
+    assert (run.config.init, run.folder.run()["config"]["init"]) == ("gpt2_scaled", "auto")
     assert run.metrics.query("kind == 'train'").step.tolist() == [0, 1]
     before = run.folder.rows().rows
     code, out, _ = run_command("train", *tiny, "norm=dyt", "seed=3")

@@ -63,5 +63,5 @@ def figure(
     write_figure(drawn, Path(output), columns)
     echo(drawn.caption)
     echo(output)
-    for warning in table.warnings:
+    for warning in [*table.warnings, *table.resolved_differences]:
         warn(warning)

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from normlab.report.factors import label
+from normlab.report.factors import label, level_label
 from normlab.report.intervals import Replicate
 from normlab.report.learning_rates import Losses, Ranking, arrange, badness, best_lr, ranking
 from normlab.report.results import UNFINISHED, RunResult, damage_of, damaged_run_warnings, mixed_settings
-from normlab.report.settings import LR, format_setting, setting, sort_key
+from normlab.report.settings import LR, NUMERICS, RESOLVED, format_setting, setting, sort_key
+from normlab.report.tables import name_some
 from normlab.store.format import DAMAGED, DIVERGED
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.parts import Setting
@@ -158,13 +159,43 @@ def rank_cells(cells: Sequence[Cell]) -> list[int]:
     return sorted(keys, key=keys.__getitem__)
 
 
+def resolved_differences(cells: Sequence[Cell]) -> list[str]:
+    """Return a line that names the resolved settings in which cells differ, with the cells of each value, or no line.
+
+    Options that define the cells are left out, and so are runs whose record lacks a setting.
+    """
+    parts = []
+    for name in [name for name in RESOLVED if not any(name in cell.by for cell in cells)]:
+        cells_of: dict[tuple[str, ...], list[Cell]] = {}
+        for cell in cells:
+            values = {value for run in cell.runs if (value := RESOLVED[name](run.record)) is not None}
+            if values:
+                cells_of.setdefault(tuple(map(format_setting, sorted(values, key=sort_key))), []).append(cell)
+        if len(cells_of) > 1:
+            names = _shortest_names(list(cells_of.values()))
+            texts = [f"{' and '.join(values)} ({names[index]})" for index, values in enumerate(cells_of)]
+            parts.append(f"{name}: {', '.join(texts)}")
+    return [f"the cells also differ in {'; '.join(parts)}"] if parts else []
+
+
+def _shortest_names(groups: Sequence[Sequence[Cell]]) -> list[str]:
+    """Return a name of each group of cells: the levels of one option if it separates the groups, else the cells."""
+    options = groups[0][0].by
+    for index, option in enumerate(options):
+        levels = [sorted({cell.key[index] for cell in group}, key=sort_key) for group in groups]
+        if len(set().union(*levels)) == sum(map(len, levels)):
+            return [name_some([level_label(option, level) for level in each]) for each in levels]
+    return [name_some([cell.label for cell in group]) for group in groups]
+
+
 def table_warnings(cells: Sequence[Cell], by: Sequence[str]) -> list[str]:
-    """Return why the cells of a table are not comparable, except mixtures within a cell."""
+    """Return why the cells of a table are not comparable, except mixtures in a cell and `resolved_differences`."""
     warnings: list[str] = []
     within = {name for cell in cells for name in mixed_settings(cell.runs)}
     # The width of the MLP follows from the width of the model.
     implied = ["model.mlp_width"] if {"model.width", "model"} & set(by) else []
-    if different := mixed_settings([run for cell in cells for run in cell.runs], [*by, *within, *implied]):
+    resolved = [text for name in RESOLVED for text in (name, f"{NUMERICS}{name})")]
+    if different := mixed_settings([run for cell in cells for run in cell.runs], [*by, *within, *implied, *resolved]):
         warnings.append(f"the cells differ in more than {', '.join(by)}: {'; '.join(different.values())}")
     if LR not in by and len({tuple(cell.losses) for cell in cells if cell.losses}) > 1:
         warnings.append("the cells have different learning rates: their best losses and their S are not comparable")

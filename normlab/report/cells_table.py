@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from normlab.errors import ConfigError, StoreError
-from normlab.report.cells import Cell, group_cells, table_warnings
+from normlab.report.cells import Cell, group_cells, resolved_differences, table_warnings
 from normlab.report.compute_speedup import Speedup, speedups
 from normlab.report.contrasts import compare_cells, pool_cells
 from normlab.report.factor_tests import baseline_levels
@@ -54,6 +54,11 @@ class CellsTable:
     def factors(self) -> list[Factor]:
         """The options of `by` with their levels."""
         return factors_of([run for cell in self.cells for run in cell.runs], self.by, self.among)
+
+    @property
+    def resolved_differences(self) -> list[str]:
+        """At most one line: the resolved settings in which the cells differ."""
+        return resolved_differences(self.cells)
 
     @property
     def warnings(self) -> list[str]:
@@ -158,7 +163,10 @@ def build_table(
             elif cell not in baselines:
                 row["warnings"].append(f"has no baseline: no cell with {against} matches its other options")
         _add_speedups(rows, speedups(cells, baseline_levels(cells, by, against)))
-    return CellsTable(by, rows, [*warnings, *table_warnings(cells, by)], cells)
+    table = CellsTable(by, rows, [*warnings, *table_warnings(cells, by)], cells)
+    for row in rows:
+        row["resolved_differences"] = table.resolved_differences
+    return table
 
 
 def _row(cell: Cell, by: Sequence[str], shared: float | None, target: float | None, spikes: bool) -> Row:

@@ -223,13 +223,15 @@ def _p_text(p: float | None) -> str:
 
 def notes_on_tests(rows: Sequence[Row]) -> list[str]:
     """Return the definitions of a test's columns, one per line."""
-    test, corrected = rows[0]["test"], f"two-sided, corrected by Holm's method (number of tests: {len(rows)})"
+    test, differences = rows[0]["test"], rows[0]["resolved_differences"]
+    corrected = f"two-sided, corrected by Holm's method (number of tests: {len(rows)})"
     baseline = "after a minus sign: the baseline, by default the first level of a factor; --against chooses another"
     if test == "counts":
         return [
             "bad: runs that diverged, are stuck or regressed, at all learning rates",
             f"p: Fisher's exact test, which takes the runs as independent; {corrected}",
             baseline,
+            *differences,
         ]
     rates, units = {row["lr"] for row in rows}, ", ".join(dict.fromkeys(row["unit"] for row in rows))
     [rate] = rates if len(rates) == 1 else [None]
@@ -247,7 +249,7 @@ def notes_on_tests(rows: Sequence[Row]) -> list[str]:
             "unigram entropy, so an estimate with stuck runs may be far too small"
         )
     methods = dict.fromkeys(row["method"] for row in rows if row["method"])
-    return [*lines, f"tests: {'; '.join(methods)}", *pool_notes(methods)]
+    return [*lines, f"tests: {'; '.join(methods)}", *pool_notes(methods), *differences]
 
 
 def pool_notes(methods: Iterable[str]) -> list[str]:
@@ -328,6 +330,7 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
     lines = [
         f"losses: nats/token, mean ± half of its {LEVEL:.0%} interval over n seeds (Student's t); both losses if n=2",
         *_design_notes(rows),
+        *table.resolved_differences,
     ]
     if grid and grid[-1] > 1 and columns & {"best lr", "val loss", "best val"}:
         k = "-".join(map(str, dict.fromkeys((grid[0], grid[-1]))))

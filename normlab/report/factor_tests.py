@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from normlab.config.option_names import meanings
 from normlab.errors import ConfigError, unknown
-from normlab.report.cells import BAD_OUTCOMES, Cell
+from normlab.report.cells import BAD_OUTCOMES, Cell, resolved_differences
 from normlab.report.contrasts import Key, Pool, Rates, Term, contrast, pool_cells
 from normlab.report.factors import Factor, label, level_label
 from normlab.report.intervals import holm
@@ -96,7 +96,7 @@ def run_test(
     if not rows:
         raise ConfigError(f"--test {name}: no group of cells has the levels to compare; see `normlab summarize`")
     for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
-        row["p_holm"] = p
+        row |= {"p_holm": p, "resolved_differences": resolved_differences(cells)}
     return rows
 
 

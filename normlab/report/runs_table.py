@@ -7,12 +7,13 @@ import math
 import os
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from normlab.errors import StoreError
 from normlab.report.factors import distinguishing_options
 from normlab.report.results import read_results
-from normlab.report.settings import select_where, setting
+from normlab.report.settings import RESOLVED, select_where, setting
 from normlab.report.tables import Row, counted
 from normlab.store.format import (
     DAMAGED,
@@ -48,8 +49,8 @@ the device with all runs of a pack, None if its peak is not known (`store/throug
 `baselines`: `whole text` for an older record, whose bigram entropy is of the whole validation text; None if the entropy
 is of the evaluated windows.
 """
-_OPTIONS_IN_COLUMNS = ("norm", "placement", "model.depth", "model.width")
-"""Options that `COLUMNS` has under other names."""
+_OPTIONS_IN_COLUMNS = ("norm", "placement", "model.depth", "model.width", "device", "precision", "pack size")
+"""Settings that `COLUMNS` has under other names."""
 RUN_COLUMNS = ("run", "id", "state", "norm", "placement", "depth", "steps", "val_loss", "created")
 """Keys of a row of `normlab list runs`, in order."""
 _FINISHED_COLUMNS = ("step", "val_loss", "best_val_loss", "train_loss", "tokens_per_s", "seconds")
@@ -65,7 +66,7 @@ def summarize(
 ) -> list[Row]:
     """Return a row of `COLUMNS` for each run of a results folder, `runs` folder, sweep or run.
 
-    A row also has each other option in which the runs differ, by its full name.
+    A row also has each other option, by its full name, and each other resolved setting in which the runs differ.
 
     Rows are sorted by corpus, then by final loss, lowest first, then runs without a final loss. A run that diverged,
     failed, was killed or cannot be read also has a row, with a note.
@@ -82,11 +83,13 @@ def summarize(
     """
     selection = path if isinstance(path, Selection) else select_runs([os.fspath(path)], results_dir)
     runs = select_where(selection.started, where)
-    others = [option for option in distinguishing_options(read_results(runs)[0]) if option not in _OPTIONS_IN_COLUMNS]
+    resolved = {name: read for name, read in RESOLVED.items() if len({*map(read, runs)} - {None}) > 1}
+    options = {option: partial(setting, option=option) for option in distinguishing_options(read_results(runs)[0])}
+    others = {name: read for name, read in (options | resolved).items() if name not in _OPTIONS_IN_COLUMNS}
     before = COLUMNS.index("seed")
     rows = []
     for run in runs:
-        row = row_of(run) | {option: setting(run, option) for option in others}
+        row = row_of(run) | {name: read(run) for name, read in others.items()}
         row = {key: row[key] for key in (*COLUMNS[:before], *others, *COLUMNS[before:])}
         rows.append(row | {"options": dict(run.options)} if with_options else row)
     return sorted(rows, key=_sort_key)

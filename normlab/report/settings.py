@@ -39,16 +39,26 @@ _READERS: dict[str, Callable[[RunRecord], Setting]] = {
 NUMERICS = "numerics ("
 """Prefix of the names of settings that change the last bits."""
 _PACK_SIZE = "numerics (pack size)"
+RESOLVED: dict[str, Callable[[RunRecord], Setting]] = {
+    "init": _READERS["init"],
+    "weight decay": lambda run: run.machine.decayed,
+    "compile": _READERS["compile"],
+    "threads": lambda run: run.machine.threads,
+    "precision": _READERS["precision"],
+    "pack size": lambda run: len(run.status.pack.runs or run.pack.runs) or 1,
+    "device": lambda run: _join(run.machine.device, run.machine.device_name),
+    "deterministic": _READERS["deterministic"],
+    "devices": lambda run: run.machine.devices or 1,
+    "instructions": lambda run: run.machine.instructions,
+}
+"""Settings that a run resolves from other options or from the machine, most important first; None if unknown."""
 _ENVIRONMENT: dict[str, Callable[[RunRecord], Setting]] = {
     "corpus": _READERS["corpus"],
     "tokenizer": lambda run: _join(*map(str, filter(None, [run.corpus.tokenizer, run.corpus.vocab_size]))) or "unknown",
-    "device": lambda run: _join(run.machine.device, run.machine.device_name),
-    "precision": _READERS["precision"],
-    "numerics (compile)": _READERS["compile"],
-    "numerics (deterministic)": _READERS["deterministic"],
-    "numerics (devices)": lambda run: run.machine.devices or 1,
-    "numerics (threads)": lambda run: run.machine.threads,
-    "numerics (instructions)": lambda run: run.machine.instructions,
+    "device": RESOLVED["device"],
+    "precision": RESOLVED["precision"],
+    **{f"{NUMERICS}{name})": RESOLVED[name] for name in ("compile", "deterministic", "devices", "threads")},
+    "numerics (instructions)": RESOLVED["instructions"],
     "numerics (torch)": lambda run: as_setting(run.versions.get("torch")),
     _PACK_SIZE: lambda run: len(run.pack.runs) or 1,
     "sweep": lambda run: run.pack.sweep,

@@ -116,6 +116,8 @@ class Machine:
     compile: Setting = json_field(as_setting)
     deterministic: Setting = json_field(as_setting)
     init: str | None = json_field(text)
+    decayed: str | None = json_field(text)
+    """The parameters with weight decay."""
     threads: Setting = json_field(as_setting)
     instructions: Setting = json_field(as_setting)
 

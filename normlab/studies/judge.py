@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from normlab.errors import ConfigError
+from normlab.report.cells import group_cells, resolved_differences
+from normlab.report.factors import distinguishing_options
 from normlab.report.results import RunResult, comparability_warnings, reason_not_comparable
 from normlab.report.settings import format_setting
 from normlab.studies.arms import StudyRuns
@@ -101,7 +103,8 @@ def judge(
     control = f"the control {failed[0].claim.name} is {failed[0].verdict}" if failed else ""
     claims = [_judge(claim, size, results, unverified, reason, control) for claim in study.claims]
     unfinished = sum(not run.has_loss for run in results)
-    more = [f"runs without an outcome: {unfinished} of {len(results)}"] if unfinished else []
+    more = resolved_differences(group_cells(results, distinguishing_options(results)))
+    more += [f"runs without an outcome: {unfinished} of {len(results)}"] if unfinished else []
     return Verdicts(study, size, claims, controls, [*notes, *comparability_warnings(results), *more])
 
 

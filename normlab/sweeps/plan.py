@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from normlab.cgroup import allowed_cores
@@ -15,16 +15,23 @@ from normlab.config.schema import RunConfig, canonical_hash
 from normlab.config.sweep_options import SweepOptions
 from normlab.data.corpus import Corpus, open_corpus
 from normlab.errors import ConfigError, StoreError, no_effect
+from normlab.model.small import build_small, shrink
 from normlab.options import plain_tree
+from normlab.report.cells import group_cells, resolved_differences
+from normlab.report.factors import distinguishing_options
+from normlab.report.results import RunResult
 from normlab.store.format import COMPLETED_STATES
 from normlab.store.parts import parse_part
 from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
+from normlab.store.query import NOT_STARTED
+from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack
 from normlab.sweeps.gpus import choose_gpus
-from normlab.sweeps.packs import auto_jobs, auto_pack_size, make_packs
+from normlab.sweeps.packs import auto_jobs, auto_pack_size, make_packs, pack_key
 from normlab.training.identity import identity, run_id_of
 from normlab.training.machine import Gpu, RuntimeSettings, check_gpu_count, check_machine, resolve, resolve_device
+from normlab.training.optim import decayed_kinds
 
 _LONGEST_KEYS = 60
 """Most characters of a generated name before its hash."""
@@ -42,6 +49,8 @@ class PlannedSweep:
     """The GPUs of the packs; empty if all train on a CPU or in Slurm."""
     run_bytes: dict[str, int]
     """Lower bound on the memory of each run, in bytes, by run id."""
+    resolved_differences: list[str]
+    """At most one line: the resolved settings in which the cells of the plan differ."""
 
     def pack_bytes(self, pack: Pack) -> int:
         """Return a lower bound on the memory of a pack, in bytes."""
@@ -100,9 +109,11 @@ def make_plan(
     name = options.name or _default_name(options, list(planned.values()))
     folder = sweep_folder(configs[0].results_dir, name)
     plan = Plan(name, options.pack, list(planned.values()), [])
+    settings = dict(zip(planned, zip(configs, machines, strict=True), strict=True))
     if has_plan(folder):
         plan = reconcile(read_plan(folder), plan, folder)
-        return PlannedSweep(plan, folder, list(warnings), gpus, run_bytes)
+        differences = _differences(plan, folder, settings)
+        return PlannedSweep(plan, folder, list(warnings), gpus, run_bytes, differences)
     runs = [run_of(folder, run) for run in plan.runs]
     for run in runs:
         _check_not_in_another_pack(run, name)
@@ -114,7 +125,45 @@ def make_plan(
     numbered = [Pack(number, pack) for number, pack in enumerate(sorted(packs), 1)]
     jobs = jobs if gpus else max(1, min(jobs, len(packs)))
     plan = replace(plan, packs=numbered, notes=notes, memory_bytes=memory_bytes, parallel_packs=jobs)
-    return PlannedSweep(plan, folder, list(warnings), gpus, run_bytes)
+    differences = _differences(plan, folder, settings)
+    return PlannedSweep(plan, folder, list(warnings), gpus, run_bytes, differences)
+
+
+def _differences(plan: Plan, folder: Path, settings: Mapping[str, tuple[RunConfig, RuntimeSettings]]) -> list[str]:
+    """Return `resolved_differences` of the runs of a plan, from the records of those that exist.
+
+    Args:
+        plan: The plan.
+        folder: The folder of the sweep.
+        settings: The config and the machine-dependent settings of each run, by run id.
+    """
+    decayed: dict[str, str | None] = {}
+    packs = {index: [plan.runs[each].run_id for each in pack.runs] for pack in plan.packs for index in pack.runs}
+    results = []
+    for index, planned in enumerate(plan.runs):
+        run, (config, machine) = run_of(folder, planned), settings[planned.run_id]
+        if run.exists():
+            record = RunRecord.read(run)
+        else:
+            key = pack_key(config)
+            if key not in decayed:
+                decayed[key] = _decayed(config)
+            # The worker of a pack chooses the number of threads; a task of Slurm has a GPU and a CPU of its node.
+            unknown = ["threads", "instructions", *(["device", "device_name"] if machine.device_name == "cuda" else [])]
+            resolved = {**asdict(machine), "decayed": decayed[key], **dict.fromkeys(unknown)}
+            identity = {"config": config.identity()}
+            content = {"config": planned.config, "identity": identity, "resolved": resolved}
+            record = RunRecord.parse(run, {**content, "pack": {"runs": packs.get(index, [])}}, {}, NOT_STARTED)
+        results.append(RunResult(record, config.optim.lr))
+    return resolved_differences(group_cells(results, distinguishing_options(results)))
+
+
+def _decayed(config: RunConfig) -> str | None:
+    """Return which parameters of a run will have weight decay; None if no small model is valid."""
+    try:
+        return decayed_kinds(config.optim, build_small(shrink(config), filled=False).gpt)
+    except ConfigError:
+        return None
 
 
 def _gpus_of(options: SweepOptions, configs: Sequence[RunConfig]) -> list[Gpu]:

@@ -81,7 +81,7 @@ def plan_lines(sweep: PlannedSweep, options: SweepOptions, *, with_packs: bool) 
         yield f"jobs    {jobs} packs at once, {_count(threads, 'thread')} each (sweep.jobs={jobs})"
     if packs:
         yield f"memory  at least {format_size(max(map(sweep.pack_bytes, packs)))} for the largest pack"
-    for note in plan.notes:
+    for note in [*plan.notes, *sweep.resolved_differences]:
         yield f"note    {note}"
     if left:
         yield f"tokens  {sum(tokens_of(plan.runs[index]) for index in left):,} to train on"

@@ -22,7 +22,7 @@ from normlab.stats.statistic import TIERS
 from normlab.store.added import AddedRecord
 from normlab.store.format import CHECKS_FILE, COMPLETED_STATES, encode, number
 from normlab.store.outcome import final_losses
-from normlab.store.parts import part_to_json
+from normlab.store.parts import mapping, part_to_json
 from normlab.store.plans import Plan
 from normlab.store.reading import read_record
 from normlab.store.record import RunRecord
@@ -195,8 +195,12 @@ def _values(profiles: Profiles, name: str) -> Iterable[tuple[str, np.ndarray[Any
 
 
 def config_of(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a run by their names, as trees, and the rest of run.json under `record`."""
-    return {**run["config"], "record": {key: value for key, value in run.items() if key != "config"}}
+    """Return the options of a run by their names, as trees, and the rest of run.json under `record`.
+
+    The options have their resolved values, so that W&B shows what differs between runs with `auto`.
+    """
+    resolved = {option: value for option, value in mapping(run.get("resolved")).items() if option in run["config"]}
+    return {**run["config"], **resolved, "record": {key: value for key, value in run.items() if key != "config"}}
 
 
 def labels_of(run: Mapping[str, Any], plan: Plan | None) -> Labels:

@@ -30,14 +30,12 @@ FINAL_LOSS = "val_loss"
 SECTIONS = {"eval": "Evaluation", "train": "Optimisation", "perf": "Throughput"}
 """The titles of the sections of keys that are no statistics, by the keys' prefix."""
 
-_RESOLVED = ("init", "device", "precision", "compile", "deterministic")
 _CONFIG_KEYS = {
     "norm": ("norm.name", "norm.preset"),
     "placement": ("placement.name",),
     "model": ("model.preset",),
     "optim": ("optim.name",),
     "corpus": ("record.corpus.name",),
-    **{option: (f"record.resolved.{option}",) for option in _RESOLVED},
 }
 """The keys, in a run's config at W&B, of the factors that are no config field."""
 

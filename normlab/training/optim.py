@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normlab.config.optim import SGD, AdamW, OptimConfig
+from normlab.model.small import extra_parameters
 
 Tensors = dict[str, Tensor]
 
@@ -59,6 +60,17 @@ def branch_step(optim: OptimConfig, steps: int) -> int | None:
 def is_decayed(optim: OptimConfig, parameter: Tensor) -> bool:
     """Return whether weight decay applies: always to matrices, to gains and biases only with decay=all."""
     return optim.decay == "all" or parameter.dim() >= 2
+
+
+def decayed_kinds(optim: OptimConfig, model: nn.Module) -> str:
+    """Return which parameters of a model have weight decay.
+
+    The matrices of linear layers and embeddings are `matrices`; those of norms and of the placement are named.
+    """
+    if optim.decay == "all":
+        return "all parameters"
+    others = {name.rpartition(".")[2] for _, name, parameter in extra_parameters(model) if is_decayed(optim, parameter)}
+    return f"matrices with {' and '.join(sorted(others))}" if others else "matrices"
 
 
 def tensor_norms(tensors: Sequence[Tensor], run_shape: tuple[int, ...]) -> Tensor:

@@ -28,6 +28,7 @@ from normlab.tracking.tracker import Tracker
 from normlab.training.launch import LOST, RESUMES, train_on_devices
 from normlab.training.loop import Loop
 from normlab.training.machine import apply, resolve
+from normlab.training.optim import decayed_kinds
 from normlab.training.prepare import check_pack, open_runs, prepare_folders, status_if_completed
 from normlab.training.resume import report_changes, resume_from_checkpoint
 from normlab.training.signals import StopRequest
@@ -124,6 +125,8 @@ def train_pack(
         # The loop comes before the folders: a config that cannot be trained leaves nothing behind.
         with convert_torch_errors():
             loop = Loop(runs, settings, corpus)
+        for run in runs:
+            run.new_run_json["resolved"]["decayed"] = decayed_kinds(run.config.optim, loop.runner.model)
         # Only now: until here, nothing is written but the files of a corpus, atomically, and a signal ends it at once.
         if not only_first_signal:
             handlers.enter_context(stop)

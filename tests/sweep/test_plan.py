@@ -35,6 +35,7 @@ from normlab.store.plans import (
 from normlab.store.runs import RunFolder
 from normlab.sweeps.packs import make_packs, pack_key
 from normlab.sweeps.plan import PlannedSweep, make_plan
+from normlab.sweeps.progress import plan_lines
 from normlab.training.run import train
 
 Command = Callable[..., tuple[int, str, str]]
@@ -64,6 +65,29 @@ def test_grid_composed_once_equals_one_composition_per_job(grid: list[str]) -> N
     configs = [plain_tree(config) for config in compose_grid(grid)]
     with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
         assert configs == [plain_tree(to_config(hydra.compose("train", overrides=job))) for job in jobs]
+
+
+def test_plan_names_the_resolved_settings_that_differ_between_cells(
+    plan: Callable[..., PlannedSweep], overrides: list[str]
+) -> None:
+    grid = ["norm=rmsnorm,gatednorm", "placement=pre,peri", "seed=0,1", "sweep.pack=2", "sweep.name=arms"]
+    line = (
+        "the cells also differ in init: gpt2 (peri-LN), gpt2_scaled (pre-norm); "
+        "weight decay: matrices with down and up (GatedNorm), matrices (RMSNorm)"
+    )
+    planned = plan(*grid)
+    assert planned.resolved_differences == [line]
+    assert f"note    {line}" in plan_lines(planned, 1, with_packs=False)
+    assert plan("norm=rmsnorm,dyt", "seed=0,1").resolved_differences == []
+    assert plan(*grid[:2], "init=xavier", "optim.decay=all").resolved_differences == []
+    # Two runs exist and have trained alone, so the other runs of their packs will, too.
+    planned.folder.mkdir(parents=True)
+    write_plan(planned.folder, planned.plan)
+    for placement in ("pre", "peri"):
+        config = compose_run([*overrides, "norm=gatednorm", f"placement={placement}"])
+        train(config, trackers=[])
+    reordered = plan("placement=peri,pre", *grid[:1], *grid[2:])
+    assert reordered.resolved_differences == [f"{line}; pack size: 1 (GatedNorm), 2 (RMSNorm)"]
 
 
 def test_value_with_quotes_spaces_and_commas_is_one_value(overrides: list[str], tmp_path: Path) -> None:

@@ -159,7 +159,10 @@ def test_labels(tmp_path: Path) -> None:
 def test_config_and_summary_have_the_whole_record(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "train.steps=12", "optim.clip=0.5")
     run, config = folder.run(), config_of(folder.run())
-    assert {**config.pop("record"), "config": config} == run
+    resolved = {option: run["resolved"][option] for option in ("init", "precision", "compile", "deterministic")}
+    assert {option: config[option] for option in resolved} == resolved
+    assert config["init"] == "gpt2_scaled"
+    assert {**config.pop("record"), "config": config} == {**run, "config": run["config"] | resolved}
     summary = summary_of(RunRecord.read(folder))
     status = folder.status()
     assert summary["status"].keys() <= status.keys()

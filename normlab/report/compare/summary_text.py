@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from normlab.report.cells import Cell, rank_cells
+from normlab.report.cells import Cell, rank_cells, resolved_differences
 from normlab.report.contrasts import compare_cells, pool_cells
 from normlab.report.intervals import LEVEL, PairedTest, design_of, format_losses, holm, mean_interval
 from normlab.report.results import UNFINISHED, reason_not_comparable
@@ -125,7 +125,8 @@ def summary_sentences(
         sentences = [
             f"{cell.label}: validation loss {loss_text(cell)}, {lr_text(cell)}; no other cell to compare with."
         ]
-    return [*sentences, _count_outcomes(cells, missing), *selection_note(cells, best)]
+    differences = [f"{line[0].upper()}{line[1:]}." for line in resolved_differences(cells)]
+    return [*sentences, *differences, _count_outcomes(cells, missing), *selection_note(cells, best)]
 
 
 def _difference_text(test: PairedTest) -> str:

@@ -105,6 +105,7 @@ function drawAnswer() {
       : `Not compared: only the ${DATA.max_compared} best cells are; select with --where.`;
     fact("by how much", make("span", { class: `badge ${badge[0]}` }, badge[1]), text);
   }
+  for (const line of CELLS[0]?.resolved_differences ?? []) fact("also differs", line);
   const x = mapping(true).x;
   const bests = DATA.not_comparable ? [] : bestAtEach(x, ranked);
   if (bests.length > 1) fact(`best at each ${x.name}`, make("ul", { class: "plain" }, ...bests));

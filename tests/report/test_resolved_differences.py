@@ -1,0 +1,135 @@
+"""Cells that differ in a setting that no option shows, such as the init rule of `init=auto`: every report names it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import normlab
+from normlab.report.cells import group_cells, resolved_differences
+from normlab.report.cells_table import summarize_by
+from normlab.report.compare.data import page_data
+from normlab.report.compare.summary_text import summary_sentences
+from normlab.report.results import RunResult
+from normlab.store.query import select_runs
+from normlab.store.record import Machine, RunRecord
+from normlab.store.runs import RunFolder
+
+INITS = {"pre": "gpt2_scaled", "peri": "gpt2"}
+LINE = "the cells also differ in init: gpt2 (peri-LN), gpt2_scaled (pre-norm)"
+PACK = {"runs": ["a", "b"]}
+
+
+def differences(*runs: dict[str, Any], by: tuple[str, ...] = ("placement", "model.depth")) -> list[str]:
+    """Return the differences of runs with these settings: `placement`, `depth`, `pack` and resolved settings."""
+    results = []
+    for run in runs:
+        settings = {"placement": "pre", "depth": 2, "pack": {}} | run
+        config = {"placement": {"name": settings.pop("placement")}, "model": {"depth": settings.pop("depth")}}
+        content = {"config": config, "pack": settings.pop("pack"), "resolved": settings}
+        results.append(RunResult(RunRecord.parse(RunFolder(Path("x")), content, {}, "finished"), 1e-3))
+    return resolved_differences(group_cells(results, by))
+
+
+CASES: dict[str, tuple[Any, Any, str]] = {
+    "init": ("gpt2", "xavier", "init: gpt2 (peri-LN), xavier (pre-norm)"),
+    "decayed": ("matrices", "all parameters", "weight decay: matrices (peri-LN), all parameters (pre-norm)"),
+    "compile": ("off", "on", "compile: off (peri-LN), on (pre-norm)"),
+    "threads": (1, 16, "threads: 1 (peri-LN), 16 (pre-norm)"),
+    "precision": ("fp32", "bf16", "precision: fp32 (peri-LN), bf16 (pre-norm)"),
+    "pack": ({}, PACK, "pack size: 1 (peri-LN), 2 (pre-norm)"),
+    "device": ("cpu", "cuda", "device: cpu (peri-LN), cuda (pre-norm)"),
+    "device_name": ("H100", "H200", "device: H100 (peri-LN), H200 (pre-norm)"),
+    "deterministic": (True, False, "deterministic: true (peri-LN), false (pre-norm)"),
+    "devices": (1, 2, "devices: 1 (peri-LN), 2 (pre-norm)"),
+    "instructions": ("AVX2", "AVX512", "instructions: AVX2 (peri-LN), AVX512 (pre-norm)"),
+}
+"""The values of two placements, by the field of the record, and the text."""
+
+
+@pytest.mark.parametrize("option", [*(each.name for each in fields(Machine)), "pack"])
+def test_each_resolved_setting_is_named(option: str) -> None:
+    value, other, text = CASES[option]
+    peri = {"placement": "peri", option: value}
+    assert differences(peri, {"placement": "pre", option: other}) == [f"the cells also differ in {text}"]
+    assert differences(peri, {**peri, "placement": "pre"}) == []
+
+
+def test_the_init_comes_first_and_cells_are_named_by_the_option_that_decides() -> None:
+    grid = [
+        {"placement": placement, "depth": depth, "init": INITS[placement], "threads": depth}
+        for placement in INITS
+        for depth in (2, 4)
+    ]
+    assert differences(*grid) == [f"{LINE}; threads: 2 (depth 2), 4 (depth 4)"]
+    grid[0]["init"] = "xavier"
+    assert differences(*grid)[0].startswith(
+        "the cells also differ in init: gpt2 (peri-LN, depth 2; peri-LN, depth 4), "
+        "xavier (pre-norm, depth 2), gpt2_scaled (pre-norm, depth 4); threads:"
+    )
+
+
+def test_a_setting_that_also_differs_within_a_cell_is_named() -> None:
+    runs = [{"placement": "pre", "threads": 1}, {"placement": "pre", "threads": 2}, {"placement": "peri", "threads": 1}]
+    assert differences(*runs) == ["the cells also differ in threads: 1 (peri-LN), 1 and 2 (pre-norm)"]
+    assert differences(*runs, {"placement": "peri", "threads": 2}) == []
+
+
+def test_factors_and_unknown_settings_are_left_out() -> None:
+    runs = [{"placement": placement, "init": init} for placement, init in INITS.items()]
+    assert differences(*runs, by=("placement", "init")) == []
+    assert differences(*runs, {"placement": "post"}) == [LINE]
+    assert differences(runs[0], {"placement": "post"}) == []
+
+
+@pytest.fixture
+def results(make_run, tmp_path: Path) -> Path:
+    """A results folder with two runs of each placement, which the init rules of `INITS` were drawn by."""
+    for placement, init in INITS.items():
+        for seed in (0, 1):
+            resolved = {"device": "cpu", "precision": "fp32", "init": init}
+            make_run(f"{placement}{seed}", placement=placement, seed=seed, run={"resolved": resolved})
+    return tmp_path
+
+
+@pytest.mark.parametrize("test", [[], ["--test", "counts"]])
+def test_every_format_of_a_table_has_the_line(test: list[str], results: Path, run_command) -> None:
+    arguments = ["summarize", str(results), "--by", "placement", *test]
+    texts = {
+        form: run_command(*arguments, "--format", form)[1] for form in ("table", "markdown", "latex", "json", "csv")
+    }
+    assert LINE in texts["table"].replace("\n  ", " ").split("\n")
+    assert f"- {LINE}" in texts["markdown"].split("\n")
+    assert f"% {LINE}" in texts["latex"].split("\n")
+    assert all(row["resolved_differences"] == [LINE] for row in json.loads(texts["json"]))
+    assert all(LINE in row["resolved_differences"] for row in csv.DictReader(io.StringIO(texts["csv"])))
+
+
+@pytest.mark.parametrize("format", ["table", "markdown", "latex", "json", "csv"])
+def test_the_table_of_runs_has_the_resolved_init(format: str, results: Path, run_command) -> None:
+    _, out, _ = run_command("summarize", str(results), "--runs", "--format", format)
+    assert "init" in out
+    assert all(init.replace("_", r"\_" if format == "latex" else "_") in out for init in INITS.values())
+    _, out, _ = run_command("summarize", str(results / "runs" / "pre0"), "--runs", "--format", format)
+    assert "gpt2_scaled" not in out.replace(r"\_", "_")
+
+
+def test_the_headline_and_the_page_have_the_line(results: Path) -> None:
+    table = summarize_by(results, ["placement"])
+    assert f"{LINE[0].upper()}{LINE[1:]}." in summary_sentences(table.cells)
+    page = page_data(select_runs([str(results)], results), ["placement"], ())
+    assert page["cells"][0]["resolved_differences"] == [LINE]
+    assert LINE in page["notes"]
+
+
+def test_figures_and_python_warn(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    normlab.summarize(results, by="placement")
+    assert LINE in capsys.readouterr().err
+    normlab.figure("factor", results, by="placement")
+    assert LINE in capsys.readouterr().err

@@ -66,14 +66,14 @@ class Cell:
         return len(self.losses) > 1 and any(run.record.options.get("optim.weight_decay") for run in self.runs)
 
     @cached_property
-    def unusable_lrs(self) -> frozenset[float]:
+    def bad_lrs(self) -> frozenset[float]:
         """Learning rates at which a completed run diverged or has not learned to use the context."""
         return frozenset(run.lr for run in self.runs if run.has_loss and not run.has_learned)
 
     @cached_property
     def ranking(self) -> Ranking:
         """Sort keys of the cell's learning rates."""
-        return ranking(self.losses, self.unusable_lrs)
+        return ranking(self.losses, self.bad_lrs)
 
     @cached_property
     def best_lr(self) -> float | None:

@@ -22,7 +22,7 @@ from normlab.report.contrasts import compare_cells, pool_cells
 from normlab.report.factor_tests import baseline_levels
 from normlab.report.factors import DEFAULT_OPTIONS, Factor, distinguishing_options, factors_of
 from normlab.report.intervals import holm, mean_interval
-from normlab.report.learning_rates import USABLE, sensitivity, shared_lr
+from normlab.report.learning_rates import NEAR_BEST, sensitivity, shared_lr
 from normlab.report.results import STATES, RunResult, mixed_settings, read_results
 from normlab.report.settings import format_setting, resolve_options, select_where
 from normlab.report.tables import Row, name_some
@@ -218,18 +218,18 @@ def losses_at(cell: Cell, lr: float | None, prefix: str) -> Row:
 
 
 def _sensitivity(cell: Cell) -> Row:
-    """Return the learning-rate sensitivity, with the grid and its usable range."""
+    """Return the learning-rate sensitivity, with the grid and its near-best range."""
     starts = [loss_of(run.record.corpus.baselines.uniform) for run in cell.runs]
     loss_at_start = max((start for start in starts if start is not None), default=None)
-    result = sensitivity(cell.losses, loss_at_start, cell.unusable_lrs)
+    result = sensitivity(cell.losses, loss_at_start, cell.bad_lrs)
     return {
         "learning_rates": list(cell.losses),
         "lr_sensitivity": result.value,
         "loss_at_start": loss_at_start,
-        "usable_lr": result.usable and list(result.usable),
-        "usable_within": USABLE,
-        "edge_lr": result.edge,
-        "unusable_lrs": sorted(cell.unusable_lrs),
+        "near_best_lr": result.near_best and list(result.near_best),
+        "near_best_within": NEAR_BEST,
+        "too_high_lr": result.too_high,
+        "bad_lrs": sorted(cell.bad_lrs),
     }
 
 

@@ -14,7 +14,7 @@ from normlab.report.cells_table import BEST, SHARED, CellsTable
 from normlab.report.contrasts import MIN_P_EQUAL, POOLED, compare_cells, pool_cells
 from normlab.report.factors import level_title, option_name
 from normlab.report.intervals import LEVEL, Design, Replicate, design_of, format_losses, holm, mean_interval
-from normlab.report.learning_rates import EDGE
+from normlab.report.learning_rates import BAD, DEFINITIONS
 from normlab.report.results import STATES
 from normlab.report.settings import format_setting, sort_key
 from normlab.report.tables import Row, fold_lines, render, terminal_width
@@ -22,8 +22,6 @@ from normlab.store.format import FINISHED
 from normlab.store.outcome import DESCRIPTIONS, STUCK, WHOLE_TEXT_NOTE
 from normlab.store.throughput import format_mfu, format_tflops
 
-NO_SENSITIVITY = "-"
-"""S of a cell without a usable learning rate."""
 SPIKE_RULE = "loss_olmo_core"
 """The spike rule of the table's column; JSON has the counts of all rules."""
 ON_REQUEST = ("TFLOP/s",)
@@ -136,8 +134,8 @@ def _table_row(row: Row, cell: Cell) -> Row:
         **_comparison_texts(row, SHARED, " at shared lr"),
         **({"compute speed-up": _speedup_text(row)} if "speedup" in row else {}),
         "S": _sensitivity_text(row),
-        "usable lr": "-".join(format_setting(lr) for lr in dict.fromkeys(row["usable_lr"] or ())),
-        "edge lr": _lr_text(row["edge_lr"]),
+        "near-best lr": "-".join(format_setting(lr) for lr in dict.fromkeys(row["near_best_lr"] or ())),
+        "too-high lr": _lr_text(row["too_high_lr"]),
         **(_target_text(row) if "target" in row else {}),
         "tok/s": _text(row["tokens_per_s"], ",.0f"),
         "TFLOP/s": "" if row["flops_per_s"] is None else format_tflops(row["flops_per_s"]),
@@ -282,7 +280,7 @@ def loss_text(losses: Mapping[Replicate, float]) -> str:
 
 def _sensitivity_text(row: Row) -> str:
     if row["lr_sensitivity"] is None:
-        return NO_SENSITIVITY if len(row["learning_rates"]) > 1 else ""
+        return "-" if len(row["learning_rates"]) > 1 else ""
     return f"{row['lr_sensitivity']:.4f}"
 
 
@@ -354,18 +352,8 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
     old = sum(run.record.references.whole_text for cell in table.cells for run in cell.runs)
     if old:
         lines.append(f"runs of an older normlab, whose outcomes use {WHOLE_TEXT_NOTE}: {old}")
-    if columns & {"S", "usable lr", "edge lr"} and any(row["lr_sensitivity"] is not None for row in rows):
-        lines.append(
-            "S: sensitivity to the learning rate: the mean of min(loss, ln V) over the learning rates, minus the "
-            "lowest loss of a usable learning rate; a diverged run counts as ln V, so read S together with the number "
-            "of diverged runs. Edge lr: the lowest learning rate above the best one that is unusable or more than "
-            f"{EDGE:g} nats/token worse"
-        )
-    if "S" in columns and any(_sensitivity_text(row) == NO_SENSITIVITY for row in rows):
-        lines.append(
-            f"S {NO_SENSITIVITY}: no learning rate is usable: at each one a run diverged, is stuck, regressed, or "
-            "ended above the band around the unigram entropy"
-        )
+    defined = [f"{name}: {text}" for name, text in DEFINITIONS.items() if name in columns]
+    lines += [*defined, f"bad learning rate: {BAD}"] if defined else []
     if "vs baseline" in columns and any(row.get("baseline") for row in rows):
         m = sum(row.get("p") is not None for row in rows)
         lines.append(

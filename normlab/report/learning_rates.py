@@ -1,6 +1,6 @@
 """The best learning rate of a cell, and the sensitivity of its loss to the learning rate.
 
-The loss of a diverged run is infinity. A learning rate is unusable if one of its runs diverged, is stuck, regressed, or
+The loss of a diverged run is infinity. A learning rate is bad if one of its runs diverged, is stuck, regressed, or
 ended above the band around the unigram entropy (`store/outcome.py`). Runs with the same learning rate and replicate (a
 seed and a data seed) count as one value, their mean, because on a CPU in the same pack they are bit-identical.
 """
@@ -18,21 +18,33 @@ Losses = Mapping[float, Mapping[Replicate, float]]
 Ranking = Mapping[float, tuple[bool, float, float]]
 """Sort key of each learning rate; the best has the smallest."""
 
-USABLE = 0.02
-"""A learning rate is as good as the best one if its loss is at most this many nats/token higher."""
-EDGE = 0.1
+NEAR_BEST = 0.02
+"""A learning rate is near the best one if its loss is at most this many nats/token higher."""
+TOO_HIGH = 0.1
 """A learning rate above the best one is too high if its loss is more than this many nats/token higher."""
+
+BAD = "one at which a run diverged, is stuck, regressed, or ended above the band around the unigram entropy"
+DEFINITIONS = {
+    "S": "sensitivity to the learning rate: the mean of min(loss, ln V) over the learning rates, minus the lowest one "
+    "of a learning rate that is not bad; a diverged run counts as ln V, so read S together with the number of diverged "
+    "runs; -: every learning rate is bad",
+    "near-best lr": "the learning rates around the best one that are not bad and at most "
+    f"{NEAR_BEST:g} nats/token worse",
+    "too-high lr": "the lowest learning rate above the best one that is bad or more than "
+    f"{TOO_HIGH:g} nats/token worse",
+}
+"""The columns about learning rates; `BAD` is the definition of a bad learning rate, which they use."""
 
 
 class Sensitivity(NamedTuple):
-    """Dependence of the loss on the learning rate over a grid; all None without a usable learning rate."""
+    """Dependence of the loss on the learning rate over a grid; all None if every learning rate is bad."""
 
     value: float | None
     """S in nats/token; None with fewer than two learning rates."""
-    usable: tuple[float, float] | None
-    """Lowest and highest learning rate of the range around the best whose losses are within `USABLE` of the best."""
-    edge: float | None
-    """The lowest learning rate above the best that is unusable or more than `EDGE` worse, or None."""
+    near_best: tuple[float, float] | None
+    """Lowest and highest learning rate of the range around the best: none is bad, all are within `NEAR_BEST` of it."""
+    too_high: float | None
+    """The lowest learning rate above the best that is bad or more than `TOO_HIGH` worse, or None."""
 
 
 def arrange(values: Iterable[tuple[float, Replicate, float]]) -> dict[float, dict[Replicate, float]]:
@@ -56,9 +68,9 @@ def badness(losses: Iterable[float]) -> tuple[float, float]:
     return 1 - len(finite) / len(losses), math.fsum(finite) / len(finite) if finite else math.inf
 
 
-def ranking(losses: Losses, unusable: Collection[float] = ()) -> Ranking:
-    """Return the sort key of each learning rate: usable before unusable, then `badness`."""
-    return {lr: (lr in unusable, *badness(by_replicate.values())) for lr, by_replicate in losses.items()}
+def ranking(losses: Losses, bad: Collection[float] = ()) -> Ranking:
+    """Return the sort key of each learning rate: the bad ones last, then by `badness`."""
+    return {lr: (lr in bad, *badness(by_replicate.values())) for lr, by_replicate in losses.items()}
 
 
 def best_lr(ranking: Ranking) -> float | None:
@@ -82,24 +94,24 @@ def shared_lr(rankings: Sequence[Ranking]) -> float | None:
     return min(common, key=lambda lr: (sum(ranks[lr]), max(ranks[lr]), lr), default=None)
 
 
-def sensitivity(losses: Losses, loss_at_start: float | None, unusable: Collection[float] = ()) -> Sensitivity:
+def sensitivity(losses: Losses, loss_at_start: float | None, bad: Collection[float] = ()) -> Sensitivity:
     """Return the learning-rate sensitivity of a cell.
 
     S = mean over the grid of max(l(lr), l*) - l*, in nats/token.
 
     l(lr) is the mean over replicates of min(loss, l0), so that a diverged run counts as the loss at initialisation l0.
-    l* is the lowest l(lr) of the usable learning rates. S depends on the grid and on the number of divergences:
-    report it with both.
+    l* is the lowest l(lr) of the learning rates that are not bad. S depends on the grid and on the number of
+    divergences: report it with both.
 
     Args:
         losses: Loss by learning rate and replicate.
         loss_at_start: l0 = ln V, the loss of a uniform guess; None if the record lacks it.
-        unusable: The unusable learning rates.
+        bad: The bad learning rates.
 
     Source: Wortsman et al. 2023, arXiv:2309.14322, who sweep 3e-4 to 3e-1.
     """
-    best = best_lr(ranking(losses, unusable))
-    if len(losses) < 2 or loss_at_start is None or best is None or best in unusable:
+    best = best_lr(ranking(losses, bad))
+    if len(losses) < 2 or loss_at_start is None or best is None or best in bad:
         return Sensitivity(None, None, None)
     means = {
         lr: mean_interval({key: min(loss, loss_at_start) for key, loss in by_replicate.items()}).estimate
@@ -107,11 +119,11 @@ def sensitivity(losses: Losses, loss_at_start: float | None, unusable: Collectio
     }
     lrs, lowest = list(means), means[best]
     low = high = at = lrs.index(best)
-    is_good = [means[lr] <= lowest + USABLE and lr not in unusable for lr in lrs]
-    while low > 0 and is_good[low - 1]:
+    is_near = [means[lr] <= lowest + NEAR_BEST and lr not in bad for lr in lrs]
+    while low > 0 and is_near[low - 1]:
         low -= 1
-    while high < len(lrs) - 1 and is_good[high + 1]:
+    while high < len(lrs) - 1 and is_near[high + 1]:
         high += 1
-    edge = next((lr for lr in lrs[at + 1 :] if means[lr] > lowest + EDGE or lr in unusable), None)
+    too_high = next((lr for lr in lrs[at + 1 :] if means[lr] > lowest + TOO_HIGH or lr in bad), None)
     value = math.fsum(max(mean, lowest) for mean in means.values()) / len(means) - lowest
-    return Sensitivity(value, (lrs[low], lrs[high]), edge)
+    return Sensitivity(value, (lrs[low], lrs[high]), too_high)

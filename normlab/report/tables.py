@@ -230,9 +230,10 @@ _SHARED = ("state", "norm", "placement", "depth", "width", "seed", "lr", "corpus
 _DROP_ORDER = (
     "update, last", "seeds", "attn/stream, last", "mlp/stream, last", "last/first", "loss", "grad profile",
     "its profile", "memory", "spikes", "MFU", "mfu", "tok/s", "best val", "vs baseline at shared lr",
-    "p (Holm) at shared lr", "edge lr", "val loss at shared lr", "usable lr", "S", "pack", "seconds", "precision",
-    "tokens_per_s", "device", "train_loss", "best_val_loss", "last_val_loss", "corpus", "width", "vs_bigram", "steps",
-    "step", "seed", "lr", "init", "grad, last", "depth", "corpora", "created", "placement", "norm",
+    "p (Holm) at shared lr", "too-high lr", "val loss at shared lr", "near-best lr", "S", "pack", "seconds",
+    "precision", "tokens_per_s", "device", "train_loss", "best_val_loss", "last_val_loss", "corpus", "width",
+    "vs_bigram", "steps", "step", "seed", "lr", "init", "grad, last", "depth", "corpora", "created", "placement",
+    "norm",
 )  # fmt: skip
 """Columns to leave out of a table that is too wide, in this order."""
 _GAP = 2

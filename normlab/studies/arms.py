@@ -56,7 +56,7 @@ class Arm:
     def plausible_lrs(self) -> list[float]:
         """The best learning rate, and those that all seeds together cannot tell from it; as `plausible_lrs`."""
         cell = Cell((), (), self.runs)
-        return [] if self.best_lr is None else plausible_lrs(self.best_lr, cell.losses, cell.unusable_lrs)
+        return [] if self.best_lr is None else plausible_lrs(self.best_lr, cell.losses, cell.bad_lrs)
 
     @property
     def has_best_at_edge(self) -> bool:
@@ -78,8 +78,8 @@ class Arm:
         return sum(not run.has_loss for run in self.runs)
 
 
-def plausible_lrs(best: float, losses: Losses, unusable: Collection[float]) -> list[float]:
-    """Return a learning rate, and the usable ones that are not worse by a one-sided paired t test at `WORSE`.
+def plausible_lrs(best: float, losses: Losses, bad: Collection[float]) -> list[float]:
+    """Return a learning rate, and those, not bad, that are not worse by a one-sided paired t test at `WORSE`.
 
     The choice on two seeds is noisy. The interval of a contrast is therefore the union of its intervals at all of these
     learning rates. Without the union an arm differs from itself in up to 10 % of the splits of study `noise`.
@@ -89,10 +89,10 @@ def plausible_lrs(best: float, losses: Losses, unusable: Collection[float]) -> l
     found = [best]
     for lr, by_replicate in losses.items():
         common = sorted(by_replicate.keys() & losses[best].keys(), key=str)
-        if lr == best or lr in unusable or len(common) < 2:
+        if lr == best or lr in bad or len(common) < 2:
             continue
         values, at_best = ([each[replicate] for replicate in common] for each in (by_replicate, losses[best]))
-        if not all(map(math.isfinite, at_best)):  # a usable learning rate is not worse than one that diverges
+        if not all(map(math.isfinite, at_best)):  # a learning rate that is not bad is not worse than one that diverges
             found.append(lr)
             continue
         if ttest_rel(values, at_best, alternative="greater").pvalue > WORSE:  # pyright: ignore[reportAttributeAccessIssue]

@@ -101,5 +101,5 @@ class FalsePositives:
                 for (seed, _), loss in cell.losses[lr].items()
                 if number[seed] >= CHOOSING_SEEDS
             }
-            for lr in plausible_lrs(choice.best_lr, cell.losses, cell.unusable_lrs)
+            for lr in plausible_lrs(choice.best_lr, cell.losses, cell.bad_lrs)
         }

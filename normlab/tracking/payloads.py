@@ -230,7 +230,7 @@ def labels_of(run: Mapping[str, Any], plan: Plan | None) -> Labels:
 
 
 def _shorten(text: str, longest: int) -> str:
-    """Return a printable text of at most `longest` characters; one that is cut ends in its hash, so none become equal."""
+    """Return a printable text of at most `longest` characters; a cut one ends in its hash."""
     text = printable(text)
     return text if len(text) <= longest else f"{text[: longest - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 

@@ -124,19 +124,34 @@ def test_runs_that_never_train_have_no_sensitivity(make, tmp_path):
             make("mixed", lr, seed, 3.2 if seed and lr == 3e-3 else math.inf if seed and lr == 1e-2 else mixed)
     found = rows(tmp_path)
     for cell in ("short", "stuck"):
-        keys = ("lr_sensitivity", "usable_lr", "edge_lr", "unusable_lrs")
+        keys = ("lr_sensitivity", "near_best_lr", "too_high_lr", "bad_lrs")
         assert [found[cell][key] for key in keys] == [None, None, None, [1e-3, 3e-3, 1e-2]]
     assert found["trained"]["lr_sensitivity"] == pytest.approx((0.2 + 0.0 + 0.1) / 3)
     # The best learning rate is not one at which a seed is stuck or diverged.
     assert found["mixed"]["lr"] == 1e-3
-    assert found["mixed"]["usable_lr"] == [1e-3, 1e-3]
-    assert found["mixed"]["edge_lr"] == 3e-3
+    assert found["mixed"]["near_best_lr"] == [1e-3, 1e-3]
+    assert found["mixed"]["too_high_lr"] == 3e-3
     assert found["mixed"]["lr_sensitivity"] == pytest.approx((0 + 0.2 + (2.0 + 5.5) / 2 - 2.4) / 3)
     report = summarize_by(tmp_path, ["norm"])
     assert {row["norm"]: row["S"] for row in table_rows(report)} == {
         "short": "-", "stuck": "-", "trained": "0.1000", "mixed": "0.5167",
     }  # fmt: skip
-    assert sum(note.startswith("S -: no learning rate is usable") for note in notes(report)) == 1
+
+
+@pytest.mark.parametrize("shown", [["val loss"], ["S"], ["near-best lr"], ["too-high lr"], ["S", "too-high lr"]])
+def test_each_shown_column_about_learning_rates_is_defined_once(shown, make, tmp_path):
+    for lr, loss in ((1e-3, 2.1), (3e-3, 2.0), (1e-2, 2.01), (3e-2, 2.2), (1e-1, 3.2)):
+        make("rmsnorm", lr, 0, loss)
+    table = summarize_by(tmp_path, ["norm"])
+    row = table_rows(table)[0]
+    assert (row["near-best lr"], row["too-high lr"]) == ("0.003-0.01", "0.03")
+    texts = [note.partition(": ") for note in notes(table, ["norm", *shown])]
+    defined = {name: text for name, _, text in texts if name in ("S", "near-best lr", "too-high lr")}
+    assert list(defined) == [name for name in shown if name != "val loss"]
+    assert all(" bad" in text for text in defined.values())
+    assert sum(name == "bad learning rate" for name, _, _ in texts) == bool(defined)
+    limits = {"near-best lr": "0.02 nats/token", "too-high lr": "0.1 nats/token"}
+    assert all(limit in defined.get(name, limit) for name, limit in limits.items())
 
 
 def test_older_baselines_are_noted_once(make, tmp_path):

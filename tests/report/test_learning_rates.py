@@ -23,7 +23,7 @@ def test_best_learning_rate_has_the_lowest_mean_without_divergence():
     assert best_lr({}) is None
 
 
-def test_usable_learning_rates_rank_before_unusable_ones():
+def test_bad_learning_rates_rank_last():
     assert best_lr(ranking(grid(a=[3, 3], b=[2, 3.2], c=[inf, inf]), {3e-4, 1e-3})) == 1e-4
     assert best_lr(ranking(grid(a=[3.2, 3.2], b=[2, 3.2], c=[2, inf]), {1e-4, 3e-4, 1e-3})) == 3e-4
 
@@ -44,40 +44,40 @@ def test_repeated_runs_count_as_one_value():
 def test_sensitivity_counts_divergence_as_the_loss_at_the_start():
     found = sensitivity(grid(a=[2.3], b=[2.01], c=[2.0], d=[2.015], e=[inf]), 5.5, {1e-2})
     assert found.value == pytest.approx((2.3 + 2.01 + 2.0 + 2.015 + 5.5) / 5 - 2.0)
-    assert found.usable == (3e-4, 3e-3)
-    assert found.edge == 1e-2
+    assert found.near_best == (3e-4, 3e-3)
+    assert found.too_high == 1e-2
 
 
 def test_one_of_two_diverged_seeds_counts_half():
     found = sensitivity(grid(a=[2.0, 2.0], b=[2.1, inf]), 5.5, {3e-4})
     assert found.value == pytest.approx((2.0 + (2.1 + 5.5) / 2) / 2 - 2.0)
-    assert (found.usable, found.edge) == ((1e-4, 1e-4), 3e-4)
+    assert (found.near_best, found.too_high) == ((1e-4, 1e-4), 3e-4)
 
 
-def test_learning_rate_with_a_divergence_is_never_usable():
+def test_learning_rate_with_a_divergence_is_never_near_best():
     found = sensitivity(grid(a=[5.49], b=[inf]), 5.5, {3e-4})
-    assert (found.usable, found.edge) == ((1e-4, 1e-4), 3e-4)
+    assert (found.near_best, found.too_high) == ((1e-4, 1e-4), 3e-4)
 
 
-def test_no_sensitivity_without_a_usable_learning_rate():
+def test_no_sensitivity_if_every_learning_rate_is_bad():
     for losses in (grid(a=[inf], b=[inf]), grid(a=[3.2], b=[3.2]), grid(a=[4.9], b=[4.93])):
         assert sensitivity(losses, 5.5, losses.keys()) == (None, None, None)
 
 
-def test_unusable_learning_rate_with_a_lower_mean_counts_as_the_best():
+def test_bad_learning_rate_with_a_lower_mean_counts_as_the_best():
     """One of two seeds is stuck at 3e-4, so it is not the best, and it adds nothing negative to S."""
     found = sensitivity(grid(a=[2.9, 2.9], b=[2.0, 3.2], c=[3.0, 3.0]), 5.5, {3e-4})
     assert found.value == pytest.approx((0 + 0 + 0.1) / 3)
-    assert (found.usable, found.edge) == ((1e-4, 1e-4), 3e-4)
+    assert (found.near_best, found.too_high) == ((1e-4, 1e-4), 3e-4)
 
 
 def test_loss_above_the_start_counts_as_the_start():
     assert sensitivity(grid(a=[2.0], b=[9.0]), 5.5).value == pytest.approx(1.75)
 
 
-def test_usable_range_is_around_the_best_and_the_edge_above_it():
+def test_near_best_range_is_around_the_best_and_too_high_is_above_it():
     found = sensitivity(grid(a=[2.01], b=[2.5], c=[2.0], d=[2.05]), 5.5)
-    assert (found.usable, found.edge) == ((1e-3, 1e-3), None)
+    assert (found.near_best, found.too_high) == ((1e-3, 1e-3), None)
 
 
 def test_no_sensitivity_with_one_learning_rate_or_an_unknown_start():

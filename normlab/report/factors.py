@@ -54,8 +54,9 @@ _TITLES = {
         "normformer": "NormFormer", "b2t": "B2T", "gpas": "GPAS", "ngpt": "nGPT", "resi_dual": "ResiDual",
         "siamese": "SiameseNorm", "sandwich": "Sandwich-LN", "res_post": "res-post-norm",
     },
+    "model.qk_norm": {"head": "per head", "full": "over all heads"},
 }  # fmt: skip
-"""The names that the papers use; another norm or placement has the name that it has on the command line."""
+"""The names that the papers use; another value has the name that it has on the command line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +152,12 @@ def level_title(option: str, value: Setting) -> str:
 
 def level_label(option: str, value: Setting) -> str:
     """Return a level with the name of its option: `DeepNorm`, `depth 8`, `no warm-up`."""
-    if option in _TITLES:
+    if option in DEFAULT_OPTIONS:
         return level_title(option, value)
     name = option_name(option)
-    if value is None or value is False or value == "none" or (option in _ZERO_IS_NONE and value == 0):
+    if value is None or value is False or value in ("none", "off") or (option in _ZERO_IS_NONE and value == 0):
         return f"no {name}"
-    return name if value is True else f"{name} {format_setting(value)}"
+    return name if value is True else f"{name} {level_title(option, value)}"
 
 
 def label(options: Iterable[str], values: Iterable[Setting]) -> str:

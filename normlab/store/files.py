@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import TypeGuard
@@ -73,14 +74,23 @@ def check_links(folder: Path) -> None:
     """
     folder = Path(os.path.abspath(folder))
     real = Path(os.path.realpath(folder.parent), folder.name)
-    entries = (Path(top, name) for top, folders, files in os.walk(folder) for name in (*folders, *files))
-    for path in filter(os.path.islink, chain([folder], entries)):
+    for path in filter(os.path.islink, chain([folder], _entries(folder))):
         target = Path(os.path.realpath(path))
         if path == folder or not target.is_relative_to(real):
             raise StoreError(
                 f"{path}: is a symbolic link to {target}, and normlab changes no file outside of {folder}; replace the "
                 "link with what it points to, or delete it"
             )
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    """Yield every file and folder in a folder, but for the content of W&B's folders of runs.
+
+    W&B's runs have links to its log. Nothing is written there again, and a deletion does not follow links.
+    """
+    for top, folders, files in os.walk(folder):
+        yield from (Path(top, name) for name in (*folders, *files))
+        folders[:] = [name for name in folders if not name.startswith(("run-", "offline-run-"))]
 
 
 def make_folder(path: Path) -> None:

@@ -446,15 +446,6 @@ def test_summarize_command(make, tmp_path, run_command):
     assert run_command("summarize", str(tmp_path), "--by", "norm", "--where", "nrom=a")[0] == 2
 
 
-@pytest.mark.parametrize("run_id", ["", "../elsewhere", "/tmp"])
-def test_plan_with_a_path_as_run_id_is_an_error(run_id, tmp_path):
-    sweep = sweep_folder(tmp_path, "mine")
-    sweep.mkdir(parents=True)
-    write_plan(sweep, Plan("mine", "off", [PlannedRun(run_id, [], {})], []))
-    with pytest.raises(StoreError, match="is not a run id"):
-        summarize_by(sweep, ["norm"])
-
-
 def crossed_runs(make, a: int, b: int) -> dict[str, np.ndarray]:
     """Make runs of two norms with a seeds crossed with b data seeds; return the losses by norm, shape (a, b)."""
     draw = np.random.default_rng(0)

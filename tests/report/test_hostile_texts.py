@@ -86,7 +86,7 @@ def test_commands_that_print(runs: list[str], run_command: Command) -> None:
         assert_shown(out + err, command)
 
 
-@pytest.mark.parametrize("runs", ["\x1b[2J \ud800 <script>", "$\\frac$ $^{$", "$a$"], indirect=True, ids=ascii)
+@pytest.mark.parametrize("runs", ["\x1b[2J \ud800 <script> $\\frac$ $^{$"], indirect=True, ids=ascii)
 @pytest.mark.parametrize("kind", ["loss", "lr", "factor", "matrix"])
 def test_figures(kind: str, runs: list[str], run_command: Command) -> None:
     for output in ("f.svg", "f.pdf", "f.png") if kind == "factor" else ("f.svg",):

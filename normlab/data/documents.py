@@ -1,4 +1,4 @@
-"""Documents of a corpus: their file on disk, and the split into training and validation text.
+"""Documents of a corpus: their counts, their file on disk, and the split into training and validation text.
 
 The validation text is a set of complete documents if the corpus has enough of them, else the end of each document. Both
 rules depend only on the text, not on the order or names of files or on random numbers.

@@ -484,10 +484,19 @@ def test_parquet_with_empty_row_groups(files: Files, read: Read, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["b.txt", "b.jsonl"])
-@pytest.mark.parametrize("content", [b"caf\xe9", "text".encode("utf-16"), b"\x1f\x8b\x08\x00packed"])
+@pytest.mark.parametrize("content", [b"caf\xe9", "text".encode("utf-16-be") + b"\xff", b"\x1f\x8b\x08\x00packed"])
 def test_error_names_a_file_that_is_not_utf8(name: str, content: bytes, files: Files, read: Read) -> None:
     with pytest.raises(DataError, match=rf"{name}: not UTF-8 at byte \d+; convert the file \(iconv -t utf-8\)"):
         read(files({"a.txt": "fine", name: content}))
+
+
+@pytest.mark.parametrize("name", ["b.txt", "b.jsonl", "b.csv"])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_error_names_another_unicode_encoding(name: str, encoding: str, files: Files, read: Read) -> None:
+    content = "\ufeff" + lines({"text": "a"})
+    family = encoding[:6]
+    with pytest.raises(DataError, match=rf"{name}: is {family}, not UTF-8; .* \(iconv -f {family} -t utf-8\)"):
+        read(files({name: content.encode(encoding)}))
 
 
 def test_error_names_a_parquet_that_is_not_utf8(files: Files, read: Read, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -58,11 +57,10 @@ def default_options(entry: Entry) -> dict[str, Any]:
 def existing_values(initial_values: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, str]:
     """Return the initial values of the parameters and buffers that a norm with these options has.
 
-    A norm has no parameter `p` where its option `p` or `learn_p` is false. An option in an expression becomes
-    `norm.<option>`, as in an override.
+    A norm has no parameter `p` where its option `p` or `learn_p` is false.
     """
     return {
-        name: re.sub(r"\b[a-z]\w*", lambda word: f"norm.{word[0]}" if word[0] in options else word[0], value)
+        name: value
         for name, value in initial_values.items()
         for last in [name.rpartition(".")[2]]
         if options.get(last) is not False and options.get(f"learn_{last}") is not False

@@ -55,9 +55,21 @@ def test_module_computes_its_formula(overrides: list[str], formula: str) -> None
 
 @pytest.mark.parametrize("entry", NORMS, ids=lambda entry: entry["name"])
 def test_listed_initial_values_are_those_of_the_module(entry: catalogue.Entry) -> None:
-    """The names are those of the module's parameters and buffers, with the options of the norm or preset."""
-    module = compose_run([f"norm={entry['name']}"]).norm.build(WIDTH)
-    assert entry["initial_values"].keys() == module.state_dict().keys()
+    """The expressions give the module's numbers, with the names of the options as a plugin writes them."""
+    options = compose_run([f"norm={entry['name']}"]).norm
+    state = options.build(WIDTH).state_dict()
+    assert entry["initial_values"].keys() == state.keys()
+    for name, expression in entry["initial_values"].items():
+        if "normal" not in expression:
+            value = eval(expression, dataclasses.asdict(options) | {"D": WIDTH, "sqrt": np.sqrt})  # noqa: S307
+            np.testing.assert_allclose(state[name].numpy(), value, rtol=1e-7)
+
+
+def test_a_note_below_a_table_begins_with_the_name_of_its_entry(run_command: Command) -> None:
+    text = " ".join(run_command("list", "placements")[1].split())
+    for entry in catalogue.placements():
+        if entry.get("note"):
+            assert f" {entry['name']}: {entry['note']}" in text
 
 
 def test_every_eps_mode_has_a_formula() -> None:

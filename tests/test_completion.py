@@ -21,7 +21,7 @@ COMMANDS = {
     "train": [],
     "sweep": ["--dry-run", "--retry-failed"],
     "summarize": ["--format"],
-    "compare": ["--format"],
+    "compare": ["--x"],
     "list": ["--json"],
     "sample": ["--prompt", "--tokens"],
 }
@@ -63,7 +63,8 @@ def candidates(line: str) -> list[str]:
         ("normlab list pl", ["placements"]),
         ("normlab list ini", ["init"]),
         ("normlab summarize --format m", ["markdown"]),
-        ("normlab compare first --format p", ["png"]),
+        ("normlab summarize --format l", ["latex"]),
+        ("normlab compare first --format p", []),
         ("normlab sample run --to", ["--tokens"]),
         ("normlab completion z", ["zsh"]),
         ("normlab nothing of ours", []),

@@ -16,6 +16,7 @@ from normlab.config.flags import FLAGS
 from normlab.errors import ConfigError
 from normlab.options import option_fields
 from normlab.report.entries import ENTRIES
+from normlab.report.tables import FORMATS
 
 GROUPS = {
     "norm": catalogue.norms,
@@ -89,8 +90,8 @@ def candidates(line: str, flags: dict[str, list[str]]) -> list[str]:
         choices = [*ENTRIES, "runs"]
     elif before[0] == "completion":
         choices = list(SCRIPTS)
-    elif before[-1] == "--format":
-        choices = ["html", "png"] if before[0] == "compare" else ["table", "json", "csv", "markdown"]
+    elif before[-1] == "--format" and "--format" in flags.get(before[0], ()):
+        choices = FORMATS
     else:
         choices = flags.get(before[0], [])
     return sorted({choice for choice in choices if choice.startswith(last)})

@@ -288,8 +288,9 @@ def _columns(rows: Sequence[Row]) -> Columns:
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
-    """Return the name of each run, with its id if several runs have that name."""
-    names = [format_value("run", row.get("run")) for row in rows]
+    """Return the name of each row: of its run, with the id if several runs have that name, or the first column."""
+    key = "run" if "run" in rows[0] else next(iter(rows[0]))
+    names = [format_value(key, row.get(key)) for row in rows]
     count = Counter(names)
     return [
         name if count[name] == 1 or not row.get("id") else f"{name} ({format_value('id', row['id'])})"

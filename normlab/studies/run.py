@@ -184,10 +184,12 @@ def read_evidence(study: Study, size: str, results_dir: str) -> Evidence:
     """
     unverified, notes, folders = {}, [], []
     for grid in study.grids_of(size):
-        folder = sweep_folder(results_dir, name_of_sweep(study, size, grid))
+        name = name_of_sweep(study, size, grid)
+        folder = sweep_folder(results_dir, name)
         if not has_plan(folder):
             raise StoreError(
-                f"study {study.name}: {results_dir} has no runs of it; train them with `normlab study run {study.name}`"
+                f"study {study.name}: {results_dir} has no sweep {name}; make it with `normlab study run {study.name} "
+                f"--size {size}`, which trains only the runs that are missing"
             )
         folders.append(folder)
         notes += _criterion_notes(study, size, criterion_of(read_plan(folder).notes))

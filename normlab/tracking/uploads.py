@@ -131,7 +131,8 @@ def upload_lines(runs: Sequence[Path], service: str, names: Sequence[str]) -> li
     elif sent:
         lines.append(f"{title}: {len(sent)} runs, the first: {sent[0]}")
     if sending:
-        lines.append(f"{title}: the upload of {_count(sending)} continues in the background; if it fails, {hint}")
+        work = "writing the files" if service in (TENSORBOARD, "offline") else "the upload"
+        lines.append(f"{title}: {work} of {_count(sending)} continues in the background; if it fails, {hint}")
     if training:
         lines.append(f"{title} has the steps so far of {_count(training)}; after the training, {hint}")
     if outdated:

@@ -138,7 +138,7 @@ def test_an_arm_that_is_not_in_the_grid_is_an_error_before_training(
     ("arguments", "message"),
     [
         (["show", "xyz"], "unknown study 'xyz': choose one of "),
-        (["report", "deepnorm", "--results-dir", "none"], "study deepnorm: none has no runs of it; train them with "),
+        (["report", "deepnorm", "--results-dir", "none"], "study deepnorm: none has no sweep study-deepnorm-small-"),
         (
             ["run", "deepnorm", "model.depth=2"],
             "model.depth=2: would change the study; only one value of sweep.jobs=, ",

@@ -89,6 +89,14 @@ def test_several_runs(run: RunFolder, tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.parametrize("service", ["offline", "tensorboard"])
+def test_a_service_that_only_gets_files_has_no_upload(service: str, run: RunFolder) -> None:
+    with file_lock(lock_of(run.path, service), "the test"):
+        (line,) = upload_lines([run.path], service, ["x"])
+    assert "writing the files of 1 run continues in the background" in line
+    assert "upload" not in line
+
+
 def test_the_command_may_be_pasted() -> None:
     names = names_of([Path("results/runs/a b"), *map(Path, "cde")])
     assert sync_hint(names, "online").startswith("`normlab sync 'results/runs/a b' c d e` ")

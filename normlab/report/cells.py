@@ -22,6 +22,11 @@ from normlab.store.format import DAMAGED, DIVERGED
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.parts import Setting
 
+SIZE_OPTIONS = (
+    "model", "model.depth", "model.width", "model.heads", "model.mlp_width", "model.context", "train.steps",
+    "train.batch_size",
+)  # fmt: skip
+"""Options that set the compute of a run; a best cell is one among cells in which these are equal."""
 BAD_OUTCOMES = (DIVERGED, STUCK, REGRESSED)
 """The outcomes of completed runs that did not train."""
 GRID_OF_DECAYS = "a grid of learning rates is also a grid of weight decays: an update decays by lr x optim.weight_decay"
@@ -46,6 +51,12 @@ class Cell:
     def label(self) -> str:
         """The values as in text: `DeepNorm, depth 8, no warm-up`."""
         return label(self.by, self.key)
+
+    @property
+    def arm(self) -> str:
+        """The label without the options of `SIZE_OPTIONS`."""
+        pairs = [pair for pair in zip(self.by, self.key, strict=True) if pair[0] not in SIZE_OPTIONS]
+        return label(*zip(*pairs, strict=True)) if pairs else label((), ())
 
     @cached_property
     def losses(self) -> Losses:
@@ -157,6 +168,26 @@ def rank_cells(cells: Sequence[Cell]) -> list[int]:
             diverged, mean = badness(cell.final_losses.values())
             keys[index] = (diverged, cell.has_bad_outcome, mean)
     return sorted(keys, key=keys.__getitem__)
+
+
+def size_options(cells: Sequence[Cell]) -> list[str]:
+    """Return those of `SIZE_OPTIONS` in which some cells differ."""
+    levels = [dict(zip(cell.by, cell.key, strict=True)) for cell in cells]
+    return [option for option in SIZE_OPTIONS if len({each.get(option) for each in levels}) > 1]
+
+
+def rank_by_size(cells: Sequence[Cell]) -> dict[str, list[int]]:
+    """Return the indices of the cells with a result, best first, by the label of their size, such as `depth 8`.
+
+    The label is empty if all cells have one size.
+    """
+    options, order = size_options(cells), rank_cells(cells)
+    sizes: dict[tuple[Setting, ...], list[int]] = {}
+    for index in order:
+        levels = dict(zip(cells[index].by, cells[index].key, strict=True))
+        sizes.setdefault(tuple(levels[option] for option in options), []).append(index)
+    in_order = sorted(sizes, key=lambda values: [sort_key(value) for value in values])
+    return {label(options, values) if options else "": sizes[values] for values in in_order}
 
 
 def resolved_differences(cells: Sequence[Cell]) -> list[str]:

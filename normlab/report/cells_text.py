@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from normlab.errors import ConfigError, unknown
-from normlab.report.cells import GRID_OF_DECAYS, Cell, rank_cells
+from normlab.report.cells import GRID_OF_DECAYS, Cell, rank_by_size, size_options
 from normlab.report.cells_table import BEST, SHARED, CellsTable
 from normlab.report.contrasts import MIN_P_EQUAL, POOLED, compare_cells, pool_cells
 from normlab.report.factors import level_title, option_name
@@ -50,12 +50,14 @@ def render_cells(table: CellsTable, format: str, columns: Sequence[str] = (), so
         return render([{key: row.get(key) for key in keys} for row in rows], format)
     rows = table_rows(table, columns)
     lines = notes(table, rows[0] if rows else ())
-    best = clearly_best(table.cells) if format == "latex" else None
-    if best is not None and rows and "val loss" in rows[0]:
-        lines.append("bold: lower than every other cell, p < 0.05 in paired tests corrected by Holm's method")
+    best = clearly_best(table.cells) if format == "latex" else []
+    if best and rows and "val loss" in rows[0]:
+        sizes = size_options(table.cells)
+        equal = f" with equal {' and '.join(map(option_name, sizes))}" if sizes else ""
+        lines.append(f"bold: lower than every other cell{equal}, p < 0.05 in paired tests corrected by Holm's method")
     if format == "latex":
         rows = [_with_titles(row, cell) for row, cell in zip(rows, table.cells, strict=True)]
-    text = render(rows, format, fixed=table.by, bold=() if best is None else {(best, "val loss")})
+    text = render(rows, format, fixed=table.by, bold={(index, "val loss") for index in best})
     if format == "latex":
         return "\n".join([text, *(f"% {line}" for line in lines)])
     if format == "markdown":
@@ -145,21 +147,21 @@ def _table_row(row: Row, cell: Cell) -> Row:
     }
 
 
-def clearly_best(cells: Sequence[Cell]) -> int | None:
-    """Return the index of the cell whose loss is lower than that of every other cell, or None.
+def clearly_best(cells: Sequence[Cell]) -> list[int]:
+    """Return the index of each cell whose loss is lower than that of every other cell of its size.
 
     Every paired test against another cell must have p < 0.05 after Holm's correction.
     """
-    order = rank_cells(cells)
-    if len(order) < 2:
-        return None
-    best = cells[order[0]]
     pool = pool_cells(cells, {cell.key: cell.best_lr for cell in cells})
-    tests = [compare_cells(best, best.best_lr, cells[i], cells[i].best_lr, pool) for i in order[1:]]
-    p_values = holm([test and test.p for test in tests])
-    is_lower = [test is not None and test.estimate < 0 for test in tests]
-    significant = [p is not None and p < 1 - LEVEL for p in p_values]
-    return order[0] if all(is_lower) and all(significant) else None
+    found = []
+    for first, *others in rank_by_size(cells).values():
+        best = cells[first]
+        tests = [compare_cells(best, best.best_lr, cells[i], cells[i].best_lr, pool) for i in others]
+        p_values = holm([test and test.p for test in tests])
+        is_lower = [test is not None and test.estimate < 0 for test in tests]
+        if others and all(is_lower) and all(p is not None and p < 1 - LEVEL for p in p_values):
+            found.append(first)
+    return found
 
 
 # Tests

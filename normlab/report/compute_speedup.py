@@ -18,16 +18,11 @@ from functools import cached_property
 
 import numpy as np
 
-from normlab.report.cells import Cell, rank_cells
+from normlab.report.cells import SIZE_OPTIONS, Cell, rank_cells
 from normlab.report.intervals import Replicate, mean_interval
 from normlab.stats.profiles import Array
 from normlab.store.parts import Setting
 
-SIZE_OPTIONS = (
-    "model", "model.depth", "model.width", "model.heads", "model.mlp_width", "model.context", "train.steps",
-    "train.batch_size",
-)  # fmt: skip
-"""Options in which the cells of one law may differ."""
 MIN_BUDGETS = 3
 """Fewest budgets of a law."""
 MIN_FITTED = 4

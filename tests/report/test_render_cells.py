@@ -244,6 +244,17 @@ def test_the_best_loss_is_bold_if_it_is_significantly_lower(make, summarize, t, 
         assert ("% bold: lower than every other cell, p < 0.05" in text) is is_bold
 
 
+def test_the_best_loss_of_each_depth_is_bold(make, summarize):
+    for depth, shift in ((2, 0.0), (16, -1.0)):
+        for seed, noise in enumerate((0.0, 0.01, -0.01)):
+            make(2 + shift + noise, "a", seed=seed, depth=depth)
+            make(2.5 + shift + 0.9 * noise, "b", seed=seed, depth=depth)
+    text = summarize("--by", "norm,model.depth", "--format", "latex")
+    bold = {(row["norm"], row["depth"]) for row in rows_of(text, "latex") if row["val loss"].startswith(r"\textbf{")}
+    assert bold == {("a", "2"), ("a", "16")}
+    assert "% bold: lower than every other cell with equal depth, p < 0.05 in paired tests" in text
+
+
 def test_no_other_format_has_bold_numbers(make, summarize):
     make_differences(make, 4.5)
     for format in FORMATS:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from normlab.errors import ConfigError
-from normlab.report.cells import Cell, rank_cells
+from normlab.report.cells import Cell, rank_by_size, rank_cells, size_options
 from normlab.report.cells_table import CellsTable, build_table, cell_options
 from normlab.report.cells_text import format_tests, notes, notes_on_tests, table_rows
 from normlab.report.channels import choose_channels, level_colors
@@ -19,7 +19,6 @@ from normlab.report.compare.summary_text import (
     BAD_STATES,
     MAX_COMPARED,
     NO_RESULT,
-    best_cell,
     loss_text,
     lr_text,
     margins,
@@ -28,7 +27,7 @@ from normlab.report.compare.summary_text import (
     summary_sentences,
 )
 from normlab.report.factor_tests import run_test
-from normlab.report.factors import Factor, level_label, level_title, short_label, varying_options
+from normlab.report.factors import Factor, level_label, level_title, option_name, short_label, varying_options
 from normlab.report.figure_data import factor_axis
 from normlab.report.figure_points import (
     MOMENTS,
@@ -148,9 +147,8 @@ def page_data(
         "all_bad": ALL_BAD,
         "missing": [[state, missing.count(state)] for state in dict.fromkeys(missing)],
         "warnings": table.warnings,
-        "caveats": [*comparability_warnings(results), *table.warnings, *selection_note(cells, best_cell(cells))],
+        "caveats": [*comparability_warnings(results), *table.warnings, *selection_note(cells)],
         "by": options,
-        "best": best_cell(cells),
         "level": LEVEL,
         "max_compared": MAX_COMPARED,
         "factors": [_factor(factor) for factor in factors],
@@ -160,6 +158,8 @@ def page_data(
             for row, cell, series, profiles in zip(table.rows, cells, curves, layers, strict=True)
         ],
         "order": rank_cells(cells),
+        "sizes": list(rank_by_size(cells).items()),
+        "size_name": " and ".join(map(option_name, size_options(cells))),
         "margins": [[*pair, margin.is_significant, margin.text] for pair, margin in compared.items()],
         "series": SERIES,
         "moments": {moment: MOMENTS[moment] for moment in MOMENTS if moment in moments},
@@ -253,6 +253,7 @@ def _cell(cell: Cell) -> Row:
     batch, context = cell.runs[0].record.config.train.batch_size, cell.runs[0].record.config.model.context
     return {
         "levels": levels,
+        "arm": cell.arm,
         "loss_text": loss_text(cell),
         "lr_text": lr_text(cell),
         "is_bad": cell.has_bad_outcome,

@@ -1,16 +1,18 @@
-"""The answer of a comparison in sentences: the best cell, its margin over the second best, and all outcomes.
+"""The answer of a comparison in sentences: the best cell of each size, its margin, and all outcomes.
 
-A sentence with the loss of a cell also counts the cell's diverged seeds.
+Cells of different sizes or lengths of training are not compared: a larger model has a lower loss. A sentence with the
+loss of a cell also counts the cell's diverged seeds.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, combinations
 from typing import NamedTuple
 
-from normlab.report.cells import Cell, rank_cells, resolved_differences
+from normlab.report.cells import Cell, rank_by_size, resolved_differences
 from normlab.report.contrasts import compare_cells, pool_cells
 from normlab.report.intervals import LEVEL, PairedTest, design_of, format_losses, holm, mean_interval
 from normlab.report.results import UNFINISHED, reason_not_comparable
@@ -20,7 +22,9 @@ from normlab.store.format import DAMAGED, DIVERGED, FAILED
 from normlab.store.outcome import REGRESSED, STUCK
 
 MAX_COMPARED = 80
-"""The number of best cells that are compared pair by pair."""
+"""The number of best cells that are compared pair by pair, of all sizes together."""
+MAX_SIZES = 6
+"""The number of sizes that the summary has a best cell of."""
 NO_RESULT = "No run has a final loss yet: there is nothing to compare."
 ALL_BAD = "No best cell: in every cell with a result, a run diverged, is stuck or regressed."
 BAD_STATES = {state: state for state in (DIVERGED, FAILED, STUCK, REGRESSED, DAMAGED)} | {"not finished": UNFINISHED}
@@ -36,18 +40,6 @@ class Margin(NamedTuple):
     text: str
 
 
-def best_cell(cells: Sequence[Cell]) -> int | None:
-    """Return the index of the best cell, or None.
-
-    There is no best cell if the losses are not comparable, or if every cell has a run that diverged, is stuck or
-    regressed.
-    """
-    order = rank_cells(cells)
-    if len(cells) < 2 or not order or cells[order[0]].has_bad_outcome or not_comparable(cells):
-        return None
-    return order[0]
-
-
 def not_comparable(cells: Sequence[Cell]) -> str:
     """Return the sentence that says why the cells have no best one, or an empty text."""
     reason = reason_not_comparable([run for cell in cells for run in cell.runs if run.has_loss])
@@ -55,19 +47,20 @@ def not_comparable(cells: Sequence[Cell]) -> str:
 
 
 def margins(cells: Sequence[Cell]) -> dict[tuple[int, int], Margin]:
-    """Return the comparison of each pair of the `MAX_COMPARED` best cells, by their indices, the better one first.
+    """Return the comparison of each pair of cells of one size, by their indices, the better one first.
 
-    The tests are those of `normlab summarize --against` with the better cell as the baseline.
+    Of each size the best cells are compared, `MAX_COMPARED` together. The tests are those of `normlab summarize
+    --against` with the better cell as the baseline, corrected for the comparisons of its size.
     """
-    order = rank_cells(cells)[:MAX_COMPARED]
+    sizes = rank_by_size(cells).values()
+    most = max(2, MAX_COMPARED // max(len(sizes), 1))
     pool = pool_cells(cells, {cell.key: cell.best_lr for cell in cells})
     tests: dict[tuple[int, int], PairedTest | None] = {}
-    for rank, better in enumerate(order):
-        for worse in order[rank + 1 :]:
-            a, b = cells[better], cells[worse]
-            tests[better, worse] = compare_cells(a, a.best_lr, b, b.best_lr, pool)
+    for better, worse in chain.from_iterable(combinations(ranked[:most], 2) for ranked in sizes):
+        a, b = cells[better], cells[worse]
+        tests[better, worse] = compare_cells(a, a.best_lr, b, b.best_lr, pool)
     found: dict[tuple[int, int], Margin] = {}
-    for cell in order:
+    for cell in dict.fromkeys(chain.from_iterable(tests)):
         pairs = [pair for pair in tests if cell in pair]
         p_values = holm([test and test.p for test in map(tests.__getitem__, pairs)])
         for pair, p in zip(pairs, p_values, strict=True):
@@ -108,25 +101,33 @@ def summary_sentences(
         missing: The state of each run that is in no cell, such as `damaged` or `not started`.
         compared: The `margins` of the cells, if the caller has them.
     """
-    order, best = rank_cells(cells), best_cell(cells)
-    if not order:
+    sizes = rank_by_size(cells)
+    if not sizes:
         sentences = [NO_RESULT]
-    elif best is not None:
-        cell = cells[best]
-        sentences = [f"Best: {cell.label}: validation loss {loss_text(cell)}, {lr_text(cell)}."]
-        compared = margins(cells) if compared is None else compared
-        sentences.append(compared[best, order[1]].text if len(order) > 1 else "No other cell has a result.")
     elif reason := not_comparable(cells):
         sentences = [reason]
-    elif len(cells) > 1:
-        sentences = [ALL_BAD]
     else:
-        cell = cells[0]
-        sentences = [
-            f"{cell.label}: validation loss {loss_text(cell)}, {lr_text(cell)}; no other cell to compare with."
-        ]
+        compared = margins(cells) if compared is None else compared
+        shown = [*sizes.items()][:MAX_SIZES]
+        sentences = [text for size, ranked in shown for text in _best_of_size(cells, size, ranked, compared)]
+        if more := len(sizes) - MAX_SIZES:
+            sentences += [f"{counted(more, 'more size')}: see the table of cells."] if more > 0 else []
     differences = [f"{line[0].upper()}{line[1:]}." for line in resolved_differences(cells)]
-    return [*sentences, *differences, _count_outcomes(cells, missing), *selection_note(cells, best)]
+    return [*sentences, *differences, _count_outcomes(cells, missing), *selection_note(cells)]
+
+
+def _best_of_size(
+    cells: Sequence[Cell], size: str, ranked: Sequence[int], compared: Mapping[tuple[int, int], Margin]
+) -> Iterator[str]:
+    """Yield the sentences about the best of the ranked cells of one size."""
+    cell, result = cells[ranked[0]], f"validation loss {loss_text(cells[ranked[0]])}, {lr_text(cells[ranked[0]])}"
+    if len(ranked) == 1 and (size or len(cells) == 1):
+        yield f"{cell.label}: {result}; no other cell to compare with."
+    elif cell.has_bad_outcome:
+        yield ALL_BAD.replace("No best cell", f"No best cell at {size}") if size else ALL_BAD
+    else:
+        yield f"Best at {size}: {cell.arm}: {result}." if size else f"Best: {cell.label}: {result}."
+        yield compared[ranked[0], ranked[1]].text if len(ranked) > 1 else "No other cell has a result."
 
 
 def _difference_text(test: PairedTest) -> str:
@@ -152,12 +153,13 @@ def _count_outcomes(cells: Sequence[Cell], missing: Sequence[str]) -> str:
     return f"Of {runs}, {'. '.join(parts)}." if parts else f"{'' if total == 1 else 'All '}{runs} finished."
 
 
-def selection_note(cells: Sequence[Cell], best: int | None) -> list[str]:
+def selection_note(cells: Sequence[Cell]) -> list[str]:
     """Return the note that a loss is optimistic if it was also used for a selection."""
+    sizes = [len(ranked) for ranked in rank_by_size(cells).values() if not cells[ranked[0]].has_bad_outcome]
     rates = [len(cell.losses) for cell in cells if cell.losses]
     selected = ["each cell's learning rate"] if max(rates, default=0) > 1 else []
-    if best is not None and len(rates) > 2:
-        selected.append(f"the best of {len(rates)} cells")
+    if max(sizes, default=0) > 2 and not not_comparable(cells):
+        selected.append(f"the best of {'up to ' * (len({*sizes}) > 1)}{max(sizes)} cells")
     if not selected:
         return []
     verb, loss = ("is", "its loss is") if len(selected) == 1 else ("are", "their losses are")

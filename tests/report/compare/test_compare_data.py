@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -12,10 +13,11 @@ import pytest
 from normlab.report.compare import data as compare_data
 from normlab.report.figure_points import MAX_POINTS
 from normlab.report.histories import histories, read_statistics
+from normlab.report.intervals import holm
 
 ADDED = {
     "levels", "loss_text", "lr_text", "is_bad", "bad", "tokens", "flops", "hours", "tokens_per_step", "point", "rates",
-    "diverged_at", "curves", "layers", "bad_rates", "gradient",
+    "diverged_at", "curves", "layers", "bad_rates", "gradient", "arm",
 }  # fmt: skip
 """The keys of a cell besides those of `summarize`."""
 
@@ -71,7 +73,7 @@ def test_points_equal_summarize(grid, compare, run_command, tmp_path):
 
 
 def test_margins_equal_comparisons_of_summarize(grid, compare, run_command, tmp_path):
-    """Each pair against the row of `--against` with the better cell as the baseline."""
+    """Each pair of one depth against the row of `--against` with the better cell as the baseline."""
     grid()
     data = compare("--by", "norm,placement,model.depth")
     checked = 0
@@ -89,21 +91,26 @@ def test_margins_equal_comparisons_of_summarize(grid, compare, run_command, tmp_
             found = re.search(r"paired difference ([-+\d.]+)", text)
             assert found
             assert float(found[1]) == pytest.approx(-row["difference"], abs=6e-5)
-            assert f"p = {row['p_holm']:.2g}" in text
-            assert is_significant == (row["difference_low"] > 0 and row["p_holm"] < 0.05)
+            same_depth = [r for r in rows.values() if r["model.depth"] == a["model.depth"] and r["cell"] != a["cell"]]
+            p_values = [r["p"] for r in same_depth]
+            p = holm(p_values)[same_depth.index(row)]
+            assert f"p = {p:.2g}" in text
+            assert is_significant == (row["difference_low"] > 0 and p < 0.05)
             checked += 1
     assert checked >= 3
+    assert [size for size, _ in data["sizes"]] == ["depth 2", "depth 4"]
     assert {(better, worse) for better, worse, *_ in data["margins"]} == {
-        (a, b) for i, a in enumerate(data["order"]) for b in data["order"][i + 1 :]
+        pair for _, ranked in data["sizes"] for pair in itertools.combinations(ranked, 2)
     }
 
 
 def test_margins_of_the_best_cells_only(grid, compare, monkeypatch):
     grid()
-    monkeypatch.setattr("normlab.report.compare.summary_text.MAX_COMPARED", 3)
+    monkeypatch.setattr("normlab.report.compare.summary_text.MAX_COMPARED", 6)
     data = compare("--by", "norm,placement,model.depth")
-    best = data["order"][:3]
-    assert [pair[:2] for pair in data["margins"]] == [[best[0], best[1]], [best[0], best[2]], [best[1], best[2]]]
+    expected = [[*pair] for _, ranked in data["sizes"] for pair in itertools.combinations(ranked[:3], 2)]
+    assert sorted(pair[:2] for pair in data["margins"]) == sorted(expected)
+    assert len(expected) == 6
 
 
 def test_runs_equal_those_of_summarize(grid, compare, run_command, tmp_path):
@@ -262,7 +269,6 @@ def test_losses_that_are_not_comparable(trained, compare):
         "the runs use 2 tokenizers: bpe, bytes: tokens differ, so their losses are not comparable",
         "the runs differ in numerics: torch 2.1 and 2.2: equal options and seeds give different bits",
     ]
-    assert data["best"] is None
     assert data["interactions"]["rows"] == []
     assert data["not_comparable"].startswith("No best cell: the runs use 2 corpora (ab abababab, cd ")
     assert data["summary"][0] == data["not_comparable"]

@@ -94,7 +94,7 @@ def test_page_without_any_readable_run(trained, compare):
         (trained(name).path / "run.json").write_text("no")
     data = compare()
     assert data["cells"] == []
-    assert (data["best"], data["order"], data["margins"]) == (None, [], [])
+    assert (data["order"], data["sizes"], data["margins"]) == ([], [], [])
     assert data["summary"] == [
         "No run has a final loss yet: there is nothing to compare.", "Of 2 runs, 2 in no cell: damaged (2).",
     ]  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from normlab.report.cells import group_cells, rank_cells
-from normlab.report.compare.summary_text import best_cell, margins, summary_sentences
+from normlab.report.compare.summary_text import MAX_SIZES, margins, summary_sentences
 from normlab.report.intervals import mean_interval, paired_test
 from normlab.report.results import read_results
 from normlab.store.query import find_runs
@@ -49,7 +49,6 @@ def test_best_cell_below_the_second_best(make, read_cells):
     test = paired_test({(0, 0): 2.01 - 2.21, (1, 1): 2.06 - 2.25, (2, 2): 2.09 - 2.30})
     assert test.low is not None
     assert test.high is not None
-    assert best_cell(cells) == 1
     assert summary_sentences(cells) == [
         f"Best: RMSNorm: validation loss {mean:.4f} ± {high - mean:.4f} nats/token "
         "(95% interval, n=3), at learning rate 0.001, the best of 2.",
@@ -101,7 +100,6 @@ def test_diverged_seed_ranks_last_and_is_reported(make, read_cells):
 def test_diverged_seeds_in_every_cell(make, read_cells):
     make("layernorm", [math.inf, math.inf, 2.0])
     make("rmsnorm", [math.inf, 2.2, 2.3])
-    assert best_cell(read_cells()) is None
     first, second = summary_sentences(read_cells())
     assert first == "No best cell: in every cell with a result, a run diverged, is stuck or regressed."
     assert second == "Of 6 runs, 3 diverged: LayerNorm (2); RMSNorm (1)."
@@ -175,16 +173,46 @@ def test_cells_have_labels(make, read_cells):
     make("rmsnorm", [2.0, 2.1], depth=200)
     make("rmsnorm", [2.2, math.inf], depth=1e-5)
     first, second, last, *_ = summary_sentences(read_cells("model.depth"))
-    assert first.startswith("Best: depth 200: validation loss")
-    assert second.startswith("The second best is depth 1e-05: 1 of 2 seeds diverged")
+    assert first.startswith("depth 1e-05: validation loss 1 of 2 seeds diverged; ")
+    assert second.startswith("depth 200: validation loss 2.0000 and 2.1000 nats/token (n=2), at learning rate 0.001; ")
     assert last == "Of 4 runs, 1 diverged: depth 1e-05 (1)."
+
+
+def test_cells_are_compared_at_equal_depth_only(make, read_cells):
+    """A deeper model has a lower loss, whatever its norm."""
+    for depth, losses in {2: (3.0, 2.9), 16: (2.5, 2.6)}.items():
+        for norm, loss in zip(("layernorm", "rmsnorm"), losses, strict=True):
+            make(norm, [loss, loss + 0.01, loss + 0.03], depth=depth)
+    cells = read_cells("norm", "model.depth")
+    sentences = summary_sentences(cells)
+    assert [text.partition(" ±")[0] for text in sentences if text.startswith("Best")] == [
+        "Best at depth 2: RMSNorm: validation loss 2.9133",
+        "Best at depth 16: LayerNorm: validation loss 2.5133",
+    ]
+    assert "the second best, LayerNorm, depth 2 (paired difference -0.1000" in sentences[1]
+    assert "corrected" not in sentences[1]  # there is one comparison at each depth
+    assert {tuple(cells[index].key[1] for index in pair) for pair in margins(cells)} == {(2, 2), (16, 16)}
+    assert sentences[-1] == "All 12 runs finished."  # of two cells, the selection is not worth a note
+
+
+def test_a_size_without_a_good_cell_and_more_sizes_than_are_shown(make, read_cells):
+    make("layernorm", [math.inf, 2.0], depth=1)
+    make("rmsnorm", [math.inf, math.inf], depth=1)
+    for depth in range(2, MAX_SIZES + 3):
+        make("layernorm", [2.0, 2.1], depth=depth)
+    sentences = summary_sentences(read_cells("norm", "model.depth"))
+    assert (
+        sentences[0] == "No best cell at depth 1: in every cell with a result, a run diverged, is stuck or regressed."
+    )
+    assert sentences[1].startswith("LayerNorm, depth 2: validation loss 2.0000 and 2.1000 nats/token (n=2), at ")
+    assert sentences[MAX_SIZES] == "2 more sizes: see the table of cells."
 
 
 def test_many_failed_cells_are_counted(make, read_cells):
     for depth in range(9):
         make("rmsnorm", [math.inf], depth=depth)
     text = "Of 9 runs, 9 diverged: depth 0 (1); depth 1 (1); depth 2 (1); depth 3 (1); 5 more."
-    assert summary_sentences(read_cells("model.depth"))[1] == text
+    assert text in summary_sentences(read_cells("model.depth"))
 
 
 def test_margins_are_corrected_for_all_comparisons_with_the_better_cell(make, read_cells):
@@ -211,7 +239,6 @@ def test_all_diverged(make, read_cells):
     make("layernorm", [math.inf, math.inf])
     make("rmsnorm", [math.inf])
     cells = read_cells()
-    assert best_cell(cells) is None
     assert summary_sentences(cells) == [
         "No best cell: in every cell with a result, a run diverged, is stuck or regressed.",
         "Of 3 runs, 3 diverged: LayerNorm (2); RMSNorm (1).",
@@ -222,7 +249,6 @@ def test_single_cell(make, read_cells):
     make("rmsnorm", [2.1, 2.2], lr=1e-3)
     make("rmsnorm", [2.3, 2.4], lr=1e-2)
     cells = read_cells()
-    assert best_cell(cells) is None
     first, *rest = summary_sentences(cells)
     assert first.startswith("RMSNorm: validation loss 2.1000 and 2.2000 nats/token (n=2), at learning rate")
     assert first.endswith("0.001, the best of 2; no other cell to compare with.")
@@ -233,7 +259,6 @@ def test_one_cell_with_a_result_among_several(make, read_cells):
     make("rmsnorm", [2.1, 2.2])
     make("layernorm", [0.0], state="failed")
     cells = read_cells()
-    assert best_cell(cells) == 1
     assert summary_sentences(cells)[1:] == ["No other cell has a result.", "Of 3 runs, 1 failed: LayerNorm (1)."]
 
 
@@ -265,7 +290,6 @@ def test_stuck_or_regressed_cell_is_never_the_best(make, read_cells, loss, best)
     assert [cells[index].name for index in rank_cells(cells)] == ["layernorm", "dyt", "rmsnorm"]
     assert summary_sentences(cells)[0].startswith("Best: LayerNorm: validation loss 4.5000 and")
     without = [cell for cell in cells if cell.name != "layernorm"]
-    assert best_cell(without) is None
     assert summary_sentences(without)[0].startswith("No best cell: in every cell with a result, a run diverged, is")
 
 
@@ -274,7 +298,6 @@ def test_cells_on_different_corpora_are_not_ranked(make, read_cells):
     make("rmsnorm", [2.0, 2.1])
     make("layernorm", [1.0, 1.1], run={"corpus": corpus})
     cells = read_cells()
-    assert best_cell(cells) is None
     assert summary_sentences(cells)[0] == (
         "No best cell: the runs use 2 corpora (a bbbbbbbb, stdlib aaaaaaaa) and 2 tokenizers (bytes, unknown), so "
         "their losses are not comparable."

@@ -80,11 +80,14 @@ const sumOf = (cells, key) => cells.reduce((sum, cell) => sum + cell[key], 0);
 /** The answer for the visible cells, with the sentences that Python has prepared for each cell and each pair. */
 function drawAnswer() {
   const cells = visibleCells();
-  const ranked = DATA.order.map((index) => CELLS[index]).filter(isVisible);
+  const sizes = visibleSizes();
+  const isOneSize = sizes.length < 2 || DATA.not_comparable;
+  const ranked = isOneSize ? DATA.order.map((index) => CELLS[index]).filter(isVisible) : [];
   const [best, second] = ranked;
   const parts = [];
   const noResult = DATA.order.length ? "No run that is shown has a final loss." : DATA.no_result;
-  if (!best || DATA.not_comparable || (best.is_bad && ranked.length > 1))
+  if (!isOneSize) parts.push(make("p", { class: "eyebrow" }, `Lowest loss at each ${DATA.size_name}`));
+  else if (!best || DATA.not_comparable || (best.is_bad && ranked.length > 1))
     parts.push(make("p", { class: "best" }, !best ? noResult : DATA.not_comparable || DATA.all_bad));
   else {
     const name = marginOf(best, second)?.isSignificant ? "Best" : "Lowest loss";
@@ -97,14 +100,9 @@ function drawAnswer() {
   }
   const facts = make("dl", { class: "facts" });
   const fact = (name, ...content) => facts.append(make("dt", {}, name), make("dd", {}, ...content));
-  if (best && second && !best.is_bad && !DATA.not_comparable) {
-    const margin = marginOf(best, second);
-    const badge = margin?.isSignificant ? ["yes", "significant"] : ["no", "not significant"];
-    const text = margin
-      ? margin.text
-      : `Not compared: only the ${DATA.max_compared} best cells are; select with --where.`;
-    fact("by how much", make("span", { class: `badge ${badge[0]}` }, badge[1]), text);
-  }
+  if (!isOneSize) for (const [size, members] of sizes.slice(0, MAX_BESTS)) fact(size, ...bestOfSize(members));
+  if (!isOneSize && sizes.length > MAX_BESTS) fact("more", `${sizes.length - MAX_BESTS} more: see the table of cells`);
+  if (best && second && !best.is_bad && !DATA.not_comparable) fact("by how much", ...marginParts(best, second));
   for (const line of CELLS[0]?.resolved_differences ?? []) fact("also differs", line);
   const x = mapping(true).x;
   const bests = DATA.not_comparable ? [] : bestAtEach(x, ranked);
@@ -129,6 +127,28 @@ function drawAnswer() {
     );
   if (DATA.caveats.length) parts.push(folded("caveats", `Caveats (${DATA.caveats.length})`, list(DATA.caveats)));
   replaceContent(byId("answer"), ...parts);
+}
+
+/** The visible cells with a result, the best first, of each size: [label of the size, cells]. */
+const visibleSizes = () =>
+  DATA.sizes
+    .map(([size, indices]) => [size, indices.map((index) => CELLS[index]).filter(isVisible)])
+    .filter(([, members]) => members.length);
+
+/** A badge and the sentence of a comparison of two cells. */
+function marginParts(best, second) {
+  const margin = marginOf(best, second);
+  const badge = margin?.isSignificant ? ["yes", "significant"] : ["no", "not significant"];
+  const text = margin ? margin.text : `Not compared: only the ${DATA.max_compared} best cells are; select with --where.`;
+  return [make("span", { class: `badge ${badge[0]}` }, badge[1]), text];
+}
+
+/** The best cell of a size with its loss, and its margin over the second best. */
+function bestOfSize([best, second]) {
+  if (best.is_bad && second) return [DATA.all_bad];
+  const loss = `validation loss ${best.loss_text}, ${best.lr_text}`;
+  const result = make("p", { class: "loss" }, make("b", {}, unbroken(best.arm)), `: ${loss}`);
+  return second ? [result, ...marginParts(best, second)] : [result];
 }
 
 /** The best visible cell at each level of a factor, and whether its loss is significantly below that of the next. */
@@ -476,7 +496,7 @@ function drawMatrix(place) {
   const panel = others.filter((factor) => factor !== columns);
   const shown = (factor) =>
     factor.levels.map((_, index) => index).filter((index) => !state.hidden[factor.option].has(index));
-  const best = DATA.order.map((index) => CELLS[index]).find(isVisible);
+  const bests = DATA.not_comparable ? [] : visibleSizes().map(([, [best]]) => best);
   const fields = (cells) =>
     Object.fromEntries(
       cells
@@ -490,7 +510,7 @@ function drawMatrix(place) {
               value: y,
               text: isMissing(y) ? `× ${diverged}/${n}` : `${y.toFixed(3)}${stuck ? " ○" : ""}`,
               isStuck: Boolean(stuck),
-              isBest: cell === best && !cell.is_bad,
+              isBest: bests.includes(cell) && !cell.is_bad,
               tip: `${cell.label}: ${cell.loss_text}`,
             },
           ];
@@ -610,7 +630,7 @@ const KINDS = [
   {
     id: "matrix",
     title: "Interaction of two factors",
-    how: "Mean final loss over the seeds; the frame marks the best cell. × k/n: k of n seeds diverged; ○: with runs that are stuck or regressed.",
+    how: "Mean final loss over the seeds; a frame marks the best cell of each size. × k/n: k of n seeds diverged; ○: with runs that are stuck or regressed.",
     draw: drawMatrix,
     isIn: () => FACTORS.filter((factor) => factor.levels.length > 1).length > 1 && hasPoint(),
   },
@@ -816,7 +836,7 @@ function addTables() {
     const { columns, rows } = DATA.cell_table;
     const order = [...DATA.order, ...CELLS.keys()].filter((index, place, all) => all.indexOf(index) === place);
     const shown = order.filter((index) => isVisible(CELLS[index])).map((index) => rows[index]);
-    return { title: `Cells (${CELLS.length}), the best first`, columns, rows: shown };
+    return { title: `Cells (${CELLS.length}), the lowest loss first`, columns, rows: shown };
   });
   addTable("runs", () => {
     const { columns, rows } = DATA.run_table;

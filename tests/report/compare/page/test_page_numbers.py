@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
 
 from normlab.report.histories import history, read_statistics
+from normlab.report.intervals import holm
 from normlab.store.format import RUNS_FOLDER
 from normlab.store.runs import RunFolder
 from support.browser import opened
@@ -73,7 +75,11 @@ def test_heat_map_equals_summarize(browser, path, cells):
                     expected = "1/3" if row["seeds_diverged"] else f"{row['val_loss']:.3f}"
                     assert text.removeprefix("\N{MULTIPLICATION SIGN} ") == expected
         framed = page.locator("[data-figure=matrix] .is-best").all_inner_texts()
-        assert framed == [f"{min(row['val_loss'] for row in cells if not row['seeds_diverged']):.3f}"]
+        lowest = {row["model.depth"]: math.inf for row in cells}
+        for row in cells:
+            if not row["seeds_diverged"]:
+                lowest[row["model.depth"]] = min(lowest[row["model.depth"]], row["val_loss"])
+        assert sorted(framed) == sorted(f"{loss:.3f}" for loss in lowest.values())
 
 
 def rows_of(results, record, kind: str) -> list[dict]:
@@ -138,25 +144,34 @@ def test_layers_equal_the_statistics(browser, path, results, figure, statistic):
             )
 
 
-def test_answer_equals_summarize(browser, path, sweep, cells, runs):
-    best = min((row for row in cells if not row["seeds_diverged"]), key=lambda row: row["val_loss"])
-    against = ",".join(f"{option}={best[option]}" for option in BY.split(","))
-    rows = json.loads(normlab("summarize", str(sweep), "--against", against, "--format", "json"))
-    second = sorted((row for row in rows if not row["seeds_diverged"]), key=lambda row: row["val_loss"])[1]
+def test_answer_equals_summarize_at_each_depth(browser, path, sweep, cells, runs):
+    """The page has the best cell of each depth; a filter of one depth leaves one, as the headline."""
     with opened(browser, path) as page:
-        ready(page)
-        assert page.locator(".best").inner_text().replace("\xa0", " ") == best["label"]
+        text = ready(page).locator("#answer").inner_text()
+        assert text.lower().startswith("lowest loss at each depth")
+        losses = page.locator("#answer .loss").all_inner_texts()
+        page.locator('[data-level="depth 8"]').click()
+        headline = page.locator(".best").inner_text().replace("\xa0", " ")
+        (loss,) = page.locator("#answer .loss").all_inner_texts()
+    for depth, found in zip((4, 8), losses, strict=True):
+        trained = [row for row in cells if row["model.depth"] == depth and not row["seeds_diverged"]]
+        best = min(trained, key=lambda row: row["val_loss"])
+        against = ",".join(f"{option}={best[option]}" for option in BY.split(","))
+        rows = json.loads(normlab("summarize", str(sweep), "--against", against, "--format", "json"))
+        others = [row for row in rows if row["model.depth"] == depth and row["cell"] != best["cell"]]
+        p_values = holm([row["p"] for row in others])
+        second = min((row for row in others if not row["seeds_diverged"]), key=lambda row: row["val_loss"])
         half = best["val_loss_high"] - best["val_loss"]
-        text = page.locator(".loss").inner_text()
-        assert f"{best['val_loss']:.4f} ± {half:.4f} nats/token (95% interval, n=3), " in text
-        rates = 2 if best["model.depth"] == 4 else 1
-        rate = f"{best['lr']:g}"
-        assert text.endswith(f"at learning rate {rate}" + (f", the best of {rates}" if rates > 1 else ""))
-        text = page.locator("#answer").inner_text()
-    assert f"the second best, {second['label']}" in text
-    assert f"{-second['difference']:+.4f} [{-second['difference_high']:+.4f}, {-second['difference_low']:+.4f}]" in text
-    assert f"p = {second['p_holm']:.2g} corrected for 7 comparisons" in text
-    assert ("not significant" in text) == (second["p_holm"] > 0.05)
+        arm = best["label"].removesuffix(f", depth {depth}")
+        rate = f"{best['lr']:g}" + (", the best of 2" if depth == 4 else "")
+        result = f"validation loss {best['val_loss']:.4f} ± {half:.4f} nats/token (95% interval, n=3), "
+        assert found.replace("\xa0", " ") == f"{arm}: {result}at learning rate {rate}"
+        assert f"the second best, {second['label']}" in text
+        interval = f"[{-second['difference_high']:+.4f}, {-second['difference_low']:+.4f}]"
+        assert f"{-second['difference']:+.4f} {interval}" in text
+        assert f"p = {p_values[others.index(second)]:.2g} corrected for 3 comparisons" in text
+        if depth == 4:
+            assert (headline, loss) == (best["label"], f"{result}at learning rate {rate}")
     assert "1 diverged" in text
     assert "RMSNorm, post-norm, depth 8 (1 diverged of 3)" in text
     tokens, minutes = sum(run["step"] for run in runs) * 8 * 128, sum(run["seconds"] for run in runs) / 60
@@ -165,14 +180,17 @@ def test_answer_equals_summarize(browser, path, sweep, cells, runs):
     assert f"36 runs, {tokens / 1e6:.3g}M tokens, {compute} FLOPs, {minutes:.3g} minutes of training" in text
 
 
-def test_best_at_each_depth_equals_summarize(browser, path, sweep, cells):
+def test_best_at_each_level_of_the_x_axis_equals_summarize(browser, path, cells):
+    """With one depth on the page, the levels of another factor on x have their best cells."""
     with opened(browser, path) as page:
-        text = ready(page).locator("#answer").inner_text()
-    for depth in (4, 8):
-        trained = [row for row in cells if row["model.depth"] == depth and not row["seeds_diverged"]]
-        best, second = sorted(trained, key=lambda row: row["val_loss"])[:2]
-        texts = [f"{row['label'].removesuffix(f', depth {depth}')} ({row['val_loss']:.4f})" for row in (best, second)]
-        assert f"{depth} {texts[0]}, " in text
+        ready(page).locator('[data-level="depth 8"]').click()
+        page.locator('[data-option="placement"]').select_option("x")
+        text = page.locator("#answer").inner_text()
+    for level, label in (("pre", "pre-norm"), ("post", "post-norm")):
+        found = [row for row in cells if (row["model.depth"], row["placement"]) == (4, level)]
+        best, second = sorted(found, key=lambda row: row["val_loss"])
+        texts = [f"{LABELS[row['norm']]}, depth 4 ({row['val_loss']:.4f})" for row in (best, second)]
+        assert f"{label} {texts[0]}, " in text
         assert f"better than {texts[1]}" in text
 
 

@@ -23,7 +23,8 @@ from normlab.tracking.payloads import ROW_KEYS
 def write_record(run: Mapping[str, Any], results: Path) -> None:
     """Write the folder of one run."""
     config = {key: value for key, value in run["config"].items() if key not in ("record", "_wandb")}
-    record = {**run["config"]["record"], "config": config}
+    record = {**run["config"]["record"]}
+    record["config"] = config | record.pop("unresolved")
     folder = RunFolder(results / RUNS_FOLDER / record["run_id"])
     folder.path.mkdir(parents=True)
     (folder.path / RUN_FILE).write_bytes(with_checksum(record))

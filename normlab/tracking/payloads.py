@@ -197,10 +197,13 @@ def _values(profiles: Profiles, name: str) -> Iterable[tuple[str, np.ndarray[Any
 def config_of(run: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a run by their names, as trees, and the rest of run.json under `record`.
 
-    The options have their resolved values, so that W&B shows what differs between runs with `auto`.
+    The options have their resolved values, so that W&B shows what differs between runs with `auto`. Their values in
+    run.json are under `record.unresolved`.
     """
-    resolved = {option: value for option, value in mapping(run.get("resolved")).items() if option in run["config"]}
-    return {**run["config"], **resolved, "record": {key: value for key, value in run.items() if key != "config"}}
+    config = run["config"]
+    resolved = {option: value for option, value in mapping(run.get("resolved")).items() if option in config}
+    record = {**run, "unresolved": {option: config[option] for option in resolved}}
+    return {**config, **resolved, "record": {key: value for key, value in record.items() if key != "config"}}
 
 
 def labels_of(run: Mapping[str, Any], plan: Plan | None) -> Labels:

@@ -162,7 +162,8 @@ def test_config_and_summary_have_the_whole_record(tmp_path: Path) -> None:
     resolved = {option: run["resolved"][option] for option in ("init", "precision", "compile", "deterministic")}
     assert {option: config[option] for option in resolved} == resolved
     assert config["init"] == "gpt2_scaled"
-    assert {**config.pop("record"), "config": config} == {**run, "config": run["config"] | resolved}
+    record = config.pop("record")
+    assert {"config": config | record.pop("unresolved"), **record} == run
     summary = summary_of(RunRecord.read(folder))
     status = folder.status()
     assert summary["status"].keys() <= status.keys()

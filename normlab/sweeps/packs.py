@@ -79,7 +79,7 @@ def auto_jobs(width: int, run_bytes: int, cores: int, memory_bytes: int) -> int:
     """Return the number of packs that train at once on a CPU without `sweep.jobs`, by a fixed rule.
 
     Up to width 128, one for each core, with one thread each: two threads wait for each other in every operation, so
-    that two processes train 1.5 (width 128) to 2 (width 32) times the runs/hour of one. 1 above, which is not measured.
+    that two processes train 1.4 (width 128) to 2.1 (width 32) times the runs/hour of one. 1 above (not measured).
     The number is reduced until twice `run_bytes` and `PROCESS_BYTES` of each process fit into the memory.
 
     Args:

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hydra.core.config_store import ConfigStore
 
 import normlab
-from normlab.config.compose import compose_run, register
+from normlab.config.compose import compose_run
 from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError
 from normlab.norms.base import NORMS
-from normlab.placements.algebra import ROWS_BY_NAME
-from normlab.placements.base import PLACEMENTS
-from normlab.placements.init_rules import INIT_RULES
 from normlab.store.format import CHECKSUM_KEY, with_checksum
 from normlab.store.runs import RunFolder
 from normlab.training.identity import describe
 from normlab.training.machine import resolve
 from normlab.training.run import train
-from support.plugins import NORM
+from support.plugins import NORM, forget_plugins
 
 ROW = """
 from normlab.placements.algebra import Row, SubLayer, register_row
@@ -58,18 +53,10 @@ def tiny(weight):
 def _forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Let nothing that a test registers be known after it."""
     monkeypatch.chdir(tmp_path)
-    register()  # the package's own first
-    registries: list[dict[str, Any]] = [NORMS, PLACEMENTS, ROWS_BY_NAME, INIT_RULES]
-    before, modules = [dict(registry) for registry in registries], set(sys.modules)
-    yield
-    for registry, content in zip(registries, before, strict=True):
-        registry.clear()
-        registry.update(content)
+    with forget_plugins():
+        yield
     for group, name in (("norm", "mine"), ("placement", "scaled")):
         ConfigStore.instance().repo[group].pop(f"{name}.yaml", None)
-    for name in set(sys.modules) - modules:
-        if name.startswith("normlab_plugin_"):
-            del sys.modules[name]
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ contract of the module, which tests check for the whole registry:
   `torch.compile(fullgraph=True)`;
 - running statistics are buffers that `forward` *reassigns* (`self.running_mean = ...`);
 - `reference` computes the expected output in float64, and `normlab verify` compares the module with it;
-- its parameters are constants at construction, or drawn with torch's global generator, which the model seeds per norm.
+- its parameters are constants at construction, or drawn with torch's global generator, which the model seeds per norm;
+- its forward pass draws no random numbers; a plugin's may in training, with the same generator: each step seeds it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from normlab.config.compose import register
+from normlab.norms.base import NORMS
+from normlab.placements.algebra import ROWS_BY_NAME
+from normlab.placements.base import PLACEMENTS
+from normlab.placements.init_rules import INIT_RULES
+
 NORM = """
 from dataclasses import dataclass
 from torch import nn
@@ -16,3 +27,18 @@ class Mine(NormConfig):
         return nn.Tanh()
 """
 """A plugin that registers the norm `mine`."""
+
+
+@contextlib.contextmanager
+def forget_plugins() -> Iterator[None]:
+    """Forget at the end what plugins have registered."""
+    register()  # the package's own first
+    registries: list[dict[str, Any]] = [NORMS, PLACEMENTS, ROWS_BY_NAME, INIT_RULES]
+    before, modules = [dict(registry) for registry in registries], set(sys.modules)
+    yield
+    for registry, content in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(content)
+    for name in set(sys.modules) - modules:
+        if name.startswith("normlab_plugin_"):
+            del sys.modules[name]

@@ -1,0 +1,70 @@
+"""No forward pass of the package draws random numbers; one of a plugin draws the same ones after a resume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from normlab.config.compose import compose_run
+from normlab.model.small import build_small, small_config, tokens
+from normlab.norms.base import load_all as load_norms
+from normlab.placements.base import load_all as load_placements
+from normlab.training import run as training
+from support.plugins import forget_plugins
+from support.run_folders import Train, differences
+from support.small_steps import norm_in
+
+NORMS = [name for name, norm in load_norms().items() if norm.__module__.startswith("normlab.")]
+PLACEMENTS = [name for name, entry in load_placements().items() if type(entry).__module__.startswith("normlab.")]
+DRAWING = """
+from dataclasses import dataclass
+import torch
+from torch import nn
+from normlab.norms.base import NormConfig, register_norm
+
+class Noise(nn.Module):
+    def forward(self, x):
+        return x + torch.rand_like(x) if self.training else x
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class NoiseConfig(NormConfig):
+    name: str = "noise"
+
+    def build(self, width):
+        return Noise()
+"""
+
+
+@pytest.mark.parametrize(
+    ("norm", "placement"), [*((name, "pre") for name in NORMS), *(("rmsnorm", name) for name in PLACEMENTS)]
+)
+def test_forward_pass_draws_no_random_numbers(norm: str, placement: str) -> None:
+    config = compose_run([norm_in(placement, norm), f"placement={placement}"])
+    model = build_small(small_config(config.norm, config.placement)).gpt.train()
+    before = torch.get_rng_state()
+    model(tokens())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_step_does_not_seed_every_device(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(seed: int) -> None:
+        raise AssertionError("torch.manual_seed takes a tenth of a small step")
+
+    monkeypatch.setattr(torch, "manual_seed", refuse)
+    assert training.train(compose_run(overrides), trackers=[]).state == "finished"
+
+
+def test_plugin_that_draws_random_numbers_resumes_bit_identically(
+    train: Train, interrupt: Callable[..., None], tmp_path: Path
+) -> None:
+    (tmp_path / "noise.py").write_text(DRAWING)
+    options = (f"plugins=[{tmp_path}/noise.py]", "norm=noise")
+    with forget_plugins():
+        whole = train(*options, results="whole")
+        interrupt(6)
+        assert train(*options).state() == "interrupted"
+        assert differences(whole.path, train(*options).path) == []

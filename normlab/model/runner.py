@@ -108,14 +108,17 @@ def _chunked_head(
 class ModelRunner:
     """A model and the parameters and buffers that it computes with."""
 
-    def __init__(self, model: GPT, params: Tensors, run_shape: tuple[int, ...], *, compiled: bool):
+    def __init__(
+        self, model: GPT, params: Tensors, run_shape: tuple[int, ...], *, compiled: bool, backend: Any = "inductor"
+    ):
         self.model = model
         self.params = params
         """The trained tensors, by name."""
         self.run_shape = run_shape
         """The leading axes of every tensor: () for a single run, (R,) for stacked runs."""
         # Plain and measured steps are two specialisations of the same three functions.
-        wrap = (lambda f: torch.compile(f, fullgraph=True, dynamic=False)) if compiled else (lambda f: f)
+        options: dict[str, Any] = {"fullgraph": True, "dynamic": False, "backend": backend}
+        wrap = (lambda f: torch.compile(f, **options)) if compiled else (lambda f: f)
         self._embed, self._block, self._head = wrap(_embed), wrap(_block), wrap(_head)
 
     @property
@@ -171,8 +174,8 @@ class ModelRunner:
 class SingleRun(ModelRunner):
     """Runs a model with its own parameters and buffers."""
 
-    def __init__(self, model: GPT, *, compiled: bool):
-        super().__init__(model, dict(model.named_parameters()), (), compiled=compiled)
+    def __init__(self, model: GPT, *, compiled: bool, backend: Any = "inductor"):
+        super().__init__(model, dict(model.named_parameters()), (), compiled=compiled, backend=backend)
         # Forward passes reassign buffers, so the owning module is stored and not the tensor.
         self._owners = {
             name: (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
@@ -22,6 +23,11 @@ from normlab.errors import ConfigError
 from normlab.openmp import wait_policy
 
 NO_GPU = "torch sees no GPU here"
+KINDS_OF_BLOCKS = 2
+"""Most kinds of blocks of a model: a placement may wire some layers in another way."""
+MOST_GRAPHS = 6 * KINDS_OF_BLOCKS
+"""Most compiled graphs of the blocks. Each kind is compiled for plain and measured steps, and for evaluation in either
+mode, whose last batch may be smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,3 +234,5 @@ def apply(settings: RuntimeSettings) -> None:
     if settings.compile == "on":
         # torch caches graphs by code, so the graphs of an earlier model count towards the recompile limit.
         torch.compiler.reset()
+        torch._dynamo.config.recompile_limit = MOST_GRAPHS
+        torch._logging.set_logs(dynamo=logging.ERROR)  # at the limit, torch prints six lines before the error

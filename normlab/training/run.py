@@ -36,6 +36,10 @@ from normlab.training.training_run import Replica
 
 MANY_BLOCKS = 500
 """Number of blocks that takes seconds to build."""
+TOO_MANY_GRAPHS = (
+    "the blocks do not share their compiled code, since a Python number in the norm or the placement differs from "
+    "block to block; make it a buffer (self.register_buffer)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +205,9 @@ def convert_torch_errors() -> Iterator[None]:
     """Convert torch's out-of-memory and compiler errors to NormlabError."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
+    except (NormlabError, OSError):
+        raise
+    except Exception as error:  # not every error of the compiler is a RuntimeError
         if Ranks.current().count > 1 and (isinstance(error, torch.distributed.DistError) or "gloo" in str(error)):
             raise NormlabError(f"{LOST}; {RESUMES}") from error
         # torch has a class of error for the memory of a GPU only.
@@ -211,6 +217,8 @@ def convert_torch_errors() -> Iterator[None]:
                 "splits a batch into micro-batches"
             ) from error
         if type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
+            if type(error).__name__ == "FailOnRecompileLimitHit":
+                raise ConfigError(f"compile=on: {TOO_MANY_GRAPHS}, or train with compile=off") from error
             reason = " ".join(str(error).partition("\n\n")[0].split())
             raise ConfigError(
                 f"compile=on: torch's compiler failed ({reason:.200}); check it with `normlab doctor`, or train with "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import median
 
 import torch
@@ -22,9 +22,9 @@ from normlab.errors import ConfigError
 from normlab.model.attention import Attention
 from normlab.model.runner import SingleRun
 from normlab.model.small import SmallModel, build_small, hashed_numbers, shrink, tokens
-from normlab.training.machine import RuntimeSettings, gpu_of, resolve
-from normlab.training.run import convert_torch_errors
-from normlab.verify.check import Check, LargestError
+from normlab.training.machine import KINDS_OF_BLOCKS, RuntimeSettings, gpu_of, resolve
+from normlab.training.run import TOO_MANY_GRAPHS, convert_torch_errors
+from normlab.verify.check import Check, LargestError, check_no_problems
 from normlab.verify.norms import with_gradients
 from normlab.verify.reference_model import FormulaMismatch, ReferenceModel, record_norm_order
 
@@ -32,6 +32,8 @@ BATCH, TIME, WIDTH = 8, 16, 64
 """Size of the model, large enough that batch norms and norms of a few channels are well-conditioned."""
 ROUNDOFF = 2.0**-8
 """Unit roundoff of bf16, which has a significand of 8 bits."""
+DEPTH = 8
+"""Number of blocks whose graphs are counted: at most the number that torch compiles by default."""
 CHANGES = 4
 """Number of random changes of the weights."""
 TOLERANCE = 4.0
@@ -52,6 +54,31 @@ def compiled_check(config: RunConfig, subject: str) -> Check:
         return Check(subject, claim, passed=True, result=f"{settings.device_name} has no bf16", skipped=True)
     torch.compiler.reset()  # the graphs of an earlier model count towards the recompile limit
     return bf16_check(build_small(shrink(config, width=WIDTH, context=TIME)), subject, settings)
+
+
+def graphs_check(config: RunConfig, subject: str) -> Check:
+    """Check that the number of compiled graphs does not grow with the depth; this needs no compiler.
+
+    A Python number in a block is part of its graph, and torch compiles a function a few times only.
+    """
+    torch.compiler.reset()
+    graphs: list[object] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    model = dataclasses.replace(config.model, depth=DEPTH)
+    small = build_small(shrink(dataclasses.replace(config, model=model)))
+    claim, most = "its blocks share their compiled code", 2 + KINDS_OF_BLOCKS  # of the embeddings and the head, too
+    try:
+        with convert_torch_errors():
+            SingleRun(small.gpt.train(), compiled=True, backend=count).loss(tokens(), tokens())
+    except ConfigError as error:
+        return Check(subject, claim, passed=False, result=str(error))
+    result = f"{len(graphs)} graphs at depth {DEPTH}"
+    problems = [] if len(graphs) <= most else [f"expected at most {most} graphs, found {result}: {TOO_MANY_GRAPHS}"]
+    return check_no_problems(subject, claim, problems, result)
 
 
 def bf16_check(small: SmallModel, subject: str, settings: RuntimeSettings) -> Check:

@@ -16,7 +16,7 @@ from normlab.placements.init_rules import INIT_RULES
 from normlab.plugins import plugin_file, registered_by_plugins
 from normlab.verify import placements
 from normlab.verify.check import Check
-from normlab.verify.compiled import compiled_check
+from normlab.verify.compiled import compiled_check, graphs_check
 from normlab.verify.defaults import default_check
 from normlab.verify.init_laws import law_checks
 from normlab.verify.init_rules import placement_init_check, rule_checks
@@ -61,7 +61,7 @@ def select_checks(config: RunConfig, overrides: Sequence[str]) -> Iterator[Check
 
 
 def all_checks_of_run(config: RunConfig) -> Iterator[Check]:
-    """Yield the checks of one run, and that of its compiled block."""
+    """Yield the checks of one run, and those of its compiled block."""
     yield from checks_of_run(config)
     yield from _compiled(config)
 
@@ -97,8 +97,12 @@ def checks_of_plugins(files: Sequence[str]) -> Iterator[Check]:
     for kind, name in entries:
         if kind == "norm":
             yield from checks_of_default_norm(name)
+            block = small_config(NORMS[name](), PLACEMENTS["pre"])  # pyright: ignore[reportCallIssue]
+            yield graphs_check(block, f"norm {name}")
         elif kind == "placement":
             yield from checks_of_placement(PLACEMENTS[name])
+            block = small_config(_visible_norm(PLACEMENTS[name]), PLACEMENTS[name])
+            yield graphs_check(block, f"placement {name}")
         else:
             yield from rule_checks(name)
 
@@ -125,8 +129,10 @@ def compiled_checks_of_catalogue() -> Iterator[Check]:
 
 
 def _compiled(config: RunConfig) -> Iterator[Check]:
-    """Yield the compiled check of a block, which takes seconds; a study does without it."""
-    yield compiled_check(config, _block(config))
+    """Yield the compiled checks of a block, which take seconds; a study does without them."""
+    yield (check := graphs_check(config, _block(config)))
+    if check.passed:
+        yield compiled_check(config, _block(config))
 
 
 def _block(config: RunConfig) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +20,12 @@ from normlab.placements.base import PLACEMENTS
 from normlab.placements.base import load_all as load_placements
 from normlab.placements.wiring import Residual
 from normlab.training.machine import RuntimeSettings, resolve
+from normlab.training.run import train
 from normlab.verify import compiled, selection
 from normlab.verify.check import Check
-from normlab.verify.compiled import bf16_check, compiled_check
+from normlab.verify.compiled import bf16_check, compiled_check, graphs_check
 from normlab.verify.variants import LARGE_EPS
+from support.plugins import forget_plugins
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -164,6 +169,123 @@ def test_a_wrong_sign_fails_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not compiled_check(config_of(depth=2), "block").passed
 
 
+# Blocks that do not share their compiled code
+
+
+def trace_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch.compile only trace, which takes a moment; its limit of graphs stays."""
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: real(function, **options | {"backend": "eager"}))
+
+
+NUMBER_PER_LAYER = """
+from dataclasses import dataclass
+from torch import nn
+from normlab.norms.base import NormConfig, register_norm
+from normlab.placements.base import Placement, register_placement
+
+class Wiring(nn.Module):
+    def __init__(self, layer, norm):
+        super().__init__()
+        self.factor, self.norm = 1.0 / (layer + 1), norm
+
+    def forward(self, x, attn, mlp):
+        return x + self.factor * (attn(self.norm(x)) + mlp(self.norm(x)))
+
+@dataclass(kw_only=True, slots=True)
+class Inverse(Placement):
+    formula = "x = x + (A(N(x)) + M(N(x))) / l"
+    source = "this file"
+    init = "gpt2"
+    name: str = "inverse"
+
+    def wire(self, layer, depth, width, make_norm):
+        return Wiring(layer, make_norm(width))
+
+register_placement(Inverse())
+numbers = iter(range(1000))
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = 1.0 + next(numbers)
+
+    def forward(self, x):
+        return self.factor * x
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class ScaledConfig(NormConfig):
+    name: str = "scaled"
+
+    def build(self, width):
+        return Scaled()
+"""
+
+
+@pytest.fixture
+def number_per_layer(tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "numbers.py").write_text(NUMBER_PER_LAYER)
+    with forget_plugins():
+        yield f"plugins=[{tmp_path}/numbers.py]"
+
+
+@pytest.mark.parametrize("choice", ["placement=inverse", "norm=scaled"])
+def test_a_python_number_that_differs_between_blocks_fails_at_any_depth(choice: str, number_per_layer: str) -> None:
+    check = graphs_check(compose_run([number_per_layer, choice, "model.depth=1", "device=cpu"]), "block")
+    assert not check.passed
+    assert check.result.startswith("expected at most 4 graphs, found 10 graphs at depth 8: the blocks do not share")
+
+
+def test_a_run_with_a_python_number_in_each_block_ends_in_one_line(
+    number_per_layer: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch, run_command: Command
+) -> None:
+    trace_only(monkeypatch)
+    options = ("placement=inverse", "model.depth=13", "compile=on")
+    code, out, err = run_command("train", number_per_layer, *overrides, *options)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("error: compile=on: the blocks do not share their compiled code")
+    assert not re.search("Traceback|torch._dynamo", err)
+
+
+@pytest.mark.exhaustive  # 13 graphs
+def test_two_kinds_of_blocks_compile_for_every_pass(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    trace_only(monkeypatch)
+    # The last of 6 windows in batches of 4 is smaller, and batch statistics are evaluated in training mode too.
+    options = ("norm=batchnorm", "placement=mix_ln", "model.depth=4", "eval.sequences=6", "compile=on")
+    assert train(compose_run([*overrides, *options]), trackers=[]).state == "finished"
+
+
+@pytest.mark.parametrize(
+    ("norm", "placement"),
+    [
+        ("batchnorm", "pre"), ("gatednorm", "pre"), ("rmsnorm", "mix_ln"), ("rmsnorm", "hybridnorm_star"),
+        *(
+            pytest.param(norm or ("rmsnorm" if PLACEMENTS[name].has_norms(4) else "none"), name or "pre",
+                         marks=pytest.mark.exhaustive)
+            for norm, name in [*((norm, "") for norm in load_all()), *(("", name) for name in load_placements())]
+        ),
+    ],
+)  # fmt: skip
+def test_blocks_of_the_catalogue_share_their_compiled_code(norm: str, placement: str) -> None:
+    check = graphs_check(config_of(norm, placement), "block")
+    assert check.passed, check
+
+
+def test_a_block_that_does_not_share_its_compiled_code_is_not_compiled(
+    number_per_layer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = Check("block", "shares", passed=False, result="")
+    monkeypatch.setattr(selection, "graphs_check", lambda config, subject: dataclasses.replace(wrong, subject=subject))
+    for name in ("checks_of_run", "checks_of_default_norm", "checks_of_placement"):
+        monkeypatch.setattr(selection, name, lambda _: iter(()))
+    config = compose_run([number_per_layer])
+    of_run = selection.select_checks(config, ["norm=scaled", "placement=inverse"])
+    assert [check.subject for check in of_run] == ["block rmsnorm, pre"]
+    of_plugins = selection.select_checks(config, [number_per_layer])
+    assert [check.subject for check in of_plugins] == ["placement inverse", "norm scaled"]
+
+
 # Skipped checks
 
 
@@ -191,19 +313,20 @@ def test_a_bound_that_would_accept_any_block_is_not_used(monkeypatch: pytest.Mon
 def test_a_run_is_compiled_and_a_study_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     only = Check("block", "compiled", passed=True, result="")
     monkeypatch.setattr(selection, "compiled_check", lambda config, subject: only)
+    monkeypatch.setattr(selection, "graphs_check", lambda config, subject: only)
     config = compose_run(["norm=none", "placement=pre", "device=cpu"])
     assert only not in list(selection.checks_of_run(config))
     monkeypatch.setattr(selection, "checks_of_run", lambda config: iter(()))
-    assert list(selection.select_checks(config, ["norm=none"])) == [only]
+    assert list(selection.select_checks(config, ["norm=none"])) == [only, only]
 
 
 def test_the_catalogue_is_compiled_only_on_request(monkeypatch: pytest.MonkeyPatch, run_command: Command) -> None:
-    monkeypatch.setattr(
-        selection, "compiled_check", lambda config, subject: Check(subject, "compiled", passed=True, result="")
-    )
+    for claim, name in (("compiled", "compiled_check"), ("shares", "graphs_check")):
+        check = partial(Check, claim=claim, passed=True, result="")
+        monkeypatch.setattr(selection, name, lambda config, subject, check=check: check(subject))
     code, out, err = run_command("verify", "--compiled")
     assert (code, err) == (0, "")
-    subjects = [line.partition(":")[0] for line in out.splitlines()[:-1]]
+    subjects = [line.partition(":")[0] for line in out.splitlines()[:-1] if ": compiled" in line]
     assert "ok    block layernorm, pre" in subjects
     assert "ok    block rmsnorm eps=0.3, deepnorm" in subjects
     assert len(subjects) == len(NORMS) + len(PLACEMENTS)

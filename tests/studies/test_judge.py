@@ -43,6 +43,12 @@ def verdict(study, found, **more):
     return judgement
 
 
+def test_the_notes_name_a_resolved_setting_that_differs_between_the_arms(results):
+    resolved = {name: {"run": {"resolved": {"init": init}}} for name, init in (("pre", "gpt2"), ("post", "xavier"))}
+    line = "the cells also differ in init: xavier (post-norm), gpt2 (pre-norm)"
+    assert line in judge(STUDY, "small", results(**resolved), unverified={}).notes
+
+
 def test_supported_and_refuted(results):
     found = results()
     assert verdict(STUDY, found).verdict == "supported"

@@ -199,3 +199,19 @@ def test_hours_of_a_run_without_a_speed(browser, tmp_path):
         ready(page).locator("#unit").select_option("hours")
         lines = [line for panel in drawn(page, "curves")["panels"] for line in panel["lines"]]
     assert lines == []
+
+
+def test_headline_names_a_resolved_setting_that_differs(browser, pages, tmp_path):
+    records = [Record(placement=name, steps=20, stats_every=None) for name in ("pre", "peri")]
+    write_sweep(tmp_path, "inits", records)
+    path = tmp_path / RUNS_FOLDER / records[1].run_id / "run.json"
+    run = json.loads(path.read_text())
+    run["resolved"]["init"] = "gpt2"
+    del run["sha256"]
+    write_atomic(path, with_checksum(run))
+    normlab("compare", "inits", "--results-dir", str(tmp_path), "-o", str(tmp_path / "page.html"))
+    line = "the cells also differ in init: gpt2 (peri-LN), gpt2_scaled (pre-norm)"
+    for page_path, count in ((tmp_path / "page.html", 1), (pages["one"], 0)):
+        with opened(browser, page_path) as page:
+            assert ready(page).locator("#answer dt", has_text="also differs").count() == count
+            assert page.locator("#answer dd", has_text=line).count() == count

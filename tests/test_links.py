@@ -199,7 +199,7 @@ def test_only_the_files_of_the_same_offline_run_are_deleted(
     run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offline = SimpleNamespace(settings=SimpleNamespace(sync_dir=str(tmp_path / "wandb")))
-    monkeypatch.setattr(WandbRun, "_open", lambda self: offline)
+    monkeypatch.setattr("wandb.init", lambda **_: offline)
     Upload(id=run_id).write(tmp_path, "offline")
     for name in (f"offline-run-0-{run_id}", "offline-run-0-a", f"other-{run_id}"):
         (tmp_path / "wandb" / name).mkdir(parents=True)

@@ -113,8 +113,8 @@ def _write(verdicts: Verdicts, facts: Mapping[str, Any], folder: Path) -> Path:
     for format in FORMATS:
         write_output(folder / f"verdicts.{format}", forest[format])
     blocks = list(_blocks(verdicts, facts))
-    write_output(folder / "README.md", _markdown(blocks).encode())
-    write_output(folder / "report.html", _page(verdicts.study, blocks, folder).encode())
+    write_output(folder / "README.md", as_markdown(blocks).encode())
+    write_output(folder / "report.html", as_page(verdicts.study, blocks, folder).encode())
     write_output(folder / DATA, to_json(_data(verdicts, facts), indent=2))
     write_index(folder.parent)
     return folder / "README.md"
@@ -257,11 +257,12 @@ def _draw_verdict(axis: Any, each: Judgement) -> None:
 # Markdown and HTML
 
 
-def _markdown(blocks: Sequence[Block]) -> str:
-    return as_text("\n\n".join(_as_markdown(block) for block in blocks) + "\n")
+def as_markdown(blocks: Sequence[Block]) -> str:
+    """Return the blocks as a Markdown page."""
+    return as_text("\n\n".join(_block_as_markdown(block) for block in blocks) + "\n")
 
 
-def _as_markdown(block: Block) -> str:
+def _block_as_markdown(block: Block) -> str:
     if block.kind == "title":
         return f"# {block.content}"
     if block.kind == "heading":
@@ -280,7 +281,8 @@ def _as_markdown(block: Block) -> str:
     return block.content
 
 
-def _page(study: Study, blocks: Sequence[Block], folder: Path) -> str:
+def as_page(study: Study, blocks: Sequence[Block], folder: Path) -> str:
+    """Return the blocks as one HTML page, with the figures in `folder`."""
     body = f'<style>{CSS}</style><main class="report">{"".join(_as_html(block, folder) for block in blocks)}</main>'
     return page(study.question, printable(body, keep="\n"), {}, [])
 

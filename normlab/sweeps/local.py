@@ -197,7 +197,7 @@ class PackProcess:
         """
         code = self._process.poll()
         if code is None:
-            if self._stopped is None and (silent := self._seconds_silent()) > 60 * self._timeout_minutes:
+            if self._stopped is None and (silent := self.seconds_silent()) > 60 * self._timeout_minutes:
                 detail = f"wrote nothing for {silent:.0f} s (sweep.timeout_minutes={self._timeout_minutes:.3g})"
                 self.stop(plans.HUNG, detail)
             if time.monotonic() > self._kill_at:
@@ -261,7 +261,7 @@ class PackProcess:
             return []
         return [line for line in text.splitlines() if line.strip()][-lines:]
 
-    def _seconds_silent(self) -> float:
+    def seconds_silent(self) -> float:
         """Return the seconds since the last write to the log or to the record of a run."""
         runs = [plans.run_of(self._folder, run) for run in self._runs]
         # A new status or checkpoint replaces a file, which changes the folder.

@@ -331,7 +331,7 @@ def test_variants_cover_the_options() -> None:
         (RMSNormConfig(rounding="cast_then_scale", gain=False), "norm.rounding"),
         (RMSNormConfig(rounding="cast_then_scale", compute="input"), "norm.rounding"),
         (RMSNormConfig(eps_mode="none"), "norm.eps=1e-06"),
-        (RMSNormConfig(eps_mode="inside"), "norm.eps_mode=inside: choose one of inside_ms"),
+        (RMSNormConfig(eps_mode="inside"), "norm.eps_mode=inside (did you mean 'inside_ms'?): choose one of inside_ms"),
         (RMSNormConfig(eps=-1e-6), "norm.eps=-1e-06: must be at least 0"),
         (LayerNormConfig(eps=float("inf")), "norm.eps=inf"),
         (LayerNormConfig(eps=float("nan")), "norm.eps=nan"),

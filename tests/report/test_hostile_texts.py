@@ -15,7 +15,7 @@ from normlab.errors import notify, printable, warn
 from normlab.report.tables import FORMATS, render
 from normlab.store.runs import RunFolder
 from normlab.studies.base import Study
-from normlab.studies.report import Block, _markdown, _page
+from normlab.studies.report import Block, as_markdown, as_page
 from normlab.tracking.console import Console
 from normlab.tracking.payloads import labels_of
 
@@ -114,7 +114,7 @@ def test_the_page(runs: list[str], run_command: Command) -> None:
 def test_reports_of_studies(tmp_path: Path) -> None:
     blocks = [Block(kind, TEXT) for kind in ("title", "heading", "text")]
     blocks += [Block("list", [TEXT]), Block("table", [[TEXT], [TEXT]]), Block("code", [TEXT])]
-    for output in (_markdown(blocks), _page(Study("study", TEXT, {}, []), blocks, tmp_path)):
+    for output in (as_markdown(blocks), as_page(Study("study", TEXT, {}, []), blocks, tmp_path)):
         assert_shown(output)
         assert "<script>alert" not in output
 

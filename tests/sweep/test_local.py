@@ -366,10 +366,13 @@ def test_hung_process_is_stopped(fake_sweep: Callable[..., Any]) -> None:
 class SuspendedPopen(subprocess.Popen):
     """Replaces the process of a pack: the first suspends itself, and SIGTERM ends it with its checkpoint."""
 
+    newest = 0
+
     def __init__(self, command: list[str], **options: Any) -> None:
         script = "import os, signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); "
         script += "os.kill(os.getpid(), signal.SIGSTOP); signal.pause()" if command[-1] == "1" else "sys.exit(3)"
         super().__init__([sys.executable, "-S", "-c", script], **options)
+        SuspendedPopen.newest = self.pid
 
 
 def test_suspended_process_writes_its_checkpoint_and_the_next_pack_starts(
@@ -377,12 +380,12 @@ def test_suspended_process_writes_its_checkpoint_and_the_next_pack_starts(
 ) -> None:
     """As with SIGSTOP from outside: the pack is hung, and its process ends by itself before it would be killed."""
 
-    def seconds_silent(process: local.PackProcess) -> float:
-        is_suspended = Path(f"/proc/{process._process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    def seconds_silent(_: local.PackProcess) -> float:
+        is_suspended = Path(f"/proc/{SuspendedPopen.newest}/stat").read_text().rpartition(")")[2].split()[0] == "T"
         return 3600 if is_suspended else 0
 
     monkeypatch.setattr(local, "subprocess", SimpleNamespace(Popen=SuspendedPopen, PIPE=subprocess.PIPE))
-    monkeypatch.setattr(local.PackProcess, "_seconds_silent", seconds_silent)
+    monkeypatch.setattr(local.PackProcess, "seconds_silent", seconds_silent)
     outcome, events, folder = fake_sweep("seed=0,1", "sweep.pack=off", "sweep.jobs=1", ways={})
     assert [(end.pack, end.cause, end.code) for end in read_outcomes(folder)] == [(1, "hung", 143), (2, "exited", 3)]
     assert ("started", 2) in events

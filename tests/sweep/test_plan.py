@@ -14,6 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from normlab.config.compose import compose_grid, compose_run, compose_sweep, to_config
 from normlab.config.override_errors import rewrite_overrides
 from normlab.config.schema import config_from_record
+from normlab.config.sweep_options import SweepOptions
 from normlab.errors import ConfigError, StoreError
 from normlab.options import flatten_options, plain_tree
 from normlab.paths import config_dir
@@ -77,7 +78,7 @@ def test_plan_names_the_resolved_settings_that_differ_between_cells(
     )
     planned = plan(*grid)
     assert planned.resolved_differences == [line]
-    assert f"note    {line}" in plan_lines(planned, 1, with_packs=False)
+    assert f"note    {line}" in plan_lines(planned, SweepOptions(), with_packs=False)
     assert plan("norm=rmsnorm,dyt", "seed=0,1").resolved_differences == []
     assert plan(*grid[:2], "init=xavier", "optim.decay=all").resolved_differences == []
     # Two runs exist and have trained alone, so the other runs of their packs will, too.

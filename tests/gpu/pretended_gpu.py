@@ -19,6 +19,7 @@ if __name__ == "__main__":
     ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
 
 import contextlib
+import gc
 import json
 import traceback
 from collections.abc import Callable, Iterator
@@ -192,5 +193,6 @@ def parts_of(
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    gc.freeze()  # a collection would visit all of torch, and fake tensors start many
     for line in sys.stdin:
         print(json.dumps(result_of(json.loads(line))), flush=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from normlab.errors import printable
+from normlab.errors import printable, warn
 from normlab.report.pages.shell import write_output
 
 INTRODUCTION = """\
@@ -32,13 +32,19 @@ verdict on this size.
 
 
 def write_index(folder: Path) -> None:
-    """Write README.md in a folder of reports.
+    """Write README.md in a folder of reports; a damaged report is left out with a warning.
 
     Raises:
         StoreError: The file cannot be written.
     """
-    reports = [json.loads(path.read_text()) | {"folder": path.parent.name} for path in folder.glob("*/report.json")]
-    parts = [INTRODUCTION, *("\n".join(_section(each)) for each in sorted(reports, key=lambda each: each["folder"]))]
+    parts = [INTRODUCTION]
+    for path in sorted(folder.glob("*/report.json")):
+        try:
+            parts.append("\n".join(_section(json.loads(path.read_text()) | {"folder": path.parent.name})))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            warn(
+                f"{path}: is damaged ({error!r}), so {folder / 'README.md'} leaves it out; restore a copy, or delete it"
+            )
     write_output(folder / "README.md", as_text("\n".join(parts) + "\n").encode())
 
 

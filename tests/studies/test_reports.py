@@ -64,6 +64,20 @@ def test_committed_table_of_reports_follows_from_them(tmp_path: Path) -> None:
     assert (tmp_path / "README.md").read_text() == (COMMITTED / "README.md").read_text()
 
 
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff"])
+def test_a_damaged_report_is_left_out_of_the_table(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("noise", "speed"):
+        shutil.copytree(COMMITTED / name, tmp_path / name)
+    (tmp_path / "noise" / "report.json").write_bytes(content)
+    write_index(tmp_path)
+    table = (tmp_path / "README.md").read_text()
+    assert "study run speed" in table
+    assert "study run noise" not in table
+    assert capsys.readouterr().err.startswith(f"warning: {tmp_path}/noise/report.json: is damaged (")
+
+
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"criterion": 1}', b"\xff"])
 def test_a_report_that_cannot_be_read_is_an_error(
     content: bytes, copy: Callable[[str], Path], run_command: Command

@@ -172,7 +172,7 @@ class StatisticsFiles:
         if measured != (cadence[-1][1] if cadence else {}):
             cadence.append((step, measured))
         if cadence != recorded:
-            make_folder(self.path)
+            make_folder(self.path, parents=False)
             content = [{"step": first, "every": tiers} for first, tiers in cadence]
             write_atomic(self.path / CADENCE_FILE, with_checksum({"from": content}))
 
@@ -281,7 +281,7 @@ class StatisticsFiles:
         matches = filter(None, map(_NAME.fullmatch, self.file_names()))
         numbers = [int(match["part"] or 1) for match in matches if match["tier"] == tier]
         path = self._description_path(tier, max(numbers, default=0) + 1)
-        make_folder(self.path)
+        make_folder(self.path, parents=False)
         write_atomic(path, with_checksum(description(tier, layout)))
         return Part(path.with_suffix(".bin"), layout)
 

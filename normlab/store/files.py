@@ -93,14 +93,14 @@ def _entries(folder: Path) -> Iterator[Path]:
         folders[:] = [name for name in folders if not name.startswith(("run-", "offline-run-"))]
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder and its parents unless they exist.
+def make_folder(path: Path, *, parents: bool = True) -> None:
+    """Make a folder, and by default its parents, unless it exists; a writer never makes the run's folder again.
 
     Raises:
         StoreError: The folder cannot be made.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=parents, exist_ok=True)
     except OSError as error:
         raise io_error(path, "made", error) from error
 

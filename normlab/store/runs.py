@@ -116,9 +116,14 @@ class RunFolder:
         return [self.run_id]
 
     def write_status(self, status: Mapping[str, Any]) -> None:
-        """Replace status.json; `version` and `updated` (unix time, seconds) are added."""
+        """Replace status.json; `version` and `updated` (unix time, seconds) are added.
+
+        Raises:
+            StoreError: The write or `check_place` failed; the file is unchanged.
+        """
         if status.get("state") not in STATES:
             raise ValueError(f"state {status.get('state')!r} is none of {', '.join(STATES)}")
+        self.check_place()
         write_atomic(self.path / STATUS_FILE, with_checksum({**status, "updated": time.time()}))
 
     def status(self) -> dict[str, Any]:
@@ -198,20 +203,32 @@ class RunFolder:
                 self.close()
                 self._lock = None
 
+    def check_place(self) -> None:
+        """Check that the locked folder is still at its path; elsewhere, another process may write to the same run.
+
+        Raises:
+            StoreError: The folder was moved, or its lock file deleted.
+        """
+        if self._lock is None:
+            return
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if os.path.samestat(os.fstat(self._lock), os.stat(self.path / LOCK_FILE)):
+                return
+        raise StoreError(
+            f"{self.path}: was moved, or its lock file deleted, so another process may be writing to this run; put the "
+            "folder back, and the same command resumes from the last checkpoint"
+        )
+
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rows in one system call: a kill tears the last one at most.
 
         Raises:
-            StoreError: The system refused, and the record holds none of the rows; or the lock file was deleted.
+            StoreError: The system refused or `check_place` failed, and the record holds none of the rows.
         """
         content = b"".join(map(to_json, rows))
         if not content:
             return
-        if self._lock is not None and os.fstat(self._lock).st_nlink == 0:
-            raise StoreError(
-                f"{self.path / LOCK_FILE}: was deleted, so another process may be writing to this run; "
-                "the same command resumes from the last checkpoint"
-            )
+        self.check_place()
         self._metrics.append(content)
 
     def sync(self) -> None:

@@ -78,7 +78,8 @@ def save(
     try:
         for unfinished in folder.glob(".step_*.tmp"):  # left by killed processes
             shutil.rmtree(unfinished, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        folder.mkdir(exist_ok=True)  # no parents: a run's folder that was moved is not made again
+        temporary.mkdir()
         save_file(
             {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
             temporary / "state.safetensors",

@@ -145,6 +145,7 @@ class TrainingRun:
 
     def save(self, tensors: Mapping[str, Tensor]) -> None:
         """Write a checkpoint of the run's current state."""
+        self.folder.check_place()
         self.folder.sync()
         meta = {
             "progress": asdict(self.progress),

@@ -269,9 +269,25 @@ def test_deleted_lock_stops_its_holder(folder):
         other = RunFolder(folder.path)
         with other.lock():
             other.append(train(2))
-        with pytest.raises(StoreError, match="lock: was deleted, so another process may be writing"):
+        with pytest.raises(StoreError, match="was moved, or its lock file deleted, so another process may be writing"):
             folder.append(train(3))
     assert steps(folder) == [1, 2]
+
+
+@pytest.mark.parametrize("moved", ["abc", "../runs"])
+def test_moved_folder_stops_its_writer(folder, moved):
+    path = folder.path.parent / moved
+    old, new = path.resolve(), path.resolve().with_name("elsewhere")
+    with folder.lock():
+        folder.append(train(1))
+        old.rename(new)
+        for write in (lambda: folder.append(train(2)), lambda: folder.write_status({"state": "finished"})):
+            with pytest.raises(StoreError, match=r"abc: was moved, .*; put the folder back"):
+                write()
+    assert not old.exists()
+    new.rename(old)
+    assert steps(folder) == [1]
+    assert folder.state() == "killed"
 
 
 def test_one_writer(folder):

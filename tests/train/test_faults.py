@@ -24,6 +24,7 @@ from normlab.store.format import with_checksum
 from normlab.store.query import find_runs
 from normlab.store.runs import RunFolder
 from normlab.training import checkpoint
+from normlab.training.training_run import TrainingRun
 from support.run_folders import OVERRIDES, Command, Train, contents, damage, differences, steps_of
 
 NEWEST = "checkpoints/step_00000011"
@@ -501,3 +502,25 @@ main(sys.argv[1:])
     assert "damaged" not in done.stderr
     assert "Traceback" not in done.stderr
     assert steps_of(folder) == before
+
+
+@pytest.mark.parametrize("write", ["record_rows", "record_statistics", "write_status", "save"])
+def test_moved_folder_ends_its_run_which_resumes_when_it_is_put_back(
+    write: str, train: Train, command: Command, reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, moved, method = tmp_path / "results" / "runs", tmp_path / "moved", getattr(TrainingRun, write)
+
+    def move_before(run: TrainingRun, *arguments: Any) -> None:
+        if run.progress.step >= 6 and not moved.exists():
+            runs.rename(moved)
+        method(run, *arguments)
+
+    monkeypatch.setattr(TrainingRun, write, move_before)
+    with pytest.raises(StoreError, match="was moved, or its lock file deleted"):
+        train()
+    assert not runs.exists()
+    monkeypatch.undo()
+    moved.rename(runs)
+    assert command()[0] == 0
+    (folder,) = runs.iterdir()
+    assert differences(reference, folder) == []

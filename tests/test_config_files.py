@@ -33,7 +33,16 @@ TYPES = {
 }
 """Texts for an option of each type."""
 
-REJECTED = ["seed=0x10", "seed=1:30", "seed=1e3", "optim.lr=0b1", "norm.gain=2", "model.bias=1.0", "compile=no"]
+REJECTED = [
+    "seed=0x10",
+    "seed=1:30",
+    "seed=1e3",
+    "optim.lr=0b1",
+    "norm.gain=2",
+    "norm.gain='2'",
+    "model.bias=1.0",
+    "compile=no",
+]
 """Numbers and booleans of YAML that are not values of these options."""
 
 

@@ -305,7 +305,7 @@ def _reject_numbers_as_booleans(folders: Sequence[Path], defaults: Sequence[Any]
             content = OmegaConf.load(path) if path.is_file() else OmegaConf.create()
             for option in options:
                 value = OmegaConf.select(content, option, throw_on_resolution_failure=False)
-                if isinstance(value, int) and value not in (0, 1):
+                if re.fullmatch(r"[+-]?[\d_]+", str(value)) and str(value) not in ("0", "1"):
                     raise ConfigError(f"{path}: {option}={value} is not a boolean; set true or false")
 
 

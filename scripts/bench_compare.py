@@ -28,6 +28,7 @@ from browser import FLAGS, find_browser
 from playwright.sync_api import Error, sync_playwright
 from synthetic_runs import Record, write_sweep
 
+from normlab.cgroup import allowed_cores
 from normlab.store.format import DIVERGED, FINISHED
 
 NORMS = ("rmsnorm", "layernorm", "batchnorm", "dyt", "scalenorm")
@@ -130,7 +131,7 @@ def main() -> int:
         sweep, page = write_sweep(Path(folder), "bench", runs), Path(folder, "page.html")
         text = f"{len(runs)} runs of {STEPS} points with statistics"
         print(f"{text}, written in {time.perf_counter() - start:.0f} s", flush=True)
-        print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
+        print(f"load before: {os.getloadavg()[0]:.1f} on {allowed_cores()} cores", flush=True)
         measured: dict[str, list[float]] = {what: [] for what in LIMITS}
         for _ in range(options.times):
             measured[WRITE].append(time_once(["compare", str(sweep), "-o", str(page)]))

@@ -17,6 +17,8 @@ import sys
 import time
 from statistics import median
 
+from normlab.cgroup import allowed_cores
+
 POLICIES = {"libgomp": {"GOMP_SPINCOUNT": "300000"}, "normlab": {}, "passive": {"OMP_WAIT_POLICY": "PASSIVE"}}
 """Environment variables of each policy; without variables, `limit_spinning` sets the policy."""
 ALONE_LIMIT, BESIDE_LIMIT = 1.03, 2.0
@@ -89,7 +91,7 @@ def main() -> int:
         for run in runs.values():
             assert run.stdout is not None
             run.stdout.readline()
-        print(f"{os.cpu_count()} cores, load before: {os.getloadavg()[0]:.1f}")
+        print(f"{allowed_cores()} cores, load before: {os.getloadavg()[0]:.1f}")
         alone = measure(runs, options.turns)
         neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
         beside = measure(runs, options.turns)

@@ -26,6 +26,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from normlab.cgroup import allowed_cores
+
 HEAVY = ("torch", "wandb", "datasets", "pandas", "hydra", "numpy", "rich", "pydantic", "torch._inductor")
 HELP_LIMIT_S, SUMMARY_LIMIT_S = 0.4, 1.0
 """Limits of the minimum."""
@@ -131,7 +133,7 @@ def main() -> int:
         # Real text, longer than every context and short enough not to dominate the time.
         text.write_text(Path(argparse.__file__).read_text(encoding="utf-8"), encoding="utf-8")
         os.environ["NORMLAB_CACHE"] = str(Path(folder, "cache"))
-        print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
+        print(f"load before: {os.getloadavg()[0]:.1f} on {allowed_cores()} cores", flush=True)
 
         start = time.perf_counter()
         train_many(results, text, options.runs)

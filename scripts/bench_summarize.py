@@ -25,6 +25,7 @@ from pathlib import Path
 
 from synthetic_runs import Record, write_run
 
+from normlab.cgroup import allowed_cores
 from normlab.store.format import DIVERGED, FINISHED, RUNS_FOLDER
 
 NORMS = ("rmsnorm", "layernorm", "batchnorm", "dyt", "scalenorm")
@@ -70,7 +71,7 @@ def main() -> int:
             written += 1
         text = f"{written} runs of {STEPS} steps, {size / 2**20:.0f} MiB of rows"
         print(f"{text}, written in {time.perf_counter() - start:.0f} s", flush=True)
-        print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
+        print(f"load before: {os.getloadavg()[0]:.1f} on {allowed_cores()} cores", flush=True)
         by = ["summarize", folder, "--by", "norm,placement"]
         commands = {
             "--by norm,placement": by,

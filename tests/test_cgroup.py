@@ -7,13 +7,16 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from normlab.cgroup import allowed_cores, limits
 from normlab.config.compose import compose_run
+from normlab.errors import ConfigError
 from normlab.training import machine
+from support.run_folders import Command
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -84,3 +87,31 @@ def test_threads_of_a_run_are_the_allowed_cores(monkeypatch: pytest.MonkeyPatch)
         assert machine.resolve(config).threads == 1
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "function"),
+    [
+        (["propagation"], "normlab.propagation.measure.measure_rows"),
+        (["sample", "run"], "normlab.loaded_run.load"),
+    ],
+)
+def test_threads_of_a_command_that_trains_nothing_are_the_allowed_cores(
+    arguments: list[str], function: str, run_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    before = torch.get_num_threads()
+
+    def stop(*_: Any, **__: Any) -> Any:
+        threads.append(torch.get_num_threads())
+        raise ConfigError("stop")
+
+    monkeypatch.setattr(function, stop)
+    monkeypatch.setattr(machine, "allowed_cores", lambda: 2)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    torch.set_num_threads(3)
+    try:
+        assert run_command(*arguments)[0] == 2
+    finally:
+        torch.set_num_threads(before)
+    assert threads == [2]

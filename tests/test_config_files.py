@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
 from omegaconf import OmegaConf
 
@@ -30,7 +33,16 @@ TYPES = {
 }
 """Texts for an option of each type."""
 
-REJECTED = ["seed=0x10", "seed=1:30", "seed=1e3", "optim.lr=0b1", "norm.gain=2", "model.bias=1.0", "compile=no"]
+REJECTED = [
+    "seed=0x10",
+    "seed=1:30",
+    "seed=1e3",
+    "optim.lr=0b1",
+    "norm.gain=2",
+    "norm.gain='2'",
+    "model.bias=1.0",
+    "compile=no",
+]
 """Numbers and booleans of YAML that are not values of these options."""
 
 
@@ -88,3 +100,46 @@ def test_a_config_file_may_start_with_a_byte_order_mark(name: str, tmp_path: Pat
     chosen = f"+{name.replace('/', '=')}" if "/" in name else f"--config-name={name}"
     config = compose_run([f"--config-dir={tmp_path}", chosen])
     assert (config.seed, config.run.name) == (3, "é")
+
+
+@pytest.mark.parametrize(
+    ("where", "form"),
+    [
+        *(("command line", form) for form in ("{folder}", "file://{folder}")),
+        *(("primary config", form) for form in ("{folder}", "file://{folder}", "file://${{oc.env:FOLDER}}")),
+    ],
+)
+def test_folders_of_hydras_searchpath_are_read_as_texts_too(
+    where: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "it's"
+    (folder / "experiment").mkdir(parents=True)
+    (folder / "experiment" / "named.yaml").write_text("# @package _global_\nrun: {name: 1e3}\nseed: 010\n")
+    monkeypatch.setenv("FOLDER", str(folder))
+    quoted = '"' + form.format(folder=folder) + '"'
+    (tmp_path / "own.yaml").write_text(f"defaults: [train, _self_]\nhydra: {{searchpath: [{quoted}, 'pkg://none']}}\n")
+    arguments = {
+        "command line": [f"hydra.searchpath=[{quoted},pkg://none]"],
+        "primary config": [f"--config-dir={tmp_path}", "--config-name=own"],
+    }[where]
+    config = compose_run([*arguments, "+experiment=named"])
+    assert (config.run.name, config.seed) == ("1e3", 10)
+
+
+def test_another_program_of_the_process_reads_its_files_with_hydra(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("defaults: [train, _self_]\n")
+    compose_run([f"--config-dir={tmp_path}", "--config-name=own"])
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "main.yaml").write_text("lr: 0.1\n")
+    with hydra.initialize_config_dir(str(tmp_path / "theirs"), version_base="1.3"):
+        config = hydra.compose("main", return_hydra_config=True)
+    assert config.lr == 0.1
+    assert str(tmp_path) not in [source.path for source in config.hydra.runtime.config_sources]
+
+
+@pytest.mark.parametrize("text", ["seed: 1\nseed: 2\n", "seed: [1\n"])
+def test_an_error_in_yaml_names_the_file(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"^{re.escape(os.fspath(path))} line [23]: not valid YAML"):
+        compose_run([f"--config-dir={tmp_path}", "--config-name=own"])

@@ -58,7 +58,9 @@ def inspect(
     if probe:
         from normlab.loaded_run import LoadedRun
         from normlab.probe_checkpoints import probe_checkpoints
+        from normlab.training.machine import limit_threads
 
+        limit_threads()
         probed = list(probe_checkpoints(LoadedRun(folder, trust=trust), statistic))
         rows = statistics.rows_of(probed, statistic)
     else:

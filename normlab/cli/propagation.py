@@ -33,11 +33,13 @@ def propagation(
     from normlab.propagation.render import power_laws, table_row, write_page
     from normlab.report.pages.shell import check_page
     from normlab.report.tables import render
+    from normlab.training.machine import limit_threads
 
     if show_config(overrides or []):
         return
     if page is not None:
         check_page(Path(page), "--output")
+    limit_threads()
     rows = list(measure_rows(compose_grid(overrides or []), seeds, show_progress))
     echo(render(rows if json else [table_row(row) for row in rows], "json" if json else "table"))
     if not json:

@@ -27,6 +27,8 @@ def sample(
 ) -> None:
     """Continue a text with the model of a run."""
     from normlab.loaded_run import load
+    from normlab.training.machine import limit_threads
 
+    limit_threads()
     loaded = load(run, results_dir, where=",".join(factors or ()), trust=trust)
     echo(loaded.sample(prompt, tokens=tokens, temperature=temperature, seed=seed), KEPT)

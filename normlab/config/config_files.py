@@ -9,28 +9,39 @@ from pathlib import Path
 
 import yaml
 from hydra import initialize_config_dir
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
-from hydra.plugins.config_source import ConfigResult
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from normlab.paths import config_dir
 
+FILES = "normlab"
+"""Scheme of a folder whose files `_ConfigFiles` reads."""
 
-class _ConfigDir(SearchPathPlugin):
-    """Appends the folder of --config-dir to the search path, as Hydra's command line does."""
+
+def as_source(path: str) -> str:
+    """Return an element of Hydra's search path with the scheme of `_ConfigFiles`, unless it is no folder."""
+    return path if "://" in path and not path.startswith("file://") else f"{FILES}://{path.removeprefix('file://')}"
+
+
+class _SearchPath(SearchPathPlugin):
+    """Appends the folder of --config-dir to the search path, and lets `_ConfigFiles` read all folders."""
 
     folder: str | None = None
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append the folder."""
-        if self.folder is not None:
-            search_path.append("command-line", f"file://{os.path.abspath(self.folder)}")
+        """Change the search path of normlab; another program of the process may have its own."""
+        path = search_path.get_path()
+        if str(config_dir()) in (element.path for element in path):
+            if self.folder is not None:
+                search_path.append("command-line", os.path.abspath(self.folder))
+            for element in path:
+                element.path = as_source(element.path)
 
 
 class _TextLoader(yaml.SafeLoader):
@@ -42,31 +53,62 @@ class _TextLoader(yaml.SafeLoader):
     }
 
 
-class _ConfigFiles(FileConfigSource):
+class _ConfigFiles(ConfigSource):
     """Reads values as the command line does: as text, which the type of an option converts.
 
     YAML itself reads `name: 1e3` as 1000.0, `seed: 010` as 8 and `compile: off` as false.
     """
 
+    @staticmethod
+    def scheme() -> str:
+        """Return the scheme of a folder that this class reads."""
+        return FILES
+
     def load_config(self, config_path: str) -> ConfigResult:
         """Return the content of a config file; the options of Hydra keep their types, because some have no class."""
-        result = super().load_config(config_path)
-        text = Path(self.path, self._normalize_file_name(config_path)).read_text(encoding="utf-8-sig")
-        result.header = self._get_header_dict(text)  # behind a byte-order mark, Hydra finds no header
-        if isinstance(result.config, DictConfig) and not (result.header["package"] or config_path).startswith("hydra"):
+        with self._file(config_path).open(encoding="utf-8-sig") as file:
+            config = OmegaConf.load(file)
+            file.seek(0)
+            text = file.read()
+        header = self._get_header_dict(text)
+        if isinstance(config, DictConfig) and not (header["package"] or config_path).startswith("hydra"):
             values = _TextLoader(text).get_single_data() or {}
             if "hydra" in values:
-                values["hydra"] = OmegaConf.masked_copy(result.config, "hydra")["hydra"]
-            result.config = OmegaConf.create(values)
-        return result
+                values["hydra"] = OmegaConf.masked_copy(config, "hydra")["hydra"]
+            config = OmegaConf.create(values)
+            if isinstance(folders := OmegaConf.select(config, "hydra.searchpath"), ListConfig):
+                folders[:] = [as_source(path) if isinstance(path, str) else path for path in folders]
+        return ConfigResult(self.provider, self.full_path(), config, header)
+
+    def is_group(self, config_path: str) -> bool:
+        """Return whether a group is a folder here."""
+        return Path(self.path, config_path).is_dir()
+
+    def is_config(self, config_path: str) -> bool:
+        """Return whether a config is a file here."""
+        return self._file(config_path).is_file()
+
+    def available(self) -> bool:
+        """Return whether the folder exists."""
+        return self.is_group("")
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """Return the names of the groups and configs in a group."""
+        names: list[str] = []
+        for name in os.listdir(Path(self.path, config_path)):
+            self._list_add_result(names, os.path.join(config_path, name), name, results_filter)
+        return sorted(set(names))
+
+    def _file(self, config_path: str) -> Path:
+        return Path(self.path, self._normalize_file_name(config_path))
 
 
 @contextlib.contextmanager
 def initialized_hydra(folder: str | None) -> Iterator[ConfigLoader]:
     """Initialize Hydra with normlab's configs and `folder` (--config-dir); yield its loader."""
     GlobalHydra.instance().clear()
-    Plugins.instance().register(_ConfigDir)
-    SourcesRegistry.instance().types["file"] = _ConfigFiles
-    _ConfigDir.folder = folder
+    Plugins.instance().register(_SearchPath)
+    Plugins.instance().register(_ConfigFiles)
+    _SearchPath.folder = folder
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
         yield GlobalHydra.instance().config_loader()

@@ -21,6 +21,7 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException, ValidationError
 
+from normlab.config.config_files import as_source
 from normlab.config.corpora import DATA, HubData
 from normlab.config.optim import OPTIMIZERS
 from normlab.config.option_names import hint, meanings
@@ -73,6 +74,12 @@ def _rewrite(text: str, texts: set[str], booleans: set[str]) -> str:
         raise ConfigError(f"{shown}: not of the form option=value; write, for example, {example}")
     if option in _FOLDERS_OF_HYDRA:
         raise ConfigError(f"{text}: has no effect, since normlab disables Hydra's output; set results_dir={value}")
+    if (
+        option == "hydra.searchpath"
+        and (parsed := _try_parse([text]))
+        and isinstance(folders := parsed[0].value(), list)
+    ):
+        return f"{key}=[{','.join(quote(as_source(str(path))) for path in folders)}]"
     if option.startswith("hydra"):
         return text
     if "@" in option:

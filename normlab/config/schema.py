@@ -52,7 +52,7 @@ class ModelConfig:
     bias: bool = True
     """Whether the linear layers have biases."""
     tie_embeddings: bool = True
-    """Whether the head and the token embedding share their weights."""
+    """Whether the LM head and the token embedding share their weights."""
     qk_norm: str = option("off", choices=("off", "head", "full"))
     """The run's norm on queries and keys, before RoPE: over each head, or over the full width."""
 

@@ -8,13 +8,16 @@ cached corpus does not need it.
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from normlab.config.corpora import HubData, NamedData
 from normlab.data.corpus_files import files_below, output_folders, source_sha256
@@ -106,6 +109,7 @@ class HubText:
         """
         import pyarrow.json
         from datasets import config, utils
+        from datasets.packaged_modules.json import json as json_files
         from huggingface_hub import utils as hub_utils
 
         if not self._folder:
@@ -124,7 +128,19 @@ class HubText:
             "STREAMING_OPEN_MAX_RETRIES": 2,
         }
         read_json = _accept_nulls(pyarrow.json.read_json)
-        with _patched(config, **settings), _patched(pyarrow.json, read_json=read_json):
+        # pyarrow rejects two keys of one name, but `datasets` reads a JSON list by pandas, which keeps the last one.
+        loads = partial(json.loads, object_pairs_hook=self._to_dict)
+
+        def read_list(file: TextIO, **options: Any) -> Any:
+            loads(content := file.read())
+            return read_pandas(io.StringIO(content), **options)
+
+        read_pandas = json_files.pandas_read_json
+        with (
+            _patched(config, **settings),
+            _patched(pyarrow.json, read_json=read_json),
+            _patched(json_files, ujson_loads=loads, pandas_read_json=read_list),
+        ):
             try:
                 (counts,), options = self.counts, self._options
                 texts = counts.texts(self._rows(scratch), options.column, options.skip, self._override)
@@ -180,6 +196,14 @@ class HubText:
                         f"{', '.join(row) or 'none'}; set data.column"
                     )
                 yield row[column]
+
+    def _to_dict(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Return a JSON object; raise DataError for two keys of one name."""
+        row = dict(pairs)
+        if len(row) < len(pairs):
+            name = Counter(name for name, _ in pairs).most_common(1)[0][0]
+            raise DataError(f"{self._override}: a row has more than one {name!r}; remove all but one, or rename them")
+        return row
 
     def _error(self, error: Exception) -> DataError:
         """Convert an error of the hub's libraries to a DataError with what to do."""

@@ -120,7 +120,7 @@ class _FlowBuilder:
         self._run([pair for each in formulas for pair in parse_formula(each, condition_holds)])
         end = self._add_boundary("leave", streams)
         self._run(parse_formula(self.placement.head_formula))
-        self._add(Node("head", [self.node_of["x"]], 0, 0, label="head", expression="x"))
+        self._add(Node("head", [self.node_of["x"]], 0, 0, label="LM head", expression="x"))
         self._place_streams()
         return Flow(when, self.nodes, (start, end))
 

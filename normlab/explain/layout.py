@@ -18,7 +18,7 @@ HEIGHTS = {"box": 30.0, "norm": 26.0, "unit": 24.0, "scale": 24.0, "divide": 24.
 MIN_BOX_WIDTH = 86.0
 SUM_DIAMETER = 22.0
 END_HEIGHT = 20.0
-"""The height of the texts `embeddings` and `head`."""
+"""The height of the texts `embeddings` and `LM head`."""
 BOX_HEIGHT_WITH_NORMS = 42.0
 
 Point = tuple[float, float]

@@ -117,7 +117,7 @@ class Row:
     embedding_norm: bool = False
     """A norm on the embeddings, before the first block."""
     final_norm: bool = False
-    """A norm on the stream, before the head."""
+    """A norm on the stream, before the LM head."""
     incompatible_inits: Mapping[str, str] = field(default_factory=dict)
     """As `Placement.incompatible_inits`."""
     initial_values: Mapping[str, str] = field(default_factory=dict)

@@ -90,7 +90,7 @@ class Placement:
     embedding_norm: bool | None = option(None, absent=None)
     """A norm on the embeddings, before the first block; null for the placement's default."""
     final_norm: bool | None = option(None, absent=None)
-    """A norm on the stream, before the head; null for the placement's default."""
+    """A norm on the stream, before the LM head; null for the placement's default."""
 
     @property
     def is_plain_sum(self) -> bool:

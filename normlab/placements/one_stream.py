@@ -21,7 +21,7 @@ from normlab.placements.wiring import Branch, TwoNorms
 class BottomToTop(Placement):
     """h = N(x + A(x)), x <- N(x + h + M(h)): the input of the block is added again before its last norm.
 
-    There is no norm before the head, because the last block ends in one.
+    There is no norm before the LM head, because the last block ends in one.
     """
 
     formula: ClassVar[str] = "h = N(x + A(x)); x = N(x + h + M(h))"
@@ -53,7 +53,7 @@ class GPAS(Placement):
 
     The forward pass multiplies the stream by 1 - silu(g), the backward pass by 1: stop(x) is x without a gradient.
     Each block has one number g, shared by its two sub-layers as in the authors' code. It starts at 0, where the
-    placement equals `pre`. There is a norm before the head.
+    placement equals `pre`. There is a norm before the LM head.
     """
 
     formula: ClassVar[str] = (
@@ -103,7 +103,7 @@ class Parallel(Placement):
     """x + A(n) + M(n), n = N(x): attention and the MLP share one norm.
 
     Their matrix products could be computed together; here they are computed one after the other. There is a norm
-    before the head.
+    before the LM head.
     """
 
     formula: ClassVar[str] = "n = N(x); x = x + A(n) + M(n)"
@@ -127,7 +127,7 @@ class Parallel(Placement):
 class ParallelTwoNorms(Parallel):
     """x + A(N(x)) + M(N(x)): attention and the MLP have one norm each.
 
-    With norms without parameters it equals `parallel`. There is a norm before the head.
+    With norms without parameters it equals `parallel`. There is a norm before the LM head.
     """
 
     formula: ClassVar[str] = "x = x + A(N(x)) + M(N(x))"

@@ -68,7 +68,7 @@ ROWS: tuple[Row, ...] = (
         formula="x = x + F(N(x))",
         pitfalls=(
             "The GPT in NVIDIA/ngpt was x = N(x) + F(N(x)) until November 2024 (issue 1): its stream was normed too.",
-            "The norm before the head is required: the stream grows with depth, and nothing else bounds it.",
+            "The norm before the LM head is required: the stream grows with depth, and nothing else bounds it.",
         ),
         source="Xiong et al. 2020, arXiv:2002.04745, section 3; GPT-2",
         init="gpt2_scaled",
@@ -195,7 +195,7 @@ ROWS: tuple[Row, ...] = (
         kind="FirstBlockPlacement",
         pitfalls=(
             "first_block=same also multiplies the stream by 2L in the first block; public code does not.",
-            "Public code norms the input of the head again, which adds a gain: placement.final_norm=true.",
+            "Public code norms the input of the LM head again, which adds a gain: placement.final_norm=true.",
             "x-transformers cites the paper for code without alpha: that is pre_post here.",
             "Other code of this name computes g x + (1 - g) N(F(x)) with a gate g, which is another method.",
         ),

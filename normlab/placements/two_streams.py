@@ -100,7 +100,7 @@ register_placement(ResiDual())
 class Siamese(Placement):
     """x <- N(x), f = F(N(x + N(y))), x <- x + f / sqrt(2l), y <- y + f; the head gets N(N(x) + N(y)).
 
-    Both streams start at the embeddings. Each sub-layer has three norms, and three more are before the head.
+    Both streams start at the embeddings. Each sub-layer has three norms, and three more are before the LM head.
     Statistics of the stream are those of x before its norm. The authors' image model has this form.
     """
 
@@ -177,7 +177,7 @@ class X0Lambdas(Placement):
     """x <- r x + z x0 before each block, then pre-norm; x0 is the embeddings after a norm.
 
     Each block has two learned numbers: r starts at 1.15 in the first block and 1.05 in the last, z at 0.20 and 0.05,
-    linear in between. There is a norm on the embeddings and one before the head. Other parts of nanochat are left
+    linear in between. There is a norm on the embeddings and one before the LM head. Other parts of nanochat are left
     out: value embeddings, smearing, the subtraction of a middle layer and the cap on the logits. The two numbers have
     the run's learning rate. The matrices follow an init rule of GPT-2, while in nanochat the output matrices start
     at 0.

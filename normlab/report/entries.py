@@ -141,7 +141,7 @@ def _preset_text(entry: Entry) -> str:
 
 HEADINGS = {
     "formula": "formula", "unit": "unit", "read": "measured on", "measured": "when", "reduces": "per step",
-    "question": "question", "embedding_formula": "embeddings", "head_formula": "before the head", "inside": "inside",
+    "question": "question", "embedding_formula": "embeddings", "head_formula": "before the LM head", "inside": "inside",
     "parameters": "parameters", "initial_values": "initial value", "unit_length": "unit length", "causal": "causal",
     "invariant_to": "invariant to", "equals": "equals", "verified_by": "verified by", "init": "init rule",
     "placements": "placements", "wrong_for": "wrong for", "preset_of": "preset of", "sets": "sets",

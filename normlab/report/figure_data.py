@@ -295,7 +295,7 @@ def _layers(cells: Sequence[Cell], channels: Channels, statistic: str, moment: s
         statistic if unit == "1" else f"{statistic}, {unit}",
         panels,
         f"{statistic} of each layer at the {MOMENTS[moment]}, {_at_best(cells)}: median and range of the seeds. Layer "
-        "0 is the embeddings, the last one the head.",
+        "0 is the embeddings, the last one the LM head.",
         may_be_log=True,
     )
 

@@ -36,7 +36,7 @@ _SITES = {
 """What a site is, by the tensors of the statistic."""
 _NORM_SITES = {
     "in": "before attention or the MLP", "out": "after it", "res": "after the addition to the residual stream",
-    "close": "before the head",
+    "close": "before the LM head",
 }  # fmt: skip
 """Where a norm is, by the last part of its site."""
 SPIKES_READING = """\

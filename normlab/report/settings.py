@@ -7,10 +7,12 @@ of torch). Both kinds have names, and `is_config_option` distinguishes them.
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any
 
 from normlab.config.option_names import hint, meanings
@@ -125,7 +127,7 @@ def options_of(runs: Iterable[RunRecord]) -> set[str]:
 
 # Conditions: `--where 'model.depth>=8,norm!=none'`. Nothing is evaluated as code.
 
-OPERATORS: dict[str, Callable[[float, float], bool]] = {
+OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
     "!=": operator.ne,
     "<=": operator.le,
@@ -157,14 +159,17 @@ class Condition:
         return self.accepts(setting(run, self.option))
 
     def accepts(self, actual: Setting) -> bool:
-        """Whether a value of the option meets the condition. Numbers are compared exactly.
+        """Whether a value of the option meets the condition. Integers are compared exactly.
 
         Raises:
             ConfigError: The operator compares numbers, and the value is not a number.
         """
-        bound = _number(self.value)
-        if isinstance(actual, int | float) and not isinstance(actual, bool) and bound is not None:
-            return OPERATORS[self.sign](actual, bound)
+        if isinstance(actual, int | float) and not isinstance(actual, bool):
+            with contextlib.suppress(ValueError):
+                bound = float(self.value)
+                # As a float, 9007199254740993.0 would equal the seed 9007199254740992.
+                exact = Decimal(self.value) if isinstance(actual, int) and math.isfinite(bound) else bound
+                return OPERATORS[self.sign](actual, exact)
         if self.sign in ("=", "==", "!="):
             return (self.value == format_setting(actual)) == (self.sign != "!=")
         if actual is None:
@@ -215,14 +220,6 @@ def select_where(runs: Sequence[RunRecord], where: Sequence[str], flag: str = "-
             )
         selected = matches
     return selected
-
-
-def _number(text: str) -> float | None:
-    """Return the number in a text, an integer as such; None for another text."""
-    for parse in (int, float):
-        with contextlib.suppress(ValueError):
-            return parse(text)
-    return None
 
 
 # Settings that differ

@@ -19,7 +19,7 @@ def quotient(profiles: Profiles, numerator: str, denominator: str) -> dict[str, 
 
 
 def resid_growth(profiles: Profiles) -> dict[str, Array]:
-    """Return ln(resid_rms at the head / at block 1) / L, (S,)."""
+    """Return ln(resid_rms at the LM head / at block 1) / L, (S,)."""
     values = profiles.single_site("resid_rms").astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         return {"": np.log(values[:, -1] / values[:, 1]) / profiles.layout.depth}

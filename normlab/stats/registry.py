@@ -5,8 +5,8 @@ and one line of code. To add a statistic, copy an entry: the model offers the te
 of a run, reports and pages take the rest from the entry. Entries are in the order of `statistic.OF`.
 
 Shapes: N tokens, D width, d a channel, v a vocabulary entry, L layers, S measured steps; B examples, H heads, T keys;
-x_l the residual stream that enters layer l, x_{L+1} the one that enters the head; w a parameter, g its gradient; `mean`
-is over all axes that it does not name.
+x_l the residual stream that enters layer l, x_{L+1} the one that enters the LM head; w a parameter, g its gradient;
+`mean` is over all axes that it does not name.
 
 Activations and parameters have no unit (1), so a gradient has that of the loss (nats).
 """
@@ -109,7 +109,7 @@ ENTRIES = (
     Statistic(
         name="resid_growth", of="resid", unit="1/layer", merge="derived", derive=derived.resid_growth,
         needs=("resid_rms",),
-        formula="ln(resid_rms at the head / at layer 1) / L",
+        formula="ln(resid_rms at the LM head / at layer 1) / L",
         question="How fast does the residual stream grow with depth?",
         source="after OLMo 2, arXiv:2501.00656, which fits it over depth",
     ),
@@ -123,7 +123,7 @@ ENTRIES = (
     Statistic(
         name="dresid_growth", of="resid", unit="1/layer", merge="derived", derive=derived.dresid_growth,
         needs=("dresid_rms",),
-        formula="slope of ln dresid_rms over the layers and the head, by least squares",
+        formula="slope of ln dresid_rms over the layers and the LM head, by least squares",
         question="Do the gradients of the residual stream vanish or explode? Above 0 they are larger in later layers.",
         source="after Xiong et al. 2020, arXiv:2002.04745",
     ),
@@ -276,8 +276,8 @@ ENTRIES = (
         name="grad_share", of="parameter", unit="1", merge="derived", derive=derived.gradient_shares,
         needs=("grad_norm",),
         formula="sum of grad_norm^2 over a family of parameters / over all of them",
-        question="What share of the squared gradient norm have embeddings, attention, MLPs, norms, wiring and head?",
-        source="normlab, after Marin's report of a spike that came from the head alone",
+        question="What share of the squared gradient norm have embeddings, attention, MLPs, norms, wiring and LM head?",
+        source="normlab, after Marin's report of a spike that came from the LM head alone",
     ),
     quotient(
         "update_norm", "param_norm", name="update_ratio", of="parameter",

@@ -17,7 +17,7 @@ TIERS = {
 """When a statistic is measured."""
 
 OF = {
-    "resid": "the residual stream that enters each layer and the head",
+    "resid": "the residual stream that enters each layer and the LM head",
     "attn": "the tensor that attention adds to the residual stream, after norms, learned scales and factors",
     "mlp": "the tensor that the MLP adds to the residual stream, after norms, learned scales and factors",
     "block": "the residual stream before and after a layer",

@@ -12,12 +12,13 @@ import dataclasses
 import os
 import re
 import time
+import typing
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from normlab.errors import StoreError
+from normlab.errors import StoreError, warn
 from normlab.store.files import AppendFile, io_error, is_file_name, write_atomic
 from normlab.store.format import LOCK_FILE, PLAN_FILE, QUEUE_FILE, RUNS_FOLDER, SWEEPS_FOLDER, to_json, with_checksum
 from normlab.store.reading import HOW_TO_FIX, read_record, read_rows
@@ -246,12 +247,15 @@ def archive_outcomes(folder: Path) -> None:
 
 
 def read_outcomes(folder: Path) -> list[PackOutcome]:
-    """Return every recorded outcome, oldest first; unreadable lines are left out.
+    """Return every recorded outcome, oldest first; warn about lines that hold none and leave them out.
 
     Raises:
         StoreError: The file exists and cannot be read.
     """
-    outcomes = map(_outcome_of, read_rows(folder / OUTCOMES_FILE).rows)
+    path = folder / OUTCOMES_FILE
+    outcomes = list(map(_outcome_of, read_rows(path).rows))
+    if ignored := outcomes.count(None):
+        warn(f"{path}: {ignored} of {len(outcomes)} lines hold no valid outcome of a pack; they are ignored")
     return [outcome for outcome in outcomes if outcome is not None]
 
 
@@ -259,9 +263,12 @@ def _outcome_of(record: Mapping[str, Any]) -> PackOutcome | None:
     """Return the outcome in a record; None if a field is missing or invalid."""
     fields = dataclasses.fields(PackOutcome)
     required = {field.name for field in fields if field.default is dataclasses.MISSING}
-    if not record.keys() >= required or type(record["pack"]) is not int:
+    if not record.keys() >= required:
         return None
     values = {field.name: record[field.name] for field in fields if field.name in record}
+    kinds = typing.get_type_hints(PackOutcome)
+    if not all(isinstance(value, kinds[name]) and not isinstance(value, bool) for name, value in values.items()):
+        return None
     if values["cause"] == "lost":
         values["cause"] = UNREPORTED  # its name today
     if values["cause"] not in (FINISHED, INTERRUPTED, GPU_FAULT, *FAILURES):

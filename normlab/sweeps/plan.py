@@ -15,7 +15,7 @@ from normlab.config.schema import RunConfig, canonical_hash
 from normlab.config.sweep_options import SweepOptions
 from normlab.data.corpus import Corpus, open_corpus
 from normlab.errors import ConfigError, StoreError, no_effect
-from normlab.model.small import build_small, shrink
+from normlab.model.small import build_small, draws_random_numbers, shrink
 from normlab.options import plain_tree
 from normlab.report.cells import group_cells, resolved_differences
 from normlab.report.factors import distinguishing_options
@@ -120,8 +120,9 @@ def make_plan(
     jobs = _jobs(options, configs, machines, list(run_bytes.values()))
     size, memory_bytes = _pack_size(options, configs, machines, list(run_bytes.values()), gpu, jobs)
     left = [index for index, run in enumerate(runs) if not is_completed(run)]
-    packs = make_packs(configs, left, {index for index in left if runs[index].exists()}, size)
-    notes = [*_size_notes(packs), *_existing_run_notes(runs, make_packs(configs, range(len(runs)), (), size))]
+    drawing = _drawing(configs)
+    packs = make_packs(configs, left, drawing | {index for index in left if runs[index].exists()}, size)
+    notes = [*_size_notes(packs), *_existing_run_notes(runs, make_packs(configs, range(len(runs)), drawing, size))]
     numbered = [Pack(number, pack) for number, pack in enumerate(sorted(packs), 1)]
     jobs = jobs if gpus else max(1, min(jobs, len(packs)))
     plan = replace(plan, packs=numbered, notes=notes, memory_bytes=memory_bytes, parallel_packs=jobs)
@@ -164,6 +165,14 @@ def _decayed(config: RunConfig) -> str | None:
         return decayed_kinds(config.optim, build_small(shrink(config), filled=False).gpt)
     except ConfigError:
         return None
+
+
+def _drawing(configs: Sequence[RunConfig]) -> set[int]:
+    """Return the indices of the runs whose plugins draw random numbers, which no stacked computation can."""
+    keys = {index: pack_key(config) for index, config in enumerate(configs) if config.plugins}
+    one_of_each = {key: configs[index] for index, key in keys.items()}
+    draws = {key for key, config in one_of_each.items() if draws_random_numbers(config)}
+    return {index for index, key in keys.items() if key in draws}
 
 
 def _gpus_of(options: SweepOptions, configs: Sequence[RunConfig]) -> list[Gpu]:

@@ -58,6 +58,18 @@ class Task:
         return cls(**fields | paths), locks
 
 
+def check_runs(runs: Sequence[Path], services: Sequence[str]) -> None:
+    """Check that runs can be sent to services: a run that trains checks it before anything is written.
+
+    Raises:
+        StoreError: A link leads out of the folder of a run, or what a service has of the run cannot be read.
+    """
+    for run in runs:
+        check_links(run)
+        for service in services:
+            Upload.read(run, service)
+
+
 def follow_training(runs: Sequence[Path], tracking: TrackingConfig) -> None:
     """Start a follower for each service to which the runs that this process trains are sent."""
     for service in services_of(tracking.wandb, tracking.also):
@@ -79,11 +91,9 @@ def start_follower(task: Task) -> subprocess.Popen[str]:
 
     Raises:
         OSError: The system has no memory for another process.
-        StoreError: A link leads out of the folder of a run, or what a service has of the run cannot be read.
+        StoreError: As for `check_runs`.
     """
-    for run in task.runs:
-        check_links(run)
-        Upload.read(run, task.service)
+    check_runs(task.runs, [task.service])
     locks: list[int | None] = [None] * len(task.runs)
     try:
         for index, run in enumerate(task.runs if task.until_end else ()):

@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -68,9 +67,22 @@ def train_on_devices(config: RunConfig, pack: Mapping[str, Any] | None) -> int |
         NormlabError: A rank ended with an error, or was killed; the message is that of the first one.
     """
     from torch.distributed import DistError
-    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, LogsDest, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    class ErrorFiles(DefaultLogsSpecs):
+        """Gives each rank a file in memory for its error, so that nothing stays if all processes are killed."""
+
+        def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+            logs = super().reify(envs)
+            for rank, environment in envs.items():
+                file = os.memfd_create("normlab-error")
+                error_files.callback(os.close, file)
+                os.write(file, b'{"message": ""}')  # the agent rejects an empty file of a killed rank
+                logs.error_files[rank] = f"/proc/{os.getpid()}/fd/{file}"
+                environment["TORCHELASTIC_ERROR_FILE"] = logs.error_files[rank]
+            return logs
 
     for name in logging.root.manager.loggerDict:  # the agent reports each signal and each process that it stops
         if name.startswith("torch.distributed.elastic"):
@@ -78,13 +90,13 @@ def train_on_devices(config: RunConfig, pack: Mapping[str, Any] | None) -> int |
     content = json.dumps({"config": plain_tree(config), "pack": pack, "command": sys.argv})
     arguments = ["-P", "-m", "normlab.training.rank", content]
     nodes = Nodes.current()
-    with tempfile.TemporaryDirectory(prefix="normlab-ranks-") as errors, _handlers_restored():
+    with contextlib.ExitStack() as error_files, _handlers_restored():
         launch = LaunchConfig(
             min_nodes=nodes.count, max_nodes=nodes.count, nproc_per_node=config.devices // nodes.count,
             run_id="normlab", max_restarts=0, rdzv_backend="c10d" if nodes.count == 1 else "static",
             rdzv_endpoint=nodes.endpoint, rdzv_configs={"rank": nodes.index, "timeout": JOIN_S},
             local_addr="localhost" if nodes.count == 1 else None, shutdown_timeout=GRACE_S,
-            logs_specs=DefaultLogsSpecs(errors), signals_to_handle=",".join(_handled_signals()),
+            logs_specs=ErrorFiles(os.devnull), signals_to_handle=",".join(_handled_signals()),
         )  # fmt: skip
         try:
             elastic_launch(launch, sys.executable)(*arguments)

@@ -218,6 +218,11 @@ def num_threads() -> int:
     return threads if "OMP_NUM_THREADS" in os.environ else min(threads, allowed_cores())
 
 
+def limit_threads() -> None:
+    """Give torch's CPU kernels the threads of a run, in a command that trains nothing."""
+    torch.set_num_threads(num_threads())
+
+
 def apply(settings: RuntimeSettings) -> None:
     """Set torch's threads and global switches for a run."""
     if settings.threads < torch.get_num_threads():

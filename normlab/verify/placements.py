@@ -183,7 +183,7 @@ def inside_check(placement: Placement, subject: str) -> Iterator[Check]:
 
 
 def ends_check(placement: Placement, subject: str) -> Iterator[Check]:
-    """Check that a row has a norm before the head exactly if its blocks do not end in one.
+    """Check that a row has a norm before the LM head exactly if its blocks do not end in one.
 
     The formula covers one block; the model's ends are set by switches, which this check compares with the formula.
     """
@@ -191,7 +191,7 @@ def ends_check(placement: Placement, subject: str) -> Iterator[Check]:
         return
     last = placement.formula.rpartition(" = ")[2].rpartition(" else ")[2]
     needed = "N(" in placement.formula and not last.startswith("N(")
-    claim = f"has {'a' if needed else 'no'} norm before the head, and none on the embeddings"
+    claim = f"has {'a' if needed else 'no'} norm before the LM head, and none on the embeddings"
     result = f"{placement.embedding_formula or 'nothing'}, {placement.head_formula or 'nothing'}"
     passed = bool(placement.head_formula) == needed and not placement.embedding_formula
     problems = [f"expected nothing, {'x = N(x)' if needed else 'nothing'}; found {result}"]

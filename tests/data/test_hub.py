@@ -456,7 +456,10 @@ def test_rows_without_text_and_byte_order_marks_are_counted(tmp_path: Path) -> N
     ("name", "content", "problem"),
     [
         ("train.csv", b"text,text\na,b\n", "has more than one column 'text'; remove all but one"),
-        ("train.jsonl", b'{"text": "a", "text": "b"}\n', "was specified twice"),
+        ("train.jsonl", b'{"text": "a", "text": "b"}\n', "has more than one 'text'; remove all but one"),
+        ("train.json", b'[{"text": "a"}, {"text": "b", "text": "c"}]', "has more than one 'text'; remove all but one"),
+        ("train.json", b' [{"text": "a", "text": "b"}]\n', "has more than one 'text'; remove all but one"),
+        ("train.json", b'{"text": ["a"],\n"text": ["b"]}\n', "has more than one 'text'; remove all but one"),
     ],
 )
 def test_repeated_column_of_a_folder_is_rejected(name: str, content: bytes, problem: str, tmp_path: Path) -> None:

@@ -43,6 +43,14 @@ def test_a_condition_selects_one_of_two_adjacent_values() -> None:
         assert Condition("x", ">", format_setting(pair[0])).accepts(pair[1])
 
 
+def test_a_condition_with_a_fraction_or_an_exponent_is_compared_exactly_with_an_integer() -> None:
+    seed = 2**53 + 1
+    selecting = (f"{seed}.0", f"{seed}e0", f"{seed * 10}e-1", f"9_{seed % 10**15:015}.0")
+    for text in (*selecting, f"{seed - 1}.0", f"{seed + 1}.0", f"{seed}.5", "1e999", "nan"):
+        assert Condition("seed", "=", text).accepts(seed) == (text in selecting), text
+        assert Condition("seed", "<", text).accepts(seed) == (text in (f"{seed + 1}.0", f"{seed}.5", "1e999")), text
+
+
 def test_adjacent_values_have_different_labels_and_an_order() -> None:
     for pair in PAIRS:
         assert sort_key(pair[0]) < sort_key(pair[1])

@@ -56,7 +56,7 @@ def test_statistic_by_layer_and_over_training(run: RunFolder, command: Command) 
     code, out, err = command("it's peri", "resid_rms")
     assert (code, err) == (0, "")
     definition, question, source, reading, _, head, _, *lines = out.strip().splitlines()
-    measured_on = "the residual stream that enters each layer and the head"
+    measured_on = "the residual stream that enters each layer and the LM head"
     assert definition == f"resid_rms: sqrt(mean x^2); unit 1; measured on {measured_on}"
     assert question.startswith("question: How large is the residual stream in each layer? ")
     assert source.startswith("source: Xiong et al. 2020, arXiv:2002.04745; ")
@@ -82,7 +82,8 @@ def test_statistic_by_layer_and_over_training(run: RunFolder, command: Command) 
         (
             "norm_gain",
             "a row is a site and a layer; a column is a measured step; head: after the last layer; site: a norm; "
-            "in: before attention or the MLP; out: after it; close: before the head; over training: all measured steps",
+            "in: before attention or the MLP; out: after it; close: before the LM head; "
+            "over training: all measured steps",
         ),
         (
             "grad_norm",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hydra
 import pytest
@@ -337,6 +339,24 @@ def test_torn_line_of_outcomes_loses_only_itself(tmp_path: Path) -> None:
         file.write(b'{"pack":2,"cau')
     append_outcome(tmp_path, outcomes[1])
     assert read_outcomes(tmp_path) == outcomes
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("pack", True), ("pack", "1"), ("cause", []), ("detail", None), ("detail", {}), ("code", "0"), ("code", 1.5),
+     ("seconds", "1"), ("time", None), ("gpu", [1])],
+)  # fmt: skip
+def test_a_wrongly_typed_field_of_an_outcome_is_a_warning(
+    field: str, value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    valid = PackOutcome(1, FINISHED, "", 0, 1.5, 2.5)
+    append_outcome(tmp_path, valid)
+    append_outcome(tmp_path, dataclasses.replace(valid, **{field: value}))
+    assert read_outcomes(tmp_path) == [valid]
+    path = tmp_path / "ends.jsonl"
+    assert capsys.readouterr().err == (
+        f"warning: {path}: 1 of 2 lines hold no valid outcome of a pack; they are ignored\n"
+    )
 
 
 def test_former_name_of_a_cause_is_read(tmp_path: Path) -> None:

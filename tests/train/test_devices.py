@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -163,12 +164,11 @@ def test_devices_that_do_not_divide_the_batch(tmp_path: Path, overrides: list[st
 
 def ranks_of(launcher: int) -> list[int]:
     """Return the processes of the ranks in order."""
-    found = {}
+    found: dict[int, int] = {}
     for pid in children_of(launcher):
-        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        rank = next((int(each[5:]) for each in environment if each.startswith(b"RANK=")), None)
-        if rank is not None:
-            found[rank] = pid
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has ended
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            found |= {int(each[5:]): pid for each in environment if each.startswith(b"RANK=")}
     return [found[rank] for rank in sorted(found)]
 
 
@@ -178,9 +178,13 @@ def checkpoint_exists(results: Path) -> Callable[[], bool]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("victim", [0, 2, None])
-def test_a_killed_process_ends_the_run_and_fewer_ranks_resume_it(tmp_path: Path, victim: int | None) -> None:
+def test_a_killed_process_ends_the_run_and_fewer_ranks_resume_it(
+    tmp_path: Path, victim: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The victim is a rank, or (None) the process that started the ranks."""
-    results = tmp_path / "run"
+    results, temporary = tmp_path / "run", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     overrides = overrides_of(tmp_path, "run", *LONG, "norm=batchnorm")
     process = start(*overrides, "devices=4")
     wait_for(checkpoint_exists(results))
@@ -193,10 +197,14 @@ def test_a_killed_process_ends_the_run_and_fewer_ranks_resume_it(tmp_path: Path,
         assert err.splitlines()[-1] == f"error: rank {victim} was killed by SIGKILL; {RESUMES}"
     assert "Traceback" not in err
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks))
+    assert not list(temporary.iterdir())
     process = start(*overrides, "devices=2")
     wait_for(lambda: len(ranks_of(process.pid)) == 2)
     before = folder_of(results).size()
     wait_for(lambda: folder_of(results).size() > before)
+    code, _, err = train(*overrides, "devices=2")
+    assert code == 2
+    assert "is active in process" in err.splitlines()[-1]  # an error of rank 0
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGINT

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from normlab.config.compose import compose_run
-from normlab.model.small import build_small, small_config, tokens
+from normlab.config.compose import compose_run, compose_sweep
+from normlab.model.small import draws_random_numbers
 from normlab.norms.base import load_all as load_norms
 from normlab.placements.base import load_all as load_placements
+from normlab.sweeps.plan import make_plan
 from normlab.training import run as training
 from support.plugins import forget_plugins
 from support.run_folders import Train, differences
@@ -44,10 +45,7 @@ class NoiseConfig(NormConfig):
 )
 def test_forward_pass_draws_no_random_numbers(norm: str, placement: str) -> None:
     config = compose_run([norm_in(placement, norm), f"placement={placement}"])
-    model = build_small(small_config(config.norm, config.placement)).gpt.train()
-    before = torch.get_rng_state()
-    model(tokens())
-    assert torch.equal(torch.get_rng_state(), before)
+    assert not draws_random_numbers(config)
 
 
 def test_step_does_not_seed_every_device(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,3 +66,13 @@ def test_plugin_that_draws_random_numbers_resumes_bit_identically(
         interrupt(6)
         assert train(*options).state() == "interrupted"
         assert differences(whole.path, train(*options).path) == []
+
+
+def test_runs_that_draw_random_numbers_train_alone(tmp_path: Path, overrides: list[str]) -> None:
+    (tmp_path / "noise.py").write_text(DRAWING)
+    options = [*overrides, f"plugins=[{tmp_path}/noise.py]", "model.width=32", "seed=0,1"]
+    with forget_plugins():
+        for pack in ("auto", "2"):
+            for norm, sizes in (("noise", [1, 1]), ("rmsnorm", [2])):
+                plan = make_plan(*compose_sweep([*options, f"norm={norm}", f"sweep.pack={pack}", "sweep.jobs=1"])).plan
+                assert [len(each.runs) for each in plan.packs] == sizes

@@ -47,7 +47,7 @@ function drawLine(line) {
 function drawFlow(flow, name) {
   const norms = flow.nodes.reduce((count, node) => count + (node.kind === "norm") + node.norms.length, 0);
   const { x, y, width, height } = flow.frame;
-  const label = `${name}${flow.when ? `, ${flow.when}` : ""}: ${norms} norms from the embeddings to the head`;
+  const label = `${name}${flow.when ? `, ${flow.when}` : ""}: ${norms} norms from the embeddings to the LM head`;
   const [labelX, labelY] = [x - 11, y + height / 2];
   const rotated = { class: "times", x: labelX, y: labelY, ...CENTRED, transform: `rotate(-90 ${labelX} ${labelY})` };
   const size = { viewBox: `0 0 ${flow.width} ${flow.height}`, width: flow.width, height: flow.height };
@@ -79,7 +79,7 @@ function placementCard(placement) {
     make("div", { class: "drawings" }, ...placement.flows.map((flow) => drawFlow(flow, placement.name))),
     facts([
       ["embeddings", code(placement.embedding_formula)],
-      ["before the head", code(placement.head_formula)],
+      ["before the LM head", code(placement.head_formula)],
       ["inside", code(placement.inside)],
       ["parameters", `${placement.parameters}, apart from matrices and norms`],
       ["init rule", placement.init],

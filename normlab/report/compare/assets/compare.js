@@ -14,7 +14,7 @@ const UNITS = {
 const MAX_BESTS = 6;
 /** The states of runs that have not failed and have no result yet. */
 const PENDING = ["not finished", "not started"];
-/** A layer's gradient below this share of the gradient at the head counts as vanishing. */
+/** A layer's gradient below this share of the gradient at the LM head counts as vanishing. */
 const VANISHING = 0.1;
 /** The comparison of a cell with a worse one; undefined without one. */
 const marginOf = (better, worse) => MARGINS.get(`${CELLS.indexOf(better)},${CELLS.indexOf(worse)}`);
@@ -175,12 +175,12 @@ function sharedBy(cells) {
   return labels && `, all with ${labels}`;
 }
 
-/** Where the gradient of a layer is far below that of the head, among the visible cells; null without gradients. */
+/** Where the gradient of a layer is far below that of the LM head, among the visible cells; null without gradients. */
 function smallGradients(cells) {
   const measured = cells.filter((cell) => cell.gradient).sort((a, b) => a.gradient.ratio - b.gradient.ratio);
   if (!measured.length) return null;
   const textOf = ({ label, gradient: { layer, ratio } }) =>
-    `${label}: layer ${layer} has ${shortNumber(+ratio.toPrecision(2))} times the gradient at the head`;
+    `${label}: layer ${layer} has ${shortNumber(+ratio.toPrecision(2))} times the gradient at the LM head`;
   const vanishing = measured.filter((cell) => cell.gradient.ratio < VANISHING);
   if (!vanishing.length) return [`do not vanish; the smallest is in ${textOf(measured[0])}`];
   const badge = make("span", { class: "badge bad" }, "vanish");
@@ -580,7 +580,7 @@ function layerFigure(own) {
     const names = Object.keys(DATA.statistics).map((name) => [name, name]);
     return {
       y: unit === "1" ? own.statistic : `${own.statistic}, ${unit}`,
-      x: hasEmbeddings ? "layer (0: embeddings, last: head)" : "layer (last: head)",
+      x: hasEmbeddings ? "layer (0: embeddings, last: LM head)" : "layer (last: LM head)",
       channels,
       flags: `layers --statistic '${own.statistic}' --at ${own.moment}`,
       definition: formula,

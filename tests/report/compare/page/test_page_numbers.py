@@ -206,7 +206,7 @@ def test_smallest_gradient_is_that_of_the_profiles(browser, path):
         ratios[label] = value / head[1], layer
         assert (gradient["layer"], gradient["ratio"]) == (layer, pytest.approx(value / head[1], rel=1e-4))
     label, (ratio, layer) = min(ratios.items(), key=lambda item: item[1])
-    assert f"{label}: layer {layer} has {ratio:.2g} times the gradient at the head" in text
+    assert f"{label}: layer {layer} has {ratio:.2g} times the gradient at the LM head" in text
     assert ("do not vanish" in text) == (ratio >= 0.1)
 
 

@@ -204,7 +204,7 @@ def test_train_resume_summarize_list_and_sample_a_run(
         (
             "results/runs",
             "train",
-            "run.json: cannot be opened (Permission denied); make results/runs readable and writable",
+            "run.json: cannot be opened (Permission denied); make {here}/results/runs readable and writable",
         ),
         ("own.py", "train plugins=[own.py]", "plugins: own.py cannot be read (Permission denied); make it readable"),
         ("own", "train plugins=[own/x.py]", "plugins: own/x.py cannot be read (Permission denied); make it readable"),
@@ -233,7 +233,7 @@ def test_an_unreadable_file_is_a_one_line_error(
     code, out, err = run_without_root_privileges(command, *(overrides if command == "train" else []), *more)
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert err.startswith("error: ")
-    assert message in err
+    assert message.format(here=tmp_path) in err
 
 
 @pytest.mark.exhaustive

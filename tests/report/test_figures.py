@@ -402,8 +402,7 @@ def test_the_command_prints_the_caption_and_the_path(results, tmp_path, run_comm
         (["lr", "made", "--where", "depth=3"], "error: --where model.depth=3: no run matches"),
     ],
 )
-def test_errors_of_the_command(results, tmp_path, monkeypatch, run_command, arguments, message):
-    monkeypatch.chdir(tmp_path)
+def test_errors_of_the_command(results, tmp_path, run_command, arguments, message):
     code, out, err = run_command("figure", *arguments, f"--results-dir={results}")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(message)

@@ -52,6 +52,8 @@ def _isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             patch.delenv(name)
         patch.setenv("NORMLAB_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        # It takes milliseconds and protects from power failures only; processes that tests kill have the real one.
+        patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 

@@ -132,9 +132,7 @@ def test_an_error_is_one_line_and_leaves_no_files(
     overrides: list[str],
     run_command: Command,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     code, out, err = run_command("train", *overrides, *wrong.split())
     assert (code, out) == (2, "")
     assert err.count("\n") == 1, err
@@ -157,10 +155,7 @@ def test_an_error_is_one_line_and_leaves_no_files(
         ["--nonsense"],
     ],
 )
-def test_errors_of_other_commands_are_one_line(
-    arguments: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_errors_of_other_commands_are_one_line(arguments: list[str], run_command: Command, tmp_path: Path) -> None:
     code, out, err = run_command(*arguments)
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert files_below(tmp_path) == set()
@@ -172,9 +167,8 @@ def test_debug_raises_the_error(run_command: Command) -> None:
 
 
 def test_train_resume_summarize_list_and_sample_a_run(
-    overrides: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overrides: list[str], run_command: Command, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     code, out, err = run_command("train", "norm=rmsnorm", "placement=pre", *overrides)
     assert code == 0, err
     assert "uniform" in err
@@ -218,10 +212,7 @@ def test_an_unreadable_file_is_a_one_line_error(
     message: str,
     overrides: list[str],
     run_without_root_privileges: Command,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     path = Path(unreadable)
     path.parent.mkdir(exist_ok=True)
     if path.suffix:
@@ -248,10 +239,7 @@ def test_unreadable_checkpoints_are_a_one_line_error(
     assert "checkpoints: cannot be read (Permission denied); make it readable" in err
 
 
-def test_sampling_errors_are_one_line(
-    overrides: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_sampling_errors_are_one_line(overrides: list[str], run_command: Command) -> None:
     assert run_command("train", *overrides, "train.steps=2", "run.name=sound")[0] == 0
     for seed in ("-1", "99999999999999999999999"):
         code, out, err = run_command("sample", "sound", "--seed", seed)
@@ -341,10 +329,7 @@ def test_every_failure_of_a_multirun_is_printed(overrides: list[str], run_comman
 
 
 @pytest.mark.exhaustive
-def test_every_hydra_flag_works(
-    overrides: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_every_hydra_flag_works(overrides: list[str], run_command: Command, tmp_path: Path) -> None:
     code, out, _ = run_command("train", *overrides, "--cfg", "job", "norm=layernorm")
     assert code == 0
     assert "name: layernorm" in out
@@ -364,10 +349,7 @@ def test_every_hydra_flag_works(
     assert row["norm"] == "mine"
 
 
-def test_multirun_trains_each_job(
-    overrides: list[str], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_multirun_trains_each_job(overrides: list[str], run_command: Command) -> None:
     code, _, err = run_command("train", *overrides, "train.steps=2", "norm=rmsnorm,none", "--multirun", "seed=0,1")
     assert code == 0, err
     rows = json.loads(run_command("summarize", "results", "--format", "json")[1])

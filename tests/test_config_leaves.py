@@ -395,9 +395,8 @@ def write_texts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("choice", "option", "row"), [pytest.param(*row, id=f"{row[0]} {row[1]}") for row in rows()])
 def test_option_has_an_effect(
-    choice: str, option: str, row: Row, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    choice: str, option: str, row: Row, overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     write_texts(monkeypatch)
     small = ["model.context=8", "model.width=16", "train.steps=4", "train.batch_size=4", "eval.sequences=4"]
 

@@ -48,9 +48,8 @@ HABITS: dict[str, tuple[list[str], dict[str, Any]]] = {
 
 
 @pytest.fixture(autouse=True)
-def _config_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write folders of configs, and make their parent the working directory."""
-    monkeypatch.chdir(tmp_path)
+def _config_folders(tmp_path: Path) -> None:
+    """Write folders of configs into the working folder."""
     configs = {f"own/{name}": content for name, content in CONFIGS.items()}
     configs["other/experiment/wide.yaml"] = {"model": {"width": 64}}
     for name, content in configs.items():

@@ -62,9 +62,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+def run(trained: Path, tmp_path: Path) -> RunFolder:
     """Return the run in a copy of the results, in the current folder, which has a victim too."""
-    monkeypatch.chdir(tmp_path)
     shutil.copytree(trained / "results", tmp_path / "results")
     for name in ("stats/.core.json.01234567.tmp", ".status.json.01234567.tmp", "state.safetensors", "lock"):
         path = tmp_path / "victim" / name

@@ -112,10 +112,9 @@ def make_run_at(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_every_command_finds_a_run_by_id_name_or_folder(
-    make_run_at: Callable[..., Path], run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_run_at: Callable[..., Path], run_command: Command, tmp_path: Path
 ) -> None:
     make_run_at("abc-1", "abd-2").rename(tmp_path / "results")
-    monkeypatch.chdir(tmp_path)
     for run in ("abc-1", "abc", "name of abc-1", "results/runs/abc-1"):
         code, out, err = run_command("summarize", run, "--format=csv")
         assert (code, err) == (0, "")

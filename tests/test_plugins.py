@@ -50,9 +50,8 @@ def tiny(weight):
 
 
 @pytest.fixture(autouse=True)
-def _forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def _forget() -> Iterator[None]:
     """Let nothing that a test registers be known after it."""
-    monkeypatch.chdir(tmp_path)
     with forget_plugins():
         yield
     for group, name in (("norm", "mine"), ("placement", "scaled")):

@@ -44,11 +44,10 @@ def block_of(name: str) -> str:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A folder with the files that the README speaks of, and one run."""
     import pandas as pd
 
-    monkeypatch.chdir(tmp_path)
     text = "a line of text for a small model to learn\n" * 60
     Path("my_text.txt").write_text(text)
     Path("a.jsonl").write_text("".join(json.dumps({"body": text[i:]}) + "\n" for i in range(30)))

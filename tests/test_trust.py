@@ -32,9 +32,8 @@ MARKER = Path("MARKER")
 
 
 @pytest.fixture(autouse=True)
-def _unregister(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Run each test in a folder of its own, and unregister its norm afterwards."""
-    monkeypatch.chdir(tmp_path)
+def _unregister() -> Iterator[None]:
+    """Unregister the norm of a test afterwards."""
     modules = set(sys.modules)
     yield
     NORMS.pop("mine", None)

@@ -401,10 +401,7 @@ def test_invalid_fragment_is_ignored(browser: Browser, written: Path) -> None:
         tab.wait_for_function("document.getElementById('norm-dyt').open")
 
 
-def test_command_writes_the_page_to_its_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_command: Command
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_command_writes_the_page_to_its_output(run_command: Command) -> None:
     assert run_command("explain") == (0, "explain.html\n", "")
     assert run_command("explain", "-o", "new/folder/page.html") == (0, "new/folder/page.html\n", "")
     assert Path("explain.html").read_bytes() == Path("new/folder/page.html").read_bytes()
@@ -430,10 +427,7 @@ def test_open_shows_the_page_in_a_browser(
 
 
 @pytest.mark.parametrize("output", ["x.txt", "."])
-def test_invalid_output_is_refused_and_leaves_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_command: Command, output: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_invalid_output_is_refused_and_leaves_no_file(tmp_path: Path, run_command: Command, output: str) -> None:
     code, out, err = run_command("explain", "-o", output)
     assert (code, out) == (2, "")
     assert err.startswith("error: -o ")

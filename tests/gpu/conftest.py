@@ -52,7 +52,7 @@ def pretended_gpu(guard: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture
-def take_steps(pretended_gpu: subprocess.Popen[str], tmp_path: Path) -> TakeSteps:
+def take_steps(pretended_gpu: subprocess.Popen[str]) -> TakeSteps:
     """Return a function that takes steps with some overrides and returns the waits of the host in each part."""
 
     def call(
@@ -62,7 +62,7 @@ def take_steps(pretended_gpu: subprocess.Popen[str], tmp_path: Path) -> TakeStep
         assert pretended_gpu.stdin is not None
         assert pretended_gpu.stdout is not None
         case = {
-            "overrides": [*small_run(tmp_path), *overrides],
+            "overrides": [*small_run(Path("results")), *overrides],
             "runs": runs, "steps": steps, "plant": plant, "between": between,
         }  # fmt: skip
         print(json.dumps(case), file=pretended_gpu.stdin, flush=True)

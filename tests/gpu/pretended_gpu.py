@@ -19,6 +19,8 @@ if __name__ == "__main__":
     ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
 
 import contextlib
+import dataclasses
+import functools
 import gc
 import json
 import traceback
@@ -136,6 +138,12 @@ PLANTS: dict[str, Callable[[torch.Tensor], object]] = {
 """Faults that a step may get, to test that they are found."""
 
 
+@functools.cache
+def compose(*overrides: str) -> RunConfig:
+    """Compose a run once for all cases that have its overrides."""
+    return compose_run(overrides)
+
+
 def result_of(case: dict[str, Any]) -> dict[str, Any]:
     """Return the waits of the host in each part of a case, or its error."""
     real, plant = Step.__call__, PLANTS.get(case["plant"])
@@ -148,8 +156,8 @@ def result_of(case: dict[str, Any]) -> dict[str, Any]:
 
     parts: dict[str, list[str]] = {}
     try:
-        overrides = [*case["overrides"], "device=cuda", "compile=off"]
-        configs = [compose_run([*overrides, f"seed={seed}"]) for seed in range(case["runs"])]
+        config = compose(*case["overrides"], "device=cuda", "compile=off")
+        configs = [dataclasses.replace(config, seed=seed) for seed in range(case["runs"])]
         corpus = open_corpus(configs[0].data)
         with pretended_gpu() as device, mock.patch.object(Step, "__call__", planted):
             for part, call in parts_of(configs, corpus, case["steps"], between=case["between"]):

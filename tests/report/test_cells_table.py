@@ -405,7 +405,7 @@ def test_metrics_are_not_read_without_need(make, tmp_path, monkeypatch):
     assert rows(tmp_path, against="norm=rmsnorm")["rmsnorm"]["val_loss"] == 2.0
 
 
-def test_sweep_is_found_by_name_and_unstarted_runs_are_a_warning(make, tmp_path, monkeypatch, run_command):
+def test_sweep_is_found_by_name_and_unstarted_runs_are_a_warning(make, tmp_path, run_command):
     first, second = make("rmsnorm", 1e-3, 0, 2.0), make("rmsnorm", 1e-3, 1, 2.0)
     make("other", 1e-3, 0, 2.0)
     results = tmp_path / "results"
@@ -415,7 +415,6 @@ def test_sweep_is_found_by_name_and_unstarted_runs_are_a_warning(make, tmp_path,
     sweep.mkdir(parents=True)
     jobs = [PlannedRun(run_id, [], {}) for run_id in (first.run_id, second.run_id, "later")]
     write_plan(sweep, Plan("mine", "off", jobs, []))
-    monkeypatch.chdir(tmp_path)
     for path in ("mine", sweep):
         report = summarize_by(path, ["norm"])
         assert [row["cell"] for row in report.rows] == ["rmsnorm"]

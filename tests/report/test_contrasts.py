@@ -212,8 +212,15 @@ def test_cells_that_cannot_be_pooled(problem):
     assert pool_residuals(table) is None
 
 
-@pytest.mark.parametrize("seed_effect", [0.0, 3.0])
-@pytest.mark.parametrize(("cells", "seeds"), [(4, 2), (8, 2), (6, 3)])
+@pytest.mark.parametrize(
+    ("cells", "seeds", "seed_effect"),
+    [
+        (4, 2, 0.0),
+        (6, 3, 3.0),
+        *(pytest.param(*case, marks=pytest.mark.exhaustive)
+          for case in [(4, 2, 3.0), (8, 2, 0.0), (8, 2, 3.0), (6, 3, 0.0)]),
+    ],
+)  # fmt: skip
 def test_coverage(cells, seeds, seed_effect):
     """95 % intervals of a difference cover it in 95 % of sweeps with equally variable cells, for any effect of seeds.
 

@@ -45,11 +45,8 @@ def assert_no_formula(text: str) -> None:
 
 
 @pytest.fixture(params=[TEXT])
-def runs(
-    request: pytest.FixtureRequest, make_run: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> list[str]:
+def runs(request: pytest.FixtureRequest, make_run: Callable[..., RunFolder]) -> list[str]:
     """Make runs whose names, norms and corpora are hostile texts, in the current folder; return an id and a name."""
-    monkeypatch.chdir(tmp_path)
     corpus = {"name": f"@{TEXT}", "sha256": "a" * 64, "baselines": {"uniform": 5.5, "unigram": 3.2, "bigram": 2.5}}
     for index, name in enumerate(FORMULAS):
         norm, seed, lr = "rmsnorm" if index < 2 else request.param, index % 2, (1 + index // 4) * 1e-3

@@ -43,7 +43,7 @@ def parse_one_by_one(content, kind=None, exclude=None):
     return reading.Rows(rows, len(damaged), torn=bool(damaged) and damaged[-1] == len(lines) - 1)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(4, 20))])
 def test_parsing_together_equals_parsing_one_by_one(tmp_path, seed):
     draw, path, intact = random.Random(seed), tmp_path / "metrics.jsonl", 0
     for _ in range(200):

@@ -209,7 +209,7 @@ def test_short_writes_are_completed(folder, monkeypatch):
 def test_kill_loses_the_last_record_at_most(folder):
     draw = random.Random(0)
     known = 0
-    for _ in range(12):
+    for _ in range(6):
         with python(WRITER, folder.path, known) as process:
             assert process.stdout is not None
             output = process.stdout.readline()

@@ -122,9 +122,8 @@ def test_show_prints_claims_criteria_and_cost(folder: Path) -> None:
     ],
 )
 def test_an_arm_that_is_not_in_the_grid_is_an_error_before_training(
-    run_command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, arm: str, message: str
+    run_command, tmp_path: Path, command: str, arm: str, message: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
     study = STUDY.replace("CONTROL", "AtMost(0.9)").replace("difference(LAYERNORM,", f'difference("{arm}",')
     (tmp_path / "mine.py").write_text(study)

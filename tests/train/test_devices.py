@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +24,20 @@ from support.processes import children_of, wait_for, workers_of
 from support.small_run import small_run
 
 DOUBLE = "import torch\n\ntorch.set_default_dtype(torch.float64)\n"
+HANGING = """
+import os, time
+from normlab.training.loop import Loop
+
+take_step = Loop.take_step
+
+def hang(self, step):
+    while step > 10 and os.environ.get("RANK") == "1":
+        time.sleep(1)
+    return take_step(self, step)
+
+Loop.take_step = hang
+"""
+"""A plugin with which the second rank stays in a step after the first checkpoint: a signal does not end it."""
 LONG = ("train.steps=3000", "train.checkpoint_every=10", "eval.every=0", "stats=off")
 
 
@@ -216,17 +229,19 @@ def test_a_killed_process_ends_the_run_and_fewer_ranks_resume_it(
 
 @pytest.mark.process
 def test_a_rank_that_does_not_react_is_killed_with_its_pack(tmp_path: Path) -> None:
-    overrides = [*overrides_of(tmp_path, "results", *LONG), "devices=2", "sweep.name=x", "seed=0"]
-    command = [sys.executable, "-m", "normlab", "sweep", *overrides]
-    supervisor = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    (tmp_path / "hanging.py").write_text(HANGING)
+    plugins = f"plugins=[{tmp_path / 'hanging.py'}]"
+    overrides = [*small_run(tmp_path / "results"), *LONG, plugins, "devices=2", "sweep.name=x", "seed=0"]
+    supervisor = start(*overrides, command="sweep")
     sweep = tmp_path / "results" / "sweeps" / "x"
     wait_for(checkpoint_exists(tmp_path / "results"))
     (worker,) = workers_of(sweep)
     ranks = ranks_of(worker)
     assert len(ranks) == 2
-    os.kill(ranks[1], signal.SIGSTOP)
-    for _ in range(2):  # the second signal kills the pack
-        supervisor.send_signal(signal.SIGINT)
-        time.sleep(1)
+    supervisor.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        supervisor.communicate(timeout=3)
+    assert Path(f"/proc/{ranks[1]}").exists()
+    supervisor.send_signal(signal.SIGINT)  # the second signal kills the pack
     supervisor.communicate(timeout=300)
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (worker, *ranks)))

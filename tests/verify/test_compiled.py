@@ -145,10 +145,22 @@ def test_a_block_that_does_not_compile_fails(monkeypatch: pytest.MonkeyPatch) ->
     assert check.result.startswith("compile=on: torch's compiler failed (a branch on data)")
 
 
-def test_a_compiled_block_passes() -> None:
+def test_a_compiled_block_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests of all blocks compile the embeddings and the head, too."""
+    real = torch.compile
+    compiled_names = []
+
+    def compile_block(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        if function.__name__ != "_block":
+            return function
+        compiled_names.append(function.__name__)
+        return real(function, **options)
+
+    monkeypatch.setattr(torch, "compile", compile_block)
     check = compiled_check(config_of(depth=2), "block")
     assert check.passed, check
     assert not check.skipped
+    assert compiled_names == ["_block"]
 
 
 @pytest.mark.exhaustive

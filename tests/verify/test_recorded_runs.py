@@ -25,9 +25,8 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[RunRecord]:
+def records(tmp_path: Path) -> list[RunRecord]:
     """Return runs with two blocks and two seeds, sorted by id."""
-    monkeypatch.chdir(tmp_path)
     for norm, seed in itertools.product(("rmsnorm", "layernorm"), (0, 1)):
         overrides = [f"norm={norm}", f"seed={seed}", "train.steps=2"]
         train(compose_run([*small_run(tmp_path / "results"), *overrides]), trackers=[])

@@ -19,9 +19,8 @@ def page_data(page: Path):
 
 
 @pytest.fixture
-def sweeps(trained, tmp_path, monkeypatch):
+def sweeps(trained):
     """Three runs and three sweeps in `results`, the default folder of names."""
-    monkeypatch.chdir(tmp_path)
     made = [trained(f"abc{number}", seed=number, run={"name": f"name{number}"}) for number in range(3)]
     Path("results").mkdir()
     Path("runs").rename("results/runs")

@@ -179,17 +179,20 @@ def test_a_damaged_record_of_uploads_is_an_error(content: bytes, tmp_path: Path)
         Upload.read(tmp_path, "tensorboard")
 
 
-def test_a_foreign_id_stops_the_commands_that_send(
+def test_a_foreign_id_stops_what_sends_and_no_training(
     run: RunFolder, tmp_path: Path, run_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     (run.path / "wandb" / "offline-run-1").mkdir(parents=True)
     (run.path / "wandb.json").write_text('{"id": "/../../../../../victim"}')
     before = contents(tmp_path / "victim")
-    for command in (["train", *OVERRIDES, "tracking.wandb=offline"], ["sync", "first", "--to", "wandb"]):
-        code, _, err = run_command(*command)
-        assert (code, err.count("error: ")) == (2, 1)
-        assert "/wandb.json: is damaged (id is '/../../../../../victim')" in err.splitlines()[-1]
+    for first, *command in (["sync", "first", "--to", "wandb"], ["train", *OVERRIDES, "tracking.wandb=offline"]):
+        code, _, err = run_command(first, *command)
+        start = "error: " if first == "sync" else "warning: "
+        assert code == (2 if first == "sync" else 0)
+        assert "/wandb.json: is damaged (id is '/../../../../../victim')" in err
+        assert next(line for line in err.splitlines() if "damaged" in line).startswith(start)
+    assert run.state() == "finished"
     assert contents(tmp_path / "victim") == before
 
 

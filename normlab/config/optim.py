@@ -33,9 +33,9 @@ class OptimConfig:
     warmup_steps: int | None = option(None, at_least=0)
     """Steps of linear warm-up to the peak; unless set the smaller of 50 and half of all steps."""
     final_lr_fraction: float | None = option(None, at_least=0, at_most=1)
-    """Fraction f of the peak that one more update would have; 0.1 unless set (0 for wsd). The last update has
-    f + (1 - f) / N with linear and wsd, f + (1 - f)(1 - cos(pi / N)) / 2 with cosine, where N counts the updates after
-    the warm-up, of wsd those in the decay phase. Not with schedule=constant."""
+    """Fraction f of the peak where the schedule ends, one update after the last; 0.1 unless set (0 for wsd). The last
+    update has f + (1 - f) / N with linear and wsd, and f + (1 - f)(1 - cos(pi / N)) / 2 with cosine. N is the number of
+    updates after the warm-up; with wsd, in the decay phase. Not with schedule=constant."""
     decay_fraction: float | None = option(None, above=0, at_most=1)
     """Fraction of the steps in the decay phase of wsd; 0.2 unless set. Only with schedule=wsd."""
     clip: float | None = option(1.0, above=0)
@@ -76,8 +76,8 @@ class OptimConfig:
 class AdamW(OptimConfig):
     """Adam with decoupled weight decay, in torch's form.
 
-    lr is the learning rate of the step, with its schedule. In algorithm 2 of the paper the schedule multiplies the
-    decay and the peak learning rate does not: w <- w - schedule (peak m^/(sqrt(v^) + eps) + wd w).
+    lr is the learning rate of the step, with its schedule. In algorithm 2 of the paper the schedule multiplies both
+    terms, and the peak learning rate only the first: w <- w - schedule (peak m^/(sqrt(v^) + eps) + wd w).
     """
 
     formula: ClassVar[str] = "w <- w - lr (m^/(sqrt(v^) + eps) + wd w)"

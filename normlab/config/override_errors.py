@@ -93,7 +93,8 @@ def _rewrite(text: str, texts: set[str], booleans: set[str]) -> str:
         raise ConfigError(f"{text}: not a boolean; set true or false")  # OmegaConf reads 2 as true
     unquoted = re.sub(r"""\"[^"]*"|'[^']*'|\\.""", "text", value)
     if re.search(r"(^|[\[(,])\s*,|,\s*($|[\])])", unquoted):
-        raise ConfigError(f"{text}: has an empty value beside a comma; remove the comma, or quote a text with commas")
+        remedy = "remove the comma, or quote a text with commas" if option in texts else "remove the comma"
+        raise ConfigError(f"{text}: has an empty value beside a comma; {remedy}")
     if option in GROUPS and value.startswith(("[", "{")):
         return f"{key}={quote(value)}"
     return f"{key}={_quote_where_needed(value, option in texts, option in GROUPS)}"

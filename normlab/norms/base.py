@@ -10,7 +10,7 @@ contract of the module, which tests check for the whole registry:
 - running statistics are buffers that `forward` *reassigns* (`self.running_mean = ...`);
 - `reference` computes the expected output in float64, and `normlab verify` compares the module with it;
 - its parameters are constants at construction, or drawn with torch's global generator, which the model seeds per norm;
-- its forward pass draws no random numbers; a plugin's may in training, with the same generator: each step seeds it.
+- its forward pass draws no random numbers; a plugin's may in training, from the generator that each step seeds.
 """
 
 from __future__ import annotations

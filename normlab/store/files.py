@@ -86,11 +86,12 @@ def check_links(folder: Path) -> None:
 def _entries(folder: Path) -> Iterator[Path]:
     """Yield every file and folder in a folder, but for the content of W&B's folders of runs.
 
-    W&B's runs have links to its log. Nothing is written there again, and a deletion does not follow links.
+    W&B's runs have links to its log. Nothing is written there again, and `shutil.rmtree` does not follow links.
     """
     for top, folders, files in os.walk(folder):
         yield from (Path(top, name) for name in (*folders, *files))
-        folders[:] = [name for name in folders if not name.startswith(("run-", "offline-run-"))]
+        if os.path.basename(top) == "wandb":
+            folders[:] = [name for name in folders if not name.startswith(("run-", "offline-run-"))]
 
 
 def make_folder(path: Path, *, parents: bool = True) -> None:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from normlab.errors import notify
+from normlab.errors import StoreError, notify, warn
 from normlab.store.files import check_links
 from normlab.store.lock import try_lock
 from normlab.store.plans import Plan, run_of
@@ -58,18 +58,6 @@ class Task:
         return cls(**fields | paths), locks
 
 
-def check_runs(runs: Sequence[Path], services: Sequence[str]) -> None:
-    """Check that runs can be sent to services: a run that trains checks it before anything is written.
-
-    Raises:
-        StoreError: A link leads out of the folder of a run, or what a service has of the run cannot be read.
-    """
-    for run in runs:
-        check_links(run)
-        for service in services:
-            Upload.read(run, service)
-
-
 def follow_training(runs: Sequence[Path], tracking: TrackingConfig) -> None:
     """Start a follower for each service to which the runs that this process trains are sent."""
     for service in services_of(tracking.wandb, tracking.also):
@@ -80,6 +68,8 @@ def follow_training(runs: Sequence[Path], tracking: TrackingConfig) -> None:
                 follower = start_follower(task)
             except OSError as error:  # the system has no memory for another process; the run trains without it
                 notify(f"the process that sends to {service} did not start: {error.strerror}")
+            except StoreError as error:  # what the service has of the run is damaged; training does not need it
+                warn(error)
         _tasks.append((task, follower))
 
 
@@ -91,9 +81,11 @@ def start_follower(task: Task) -> subprocess.Popen[str]:
 
     Raises:
         OSError: The system has no memory for another process.
-        StoreError: As for `check_runs`.
+        StoreError: A link leads out of the folder of a run, or what a service has of the run cannot be read.
     """
-    check_runs(task.runs, [task.service])
+    for run in task.runs:
+        check_links(run)
+        Upload.read(run, task.service)
     locks: list[int | None] = [None] * len(task.runs)
     try:
         for index, run in enumerate(task.runs if task.until_end else ()):

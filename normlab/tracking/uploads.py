@@ -109,7 +109,12 @@ def upload_lines(runs: Sequence[Path], service: str, names: Sequence[str]) -> li
     outdated: list[str] = []
     sending = training = 0
     for run in runs:
-        folder, upload = RunFolder(run), Upload.read(run, service)
+        folder = RunFolder(run)
+        try:
+            upload = Upload.read(run, service)
+        except StoreError as error:
+            problems.append(str(error))
+            continue
         if is_sending(run, service):
             sending += 1
         elif upload.problem == DISABLED:

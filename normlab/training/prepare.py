@@ -122,8 +122,7 @@ def status_if_completed(run: TrainingRun) -> Status | None:
 def warn_of_kept_options(recorded: RunRecord, new: RunRecord) -> None:
     """Warn of a name or a label that differs from the one that a run keeps from its first start."""
     for option, default in KEPT_OPTIONS.items():
-        old = recorded.name if option == "run.name" else recorded.options.get(option)
-        value = new.options.get(option)
+        old, value = recorded.options.get(option), new.options.get(option)
         if value not in (old, as_setting(default)):
             kept = f"{option}={'null' if old is None else old}"
             warn(f"{option}={value}: has no effect, because the run keeps {kept} of its first start; {FRESH}")

@@ -22,9 +22,8 @@ from normlab.store.parts import part_to_json
 from normlab.store.runs import RunFolder
 from normlab.store.series import series
 from normlab.store.status import Status
-from normlab.tracking.background import check_runs, follow_training
+from normlab.tracking.background import follow_training
 from normlab.tracking.console import Console
-from normlab.tracking.settings import services_of
 from normlab.tracking.tracker import Tracker
 from normlab.training.launch import LOST, RESUMES, train_on_devices
 from normlab.training.loop import Loop
@@ -102,20 +101,17 @@ def train_pack(
         if only_first_signal:
             handlers.enter_context(stop)
         runs = open_runs(configs, settings, corpus, pack)
-        folders, tracking = [run.folder.path for run in runs], configs[0].tracking
         completed = [status_if_completed(run) for run in runs]
         # The other ranks wait for this value: another command may have completed the run since they were started.
         if Ranks.current().broadcast(all(completed)):
             # A W&B agent expects the numbers of a completed run under the agent's own run id.
             if trackers is None and Ranks.current().rank == 0 and os.environ.get("WANDB_SWEEP_ID"):
-                follow_training(folders, tracking)
+                follow_training([run.folder.path for run in runs], configs[0].tracking)
             return [
                 Outcome(run.folder, status.state or "", status, already_ended=True)
                 for run, status in zip(runs, completed, strict=True)
                 if status
             ]
-        if trackers is None:
-            check_runs(folders, services_of(tracking.wandb, tracking.also))
         if configs[0].devices > 1 and Ranks.current().count == 1:
             stop.end()  # the ranks handle signals
             if stop.received is not None:
@@ -156,7 +152,7 @@ def train_pack(
                 elif loop.is_single:  # the runs of a pack have no console
                     run.trackers = [Console()]
             if trackers is None:
-                follow_training(folders, tracking)
+                follow_training([run.folder.path for run in runs], configs[0].tracking)
             # After all errors, which stay a single line.
             for warning in dict.fromkeys(warning for config in configs for warning in config.warnings()):
                 warn(warning)

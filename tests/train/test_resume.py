@@ -26,7 +26,6 @@ from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 from normlab.data.batches import validation_windows
 from normlab.data.corpus import open_corpus
-from normlab.errors import StoreError
 from normlab.norms.base import NORMS
 from normlab.options import plain_tree
 from normlab.report.runs_table import summarize
@@ -217,23 +216,6 @@ def test_second_process_fails_and_sigterm_interrupts(tmp_path: Path, run_command
     assert process.returncode == 143
     (path,) = (tmp_path / "runs").iterdir()
     assert RunFolder(path).state() == "interrupted"
-
-
-@pytest.mark.parametrize("service", ["offline", "tensorboard"])
-def test_a_damaged_file_about_uploads_stops_a_resume_before_anything_is_written(
-    service: str, train: Train, interrupt: Callable[..., None]
-) -> None:
-    wandb, also = ("off", "[tensorboard]") if service == "tensorboard" else (service, "[]")
-    interrupt(6)
-    folder = train()
-    assert folder.state() == "interrupted"
-    shutil.rmtree(folder.path / "checkpoints" / f"step_{steps_of(folder)[-1]:08d}")  # a resume cuts the record
-    damaged = folder.path / ("tensorboard.json" if service == "tensorboard" else "wandb.json")
-    damaged.write_text("[]")
-    before = contents(folder.path)
-    with pytest.raises(StoreError, match=rf"{damaged}: is damaged \(not a JSON object\); delete it"):
-        train(f"tracking.wandb={wandb}", f"tracking.also={also}")
-    assert contents(folder.path) == before
 
 
 @pytest.mark.process

@@ -207,7 +207,7 @@ def doctor(results_dir: ResultsDir = "results", json: Json = False) -> int:
     for check in checks(results_dir):
         results.append(check)
         if not json:
-            echo(line(check))
+            echo(line(check), keep="\n")
     if json:
-        echo(render(results, "json"))
+        echo(render(results, "json"), keep="\n")
     return int(any(check["state"] == BAD for check in results))

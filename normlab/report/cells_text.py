@@ -17,7 +17,7 @@ from normlab.report.intervals import LEVEL, Design, Replicate, design_of, format
 from normlab.report.learning_rates import BAD, DEFINITIONS
 from normlab.report.results import STATES
 from normlab.report.settings import format_setting, sort_key
-from normlab.report.tables import Row, fold_lines, render, terminal_width
+from normlab.report.tables import Row, add_notes, render
 from normlab.store.format import FINISHED
 from normlab.store.outcome import DESCRIPTIONS, STUCK, WHOLE_TEXT_NOTE
 from normlab.store.throughput import format_mfu, format_tflops
@@ -57,12 +57,7 @@ def render_cells(table: CellsTable, format: str, columns: Sequence[str] = (), so
         lines.append(f"bold: lower than every other cell{equal}, p < 0.05 in paired tests corrected by Holm's method")
     if format == "latex":
         rows = [_with_titles(row, cell) for row, cell in zip(rows, table.cells, strict=True)]
-    text = render(rows, format, fixed=table.by, bold={(index, "val loss") for index in best})
-    if format == "latex":
-        return "\n".join([text, *(f"% {line}" for line in lines)])
-    if format == "markdown":
-        return "\n\n".join([text, "\n".join(f"- {line}" for line in lines)])
-    return f"{text}\n\n{fold_lines(lines, terminal_width())}"
+    return add_notes(render(rows, format, fixed=table.by, bold={(index, "val loss") for index in best}), lines, format)
 
 
 def _with_titles(row: Row, cell: Cell) -> Row:
@@ -171,13 +166,7 @@ def render_tests(rows: Sequence[Row], format: str) -> str:
     """Render the rows of `factor_tests.run_test` in one of `tables.FORMATS`; JSON and CSV have every value."""
     if format in ("json", "csv") or not rows:
         return render(rows, format)
-    texts, lines = format_tests(rows), notes_on_tests(rows)
-    text = render(texts, format, fixed=("where", "contrast"))
-    if format == "latex":
-        return "\n".join([text, *(f"% {line}" for line in lines)])
-    return f"{text}\n\n" + (
-        "\n".join(f"- {line}" for line in lines) if format == "markdown" else fold_lines(lines, terminal_width())
-    )
+    return add_notes(render(format_tests(rows), format, fixed=("where", "contrast")), notes_on_tests(rows), format)
 
 
 def format_tests(rows: Sequence[Row]) -> list[Row]:

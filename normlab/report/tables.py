@@ -77,6 +77,16 @@ def render(
     return render_table(rows, width or terminal_width(), fixed)
 
 
+def add_notes(table: str, notes: Sequence[str], format: str) -> str:
+    """Return a rendered table with notes below it, each on one line: LaTeX comments, a list in Markdown, or folded."""
+    notes = list(map(printable, notes))
+    if format == "latex":
+        return "\n".join([table, *(f"% {note}" for note in notes)])
+    if format == "markdown":
+        return "\n".join([table, "", *(f"- {_escape(note)}" for note in notes)])
+    return f"{table}\n\n{fold_lines(notes, terminal_width())}"
+
+
 def terminal_width() -> int:
     """Return the characters per line of the terminal, at least 56; 160 without a terminal."""
     return max(shutil.get_terminal_size((160, 24)).columns, _MIN_WIDTH)

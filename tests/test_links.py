@@ -107,6 +107,14 @@ def test_a_link_in_a_run_is_refused(link: str, run: RunFolder, tmp_path: Path, r
         assert contents(victim) == before, command
 
 
+def test_sync_refuses_a_link_without_a_login_too(run: RunFolder, tmp_path: Path, run_command: Command) -> None:
+    Upload(where="wandb/offline-run-1", steps=2).write(run.path, "online")
+    make_link(run.path / "wandb", tmp_path / "victim")
+    code, out, err = run_command("sync", "first")
+    assert (code, out) == (2, "")
+    assert f"{run.path / 'wandb'}: is a symbolic link to {tmp_path / 'victim'}" in err
+
+
 @pytest.mark.parametrize("link", ["", "logs"])
 def test_a_link_in_a_sweep_is_refused(link: str, run: RunFolder, tmp_path: Path, run_command: Command) -> None:
     victim, sweep = tmp_path / "victim", tmp_path / "results" / "sweeps" / "first"

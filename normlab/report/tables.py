@@ -298,14 +298,12 @@ def _columns(rows: Sequence[Row]) -> Columns:
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
-    """Return the name of each row: of its run, with the id if several runs have that name, or the first column."""
+    """Return the name of each row: of its run, with another id if several runs have that name, or the first column."""
     key = "run" if "run" in rows[0] else next(iter(rows[0]))
     names = [format_value(key, row.get(key)) for row in rows]
     count = Counter(names)
-    return [
-        name if count[name] == 1 or not row.get("id") else f"{name} ({format_value('id', row['id'])})"
-        for name, row in zip(names, rows, strict=True)
-    ]
+    named = zip(names, [format_value("id", row.get("id")) for row in rows], strict=True)
+    return [name if count[name] == 1 or id in ("", name) else f"{name} ({id})" for name, id in named]
 
 
 def _fit(columns: Columns, width: int, fixed: Collection[str]) -> tuple[list[str], dict[str, int]]:

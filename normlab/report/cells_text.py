@@ -344,7 +344,7 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
     if old:
         lines.append(f"runs of an older normlab, whose outcomes use {WHOLE_TEXT_NOTE}: {old}")
     defined = [f"{name}: {text}" for name, text in DEFINITIONS.items() if name in columns]
-    lines += [*defined, f"bad learning rate: {BAD}"] if defined else []
+    lines += [f"bad learning rate: {BAD}", *defined] if defined else []
     if "vs baseline" in columns and any(row.get("baseline") for row in rows):
         m = sum(row.get("p") is not None for row in rows)
         lines.append(

@@ -88,11 +88,9 @@ def rewrite_report(study: Study, size: str, folder: Path) -> tuple[Verdicts, Pat
     Raises:
         StoreError: A file cannot be read or written, or the criterion has changed since the runs were judged.
     """
-    path, now, train = (
-        folder / DATA,
-        study.criterion_hash(size),
-        f"train its runs with `normlab study run {study.name}`",
-    )
+    path = folder / DATA
+    now = study.criterion_hash(size)
+    train = f"train its runs with `normlab study run {study.name}`"
     try:
         report = decode(json.loads(path.read_bytes()))
         criterion, facts = report["criterion"], {name: report[name] for name in FACTS}

@@ -103,7 +103,7 @@ def test_commands_that_print(runs: list[str], run_command: Command) -> None:
         assert_shown(out + err, command)
 
 
-@pytest.mark.parametrize("runs", ["\x1b[2J \ud800 <script> $\\frac$ $^{$"], indirect=True, ids=ascii)
+@pytest.mark.parametrize("runs", ["a\nSPLIT \x1b[2J \ud800 <script> $\\frac$ $^{$"], indirect=True, ids=ascii)
 @pytest.mark.parametrize("kind", ["loss", "lr", "factor", "matrix"])
 def test_figures(kind: str, runs: list[str], run_command: Command) -> None:
     for output in ("f.svg", "f.pdf", "f.png") if kind == "factor" else ("f.svg",):
@@ -116,6 +116,7 @@ def test_figures(kind: str, runs: list[str], run_command: Command) -> None:
             content = Path(output).read_text()
             assert_shown(content)
             assert "<script" not in content
+            assert r"a\nSPLIT" in content
 
 
 def test_the_page(runs: list[str], run_command: Command) -> None:

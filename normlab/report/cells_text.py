@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from normlab.errors import ConfigError, unknown
+from normlab.errors import ConfigError, printable, unknown
 from normlab.report.cells import GRID_OF_DECAYS, Cell, rank_by_size, size_options
 from normlab.report.cells_table import BEST, SHARED, CellsTable
 from normlab.report.contrasts import MIN_P_EQUAL, POOLED, compare_cells, pool_cells
@@ -17,7 +17,7 @@ from normlab.report.intervals import LEVEL, Design, Replicate, design_of, format
 from normlab.report.learning_rates import BAD, DEFINITIONS
 from normlab.report.results import STATES
 from normlab.report.settings import format_setting, sort_key
-from normlab.report.tables import Row, add_notes, render
+from normlab.report.tables import Row, escape_markdown, fold_lines, render, terminal_width
 from normlab.store.format import FINISHED
 from normlab.store.outcome import DESCRIPTIONS, STUCK, WHOLE_TEXT_NOTE
 from normlab.store.throughput import format_mfu, format_tflops
@@ -57,7 +57,17 @@ def render_cells(table: CellsTable, format: str, columns: Sequence[str] = (), so
         lines.append(f"bold: lower than every other cell{equal}, p < 0.05 in paired tests corrected by Holm's method")
     if format == "latex":
         rows = [_with_titles(row, cell) for row, cell in zip(rows, table.cells, strict=True)]
-    return add_notes(render(rows, format, fixed=table.by, bold={(index, "val loss") for index in best}), lines, format)
+    return _add_notes(render(rows, format, fixed=table.by, bold={(index, "val loss") for index in best}), lines, format)
+
+
+def _add_notes(table: str, notes: Sequence[str], format: str) -> str:
+    """Return a rendered table with notes below it, each on one line: LaTeX comments, a list in Markdown, or folded."""
+    notes = list(map(printable, notes))
+    if format == "latex":
+        return "\n".join([table, *(f"% {note}" for note in notes)])
+    if format == "markdown":
+        return "\n".join([table, "", *(f"- {escape_markdown(note)}" for note in notes)])
+    return f"{table}\n\n{fold_lines(notes, terminal_width())}"
 
 
 def _with_titles(row: Row, cell: Cell) -> Row:
@@ -166,7 +176,7 @@ def render_tests(rows: Sequence[Row], format: str) -> str:
     """Render the rows of `factor_tests.run_test` in one of `tables.FORMATS`; JSON and CSV have every value."""
     if format in ("json", "csv") or not rows:
         return render(rows, format)
-    return add_notes(render(format_tests(rows), format, fixed=("where", "contrast")), notes_on_tests(rows), format)
+    return _add_notes(render(format_tests(rows), format, fixed=("where", "contrast")), notes_on_tests(rows), format)
 
 
 def format_tests(rows: Sequence[Row]) -> list[Row]:

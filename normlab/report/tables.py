@@ -77,16 +77,6 @@ def render(
     return render_table(rows, width or terminal_width(), fixed)
 
 
-def add_notes(table: str, notes: Sequence[str], format: str) -> str:
-    """Return a rendered table with notes below it, each on one line: LaTeX comments, a list in Markdown, or folded."""
-    notes = list(map(printable, notes))
-    if format == "latex":
-        return "\n".join([table, *(f"% {note}" for note in notes)])
-    if format == "markdown":
-        return "\n".join([table, "", *(f"- {_escape(note)}" for note in notes)])
-    return f"{table}\n\n{fold_lines(notes, terminal_width())}"
-
-
 def terminal_width() -> int:
     """Return the characters per line of the terminal, at least 56; 160 without a terminal."""
     return max(shutil.get_terminal_size((160, 24)).columns, _MIN_WIDTH)
@@ -103,17 +93,18 @@ def _csv_value(value: Any) -> Any:
 def _markdown(rows: Sequence[Row]) -> str:
     keys = list(rows[0])
     table = [
-        [_escape(_title(key)) for key in keys],
+        [escape_markdown(_title(key)) for key in keys],
         ["---:" if key in _FORMATS else "---" for key in keys],
-        *([_escape(format_value(key, row[key])) for key in keys] for row in rows),
+        *([escape_markdown(format_value(key, row[key])) for key in keys] for row in rows),
     ]
     lines = [f"| {' | '.join(cells)} |" for cells in table]
     if warning := _corpora_note(rows):
-        lines += ["", _escape(warning)]
+        lines += ["", escape_markdown(warning)]
     return "\n".join(lines)
 
 
-def _escape(text: str) -> str:
+def escape_markdown(text: str) -> str:
+    """Escape the characters that Markdown or HTML interprets."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     # Markdown keeps an underscore inside a word, and most names have one.
     return re.sub(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)

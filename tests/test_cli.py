@@ -211,6 +211,7 @@ def test_an_unreadable_file_is_a_one_line_error(
     arguments: str,
     message: str,
     overrides: list[str],
+    tmp_path: Path,
     run_without_root_privileges: Command,
 ) -> None:
     path = Path(unreadable)

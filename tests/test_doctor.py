@@ -31,7 +31,7 @@ def test_doctor_reports_this_machine(run_command: Command, tmp_path: Path, monke
     code, out, err = run_command("doctor")
     assert (code, err) == (0, "")
     assert f"torch {torch.__version__}" in out
-    assert f"{torch.get_num_threads()} threads" in out
+    assert f"{torch.get_num_threads()} thread" in out
     code, text, _ = run_command("doctor", "--json")
     results = json.loads(text)
     assert code == 0
@@ -115,8 +115,18 @@ def test_more_threads_than_cores() -> None:
     finally:
         torch.set_num_threads(before)
     assert result["state"] == "note"
-    assert f"{cores + 1} threads on {cores} cores" in result["finding"]
+    assert f"{cores + 1} threads on " in result["finding"]
     assert f"OMP_NUM_THREADS={cores}" in result["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("threads", "cores", "text"),
+    [(1, 2, "1 thread on 2 cores, "), (2, 1, "2 threads on 1 core, "), (4, 8, "4 threads on 8 cores, ")],
+)
+def test_threads_and_cores_are_counted(threads: int, cores: int, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normlab.training.machine.num_threads", lambda: threads)
+    monkeypatch.setattr(doctor, "allowed_cores", lambda: cores)
+    assert check("threads")["finding"].startswith(text)
 
 
 @pytest.mark.process

@@ -107,6 +107,14 @@ def test_a_link_in_a_run_is_refused(link: str, run: RunFolder, tmp_path: Path, r
         assert contents(victim) == before, command
 
 
+def test_sync_refuses_a_link_without_a_login_too(run: RunFolder, tmp_path: Path, run_command: Command) -> None:
+    Upload(where="wandb/offline-run-1", steps=2).write(run.path, "online")
+    make_link(run.path / "wandb", tmp_path / "victim")
+    code, out, err = run_command("sync", "first")
+    assert (code, out) == (2, "")
+    assert f"{run.path / 'wandb'}: is a symbolic link to {tmp_path / 'victim'}" in err
+
+
 @pytest.mark.parametrize("link", ["", "logs"])
 def test_a_link_in_a_sweep_is_refused(link: str, run: RunFolder, tmp_path: Path, run_command: Command) -> None:
     victim, sweep = tmp_path / "victim", tmp_path / "results" / "sweeps" / "first"
@@ -221,20 +229,33 @@ def test_ids_in_a_plan_are_checked(run: RunFolder, run_command: Command) -> None
         assert (code, err.count("\n"), "is not a run id" in err) == (2, 1, True), (command, err)
 
 
-def test_numbers_and_overrides_in_a_plan_are_checked(run: RunFolder) -> None:
+def test_every_field_of_a_plan_is_checked(run: RunFolder) -> None:
     sweep = Path("results", "sweeps", "first")
     plan: Any = read_plan(sweep)
     (pack,), (planned,) = plan.packs, plan.runs
-    for changes in (
-        {"packs": [replace(pack, number="../../victim")]},
-        {"packs": [replace(pack, runs=[True])]},
-        {"runs": [replace(planned, overrides=[3])]},
-        {"runs": [replace(planned, overrides=None)]},
-        {"name": "../first"},
-    ):
-        write_plan(sweep, replace(plan, **changes))
-        with pytest.raises(StoreError, match="is not a valid plan"):
+    changes = [{"packs": [pack, pack]}]
+    changes += [{"packs": [replace(pack, number=value)]} for value in ("../../victim", 1.0, -1, 10**4000)]
+    changes += [{"packs": [replace(pack, runs=value)]} for value in ([True], [], {}, "", 0)]
+    changes += [{"packs": [replace(pack, halved_from=value)]} for value in ("x", True)]
+    changes += [{"runs": [replace(planned, overrides=value)]} for value in ([3], None, "abc")]
+    changes += [{"runs": [replace(planned, config=value)]} for value in (None, "abc", [1])]
+    changes += [{"name": "../first"}, {"pack": 3}, {"pack": None}]
+    changes += [{"notes": value} for value in ("abc", [1], None, {})]
+    changes += [{"memory_bytes": value} for value in ("y", -1, 0.5, True)]
+    changes += [{"parallel_packs": value} for value in ("x", None, 0, -3, 1.0, True)]
+    for change in changes:
+        write_plan(sweep, replace(plan, **change))
+        with pytest.raises(StoreError, match=r"plan.json: is not a valid plan \(.*\); delete this one file"):
             read_plan(sweep)
+
+
+def test_a_text_in_a_plan_is_one_line(overrides: list[str], run_command: Command) -> None:
+    arguments = ["sweep", *overrides, "sweep.name=first", "seed=0"]
+    assert run_command(*arguments)[0] == 0
+    sweep = Path("results", "sweeps", "first")
+    write_plan(sweep, replace(read_plan(sweep), notes=["a\nb\tc\u2028d"]))
+    code, out, _ = run_command(*arguments, "--dry-run")
+    assert (code, out.splitlines().count("note    a\\nb\\tc\\u2028d")) == (0, 1), out
 
 
 @pytest.mark.parametrize("job", ["../../victim", "1; reboot", "", 3, "1_2_3"])

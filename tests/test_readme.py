@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from normlab.data.tokenizers import train_bpe
+from normlab.report.tables import render
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -74,6 +76,21 @@ def test_the_two_commands_come_first() -> None:
 def test_git_ignores_what_the_demo_writes() -> None:
     ignored = (ROOT / ".gitignore").read_text().splitlines()
     assert {"/results/runs/", "/results/sweeps/", "/results/compare.html"} <= {*ignored}
+
+
+def test_its_tables_are_as_the_commands_print_them() -> None:
+    (block,) = (part for part in README.split("```\n") if part.startswith("placement  model.depth"))
+    tables = block.split("...\n")
+    assert (len(tables), tables.pop()) == (3, "")
+    for table in tables:
+        header, _, *lines = table.splitlines()
+        starts = [found.start() for found in re.finditer(r"(?:(?<=  )|^)\S", header)]
+        columns = list(itertools.pairwise([*starts, None]))
+        titles = [header[start:end].strip() for start, end in columns]
+        rows = [[line[start:end].strip() for start, end in columns] for line in lines]
+        assert render([dict(zip(titles, row, strict=True)) for row in rows], width=160) == table.rstrip()
+        p_values = [text for row in rows for title, text in zip(titles, row, strict=True) if title in ("p", "p (Holm)")]
+        assert [f"{float(p):.2g}" for p in p_values] == p_values
 
 
 def test_it_has_at_most_250_lines() -> None:

@@ -103,8 +103,11 @@ def show_progress(text: str) -> None:
         print(f"\r\x1b[K{text}", end="\r\x1b[K" if not text else "", file=sys.stderr, flush=True)
 
 
-def echo(text: object, keep: str = "\n\t") -> None:
-    """Print text, with controls but those in `keep` escaped; discard all output once the reader of a pipe closed it."""
+def echo(text: object, keep: str = "") -> None:
+    """Print a line, with controls but those in `keep` escaped; discard all output once the reader of a pipe closed it.
+
+    A text of several lines keeps newlines; the texts in it that may be someone else's are escaped before.
+    """
     try:
         typer.echo(printable(str(text), keep))
         sys.stdout.flush()

@@ -97,11 +97,12 @@ def _device() -> tuple[str, str, str]:
 
 
 def _threads() -> tuple[str, str, str]:
+    from normlab.report.tables import counted
     from normlab.training.machine import num_threads
 
     threads, cores = num_threads(), allowed_cores()
     load = os.getloadavg()[0]
-    finding = f"{threads} threads on {cores} cores, load {load:.1f}, {wait_policy()}"
+    finding = f"{counted(threads, 'thread')} on {counted(cores, 'core')}, load {load:.1f}, {wait_policy()}"
     if threads > cores:
         return NOTE, f"{finding}: threads compete for cores", f"set OMP_NUM_THREADS={cores}"
     if load > cores / 2:
@@ -207,7 +208,7 @@ def doctor(results_dir: ResultsDir = "results", json: Json = False) -> int:
     for check in checks(results_dir):
         results.append(check)
         if not json:
-            echo(line(check))
+            echo(line(check), keep="\n")
     if json:
-        echo(render(results, "json"))
+        echo(render(results, "json"), keep="\n")
     return int(any(check["state"] == BAD for check in results))

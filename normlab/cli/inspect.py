@@ -54,7 +54,7 @@ def inspect(
     if statistic == statistics.SPIKES:
         spikes = statistics.spike_rows(folder)
         table = f"{statistics.SPIKES_READING}\n\n{render(statistics.spike_table(spikes))}"
-        return echo(render(spikes, "json") if json else table)
+        return echo(render(spikes, "json") if json else table, keep="\n")
     if probe:
         from normlab.loaded_run import LoadedRun
         from normlab.probe_checkpoints import probe_checkpoints
@@ -66,16 +66,16 @@ def inspect(
     else:
         rows = statistics.inspect(folder, statistic)
     if json:
-        return echo(render(rows, "json"))
+        return echo(render(rows, "json"), keep="\n")
     if statistic is None:
         if speed := statistics.speed_line(record):
             echo(f"speed: {speed}")
-        echo(f"{statistics.overview_reading(rows)}\n")
-        echo(f"{render(statistics.overview_rows(rows))}\n")
+        echo(f"{statistics.overview_reading(rows)}\n", keep="\n")
+        echo(f"{render(statistics.overview_rows(rows))}\n", keep="\n")
         command = f"normlab inspect RUN STATISTIC{' --probe' if probe else ''}"
         return echo(f"{command} prints one statistic by layer and step; normlab list stats lists the statistics")
-    echo(f"{statistics.definition(statistic)}\n{statistics.reading(rows)}\n")
-    echo(f"{render(statistics.table_rows(rows))}\n")
+    echo(f"{statistics.definition(statistic)}\n{statistics.reading(rows)}\n", keep="\n")
+    echo(f"{render(statistics.table_rows(rows))}\n", keep="\n")
     for note in statistics.notes(rows):
         echo(note)
     if more := statistics.left_out(rows):

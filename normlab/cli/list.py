@@ -47,6 +47,6 @@ def list_(
         raise ConfigError(unknown("kind", what, kinds))
     if what != "runs" and name is not None:
         width = shutil.get_terminal_size((100, 24)).columns
-        return echo(render([one_entry(what, name)], "json") if json else entry_text(what, name, width))
+        return echo(render([one_entry(what, name)], "json") if json else entry_text(what, name, width), keep="\n")
     rows = kinds[what]()
-    echo(render(rows if json or what == "runs" else table_rows(what, rows), "json" if json else "table"))
+    echo(render(rows if json or what == "runs" else table_rows(what, rows), "json" if json else "table"), keep="\n")

@@ -41,7 +41,7 @@ def propagation(
         check_page(Path(page), "--output")
     limit_threads()
     rows = list(measure_rows(compose_grid(overrides or []), seeds, show_progress))
-    echo(render(rows if json else [table_row(row) for row in rows], "json" if json else "table"))
+    echo(render(rows if json else [table_row(row) for row in rows], "json" if json else "table"), keep="\n")
     if not json:
         for law in power_laws(rows):
             echo(law)

@@ -55,7 +55,7 @@ def list_() -> None:
         }
         for name, study in sorted(STUDIES.items())
     ]
-    echo(render(rows))
+    echo(render(rows), keep="\n")
 
 
 @study_app.command()

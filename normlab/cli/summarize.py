@@ -96,7 +96,7 @@ def summarize(
         raise ConfigError(f"{', '.join(ignored)}: has no effect with --test; leave out one or the other")
     selection = select_runs([path or results_dir], results_dir)
     if runs or not (given or selection.name):
-        return echo(render(rows_of(selection, where or (), with_options=format == "json"), format))
+        return echo(render(rows_of(selection, where or (), with_options=format == "json"), format), keep="\n")
     from normlab.report.cells_table import summarize_by
     from normlab.report.cells_text import render_cells, render_tests
 
@@ -107,8 +107,8 @@ def summarize(
         from normlab.report.factor_tests import run_test
 
         rows = run_test(test, table.cells, table.factors, over=split_names(over) or (), against=against, lr=lr)
-        echo(render_tests(rows, format))
+        echo(render_tests(rows, format), keep="\n")
     else:
-        echo(render_cells(table, format, split_names(columns) or (), sort or ""))
+        echo(render_cells(table, format, split_names(columns) or (), sort or ""), keep="\n")
     for warning in table.warnings:
         warn(warning)

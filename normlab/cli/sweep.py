@@ -33,8 +33,8 @@ def sweep(
     512 and 4 up to 1024. The bits of a run depend on its threads and on the size and members of its pack, which the
     plan and the run record.
 
-    On a CPU, one pack per core trains at once up to width 128, and one with all cores above; sweep.jobs sets another
-    number. The plan prints both.
+    On a CPU, models up to width 128 train in as many packs at once as there are cores; wider models train in one pack
+    at a time, which uses all cores. sweep.jobs sets another number of packs. The plan prints packs and threads.
 
     On GPUs each pack has one GPU: that with the fewest packs. A GPU that fails is taken out of the sweep.
 

@@ -33,7 +33,7 @@ def sync(
     Example: normlab sync first
     """
     from normlab.store.query import select_runs
-    from normlab.tracking.background import Task, start_follower
+    from normlab.tracking.background import Task, check_runs, start_follower
     from normlab.tracking.settings import may_have_login
     from normlab.tracking.uploads import is_sending, upload_lines
 
@@ -51,6 +51,7 @@ def sync(
             continue
         sweep = selection.home if selection.name else None
         service = "online" if to == "wandb" else to
+        check_runs(folders, [service])
         if to == "tensorboard" or may_have_login():
             follower = start_follower(Task(runs=folders, service=service, sweep=sweep, until_end=False))
             try:

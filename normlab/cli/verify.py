@@ -79,5 +79,5 @@ def verify(
         results.append(check)
         if not json:
             echo(str(check))
-    echo(render([check.row() for check in results], "json") if json else verdict(results))
+    echo(render([check.row() for check in results], "json") if json else verdict(results), keep="\n")
     return int(not all(check.passed for check in results)) or (2 if problems else 0)

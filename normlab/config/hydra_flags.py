@@ -135,7 +135,9 @@ def show_config(arguments: Sequence[str]) -> bool:
         return False
     for number, job in enumerate(expand_grid(line)):
         if varied := varied_overrides(line, job):
-            print("---\n" * (number > 0) + f"# {' '.join(varied)}")
+            if number:
+                print("---")
+            print(f"# {' '.join(varied)}")
         _print_config(line, job)
     return True
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from normlab.errors import ConfigError, unknown
+from normlab.errors import ConfigError, printable, unknown
 from normlab.report.cells import GRID_OF_DECAYS, Cell, rank_by_size, size_options
 from normlab.report.cells_table import BEST, SHARED, CellsTable
 from normlab.report.contrasts import MIN_P_EQUAL, POOLED, compare_cells, pool_cells
@@ -17,7 +17,7 @@ from normlab.report.intervals import LEVEL, Design, Replicate, design_of, format
 from normlab.report.learning_rates import BAD, DEFINITIONS
 from normlab.report.results import STATES
 from normlab.report.settings import format_setting, sort_key
-from normlab.report.tables import Row, fold_lines, render, terminal_width
+from normlab.report.tables import Row, escape_markdown, fold_lines, render, terminal_width
 from normlab.store.format import FINISHED
 from normlab.store.outcome import DESCRIPTIONS, STUCK, WHOLE_TEXT_NOTE
 from normlab.store.throughput import format_mfu, format_tflops
@@ -57,12 +57,17 @@ def render_cells(table: CellsTable, format: str, columns: Sequence[str] = (), so
         lines.append(f"bold: lower than every other cell{equal}, p < 0.05 in paired tests corrected by Holm's method")
     if format == "latex":
         rows = [_with_titles(row, cell) for row, cell in zip(rows, table.cells, strict=True)]
-    text = render(rows, format, fixed=table.by, bold={(index, "val loss") for index in best})
+    return _add_notes(render(rows, format, fixed=table.by, bold={(index, "val loss") for index in best}), lines, format)
+
+
+def _add_notes(table: str, notes: Sequence[str], format: str) -> str:
+    """Return a rendered table with notes below it, each on one line: LaTeX comments, a list in Markdown, or folded."""
+    notes = list(map(printable, notes))
     if format == "latex":
-        return "\n".join([text, *(f"% {line}" for line in lines)])
+        return "\n".join([table, *(f"% {note}" for note in notes)])
     if format == "markdown":
-        return "\n\n".join([text, "\n".join(f"- {line}" for line in lines)])
-    return f"{text}\n\n{fold_lines(lines, terminal_width())}"
+        return "\n".join([table, "", *(f"- {escape_markdown(note)}" for note in notes)])
+    return f"{table}\n\n{fold_lines(notes, terminal_width())}"
 
 
 def _with_titles(row: Row, cell: Cell) -> Row:
@@ -171,13 +176,7 @@ def render_tests(rows: Sequence[Row], format: str) -> str:
     """Render the rows of `factor_tests.run_test` in one of `tables.FORMATS`; JSON and CSV have every value."""
     if format in ("json", "csv") or not rows:
         return render(rows, format)
-    texts, lines = format_tests(rows), notes_on_tests(rows)
-    text = render(texts, format, fixed=("where", "contrast"))
-    if format == "latex":
-        return "\n".join([text, *(f"% {line}" for line in lines)])
-    return f"{text}\n\n" + (
-        "\n".join(f"- {line}" for line in lines) if format == "markdown" else fold_lines(lines, terminal_width())
-    )
+    return _add_notes(render(format_tests(rows), format, fixed=("where", "contrast")), notes_on_tests(rows), format)
 
 
 def format_tests(rows: Sequence[Row]) -> list[Row]:
@@ -355,7 +354,7 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
     if old:
         lines.append(f"runs of an older normlab, whose outcomes use {WHOLE_TEXT_NOTE}: {old}")
     defined = [f"{name}: {text}" for name, text in DEFINITIONS.items() if name in columns]
-    lines += [*defined, f"bad learning rate: {BAD}"] if defined else []
+    lines += [f"bad learning rate: {BAD}", *defined] if defined else []
     if "vs baseline" in columns and any(row.get("baseline") for row in rows):
         m = sum(row.get("p") is not None for row in rows)
         lines.append(

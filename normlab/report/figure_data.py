@@ -183,10 +183,13 @@ def _loss_caption(what: str, cells: Sequence[Cell], figure_runs: Callable[[Cell]
     runs = [run for cell in cells for run in figure_runs(cell)]
     counts = {state: sum(run.state == state for run in runs) for state in BAD_OUTCOMES}
     marks = "mean and 95% interval over seeds (three or more), points: seeds"
-    marks += ", x: diverged seeds" * (counts[DIVERGED] > 0)
-    marks += ", open point: with stuck or regressed runs" * (counts[STUCK] + counts[REGRESSED] > 0)
+    if counts[DIVERGED]:
+        marks += ", x: diverged seeds"
+    if counts[STUCK] or counts[REGRESSED]:
+        marks += ", open point: with stuck or regressed runs"
+    caption = f"Final validation loss{what}: {marks}."
     bad = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    return f"Final validation loss{what}: {marks}." + f" Of {len(runs)} runs, {bad}." * bool(bad)
+    return f"{caption} Of {len(runs)} runs, {bad}." if bad else caption
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,13 +237,15 @@ def _learning_rates(cells: Sequence[Cell], channels: Channels) -> Figure:
         return [loss_point(cell, lr, lr) for cell in members for lr in cell.losses]
 
     rates = sorted({lr for cell in cells for lr in cell.losses})
+    caption = _loss_caption(" at each learning rate", cells, lambda cell: [run for run in cell.runs if run.has_loss])
+    if any(cell.varies_decay for cell in cells):
+        caption += f" Note: {GRID_OF_DECAYS}."
     return Figure(
         "lr",
         "learning rate",
         LOSS_AXIS,
         _line_panels(cells, channels, points),
-        _loss_caption(" at each learning rate", cells, lambda cell: [run for run in cell.runs if run.has_loss])
-        + f" Note: {GRID_OF_DECAYS}." * any(cell.varies_decay for cell in cells),
+        caption,
         is_log_x=all(rate > 0 for rate in rates),
         x_ticks=tuple((rate, format_setting(rate)) for rate in rates),
     )

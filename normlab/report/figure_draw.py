@@ -96,7 +96,7 @@ def draw(figure: Figure, columns: int = 2) -> Canvas:
         axis.set_visible(False)
     limits = _limits(figure)
     for index, (axis, panel) in enumerate(zip(flat, figure.panels, strict=False)):
-        axis.set_title(_literal(textwrap.fill(panel.title, max(8, int(0.85 * width / across / CHARACTER)))))
+        axis.set_title(textwrap.fill(_literal(panel.title), max(8, int(0.85 * width / across / CHARACTER))))
         if figure.kind == "matrix":
             image = _draw_grid(axis, figure, panel, limits, width / across)
             if index == count - 1 and image is not None:
@@ -133,7 +133,7 @@ def _with_literal_texts(figure: Figure) -> Figure:
 
 def _literal(text: str) -> str:
     """Return a text for matplotlib, which reads what is between two dollar signs as a formula."""
-    return printable(text, keep="\n").replace("$", r"\$")
+    return printable(text).replace("$", r"\$")
 
 
 def _points(figure: Figure) -> list[Point]:

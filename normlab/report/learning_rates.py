@@ -25,9 +25,9 @@ TOO_HIGH = 0.1
 
 BAD = "one at which a run diverged, is stuck, regressed, or ended above the band around the unigram entropy"
 DEFINITIONS = {
-    "S": "sensitivity to the learning rate: the mean of min(loss, ln V) over the learning rates, minus the lowest one "
-    "of a learning rate that is not bad; a diverged run counts as ln V, so read S together with the number of diverged "
-    "runs; -: every learning rate is bad",
+    "S": "sensitivity to the learning rate: with l = min(loss, ln V), the mean of l over all learning rates minus the "
+    "lowest l among those that are not bad; a diverged run counts as ln V, so read S together with the number of "
+    "diverged runs; -: every learning rate is bad",
     "near-best lr": "the learning rates around the best one that are not bad and at most "
     f"{NEAR_BEST:g} nats/token worse",
     "too-high lr": "the lowest learning rate above the best one that is bad or more than "

@@ -59,9 +59,11 @@ _ENVIRONMENT: dict[str, Callable[[RunRecord], Setting]] = {
     "tokenizer": lambda run: _join(*map(str, filter(None, [run.corpus.tokenizer, run.corpus.vocab_size]))) or "unknown",
     "device": RESOLVED["device"],
     "precision": RESOLVED["precision"],
-    **{f"{NUMERICS}{name})": RESOLVED[name] for name in ("compile", "deterministic", "devices", "threads")},
-    "numerics (instructions)": RESOLVED["instructions"],
-    "numerics (torch)": lambda run: as_setting(run.versions.get("torch")),
+    **{
+        f"{NUMERICS}{name})": RESOLVED[name]
+        for name in ("compile", "deterministic", "devices", "threads", "instructions")
+    },
+    f"{NUMERICS}torch)": lambda run: as_setting(run.versions.get("torch")),
     _PACK_SIZE: lambda run: len(run.pack.runs) or 1,
     "sweep": lambda run: run.pack.sweep,
 }

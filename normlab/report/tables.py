@@ -93,17 +93,18 @@ def _csv_value(value: Any) -> Any:
 def _markdown(rows: Sequence[Row]) -> str:
     keys = list(rows[0])
     table = [
-        [_escape(_title(key)) for key in keys],
+        [escape_markdown(_title(key)) for key in keys],
         ["---:" if key in _FORMATS else "---" for key in keys],
-        *([_escape(format_value(key, row[key])) for key in keys] for row in rows),
+        *([escape_markdown(format_value(key, row[key])) for key in keys] for row in rows),
     ]
     lines = [f"| {' | '.join(cells)} |" for cells in table]
     if warning := _corpora_note(rows):
-        lines += ["", _escape(warning)]
+        lines += ["", escape_markdown(warning)]
     return "\n".join(lines)
 
 
-def _escape(text: str) -> str:
+def escape_markdown(text: str) -> str:
+    """Escape the characters that Markdown or HTML interprets."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     # Markdown keeps an underscore inside a word, and most names have one.
     return re.sub(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
@@ -288,14 +289,12 @@ def _columns(rows: Sequence[Row]) -> Columns:
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
-    """Return the name of each row: of its run, with the id if several runs have that name, or the first column."""
+    """Return the name of each row: of its run, with another id if several runs have that name, or the first column."""
     key = "run" if "run" in rows[0] else next(iter(rows[0]))
     names = [format_value(key, row.get(key)) for row in rows]
     count = Counter(names)
-    return [
-        name if count[name] == 1 or not row.get("id") else f"{name} ({format_value('id', row['id'])})"
-        for name, row in zip(names, rows, strict=True)
-    ]
+    named = zip(names, [format_value("id", row.get("id")) for row in rows], strict=True)
+    return [name if count[name] == 1 or id in ("", name) else f"{name} ({id})" for name, id in named]
 
 
 def _fit(columns: Columns, width: int, fixed: Collection[str]) -> tuple[list[str], dict[str, int]]:

@@ -54,7 +54,7 @@ TENSORS = {"resid": "the residual stream", "attn": "the output of attention", "m
 def sizes(of: str) -> list[Statistic]:
     """Return the statistics of size of the residual stream, or of what a sub-layer adds to it."""
     tensor = TENSORS[of]
-    note = " In pre-norm it grows with depth, in post-norm it has the size of the gain." * (of == "resid")
+    note = " In pre-norm it grows with depth, in post-norm it has the size of the gain." if of == "resid" else ""
     return [
         Statistic(
             name=f"{of}_rms", of=of, unit="1", merge="rms", value=lambda x: x.mean_square,

@@ -205,18 +205,39 @@ def read_plan(folder: Path) -> Plan:
             raise ValueError(f"{invalid[0]!r:.40} is not a run id")
         if not is_file_name(record["name"]):
             raise ValueError(f"{record['name']!r:.40} is not the name of a sweep")
-        if not all(isinstance(override, str) for run in runs for override in run.overrides):
+        if not all(_are_texts(run.overrides) for run in runs):
             raise ValueError("an override is not a text")
+        if not all(isinstance(run.config, dict) for run in runs):
+            raise ValueError("a config is not an object")
         packs = [Pack(pack["number"], pack["jobs"], pack.get("halved_from")) for pack in record["packs"]]
-        if any(type(number) is not int for pack in packs for number in (pack.number, *pack.runs)):
+        numbers = [number for pack in packs for number in (pack.number, pack.halved_from or 0)]
+        if not all(map(_is_count, numbers)) or len({pack.number for pack in packs}) < len(packs):
             raise ValueError("a pack has an invalid number")
-        if any(index not in range(len(runs)) for pack in packs for index in pack.runs):
+        if not all(isinstance(pack.runs, list) and pack.runs for pack in packs):
+            raise ValueError("a pack has no list of runs")
+        if not all(_is_count(index) and index < len(runs) for pack in packs for index in pack.runs):
             raise ValueError(f"a pack has a run outside of the {len(runs)} runs")
         notes = record.get("notes", [_TIMED_NOTE] if record.get("tried") else [])
-        limits = (record.get("memory_bytes"), record.get("parallel_packs", 1))
-        return Plan(record["name"], record["pack"], runs, packs, notes, *limits)
+        memory_bytes, parallel_packs = record.get("memory_bytes"), record.get("parallel_packs", 1)
+        is_valid = {
+            "pack": isinstance(record["pack"], str),
+            "notes": _are_texts(notes),
+            "memory_bytes": memory_bytes is None or _is_count(memory_bytes),
+            "parallel_packs": _is_count(parallel_packs) and parallel_packs > 0,
+        }
+        if wrong := [name for name, valid in is_valid.items() if not valid]:
+            raise ValueError(f"{wrong[0]} is {record[wrong[0]]!r:.40}")
+        return Plan(record["name"], record["pack"], runs, packs, notes, memory_bytes, parallel_packs)
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{path}: is not a valid plan ({error}); {HOW_TO_FIX[PLAN_FILE]}") from error
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
 
 
 def append_outcome(folder: Path, outcome: PackOutcome) -> None:

@@ -79,7 +79,9 @@ class Arm:
 
 
 def plausible_lrs(best: float, losses: Losses, bad: Collection[float]) -> list[float]:
-    """Return a learning rate, and those, not bad, that are not worse by a one-sided paired t test at `WORSE`.
+    """Return the best learning rate, and the others that are neither bad nor worse than it.
+
+    A learning rate is worse if a one-sided paired t test at level `WORSE` finds a higher loss.
 
     The choice on two seeds is noisy. The interval of a contrast is therefore the union of its intervals at all of these
     learning rates. Without the union an arm differs from itself in up to 10 % of the splits of study `noise`.
@@ -92,8 +94,8 @@ def plausible_lrs(best: float, losses: Losses, bad: Collection[float]) -> list[f
         if lr == best or lr in bad or len(common) < 2:
             continue
         values, at_best = ([each[replicate] for replicate in common] for each in (by_replicate, losses[best]))
-        if not all(map(math.isfinite, at_best)):  # a learning rate that is not bad is not worse than one that diverges
-            found.append(lr)
+        if not all(map(math.isfinite, at_best)):
+            found.append(lr)  # no run of it diverged, so it is not worse than the best one, of which a run diverged
             continue
         if ttest_rel(values, at_best, alternative="greater").pvalue > WORSE:  # pyright: ignore[reportAttributeAccessIssue]
             found.append(lr)

@@ -1,4 +1,4 @@
-"""Does DeepNorm train deep where post-norm does not, and what does one wrong exponent in its initial weights do?"""
+"""Does DeepNorm train deep where post-norm does not, and what does one exponent of the wrong sign do?"""
 
 from normlab.studies.base import NANO, RATES, AtLeast, AtMost, Claim, Grid, Picture, Study, register_study
 from normlab.studies.estimators import Share, difference
@@ -13,7 +13,7 @@ DEEP, SHALLOW = "model.depth=24", "model.depth=4"
 register_study(
     Study(
         name="deepnorm",
-        question="Does DeepNorm train where post-norm is stuck, and what does one wrong exponent change?",
+        question="Does DeepNorm train where post-norm is stuck, and what does one exponent of the wrong sign change?",
         background=(
             "DeepNorm (Wang et al. 2022, arXiv:2203.00555) multiplies the residual stream by (2L)^(1/4) and the "
             "initial weights of values, attention output and MLP by (8L)^(-1/4). The arm with the wrong exponent "

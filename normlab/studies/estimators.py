@@ -89,7 +89,7 @@ def over_seeds(values: Mapping[Replicate, float]) -> Estimate:
     finite = [value for value in values.values() if math.isfinite(value)]
     return Estimate(
         wide.estimate, wide.low, wide.high, narrow.low, narrow.high, wide.design.n, wide.p,
-        wide.test.replace("paired t", "t over seeds"),
+        "t over seeds" if wide.test == "paired t" else wide.test,
         float(np.std(finite, ddof=1)) if len(finite) == len(values) > 1 else None,
         {_name(replicate): value for replicate, value in values.items()},
     )  # fmt: skip
@@ -185,10 +185,12 @@ class Contrast:
     @property
     def quantity(self) -> str:
         """The name of the estimate with its unit, for an axis."""
-        what = {1: "", 2: "difference in ", 4: "difference of differences in "}.get(len(self.weights), "contrast of ")
+        measure = self.measure.text
+        differences = {1: "", 2: "difference in ", 4: "difference of differences in "}
         if not self.is_ratio:
-            return what + self.measure.text
-        return what.replace("difference in", "ratio of") + self.measure.text.removeprefix("ln(").removesuffix(")")
+            return differences.get(len(self.weights), "contrast of ") + measure
+        ratios = {1: "", 2: "ratio of ", 4: "ratio of ratios of "}
+        return ratios.get(len(self.weights), "exp of a contrast of ") + measure.removeprefix("ln(").removesuffix(")")
 
     def estimate(self, runs: StudyRuns) -> Estimate:
         """Return the estimate."""
@@ -391,7 +393,8 @@ class OverGrid:
         """What is estimated."""
         is_ratio = self.number == "highest_rate"
         minus = f"{', over' if is_ratio else ', minus'} that of [{self.minus}]" if self.minus else ""
-        return f"{NUMBERS[self.number]}, {'geometric ' * is_ratio}mean over seeds: [{self.where}]{minus}"
+        mean = "geometric mean" if is_ratio else "mean"
+        return f"{NUMBERS[self.number]}, {mean} over seeds: [{self.where}]{minus}"
 
     @property
     def quantity(self) -> str:

@@ -40,7 +40,8 @@ def write_index(folder: Path) -> None:
     parts = [INTRODUCTION]
     for path in sorted(folder.glob("*/report.json")):
         try:
-            parts.append("\n".join(_section(json.loads(path.read_text()) | {"folder": path.parent.name})))
+            section = _section(json.loads(path.read_text()) | {"folder": path.parent.name})
+            parts.append("\n".join(map(printable, section)))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             warn(
                 f"{path}: is damaged ({error!r}), so {folder / 'README.md'} leaves it out; restore a copy, or delete it"
@@ -55,11 +56,12 @@ def as_text(markdown: str) -> str:
 
 def _section(report: dict[str, Any]) -> Iterator[str]:
     folder, size = report["folder"], report["size"]
-    yield f"## {report['question']}\n"
+    yield from (f"## {report['question']}", "")
     yield (
         f"`normlab study run {report['study']}{'' if size == 'small' else f' --size {size}'}`: {report['runs']} runs, "
-        f"{report['tokens']:,.0f} tokens. [Report]({folder}/README.md), [picture]({folder}/verdicts.svg).\n"
+        f"{report['tokens']:,.0f} tokens. [Report]({folder}/README.md), [picture]({folder}/verdicts.svg)."
     )
+    yield ""
     yield "| claim | source | verdict | estimate, interval | criterion | n |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for row in report["claims"]:
@@ -68,8 +70,9 @@ def _section(report: dict[str, Any]) -> Iterator[str]:
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
     for row in report["claims"]:
         if row.get("under_review"):
-            yield f"\nUnder review: {row['text']} Reason: {row['under_review']}."
+            yield ""
+            yield f"Under review: {row['text']} Reason: {row['under_review']}."
     controls = [f"{row['text'].removesuffix('.')} ({row['verdict']})" for row in report["controls"]]
-    yield f"\nControls: {'; '.join(controls) or 'none'}.\n"
+    yield from ("", f"Controls: {'; '.join(controls) or 'none'}.", "")
     if amendments := report.get("amendments"):
-        yield f"Amended: {' '.join(amendments.values())}\n"
+        yield from (f"Amended: {' '.join(amendments.values())}", "")

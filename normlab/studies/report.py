@@ -88,11 +88,9 @@ def rewrite_report(study: Study, size: str, folder: Path) -> tuple[Verdicts, Pat
     Raises:
         StoreError: A file cannot be read or written, or the criterion has changed since the runs were judged.
     """
-    path, now, train = (
-        folder / DATA,
-        study.criterion_hash(size),
-        f"train its runs with `normlab study run {study.name}`",
-    )
+    path = folder / DATA
+    now = study.criterion_hash(size)
+    train = f"train its runs with `normlab study run {study.name}`"
     try:
         report = decode(json.loads(path.read_bytes()))
         criterion, facts = report["criterion"], {name: report[name] for name in FACTS}
@@ -262,46 +260,52 @@ def as_markdown(blocks: Sequence[Block]) -> str:
     return as_text("\n\n".join(_block_as_markdown(block) for block in blocks) + "\n")
 
 
+def _lines(content: Any) -> Any:
+    """Return the content of a block with each text on one line; it may be someone else's."""
+    return printable(content) if isinstance(content, str) else list(map(_lines, content))
+
+
 def _block_as_markdown(block: Block) -> str:
+    content = _lines(block.content)
     if block.kind == "title":
-        return f"# {block.content}"
+        return f"# {content}"
     if block.kind == "heading":
-        return f"## {block.content}"
+        return f"## {content}"
     if block.kind == "list":
-        return "\n".join(f"- {line}" for line in block.content)
+        return "\n".join(f"- {line}" for line in content)
     if block.kind == "picture":
-        name, caption = block.content
+        name, caption = content
         return f"![{caption}]({name}.svg)\n\n*{caption}*"
     if block.kind == "code":
-        return "\n".join(["```sh", *block.content, "```"])
+        return "\n".join(["```sh", *content, "```"])
     if block.kind == "table":
-        head, *rows = [[cell.replace("|", r"\|") for cell in row] for row in block.content]
+        head, *rows = [[cell.replace("|", r"\|") for cell in row] for row in content]
         lines = [head, ["---"] * len(head), *rows]
         return "\n".join(f"| {' | '.join(row)} |" for row in lines)
-    return block.content
+    return content
 
 
 def as_page(study: Study, blocks: Sequence[Block], folder: Path) -> str:
     """Return the blocks as one HTML page, with the figures in `folder`."""
     body = f'<style>{CSS}</style><main class="report">{"".join(_as_html(block, folder) for block in blocks)}</main>'
-    return page(study.question, printable(body, keep="\n"), {}, [])
+    return page(study.question, body, {}, [])
 
 
 def _as_html(block: Block, folder: Path) -> str:
-    escape = html.escape
+    escape, content = html.escape, _lines(block.content)
     if block.kind in ("title", "heading", "text"):
         tag = {"title": "h1", "heading": "h2", "text": "p"}[block.kind]
-        return f"<{tag}>{escape(block.content)}</{tag}>"
+        return f"<{tag}>{escape(content)}</{tag}>"
     if block.kind == "list":
-        return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in block.content) + "</ul>"
+        return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in content) + "</ul>"
     if block.kind == "picture":
-        name, caption = block.content
-        content = base64.b64encode((folder / f"{name}.svg").read_bytes()).decode()
-        image = f'<img alt="{escape(caption)}" src="data:image/svg+xml;base64,{content}">'
+        name, caption = content
+        picture = base64.b64encode((folder / f"{name}.svg").read_bytes()).decode()
+        image = f'<img alt="{escape(caption)}" src="data:image/svg+xml;base64,{picture}">'
         return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
     if block.kind == "code":
-        return f"<pre>{escape(chr(10).join(block.content))}</pre>"
-    head, *rows = block.content
+        return f"<pre>{escape(chr(10).join(content))}</pre>"
+    head, *rows = content
     cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>'

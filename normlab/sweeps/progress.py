@@ -96,7 +96,7 @@ def plan_lines(sweep: PlannedSweep, options: SweepOptions, *, with_packs: bool) 
             }
             for pack in packs
         ]
-        yield render(rows)
+        yield from render(rows).split("\n")
 
 
 def result_lines(plan: Plan, folder: Path, failed: Mapping[int, PackOutcome]) -> Iterator[str]:
@@ -113,7 +113,7 @@ def result_lines(plan: Plan, folder: Path, failed: Mapping[int, PackOutcome]) ->
         more = f"; the first {MOST_LINES} are" if len(shown) > MOST_LINES else ""
         yield f"failed, diverged, regressed, stuck or damaged: {len(shown)} of {len(rows)} runs{more}:"
     if shown:
-        yield render(shown[:MOST_LINES])
+        yield from render(shown[:MOST_LINES]).split("\n")
     states = Counter[str]()
     for index, state in enumerate(row["state"] for row in rows):
         # A second Ctrl-C kills runs, but their packs have not failed.

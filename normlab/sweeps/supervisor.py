@@ -18,6 +18,7 @@ from typing import Any
 
 from normlab.config.sweep_options import SweepOptions
 from normlab.errors import StoreError
+from normlab.report.tables import counted
 from normlab.store import plans
 from normlab.store.files import check_links, delete_temporaries, make_folder
 from normlab.store.lock import file_lock
@@ -146,7 +147,7 @@ class _Supervisor:
                     if not signals:
                         self.waiting = self.executor.submit(self.plan, self.waiting)
                         if self.waiting and not self.executor.active:
-                            packs = "1 pack" if len(self.waiting) == 1 else f"{len(self.waiting)} packs"
+                            packs = counted(len(self.waiting), "pack")
                             self.display.print(f"too few GPUs are left for {packs}; the same command resumes the sweep")
                             break
                     elif len(signals) > signals_handled:

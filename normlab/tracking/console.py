@@ -226,7 +226,7 @@ def _text_read(read: TextRead) -> str:
     """Return the number and the formats of the documents, and what was left out."""
 
     def counted(count: float | None, noun: str) -> str:
-        return f"{count or 0:,.0f} {noun}{'s' * (count != 1)}"
+        return f"{count or 0:,.0f} {noun if count == 1 else f'{noun}s'}"
 
     formats = [(finite(count), name) for name, count in read.formats.items()]
     files = ", ".join(counted(count, name if name == "dataset" else f"{name} file") for count, name in formats)

@@ -75,9 +75,12 @@ def _is_valid(name: str, value: object) -> bool:
         return type(value) is int
     if not isinstance(value, str):
         return False
-    if name == "where" and re.fullmatch(r"https?://[!-~]+", value):
+    if name == "problem" or value == "":
         return True
-    return name == "problem" or not value or all(map(is_file_name, value.split("/") if name == "where" else [value]))
+    if name == "where":
+        is_address = re.fullmatch(r"https?://[!-~]+", value) is not None
+        return is_address or all(map(is_file_name, value.split("/")))
+    return is_file_name(value)
 
 
 def lock_of(run: Path, service: str) -> Path:
@@ -121,7 +124,7 @@ def upload_lines(runs: Sequence[Path], service: str, names: Sequence[str]) -> li
             continue
         elif upload.where and not upload.problem and folder.is_active():
             training += 1
-        elif not upload.where or upload.steps < (RunRecord.read(folder).status.step or 0):
+        elif not _has_data(run, upload) or upload.steps < (RunRecord.read(folder).status.step or 0):
             problems.append(upload.problem or (NOT_SENT if has_login else NO_LOGIN))
         elif upload.problem:
             outdated.append(upload.problem)
@@ -147,6 +150,11 @@ def upload_lines(runs: Sequence[Path], service: str, names: Sequence[str]) -> li
     if problems:
         lines.append(f"{title} lacks data of {_count(len(problems))} ({problems[0]}); {hint}")
     return lines
+
+
+def _has_data(run: Path, upload: Upload) -> bool:
+    """Whether a service or an existing folder has steps of a run."""
+    return "://" in upload.where or (upload.where != "" and (run / upload.where).exists())
 
 
 def _shown(run: Path, service: str, where: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,25 +13,34 @@ import pytest
 
 from normlab.cli.app import echo, show_progress
 from normlab.errors import notify, printable, warn
+from normlab.report.pages.shell import write_output
 from normlab.report.tables import FORMATS, render
 from normlab.store.runs import RunFolder
 from normlab.studies.base import Study
+from normlab.studies.index import write_index
 from normlab.studies.report import Block, as_markdown, as_page
 from normlab.tracking.console import Console
 from normlab.tracking.payloads import labels_of
 
 Command = Callable[..., tuple[int, str, str]]
 
-ESCAPES = "\x1b[2J\x1b]0;title\x07 a\nb\rc \u202egnp \ud800 \x9b1m"
+SPLIT = "SPLIT"
+BREAKS = "".join(f"x{char}{SPLIT}" for char in "\n\t\r\v\f\x1c\x85\u2028\u2029")
+"""Every character that may end a line; no line of the output begins with the word after it."""
+ESCAPES = f"\x1b[2J\x1b]0;title\x07 {BREAKS} \u202egnp \ud800 \x9b1m"
 MARKUP = (
     "<script>alert(1)</script> <img src=x onerror=alert(1)> $\\frac$ cost $^{$ | `x` [y](http://z) \\input{x} & % # _"
 )
 FORMULAS = ["=cmd()", "+1+cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "\t=1+1", "\r=1+1", " =1+1", "\uff1d1+1"]
 TEXT = f"={ESCAPES} {MARKUP}"
+RESOLVED_TEXTS = ("init", "device", "device_name", "precision", "decayed", "instructions")
+LATEX_LINE = r"\\(begin|end|toprule|midrule|bottomrule)\b.*|% .*|.* & .* \\\\"
+"""The lines of a table in LaTeX: commands of booktabs, comments and rows."""
 
 
 def assert_shown(text: str, subject: object = "") -> None:
-    assert printable(text, keep="\n\t") == text, subject
+    assert printable(text, keep="\n") == text, subject
+    assert [line for line in text.splitlines() if line.lstrip().startswith(SPLIT)] == [], subject
     assert "Traceback" not in text, subject
 
 
@@ -44,14 +54,22 @@ def assert_no_formula(text: str) -> None:
                 assert not cell.strip().startswith(("=", "+", "-", "@", "\uff1d")), row
 
 
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a text that is not escaped starts a new line."""
+    monkeypatch.setenv("COLUMNS", "100000")
+
+
 @pytest.fixture(params=[TEXT])
 def runs(request: pytest.FixtureRequest, make_run: Callable[..., RunFolder]) -> list[str]:
     """Make runs whose names, norms and corpora are hostile texts, in the current folder; return an id and a name."""
     corpus = {"name": f"@{TEXT}", "sha256": "a" * 64, "baselines": {"uniform": 5.5, "unigram": 3.2, "bigram": 2.5}}
     for index, name in enumerate(FORMULAS):
         norm, seed, lr = "rmsnorm" if index < 2 else request.param, index % 2, (1 + index // 4) * 1e-3
+        resolved = dict.fromkeys(RESOLVED_TEXTS, "gpt2" if index < 2 else request.param)
+        run = {"name": name + TEXT, "corpus": corpus, "resolved": resolved}
         folder = make_run(
-            f"run{index}", norm=norm, seed=seed, lr=lr, run={"name": name + TEXT, "corpus": corpus},
+            f"run{index}", norm=norm, seed=seed, lr=lr, run=run,
             status={"val_loss": 2.0 + seed / 10 - 100 * lr},
         )  # fmt: skip
         folder.append([{"kind": "eval", "step": step, "loss": 3.0 - step / 100} for step in (0, 50, 100)])
@@ -70,8 +88,10 @@ def test_tables(format: str, runs: list[str], run_command: Command) -> None:
             json.loads(out)
         elif format == "markdown":
             assert "<script" not in out
+            assert [line for line in out.splitlines() if not re.match(r"\| |- |\d+ corpora: |$", line)] == []
         elif format == "latex":
-            assert "\\input" not in out
+            assert [line for line in out.splitlines() if not re.fullmatch(LATEX_LINE, line)] == []
+            assert "\\input" not in re.sub(r"^% .*", "", out, flags=re.MULTILINE)
 
 
 def test_commands_that_print(runs: list[str], run_command: Command) -> None:
@@ -83,7 +103,7 @@ def test_commands_that_print(runs: list[str], run_command: Command) -> None:
         assert_shown(out + err, command)
 
 
-@pytest.mark.parametrize("runs", ["\x1b[2J \ud800 <script> $\\frac$ $^{$"], indirect=True, ids=ascii)
+@pytest.mark.parametrize("runs", ["a\nSPLIT \x1b[2J \ud800 <script> $\\frac$ $^{$"], indirect=True, ids=ascii)
 @pytest.mark.parametrize("kind", ["loss", "lr", "factor", "matrix"])
 def test_figures(kind: str, runs: list[str], run_command: Command) -> None:
     for output in ("f.svg", "f.pdf", "f.png") if kind == "factor" else ("f.svg",):
@@ -96,6 +116,7 @@ def test_figures(kind: str, runs: list[str], run_command: Command) -> None:
             content = Path(output).read_text()
             assert_shown(content)
             assert "<script" not in content
+            assert r"a\nSPLIT" in content
 
 
 def test_the_page(runs: list[str], run_command: Command) -> None:
@@ -114,6 +135,14 @@ def test_reports_of_studies(tmp_path: Path) -> None:
     for output in (as_markdown(blocks), as_page(Study("study", TEXT, {}, []), blocks, tmp_path)):
         assert_shown(output)
         assert "<script>alert" not in output
+    claim = {"text": TEXT, "source": TEXT, "verdict": TEXT, "criterion": TEXT, "n": 1, "under_review": TEXT}
+    report = {"study": TEXT, "question": TEXT, "size": "small", "runs": 1, "tokens": 1, "claims": [claim],
+              "controls": [claim], "amendments": {"hash": TEXT}}  # fmt: skip
+    write_output(tmp_path / "study" / "report.json", json.dumps(report).encode())
+    write_index(tmp_path)
+    index = (tmp_path / "README.md").read_text()
+    assert_shown(index)
+    assert index.count("Under review: ") == 1
 
 
 def test_lines_for_the_user(capsys: pytest.CaptureFixture[str]) -> None:

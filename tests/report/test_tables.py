@@ -164,10 +164,12 @@ def test_equal_names_are_followed_by_ids(make_run, tmp_path):
     for run_id in ("aa11", "bb22"):
         make_run(run_id, run={"name": "same"})
     make_run("cc33", run={"name": "other"})
+    make_run("same")
     text = render(summarize(tmp_path), "table", 160)
     assert "same (aa11)" in text
     assert "same (bb22)" in text
     assert "other (" not in text
+    assert "same (same)" not in text
 
 
 @pytest.mark.parametrize("format", ["table", "markdown"])

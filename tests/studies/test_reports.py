@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from normlab.studies.base import STUDIES, AtLeast, Claim, Study, load_studies
-from normlab.studies.estimators import Estimate, difference
+from normlab.studies.estimators import Contrast, Estimate, difference
 from normlab.studies.index import write_index
 from normlab.studies.judge import Judgement
+from normlab.studies.measures import StepsTo
 from normlab.studies.report import COLOURS, FORMATS, draw_verdicts
 from support.browser import PHONE, WIDE, opened
 
@@ -158,6 +159,12 @@ def test_the_quantity_of_a_claim_has_a_name_and_a_unit(study: Study, claim: Clai
     assert re.search(r"nats/token|share|ratio|slope|ln\(|growth|factor|norm_in_uniform|over first|highest", quantity)
     assert claim.name not in quantity
     assert quantity.count("(") == quantity.count(")")
+
+
+def test_the_quantity_of_a_ratio_names_no_difference() -> None:
+    arms = {"a": 1.0, "b": -1.0, "c": -1.0, "d": 1.0}
+    assert Contrast(arms, StepsTo(2.5), is_ratio=True).quantity == "ratio of ratios of steps to validation loss 2.5"
+    assert Contrast(arms, StepsTo(2.5)).quantity == "difference of differences in ln(steps to validation loss 2.5)"
 
 
 # The page

@@ -55,6 +55,7 @@ def run(tmp_path: Path) -> RunFolder:
             "W&B has the steps of 1 run; the last upload was not complete (Error: gone)",
         ),
         (Upload(where="wandb/offline-run-1", steps=5), "W&B: `wandb sync {run}/wandb/offline-run-1` uploads it"),
+        (Upload(where="wandb/offline-run-2", steps=5), NO_PROCESS + HINT),
         (Upload(problem=NO_LOGIN), "W&B lacks data of 1 run (no login; `wandb login` makes one); " + HINT),
         (Upload(problem=DISABLED), None),
     ],
@@ -62,6 +63,7 @@ def run(tmp_path: Path) -> RunFolder:
 def test_lines(upload: Upload, line: str | None, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     upload.write(run.path, "online")
+    (run.path / "wandb" / "offline-run-1").mkdir(parents=True)
     expected = [] if line is None else [line.replace("{run}", os.path.relpath(run.path))]
     assert upload_lines([run.path], "auto", ["x"]) == expected
 

@@ -15,10 +15,10 @@ from normlab.report.cells_table import CellsTable, build_table, cell_options
 from normlab.report.cells_text import format_tests, notes, notes_on_tests, table_rows
 from normlab.report.channels import choose_channels, level_colors
 from normlab.report.compare.summary_text import (
-    ALL_BAD,
     BAD_STATES,
     MAX_COMPARED,
     NO_RESULT,
+    all_bad,
     loss_text,
     lr_text,
     margins,
@@ -144,7 +144,7 @@ def page_data(
         "summary": summary_sentences(cells, missing, compared),
         "not_comparable": not_comparable(cells),
         "no_result": NO_RESULT,
-        "all_bad": ALL_BAD,
+        "all_bad": all_bad(),
         "missing": [[state, missing.count(state)] for state in dict.fromkeys(missing)],
         "warnings": table.warnings,
         "caveats": [*comparability_warnings(results), *table.warnings, *selection_note(cells)],

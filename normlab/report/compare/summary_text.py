@@ -26,7 +26,6 @@ MAX_COMPARED = 80
 MAX_SIZES = 6
 """The number of sizes that the summary has a best cell of."""
 NO_RESULT = "No run has a final loss yet: there is nothing to compare."
-ALL_BAD = "No best cell: in every cell with a result, a run diverged, is stuck or regressed."
 BAD_STATES = {state: state for state in (DIVERGED, FAILED, STUCK, REGRESSED, DAMAGED)} | {"not finished": UNFINISHED}
 """The states of runs that the summary counts, by their names in text."""
 
@@ -44,6 +43,12 @@ def not_comparable(cells: Sequence[Cell]) -> str:
     """Return the sentence that says why the cells have no best one, or an empty text."""
     reason = reason_not_comparable([run for cell in cells for run in cell.runs if run.has_loss])
     return reason and f"No best cell: {reason}."
+
+
+def all_bad(size: str = "") -> str:
+    """Return the sentence for a size, or for all cells, in which every cell has a bad outcome."""
+    at = f" at {size}" if size else ""
+    return f"No best cell{at}: in every cell with a result, a run diverged, is stuck or regressed."
 
 
 def margins(cells: Sequence[Cell]) -> dict[tuple[int, int], Margin]:
@@ -110,8 +115,8 @@ def summary_sentences(
         compared = margins(cells) if compared is None else compared
         shown = [*sizes.items()][:MAX_SIZES]
         sentences = [text for size, ranked in shown for text in _best_of_size(cells, size, ranked, compared)]
-        if more := len(sizes) - MAX_SIZES:
-            sentences += [f"{counted(more, 'more size')}: see the table of cells."] if more > 0 else []
+        if (more := len(sizes) - MAX_SIZES) > 0:
+            sentences.append(f"{counted(more, 'more size')}: see the table of cells.")
     differences = [f"{line[0].upper()}{line[1:]}." for line in resolved_differences(cells)]
     return [*sentences, *differences, _count_outcomes(cells, missing), *selection_note(cells)]
 
@@ -124,7 +129,7 @@ def _best_of_size(
     if len(ranked) == 1 and (size or len(cells) == 1):
         yield f"{cell.label}: {result}; no other cell to compare with."
     elif cell.has_bad_outcome:
-        yield ALL_BAD.replace("No best cell", f"No best cell at {size}") if size else ALL_BAD
+        yield all_bad(size)
     else:
         yield f"Best at {size}: {cell.arm}: {result}." if size else f"Best: {cell.label}: {result}."
         yield compared[ranked[0], ranked[1]].text if len(ranked) > 1 else "No other cell has a result."
@@ -159,7 +164,8 @@ def selection_note(cells: Sequence[Cell]) -> list[str]:
     rates = [len(cell.losses) for cell in cells if cell.losses]
     selected = ["each cell's learning rate"] if max(rates, default=0) > 1 else []
     if max(sizes, default=0) > 2 and not not_comparable(cells):
-        selected.append(f"the best of {'up to ' * (len({*sizes}) > 1)}{max(sizes)} cells")
+        up_to = "up to " if len({*sizes}) > 1 else ""
+        selected.append(f"the best of {up_to}{max(sizes)} cells")
     if not selected:
         return []
     verb, loss = ("is", "its loss is") if len(selected) == 1 else ("are", "their losses are")

@@ -254,7 +254,7 @@ def test_interactions_are_those_of_summarize(grid, compare, tmp_path, run_comman
     for texts, row in zip(tests["rows"], rows, strict=True):
         assert texts[2].startswith(f"{row['estimate']:+.4f}")
         assert float(texts[at].replace("<", "")) == pytest.approx(row["p_holm"], rel=0.06, abs=1e-4)
-    assert all(note in run_command(*arguments, "markdown")[1] for note in tests["notes"])
+    assert all(note in run_command(*arguments, "latex")[1] for note in tests["notes"])
     monkeypatch.setattr(compare_data, "MAX_INTERACTIONS", len(rows) - 1)
     assert compare()["interactions"]["rows"] == []
 

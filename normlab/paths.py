@@ -9,7 +9,14 @@ WANDB_SWEEPS = "wandb"
 """The folder of sweeps of W&B below `config_dir()`, which is no config group."""
 
 CACHE_LOCKS = "normlab.locks"
-"""The folder of locks in `cache_dir()`; its name marks a folder as the cache, which may also hold files of the user."""
+"""The folder of locks in `cache_dir()`; a lock has the name of a cached corpus in `tokens/`."""
+
+_OUTPUT_FILES = {
+    "runs": {"lock": b"", "run.json": b'"sha256": "'},
+    "sweeps": {"lock": b"", "plan.json": b'"sha256": "'},
+    "studies": {"report.json": b'"criterion": "'},
+}
+"""By the name of the folder around it: the files that a folder of results has, and what they contain."""
 
 
 def config_dir() -> Path:
@@ -27,6 +34,21 @@ def cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "normlab"
 
 
-def is_results_folder(folder: Path) -> bool:
-    """Return whether runs or sweeps of normlab are stored in a folder."""
-    return any(any(folder.glob(pattern)) for pattern in ("runs/*/lock", "runs/*/run.json", "sweeps/*/plan.json"))
+def is_output_folder(folder: Path) -> bool:
+    """Return whether normlab wrote a folder: that of a run, a sweep or a study, or a cached corpus or its locks.
+
+    The folder around it, such as `runs`, may also hold files of the user.
+    """
+    parent = folder.parent
+    if parent.name == "tokens":  # the lock of a corpus is made before the corpus, and is never deleted
+        return (parent.parent / CACHE_LOCKS / folder.name).is_file()
+    marks = _OUTPUT_FILES.get(parent.name, {})
+    return folder.name == CACHE_LOCKS or any(_contains(folder / name, mark) for name, mark in marks.items())
+
+
+def _contains(path: Path, mark: bytes) -> bool:
+    """Return whether a readable file contains `mark`."""
+    try:
+        return path.is_file() and mark in path.read_bytes()
+    except OSError:
+        return False

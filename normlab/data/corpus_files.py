@@ -14,7 +14,7 @@ from normlab.config.corpora import DataConfig, FilesData
 from normlab.data.documents import SourceCounts
 from normlab.data.file_rows import invalid_utf8_at, opened, raise_unreadable, rows_of
 from normlab.errors import DataError, one_line
-from normlab.paths import CACHE_LOCKS, is_results_folder
+from normlab.paths import is_output_folder
 
 SUFFIXES = {
     "json": ".json .jsonl .ndjson .jl",
@@ -128,8 +128,8 @@ class FilesText:
         }
         """All inputs that determine the text, as plain JSON values."""
         folders = (folder for path in files.path if (folder := Path(path).expanduser()).is_dir())
-        self.left_out = [one_line(output) for folder in folders for output in output_folders(folder)]
-        """The folders that normlab wrote, which are not read."""
+        self.left_out = [line for folder in folders for line in outputs_below(folder)]
+        """The output of normlab, which is not read."""
         self.counts = [
             SourceCounts(one_line(each.name), each.format, each.path.stat().st_size) for each in self._sources
         ]
@@ -201,23 +201,22 @@ def files_below(root: Path, skipped: frozenset[str] = frozenset()) -> list[Sourc
     return sorted(sources, key=lambda source: source.name)
 
 
-def output_folders(root: Path) -> list[Path]:
-    """Return the folders below `root` that normlab wrote, which are not read: results, and the cache of tokens."""
-    return sorted(output for _, _, outputs in _walk(root) for output in outputs)
+def outputs_below(root: Path) -> list[str]:
+    """Return one line for each folder that has output of normlab, which is not read: the first output, and how many."""
+    lines = []
+    for folder, _, outputs in sorted(_walk(root)):
+        if outputs:
+            more = f" and {len(outputs) - 1} more in {folder}" if len(outputs) > 1 else ""
+            lines.append(one_line(f"{min(outputs)}{more}"))
+    return lines
 
 
 def _walk(root: Path, skipped: frozenset[str] = frozenset()) -> Iterator[tuple[Path, list[Path], list[Path]]]:
-    """Yield each folder that is read, its files, and the folders in it that normlab wrote."""
+    """Yield each folder that is read, its files, and the output of normlab in it."""
     for name, folders, files in os.walk(root, onerror=raise_unreadable):
-        folder = Path(name)
-        outputs = [folder / each for each in folders if is_results_folder(folder / each)]
-        if CACHE_LOCKS in folders:
-            outputs += [folder / each for each in folders if each in (CACHE_LOCKS, "tokens")]
-        if is_results_folder(folder):  # the root, which the user has named
-            outputs += [folder / each for each in folders if each in ("runs", "sweeps")]
-        folders[:] = [
-            each
-            for each in folders
-            if not each.startswith(".") and each not in skipped and folder / each not in outputs
-        ]
-        yield folder, [folder / each for each in files if not each.startswith(".")], outputs
+        folder, absolute = Path(name), Path(os.path.abspath(name))
+        visible = [each for each in folders if not each.startswith(".") and each not in skipped]
+        outputs = {each for each in visible if is_output_folder(absolute / each)}
+        folders[:] = [each for each in visible if each not in outputs]
+        read = [folder / each for each in files if not each.startswith(".")]
+        yield folder, read, [folder / each for each in outputs]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from normlab.config.corpora import HubData, NamedData
-from normlab.data.corpus_files import files_below, output_folders, source_sha256
+from normlab.data.corpus_files import files_below, outputs_below, source_sha256
 from normlab.data.documents import SourceCounts
 from normlab.data.hub_access import NoAnswer, endpoint, hub_error, import_hub, query_hub, reason_of
 from normlab.errors import DataError, did_you_mean, notify
@@ -51,7 +51,7 @@ class HubText:
         self._folder = folder if folder.is_dir() else None
         if self._folder and options.revision is not None:
             raise DataError(f"data.revision={options.revision}: has no effect on a folder; leave it out")
-        if self._folder and (outputs := output_folders(self._folder)):
+        if self._folder and (outputs := outputs_below(self._folder)):
             raise DataError(f"{self._override}: has {outputs[0]}, which normlab wrote; choose a folder without results")
         self.key: dict[str, Any] = {
             "dataset": options.name,

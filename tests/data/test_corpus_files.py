@@ -444,17 +444,32 @@ def test_rows_without_text_are_counted(files: Files, tmp_path: Path) -> None:
     ]
 
 
-def test_results_and_caches_are_left_out(files: Files, tmp_path: Path) -> None:
-    config = files({
-        "a.txt": "a", "results/report.html": "r", "results/runs/x/lock": "", "deep/mine/sweeps/y/plan.json": "{}",
-        "runs/mine.txt": "m", "cache/normlab.locks/z": "", "cache/tokens/z/meta.json": "{}", "cache/mine.txt": "c",
-    })  # fmt: skip
-    assert source_names(config) == ["a.txt", "cache/mine.txt", "runs/mine.txt"]
-    outputs = ["cache/normlab.locks", "cache/tokens", "deep/mine", "results"]
-    assert FilesText(config).left_out == [f"{tmp_path}/text/{name}" for name in outputs]
-    # A results folder that the user names keeps the user's files.
-    config.path = [f"{tmp_path}/text/results"]
-    assert source_names(config) == ["report.html"]
+def test_only_the_output_of_normlab_is_left_out(files: Files, tmp_path: Path) -> None:
+    record = '{"version": 1, "sha256": "0"}'
+    users = {
+        "a.txt": "a", "exp/t.txt": "t", "exp/texts/b.txt": "b", "exp/runs/r.jsonl": "", "exp/runs/other/run.json": "{}",
+        "exp/runs/other/run.txt": "o", "exp/sweeps/mine/s.txt": "s", "exp/studies/mine.txt": "m", "cache/c.txt": "c",
+        "cache/tokens/mine.txt": "m", "lock": "l", "texts/report.json": "{}", "texts/plan.json": record,
+        "texts/tokens/t/t.txt": "t", "texts/studies/README.md": "r",
+    }  # fmt: skip
+    outputs = {
+        "exp/runs/begun/lock": "", "exp/runs/copied/run.json": record, "exp/sweeps/s/plan.json": record,
+        "exp/studies/s/report.json": '{"criterion": "0"}', "exp/studies/s/README.md": "r",
+        "cache/normlab.locks/z": "", "cache/tokens/z/meta.json": "{}",
+    }  # fmt: skip
+    config = files(users)
+    before = source_sha256(find_sources(config))
+    files(outputs)
+    assert source_names(config) == sorted(users)
+    assert source_sha256(find_sources(config)) == before
+    root = tmp_path / "text"
+    assert FilesText(config).left_out == [
+        f"{root}/cache/normlab.locks", f"{root}/cache/tokens/z",
+        f"{root}/exp/runs/begun and 1 more in {root}/exp/runs", f"{root}/exp/studies/s", f"{root}/exp/sweeps/s",
+    ]  # fmt: skip
+    # The name of a folder does not depend on how the user writes it.
+    config.path = [f"{root}/exp/runs/other/.."]
+    assert source_names(config) == ["other/run.json", "other/run.txt", "r.jsonl"]
 
 
 @pytest.mark.exhaustive

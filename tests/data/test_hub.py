@@ -472,8 +472,8 @@ def test_repeated_column_of_a_folder_is_rejected(name: str, content: bytes, prob
 def test_folder_with_results_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_bytes(jsonl(TEXTS))
     (tmp_path / "results" / "runs" / "x").mkdir(parents=True)
-    (tmp_path / "results" / "runs" / "x" / "run.json").write_text("{}")
-    with pytest.raises(DataError, match=r"has .*/results, which normlab wrote; choose a folder without results"):
+    (tmp_path / "results" / "runs" / "x" / "lock").touch()
+    with pytest.raises(DataError, match=r"has .*/results/runs/x, which normlab wrote; choose a folder without results"):
         open_corpus(HubData(name=str(tmp_path)))
 
 

@@ -18,6 +18,15 @@ _OUTPUT_FILES = {
 }
 """By the name of the folder around it: the files that a folder of results has, and what they contain."""
 
+_PAGE_MARK = b'<meta name="generator" content="normlab">'
+_FILE_MARKS = {
+    "": _PAGE_MARK, ".html": _PAGE_MARK, ".htm": _PAGE_MARK, ".md": b"<!-- Written by normlab. -->",
+    ".pdf": b"/Creator (normlab)", ".svg": b"<dc:title>normlab</dc:title>", ".png": b"Software\0normlab",
+}  # fmt: skip
+"""By suffix: what a page or a figure of normlab contains near its start (a PDF: near its end)."""
+_NEAR = 2**14
+"""Bytes at the start of a file, and at its end, that may have the mark."""
+
 
 def config_dir() -> Path:
     """Return the folder of the Hydra configs: inside the wheel, or `conf/` beside the package in a checkout."""
@@ -44,6 +53,20 @@ def is_output_folder(folder: Path) -> bool:
         return (parent.parent / CACHE_LOCKS / folder.name).is_file()
     marks = _OUTPUT_FILES.get(parent.name, {})
     return folder.name == CACHE_LOCKS or any(_contains(folder / name, mark) for name, mark in marks.items())
+
+
+def is_output_file(path: Path) -> bool:
+    """Return whether normlab wrote a file: a page, a figure, or the table of all studies."""
+    mark = _FILE_MARKS.get(path.suffix.lower())
+    if mark is None or not path.is_file():  # reading a pipe can block forever
+        return False
+    try:
+        with path.open("rb") as file:
+            start = file.read(_NEAR)
+            file.seek(max(0, path.stat().st_size - _NEAR))
+            return mark in start or (path.suffix.lower() == ".pdf" and mark in file.read(_NEAR))
+    except OSError:
+        return False
 
 
 def _contains(path: Path, mark: bytes) -> bool:

@@ -14,7 +14,7 @@ from normlab.config.corpora import DataConfig, FilesData
 from normlab.data.documents import SourceCounts
 from normlab.data.file_rows import invalid_utf8_at, opened, raise_unreadable, rows_of
 from normlab.errors import DataError, one_line
-from normlab.paths import is_output_folder
+from normlab.paths import is_output_file, is_output_folder
 
 SUFFIXES = {
     "json": ".json .jsonl .ndjson .jl",
@@ -22,13 +22,13 @@ SUFFIXES = {
     "tsv": ".tsv .tab",
     "parquet": ".parquet",
     "text": (
-        ".txt .text .md .markdown .rst .tex .org .adoc .srt .log .html .htm .xml .css .yaml .yml .toml .ini .cfg .sql "
+        ".txt .text .md .markdown .rst .tex .org .adoc .srt .log .xml .css .yaml .yml .toml .ini .cfg .sql "
         ".py .pyi .c .h .cc .cpp .hpp .cu .cs .java .js .jsx .ts .tsx .go .rs .rb .php .pl .lua .sh .swift .kt .scala "
         ".hs .ml .lisp .el .clj .erl .ex .r .f90 .m"
     ),
 }
 """Suffixes of the formats: prose, markup and source code are text, as is a file without a suffix. Any other suffix may
-be a table, a backup or an archive, whose syntax would become text; it needs `data.format`."""
+be a page, a table, a backup or an archive, whose syntax would become text; it needs `data.format`."""
 
 EXCLUDED_FOLDERS = frozenset(
     ("test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages", "_bundled", "lib-dynload")
@@ -217,6 +217,7 @@ def _walk(root: Path, skipped: frozenset[str] = frozenset()) -> Iterator[tuple[P
         folder, absolute = Path(name), Path(os.path.abspath(name))
         visible = [each for each in folders if not each.startswith(".") and each not in skipped]
         outputs = {each for each in visible if is_output_folder(absolute / each)}
+        outputs |= {each for each in files if not each.startswith(".") and is_output_file(folder / each)}
         folders[:] = [each for each in visible if each not in outputs]
-        read = [folder / each for each in files if not each.startswith(".")]
+        read = [folder / each for each in files if not each.startswith(".") and each not in outputs]
         yield folder, read, [folder / each for each in outputs]

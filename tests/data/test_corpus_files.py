@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from matplotlib.figure import Figure
 
 from normlab.config.corpora import DataConfig, FilesData, StdlibData
 from normlab.data import file_rows as module
@@ -22,6 +23,9 @@ from normlab.data.corpus_files import FilesText, find_sources, source_sha256
 from normlab.data.documents import Spool
 from normlab.data.file_rows import invalid_utf8_at
 from normlab.errors import DataError
+from normlab.report.figure_draw import render_figure
+from normlab.report.pages.shell import page
+from normlab.studies.index import write_index
 
 Files = Callable[..., FilesData]
 
@@ -117,6 +121,7 @@ def test_format_depends_on_the_suffix(files: Files) -> None:
         "a.csv.gz",
         "a.jsonl.zst",
         "a.ipynb",
+        "a.html",
         "a.pdf",
         "README~",
         "a.txt.orig",
@@ -470,6 +475,26 @@ def test_only_the_output_of_normlab_is_left_out(files: Files, tmp_path: Path) ->
     # The name of a folder does not depend on how the user writes it.
     config.path = [f"{root}/exp/runs/other/.."]
     assert source_names(config) == ["other/run.json", "other/run.txt", "r.jsonl"]
+
+
+def test_pages_and_figures_of_normlab_are_left_out(files: Files, tmp_path: Path) -> None:
+    written = page("a page", "<p>", {"many": ["a"] * 10_000}, [])
+    outputs: dict[str, str | bytes] = dict.fromkeys(("c.html", "deep/e.HTM", "page"), written)
+    outputs |= {f"f.{kind}": render_figure(Figure(), kind) for kind in ("pdf", "svg", "png")}
+    root = tmp_path / "text"
+    users = files({"a.md": "a", "deep/b.md": "b", "README": "<!doctype html>"})
+    files(outputs)
+    write_index(root)  # README.md
+    assert source_names(users) == ["README", "a.md", "deep/b.md"]
+    assert FilesText(users).left_out == [f"{root}/README.md and 5 more in {root}", f"{root}/deep/e.HTM"]
+    with pytest.raises(DataError, match=r"c\.html: \.html is the suffix of no known format"):
+        find_sources(FilesData(path=[f"{root}/c.html"]))
+    # A page or a figure of another program is not text either.
+    canvas = io.BytesIO()
+    Figure().savefig(canvas, format="pdf")
+    files({"theirs.pdf": canvas.getvalue()})
+    with pytest.raises(DataError, match=r"theirs\.pdf: \.pdf is the suffix of no known format"):
+        find_sources(users)
 
 
 @pytest.mark.exhaustive

@@ -28,13 +28,16 @@ BATCH_SIZE = 16
 JSON_BLANK = re.compile(r"[ \t\r\n\ufeff]*")
 """White space between rows; a file made by concatenation may contain byte order marks."""
 
-_OTHER_MARKS = {
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
+_OTHER_ENCODINGS = {
+    "utf-32": rb"\xff\xfe\0\0|\0\0\xfe\xff",
+    "utf-16": rb"\xff\xfe|\xfe\xff",
+    "utf-32le": rb"[^\0]\0\0\0",
+    "utf-32be": rb"\0\0\0[^\0]",
+    "utf-16le": rb"[^\0]\0",
+    "utf-16be": rb"\0[^\0]",
 }
-"""Byte order marks of other encodings; that of UTF-32-LE begins with that of UTF-16-LE."""
+"""How a text in another encoding begins: with a byte order mark, or with an ASCII character and its NULs. The mark of
+UTF-16 is the start of that of UTF-32."""
 
 _REPEATED = object()
 """Stands for the values of a key that a JSON object has twice."""
@@ -166,9 +169,11 @@ def invalid_utf8_at(path: Path) -> int | None:
 def _opened_text(path: Path, counts: SourceCounts, newline: str | None) -> Iterator[io.TextIOWrapper]:
     """Open a UTF-8 file after its byte order mark, which is counted."""
     with opened(path) as file:
-        for mark, encoding in _OTHER_MARKS.items():
-            if file.peek(4).startswith(mark):
-                raise DataError(f"{path}: is {encoding}, not UTF-8; convert the file (iconv -f {encoding} -t utf-8)")
+        for encoding, start in _OTHER_ENCODINGS.items():
+            if re.match(start, file.peek(4)):
+                raise DataError(
+                    f"{path}: seems to be {encoding}, not UTF-8; convert the file (iconv -f {encoding} -t utf-8)"
+                )
         if file.peek(3).startswith(codecs.BOM_UTF8):
             file.read(3)
             counts.byte_order_marks += 1

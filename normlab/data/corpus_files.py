@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sysconfig
 from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,7 +87,22 @@ def _with_format(source: Source, config: FilesData) -> Source:
             f"{source.path}: {suffix} is the suffix of no known format; leave it out, unpack it, rename it (.txt, "
             ".jsonl, .csv, .tsv or .parquet), or set data.format=text (json, csv, tsv or parquet) for all files"
         )
+    if not suffix and _begins_with_json(source.path):
+        raise DataError(
+            f"{source.path}: has no suffix and begins with a JSON object; set data.format=json (or text) for all "
+            "files, or rename it (.jsonl or .txt)"
+        )
     return replace(source, format=FORMAT_OF[suffix])
+
+
+def _begins_with_json(path: Path) -> bool:
+    """Return whether the first line of a file that is not blank is a JSON object, as in JSON Lines."""
+    with opened(path) as file:
+        line = next((text for text in (each.strip(b" \t\r\n\xef\xbb\xbf") for each in file) if text), b"")
+    try:
+        return line.startswith(b"{") and isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def source_sha256(sources: Iterable[Source]) -> str:
@@ -147,8 +164,8 @@ class FilesText:
         for source, counts in zip(self._sources, self.counts, strict=True):
             path = source.path
             try:
-                rows = rows_of(path, counts, self._column)
-                yield from counts.documents_of(counts.texts(rows, self._column, self._skip, str(path)))
+                with closing(rows_of(path, counts, self._column)) as rows:  # closes the file also after an error
+                    yield from counts.documents_of(counts.texts(rows, self._column, self._skip, str(path)))
             except DataError:
                 raise
             except Exception as error:  # the errors of `pyarrow` have no common class

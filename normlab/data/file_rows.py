@@ -12,7 +12,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -43,7 +43,7 @@ _REPEATED = object()
 """Stands for the values of a key that a JSON object has twice."""
 
 
-def rows_of(path: Path, counts: SourceCounts, column: str) -> Iterator[Any]:
+def rows_of(path: Path, counts: SourceCounts, column: str) -> Generator[Any]:
     r"""Yield the column of each row of a file, in the format of `counts`: None for a row without it.
 
     Line ends of text files become `\n`, as in Python's text mode. Line ends inside other formats stay.

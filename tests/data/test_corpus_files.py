@@ -137,6 +137,21 @@ def test_unknown_suffix_is_rejected(name: str, files: Files) -> None:
     assert {source.format for source in find_sources(FilesData(path=config.path, format="text"))} == {"text"}
 
 
+@pytest.mark.parametrize("content", ['{"text": "a"}\n{"text": "b"}\n', '\ufeff\n \n{"id": 1}', "{}"])
+def test_json_lines_without_a_suffix_are_rejected(content: str, files: Files) -> None:
+    config = files({"part-00000": content})
+    with pytest.raises(DataError, match=r"part-00000: has no suffix and begins with a JSON object; set data\.format="):
+        find_sources(config)
+    for chosen in ("json", "text"):
+        assert {source.format for source in find_sources(FilesData(path=config.path, format=chosen))} == {chosen}
+
+
+@pytest.mark.parametrize("content", ["", "\n", "{not JSON}\n", '{"text": "cut', '["a"]', "12", "{" * 100_000, "\0{}"])
+def test_prose_without_a_suffix_is_text(content: str, files: Files) -> None:
+    config = files({"README": content, "a.txt": '{"text": "a"}'})
+    assert {source.format for source in find_sources(config)} == {"text"}
+
+
 @pytest.mark.parametrize(("option", "value"), [("column", "body"), ("skip", "null")])
 def test_options_of_rows_are_rejected_for_text_files(option: str, value: str, files: Files) -> None:
     config = files({"a.txt": "a"})

@@ -163,16 +163,8 @@ class HubText:
 
     def _rows(self, scratch: Path) -> Iterator[Any]:
         """Yield the column of every row of the splits, in order."""
-        import datasets
-
         options, column = self._options, self._options.column
-        if self._no_answer:
-            splits: Any = datasets.load_dataset(options.name, options.subset)
-        else:
-            splits = datasets.load_dataset(
-                str(self._folder or options.name), options.subset, revision=self._commit, streaming=True,
-                cache_dir=str(scratch),
-            )  # fmt: skip
+        splits, is_unique = self._load(scratch), False
         names = options.split.split("+")
         for name in names:
             if name not in splits:
@@ -186,16 +178,35 @@ class HubText:
             if column in (rows.column_names or ()):
                 rows = rows.select_columns([column])  # so that other columns, such as images, are not decoded
             for row in rows:
-                if f"{column}.1" in row:  # the name that pandas gives to the second one in a CSV file
-                    raise DataError(
-                        f"{self._override}: has more than one column {column!r}; remove all but one, or rename them"
-                    )
+                if f"{column}.1" in row and not is_unique:  # pandas gives this name to the second one in a CSV file
+                    if rows.info.builder_name == "csv" and self._repeats_column(scratch, name, len(row)):
+                        raise DataError(
+                            f"{self._override}: has more than one column {column!r}; remove all but one, or rename them"
+                        )
+                    is_unique = True
                 if column not in row:
                     raise DataError(
                         f"{self._override}: no column {column!r}{did_you_mean(column, row)}; it has "
                         f"{', '.join(row) or 'none'}; set data.column"
                     )
                 yield row[column]
+
+    def _load(self, scratch: Path, **options: Any) -> Any:
+        """Return the splits of the dataset, with `options` of its format."""
+        import datasets
+
+        name, subset = self._options.name, self._options.subset
+        if self._no_answer:
+            return datasets.load_dataset(name, subset)
+        return datasets.load_dataset(
+            str(self._folder or name), subset, revision=self._commit, streaming=True, cache_dir=str(scratch), **options
+        )
+
+    def _repeats_column(self, scratch: Path, split: str, columns: int) -> bool:
+        """Return whether the header of a CSV file of a split has the column more than once."""
+        # With names of our own, pandas reads the header as a row, and leaves the names in it as they are.
+        headers = self._load(scratch, names=[str(number) for number in range(columns)], nrows=1)[split]
+        return any([*header.values()].count(self._options.column) > 1 for header in headers)
 
     def _to_dict(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         """Return a JSON object; raise DataError for two keys of one name."""

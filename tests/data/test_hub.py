@@ -456,6 +456,7 @@ def test_rows_without_text_and_byte_order_marks_are_counted(tmp_path: Path) -> N
     ("name", "content", "problem"),
     [
         ("train.csv", b"text,text\na,b\n", "has more than one column 'text'; remove all but one"),
+        ("train.tsv", b"1\ttext\t2\ttext\n3\ta\t4\tb\n", "has more than one column 'text'; remove all but one"),
         ("train.jsonl", b'{"text": "a", "text": "b"}\n', "has more than one 'text'; remove all but one"),
         ("train.json", b'[{"text": "a"}, {"text": "b", "text": "c"}]', "has more than one 'text'; remove all but one"),
         ("train.json", b' [{"text": "a", "text": "b"}]\n', "has more than one 'text'; remove all but one"),
@@ -467,6 +468,20 @@ def test_repeated_column_of_a_folder_is_rejected(name: str, content: bytes, prob
     with pytest.raises(DataError, match=problem):
         open_corpus(HubData(name=str(tmp_path)))
     gc.collect()  # `datasets` does not close a CSV file that is not read to its end
+
+
+@pytest.mark.parametrize("name", ["train.csv", "train.jsonl", "train.parquet"])
+def test_column_with_the_name_of_a_repeated_one_is_read(name: str, tmp_path: Path) -> None:
+    rows = pd.DataFrame({"text": ["abc" * 20] * 9, "text.1": ["def" * 20] * 9, "NA": 1})
+    if name.endswith("csv"):
+        rows.to_csv(tmp_path / name, index=False)
+    elif name.endswith("jsonl"):
+        rows.to_json(tmp_path / name, orient="records", lines=True)
+    else:
+        rows.to_parquet(tmp_path / name)
+    for column, characters in (("text", "abc"), ("text.1", "def")):
+        corpus = open_corpus(HubData(name=str(tmp_path), column=column, tokenizer="chars"))
+        assert characters in corpus.tokenizer.decode(corpus.train.tolist())
 
 
 def test_folder_with_results_is_rejected(tmp_path: Path) -> None:

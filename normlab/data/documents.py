@@ -23,10 +23,9 @@ MIN_DOCUMENTS = 20
 MAX_OVERSHOOT = 1.5
 """Largest ratio of the held-out fraction of the characters to `val_fraction`."""
 
-
 BYTE_ORDER_MARK = "\ufeff"
-"""Removed from every text, also from its middle, where files were concatenated. Unicode 3.2 deprecates all other uses
-of this character."""
+"""Removed from every text and name of a column, also from their middle, where files were concatenated. Unicode 3.2
+deprecates all other uses of this character."""
 
 
 @dataclass(slots=True)

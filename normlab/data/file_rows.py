@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from normlab.data.documents import SourceCounts
+from normlab.data.documents import BYTE_ORDER_MARK, SourceCounts
 from normlab.errors import DataError, did_you_mean
 
 CHUNK = 1 << 20
@@ -68,8 +68,8 @@ def _json_column(path: Path, file: io.TextIOWrapper, column: str) -> Iterator[An
     """Yield a column of JSON rows, with None for a row without it; a row may be a string."""
 
     def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        row = dict(pairs)
-        if len(row) < len(pairs) and sum(key == column for key, _ in pairs) > 1:
+        row = {key.replace(BYTE_ORDER_MARK, ""): value for key, value in pairs}
+        if len(row) < len(pairs) and sum(key.replace(BYTE_ORDER_MARK, "") == column for key, _ in pairs) > 1:
             row[column] = _REPEATED
         return row
 
@@ -77,7 +77,7 @@ def _json_column(path: Path, file: io.TextIOWrapper, column: str) -> Iterator[An
     rows = (row for value in values for row in (value if isinstance(value, list) else [value]))
     for number, row in enumerate(rows, start=1):
         if number == 1 and isinstance(row, dict) and row:
-            _check_column(path, column, list(row))
+            _column_index(path, column, list(row))
         text = row.get(column) if isinstance(row, dict) else row
         if text is _REPEATED:
             raise DataError(f"{path}: row {number} has more than one {column!r}; remove all but one, or rename them")
@@ -115,8 +115,7 @@ def _csv_column(path: Path, file: io.TextIOWrapper, column: str, delimiter: str)
     # `strict` rejects text after a closing quote, and a quote without an end, which would join rows.
     rows = csv.reader(file, delimiter=delimiter, strict=True)
     header = next(rows, [])
-    _check_column(path, column, header)
-    index = header.index(column)
+    index = _column_index(path, column, header)
     for number, row in enumerate(filter(None, rows), start=1):
         if len(row) != len(header):
             raise DataError(
@@ -130,18 +129,22 @@ def _parquet_column(path: Path, column: str) -> Iterator[Any]:
     import pyarrow.parquet
 
     with opened(path) as file, pyarrow.parquet.ParquetFile(file) as table:
-        _check_column(path, column, table.schema_arrow.names)
-        for batch in table.iter_batches(BATCH_SIZE, columns=[column]):
+        names = table.schema_arrow.names
+        name = names[_column_index(path, column, names)]
+        for batch in table.iter_batches(BATCH_SIZE, columns=[name]):
             yield from batch.column(0).to_pylist()
 
 
-def _check_column(path: Path, column: str, names: Sequence[str]) -> None:
+def _column_index(path: Path, column: str, names: Sequence[str]) -> int:
+    """Return the index of a column among the names, without their byte order marks."""
+    names = [name.replace(BYTE_ORDER_MARK, "") for name in names]
     if names.count(column) > 1:
         raise DataError(f"{path}: has {names.count(column)} columns {column!r}; remove all but one, or rename them")
     if column not in names:
         hint = did_you_mean(column, names)
         listed = ", ".join(f"{name:.40}" for name in names[:20]) or "none"
         raise DataError(f"{path}: no column {column!r}{hint}; it has {listed}; set data.column")
+    return names.index(column)
 
 
 def invalid_utf8_at(path: Path) -> int | None:

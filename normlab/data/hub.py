@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, TextIO
 
 from normlab.config.corpora import HubData, NamedData
 from normlab.data.corpus_files import files_below, outputs_below, source_sha256
-from normlab.data.documents import SourceCounts
+from normlab.data.documents import BYTE_ORDER_MARK, SourceCounts
 from normlab.data.hub_access import NoAnswer, endpoint, hub_error, import_hub, query_hub, reason_of
 from normlab.errors import DataError, did_you_mean, notify
 
@@ -164,7 +164,7 @@ class HubText:
     def _rows(self, scratch: Path) -> Iterator[Any]:
         """Yield the column of every row of the splits, in order."""
         options, column = self._options, self._options.column
-        splits, is_unique = self._load(scratch), False
+        splits, is_unique, name_in_row = self._load(scratch), False, column
         names = options.split.split("+")
         for name in names:
             if name not in splits:
@@ -184,12 +184,15 @@ class HubText:
                             f"{self._override}: has more than one column {column!r}; remove all but one, or rename them"
                         )
                     is_unique = True
-                if column not in row:
+                if name_in_row not in row:
+                    marked = (key for key in row if key.replace(BYTE_ORDER_MARK, "") == column)
+                    name_in_row = next(marked, column)
+                if name_in_row not in row:
                     raise DataError(
                         f"{self._override}: no column {column!r}{did_you_mean(column, row)}; it has "
                         f"{', '.join(row) or 'none'}; set data.column"
                     )
-                yield row[column]
+                yield row[name_in_row]
 
     def _load(self, scratch: Path, **options: Any) -> Any:
         """Return the splits of the dataset, with `options` of its format."""

@@ -453,6 +453,15 @@ def test_byte_order_marks_are_removed_and_counted(
     assert text.counts[0].byte_order_marks == number
 
 
+def test_byte_order_marks_in_names_of_columns_are_removed(files: Files, read: Read, tmp_path: Path) -> None:
+    rows = '{"\ufefftext": "a", "id": 1}\n{"text": "b"}\n'
+    config = files({"a.jsonl": rows, "b.csv": 'id,"\ufefftext"\n1,c\n'})
+    parquet(tmp_path / "text" / "d.parquet", **{"id": [1], "\ufefftext": ["d"]})
+    assert read(config) == ["a", "b", "c", "d"]
+    with pytest.raises(DataError, match=r"a\.jsonl: row 1 has more than one 'text'"):
+        read(files({"a.jsonl": '{"\ufefftext": "a", "text": "b"}'}))
+
+
 def test_rows_without_text_are_counted(files: Files, tmp_path: Path) -> None:
     rows = lines({"text": "a"}, {"text": None}, {"text": ""}, {"other": 1}, {"text": "b"})
     config = files({"a.jsonl": f"{rows}null\n", "b.csv": 'text\n""\nc\n', "c.txt": "", "d.txt": "d"}, skip="null")

@@ -484,6 +484,16 @@ def test_column_with_the_name_of_a_repeated_one_is_read(name: str, tmp_path: Pat
         assert characters in corpus.tokenizer.decode(corpus.train.tolist())
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("train.jsonl", '{"id": 1, "\ufefftext": "abcabc"}\n'), ("train.csv", 'id,"\ufefftext"\n1,abcabc\n')],
+)
+def test_byte_order_mark_in_the_name_of_the_column_is_removed(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    corpus = open_corpus(HubData(name=str(tmp_path), val_fraction=0.5))
+    assert corpus.tokenizer.decode(corpus.train[:3].tolist()) == "abc"
+
+
 def test_folder_with_results_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_bytes(jsonl(TEXTS))
     (tmp_path / "results" / "runs" / "x").mkdir(parents=True)

@@ -177,8 +177,15 @@ def test_corpus_without_text_is_rejected(files: Files) -> None:
 
 
 def test_corpus_too_short_to_split_is_rejected(files: Files, cache: Path) -> None:
-    with pytest.raises(DataError, match=r"no text is held out: .*longest \(3\); add distinct .*val_fraction=0\.334 or"):
-        open_corpus(files({"a.txt": "abc"}))
+    for text, remedy in (
+        ("abc", r"documents, or set data\.val_fraction=0\.334$"),
+        ("ab", r"=0\.5$"),
+        ("a", "documents$"),
+    ):
+        with pytest.raises(
+            DataError, match=rf"no text is held out: .*longest \({len(text)}\); add distinct .*{remedy}"
+        ):
+            open_corpus(files({"a.txt": text}))
     rows = '{"text": "ab ab ab ab ab"}\n{"text": "cd cd cd"}\n' * 200
     config = replace(files({}), path=[str(next(iter(files({"two.jsonl": rows}).path))) + "/two.jsonl"])
     with pytest.raises(
@@ -186,7 +193,7 @@ def test_corpus_too_short_to_split_is_rejected(files: Files, cache: Path) -> Non
     ) as caught:
         open_corpus(config)
     assert file_names(cache / "tokens") == set()
-    needed = float(str(caught.value).partition("data.val_fraction=0.05")[2].partition("val_fraction=")[2].split()[0])
+    needed = float(str(caught.value).rpartition("data.val_fraction=")[2])
     assert len(open_corpus(replace(config, val_fraction=needed)).val) > 0
 
 

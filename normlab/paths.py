@@ -24,8 +24,8 @@ _FILE_MARKS = {
     ".pdf": b"/Creator (normlab)", ".svg": b"<dc:title>normlab</dc:title>", ".png": b"Software\0normlab",
 }  # fmt: skip
 """By suffix: what a page or a figure of normlab contains near its start (a PDF: near its end)."""
-_NEAR = 2**14
-"""Bytes at the start of a file, and at its end, that may have the mark."""
+_NEAR = 2**16
+"""Bytes at the start or end of a file that may have the mark; a PDF ends with 20 bytes for each of its objects."""
 
 
 def config_dir() -> Path:

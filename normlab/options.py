@@ -45,7 +45,8 @@ def option(
 ) -> Any:
     """Return a dataclass field with limits.
 
-    The value of a float option must be in the range of float32, in which runs compute, and within its limits there too.
+    The value of every float option must be in the range of float32, and within its limits there too, because many of
+    them become float32 numbers of a tensor.
 
     Args:
         default: The default value; a list is copied for each config.
@@ -104,8 +105,7 @@ def _check_value(name: str, value: Any, limits: Any) -> None:
         raise ConfigError(f"{name}={value}: must be a finite number")
     if isinstance(value, float) and value and not _SMALLEST <= abs(value) <= _LARGEST:
         raise ConfigError(
-            f"{name}={value}: is outside the range of float32, in which runs compute; choose a size between "
-            f"{_SMALLEST:.2g} and {_LARGEST:.2g}"
+            f"{name}={value}: is outside the range of float32; choose a size between {_SMALLEST:.2g} and {_LARGEST:.2g}"
         )
     for limit, holds, rule in _LIMITS:
         bound = limits.get(limit)

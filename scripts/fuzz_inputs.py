@@ -577,7 +577,9 @@ def documents_of(kind: str, content: bytes) -> list[str] | None:
             values = [line["text"] for line in lines]
     except Exception:
         return None
-    return [text for text in values if text] if all(isinstance(text, str) for text in values) else None
+    if not all(isinstance(text, str) and "\0" not in text for text in values):
+        return None
+    return [text for text in values if text]
 
 
 # Checkpoints and records.

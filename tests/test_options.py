@@ -1,4 +1,4 @@
-"""The limits of float options hold in float32, in which runs compute."""
+"""The limits of float options hold in float32."""
 
 from __future__ import annotations
 
@@ -89,6 +89,11 @@ def test_a_run_rejects_what_is_zero_or_infinite_in_float32(overrides: list[str])
     assert str(raised.value).startswith(overrides[-1].partition("=")[0] + "=")
     assert "float32" in str(raised.value) or "at least" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_error_claims_no_float32_computation_for_every_option() -> None:
+    with pytest.raises(ConfigError, match=r"^data\.val_fraction=1e-40: is outside the range of float32; choose a size"):
+        compose_run(["data.val_fraction=1e-40"])
 
 
 @pytest.mark.parametrize("theta", [1.0, 3.4e38])

@@ -20,7 +20,11 @@ MAX_VOCAB_SIZE = 2**20
 
 @dataclass(kw_only=True, slots=True)
 class DataConfig:
-    """Options that all corpora share. A subclass adds the options of its source of text."""
+    """Options that all corpora share. A subclass adds the options of its source of text.
+
+    An end-of-document token follows each document. A training window may have the end of one document and the start of
+    the next one, and attention does not stop at the end of a document.
+    """
 
     name: str
     """Name of the corpus; chosen by `data=`."""
@@ -31,10 +35,7 @@ class DataConfig:
     max_tokens: int | None = option(None, at_least=2, absent=None)
     """Most tokens of training and validation together; the rest of the text is not read. null for no limit."""
     seed: int | None = option(None, at_least=0, at_most=2**63 - 1)
-    """Seed of the order of the training windows; the value of `seed` unless set.
-
-    An end-of-document token follows each document. Windows and attention cross the ends of documents.
-    """
+    """Seed of the order of the training windows; the value of `seed` unless set."""
     val_fraction: float = option(0.05, above=0, at_most=0.5)
     """Fraction of the text that is held out for validation."""
 
@@ -75,7 +76,22 @@ class StdlibData(DataConfig):
 
 
 @dataclass(kw_only=True, slots=True)
-class FilesData(DataConfig):
+class TableData(DataConfig):
+    """Options of a corpus whose documents may be rows of tables."""
+
+    column: str = "text"
+    """The column of JSON, CSV and Parquet files that holds the text."""
+    skip: str | None = option("empty", choices=("empty", "null"), identity=False)
+    """Rows that are left out and counted: empty (texts of no characters), or null (also rows that have no text)."""
+
+    def resolve(self) -> None:
+        """Also turn the None that Hydra makes of data.skip=null into null."""
+        super(TableData, self).resolve()
+        self.skip = self.skip or "null"
+
+
+@dataclass(kw_only=True, slots=True)
+class FilesData(TableData):
     """Your own text: text files, JSON Lines, CSV or Parquet; a file, several files, or a folder.
 
     A text file is one document. A file of another format has one document per row.
@@ -86,15 +102,10 @@ class FilesData(DataConfig):
     """A file, a folder, or a list of files and folders. The run id depends on the text, not on its path."""
     format: str = option("auto", choices=("auto", "text", "json", "csv", "tsv", "parquet"), identity=False)
     """Format of every file; auto takes it from the suffix (.txt, .md, .py, .jsonl, .csv and others)."""
-    column: str = "text"
-    """The column of JSON, CSV and Parquet files that holds the text."""
-    skip: str | None = option("empty", choices=("empty", "null"), identity=False)
-    """Rows that are left out and counted: empty (texts of no characters), or null (also rows that have no text)."""
 
     def resolve(self) -> None:
         """Also require a path, and make it a list."""
         super(FilesData, self).resolve()
-        self.skip = self.skip or "null"  # Hydra reads data.skip=null as None
         paths = [self.path] if isinstance(self.path, str) else self.path
         if not isinstance(paths, list) or not paths or not all(isinstance(path, str) and path for path in paths):
             raise ConfigError("data.path: data=files needs a file, a folder, or a list; set data.path=my.txt")
@@ -102,21 +113,17 @@ class FilesData(DataConfig):
 
 
 @dataclass(kw_only=True, slots=True)
-class HubData(DataConfig):
+class HubData(TableData):
     """Any text dataset of the Hugging Face hub by its name, or a folder with the layout of one."""
 
     name: str = "hub"
     """The dataset, org/name, or the path of a folder."""
-    column: str = "text"
-    """The column that holds the text."""
     subset: str | None = None
     """The dataset's configuration, if it has several."""
     split: str = "train"
     """The split to read, or several: train+test. val_fraction of it is held out for validation."""
     revision: str | None = None
     """A commit, branch or tag of the dataset's repository; the newest of main unless set."""
-    skip: str | None = option("empty", choices=("empty", "null"), identity=False)
-    """Rows that are left out and counted: empty (texts of no characters), or null (also rows that have no text)."""
 
     @property
     def override(self) -> str:
@@ -126,7 +133,6 @@ class HubData(DataConfig):
     def resolve(self) -> None:
         """Also require a dataset, and resolve the path of a folder."""
         super(HubData, self).resolve()
-        self.skip = self.skip or "null"  # Hydra reads data.skip=null as None
         if not self.name or self.name == "hub":
             raise ConfigError("data.name: data=hub needs a dataset's name; set data.name=roneneldan/TinyStories")
         if os.path.isdir(os.path.expanduser(self.name)):

@@ -200,7 +200,7 @@ def _write(folder: Path, documents: Spool, pretrained: Tokenizer | None, config:
             f"{config.override}: no text is held out: documents are held out whole if {MIN_DOCUMENTS} or more are "
             f"distinct ({distinct} of {len(digests)} are), else the last data.val_fraction={config.val_fraction} of "
             f"each, which is less than a character of the longest ({longest}); add distinct documents"
-            + (f", or set data.val_fraction={needed} or more" if needed <= 0.5 else "")
+            + (f", or set data.val_fraction={needed}" if needed <= 0.5 else "")
         )
     # Counting under the lock lets one process count for all that wait.
     train_N, val_N = (_memmap(folder, part, tokenizer) for part in PARTS)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sysconfig
 from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from normlab.config.corpora import DataConfig, FilesData
 from normlab.data.documents import SourceCounts
 from normlab.data.file_rows import invalid_utf8_at, opened, raise_unreadable, rows_of
 from normlab.errors import DataError, one_line
-from normlab.paths import CACHE_LOCKS, is_results_folder
+from normlab.paths import is_output_file, is_output_folder
 
 SUFFIXES = {
     "json": ".json .jsonl .ndjson .jl",
@@ -22,13 +24,13 @@ SUFFIXES = {
     "tsv": ".tsv .tab",
     "parquet": ".parquet",
     "text": (
-        ".txt .text .md .markdown .rst .tex .org .adoc .srt .log .html .htm .xml .css .yaml .yml .toml .ini .cfg .sql "
+        ".txt .text .md .markdown .rst .tex .org .adoc .srt .log .xml .css .yaml .yml .toml .ini .cfg .sql "
         ".py .pyi .c .h .cc .cpp .hpp .cu .cs .java .js .jsx .ts .tsx .go .rs .rb .php .pl .lua .sh .swift .kt .scala "
         ".hs .ml .lisp .el .clj .erl .ex .r .f90 .m"
     ),
 }
 """Suffixes of the formats: prose, markup and source code are text, as is a file without a suffix. Any other suffix may
-be a table, a backup or an archive, whose syntax would become text; it needs `data.format`."""
+be a page, a table, a backup or an archive, whose syntax would become text; it needs `data.format`."""
 
 EXCLUDED_FOLDERS = frozenset(
     ("test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages", "_bundled", "lib-dynload")
@@ -85,7 +87,22 @@ def _with_format(source: Source, config: FilesData) -> Source:
             f"{source.path}: {suffix} is the suffix of no known format; leave it out, unpack it, rename it (.txt, "
             ".jsonl, .csv, .tsv or .parquet), or set data.format=text (json, csv, tsv or parquet) for all files"
         )
+    if not suffix and _begins_with_json(source.path):
+        raise DataError(
+            f"{source.path}: has no suffix and begins with a JSON object; set data.format=json (or text) for all "
+            "files, or rename it (.jsonl or .txt)"
+        )
     return replace(source, format=FORMAT_OF[suffix])
+
+
+def _begins_with_json(path: Path) -> bool:
+    """Return whether the first line of a file that is not blank is a JSON object, as in JSON Lines."""
+    with opened(path) as file:
+        line = next((text for text in (each.strip(b" \t\r\n\xef\xbb\xbf") for each in file) if text), b"")
+    try:
+        return line.startswith(b"{") and isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def source_sha256(sources: Iterable[Source]) -> str:
@@ -128,8 +145,8 @@ class FilesText:
         }
         """All inputs that determine the text, as plain JSON values."""
         folders = (folder for path in files.path if (folder := Path(path).expanduser()).is_dir())
-        self.left_out = [one_line(output) for folder in folders for output in output_folders(folder)]
-        """The folders that normlab wrote, which are not read."""
+        self.left_out = [line for folder in folders for line in outputs_below(folder)]
+        """The output of normlab, which is not read."""
         self.counts = [
             SourceCounts(one_line(each.name), each.format, each.path.stat().st_size) for each in self._sources
         ]
@@ -147,8 +164,8 @@ class FilesText:
         for source, counts in zip(self._sources, self.counts, strict=True):
             path = source.path
             try:
-                rows = rows_of(path, counts, self._column)
-                yield from counts.documents_of(counts.texts(rows, self._column, self._skip, str(path)))
+                with closing(rows_of(path, counts, self._column)) as rows:  # closes the file also after an error
+                    yield from counts.documents_of(counts.texts(rows, self._column, self._skip, str(path)))
             except DataError:
                 raise
             except Exception as error:  # the errors of `pyarrow` have no common class
@@ -201,23 +218,23 @@ def files_below(root: Path, skipped: frozenset[str] = frozenset()) -> list[Sourc
     return sorted(sources, key=lambda source: source.name)
 
 
-def output_folders(root: Path) -> list[Path]:
-    """Return the folders below `root` that normlab wrote, which are not read: results, and the cache of tokens."""
-    return sorted(output for _, _, outputs in _walk(root) for output in outputs)
+def outputs_below(root: Path) -> list[str]:
+    """Return one line for each folder that has output of normlab, which is not read: the first output, and how many."""
+    lines = []
+    for folder, _, outputs in sorted(_walk(root)):
+        if outputs:
+            more = f" and {len(outputs) - 1} more in {folder}" if len(outputs) > 1 else ""
+            lines.append(one_line(f"{min(outputs)}{more}"))
+    return lines
 
 
 def _walk(root: Path, skipped: frozenset[str] = frozenset()) -> Iterator[tuple[Path, list[Path], list[Path]]]:
-    """Yield each folder that is read, its files, and the folders in it that normlab wrote."""
+    """Yield each folder that is read, its files, and the output of normlab in it."""
     for name, folders, files in os.walk(root, onerror=raise_unreadable):
-        folder = Path(name)
-        outputs = [folder / each for each in folders if is_results_folder(folder / each)]
-        if CACHE_LOCKS in folders:
-            outputs += [folder / each for each in folders if each in (CACHE_LOCKS, "tokens")]
-        if is_results_folder(folder):  # the root, which the user has named
-            outputs += [folder / each for each in folders if each in ("runs", "sweeps")]
-        folders[:] = [
-            each
-            for each in folders
-            if not each.startswith(".") and each not in skipped and folder / each not in outputs
-        ]
-        yield folder, [folder / each for each in files if not each.startswith(".")], outputs
+        folder, absolute = Path(name), Path(os.path.abspath(name))
+        visible = [each for each in folders if not each.startswith(".") and each not in skipped]
+        outputs = {each for each in visible if is_output_folder(absolute / each)}
+        outputs |= {each for each in files if not each.startswith(".") and is_output_file(folder / each)}
+        folders[:] = [each for each in visible if each not in outputs]
+        read = [folder / each for each in files if not each.startswith(".") and each not in outputs]
+        yield folder, read, [folder / each for each in outputs]

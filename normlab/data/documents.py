@@ -23,10 +23,9 @@ MIN_DOCUMENTS = 20
 MAX_OVERSHOOT = 1.5
 """Largest ratio of the held-out fraction of the characters to `val_fraction`."""
 
-
 BYTE_ORDER_MARK = "\ufeff"
-"""Removed from every text, also from its middle, where files were concatenated. Unicode 3.2 deprecates all other uses
-of this character."""
+"""Removed from every text and name of a column, also from their middle, where files were concatenated. Unicode 3.2
+deprecates all other uses of this character."""
 
 
 @dataclass(slots=True)
@@ -56,7 +55,7 @@ class SourceCounts:
             subject: The file or the override, for the message.
 
         Raises:
-            DataError: A row is not text.
+            DataError: A row is not text, or has a NUL character.
             UnicodeEncodeError: A text has half of a surrogate pair.
         """
         for number, row in enumerate(rows, start=1):
@@ -68,6 +67,12 @@ class SourceCounts:
                 raise DataError(
                     f"{subject}: row {number} of column {column!r} is {row!r:.40}, not text; "
                     f"{remedy}, or set data.column to another column"
+                )
+            if "\0" in row:
+                place = "" if self.format == "text" else f"row {number} of column {column!r} "
+                raise DataError(
+                    f"{subject}: {place}has a NUL character, as binary files and UTF-16 have; convert it to UTF-8, or "
+                    "leave it out"
                 )
             row.encode()
             self.byte_order_marks += row.count(BYTE_ORDER_MARK)

@@ -12,11 +12,11 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from normlab.data.documents import SourceCounts
+from normlab.data.documents import BYTE_ORDER_MARK, SourceCounts
 from normlab.errors import DataError, did_you_mean
 
 CHUNK = 1 << 20
@@ -28,19 +28,22 @@ BATCH_SIZE = 16
 JSON_BLANK = re.compile(r"[ \t\r\n\ufeff]*")
 """White space between rows; a file made by concatenation may contain byte order marks."""
 
-_OTHER_MARKS = {
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
+_OTHER_ENCODINGS = {
+    "utf-32": rb"\xff\xfe\0\0|\0\0\xfe\xff",
+    "utf-16": rb"\xff\xfe|\xfe\xff",
+    "utf-32le": rb"[^\0]\0\0\0",
+    "utf-32be": rb"\0\0\0[^\0]",
+    "utf-16le": rb"[^\0]\0",
+    "utf-16be": rb"\0[^\0]",
 }
-"""Byte order marks of other encodings; that of UTF-32-LE begins with that of UTF-16-LE."""
+"""How a text in another encoding begins: with a byte order mark, or with an ASCII character and its NULs. The mark of
+UTF-16 is the start of that of UTF-32."""
 
 _REPEATED = object()
 """Stands for the values of a key that a JSON object has twice."""
 
 
-def rows_of(path: Path, counts: SourceCounts, column: str) -> Iterator[Any]:
+def rows_of(path: Path, counts: SourceCounts, column: str) -> Generator[Any]:
     r"""Yield the column of each row of a file, in the format of `counts`: None for a row without it.
 
     Line ends of text files become `\n`, as in Python's text mode. Line ends inside other formats stay.
@@ -65,8 +68,8 @@ def _json_column(path: Path, file: io.TextIOWrapper, column: str) -> Iterator[An
     """Yield a column of JSON rows, with None for a row without it; a row may be a string."""
 
     def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        row = dict(pairs)
-        if len(row) < len(pairs) and sum(key == column for key, _ in pairs) > 1:
+        row = {key.replace(BYTE_ORDER_MARK, ""): value for key, value in pairs}
+        if len(row) < len(pairs) and sum(key.replace(BYTE_ORDER_MARK, "") == column for key, _ in pairs) > 1:
             row[column] = _REPEATED
         return row
 
@@ -74,7 +77,7 @@ def _json_column(path: Path, file: io.TextIOWrapper, column: str) -> Iterator[An
     rows = (row for value in values for row in (value if isinstance(value, list) else [value]))
     for number, row in enumerate(rows, start=1):
         if number == 1 and isinstance(row, dict) and row:
-            _check_column(path, column, list(row))
+            _column_index(path, column, list(row))
         text = row.get(column) if isinstance(row, dict) else row
         if text is _REPEATED:
             raise DataError(f"{path}: row {number} has more than one {column!r}; remove all but one, or rename them")
@@ -112,8 +115,7 @@ def _csv_column(path: Path, file: io.TextIOWrapper, column: str, delimiter: str)
     # `strict` rejects text after a closing quote, and a quote without an end, which would join rows.
     rows = csv.reader(file, delimiter=delimiter, strict=True)
     header = next(rows, [])
-    _check_column(path, column, header)
-    index = header.index(column)
+    index = _column_index(path, column, header)
     for number, row in enumerate(filter(None, rows), start=1):
         if len(row) != len(header):
             raise DataError(
@@ -127,18 +129,22 @@ def _parquet_column(path: Path, column: str) -> Iterator[Any]:
     import pyarrow.parquet
 
     with opened(path) as file, pyarrow.parquet.ParquetFile(file) as table:
-        _check_column(path, column, table.schema_arrow.names)
-        for batch in table.iter_batches(BATCH_SIZE, columns=[column]):
+        names = table.schema_arrow.names
+        name = names[_column_index(path, column, names)]
+        for batch in table.iter_batches(BATCH_SIZE, columns=[name]):
             yield from batch.column(0).to_pylist()
 
 
-def _check_column(path: Path, column: str, names: Sequence[str]) -> None:
+def _column_index(path: Path, column: str, names: Sequence[str]) -> int:
+    """Return the index of a column among the names, without their byte order marks."""
+    names = [name.replace(BYTE_ORDER_MARK, "") for name in names]
     if names.count(column) > 1:
         raise DataError(f"{path}: has {names.count(column)} columns {column!r}; remove all but one, or rename them")
     if column not in names:
         hint = did_you_mean(column, names)
         listed = ", ".join(f"{name:.40}" for name in names[:20]) or "none"
         raise DataError(f"{path}: no column {column!r}{hint}; it has {listed}; set data.column")
+    return names.index(column)
 
 
 def invalid_utf8_at(path: Path) -> int | None:
@@ -166,9 +172,11 @@ def invalid_utf8_at(path: Path) -> int | None:
 def _opened_text(path: Path, counts: SourceCounts, newline: str | None) -> Iterator[io.TextIOWrapper]:
     """Open a UTF-8 file after its byte order mark, which is counted."""
     with opened(path) as file:
-        for mark, encoding in _OTHER_MARKS.items():
-            if file.peek(4).startswith(mark):
-                raise DataError(f"{path}: is {encoding}, not UTF-8; convert the file (iconv -f {encoding} -t utf-8)")
+        for encoding, start in _OTHER_ENCODINGS.items():
+            if re.match(start, file.peek(4)):
+                raise DataError(
+                    f"{path}: seems to be {encoding}, not UTF-8; convert the file (iconv -f {encoding} -t utf-8)"
+                )
         if file.peek(3).startswith(codecs.BOM_UTF8):
             file.read(3)
             counts.byte_order_marks += 1

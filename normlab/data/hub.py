@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from normlab.config.corpora import HubData, NamedData
-from normlab.data.corpus_files import files_below, output_folders, source_sha256
-from normlab.data.documents import SourceCounts
+from normlab.data.corpus_files import files_below, outputs_below, source_sha256
+from normlab.data.documents import BYTE_ORDER_MARK, SourceCounts
 from normlab.data.hub_access import NoAnswer, endpoint, hub_error, import_hub, query_hub, reason_of
 from normlab.errors import DataError, did_you_mean, notify
 
@@ -51,7 +51,7 @@ class HubText:
         self._folder = folder if folder.is_dir() else None
         if self._folder and options.revision is not None:
             raise DataError(f"data.revision={options.revision}: has no effect on a folder; leave it out")
-        if self._folder and (outputs := output_folders(self._folder)):
+        if self._folder and (outputs := outputs_below(self._folder)):
             raise DataError(f"{self._override}: has {outputs[0]}, which normlab wrote; choose a folder without results")
         self.key: dict[str, Any] = {
             "dataset": options.name,
@@ -163,16 +163,8 @@ class HubText:
 
     def _rows(self, scratch: Path) -> Iterator[Any]:
         """Yield the column of every row of the splits, in order."""
-        import datasets
-
         options, column = self._options, self._options.column
-        if self._no_answer:
-            splits: Any = datasets.load_dataset(options.name, options.subset)
-        else:
-            splits = datasets.load_dataset(
-                str(self._folder or options.name), options.subset, revision=self._commit, streaming=True,
-                cache_dir=str(scratch),
-            )  # fmt: skip
+        splits, is_unique, name_in_row = self._load(scratch), False, column
         names = options.split.split("+")
         for name in names:
             if name not in splits:
@@ -186,16 +178,38 @@ class HubText:
             if column in (rows.column_names or ()):
                 rows = rows.select_columns([column])  # so that other columns, such as images, are not decoded
             for row in rows:
-                if f"{column}.1" in row:  # the name that pandas gives to the second one in a CSV file
-                    raise DataError(
-                        f"{self._override}: has more than one column {column!r}; remove all but one, or rename them"
-                    )
-                if column not in row:
+                if f"{column}.1" in row and not is_unique:  # pandas gives this name to the second one in a CSV file
+                    if rows.info.builder_name == "csv" and self._repeats_column(scratch, name, len(row)):
+                        raise DataError(
+                            f"{self._override}: has more than one column {column!r}; remove all but one, or rename them"
+                        )
+                    is_unique = True
+                if name_in_row not in row:
+                    marked = (key for key in row if key.replace(BYTE_ORDER_MARK, "") == column)
+                    name_in_row = next(marked, column)
+                if name_in_row not in row:
                     raise DataError(
                         f"{self._override}: no column {column!r}{did_you_mean(column, row)}; it has "
                         f"{', '.join(row) or 'none'}; set data.column"
                     )
-                yield row[column]
+                yield row[name_in_row]
+
+    def _load(self, scratch: Path, **options: Any) -> Any:
+        """Return the splits of the dataset, with `options` of its format."""
+        import datasets
+
+        name, subset = self._options.name, self._options.subset
+        if self._no_answer:
+            return datasets.load_dataset(name, subset)
+        return datasets.load_dataset(
+            str(self._folder or name), subset, revision=self._commit, streaming=True, cache_dir=str(scratch), **options
+        )
+
+    def _repeats_column(self, scratch: Path, split: str, columns: int) -> bool:
+        """Return whether the header of a CSV file of a split has the column more than once."""
+        # With names of our own, pandas reads the header as a row, and leaves the names in it as they are.
+        headers = self._load(scratch, names=[str(number) for number in range(columns)], nrows=1)[split]
+        return any([*header.values()].count(self._options.column) > 1 for header in headers)
 
     def _to_dict(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         """Return a JSON object; raise DataError for two keys of one name."""

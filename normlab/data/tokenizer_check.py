@@ -23,7 +23,7 @@ MEMORY_BYTES, CPU_SECONDS = 2**31, 30
 """Limits of the other process, which needs 1 GiB and 2 s for 2^20 tokens."""
 
 MAX_GROWTH = 64
-"""Most characters or tokens that a character of the text may become."""
+"""Largest ratio of the characters or tokens that a tokenizer makes of a text to the characters of the text."""
 
 SAMPLE = "It's a trial, the 1st of 2."
 """Text that a tokenizer encodes when it is loaded, because some tokenizers load and then fail on every text."""
@@ -81,7 +81,7 @@ def check_definition(definition: str) -> None:
     if done.returncode:
         raise ValueError(f"takes more than {MEMORY_BYTES / 2**30:g} GiB to load and to encode {len(text)} characters")
     if done.stdout.strip() == b"False":
-        raise ValueError(f"makes more than {MAX_GROWTH} characters or tokens of a character")
+        raise ValueError(f"makes more than {MAX_GROWTH} times as many characters or tokens as the text has characters")
 
 
 def _patterns(part: Any) -> Iterator[str]:

@@ -162,13 +162,13 @@ class SubwordTokenizer:
                 with contextlib.suppress(Exception):  # a small vocabulary may lack tokens for the sample
                     self._tokenizer.decode(self._tokenizer.encode(SAMPLE, add_special_tokens=False).ids)
         except Exception as error:  # `tokenizers` raises no narrower class
-            raise ValueError(f"{name}: not a tokenizer.json ({error})") from error
+            raise ValueError(f"not a tokenizer.json ({error})") from error
         if dropout := getattr(self._tokenizer.model, "dropout", None):
-            raise ValueError(f"{name}: has dropout {dropout:g}, so its tokens are random")
+            raise ValueError(f"has dropout {dropout:g}, so its tokens are random")
         self.end_of_document: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.vocab_size = self.end_of_document + 1
         if self.vocab_size > MAX_VOCAB_SIZE:
-            raise ValueError(f"{name}: has a token {self.end_of_document - 1} (at most {MAX_VOCAB_SIZE - 2})")
+            raise ValueError(f"has a token {self.end_of_document - 1} (at most {MAX_VOCAB_SIZE - 2})")
 
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of a text, without special tokens at its start and end."""
@@ -298,7 +298,7 @@ def pretrained_tokenizer(name: str) -> SubwordTokenizer:
         check_definition(definition)
         return SubwordTokenizer(name, definition)
     except (OSError, ValueError) as error:
-        raise DataError(f"data.tokenizer={name}: {path} cannot be read ({error}); choose another") from error
+        raise DataError(f"data.tokenizer={name}: cannot be read ({error}); choose another") from error
 
 
 def local_tokenizer(name: str) -> Path | None:

@@ -66,8 +66,11 @@ def write_figure(figure: Figure, path: Path, columns: int = 2) -> None:
 
 
 def render_figure(canvas: Canvas, format: str) -> bytes:
-    """Return a figure as a file without dates, so that equal figures are equal files."""
-    metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {"Software": None}}[format]
+    """Return a figure as a file that names normlab, without dates, so that equal figures are equal files."""
+    metadata = {
+        "pdf": {"Creator": "normlab", "CreationDate": None}, "svg": {"Creator": "normlab", "Date": None},
+        "png": {"Software": "normlab"},
+    }[format]  # fmt: skip
     content = io.BytesIO()
     canvas.savefig(content, format=format, metadata=metadata)
     return content.getvalue()

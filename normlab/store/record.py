@@ -148,7 +148,7 @@ class TextRead:
     byte_order_marks: float | None = json_field(finite)
     """Byte order marks, which were removed."""
     left_out: tuple[str, ...] = json_field(texts)
-    """Folders that normlab wrote, which were not read."""
+    """Output of normlab, which was not read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,8 @@ def write_index(folder: Path) -> None:
             warn(
                 f"{path}: is damaged ({error!r}), so {folder / 'README.md'} leaves it out; restore a copy, or delete it"
             )
-    write_output(folder / "README.md", as_text("\n".join(parts) + "\n").encode())
+    text = as_text("\n".join(parts) + "\n")
+    write_output(folder / "README.md", f"<!-- Written by normlab. -->\n\n{text}".encode())
 
 
 def as_text(markdown: str) -> str:

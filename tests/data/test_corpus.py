@@ -177,8 +177,15 @@ def test_corpus_without_text_is_rejected(files: Files) -> None:
 
 
 def test_corpus_too_short_to_split_is_rejected(files: Files, cache: Path) -> None:
-    with pytest.raises(DataError, match=r"no text is held out: .*longest \(3\); add distinct .*val_fraction=0\.334 or"):
-        open_corpus(files({"a.txt": "abc"}))
+    for text, remedy in (
+        ("abc", r"documents, or set data\.val_fraction=0\.334$"),
+        ("ab", r"=0\.5$"),
+        ("a", "documents$"),
+    ):
+        with pytest.raises(
+            DataError, match=rf"no text is held out: .*longest \({len(text)}\); add distinct .*{remedy}"
+        ):
+            open_corpus(files({"a.txt": text}))
     rows = '{"text": "ab ab ab ab ab"}\n{"text": "cd cd cd"}\n' * 200
     config = replace(files({}), path=[str(next(iter(files({"two.jsonl": rows}).path))) + "/two.jsonl"])
     with pytest.raises(
@@ -186,7 +193,7 @@ def test_corpus_too_short_to_split_is_rejected(files: Files, cache: Path) -> Non
     ) as caught:
         open_corpus(config)
     assert file_names(cache / "tokens") == set()
-    needed = float(str(caught.value).partition("data.val_fraction=0.05")[2].partition("val_fraction=")[2].split()[0])
+    needed = float(str(caught.value).rpartition("data.val_fraction=")[2])
     assert len(open_corpus(replace(config, val_fraction=needed)).val) > 0
 
 
@@ -197,7 +204,7 @@ def test_max_tokens_too_few_to_split_are_rejected(files: Files) -> None:
 
 def test_record_has_every_file(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = '{"text": "\\ufeffone two three"}\n{"text": ""}\n{"text": null}\n'
-    config = files({"a.txt": "some text " * 9, "b.jsonl": rows, "results/runs/x/run.json": "{}"}, skip="null")
+    config = files({"a.txt": "some text " * 9, "b.jsonl": rows, "results/runs/x/lock": ""}, skip="null")
     kinds = ("documents", "empty", "null", "byte_order_marks")
     for _ in range(2):  # built, and read from the cache
         read = open_corpus(config).description["read"]
@@ -207,27 +214,31 @@ def test_record_has_every_file(files: Files, monkeypatch: pytest.MonkeyPatch) ->
         ]  # fmt: skip
         assert {kind: read[kind] for kind in kinds} == dict(zip(kinds, (2, 1, 1, 1), strict=True))
         assert (read["bytes"], read["formats"]) == (90 + len(rows), {"json": 1, "text": 1})
-        assert read["left_out"] == [f"{config.path[0]}/results"]
+        assert read["left_out"] == [f"{config.path[0]}/results/runs/x"]
     monkeypatch.setattr(module, "MAX_LISTED", 1)
     assert len(open_corpus(replace(config, val_fraction=0.1)).description["read"]["files"]) == 1
 
 
+@pytest.mark.parametrize("results_dir", ["results", "exp", "."])
 def test_command_resumes_in_the_folder_of_its_results(
-    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], run_command: Any
-) -> None:
-    """The results and the cache in the folder are not part of the text."""
-    files({"a.txt": "one two three\n" * 200})
+    results_dir: str, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str],
+    run_command: Any,
+) -> None:  # fmt: skip
+    """The results and the cache in the folder are not part of the text; the user's files beside them are."""
+    text = "one two three\n" * 200
+    files({"a.txt": text, "exp/texts/b.txt": text, "runs/r.jsonl": '{"text": "four"}'})
     monkeypatch.chdir(tmp_path / "text")
     monkeypatch.setenv("NORMLAB_CACHE", "cache")
     kept = [override for override in overrides if not override.startswith(("data", "results_dir"))]
-    command = ["train", *kept, "data=files", "data.path=.", "train.steps=2"]
+    command = ["train", *kept, "data=files", "data.path=.", "train.steps=2", f"results_dir={results_dir}"]
     code, _, err = run_command(*command)
     assert code == 0, err
     code, out, err = run_command(*command)
     assert (code, out[:18]) == (0, "finished at step 2"), err
-    assert "normlab: data=files: leaving out results, which normlab wrote\n" in err
-    (record,) = Path("results/runs").glob("*/run.json")
-    assert [each["name"] for each in json.loads(record.read_text())["corpus"]["read"]["files"]] == ["a.txt"]
+    (record,) = Path(results_dir, "runs").glob("*/run.json")
+    assert f"normlab: data=files: leaving out {record.parent}, which normlab wrote\n" in err
+    names = [each["name"] for each in json.loads(record.read_text())["corpus"]["read"]["files"]]
+    assert names == ["a.txt", "exp/texts/b.txt", "runs/r.jsonl"]
 
 
 # The cache

@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from matplotlib.figure import Figure
 
 from normlab.config.corpora import DataConfig, FilesData, StdlibData
 from normlab.data import file_rows as module
@@ -22,6 +23,9 @@ from normlab.data.corpus_files import FilesText, find_sources, source_sha256
 from normlab.data.documents import Spool
 from normlab.data.file_rows import invalid_utf8_at
 from normlab.errors import DataError
+from normlab.report.figure_draw import render_figure
+from normlab.report.pages.shell import page
+from normlab.studies.index import write_index
 
 Files = Callable[..., FilesData]
 
@@ -117,6 +121,7 @@ def test_format_depends_on_the_suffix(files: Files) -> None:
         "a.csv.gz",
         "a.jsonl.zst",
         "a.ipynb",
+        "a.html",
         "a.pdf",
         "README~",
         "a.txt.orig",
@@ -130,6 +135,21 @@ def test_unknown_suffix_is_rejected(name: str, files: Files) -> None:
         with pytest.raises(DataError, match=rf"deep/{name}: {suffix} is the suffix of no known format; leave it out"):
             find_sources(FilesData(path=[path]))
     assert {source.format for source in find_sources(FilesData(path=config.path, format="text"))} == {"text"}
+
+
+@pytest.mark.parametrize("content", ['{"text": "a"}\n{"text": "b"}\n', '\ufeff\n \n{"id": 1}', "{}"])
+def test_json_lines_without_a_suffix_are_rejected(content: str, files: Files) -> None:
+    config = files({"part-00000": content})
+    with pytest.raises(DataError, match=r"part-00000: has no suffix and begins with a JSON object; set data\.format="):
+        find_sources(config)
+    for chosen in ("json", "text"):
+        assert {source.format for source in find_sources(FilesData(path=config.path, format=chosen))} == {chosen}
+
+
+@pytest.mark.parametrize("content", ["", "\n", "{not JSON}\n", '{"text": "cut', '["a"]', "12", "{" * 100_000, "\0{}"])
+def test_prose_without_a_suffix_is_text(content: str, files: Files) -> None:
+    config = files({"README": content, "a.txt": '{"text": "a"}'})
+    assert {source.format for source in find_sources(config)} == {"text"}
 
 
 @pytest.mark.parametrize(("option", "value"), [("column", "body"), ("skip", "null")])
@@ -272,19 +292,24 @@ def tar(**members: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        tar(one=b"1", two=b"2"),
-        bytes(20_000),
-        b"BZhou said: hello\n",
-        b"PK\x03\x04 and so on",
-        b"Rar!\x1a\x07\x00",
-        b"\x04\x22M\x18",
-    ],
-    ids=["a tar", "zeros", "bzip2", "zip", "rar", "lz4"],
+    "content", [b"BZhou said: hello\n", b"PK\x03\x04 and so on", b"Rar!\x1a\x07", b"\x04\x22M\x18"]
 )
 def test_text_that_begins_like_an_archive_is_not_unpacked(content: bytes, files: Files, read: Read) -> None:
     assert read(files({"a.txt": "a", "b.txt": content, "c.txt": "c"})) == ["a", content.decode(), "c"]
+
+
+@pytest.mark.parametrize("content", [tar(one=b"1", two=b"2"), bytes(20_000), b"a \0 b"])
+def test_error_names_a_file_with_a_nul(content: bytes, files: Files, read: Read) -> None:
+    with pytest.raises(DataError, match=r"b\.txt: has a NUL character, as binary files and UTF-16 have; convert it"):
+        read(files({"a.txt": "a", "b.txt": content}))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("b.jsonl", lines({"text": "a"}, {"text": "\0"})), ("b.csv", "text\na\n\0\n")]
+)
+def test_error_names_a_row_with_a_nul(name: str, content: str, files: Files, read: Read) -> None:
+    with pytest.raises(DataError, match=rf"{name}: row 2 of column 'text' has a NUL character"):
+        read(files({name: content}))
 
 
 @pytest.mark.parametrize("content", [bytes(20_000), b"BZhou said: hello\n", b"PK\x03\x04 and so on"])
@@ -326,7 +351,7 @@ def test_paths_may_be_relative(files: Files, read: Read) -> None:
 
 
 def test_jsonl_rows_are_documents(files: Files, read: Read) -> None:
-    texts = ["one\r\ntwo", "\u00e9\U0001f600\x00", "12", "2020-01-01", "null", "x" * 1000]
+    texts = ["one\r\ntwo", "\u00e9\U0001f600", "12", "2020-01-01", "null", "x" * 1000]
     rows = [{"id": i, "text": text, "more": {"deep": [i]}} for i, text in enumerate(texts)]
     assert read(files({"a.jsonl": lines(*rows)})) == texts
     assert read(files({"a.jsonl": json.dumps(rows)})) == texts  # one list
@@ -428,6 +453,15 @@ def test_byte_order_marks_are_removed_and_counted(
     assert text.counts[0].byte_order_marks == number
 
 
+def test_byte_order_marks_in_names_of_columns_are_removed(files: Files, read: Read, tmp_path: Path) -> None:
+    rows = '{"\ufefftext": "a", "id": 1}\n{"text": "b"}\n'
+    config = files({"a.jsonl": rows, "b.csv": 'id,"\ufefftext"\n1,c\n'})
+    parquet(tmp_path / "text" / "d.parquet", **{"id": [1], "\ufefftext": ["d"]})
+    assert read(config) == ["a", "b", "c", "d"]
+    with pytest.raises(DataError, match=r"a\.jsonl: row 1 has more than one 'text'"):
+        read(files({"a.jsonl": '{"\ufefftext": "a", "text": "b"}'}))
+
+
 def test_rows_without_text_are_counted(files: Files, tmp_path: Path) -> None:
     rows = lines({"text": "a"}, {"text": None}, {"text": ""}, {"other": 1}, {"text": "b"})
     config = files({"a.jsonl": f"{rows}null\n", "b.csv": 'text\n""\nc\n', "c.txt": "", "d.txt": "d"}, skip="null")
@@ -444,17 +478,52 @@ def test_rows_without_text_are_counted(files: Files, tmp_path: Path) -> None:
     ]
 
 
-def test_results_and_caches_are_left_out(files: Files, tmp_path: Path) -> None:
-    config = files({
-        "a.txt": "a", "results/report.html": "r", "results/runs/x/lock": "", "deep/mine/sweeps/y/plan.json": "{}",
-        "runs/mine.txt": "m", "cache/normlab.locks/z": "", "cache/tokens/z/meta.json": "{}", "cache/mine.txt": "c",
-    })  # fmt: skip
-    assert source_names(config) == ["a.txt", "cache/mine.txt", "runs/mine.txt"]
-    outputs = ["cache/normlab.locks", "cache/tokens", "deep/mine", "results"]
-    assert FilesText(config).left_out == [f"{tmp_path}/text/{name}" for name in outputs]
-    # A results folder that the user names keeps the user's files.
-    config.path = [f"{tmp_path}/text/results"]
-    assert source_names(config) == ["report.html"]
+def test_only_the_output_of_normlab_is_left_out(files: Files, tmp_path: Path) -> None:
+    record = '{"version": 1, "sha256": "0"}'
+    users = {
+        "a.txt": "a", "exp/t.txt": "t", "exp/texts/b.txt": "b", "exp/runs/r.jsonl": "", "exp/runs/other/run.json": "{}",
+        "exp/runs/other/run.txt": "o", "exp/sweeps/mine/s.txt": "s", "exp/studies/mine.txt": "m", "cache/c.txt": "c",
+        "cache/tokens/mine.txt": "m", "lock": "l", "texts/report.json": "{}", "texts/plan.json": record,
+        "texts/tokens/t/t.txt": "t", "texts/studies/README.md": "r",
+    }  # fmt: skip
+    outputs = {
+        "exp/runs/begun/lock": "", "exp/runs/copied/run.json": record, "exp/sweeps/s/plan.json": record,
+        "exp/studies/s/report.json": '{"criterion": "0"}', "exp/studies/s/README.md": "r",
+        "cache/normlab.locks/z": "", "cache/tokens/z/meta.json": "{}",
+    }  # fmt: skip
+    config = files(users)
+    before = source_sha256(find_sources(config))
+    files(outputs)
+    assert source_names(config) == sorted(users)
+    assert source_sha256(find_sources(config)) == before
+    root = tmp_path / "text"
+    assert FilesText(config).left_out == [
+        f"{root}/cache/normlab.locks", f"{root}/cache/tokens/z",
+        f"{root}/exp/runs/begun and 1 more in {root}/exp/runs", f"{root}/exp/studies/s", f"{root}/exp/sweeps/s",
+    ]  # fmt: skip
+    # The name of a folder does not depend on how the user writes it.
+    config.path = [f"{root}/exp/runs/other/.."]
+    assert source_names(config) == ["other/run.json", "other/run.txt", "r.jsonl"]
+
+
+def test_pages_and_figures_of_normlab_are_left_out(files: Files, tmp_path: Path) -> None:
+    written = page("a page", "<p>", {"many": ["a"] * 10_000}, [])
+    outputs: dict[str, str | bytes] = dict.fromkeys(("c.html", "deep/e.HTM", "page"), written)
+    outputs |= {f"f.{kind}": render_figure(Figure(), kind) for kind in ("pdf", "svg", "png")}
+    root = tmp_path / "text"
+    users = files({"a.md": "a", "deep/b.md": "b", "README": "<!doctype html>"})
+    files(outputs)
+    write_index(root)  # README.md
+    assert source_names(users) == ["README", "a.md", "deep/b.md"]
+    assert FilesText(users).left_out == [f"{root}/README.md and 5 more in {root}", f"{root}/deep/e.HTM"]
+    with pytest.raises(DataError, match=r"c\.html: \.html is the suffix of no known format"):
+        find_sources(FilesData(path=[f"{root}/c.html"]))
+    # A page or a figure of another program is not text either.
+    canvas = io.BytesIO()
+    Figure().savefig(canvas, format="pdf")
+    files({"theirs.pdf": canvas.getvalue()})
+    with pytest.raises(DataError, match=r"theirs\.pdf: \.pdf is the suffix of no known format"):
+        find_sources(users)
 
 
 @pytest.mark.exhaustive
@@ -483,7 +552,7 @@ def test_parquet_with_empty_row_groups(files: Files, read: Read, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["b.txt", "b.jsonl"])
-@pytest.mark.parametrize("content", [b"caf\xe9", "text".encode("utf-16-be") + b"\xff", b"\x1f\x8b\x08\x00packed"])
+@pytest.mark.parametrize("content", [b"caf\xe9", b"\x1f\x8b\x08\x00packed"])
 def test_error_names_a_file_that_is_not_utf8(name: str, content: bytes, files: Files, read: Read) -> None:
     with pytest.raises(DataError, match=rf"{name}: not UTF-8 at byte \d+; convert the file \(iconv -t utf-8\)"):
         read(files({"a.txt": "fine", name: content}))
@@ -492,10 +561,13 @@ def test_error_names_a_file_that_is_not_utf8(name: str, content: bytes, files: F
 @pytest.mark.parametrize("name", ["b.txt", "b.jsonl", "b.csv"])
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
 def test_error_names_another_unicode_encoding(name: str, encoding: str, files: Files, read: Read) -> None:
-    content = "\ufeff" + lines({"text": "a"})
-    family = encoding[:6]
-    with pytest.raises(DataError, match=rf"{name}: is {family}, not UTF-8; .* \(iconv -f {family} -t utf-8\)"):
-        read(files({name: content.encode(encoding)}))
+    content = lines({"text": "a"})
+    family, unmarked = encoding[:6], encoding[:6] + encoding[-2:]
+    for text, seems in (("\ufeff" + content, family), (content, unmarked), ("a\u4e00", unmarked)):
+        with pytest.raises(
+            DataError, match=rf"{name}: seems to be {seems}, not UTF-8; .* \(iconv -f {seems} -t utf-8\)"
+        ):
+            read(files({name: text.encode(encoding)}))
 
 
 def test_error_names_a_parquet_that_is_not_utf8(files: Files, read: Read, tmp_path: Path) -> None:

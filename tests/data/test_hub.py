@@ -456,6 +456,7 @@ def test_rows_without_text_and_byte_order_marks_are_counted(tmp_path: Path) -> N
     ("name", "content", "problem"),
     [
         ("train.csv", b"text,text\na,b\n", "has more than one column 'text'; remove all but one"),
+        ("train.tsv", b"1\ttext\t2\ttext\n3\ta\t4\tb\n", "has more than one column 'text'; remove all but one"),
         ("train.jsonl", b'{"text": "a", "text": "b"}\n', "has more than one 'text'; remove all but one"),
         ("train.json", b'[{"text": "a"}, {"text": "b", "text": "c"}]', "has more than one 'text'; remove all but one"),
         ("train.json", b' [{"text": "a", "text": "b"}]\n', "has more than one 'text'; remove all but one"),
@@ -469,11 +470,35 @@ def test_repeated_column_of_a_folder_is_rejected(name: str, content: bytes, prob
     gc.collect()  # `datasets` does not close a CSV file that is not read to its end
 
 
+@pytest.mark.parametrize("name", ["train.csv", "train.jsonl", "train.parquet"])
+def test_column_with_the_name_of_a_repeated_one_is_read(name: str, tmp_path: Path) -> None:
+    rows = pd.DataFrame({"text": ["abc" * 20] * 9, "text.1": ["def" * 20] * 9, "NA": 1})
+    if name.endswith("csv"):
+        rows.to_csv(tmp_path / name, index=False)
+    elif name.endswith("jsonl"):
+        rows.to_json(tmp_path / name, orient="records", lines=True)
+    else:
+        rows.to_parquet(tmp_path / name)
+    for column, characters in (("text", "abc"), ("text.1", "def")):
+        corpus = open_corpus(HubData(name=str(tmp_path), column=column, tokenizer="chars"))
+        assert characters in corpus.tokenizer.decode(corpus.train.tolist())
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("train.jsonl", '{"id": 1, "\ufefftext": "abcabc"}\n'), ("train.csv", 'id,"\ufefftext"\n1,abcabc\n')],
+)
+def test_byte_order_mark_in_the_name_of_the_column_is_removed(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    corpus = open_corpus(HubData(name=str(tmp_path), val_fraction=0.5))
+    assert corpus.tokenizer.decode(corpus.train[:3].tolist()) == "abc"
+
+
 def test_folder_with_results_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_bytes(jsonl(TEXTS))
     (tmp_path / "results" / "runs" / "x").mkdir(parents=True)
-    (tmp_path / "results" / "runs" / "x" / "run.json").write_text("{}")
-    with pytest.raises(DataError, match=r"has .*/results, which normlab wrote; choose a folder without results"):
+    (tmp_path / "results" / "runs" / "x" / "lock").touch()
+    with pytest.raises(DataError, match=r"has .*/results/runs/x, which normlab wrote; choose a folder without results"):
         open_corpus(HubData(name=str(tmp_path)))
 
 

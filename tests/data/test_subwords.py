@@ -205,7 +205,7 @@ def test_panic_while_loading_is_a_one_line_error(part: dict[str, object], tmp_pa
         "train", "data=stdlib", f"data.tokenizer={path}", f"results_dir={tmp_path / 'results'}"
     )
     assert (code, out, err.count("\n")) == (2, "", 1), err
-    assert f"data.tokenizer={path}: {path} cannot be read ({path}: not a tokenizer.json (`tokenizers` panicked: " in err
+    assert f"data.tokenizer={path}: cannot be read (not a tokenizer.json (`tokenizers` panicked: " in err
 
 
 BOMB = {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 1000}] * 6}
@@ -216,11 +216,14 @@ BOMB = {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"Reg
     ("normalizer", "problem"),
     [
         (BOMB, r"takes more than 0\.5 GiB to load and to encode \d+ characters"),
-        ({"type": "Prepend", "prepend": "a" * 100_000}, "makes more than 64 characters or tokens of a character"),
+        (
+            {"type": "Prepend", "prepend": "a" * 100_000},
+            "makes more than 64 times as many characters or tokens as the text has characters",
+        ),
         (
             # Only a text with this character triggers it.
             {"type": "Replace", "pattern": {"String": "\u4e2d"}, "content": "a" * 100_000},
-            "makes more than 64 characters or tokens of a character",
+            "makes more than 64 times as many characters or tokens as the text has characters",
         ),
     ],
 )
@@ -317,5 +320,7 @@ def test_vocabulary_has_a_maximum(largest: int, files: Callable[..., FilesData],
     if largest == MAX_VOCAB_SIZE - 2:
         assert open_corpus(config).tokenizer.vocab_size == MAX_VOCAB_SIZE
     else:
-        with pytest.raises(DataError, match=rf"has a token {largest} \(at most 1048574\)\); choose another"):
+        with pytest.raises(
+            DataError, match=rf"={path}: cannot be read \(has a token {largest} \(at most 1048574\)\); choose"
+        ):
             open_corpus(config)

@@ -16,6 +16,7 @@ from IPython.core.formatters import DisplayFormatter
 from synthetic_runs import Record, write_sweep
 
 from normlab.errors import ConfigError, NormlabError
+from normlab.paths import is_output_file
 from normlab.report.cells_table import summarize_by
 from normlab.report.channels import MAX_PANELS
 from normlab.report.figure_data import KINDS, make_figure
@@ -366,6 +367,8 @@ def test_files(table, tmp_path, kind, suffix):
         assert content.startswith(b"\x89PNG")
     write_figure(figure, again)
     assert again.read_bytes() == content
+    assert is_output_file(file)  # data=files leaves it out
+    assert is_output_file(again)
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 

@@ -32,8 +32,9 @@ def sync(
 
     Example: normlab sync first
     """
+    from normlab.store.files import check_links
     from normlab.store.query import select_runs
-    from normlab.tracking.background import Task, check_runs, start_follower
+    from normlab.tracking.background import Task, start_follower
     from normlab.tracking.settings import may_have_login
     from normlab.tracking.uploads import is_sending, upload_lines
 
@@ -51,7 +52,8 @@ def sync(
             continue
         sweep = selection.home if selection.name else None
         service = "online" if to == "wandb" else to
-        check_runs(folders, [service])
+        for folder in folders:
+            check_links(folder)
         if to == "tensorboard" or may_have_login():
             follower = start_follower(Task(runs=folders, service=service, sweep=sweep, until_end=False))
             try:

@@ -3,7 +3,7 @@
 A training batch is a pure function of (seed, step). So there is no data loader and no state to save, and a resumed run
 reads the same batches as an undisturbed one.
 
-Shapes: N tokens or windows, B batch, T context.
+Shapes: N tokens or windows, S seeds, B batch, T context; `...R` marks an axis that only stacked runs have.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ SIGNED = {2: torch.int16, 4: torch.int32}
 
 
 class Batches:
-    """Batches of training windows, drawn uniformly with replacement.
+    """Batches of training windows, drawn uniformly with replacement: of one run, or of R stacked runs.
+
+    Stacked runs read all their windows from one copy of the tokens, in as many operations as a single run.
 
     Args:
         tokens_N: The training tokens.
         context: Tokens in a window, T.
         batch_size: Windows in a batch, B.
-        seed: Key of the generator.
+        seeds: Key of the generator: one for a single run, or one for each stacked run.
         device: Device of the batches.
         rows: The windows of each batch to return; all of them by default.
 
@@ -45,7 +47,7 @@ class Batches:
         tokens_N: np.ndarray,
         context: int,
         batch_size: int,
-        seed: int,
+        seeds: int | Sequence[int],
         device: torch.device | str,
         rows: Sequence[int] | None = None,
     ) -> None:
@@ -54,69 +56,66 @@ class Batches:
                 f"data: {len(tokens_N)} training tokens are fewer than model.context={context} plus one; "
                 "choose a smaller model.context or more text (a larger data.max_tokens, if that is set)"
             )
-        self.batch_size, self.seed, self.device = batch_size, seed, torch.device(device)
+        self.batch_size, self.device = batch_size, torch.device(device)
+        of_run = [seeds] if isinstance(seeds, int) else list(seeds)
+        self._seeds = list(dict.fromkeys(of_run))
+        self._is_stacked = not isinstance(seeds, int)
+        # Runs with one seed share its windows, which are read once.
+        self._seed_of_run_R = None if of_run == self._seeds else torch.tensor(list(map(self._seeds.index, of_run)))
         self._rows = None if rows is None else np.array(rows)
         self._num_starts = len(tokens_N) - context
         self._offsets_T = np.arange(context + 1)
         self._tokens_N = np.asarray(tokens_N)  # indexing a memmap costs more than the copy
-        self._on_device_N: torch.Tensor | None = None
+        self._on_device: tuple[torch.Tensor, torch.Tensor] | None = None
+        """The tokens (N,) and the offsets (T + 1,), if the tokens fit on a GPU."""
         if self.device.type == "cuda":
+            if self._seed_of_run_R is not None:
+                self._seed_of_run_R = self._seed_of_run_R.to(self.device)
             free_bytes, _ = torch.cuda.mem_get_info(self.device)
             if self._tokens_N.nbytes < MAX_MEMORY_SHARE * free_bytes:
                 self.keep_on_device()
 
     def keep_on_device(self) -> None:
         """Copy the tokens to the device; the constructor does so on a GPU with enough memory."""
-        self._on_device_N = _copy_to(self._tokens_N, self.device)
+        offsets_T = torch.from_numpy(self._offsets_T).to(self.device)
+        self._on_device = _copy_to(self._tokens_N, self.device), offsets_T
 
     def starts(self, step: int) -> np.ndarray:
-        """Return the start of each window of a step, (B,): uniform over 0..N - T - 1.
+        """Return the start of each window of a step, (S, B) with S different seeds: uniform over 0..N - T - 1.
 
         The step is the upper half of the 256-bit counter of Philox4x64, so the draws of two steps cannot overlap. NumPy
         guarantees the raw output of Philox across versions, but not the output of `Generator.integers`, so the scaling
         is done here.
         """
-        generator = np.random.Philox(key=self.seed, counter=int(step) << 128)
-        uniform_B = (generator.random_raw(self.batch_size) >> 11) * 2.0**-53
-        return (uniform_B * self._num_starts).astype(np.int64)
+        generators = [np.random.Philox(key=seed, counter=int(step) << 128) for seed in self._seeds]
+        raw_SB = np.stack([generator.random_raw(self.batch_size) for generator in generators])
+        return ((raw_SB >> 11) * 2.0**-53 * self._num_starts).astype(np.int64)
 
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens and targets (one token later) of a step, both (B, T), int64, on the device.
+        """Return tokens and targets (one token later) of a step, both (...R, B, T), int64, on the device.
 
-        B is the number of `rows`, if they are given.
+        B is the number of `rows`, if they are given. A GPU receives one copy from the host.
         """
-        starts_B = self.starts(step)
+        starts_SB = self.starts(step)
         if self._rows is not None:
-            starts_B = starts_B[self._rows]
-        if self._on_device_N is None:
-            windows = self._tokens_N[starts_B[:, None] + self._offsets_T].astype(np.int64)
-            return self._send(windows[:, :-1].copy()), self._send(windows[:, 1:].copy())
-        narrow = self._on_device_N[self._send(starts_B[:, None] + self._offsets_T)]
-        windows = narrow.long() & ((1 << 8 * narrow.element_size()) - 1)  # undoes the sign extension
-        return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+            starts_SB = starts_SB[:, self._rows]
+        if self._on_device is None:
+            windows = self._send(self._tokens_N[starts_SB[..., None] + self._offsets_T].astype(np.int64))
+        else:
+            tokens_N, offsets_T = self._on_device
+            narrow = tokens_N[self._send(starts_SB)[..., None] + offsets_T]
+            windows = narrow.long() & ((1 << 8 * narrow.element_size()) - 1)  # undoes the sign extension
+        if not self._is_stacked:
+            windows = windows[0]
+        elif self._seed_of_run_R is not None:
+            windows = windows.index_select(0, self._seed_of_run_R)
+        return windows[..., :-1].contiguous(), windows[..., 1:].contiguous()
 
     def _send(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)
         if self.device.type == "cuda":
             tensor = tensor.pin_memory()  # the copy then runs asynchronously
         return tensor.to(self.device, non_blocking=True)
-
-
-class StackedBatches:
-    """The batches of R runs, stacked to shape (R, B, T)."""
-
-    def __init__(self, batches: Sequence[Batches]) -> None:
-        # Runs with one seed share their `Batches`, so each window is read once.
-        self._distinct = list(dict.fromkeys(batches))
-        self._index_R = [self._distinct.index(of_run) for of_run in batches]
-
-    def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens and targets of a step, both (R, B, T), int64, on the device."""
-        tokens, targets = zip(*(batches.batch(step) for batches in self._distinct), strict=True)
-        return (
-            torch.stack([tokens[index] for index in self._index_R]),
-            torch.stack([targets[index] for index in self._index_R]),
-        )
 
 
 def validation_windows(tokens_N: np.ndarray, context: int, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:

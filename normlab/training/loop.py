@@ -21,7 +21,7 @@ from torch import Tensor
 
 from normlab.config.devices import micro_batches, rows_of_device
 from normlab.config.schema import RunConfig
-from normlab.data.batches import Batches, StackedBatches, validation_windows
+from normlab.data.batches import Batches, validation_windows
 from normlab.data.corpus import Corpus
 from normlab.errors import NormlabError
 from normlab.model.init import build_model, derive_seed
@@ -63,7 +63,7 @@ class Loop:
     """Updates made by the runs that have not diverged."""
     runner: ModelRunner = field(init=False)
     step: Step = field(init=False)
-    batches: Batches | StackedBatches = field(init=False)
+    batches: Batches = field(init=False)
     validation: Validation = field(init=False)
     statistics_schedule: StatisticsSchedule = field(init=False)
     _pending: list[StepOutput] = field(default_factory=list)
@@ -74,12 +74,11 @@ class Loop:
         config, device = self.config, self.settings.torch_device
         rows = rows_of_device(config, self.ranks.rank) if self.ranks.count > 1 else None
         # The data first: a corpus that is too short fails before anything large is built.
-        by_seed = {
-            seed: Batches(self.corpus.train, config.model.context, config.train.batch_size, seed, device, rows)
-            for seed in dict.fromkeys(run.config.data_seed for run in self.runs)
-        }
-        batches = [by_seed[run.config.data_seed] for run in self.runs]
-        self.batches = batches[0] if self.is_single else StackedBatches(batches)
+        seeds = [run.config.data_seed for run in self.runs]
+        self.batches = Batches(
+            self.corpus.train, config.model.context, config.train.batch_size, seeds[0] if self.is_single else seeds,
+            device, rows,
+        )  # fmt: skip
         tokens, targets = validation_windows(self.corpus.val, config.model.context, config.eval.sequences)
         self.validation = Validation(
             tokens_NT=tokens.to(device),

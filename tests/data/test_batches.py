@@ -47,7 +47,7 @@ def test_batches_are_windows_with_targets_one_token_later(tmp_path: Path, dtype:
         assert x_BT.dtype == y_BT.dtype == torch.int64
         assert x_BT.is_contiguous()
         assert y_BT.is_contiguous()
-        for start, x_T, y_T in zip(batches.starts(step), x_BT, y_BT, strict=True):
+        for start, x_T, y_T in zip(batches.starts(step)[0], x_BT, y_BT, strict=True):
             assert x_T.tolist() == tokens[start : start + context].tolist()
             assert y_T.tolist() == tokens[start + 1 : start + context + 1].tolist()
 
@@ -57,7 +57,7 @@ def test_batches_are_windows_with_targets_one_token_later(tmp_path: Path, dtype:
 def test_starts_are_philox(seed: int, step: int) -> None:
     blocks = (philox4x64((step << 128) + block, seed) for block in (1, 2))  # numpy increments first
     expected = [(override >> 11) * 999 >> 53 for override in itertools.chain(*blocks)][:6]
-    assert Batches(random_tokens(1007), 8, 6, seed, "cpu").starts(step).tolist() == expected
+    assert Batches(random_tokens(1007), 8, 6, seed, "cpu").starts(step).tolist() == [expected]
 
 
 def test_batch_depends_only_on_seed_and_step() -> None:
@@ -72,6 +72,19 @@ def test_batch_depends_only_on_seed_and_step() -> None:
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(different, 2))
 
 
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("seeds", [[5], [5, 6, 7], [5, 6, 5, 5]])
+def test_stacked_runs_get_the_batches_of_single_runs(seeds: list[int], on_device: bool) -> None:
+    tokens = random_tokens(10_000)
+    stacked, alone = Batches(tokens, 32, 8, seeds, "cpu"), [Batches(tokens, 32, 8, seed, "cpu") for seed in seeds]
+    if on_device:
+        stacked.keep_on_device()
+    for step in range(3):
+        for all_runs, *of_runs in zip(stacked.batch(step), *(each.batch(step) for each in alone), strict=True):
+            assert torch.equal(all_runs, torch.stack(of_runs))
+            assert all_runs.is_contiguous()
+
+
 def test_larger_batch_starts_with_the_smaller() -> None:
     tokens = random_tokens(10_000)
     small, large = (Batches(tokens, 32, size, 5, "cpu").batch(3)[0] for size in (4, 9))
@@ -80,7 +93,7 @@ def test_larger_batch_starts_with_the_smaller() -> None:
 
 def test_starts_are_uniform_and_reach_both_ends() -> None:
     batches = Batches(random_tokens(10 + 8), 8, 100, 0, "cpu")
-    starts = np.concatenate([batches.starts(step) for step in range(200)])
+    starts = np.concatenate([batches.starts(step)[0] for step in range(200)])
     counts = np.bincount(starts)
     assert len(counts) == 10
     chi_square = ((counts - 2000) ** 2 / 2000).sum()
@@ -89,7 +102,7 @@ def test_starts_are_uniform_and_reach_both_ends() -> None:
 
 def test_steps_share_no_window_more_often_than_chance() -> None:
     batches = Batches(random_tokens(1_000_000), 8, 50, 0, "cpu")
-    starts = np.concatenate([batches.starts(step) for step in range(100)])
+    starts = np.concatenate([batches.starts(step)[0] for step in range(100)])
     repeats = len(starts) - len(set(starts.tolist()))
     assert repeats < 35  # 12.5 are expected, with a Poisson distribution
 

@@ -9,6 +9,7 @@ Shapes: R runs, B batch, T time, V vocabulary, K statistics; `...R` marks an axi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from torch.func import functional_call, vmap
 from normlab.model.attention import Attention
 from normlab.model.chunked_loss import chunked_cross_entropy, cross_entropy, has_large_logits
 from normlab.model.gpt import GPT
+from normlab.model.stack import Stack
 from normlab.stats.instrument import Collector, Selection, main_stream, tap
 
 Tensors = dict[str, Tensor]
@@ -130,6 +132,10 @@ class ModelRunner:
         """Replace some of the buffers."""
         raise NotImplementedError
 
+    def name_gradients(self, gradients: list[Tensor]) -> Tensors:
+        """Return the gradients, in the parameters' order, by name and with the parameters' memory layout."""
+        raise NotImplementedError
+
     def _tensors(self, prefix: str, segment: nn.Module) -> Tensors | None:
         """Return the tensors to call a segment with; None if the segment uses its own."""
         raise NotImplementedError
@@ -193,6 +199,13 @@ class SingleRun(ModelRunner):
             module, attribute = self._owners[name]
             setattr(module, attribute, tensor)
 
+    def name_gradients(self, gradients: list[Tensor]) -> Tensors:
+        """Return the gradients, in the parameters' order, by name and with the parameters' memory layout."""
+        for index, parameter in enumerate(self.params.values()):
+            # One at a time, so that memory never holds two copies of all gradients.
+            gradients[index] = _with_strides_of(parameter, gradients[index])
+        return dict(zip(self.params, gradients, strict=True))
+
     def _tensors(self, prefix: str, segment: nn.Module) -> Tensors | None:
         return None
 
@@ -202,16 +215,22 @@ class StackedRuns(ModelRunner):
 
     def __init__(self, models: Sequence[GPT], *, compiled: bool):
         parameters = [dict(model.named_parameters()) for model in models]
-        params = {
-            name: torch.stack([tensors[name].detach() for tensors in parameters]).requires_grad_()
-            for name in parameters[0]
-        }
+        linear = {id(module.weight) for module in models[0].modules() if isinstance(module, nn.Linear)}
+        params = Stack(
+            {name: torch.stack([tensors[name].detach() for tensors in parameters]) for name in parameters[0]},
+            transposed=[name for name, parameter in parameters[0].items() if id(parameter) in linear],
+        )
+        for tensor in params.values():
+            tensor.requires_grad_()
         super().__init__(models[0], params, (len(models),), compiled=compiled)
+        self._stack = params
         buffers = [dict(model.named_buffers()) for model in models]
         self._buffers = {name: torch.stack([tensors[name] for tensors in buffers]) for name in buffers[0]}
         for module in self.model.modules():
             if isinstance(module, Attention):
-                module.fused = False
+                module.fused = params.buffer.device.type != "cpu"
+            elif isinstance(module, nn.Linear):
+                module.forward = partial(_linear_of_stacked_runs, module)
         # A tied matrix has one name in the state and another one in the second segment that uses it.
         state_name = {id(parameter): name for name, parameter in self.model.named_parameters()}
         self._names = {
@@ -229,6 +248,29 @@ class StackedRuns(ModelRunner):
         """Replace some of the stacked buffers."""
         self._buffers.update(values)
 
+    def name_gradients(self, gradients: list[Tensor]) -> Stack:
+        """Return the gradients, in the parameters' order, by name and with the parameters' memory layout."""
+        return self._stack.gather(gradients)
+
     def _tensors(self, prefix: str, segment: nn.Module) -> Tensors | None:
         names = self._names[prefix].items()
         return {name: self.params[full] if full in self.params else self._buffers[full] for name, full in names}
+
+
+def _linear_of_stacked_runs(module: nn.Linear, input: Tensor) -> Tensor:
+    """Return x W^T + b of an input x.
+
+    Under vmap, `nn.Linear` takes two more operations, which multiply by 1, and its result has not autocast's dtype.
+    """
+    y = input @ module.weight.T
+    return y if module.bias is None else y + module.bias.to(y.dtype)
+
+
+def _with_strides_of(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """Return the gradient with the parameter's memory layout, which the fused kernels require.
+
+    A transposed use of a parameter gives a transposed gradient: `backward` corrects it, `autograd.grad` does not.
+    """
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)

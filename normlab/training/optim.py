@@ -1,4 +1,4 @@
-"""Optimisers and learning-rate schedules. Updates are in place, by fused kernels, one stacked run after the other.
+"""Optimisers and learning-rate schedules. Updates are in place.
 
 An optimiser keeps its moments as dictionaries of tensors shaped like the parameters, and one count of the updates
 made. An update with `alive` false changes nothing, and the host does not wait to learn that.
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from normlab.config.optim import SGD, AdamW, OptimConfig
 from normlab.model.small import extra_parameters
+from normlab.model.stack import Stack
 
 Tensors = dict[str, Tensor]
 
@@ -73,13 +74,6 @@ def decayed_kinds(optim: OptimConfig, model: nn.Module) -> str:
     return f"matrices with {' and '.join(sorted(others))}" if others else "matrices"
 
 
-def tensor_norms(tensors: Sequence[Tensor], run_shape: tuple[int, ...]) -> Tensor:
-    """Return the L2 norm of each of P tensors, shape (P, ...R)."""
-    if run_shape:
-        return torch.stack([torch.linalg.vector_norm(tensor.reshape(len(tensor), -1), dim=1) for tensor in tensors])
-    return torch.stack(torch._foreach_norm(list(tensors)))
-
-
 @dataclass(slots=True)
 class Hyperparameters:
     """The hyperparameters of one update of a run."""
@@ -97,7 +91,7 @@ def hyperparameters_at(options: OptimConfig, steps: int, step: int) -> Hyperpara
 
 @dataclass(slots=True)
 class Group:
-    """The parameters of one run that have the same weight decay, and what their update needs."""
+    """The parameters of a single run that have the same weight decay, and what their update needs."""
 
     params: list[Tensor]
     grads: list[Tensor]
@@ -131,7 +125,60 @@ def sgd(options: SGD, group: Group) -> None:
 
 
 UPDATES: dict[type[OptimConfig], Callable[[Any, Group], None]] = {AdamW: adamw, SGD: sgd}
-"""The update of each optimiser, in place: a function of one run's options and tensors (`Group`)."""
+"""The update of each optimiser for a single run, in place, by a fused kernel."""
+
+
+@dataclass(slots=True)
+class StackedGroup:
+    """The buffers of stacked runs, (R, N) each, and what their update needs; numbers of runs are (R, 1), in float64."""
+
+    params: Tensor
+    grads: Tensor
+    """The update may overwrite them."""
+    moments: list[Tensor]
+    decayed: int
+    """Number of columns with weight decay, the first ones."""
+    count: Tensor
+    """Updates made, with this one."""
+    alive: Tensor
+    """Whether to make the update, (R, 1)."""
+    numbers: dict[str, Tensor]
+    """The learning rate of the step, and the weight decay, which is 0 for a run that is not alive; and the numbers of
+    the optimiser in which runs may differ."""
+
+    def set(self, buffer: Tensor, values: Tensor) -> None:
+        """Write the values of the runs that are alive into a buffer."""
+        torch.where(self.alive, values, buffer, out=buffer)
+
+    def cast(self, value: Tensor) -> Tensor:
+        """Return a number of each run in the dtype of the buffers."""
+        return value.to(self.params.dtype)
+
+
+def stacked_adamw(options: AdamW, group: StackedGroup) -> None:
+    """Update stacked runs in place by AdamW."""
+    (mean, square), n = group.moments, group.numbers
+    betas = torch.stack([n["beta1"], n["beta2"]])
+    weights, corrections = group.cast(1 - betas), 1 - betas**group.count
+    group.set(mean, mean.lerp(group.grads, weights[0]))
+    group.set(square, square.lerp(group.grads.square_(), weights[1]))
+    root = (square * group.cast(1 / corrections[1])).sqrt_().add_(options.eps)
+    group.params[:, : group.decayed].mul_(group.cast(1 - n["lr"] * n["weight_decay"]))
+    group.set(group.params, torch.addcmul(group.params, mean / root, group.cast(n["lr"] / corrections[0]), value=-1))
+
+
+def stacked_sgd(options: SGD, group: StackedGroup) -> None:
+    """Update stacked runs in place by SGD with momentum."""
+    (velocity,), decayed = group.moments, group.decayed
+    lr, decay, momentum = (group.cast(group.numbers[name]) for name in ("lr", "weight_decay", "momentum"))
+    group.grads[:, :decayed].addcmul_(group.params[:, :decayed], decay)
+    group.set(velocity, torch.addcmul(group.grads, velocity, momentum))
+    direction = torch.addcmul(group.grads, velocity, momentum) if options.nesterov else velocity
+    group.set(group.params, torch.addcmul(group.params, direction, lr, value=-1))
+
+
+STACKED_UPDATES: dict[type[OptimConfig], Callable[[Any, StackedGroup], None]] = {AdamW: stacked_adamw, SGD: stacked_sgd}
+"""The update of each optimiser for stacked runs, in place, in as many operations for any number of them."""
 
 
 class Optimizer:
@@ -146,13 +193,14 @@ class Optimizer:
     def __init__(self, options: OptimConfig, params: Mapping[str, Tensor], decayed: Sequence[str]):
         self.options = options
         self.moments: dict[str, Tensors] = {
-            kind: {name: torch.zeros_like(p, requires_grad=False) for name, p in params.items()}
+            kind: params.zeros()
+            if isinstance(params, Stack)
+            else {name: torch.zeros_like(p, requires_grad=False) for name, p in params.items()}
             for kind in options.moments
         }
         """By kind and parameter."""
         self.groups = (list(decayed), [name for name in params if name not in set(decayed)])
-        device = next(iter(params.values())).device
-        self.count = torch.zeros((), dtype=torch.float32, device=device)
+        self.count = torch.zeros((), dtype=torch.float32, device=next(iter(params.values())).device)
         """Updates made, on the device."""
 
     def update(
@@ -166,26 +214,40 @@ class Optimizer:
 
         Args:
             params: The parameters.
-            grads: Their gradients, with the same strides: the kernels treat both as flat arrays.
+            grads: Their gradients, with the same strides: the kernels treat both as flat arrays. Those of stacked runs
+                are overwritten.
             hyperparameters: Those of the single run, or of each stacked run.
             alive: Whether to make the update, shape (...R).
         """
         self.count += alive.any()
-        skip = (~alive).float()
+        if isinstance(params, Stack) and isinstance(grads, Stack):
+            assert not isinstance(hyperparameters, Hyperparameters)
+            self._update_stack(params, grads, hyperparameters, alive[:, None])
+            return
+        assert isinstance(hyperparameters, Hyperparameters)
+        options = hyperparameters.options
         for names, decays in zip(self.groups, (True, False), strict=True):
-            if not names:
-                continue
-            tensors = [[state[name].detach() for name in names] for state in (params, grads, *self.moments.values())]
-            if isinstance(hyperparameters, Hyperparameters):
-                self._update_group(tensors, hyperparameters, decays, skip)
-                continue
-            stacked = [[tensor.unbind() for tensor in kind] for kind in tensors]
-            for run, values in enumerate(hyperparameters):
-                run_tensors = [[tensor[run] for tensor in kind] for kind in stacked]
-                self._update_group(run_tensors, values, decays, skip[run])
+            if names:
+                states = (params, grads, *self.moments.values())
+                tensors, grads_of, *moments = [[state[name].detach() for name in names] for state in states]
+                decay = options.weight_decay if decays else 0.0
+                group = Group(tensors, grads_of, moments, self.count, hyperparameters.lr, decay, (~alive).float())
+                UPDATES[type(options)](options, group)
 
-    def _update_group(self, tensors: list[list[Tensor]], values: Hyperparameters, decays: bool, skip: Tensor) -> None:
-        params, grads, *moments = tensors
-        weight_decay = values.options.weight_decay if decays else 0.0
-        group = Group(params, grads, moments, self.count, values.lr, weight_decay, skip)
-        UPDATES[type(values.options)](values.options, group)
+    def _update_stack(
+        self, params: Stack, grads: Stack, hyperparameters: Sequence[Hyperparameters], alive: Tensor
+    ) -> None:
+        kind = type(self.options)
+        own = [name for name in kind.per_run if name not in OptimConfig.per_run]
+        names = ["lr", "weight_decay", *own]
+        rows = [[h.lr, *(getattr(h.options, name) for name in names[1:])] for h in hyperparameters]
+        table = torch.tensor(rows, dtype=torch.float64)
+        if alive.is_cuda:
+            table = table.pin_memory().to(alive.device, non_blocking=True)
+        numbers = dict(zip(names, table.T[..., None], strict=True))
+        numbers["weight_decay"] = numbers["weight_decay"] * alive
+        buffers = [moments.buffer for moments in self.moments.values() if isinstance(moments, Stack)]
+        group = StackedGroup(
+            params.buffer, grads.buffer, buffers, params.columns(self.groups[0]), self.count, alive, numbers
+        )
+        STACKED_UPDATES[kind](self.options, group)

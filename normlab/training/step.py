@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from normlab.model.runner import ModelRunner
+from normlab.model.runner import ModelRunner, Tensors
+from normlab.model.stack import Stack, storages
 from normlab.ranks import Ranks
 from normlab.stats.measure.core import CoreStatistics, Measurement, MicroBatch
-from normlab.training.optim import Hyperparameters, Optimizer, tensor_norms
+from normlab.training.optim import Hyperparameters, Optimizer
 
 
 @dataclass(slots=True)
@@ -84,22 +85,22 @@ class Step:
         measure = self.measure if measured else None
         self.runner.train(True)
         loss, grads, micro_batches = self._gradients(tokens, targets, measure)
-        norms = tensor_norms(list(grads.values()), self.runner.run_shape)
-        grad_norm, factor = self._clip(list(grads.values()), norms)
-        self.alive = self.alive & loss.isfinite() & grad_norm.isfinite()
+        grad_norm, norms = self._norms(grads, each=measure is not None)
         before = None if measure is None else measure.before_update(norms)
+        factor = self._clip(grads, grad_norm)
+        self.alive = self.alive & loss.isfinite() & grad_norm.isfinite()
         with torch.no_grad():
             self.optimizer.update(self.runner.params, grads, hyperparameters, self.alive)
             if self.project is not None:
                 self._project(self.project)
         measurement = None if measure is None or before is None else measure.after_update(micro_batches, before)
         self._restore_buffers(old_buffers)
-        self._old_grads = list(grads.values())
+        self._old_grads = storages(grads)
         return StepOutput(loss, grad_norm, factor, self.alive, measurement)
 
     def _gradients(
         self, tokens: Tensor, targets: Tensor, measure: CoreStatistics | None
-    ) -> tuple[Tensor, dict[str, Tensor], list[MicroBatch]]:
+    ) -> tuple[Tensor, Tensors, list[MicroBatch]]:
         """Return the mean loss and gradient over the micro-batches of all ranks, and the measurements of this rank's.
 
         The gradients are summed over ranks after the backward pass. `DistributedDataParallel` would sum them during the
@@ -107,10 +108,10 @@ class Step:
         """
         runner, parts = self.runner, self.accumulation
         token_count, all_parts = tokens.shape[-2] * tokens.shape[-1] * self.ranks.count, parts * self.ranks.count
-        names, params = list(runner.params), list(runner.params.values())
+        params = list(runner.params.values())
         batch_axis = len(runner.run_shape)
         loss: Tensor | None = None
-        sums: list[Tensor] = []
+        sums: Tensors = {}
         micro_batches: list[MicroBatch] = []
         for part_tokens, part_targets in zip(
             tokens.chunk(parts, batch_axis), targets.chunk(parts, batch_axis), strict=True
@@ -123,11 +124,9 @@ class Step:
                 )
             self._old_grads.clear()
             gradients = list(torch.autograd.grad(part_loss.sum() / all_parts, [*params, *taps], materialize_grads=True))
-            for index, parameter in enumerate(
-                params
-            ):  # one at a time, so that memory never holds two copies of all gradients
-                gradients[index] = _with_strides_of(parameter, gradients[index])
-            grads, tap_grads = gradients[: len(params)], gradients[len(params) :]
+            tap_grads = gradients[len(params) :]
+            del gradients[len(params) :]
+            grads = runner.name_gradients(gradients)
             del gradients
             if measure is not None:
                 micro_batches.append(measure.of_micro_batch(statistics, tap_grads, token_count))
@@ -136,25 +135,40 @@ class Step:
                 loss, sums = part_loss, grads
             else:
                 loss = loss + part_loss
-                torch._foreach_add_(sums, grads)
+                torch._foreach_add_(storages(sums), storages(grads))
         assert loss is not None
         loss = loss / all_parts
-        self.ranks.sum_([*sums, loss])
-        return loss, dict(zip(names, sums, strict=True)), micro_batches
+        self.ranks.sum_([*storages(sums), loss])
+        return loss, sums, micro_batches
 
     @torch.no_grad()
-    def _clip(self, grads: list[Tensor], norms: Tensor) -> tuple[Tensor, Tensor]:
-        """Clip the gradients in place; return the total norm and the clip factor, (...R) each."""
-        norm = torch.linalg.vector_norm(norms, dim=0)
+    def _norms(self, grads: Tensors, *, each: bool) -> tuple[Tensor, Tensor]:
+        """Return the norm of the whole gradient, (...R), and that of each parameter's, (P, ...R).
+
+        Of stacked runs the latter are empty unless `each`: it takes an operation for each parameter.
+        """
+        if not isinstance(grads, Stack):
+            norms = torch.stack(torch._foreach_norm(list(grads.values())))
+            return torch.linalg.vector_norm(norms, dim=0), norms
+        norm = torch.linalg.vector_norm(grads.buffer, dim=1)
+        norms = (
+            [torch.linalg.vector_norm(grad.reshape(len(grad), -1), dim=1) for grad in grads.values()]
+            if each
+            else [norm[:0]]
+        )
+        return norm, torch.stack(norms)
+
+    @torch.no_grad()
+    def _clip(self, grads: Tensors, norm: Tensor) -> Tensor:
+        """Clip the gradients in place; return the clip factor, (...R)."""
         if self.clip is None:
-            return norm, torch.ones_like(norm)
+            return torch.ones_like(norm)
         factor = (self.clip / (norm + 1e-6)).clamp(max=1.0)
-        if self.runner.run_shape:
-            for grad in grads:
-                grad.mul_(factor.view(-1, *[1] * (grad.dim() - 1)))
+        if isinstance(grads, Stack):
+            grads.buffer.mul_(factor[:, None])
         else:
-            torch._foreach_mul_(grads, factor)
-        return norm, factor
+            torch._foreach_mul_(list(grads.values()), factor)
+        return factor
 
     def _project(self, project: Callable[[Mapping[str, Tensor]], None]) -> None:
         """Project the parameters of the runs that are alive; the other runs keep their bits."""
@@ -175,13 +189,3 @@ class Step:
     def _alive_mask(self, tensor: Tensor) -> Tensor:
         """Return `alive` in a shape that broadcasts against the tensor."""
         return self.alive.view(-1, *[1] * (tensor.dim() - 1)) if self.runner.run_shape else self.alive
-
-
-def _with_strides_of(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """Return the gradient with the parameter's memory layout, which the fused kernels require.
-
-    A transposed use of a parameter gives a transposed gradient: `backward` corrects it, `autograd.grad` does not.
-    """
-    if gradient.stride() == parameter.stride():
-        return gradient
-    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)

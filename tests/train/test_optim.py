@@ -15,6 +15,7 @@ from normlab.config.compose import compose_run
 from normlab.config.optim import OPTIMIZERS, SGD, AdamW, OptimConfig
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun
+from normlab.model.stack import Stack
 from normlab.options import plain_tree
 from normlab.report.entries import entry_text, one_entry
 from normlab.training.optim import (
@@ -110,7 +111,7 @@ def test_update_of_stacked_runs_equals_single_updates(options: OptimConfig) -> N
     runs = [copy.deepcopy(options) for _ in range(3)]
     for number, run in enumerate(runs):
         run.lr, run.weight_decay = options.lr * (1 + number), 0.1 * number
-    stacked = drawn(3)
+    stacked = Stack(drawn(3))
     single = [{n: p[r].clone() for n, p in stacked.items()} for r in range(3)]
     decayed = [n for n, p in single[0].items() if is_decayed(options, p)]
     together = Optimizer(options, stacked, decayed)
@@ -120,7 +121,7 @@ def test_update_of_stacked_runs_equals_single_updates(options: OptimConfig) -> N
     for step in range(STEPS):
         grads = gradients(step, stacked)
         hypers = [hyperparameters_at(run, STEPS, step) for run in runs]
-        together.update(stacked, grads, hypers, alive)
+        together.update(stacked, Stack(grads), hypers, alive)
         for r in (0, 2):
             optimizers[r].update(single[r], {n: g[r] for n, g in grads.items()}, hypers[r], torch.tensor(True))
     for n, p in stacked.items():

@@ -100,10 +100,12 @@ class Batches:
         if self._rows is not None:
             starts_SB = starts_SB[:, self._rows]
         if self._on_device is None:
-            windows = self._send(self._tokens_N[starts_SB[..., None] + self._offsets_T].astype(np.int64))
+            windows = send(
+                torch.from_numpy(self._tokens_N[starts_SB[..., None] + self._offsets_T].astype(np.int64)), self.device
+            )
         else:
             tokens_N, offsets_T = self._on_device
-            narrow = tokens_N[self._send(starts_SB)[..., None] + offsets_T]
+            narrow = tokens_N[send(torch.from_numpy(starts_SB), self.device)[..., None] + offsets_T]
             windows = narrow.long() & ((1 << 8 * narrow.element_size()) - 1)  # undoes the sign extension
         if not self._is_stacked:
             windows = windows[0]
@@ -111,11 +113,12 @@ class Batches:
             windows = windows.index_select(0, self._seed_of_run_R)
         return windows[..., :-1].contiguous(), windows[..., 1:].contiguous()
 
-    def _send(self, array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        if self.device.type == "cuda":
-            tensor = tensor.pin_memory()  # the copy then runs asynchronously
-        return tensor.to(self.device, non_blocking=True)
+
+def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor of the host on the device, without waiting for a GPU."""
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()  # only from pinned memory does the copy run asynchronously
+    return tensor.to(device, non_blocking=True)
 
 
 def validation_windows(tokens_N: np.ndarray, context: int, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:

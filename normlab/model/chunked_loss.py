@@ -36,7 +36,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> T
     Args:
         logits: Shape (*batch, V).
         targets: Shape (*batch).
-        reduction: `mean` or `sum` over the tokens.
+        reduction: `mean` or `sum` over the tokens; `none` returns a value for each.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction=reduction)

@@ -91,8 +91,10 @@ def _head(
     if has_large_logits(segment, targets):
         return _chunked_head(segment, tensors, selection, stream, targets)
     logits, buffers, statistics = _run_segment(segment, tensors, selection, stream)
-    loss = cross_entropy if tensors is None else vmap(cross_entropy)
-    return loss(logits, targets), buffers, statistics
+    if tensors is None:
+        return cross_entropy(logits, targets), buffers, statistics
+    # vmap would take the loss apart into a dozen operations.
+    return cross_entropy(logits, targets, "none").view(len(targets), -1).mean(1), buffers, statistics
 
 
 def _chunked_head(

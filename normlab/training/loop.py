@@ -21,7 +21,7 @@ from torch import Tensor
 
 from normlab.config.devices import micro_batches, rows_of_device
 from normlab.config.schema import RunConfig
-from normlab.data.batches import Batches, validation_windows
+from normlab.data.batches import Batches, send, validation_windows
 from normlab.data.corpus import Corpus
 from normlab.errors import NormlabError
 from normlab.model.init import build_model, derive_seed
@@ -40,13 +40,15 @@ from normlab.store.status import Status
 from normlab.training import checkpoint
 from normlab.training.evaluate import Validation
 from normlab.training.machine import RuntimeSettings
-from normlab.training.optim import Hyperparameters, Optimizer, branch_step, hyperparameters_at, is_decayed
+from normlab.training.optim import Hyperparameters, Optimizer, branch_step, hyperparameters_at, is_decayed, numbers_of
 from normlab.training.signals import StopRequest
 from normlab.training.step import Step, StepOutput
 from normlab.training.training_run import TrainingRun
 
 AGREE_EVERY = 10
 """Steps after which ranks on GPUs agree whether to stop."""
+STEPS_AT_ONCE = 256
+"""Steps whose hyperparameters are copied to the device together."""
 
 
 @dataclass(slots=True)
@@ -66,6 +68,8 @@ class Loop:
     batches: Batches = field(init=False)
     validation: Validation = field(init=False)
     statistics_schedule: StatisticsSchedule = field(init=False)
+    _numbers: tuple[int, Tensor] | None = field(default=None, init=False)
+    """The first of the steps whose hyperparameters are on the device, and these, (S, K, R), for a pack."""
     _pending: list[StepOutput] = field(default_factory=list)
     """The outputs of steps whose rows are not written yet."""
 
@@ -135,9 +139,18 @@ class Loop:
             return limits[0]
         return torch.tensor(limits, dtype=torch.float32, device=self.settings.torch_device)
 
-    def _hyperparameters(self, step: int) -> Hyperparameters | list[Hyperparameters]:
-        by_run = [hyperparameters_at(run.config.optim, self.config.train.steps, step) for run in self.runs]
-        return by_run[0] if self.is_single else by_run
+    def _hyperparameters(self, step: int) -> Hyperparameters | Tensor:
+        """Return the hyperparameters of a step; those of a pack are copied to the device for many steps at once."""
+        options, steps = [run.config.optim for run in self.runs], self.config.train.steps
+        if self.is_single:
+            return hyperparameters_at(options[0], steps, step)
+        first = step - step % STEPS_AT_ONCE
+        if self._numbers is None or self._numbers[0] != first:
+            last = min(first + STEPS_AT_ONCE, steps)
+            by_step = [[hyperparameters_at(each, steps, number) for each in options] for number in range(first, last)]
+            numbers = torch.stack([numbers_of(each, count) for count, each in enumerate(by_step, first + 1)])
+            self._numbers = first, send(numbers.float(), self.settings.torch_device)
+        return self._numbers[1][step - first]
 
     # The state.
 

@@ -130,7 +130,7 @@ UPDATES: dict[type[OptimConfig], Callable[[Any, Group], None]] = {AdamW: adamw, 
 
 @dataclass(slots=True)
 class StackedGroup:
-    """The buffers of stacked runs, (R, N) each, and what their update needs; numbers of runs are (R, 1), in float64."""
+    """The buffers of stacked runs, (R, N) each, and what their update needs."""
 
     params: Tensor
     grads: Tensor
@@ -138,39 +138,40 @@ class StackedGroup:
     moments: list[Tensor]
     decayed: int
     """Number of columns with weight decay, the first ones."""
-    count: Tensor
-    """Updates made, with this one."""
+    numbers: Tensor
+    """The numbers of the optimiser, (K, R, 1)."""
     alive: Tensor
     """Whether to make the update, (R, 1)."""
-    numbers: dict[str, Tensor]
-    """The learning rate of the step, and the weight decay, which is 0 for a run that is not alive; and the numbers of
-    the optimiser in which runs may differ."""
 
     def set(self, buffer: Tensor, values: Tensor) -> None:
         """Write the values of the runs that are alive into a buffer."""
         torch.where(self.alive, values, buffer, out=buffer)
 
-    def cast(self, value: Tensor) -> Tensor:
-        """Return a number of each run in the dtype of the buffers."""
-        return value.to(self.params.dtype)
+
+def adamw_numbers(options: AdamW, lr: float, count: int) -> tuple[float, ...]:
+    """Return the numbers of the update after which `count` were made."""
+    corrections = [1 - beta**count for beta in (options.beta1, options.beta2)]
+    return 1 - options.beta1, 1 - options.beta2, lr / corrections[0], 1 / corrections[1], 1 - lr * options.weight_decay
 
 
 def stacked_adamw(options: AdamW, group: StackedGroup) -> None:
     """Update stacked runs in place by AdamW."""
-    (mean, square), n = group.moments, group.numbers
-    betas = torch.stack([n["beta1"], n["beta2"]])
-    weights, corrections = group.cast(1 - betas), 1 - betas**group.count
-    group.set(mean, mean.lerp(group.grads, weights[0]))
-    group.set(square, square.lerp(group.grads.square_(), weights[1]))
-    root = (square * group.cast(1 / corrections[1])).sqrt_().add_(options.eps)
-    group.params[:, : group.decayed].mul_(group.cast(1 - n["lr"] * n["weight_decay"]))
-    group.set(group.params, torch.addcmul(group.params, mean / root, group.cast(n["lr"] / corrections[0]), value=-1))
+    (mean, square), (mean_weight, square_weight, rate, correction, kept) = group.moments, group.numbers
+    group.set(mean, mean.lerp(group.grads, mean_weight))
+    group.set(square, square.lerp(group.grads.square_(), square_weight))
+    root = (square * correction).sqrt_().add_(options.eps)
+    group.params[:, : group.decayed].mul_(kept.where(group.alive, 1))
+    group.set(group.params, torch.addcmul(group.params, mean / root, rate, value=-1))
+
+
+def sgd_numbers(options: SGD, lr: float, count: int) -> tuple[float, ...]:
+    """Return the numbers of the update after which `count` were made."""
+    return lr, options.weight_decay, options.momentum
 
 
 def stacked_sgd(options: SGD, group: StackedGroup) -> None:
     """Update stacked runs in place by SGD with momentum."""
-    (velocity,), decayed = group.moments, group.decayed
-    lr, decay, momentum = (group.cast(group.numbers[name]) for name in ("lr", "weight_decay", "momentum"))
+    (velocity,), (lr, decay, momentum), decayed = group.moments, group.numbers, group.decayed
     group.grads[:, :decayed].addcmul_(group.params[:, :decayed], decay)
     group.set(velocity, torch.addcmul(group.grads, velocity, momentum))
     direction = torch.addcmul(group.grads, velocity, momentum) if options.nesterov else velocity
@@ -179,6 +180,17 @@ def stacked_sgd(options: SGD, group: StackedGroup) -> None:
 
 STACKED_UPDATES: dict[type[OptimConfig], Callable[[Any, StackedGroup], None]] = {AdamW: stacked_adamw, SGD: stacked_sgd}
 """The update of each optimiser for stacked runs, in place, in as many operations for any number of them."""
+NUMBERS: dict[type[OptimConfig], Callable[[Any, float, int], tuple[float, ...]]] = {
+    AdamW: adamw_numbers,
+    SGD: sgd_numbers,
+}
+"""The K numbers of each optimiser that may differ between stacked runs, from a run's options and learning rate."""
+
+
+def numbers_of(by_run: Sequence[Hyperparameters], count: int) -> Tensor:
+    """Return the numbers of an update of stacked runs, (K, R), in float64, after which `count` updates were made."""
+    numbers = [NUMBERS[type(each.options)](each.options, each.lr, count) for each in by_run]
+    return torch.tensor(numbers, dtype=torch.float64).T
 
 
 class Optimizer:
@@ -207,7 +219,7 @@ class Optimizer:
         self,
         params: Mapping[str, Tensor],
         grads: Mapping[str, Tensor],
-        hyperparameters: Hyperparameters | Sequence[Hyperparameters],
+        hyperparameters: Hyperparameters | Tensor,
         alive: Tensor,
     ) -> None:
         """Update the parameters in place where `alive`.
@@ -216,15 +228,15 @@ class Optimizer:
             params: The parameters.
             grads: Their gradients, with the same strides: the kernels treat both as flat arrays. Those of stacked runs
                 are overwritten.
-            hyperparameters: Those of the single run, or of each stacked run.
+            hyperparameters: Those of the single run, or `numbers_of` stacked runs.
             alive: Whether to make the update, shape (...R).
         """
         self.count += alive.any()
-        if isinstance(params, Stack) and isinstance(grads, Stack):
-            assert not isinstance(hyperparameters, Hyperparameters)
+        if not isinstance(hyperparameters, Hyperparameters):
+            assert isinstance(params, Stack)
+            assert isinstance(grads, Stack)
             self._update_stack(params, grads, hyperparameters, alive[:, None])
             return
-        assert isinstance(hyperparameters, Hyperparameters)
         options = hyperparameters.options
         for names, decays in zip(self.groups, (True, False), strict=True):
             if names:
@@ -234,20 +246,8 @@ class Optimizer:
                 group = Group(tensors, grads_of, moments, self.count, hyperparameters.lr, decay, (~alive).float())
                 UPDATES[type(options)](options, group)
 
-    def _update_stack(
-        self, params: Stack, grads: Stack, hyperparameters: Sequence[Hyperparameters], alive: Tensor
-    ) -> None:
-        kind = type(self.options)
-        own = [name for name in kind.per_run if name not in OptimConfig.per_run]
-        names = ["lr", "weight_decay", *own]
-        rows = [[h.lr, *(getattr(h.options, name) for name in names[1:])] for h in hyperparameters]
-        table = torch.tensor(rows, dtype=torch.float64)
-        if alive.is_cuda:
-            table = table.pin_memory().to(alive.device, non_blocking=True)
-        numbers = dict(zip(names, table.T[..., None], strict=True))
-        numbers["weight_decay"] = numbers["weight_decay"] * alive
-        buffers = [moments.buffer for moments in self.moments.values() if isinstance(moments, Stack)]
-        group = StackedGroup(
-            params.buffer, grads.buffer, buffers, params.columns(self.groups[0]), self.count, alive, numbers
-        )
-        STACKED_UPDATES[kind](self.options, group)
+    def _update_stack(self, params: Stack, grads: Stack, numbers_KR: Tensor, alive: Tensor) -> None:
+        numbers = numbers_KR[..., None].to(params.buffer.dtype)
+        moments = [each.buffer for each in self.moments.values() if isinstance(each, Stack)]
+        group = StackedGroup(params.buffer, grads.buffer, moments, params.columns(self.groups[0]), numbers, alive)
+        STACKED_UPDATES[type(self.options)](self.options, group)

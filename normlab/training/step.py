@@ -8,7 +8,7 @@ Shapes: R runs, B batch, T time; `...R` marks an axis that only stacked runs hav
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -69,7 +69,7 @@ class Step:
         self,
         tokens: Tensor,
         targets: Tensor,
-        hyperparameters: Hyperparameters | Sequence[Hyperparameters],
+        hyperparameters: Hyperparameters | Tensor,
         *,
         measured: bool = False,
     ) -> StepOutput:
@@ -78,7 +78,7 @@ class Step:
         Args:
             tokens: The inputs.
             targets: The next tokens.
-            hyperparameters: The hyperparameters of the single run, or of each stacked run.
+            hyperparameters: Those of the single run, or `numbers_of` stacked runs.
             measured: Whether to compute the core statistics.
         """
         old_buffers = self.runner.buffers

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from support.small_run import small_run
 HERE = Path(__file__).parent
 TORCH = Path(torch.__file__).parent
 
-TakeSteps = Callable[..., dict[str, list[str]]]
+TakeSteps = Callable[..., dict[str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="session")
@@ -53,12 +54,12 @@ def pretended_gpu(guard: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def take_steps(pretended_gpu: subprocess.Popen[str]) -> TakeSteps:
-    """Return a function that takes steps with some overrides and returns the waits of the host in each part."""
+    """Return a function that takes steps with some overrides and returns what each part does."""
 
     def call(
         *overrides: str, runs: int = 1, steps: Sequence[int] = (0, 1, 10), plant: str | None = None,
         between: bool = False,
-    ) -> dict[str, list[str]]:  # fmt: skip
+    ) -> dict[str, dict[str, Any]]:  # fmt: skip
         assert pretended_gpu.stdin is not None
         assert pretended_gpu.stdout is not None
         case = {

@@ -2,10 +2,11 @@
 
     python pretended_gpu.py GUARD      # GUARD: guard.cpp, compiled
 
-Each line of stdin is a case, and each line of stdout its result: {"error": ...}, or the waits of the host in each part.
+Each line of stdin is a case, and each line of stdout its result: {"error": ...}, or what each part does.
 
-    {"overrides": ["norm=rmsnorm"], "runs": 1, "steps": [0, 1], "plant": null, "between": true}
-    {"step 0": [], "step 1": [], "evaluation": ["aten::_local_scalar_dense at training/evaluate.py:57"]}
+    {"overrides": ["norm=rmsnorm"], "runs": 1, "steps": [0], "plant": null, "between": true}
+    {"step 0": {"waits": [], "launches": 500, "copies": 1}, "evaluation": {"waits": ["aten::_local_scalar_dense at
+    training/evaluate.py:57"], "launches": 120, "copies": 0}}
 
 The guard must be loaded before torch, so this is a process of its own.
 """
@@ -32,6 +33,7 @@ from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 import normlab
 from normlab.config.compose import compose_run
@@ -47,6 +49,13 @@ from normlab.training.step import Step
 from normlab.training.training_run import TrainingRun
 
 GIB = 2**30
+aten = torch.ops.aten
+NO_KERNEL = {
+    *(aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default),
+    *(aten.new_empty.default, aten.new_empty_strided.default, aten._unsafe_view.default, aten.lift_fresh.default),
+    *(aten.detach.default, torch.ops.prim.device.default),
+}
+"""Operations that start no kernel, besides views."""
 PACKAGE = Path(normlab.__file__).parent
 
 
@@ -59,22 +68,36 @@ class Device(FakeTensorMode):
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.waits: list[str] = []
+        self.launches = 0
+        """Operations with a tensor on the device that would start a kernel."""
+        self.copies = 0
+        """Copies from the host to the device."""
+        self._depth = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self._depth += 1
         try:
             result = super().__torch_dispatch__(function, types, args, kwargs)
         except DataDependentOutputException:
             self._add_wait(function)
-            if function is not torch.ops.aten._local_scalar_dense.default:
+            if function is not aten._local_scalar_dense.default:
                 raise
             return 1
-        if function in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
-            source = args[function is torch.ops.aten.copy_.default]
+        finally:
+            self._depth -= 1
+        # An operation without a fake kernel is taken apart; its parts are not counted again.
+        if not self._depth and not function.is_view and function not in NO_KERNEL:
+            tensors = [each for each in tree_leaves((result, args, kwargs)) if isinstance(each, torch.Tensor)]
+            self.launches += any(each.is_cuda for each in tensors)
+        if function in (aten._to_copy.default, aten.copy_.default):
+            source = args[function is aten.copy_.default]
             asynchronous = kwargs.get("non_blocking", len(args) > 2 and args[2]) and result.device.type == "cuda"
             is_tensor = isinstance(source, torch.Tensor)  # vmap copies numbers too
-            if is_tensor and source.device.type != result.device.type and not asynchronous:
-                self._add_wait(function)
+            if is_tensor and source.device.type != result.device.type:
+                self.copies += result.device.type == "cuda"
+                if not asynchronous:
+                    self._add_wait(function)
         return result
 
     def _add_wait(self, function: Any) -> None:
@@ -94,6 +117,15 @@ def move(model: torch.nn.Module, device: torch.device | str) -> torch.nn.Module:
         for name, buffer in [*module.named_buffers(recurse=False)]:
             setattr(module, name, buffer.to(device))
     return model
+
+
+def fused_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: bool, scale: float
+) -> torch.Tensor:
+    """Return what a GPU computes by one kernel; a CPU build of torch would take it apart."""
+    if q.dtype in (torch.bfloat16, torch.float16):
+        return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, scale=scale)[0]
+    return aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, is_causal, scale=scale)[0]
 
 
 @contextlib.contextmanager
@@ -124,6 +156,7 @@ def pretended_gpu() -> Iterator[Device]:
         stack.enter_context(mock.patch.object(torch.nn.Module, "to", move))
         stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor: tensor))
         stack.enter_context(mock.patch.object(torch, "_fused_sgd_"))  # has no fake kernel
+        stack.enter_context(mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", fused_attention))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # the modes hold for this thread
         yield stack.enter_context(Device())
 
@@ -145,7 +178,7 @@ def compose(*overrides: str) -> RunConfig:
 
 
 def result_of(case: dict[str, Any]) -> dict[str, Any]:
-    """Return the waits of the host in each part of a case, or its error."""
+    """Return what each part of a case does, or its error."""
     real, plant = Step.__call__, PLANTS.get(case["plant"])
 
     def planted(self: Step, *args: Any, **options: Any) -> Any:
@@ -154,16 +187,16 @@ def result_of(case: dict[str, Any]) -> dict[str, Any]:
             plant(output.loss)
         return output
 
-    parts: dict[str, list[str]] = {}
+    parts: dict[str, Any] = {}
     try:
         config = compose(*case["overrides"], "device=cuda", "compile=off")
         configs = [dataclasses.replace(config, seed=seed) for seed in range(case["runs"])]
         corpus = open_corpus(configs[0].data)
         with pretended_gpu() as device, mock.patch.object(Step, "__call__", planted):
             for part, call in parts_of(configs, corpus, case["steps"], between=case["between"]):
-                device.waits = []
+                device.waits, device.launches, device.copies = [], 0, 0
                 call()
-                parts[part] = device.waits
+                parts[part] = {"waits": device.waits, "launches": device.launches, "copies": device.copies}
     except Exception:
         return {"error": traceback.format_exc()}
     return parts

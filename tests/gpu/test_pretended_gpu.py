@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from itertools import cycle, islice, product
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,8 @@ from normlab.norms.base import load_all as load_norms
 from normlab.placements.base import load_all as load_placements
 from support.small_steps import norm_in
 
-TakeSteps = Callable[..., dict[str, list[str]]]
+Parts = dict[str, dict[str, Any]]
+TakeSteps = Callable[..., Parts]
 
 NORMS = [name for name, norm in load_norms().items() if norm.__module__.startswith("normlab.")]
 PLACEMENTS = [name for name, entry in load_placements().items() if type(entry).__module__.startswith("normlab.")]
@@ -34,13 +36,20 @@ ONE_LAYER = "model.depth=1"
 TWO_LAYERS = "model.depth=2"
 FIRST = (0, 1)
 """A measured and a plain step."""
+LAUNCHES = {
+    "model=gpt2_nano": {1: (293, 547), 16: (323, 612)},
+    "model=gpt2_tiny": {1: (509, 931), 16: (553, 1044)},
+    "model=gpt2_124m": {1: (1373, 2470), 16: (1473, 2775)},
+}
+"""By shape of the model and number of stacked runs: the launches of a plain and of a measured step."""
 
 
-def assert_no_waits(parts: dict[str, list[str]]) -> None:
-    """Fail where a step waits, except where the first one builds constants of the statistics."""
-    steps = {part: waits for part, waits in parts.items() if part.startswith("step ")}
-    constants = [wait for wait in steps.pop("step 0") if "aten::_to_copy at stats/measure/core.py" not in wait]
-    assert (constants, [*steps.values()]) == ([], [[] for _ in steps])
+def assert_no_waits(parts: Parts) -> None:
+    """Fail where a step waits or copies more than its batch, except where the first one builds constants."""
+    steps = {part: (done["waits"], done["copies"]) for part, done in parts.items() if part.startswith("step ")}
+    waits, _ = steps.pop("step 0")
+    assert [wait for wait in waits if "aten::_to_copy at stats/measure/core.py" not in wait] == []
+    assert [*steps.values()] == [([], 1)] * len(steps)
     assert steps
 
 
@@ -82,7 +91,7 @@ def test_between_steps(norm: str, runs: int, take_steps: TakeSteps) -> None:
     assert_no_waits(parts)
     # The host reads the losses of an evaluation, and nothing else.
     losses = runs * (2 if norm == "batchnorm" else 1)
-    assert [wait.rpartition(":")[0] for wait in parts["evaluation"]] == [
+    assert [wait.rpartition(":")[0] for wait in parts["evaluation"]["waits"]] == [
         "aten::_local_scalar_dense at training/evaluate.py"
     ] * losses
 
@@ -102,6 +111,28 @@ def test_norm_in_placement(placement: str, norm: str, runs: int, take_steps: Tak
     assert_no_waits(take_steps(f"placement={placement}", norm_in(placement, norm), depth_of(placement), runs=runs))
 
 
+@pytest.mark.parametrize("runs", [1, 16])
+@pytest.mark.parametrize(
+    ("shape", "budget"),
+    [
+        pytest.param(shape, budget, id=shape, marks=[pytest.mark.exhaustive] if "124m" in shape else [])
+        for shape, budget in LAUNCHES.items()
+    ],
+)
+def test_launches_of_a_step(shape: str, budget: dict[int, tuple[int, int]], runs: int, take_steps: TakeSteps) -> None:
+    parts = take_steps(*shape.split(), runs=runs, steps=(0, 1, 10))
+    launches = parts["step 1"]["launches"], parts["step 10"]["launches"]
+    for found, expected in zip(launches, budget[runs], strict=True):
+        assert found == pytest.approx(expected, rel=0.02), f"now {launches}: lower them, or write the new numbers"
+
+
+@pytest.mark.parametrize("budget", LAUNCHES.values(), ids=LAUNCHES)
+def test_a_pack_launches_as_much_as_a_single_run(budget: dict[int, tuple[int, int]]) -> None:
+    plain, measured = (pack / alone for alone, pack in zip(budget[1], budget[16], strict=True))
+    assert plain <= 1.15
+    assert measured <= 1.15
+
+
 @pytest.mark.exhaustive
 def test_every_statistic(take_steps: TakeSteps) -> None:
     assert_no_waits(take_steps("stats=full", TWO_LAYERS, between=True))
@@ -110,8 +141,8 @@ def test_every_statistic(take_steps: TakeSteps) -> None:
 @pytest.mark.parametrize("plant", ["number", "copy to the host", "copy to the device"])
 def test_a_wait_of_the_host_is_found(plant: str, take_steps: TakeSteps) -> None:
     parts = take_steps(ONE_LAYER, plant=plant)
-    assert [len(parts[step]) for step in ("step 1", "step 10")] == [1, 1]
-    assert "training/loop.py" in parts["step 10"][0]
+    assert [len(parts[step]["waits"]) for step in ("step 1", "step 10")] == [1, 1]
+    assert "training/loop.py" in parts["step 10"]["waits"][0]
 
 
 @pytest.mark.parametrize(

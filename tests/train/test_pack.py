@@ -13,7 +13,7 @@ import torch
 from normlab.config.compose import compose_run
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun, StackedRuns
-from normlab.training.optim import hyperparameters_at
+from normlab.training.optim import hyperparameters_at, numbers_of
 from normlab.training.run import train
 from support.small_steps import VOCAB, config_of, cyclic_batch, step_of
 
@@ -55,7 +55,7 @@ def test_stacked_runs_equal_single_runs(overrides: tuple[str, ...], compiled: bo
         tokens, targets = cyclic_batch(generator, runs)
         hypers = [hyperparameters_at(config.optim, 50, step) for config in configs]
         outputs = [single(tokens[r], targets[r], hypers[r]) for r, single in enumerate(singles)]
-        together = pack(tokens, targets, hypers)
+        together = pack(tokens, targets, numbers_of(hypers, step + 1))
         losses = together.loss
         for name in ("loss", "grad_norm", "clip_factor"):
             expected = torch.stack([getattr(out, name) for out in outputs])
@@ -86,7 +86,7 @@ def test_diverged_run_is_frozen_and_the_others_continue() -> None:
                 pack.runner.params["embed.tokens.weight"][0, 0, 0] = math.inf
             frozen["embed.tokens.weight"] = pack.runner.params["embed.tokens.weight"][0].clone()
         hypers = [hyperparameters_at(config.optim, 50, step) for config in configs]
-        out = pack(tokens, targets, hypers)
+        out = pack(tokens, targets, numbers_of(hypers, step + 1))
         single_output = single(tokens[1], targets[1], hypers[1])
         assert out.alive.tolist() == [step < 3, True]
         torch.testing.assert_close(out.loss[1], single_output.loss, atol=1e-9, rtol=0)

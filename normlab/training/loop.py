@@ -69,7 +69,8 @@ class Loop:
     validation: Validation = field(init=False)
     statistics_schedule: StatisticsSchedule = field(init=False)
     _numbers: tuple[int, Tensor] | None = field(default=None, init=False)
-    """The first of the steps whose hyperparameters are on the device, and these, (S, K, R), for a pack."""
+    """The first of the S steps whose hyperparameters are on the device; and the learning rates of a single run, (S,),
+    or the numbers of a pack, (S, K, R)."""
     _pending: list[StepOutput] = field(default_factory=list)
     """The outputs of steps whose rows are not written yet."""
 
@@ -140,17 +141,21 @@ class Loop:
         return torch.tensor(limits, dtype=torch.float32, device=self.settings.torch_device)
 
     def _hyperparameters(self, step: int) -> Hyperparameters | Tensor:
-        """Return the hyperparameters of a step; those of a pack are copied to the device for many steps at once."""
+        """Return the hyperparameters of a step; they are copied to a GPU for many steps at once."""
         options, steps = [run.config.optim for run in self.runs], self.config.train.steps
-        if self.is_single:
+        if self.is_single and self.settings.device == "cpu":
             return hyperparameters_at(options[0], steps, step)
         first = step - step % STEPS_AT_ONCE
         if self._numbers is None or self._numbers[0] != first:
             last = min(first + STEPS_AT_ONCE, steps)
             by_step = [[hyperparameters_at(each, steps, number) for each in options] for number in range(first, last)]
-            numbers = torch.stack([numbers_of(each, count) for count, each in enumerate(by_step, first + 1)])
+            if self.is_single:
+                numbers = torch.tensor([each.lr for (each,) in by_step])
+            else:
+                numbers = torch.stack([numbers_of(each, count) for count, each in enumerate(by_step, first + 1)])
             self._numbers = first, send(numbers.float(), self.settings.torch_device)
-        return self._numbers[1][step - first]
+        numbers = self._numbers[1][step - first]
+        return Hyperparameters(numbers, options[0]) if self.is_single else numbers
 
     # The state.
 

@@ -78,8 +78,8 @@ def decayed_kinds(optim: OptimConfig, model: nn.Module) -> str:
 class Hyperparameters:
     """The hyperparameters of one update of a run."""
 
-    lr: float
-    """Of this step."""
+    lr: float | Tensor
+    """Of this step; a tensor for a single run on a GPU, where a CUDA graph must not contain the number."""
     options: OptimConfig
     """Of this run."""
 
@@ -99,7 +99,7 @@ class Group:
     """One list for each of the optimiser's `moments`."""
     count: Tensor
     """Updates made, with this one."""
-    lr: float
+    lr: float | Tensor
     weight_decay: float
     skip: Tensor
     """1 if nothing may change, else 0."""
@@ -119,7 +119,8 @@ def sgd(options: SGD, group: Group) -> None:
     """Update in place by SGD with momentum."""
     velocity = group.moments[0] if options.momentum else []  # the kernel requires an empty list without momentum
     torch._fused_sgd_(
-        group.params, group.grads, velocity, weight_decay=group.weight_decay, momentum=options.momentum, lr=group.lr,
+        group.params, group.grads, velocity, weight_decay=group.weight_decay, momentum=options.momentum,
+        lr=group.lr,  # pyright: ignore[reportArgumentType]  # torch's stub has no tensor
         dampening=0.0, nesterov=options.nesterov, maximize=False, is_first_step=False, found_inf=group.skip,
     )  # fmt: skip
 
@@ -189,7 +190,7 @@ NUMBERS: dict[type[OptimConfig], Callable[[Any, float, int], tuple[float, ...]]]
 
 def numbers_of(by_run: Sequence[Hyperparameters], count: int) -> Tensor:
     """Return the numbers of an update of stacked runs, (K, R), in float64, after which `count` updates were made."""
-    numbers = [NUMBERS[type(each.options)](each.options, each.lr, count) for each in by_run]
+    numbers = [NUMBERS[type(each.options)](each.options, float(each.lr), count) for each in by_run]
     return torch.tensor(numbers, dtype=torch.float64).T
 
 

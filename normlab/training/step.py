@@ -1,7 +1,8 @@
 """One optimiser step: forward, loss, gradients, clipping, update.
 
-The step changes parameters, moments and buffers in place, and returns its measurements as tensors on the device. The
-CPU never waits for the device.
+The step changes its state in place (parameters, moments, buffers, `alive`), and returns its measurements as tensors on
+the device. The CPU never waits for the device. Two plain steps are the same operations on the same memory, so that a
+CUDA graph of one could replay the other (`tests/gpu/`).
 
 Shapes: R runs, B batch, T time; `...R` marks an axis that only stacked runs have.
 """
@@ -88,7 +89,7 @@ class Step:
         grad_norm, norms = self._norms(grads, each=measure is not None)
         before = None if measure is None else measure.before_update(norms)
         factor = self._clip(grads, grad_norm)
-        self.alive = self.alive & loss.isfinite() & grad_norm.isfinite()
+        self.alive &= (loss + grad_norm).isfinite()
         with torch.no_grad():
             self.optimizer.update(self.runner.params, grads, hyperparameters, self.alive)
             if self.project is not None:
@@ -96,7 +97,7 @@ class Step:
         measurement = None if measure is None or before is None else measure.after_update(micro_batches, before)
         self._restore_buffers(old_buffers)
         self._old_grads = storages(grads)
-        return StepOutput(loss, grad_norm, factor, self.alive, measurement)
+        return StepOutput(loss, grad_norm, factor, self.alive.clone(), measurement)
 
     def _gradients(
         self, tokens: Tensor, targets: Tensor, measure: CoreStatistics | None
@@ -180,11 +181,11 @@ class Step:
 
     @torch.no_grad()
     def _restore_buffers(self, old: dict[str, Tensor]) -> None:
-        """Undo the forward pass's updates of running statistics in runs that are not alive."""
+        """Write the running statistics of the forward pass into the old tensors, for the runs that are alive."""
         changed = {name: new for name, new in self.runner.buffers.items() if new is not old[name]}
-        if changed:
-            kept = {name: torch.where(self._alive_mask(new), new, old[name]) for name, new in changed.items()}
-            self.runner.set_buffers(kept)
+        for name, new in changed.items():
+            torch.where(self._alive_mask(new), new, old[name], out=old[name])
+        self.runner.set_buffers({name: old[name] for name in changed})
 
     def _alive_mask(self, tensor: Tensor) -> Tensor:
         """Return `alive` in a shape that broadcasts against the tensor."""

@@ -4,7 +4,8 @@
 
 Each line of stdin is a case, and each line of stdout its result: {"error": ...}, or what each part does.
 
-    {"overrides": ["norm=rmsnorm"], "runs": 1, "steps": [0], "plant": null, "between": true}
+    {"overrides": ["norm=rmsnorm"], "runs": 1, "steps": [0], "plant": null, "between": true}     # steps and others
+    {"overrides": ["norm=rmsnorm"], "runs": 1, "replay": [2, 3]}              # compares two steps: {"differ": []}
     {"step 0": {"waits": [], "launches": 500, "copies": 1}, "evaluation": {"waits": ["aten::_local_scalar_dense at
     training/evaluate.py:57"], "launches": 120, "copies": 0}}
 
@@ -26,6 +27,7 @@ import gc
 import json
 import traceback
 from collections.abc import Callable, Iterator
+from itertools import count, zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +35,8 @@ from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 import normlab
 from normlab.config.compose import compose_run
@@ -128,6 +131,12 @@ def fused_attention(
     return aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, is_causal, scale=scale)[0]
 
 
+KERNELS = torch.library.Library("aten", "IMPL", "Meta")
+"""The fake kernels that torch lacks; these operations return nothing."""
+for missing in ("_fused_adamw_.tensor_lr", "_fused_sgd_", "_fused_sgd_.tensor_lr"):
+    KERNELS.impl(missing, lambda *args, **options: None)
+
+
 @contextlib.contextmanager
 def pretended_gpu() -> Iterator[Device]:
     """Make torch see an H100 whose tensors are fake."""
@@ -155,18 +164,20 @@ def pretended_gpu() -> Iterator[Device]:
         stack.enter_context(mock.patch.object(torch, "tensor", tensor))
         stack.enter_context(mock.patch.object(torch.nn.Module, "to", move))
         stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor: tensor))
-        stack.enter_context(mock.patch.object(torch, "_fused_sgd_"))  # has no fake kernel
         stack.enter_context(mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", fused_attention))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # the modes hold for this thread
         yield stack.enter_context(Device())
 
 
-PLANTS: dict[str, Callable[[torch.Tensor], object]] = {
-    "number": lambda loss: float(loss.sum()),
-    "mask": lambda loss: torch.stack([loss.sum()] * 2)[torch.stack([loss.sum()] * 2) > 0],
-    "copy to the host": lambda loss: loss.cpu(),
-    "copy to the device": lambda loss: torch.ones(3).to(loss.device),
-    "mix of devices": lambda loss: torch.ones(3) * torch.ones(3, device=loss.device),
+COUNTER = count()
+PLANTS: dict[str, Callable[[Step, torch.Tensor], object]] = {
+    "number": lambda step, loss: float(loss.sum()),
+    "mask": lambda step, loss: torch.stack([loss.sum()] * 2)[torch.stack([loss.sum()] * 2) > 0],
+    "copy to the host": lambda step, loss: loss.cpu(),
+    "copy to the device": lambda step, loss: torch.ones(3).to(loss.device),
+    "mix of devices": lambda step, loss: torch.ones(3) * torch.ones(3, device=loss.device),
+    "number of the host": lambda step, loss: loss * next(COUNTER),
+    "new state": lambda step, loss: setattr(step, "alive", step.alive.clone()),
 }
 """Faults that a step may get, to test that they are found."""
 
@@ -177,6 +188,73 @@ def compose(*overrides: str) -> RunConfig:
     return compose_run(overrides)
 
 
+class Operations(TorchDispatchMode):
+    """Notes the operations of a step with their arguments; a tensor is noted by the memory that it is in.
+
+    Args:
+        memories: The names of the memories that outlive a step, by key. An argument that no operation of this step
+            returned is added.
+    """
+
+    def __init__(self, memories: dict[int, str]) -> None:
+        super().__init__()
+        self._memories, self._results = memories, dict[int, str]()
+        self._alive: list[Any] = []
+        """Results, so that no other tensor gets their memory."""
+        self.noted: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        arguments = tree_map(self._name, (args, kwargs))
+        result = function(*args, **(kwargs or {}))
+        self._alive.append(result)
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and memory_of(tensor) not in self._memories:
+                self._results.setdefault(memory_of(tensor), f"result {len(self._results)}")
+        if function is not torch.ops.prim.device.default:
+            self.noted.append(f"{function} {arguments} {tree_map(self._name, result)}")
+        return result
+
+    def _name(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        key = memory_of(value)
+        name = self._results.get(key) or self._memories.setdefault(key, f"constant {len(self._memories)}")
+        return name, (*value.shape,), value.stride(), value.storage_offset()
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Return a key of the memory that a tensor is in."""
+    return tensor.untyped_storage()._cdata
+
+
+def differences(loop: Loop, steps: list[int]) -> list[str]:
+    """Return the operations in which two steps differ, apart from the memory of their batch and hyperparameters."""
+    state = {**loop.runner.params, **loop.runner.buffers, "alive": loop.step.alive, "count": loop.step.optimizer.count}
+    for kind, moments in loop.step.optimizer.moments.items():
+        state |= {f"{kind} of {name}": moment for name, moment in moments.items()}
+    memories = {memory_of(tensor): name for name, tensor in state.items()}
+    real, noted = Step.__call__, list[Operations]()
+
+    def noting(self: Step, tokens: Any, targets: Any, hyperparameters: Any, **options: Any) -> Any:
+        # A row of the table of all steps becomes a tensor of its own, as a graph would read it.
+        if isinstance(hyperparameters, torch.Tensor):
+            numbers = hyperparameters = hyperparameters.clone()
+        else:
+            numbers = hyperparameters.lr.clone()
+            hyperparameters = dataclasses.replace(hyperparameters, lr=numbers)
+        inputs = {"tokens": tokens, "targets": targets, "hyperparameters": numbers}
+        memories.update({memory_of(tensor): name for name, tensor in inputs.items()})
+        noted.append(Operations(memories))
+        with noted[-1]:
+            return real(self, tokens, targets, hyperparameters, **options)
+
+    with mock.patch.object(Step, "__call__", noting):
+        for step in steps:
+            loop.take_step(step)
+    pairs = zip_longest(*(operations.noted for operations in noted), fillvalue="")
+    return [f"{first:.300} | {second:.300}" for first, second in pairs if first != second]
+
+
 def result_of(case: dict[str, Any]) -> dict[str, Any]:
     """Return what each part of a case does, or its error."""
     real, plant = Step.__call__, PLANTS.get(case["plant"])
@@ -184,7 +262,7 @@ def result_of(case: dict[str, Any]) -> dict[str, Any]:
     def planted(self: Step, *args: Any, **options: Any) -> Any:
         output = real(self, *args, **options)
         if plant is not None:
-            plant(output.loss)
+            plant(self, output.loss)
         return output
 
     parts: dict[str, Any] = {}
@@ -193,6 +271,11 @@ def result_of(case: dict[str, Any]) -> dict[str, Any]:
         configs = [dataclasses.replace(config, seed=seed) for seed in range(case["runs"])]
         corpus = open_corpus(configs[0].data)
         with pretended_gpu() as device, mock.patch.object(Step, "__call__", planted):
+            if case["replay"]:
+                loop = loop_of(configs, corpus)
+                for step in range(case["replay"][0]):
+                    loop.take_step(step)
+                return {"differ": differences(loop, case["replay"])}
             for part, call in parts_of(configs, corpus, case["steps"], between=case["between"]):
                 device.waits, device.launches, device.copies = [], 0, 0
                 call()
@@ -202,13 +285,18 @@ def result_of(case: dict[str, Any]) -> dict[str, Any]:
     return parts
 
 
+def loop_of(configs: list[RunConfig], corpus: Corpus) -> Loop:
+    """Return the loop of some runs."""
+    settings = resolve(configs[0])
+    apply(settings)
+    return Loop([TrainingRun(config, RunFolder("nowhere")) for config in configs], settings, corpus)
+
+
 def parts_of(
     configs: list[RunConfig], corpus: Corpus, steps: list[int], *, between: bool
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the parts of a training run with their names: steps, and what happens between steps."""
-    settings = resolve(configs[0])
-    apply(settings)
-    loop = Loop([TrainingRun(config, RunFolder("nowhere")) for config in configs], settings, corpus)
+    loop = loop_of(configs, corpus)
     for step in steps:
         yield f"step {step}", lambda step=step: loop.take_step(step)
     if not between:

@@ -138,6 +138,18 @@ def test_every_statistic(take_steps: TakeSteps) -> None:
     assert_no_waits(take_steps("stats=full", TWO_LAYERS, between=True))
 
 
+@pytest.mark.parametrize("runs", [1, 2])
+@pytest.mark.parametrize("overrides", [["norm=rmsnorm"], ["norm=batchnorm"], ["train.accumulation=2"]], ids=" ".join)
+def test_a_replay_of_a_step_would_compute_the_next(overrides: list[str], runs: int, take_steps: TakeSteps) -> None:
+    """Two plain steps are the same operations on the same memory, with the same numbers as arguments."""
+    assert take_steps(*overrides, ONE_LAYER, runs=runs, replay=(2, 3))["differ"] == []
+
+
+@pytest.mark.parametrize("plant", ["number of the host", "new state"])
+def test_what_a_replay_would_not_compute_is_found(plant: str, take_steps: TakeSteps) -> None:
+    assert take_steps("norm=batchnorm", ONE_LAYER, plant=plant, replay=(2, 3))["differ"] != []
+
+
 @pytest.mark.parametrize("plant", ["number", "copy to the host", "copy to the device"])
 def test_a_wait_of_the_host_is_found(plant: str, take_steps: TakeSteps) -> None:
     parts = take_steps(ONE_LAYER, plant=plant)

@@ -35,6 +35,7 @@ from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -52,11 +53,16 @@ from normlab.training.step import Step
 from normlab.training.training_run import TrainingRun
 
 GIB = 2**30
-aten = torch.ops.aten
 NO_KERNEL = {
-    *(aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default),
-    *(aten.new_empty.default, aten.new_empty_strided.default, aten._unsafe_view.default, aten.lift_fresh.default),
-    *(aten.detach.default, torch.ops.prim.device.default),
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.empty_strided.default,
+    torch.ops.aten.new_empty.default,
+    torch.ops.aten.new_empty_strided.default,
+    torch.ops.aten._unsafe_view.default,
+    torch.ops.aten.lift_fresh.default,
+    torch.ops.aten.detach.default,
+    torch.ops.prim.device.default,
 }
 """Operations that start no kernel, besides views."""
 PACKAGE = Path(normlab.__file__).parent
@@ -84,7 +90,7 @@ class Device(FakeTensorMode):
             result = super().__torch_dispatch__(function, types, args, kwargs)
         except DataDependentOutputException:
             self._add_wait(function)
-            if function is not aten._local_scalar_dense.default:
+            if function is not torch.ops.aten._local_scalar_dense.default:
                 raise
             return 1
         finally:
@@ -93,8 +99,8 @@ class Device(FakeTensorMode):
         if not self._depth and not function.is_view and function not in NO_KERNEL:
             tensors = [each for each in tree_leaves((result, args, kwargs)) if isinstance(each, torch.Tensor)]
             self.launches += any(each.is_cuda for each in tensors)
-        if function in (aten._to_copy.default, aten.copy_.default):
-            source = args[function is aten.copy_.default]
+        if function in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            source = args[function is torch.ops.aten.copy_.default]
             asynchronous = kwargs.get("non_blocking", len(args) > 2 and args[2]) and result.device.type == "cuda"
             is_tensor = isinstance(source, torch.Tensor)  # vmap copies numbers too
             if is_tensor and source.device.type != result.device.type:
@@ -127,8 +133,8 @@ def fused_attention(
 ) -> torch.Tensor:
     """Return what a GPU computes by one kernel; a CPU build of torch would take it apart."""
     if q.dtype in (torch.bfloat16, torch.float16):
-        return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, scale=scale)[0]
-    return aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, is_causal, scale=scale)[0]
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, scale=scale)[0]
+    return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, is_causal, scale=scale)[0]
 
 
 KERNELS = torch.library.Library("aten", "IMPL", "Meta")
@@ -224,7 +230,7 @@ class Operations(TorchDispatchMode):
 
 def memory_of(tensor: torch.Tensor) -> int:
     """Return a key of the memory that a tensor is in."""
-    return tensor.untyped_storage()._cdata
+    return StorageWeakRef(tensor.untyped_storage()).cdata
 
 
 def differences(loop: Loop, steps: list[int]) -> list[str]:

@@ -12,20 +12,20 @@ CACHE_LOCKS = "normlab.locks"
 """The folder of locks in `cache_dir()`; a lock has the name of a cached corpus in `tokens/`."""
 
 _OUTPUT_FILES = {
-    "runs": {"lock": b"", "run.json": b'"sha256": "'},
-    "sweeps": {"lock": b"", "plan.json": b'"sha256": "'},
-    "studies": {"report.json": b'"criterion": "'},
+    "runs": ("run.json", b'"sha256": "'),
+    "sweeps": ("plan.json", b'"sha256": "'),
+    "studies": ("report.json", b'"criterion": "'),
 }
-"""By the name of the folder around it: the files that a folder of results has, and what they contain."""
+"""Maps the name of the parent folder to a file, and to a text in it, by which an output folder is recognised."""
 
 _PAGE_MARK = b'<meta name="generator" content="normlab">'
 _FILE_MARKS = {
     "": _PAGE_MARK, ".html": _PAGE_MARK, ".htm": _PAGE_MARK, ".md": b"<!-- Written by normlab. -->",
     ".pdf": b"/Creator (normlab)", ".svg": b"<dc:title>normlab</dc:title>", ".png": b"Software\0normlab",
 }  # fmt: skip
-"""By suffix: what a page or a figure of normlab contains near its start (a PDF: near its end)."""
-_NEAR = 2**16
-"""Bytes at the start or end of a file that may have the mark; a PDF ends with 20 bytes for each of its objects."""
+"""By suffix: what a page or a figure of normlab contains near its start (.md: at its start; .pdf: near its end)."""
+_START, _END = 2**12, 2**16
+"""Bytes of a file that may have the mark; a PDF ends with 20 bytes for each of its objects."""
 
 
 def config_dir() -> Path:
@@ -51,8 +51,14 @@ def is_output_folder(folder: Path) -> bool:
     parent = folder.parent
     if parent.name == "tokens":  # the lock of a corpus is made before the corpus, and is never deleted
         return (parent.parent / CACHE_LOCKS / folder.name).is_file()
-    marks = _OUTPUT_FILES.get(parent.name, {})
-    return folder.name == CACHE_LOCKS or any(_contains(folder / name, mark) for name, mark in marks.items())
+    if folder.name == CACHE_LOCKS:
+        return True
+    if parent.name not in _OUTPUT_FILES:
+        return False
+    name, mark = _OUTPUT_FILES[parent.name]
+    # A run or sweep that was killed at its start has only the lock, which is empty or names its owner.
+    lock = _content(folder / "lock") if parent.name != "studies" else None
+    return mark in (_content(folder / name) or b"") or (lock is not None and (not lock or lock.startswith(b'{"pid":')))
 
 
 def is_output_file(path: Path) -> bool:
@@ -62,16 +68,18 @@ def is_output_file(path: Path) -> bool:
         return False
     try:
         with path.open("rb") as file:
-            start = file.read(_NEAR)
-            file.seek(max(0, path.stat().st_size - _NEAR))
-            return mark in start or (path.suffix.lower() == ".pdf" and mark in file.read(_NEAR))
+            if path.suffix.lower() == ".pdf":
+                file.seek(max(0, path.stat().st_size - _END))
+                return mark in file.read()
+            start = file.read(_START)
+            return start.startswith(mark) if path.suffix.lower() == ".md" else mark in start
     except OSError:
         return False
 
 
-def _contains(path: Path, mark: bytes) -> bool:
-    """Return whether a readable file contains `mark`."""
+def _content(path: Path) -> bytes | None:
+    """Return the content of a file; None if there is none that can be read."""
     try:
-        return path.is_file() and mark in path.read_bytes()
+        return path.read_bytes() if path.is_file() else None
     except OSError:
-        return False
+        return None

@@ -371,7 +371,7 @@ def test_multirun_trains_each_job(overrides: list[str], run_command: Command) ->
         ("defaults:\n  - rmsnorm\neps: much\n", "norm/mine.yaml: Value 'much'"),
         ("defaults:\n  - rmsnrm\n", "norm/mine.yaml: unknown norm 'rmsnrm' (did you mean 'rmsnorm'?): choose one of"),
         ("", "norm=mine: the config sets no norm"),
-        ("eps: \udcff", "not UTF-8"),
+        ("eps: \udcff", "norm/mine.yaml: is not UTF-8"),
     ],
 )
 def test_an_error_in_a_config_file_is_one_line(

@@ -233,10 +233,10 @@ def test_every_field_of_a_plan_is_checked(run: RunFolder) -> None:
     sweep = Path("results", "sweeps", "first")
     plan: Any = read_plan(sweep)
     (pack,), (planned,) = plan.packs, plan.runs
-    changes = [{"packs": [pack, pack]}]
+    changes = [{"packs": [pack, pack]}, {"packs": [pack, replace(pack, number=2)]}]
     changes += [{"packs": [replace(pack, number=value)]} for value in ("../../victim", 1.0, -1, 10**4000)]
-    changes += [{"packs": [replace(pack, runs=value)]} for value in ([True], [], {}, "", 0)]
-    changes += [{"packs": [replace(pack, halved_from=value)]} for value in ("x", True)]
+    changes += [{"packs": [replace(pack, runs=value)]} for value in ([True], [0, 0], [], {}, "", 0)]
+    changes += [{"packs": [replace(pack, halved_from=value)]} for value in ("x", "", True)]
     changes += [{"runs": [replace(planned, overrides=value)]} for value in ([3], None, "abc")]
     changes += [{"runs": [replace(planned, config=value)]} for value in (None, "abc", [1])]
     changes += [{"name": "../first"}, {"pack": 3}, {"pack": None}]

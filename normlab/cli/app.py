@@ -106,7 +106,7 @@ def show_progress(text: str) -> None:
 def echo(text: object, keep: str = "") -> None:
     """Print a line, with controls but those in `keep` escaped; discard all output once the reader of a pipe closed it.
 
-    A text of several lines keeps newlines; the texts in it that may be someone else's are escaped before.
+    For a text of several lines, `keep` has the newline, and the texts of a record in it are escaped before.
     """
     try:
         typer.echo(printable(str(text), keep))

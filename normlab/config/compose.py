@@ -29,7 +29,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from normlab.config.config_files import FILES, initialized_hydra
+from normlab.config.config_files import SCHEME, initialized_hydra
 from normlab.config.corpora import DATA
 from normlab.config.flags import flag_parser
 from normlab.config.optim import OPTIMIZERS
@@ -288,7 +288,8 @@ def _compose_choices(folder: str | None, config_name: str, overrides: tuple[str,
     with initialized_hydra(folder) as loader:
         cfg = compose(config_name, overrides=list(overrides), return_hydra_config=True)
         sources = cfg.hydra.runtime.config_sources
-        if folders := [Path(source.path) for source in sources if source.schema == FILES and source.provider != "main"]:
+        own = (source for source in sources if source.schema == SCHEME and source.provider != "main")
+        if folders := [Path(source.path) for source in own]:
             defaults = loader.compute_defaults_list(config_name, list(overrides), RunMode.RUN).defaults
             _reject_numbers_as_booleans(folders, defaults)
     with open_dict(cfg):

@@ -18,15 +18,16 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from normlab.errors import ConfigError
 from normlab.paths import config_dir
 
-FILES = "normlab"
+SCHEME = "normlab"
 """Scheme of a folder whose files `_ConfigFiles` reads."""
 
 
 def as_source(path: str) -> str:
-    """Return an element of Hydra's search path with the scheme of `_ConfigFiles`, unless it is no folder."""
-    return path if "://" in path and not path.startswith("file://") else f"{FILES}://{path.removeprefix('file://')}"
+    """Return an element of Hydra's search path, with the scheme of `_ConfigFiles` if it is a folder."""
+    return path if "://" in path and not path.startswith("file://") else f"{SCHEME}://{path.removeprefix('file://')}"
 
 
 class _SearchPath(SearchPathPlugin):
@@ -62,14 +63,19 @@ class _ConfigFiles(ConfigSource):
     @staticmethod
     def scheme() -> str:
         """Return the scheme of a folder that this class reads."""
-        return FILES
+        return SCHEME
 
     def load_config(self, config_path: str) -> ConfigResult:
         """Return the content of a config file; the options of Hydra keep their types, because some have no class."""
-        with self._file(config_path).open(encoding="utf-8-sig") as file:
-            config = OmegaConf.load(file)
-            file.seek(0)
-            text = file.read()
+        path = self._file(config_path)
+        try:
+            with path.open(encoding="utf-8-sig") as file:
+                config = OmegaConf.load(file)
+                file.seek(0)
+                text = file.read()
+        except UnicodeDecodeError as error:
+            reason = f"{error.reason} at byte {error.start}"
+            raise ConfigError(f"{path}: is not UTF-8 ({reason}); convert the file to UTF-8") from error
         header = self._get_header_dict(text)
         if isinstance(config, DictConfig) and not (header["package"] or config_path).startswith("hydra"):
             values = _TextLoader(text).get_single_data() or {}

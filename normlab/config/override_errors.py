@@ -208,10 +208,6 @@ def explaining_errors(overrides: Sequence[str]) -> Iterator[None]:
         mark = getattr(error, "problem_mark", None)
         where = f"{mark.name} line {mark.line + 1}" if mark else "a config file"
         raise ConfigError(f"{where}: not valid YAML ({getattr(error, 'problem', None) or error}); fix it") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"a config file is not UTF-8 ({error.reason} at byte {error.start}); convert the file to UTF-8"
-        ) from error
     except (OSError, ValueError, TypeError, AttributeError, AssertionError, RecursionError) as error:
         # Hydra raises these for some malformed sweeps and config files.
         if isinstance(error, OSError) and error.errno is not None:

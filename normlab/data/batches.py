@@ -57,11 +57,13 @@ class Batches:
                 "choose a smaller model.context or more text (a larger data.max_tokens, if that is set)"
             )
         self.batch_size, self.device = batch_size, torch.device(device)
-        of_run = [seeds] if isinstance(seeds, int) else list(seeds)
-        self._seeds = list(dict.fromkeys(of_run))
+        seed_by_run = [seeds] if isinstance(seeds, int) else list(seeds)
+        self._seeds = list(dict.fromkeys(seed_by_run))
         self._is_stacked = not isinstance(seeds, int)
         # Runs with one seed share its windows, which are read once.
-        self._seed_of_run_R = None if of_run == self._seeds else torch.tensor(list(map(self._seeds.index, of_run)))
+        self._seed_index_R = (
+            None if seed_by_run == self._seeds else torch.tensor(list(map(self._seeds.index, seed_by_run)))
+        )
         self._rows = None if rows is None else np.array(rows)
         self._num_starts = len(tokens_N) - context
         self._offsets_T = np.arange(context + 1)
@@ -69,8 +71,8 @@ class Batches:
         self._on_device: tuple[torch.Tensor, torch.Tensor] | None = None
         """The tokens (N,) and the offsets (T + 1,), if the tokens fit on a GPU."""
         if self.device.type == "cuda":
-            if self._seed_of_run_R is not None:
-                self._seed_of_run_R = self._seed_of_run_R.to(self.device)
+            if self._seed_index_R is not None:
+                self._seed_index_R = self._seed_index_R.to(self.device)
             free_bytes, _ = torch.cuda.mem_get_info(self.device)
             if self._tokens_N.nbytes < MAX_MEMORY_SHARE * free_bytes:
                 self.keep_on_device()
@@ -109,8 +111,8 @@ class Batches:
             windows = narrow.long() & ((1 << 8 * narrow.element_size()) - 1)  # undoes the sign extension
         if not self._is_stacked:
             windows = windows[0]
-        elif self._seed_of_run_R is not None:
-            windows = windows.index_select(0, self._seed_of_run_R)
+        elif self._seed_index_R is not None:
+            windows = windows.index_select(0, self._seed_index_R)
         return windows[..., :-1].contiguous(), windows[..., 1:].contiguous()
 
 

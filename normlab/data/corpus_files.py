@@ -95,12 +95,20 @@ def _with_format(source: Source, config: FilesData) -> Source:
     return replace(source, format=FORMAT_OF[suffix])
 
 
+_START = 2**20
+"""Bytes of a file in which its first line is looked for."""
+
+
 def _begins_with_json(path: Path) -> bool:
     """Return whether the first line of a file that is not blank is a JSON object, as in JSON Lines."""
     with opened(path) as file:
-        line = next((text for text in (each.strip(b" \t\r\n\xef\xbb\xbf") for each in file) if text), b"")
+        start = file.read(_START).lstrip(b" \t\r\n\xef\xbb\xbf")
+    line, newline, _ = start.partition(b"\n")
     try:
-        return line.startswith(b"{") and isinstance(json.loads(line), dict)
+        # A longer line cannot be prose in braces.
+        return start.startswith(b"{") and (
+            (not newline and len(start) > _START // 2) or isinstance(json.loads(line), dict)
+        )
     except (ValueError, RecursionError):
         return False
 
@@ -219,7 +227,7 @@ def files_below(root: Path, skipped: frozenset[str] = frozenset()) -> list[Sourc
 
 
 def outputs_below(root: Path) -> list[str]:
-    """Return one line for each folder that has output of normlab, which is not read: the first output, and how many."""
+    """Return a line per folder with output of normlab, which is not read: its first output and the number of others."""
     lines = []
     for folder, _, outputs in sorted(_walk(root)):
         if outputs:

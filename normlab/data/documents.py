@@ -55,7 +55,7 @@ class SourceCounts:
             subject: The file or the override, for the message.
 
         Raises:
-            DataError: A row is not text, or has a NUL character.
+            DataError: A row is not text, or a file of text has a NUL character.
             UnicodeEncodeError: A text has half of a surrogate pair.
         """
         for number, row in enumerate(rows, start=1):
@@ -68,10 +68,9 @@ class SourceCounts:
                     f"{subject}: row {number} of column {column!r} is {row!r:.40}, not text; "
                     f"{remedy}, or set data.column to another column"
                 )
-            if "\0" in row:
-                place = "" if self.format == "text" else f"row {number} of column {column!r} "
+            if self.format == "text" and "\0" in row:
                 raise DataError(
-                    f"{subject}: {place}has a NUL character, as binary files and UTF-16 have; convert it to UTF-8, or "
+                    f"{subject}: has a NUL character, as binary files and UTF-16 have; convert the file to UTF-8, or "
                     "leave it out"
                 )
             row.encode()

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import re
-from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -129,7 +128,7 @@ class HubText:
         }
         read_json = _accept_nulls(pyarrow.json.read_json)
         # pyarrow rejects two keys of one name, but `datasets` reads a JSON list by pandas, which keeps the last one.
-        loads = partial(json.loads, object_pairs_hook=self._to_dict)
+        loads = partial(json.loads, object_pairs_hook=self._to_dict, strict=False)  # `datasets` accepts raw tabs too
 
         def read_list(file: TextIO, **options: Any) -> Any:
             loads(content := file.read())
@@ -212,12 +211,11 @@ class HubText:
         return any([*header.values()].count(self._options.column) > 1 for header in headers)
 
     def _to_dict(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        """Return a JSON object; raise DataError for two keys of one name."""
-        row = dict(pairs)
-        if len(row) < len(pairs):
-            name = Counter(name for name, _ in pairs).most_common(1)[0][0]
-            raise DataError(f"{self._override}: a row has more than one {name!r}; remove all but one, or rename them")
-        return row
+        """Return a JSON object; raise DataError if it has the column twice."""
+        column = self._options.column
+        if sum(name == column for name, _ in pairs) > 1:
+            raise DataError(f"{self._override}: a row has more than one {column!r}; remove all but one, or rename them")
+        return dict(pairs)
 
     def _error(self, error: Exception) -> DataError:
         """Convert an error of the hub's libraries to a DataError with what to do."""

@@ -93,7 +93,7 @@ def _head(
     logits, buffers, statistics = _run_segment(segment, tensors, selection, stream)
     if tensors is None:
         return cross_entropy(logits, targets), buffers, statistics
-    # vmap would take the loss apart into a dozen operations.
+    # Outside of vmap, which would decompose the loss into a dozen operations.
     return cross_entropy(logits, targets, "none").view(len(targets), -1).mean(1), buffers, statistics
 
 
@@ -135,7 +135,7 @@ class ModelRunner:
         raise NotImplementedError
 
     def name_gradients(self, gradients: list[Tensor]) -> Tensors:
-        """Return the gradients, in the parameters' order, by name and with the parameters' memory layout."""
+        """Return the gradients of all parameters, in their order, by name and with the parameters' memory layout."""
         raise NotImplementedError
 
     def _tensors(self, prefix: str, segment: nn.Module) -> Tensors | None:
@@ -202,11 +202,13 @@ class SingleRun(ModelRunner):
             setattr(module, attribute, tensor)
 
     def name_gradients(self, gradients: list[Tensor]) -> Tensors:
-        """Return the gradients, in the parameters' order, by name and with the parameters' memory layout."""
+        """Return the gradients by name; the list is emptied."""
         for index, parameter in enumerate(self.params.values()):
             # One at a time, so that memory never holds two copies of all gradients.
             gradients[index] = _with_strides_of(parameter, gradients[index])
-        return dict(zip(self.params, gradients, strict=True))
+        named = dict(zip(self.params, gradients, strict=True))
+        gradients.clear()
+        return named
 
     def _tensors(self, prefix: str, segment: nn.Module) -> Tensors | None:
         return None
@@ -217,7 +219,7 @@ class StackedRuns(ModelRunner):
 
     def __init__(self, models: Sequence[GPT], *, compiled: bool):
         parameters = [dict(model.named_parameters()) for model in models]
-        linear = {id(module.weight) for module in models[0].modules() if isinstance(module, nn.Linear)}
+        linear = {id(module.weight) for module in models[0].modules() if type(module) is nn.Linear}
         params = Stack(
             {name: torch.stack([tensors[name].detach() for tensors in parameters]) for name in parameters[0]},
             transposed=[name for name, parameter in parameters[0].items() if id(parameter) in linear],
@@ -231,7 +233,7 @@ class StackedRuns(ModelRunner):
         for module in self.model.modules():
             if isinstance(module, Attention):
                 module.fused = params.buffer.device.type != "cpu"
-            elif isinstance(module, nn.Linear):
+            elif type(module) is nn.Linear:  # a plugin's subclass has a forward pass of its own
                 module.forward = partial(_linear_of_stacked_runs, module)
         # A tied matrix has one name in the state and another one in the second segment that uses it.
         state_name = {id(parameter): name for name, parameter in self.model.named_parameters()}
@@ -251,7 +253,7 @@ class StackedRuns(ModelRunner):
         self._buffers.update(values)
 
     def name_gradients(self, gradients: list[Tensor]) -> Stack:
-        """Return the gradients, in the parameters' order, by name and with the parameters' memory layout."""
+        """Return the gradients by name, in one buffer."""
         return self._stack.gather(gradients)
 
     def _tensors(self, prefix: str, segment: nn.Module) -> Tensors | None:
@@ -262,7 +264,7 @@ class StackedRuns(ModelRunner):
 def _linear_of_stacked_runs(module: nn.Linear, input: Tensor) -> Tensor:
     """Return x W^T + b of an input x.
 
-    Under vmap, `nn.Linear` takes two more operations, which multiply by 1, and its result has not autocast's dtype.
+    Under vmap, `nn.Linear` runs two more operations (products with 1), and its result is not in autocast's dtype.
     """
     y = input @ module.weight.T
     return y if module.bias is None else y + module.bias.to(y.dtype)

@@ -6,19 +6,33 @@ Shapes: R runs, N numbers of a run.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 ALIGNMENT = 8
-"""Numbers, to a multiple of which each tensor is padded: kernels read up to 16 bytes at once."""
+"""Each tensor is padded to a multiple of this many numbers: kernels read 16 bytes at once, 8 numbers in bfloat16."""
+
+
+class _Place(NamedTuple):
+    """Where a tensor is in a row of the buffer."""
+
+    name: str
+    is_transposed: bool
+    start: int
+    padding: int
+    shape: tuple[int, ...]
+    """Without the axis of runs."""
+    strides: tuple[int, ...]
 
 
 class Stack(dict[str, Tensor]):
     """Tensors of R runs by name, shape (R, ...), each a view of one buffer (R, N).
 
-    Matrices come first in the buffer, so the parameters with weight decay are its first columns.
+    Matrices come first in the buffer, so the parameters with weight decay are its first columns. vmap copies the matrix
+    of an embedding for each forward pass, because its rows of several runs do not follow each other in the buffer.
 
     Args:
         tensors: The values to copy, by name; iteration keeps their order.
@@ -27,11 +41,18 @@ class Stack(dict[str, Tensor]):
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], transposed: Collection[str] = ()) -> None:
-        self.transposed = frozenset(transposed)
-        self._shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        self._places: list[_Place] = []
+        start = 0
+        for name in sorted(tensors, key=lambda name: tensors[name].dim() < 3):  # with the axis of runs
+            shape, is_transposed = tensors[name].shape[1:], name in transposed
+            size = math.prod(shape)
+            memory = tensors[name].new_empty(shape[::-1] if is_transposed else shape, device="meta")
+            strides = (memory.mT if is_transposed else memory).stride()
+            self._places.append(_Place(name, is_transposed, start, -size % ALIGNMENT, shape, strides))
+            start += size + self._places[-1].padding
         first = next(iter(tensors.values()))
-        self._padding = first.new_zeros(len(first), ALIGNMENT - 1, requires_grad=False)
-        self._fill(torch.cat(self._pieces(tensors), dim=1))
+        self._zeros = first.new_zeros(len(first), ALIGNMENT, requires_grad=False)
+        self._fill(tensors, self._cat(tensors))
 
     def zeros(self) -> Stack:
         """Return a stack of zeros with the same layout."""
@@ -39,49 +60,47 @@ class Stack(dict[str, Tensor]):
 
     def gather(self, tensors: Sequence[Tensor]) -> Stack:
         """Return a stack with the same layout of tensors in the order of iteration, copied by one operation."""
-        return self._with_buffer(torch.cat(self._pieces(dict(zip(self, tensors, strict=True))), dim=1))
+        return self._with_buffer(self._cat(dict(zip(self, tensors, strict=True))))
 
     def columns(self, names: Collection[str]) -> int:
         """Return the number of columns of the named tensors, which must be the first in the buffer."""
-        first = self._order()[: len(names)]
-        assert set(first) == set(names), f"the tensors of {names} are not the first ones"
-        return sum(map(self._width, first))
+        first = self._places[: len(names)]
+        assert {place.name for place in first} == set(names), f"the tensors of {names} are not the first ones"
+        return sum(math.prod(place.shape) + place.padding for place in first)
 
     def _with_buffer(self, buffer: Tensor) -> Stack:
         stack = Stack.__new__(Stack)
-        stack.transposed, stack._shapes, stack._padding = self.transposed, self._shapes, self._padding
-        stack._fill(buffer)
+        stack._places, stack._zeros = self._places, self._zeros
+        stack._fill(self, buffer)
         return stack
 
-    def _fill(self, buffer: Tensor) -> None:
-        """Take the buffer, and make the views."""
+    def _fill(self, names: Iterable[str], buffer: Tensor) -> None:
+        """Take the buffer, and make its views."""
         self.buffer = buffer
-        widths = dict(zip(self._order(), buffer.split([*map(self._width, self._order())], dim=1), strict=True))
-        for name, shape in self._shapes.items():
-            columns = widths[name][:, : math.prod(shape[1:])]
-            memory = (shape[0], *shape[:0:-1]) if name in self.transposed else shape
-            self[name] = _transpose_if(columns.view(memory), name in self.transposed)
+        runs, row = buffer.shape
+        views = {
+            place.name: buffer.as_strided((runs, *place.shape), (row, *place.strides), place.start)
+            for place in self._places
+        }
+        self.update((name, views[name]) for name in names)
 
-    def _order(self) -> list[str]:
-        return sorted(self._shapes, key=lambda name: len(self._shapes[name]) < 3)  # without the axis of runs: < 2
-
-    def _width(self, name: str) -> int:
-        return math.ceil(math.prod(self._shapes[name][1:]) / ALIGNMENT) * ALIGNMENT
-
-    def _pieces(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    def _cat(self, tensors: Mapping[str, Tensor]) -> Tensor:
         pieces: list[Tensor] = []
-        for name in self._order():
-            tensor = _transpose_if(tensors[name].detach(), name in self.transposed)
-            pieces.append(tensor.reshape(len(tensor), -1))
-            if missing := self._width(name) - pieces[-1].shape[1]:
-                pieces.append(self._padding[:, :missing])
-        return pieces
-
-
-def _transpose_if(tensor: Tensor, condition: bool) -> Tensor:
-    return tensor.transpose(1, 2) if condition else tensor
+        for place in self._places:
+            tensor = tensors[place.name].detach()
+            pieces.append((tensor.mT if place.is_transposed else tensor).reshape(len(tensor), -1))
+            if place.padding:
+                pieces.append(self._zeros[:, : place.padding])
+        return torch.cat(pieces, dim=1)
 
 
 def storages(tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """Return the tensors that hold all values: the buffer of a stack, or each tensor of a single run."""
     return [tensors.buffer] if isinstance(tensors, Stack) else list(tensors.values())
+
+
+def zeros_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return zeros by name, in a stack if the tensors are in one."""
+    if isinstance(tensors, Stack):
+        return tensors.zeros()
+    return {name: torch.zeros_like(tensor, requires_grad=False) for name, tensor in tensors.items()}

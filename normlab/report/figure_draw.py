@@ -99,7 +99,7 @@ def draw(figure: Figure, columns: int = 2) -> Canvas:
         axis.set_visible(False)
     limits = _limits(figure)
     for index, (axis, panel) in enumerate(zip(flat, figure.panels, strict=False)):
-        axis.set_title(textwrap.fill(_literal(panel.title), max(8, int(0.85 * width / across / CHARACTER))))
+        axis.set_title(_wrapped(panel.title, max(8, int(0.85 * width / across / CHARACTER))))
         if figure.kind == "matrix":
             image = _draw_grid(axis, figure, panel, limits, width / across)
             if index == count - 1 and image is not None:
@@ -137,6 +137,11 @@ def _with_literal_texts(figure: Figure) -> Figure:
 def _literal(text: str) -> str:
     """Return a text for matplotlib, which reads what is between two dollar signs as a formula."""
     return printable(text).replace("$", r"\$")
+
+
+def _wrapped(text: str, width: int) -> str:
+    """Return a text for matplotlib in lines of at most `width` characters."""
+    return "\n".join(map(_literal, textwrap.wrap(printable(text), width)))
 
 
 def _points(figure: Figure) -> list[Point]:

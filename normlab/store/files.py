@@ -95,7 +95,11 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 def make_folder(path: Path, *, parents: bool = True) -> None:
-    """Make a folder, and by default its parents, unless it exists; a writer never makes the run's folder again.
+    """Make a folder, and by default its parents, unless it exists.
+
+    Args:
+        path: The folder.
+        parents: False where a missing parent means that the run's folder was moved.
 
     Raises:
         StoreError: The folder cannot be made.

@@ -210,13 +210,18 @@ def read_plan(folder: Path) -> Plan:
         if not all(isinstance(run.config, dict) for run in runs):
             raise ValueError("a config is not an object")
         packs = [Pack(pack["number"], pack["jobs"], pack.get("halved_from")) for pack in record["packs"]]
-        numbers = [number for pack in packs for number in (pack.number, pack.halved_from or 0)]
-        if not all(map(_is_count, numbers)) or len({pack.number for pack in packs}) < len(packs):
+        halved = [pack.halved_from for pack in packs if pack.halved_from is not None]
+        if not all(map(_is_count, [*halved, *(pack.number for pack in packs)])) or len(
+            {pack.number for pack in packs}
+        ) < len(packs):
             raise ValueError("a pack has an invalid number")
         if not all(isinstance(pack.runs, list) and pack.runs for pack in packs):
             raise ValueError("a pack has no list of runs")
         if not all(_is_count(index) and index < len(runs) for pack in packs for index in pack.runs):
             raise ValueError(f"a pack has a run outside of the {len(runs)} runs")
+        members = [index for pack in packs for index in pack.runs]
+        if len({*members}) < len(members):
+            raise ValueError("a run is in two packs, or twice in one")
         notes = record.get("notes", [_TIMED_NOTE] if record.get("tried") else [])
         memory_bytes, parallel_packs = record.get("memory_bytes"), record.get("parallel_packs", 1)
         is_valid = {
@@ -287,7 +292,7 @@ def _outcome_of(record: Mapping[str, Any]) -> PackOutcome | None:
     if not record.keys() >= required:
         return None
     values = {field.name: record[field.name] for field in fields if field.name in record}
-    kinds = typing.get_type_hints(PackOutcome)
+    kinds = {name: kind | int if kind is float else kind for name, kind in typing.get_type_hints(PackOutcome).items()}
     if not all(isinstance(value, kinds[name]) and not isinstance(value, bool) for name, value in values.items()):
         return None
     if values["cause"] == "lost":

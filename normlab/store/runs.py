@@ -211,7 +211,7 @@ class RunFolder:
         """
         if self._lock is None:
             return
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(self._lock), os.stat(self.path / LOCK_FILE)):
                 return
         raise StoreError(

@@ -95,7 +95,7 @@ def plausible_lrs(best: float, losses: Losses, bad: Collection[float]) -> list[f
             continue
         values, at_best = ([each[replicate] for replicate in common] for each in (by_replicate, losses[best]))
         if not all(map(math.isfinite, at_best)):
-            found.append(lr)  # no run of it diverged, so it is not worse than the best one, of which a run diverged
+            found.append(lr)  # its runs all ended finite, and a run at the best learning rate diverged: not worse
             continue
         if ttest_rel(values, at_best, alternative="greater").pvalue > WORSE:  # pyright: ignore[reportAttributeAccessIssue]
             found.append(lr)

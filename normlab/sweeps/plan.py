@@ -120,7 +120,7 @@ def make_plan(
     jobs = _jobs(options, configs, machines, list(run_bytes.values()))
     size, memory_bytes = _pack_size(options, configs, machines, list(run_bytes.values()), gpu, jobs)
     left = [index for index, run in enumerate(runs) if not is_completed(run)]
-    drawing = _drawing(configs)
+    drawing = _runs_with_random_forward(configs)
     packs = make_packs(configs, left, drawing | {index for index in left if runs[index].exists()}, size)
     notes = [*_size_notes(packs), *_existing_run_notes(runs, make_packs(configs, range(len(runs)), drawing, size))]
     numbered = [Pack(number, pack) for number, pack in enumerate(sorted(packs), 1)]
@@ -167,8 +167,8 @@ def _decayed(config: RunConfig) -> str | None:
         return None
 
 
-def _drawing(configs: Sequence[RunConfig]) -> set[int]:
-    """Return the indices of the runs whose plugins draw random numbers, which no stacked computation can."""
+def _runs_with_random_forward(configs: Sequence[RunConfig]) -> set[int]:
+    """Return the indices of the runs whose plugins draw random numbers, which vmap rejects."""
     keys = {index: pack_key(config) for index, config in enumerate(configs) if config.plugins}
     one_of_each = {key: configs[index] for index, key in keys.items()}
     draws = {key for key, config in one_of_each.items() if draws_random_numbers(config)}

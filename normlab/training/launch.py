@@ -79,7 +79,8 @@ def train_on_devices(config: RunConfig, pack: Mapping[str, Any] | None) -> int |
             for rank, environment in envs.items():
                 file = os.memfd_create("normlab-error")
                 error_files.callback(os.close, file)
-                os.write(file, b'{"message": ""}')  # the agent rejects an empty file of a killed rank
+                # The agent rejects the empty file of a killed rank; with this time, a rank with a message comes first.
+                os.write(file, b'{"message": "", "timestamp": "9999999999"}')
                 logs.error_files[rank] = f"/proc/{os.getpid()}/fd/{file}"
                 environment["TORCHELASTIC_ERROR_FILE"] = logs.error_files[rank]
             return logs
@@ -152,5 +153,5 @@ def _error_of(failed: Any, nodes: Nodes) -> NormlabError:
     if failure.exitcode == 2:
         where = "; see the logs of the other nodes" if nodes.count > 1 and LOST in failure.message else ""
         return NormlabError(failure.message + where)
-    reason = failure.message if failure.error_file_data.get("timestamp") else f"exit code {failure.exitcode}"
+    reason = failure.message if failure.error_file_data["message"] else f"exit code {failure.exitcode}"
     return NormlabError(f"rank {rank} failed: {reason}; {RESUMES}")

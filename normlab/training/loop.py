@@ -21,7 +21,7 @@ from torch import Tensor
 
 from normlab.config.devices import micro_batches, rows_of_device
 from normlab.config.schema import RunConfig
-from normlab.data.batches import Batches, send, validation_windows
+from normlab.data.batches import Batches, validation_windows
 from normlab.data.corpus import Corpus
 from normlab.errors import NormlabError
 from normlab.model.init import build_model, derive_seed
@@ -40,15 +40,13 @@ from normlab.store.status import Status
 from normlab.training import checkpoint
 from normlab.training.evaluate import Validation
 from normlab.training.machine import RuntimeSettings
-from normlab.training.optim import Hyperparameters, Optimizer, branch_step, hyperparameters_at, is_decayed, numbers_of
+from normlab.training.optim import HyperparameterTable, Optimizer, branch_step, is_decayed
 from normlab.training.signals import StopRequest
 from normlab.training.step import Step, StepOutput
 from normlab.training.training_run import TrainingRun
 
 AGREE_EVERY = 10
 """Steps after which ranks on GPUs agree whether to stop."""
-STEPS_AT_ONCE = 256
-"""Steps whose hyperparameters are copied to the device together."""
 
 
 @dataclass(slots=True)
@@ -65,12 +63,10 @@ class Loop:
     """Updates made by the runs that have not diverged."""
     runner: ModelRunner = field(init=False)
     step: Step = field(init=False)
+    hyperparameters: HyperparameterTable = field(init=False)
     batches: Batches = field(init=False)
     validation: Validation = field(init=False)
     statistics_schedule: StatisticsSchedule = field(init=False)
-    _numbers: tuple[int, Tensor] | None = field(default=None, init=False)
-    """The first of the S steps whose hyperparameters are on the device; and the learning rates of a single run, (S,),
-    or the numbers of a pack, (S, K, R)."""
     _pending: list[StepOutput] = field(default_factory=list)
     """The outputs of steps whose rows are not written yet."""
 
@@ -119,6 +115,9 @@ class Loop:
             ranks=self.ranks,
         )
 
+        options = [run.config.optim for run in self.runs]
+        self.hyperparameters = HyperparameterTable(options, config.train.steps, next(iter(self.runner.params.values())))
+
     @property
     def config(self) -> RunConfig:
         """The first run's config, for the options that all runs of a pack share."""
@@ -139,23 +138,6 @@ class Loop:
         if self.is_single or limits[0] is None:
             return limits[0]
         return torch.tensor(limits, dtype=torch.float32, device=self.settings.torch_device)
-
-    def _hyperparameters(self, step: int) -> Hyperparameters | Tensor:
-        """Return the hyperparameters of a step; they are copied to a GPU for many steps at once."""
-        options, steps = [run.config.optim for run in self.runs], self.config.train.steps
-        if self.is_single and self.settings.device == "cpu":
-            return hyperparameters_at(options[0], steps, step)
-        first = step - step % STEPS_AT_ONCE
-        if self._numbers is None or self._numbers[0] != first:
-            last = min(first + STEPS_AT_ONCE, steps)
-            by_step = [[hyperparameters_at(each, steps, number) for each in options] for number in range(first, last)]
-            if self.is_single:
-                numbers = torch.tensor([each.lr for (each,) in by_step])
-            else:
-                numbers = torch.stack([numbers_of(each, count) for count, each in enumerate(by_step, first + 1)])
-            self._numbers = first, send(numbers.float(), self.settings.torch_device)
-        numbers = self._numbers[1][step - first]
-        return Hyperparameters(numbers, options[0]) if self.is_single else numbers
 
     # The state.
 
@@ -281,7 +263,7 @@ class Loop:
             self._seed_generator(step)
         tokens, targets = self.batches.batch(step)
         return self.step(
-            tokens, targets, self._hyperparameters(step), measured=self.statistics_schedule.is_measured(step)
+            tokens, targets, self.hyperparameters.at(step), measured=self.statistics_schedule.is_measured(step)
         )
 
     def _seed_generator(self, step: int) -> None:

@@ -1,7 +1,7 @@
-"""Optimisers and learning-rate schedules. Updates are in place.
+"""Optimisers and learning-rate schedules. Updates are in place, by fused kernels or, for stacked runs, on one buffer.
 
-An optimiser keeps its moments as dictionaries of tensors shaped like the parameters, and one count of the updates
-made. An update with `alive` false changes nothing, and the host does not wait to learn that.
+An optimiser keeps its moments as tensors by the names of the parameters, like these in a `Stack` for stacked runs, and
+one count of the updates made. An update with `alive` false changes nothing, and the host does not wait to learn that.
 
 Shapes: R runs, the leading axis of every tensor of stacked runs; `...R` marks an axis that only those have.
 """
@@ -11,16 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from normlab.config.optim import SGD, AdamW, OptimConfig
+from normlab.data.batches import send
 from normlab.model.small import extra_parameters
-from normlab.model.stack import Stack
+from normlab.model.stack import Stack, storages, zeros_like
 
 Tensors = dict[str, Tensor]
+
+STEPS_AT_ONCE = 256
+"""Steps whose hyperparameters are copied to a device together."""
 
 
 def learning_rate(optim: OptimConfig, steps: int, step: int) -> float:
@@ -79,7 +83,7 @@ class Hyperparameters:
     """The hyperparameters of one update of a run."""
 
     lr: float | Tensor
-    """Of this step; a tensor for a single run on a GPU, where a CUDA graph must not contain the number."""
+    """Of this step. A tensor on a GPU, because a CUDA graph would freeze a Python number."""
     options: OptimConfig
     """Of this run."""
 
@@ -125,10 +129,6 @@ def sgd(options: SGD, group: Group) -> None:
     )  # fmt: skip
 
 
-UPDATES: dict[type[OptimConfig], Callable[[Any, Group], None]] = {AdamW: adamw, SGD: sgd}
-"""The update of each optimiser for a single run, in place, by a fused kernel."""
-
-
 @dataclass(slots=True)
 class StackedGroup:
     """The buffers of stacked runs, (R, N) each, and what their update needs."""
@@ -139,8 +139,8 @@ class StackedGroup:
     moments: list[Tensor]
     decayed: int
     """Number of columns with weight decay, the first ones."""
-    numbers: Tensor
-    """The numbers of the optimiser, (K, R, 1)."""
+    coefficients: Tensor
+    """(K, R, 1)."""
     alive: Tensor
     """Whether to make the update, (R, 1)."""
 
@@ -149,49 +149,94 @@ class StackedGroup:
         torch.where(self.alive, values, buffer, out=buffer)
 
 
-def adamw_numbers(options: AdamW, lr: float, count: int) -> tuple[float, ...]:
-    """Return the numbers of the update after which `count` were made."""
+def adamw_coefficients(options: AdamW, lr: float, count: int) -> tuple[float, ...]:
+    """Return the coefficients of update number `count`, from 1."""
     corrections = [1 - beta**count for beta in (options.beta1, options.beta2)]
-    return 1 - options.beta1, 1 - options.beta2, lr / corrections[0], 1 / corrections[1], 1 - lr * options.weight_decay
+    decay_factor = 1 - lr * options.weight_decay
+    return 1 - options.beta1, 1 - options.beta2, lr / corrections[0], 1 / corrections[1], decay_factor
 
 
 def stacked_adamw(options: AdamW, group: StackedGroup) -> None:
     """Update stacked runs in place by AdamW."""
-    (mean, square), (mean_weight, square_weight, rate, correction, kept) = group.moments, group.numbers
-    group.set(mean, mean.lerp(group.grads, mean_weight))
-    group.set(square, square.lerp(group.grads.square_(), square_weight))
-    root = (square * correction).sqrt_().add_(options.eps)
-    group.params[:, : group.decayed].mul_(kept.where(group.alive, 1))
-    group.set(group.params, torch.addcmul(group.params, mean / root, rate, value=-1))
+    (mean, square), (mean_weight, square_weight, rate, correction, decay_factor) = group.moments, group.coefficients
+    params, grads = group.params, group.grads
+    group.set(mean, mean.lerp(grads, mean_weight))
+    group.set(square, square.lerp(grads.square_(), square_weight))
+    step = torch.mul(square, correction, out=grads).sqrt_().add_(options.eps)
+    torch.div(mean, step, out=step)
+    params[:, : group.decayed].mul_(decay_factor.where(group.alive, 1))
+    group.set(params, torch.addcmul(params, step, rate, value=-1, out=step))
 
 
-def sgd_numbers(options: SGD, lr: float, count: int) -> tuple[float, ...]:
-    """Return the numbers of the update after which `count` were made."""
+def sgd_coefficients(options: SGD, lr: float, count: int) -> tuple[float, ...]:
+    """Return the coefficients of update number `count`, from 1."""
     return lr, options.weight_decay, options.momentum
 
 
 def stacked_sgd(options: SGD, group: StackedGroup) -> None:
     """Update stacked runs in place by SGD with momentum."""
-    (velocity,), (lr, decay, momentum), decayed = group.moments, group.numbers, group.decayed
+    (velocity,), (lr, decay, momentum), decayed = group.moments, group.coefficients, group.decayed
     group.grads[:, :decayed].addcmul_(group.params[:, :decayed], decay)
     group.set(velocity, torch.addcmul(group.grads, velocity, momentum))
     direction = torch.addcmul(group.grads, velocity, momentum) if options.nesterov else velocity
     group.set(group.params, torch.addcmul(group.params, direction, lr, value=-1))
 
 
-STACKED_UPDATES: dict[type[OptimConfig], Callable[[Any, StackedGroup], None]] = {AdamW: stacked_adamw, SGD: stacked_sgd}
-"""The update of each optimiser for stacked runs, in place, in as many operations for any number of them."""
-NUMBERS: dict[type[OptimConfig], Callable[[Any, float, int], tuple[float, ...]]] = {
-    AdamW: adamw_numbers,
-    SGD: sgd_numbers,
+class Update(NamedTuple):
+    """The update of an optimiser, in place."""
+
+    single: Callable[[Any, Group], None]
+    """Of a single run, by a fused kernel."""
+    stacked: Callable[[Any, StackedGroup], None]
+    """Of stacked runs, in as many operations for any number of them."""
+    coefficients: Callable[[Any, float, int], tuple[float, ...]]
+    """The K coefficients of a stacked run, from its options, the learning rate and the number of the update."""
+
+
+UPDATES: dict[type[OptimConfig], Update] = {
+    AdamW: Update(adamw, stacked_adamw, adamw_coefficients),
+    SGD: Update(sgd, stacked_sgd, sgd_coefficients),
 }
-"""The K numbers of each optimiser that may differ between stacked runs, from a run's options and learning rate."""
 
 
-def numbers_of(by_run: Sequence[Hyperparameters], count: int) -> Tensor:
-    """Return the numbers of an update of stacked runs, (K, R), in float64, after which `count` updates were made."""
-    numbers = [NUMBERS[type(each.options)](each.options, float(each.lr), count) for each in by_run]
-    return torch.tensor(numbers, dtype=torch.float64).T
+def coefficients_of(by_run: Sequence[Hyperparameters], count: int) -> Tensor:
+    """Return the coefficients of update number `count` (from 1) of stacked runs, (K, R), in float64."""
+    rows = [UPDATES[type(each.options)].coefficients(each.options, float(each.lr), count) for each in by_run]
+    return torch.tensor(rows, dtype=torch.float64).T
+
+
+class HyperparameterTable:
+    """The hyperparameters of every step of a run or a pack. They are copied to a device for many steps at once.
+
+    Args:
+        options: Those of each run.
+        steps: The steps of a run.
+        like: A tensor with the device and the dtype of the parameters.
+    """
+
+    def __init__(self, options: Sequence[OptimConfig], steps: int, like: Tensor) -> None:
+        self._options, self._steps, self._like = options, steps, like
+        self._first = -1
+        self._rows = like
+        """Of the steps from `_first` on: the learning rate of a single run, or the coefficients of a pack."""
+
+    def at(self, step: int) -> Hyperparameters | Tensor:
+        """Return the hyperparameters of a single run, or the coefficients of a pack, (K, R)."""
+        is_single, device = len(self._options) == 1, self._like.device
+        if is_single and device.type == "cpu":
+            return hyperparameters_at(self._options[0], self._steps, step)
+        first = step - step % STEPS_AT_ONCE
+        if first != self._first:
+            numbers = range(first, min(first + STEPS_AT_ONCE, self._steps))
+            by_step = [[hyperparameters_at(each, self._steps, number) for each in self._options] for number in numbers]
+            if is_single:
+                rows = torch.tensor([each.lr for (each,) in by_step], dtype=torch.float32)  # as the kernel reads it
+            else:
+                rows = torch.stack([coefficients_of(each, count) for count, each in enumerate(by_step, first + 1)])
+                rows = rows.to(self._like.dtype)
+            self._first, self._rows = first, send(rows, device)
+        row = self._rows[step - first]
+        return Hyperparameters(row, self._options[0]) if is_single else row
 
 
 class Optimizer:
@@ -205,12 +250,7 @@ class Optimizer:
 
     def __init__(self, options: OptimConfig, params: Mapping[str, Tensor], decayed: Sequence[str]):
         self.options = options
-        self.moments: dict[str, Tensors] = {
-            kind: params.zeros()
-            if isinstance(params, Stack)
-            else {name: torch.zeros_like(p, requires_grad=False) for name, p in params.items()}
-            for kind in options.moments
-        }
+        self.moments: dict[str, Tensors] = {kind: zeros_like(params) for kind in options.moments}
         """By kind and parameter."""
         self.groups = (list(decayed), [name for name in params if name not in set(decayed)])
         self.count = torch.zeros((), dtype=torch.float32, device=next(iter(params.values())).device)
@@ -229,7 +269,7 @@ class Optimizer:
             params: The parameters.
             grads: Their gradients, with the same strides: the kernels treat both as flat arrays. Those of stacked runs
                 are overwritten.
-            hyperparameters: Those of the single run, or `numbers_of` stacked runs.
+            hyperparameters: Those of the single run, or `coefficients_of` stacked runs.
             alive: Whether to make the update, shape (...R).
         """
         self.count += alive.any()
@@ -242,13 +282,14 @@ class Optimizer:
         for names, decays in zip(self.groups, (True, False), strict=True):
             if names:
                 states = (params, grads, *self.moments.values())
-                tensors, grads_of, *moments = [[state[name].detach() for name in names] for state in states]
+                tensors, gradients, *moments = [[state[name].detach() for name in names] for state in states]
                 decay = options.weight_decay if decays else 0.0
-                group = Group(tensors, grads_of, moments, self.count, hyperparameters.lr, decay, (~alive).float())
-                UPDATES[type(options)](options, group)
+                group = Group(tensors, gradients, moments, self.count, hyperparameters.lr, decay, (~alive).float())
+                UPDATES[type(options)].single(options, group)
 
-    def _update_stack(self, params: Stack, grads: Stack, numbers_KR: Tensor, alive: Tensor) -> None:
-        numbers = numbers_KR[..., None].to(params.buffer.dtype)
-        moments = [each.buffer for each in self.moments.values() if isinstance(each, Stack)]
-        group = StackedGroup(params.buffer, grads.buffer, moments, params.columns(self.groups[0]), numbers, alive)
-        STACKED_UPDATES[type(self.options)](self.options, group)
+    def _update_stack(self, params: Stack, grads: Stack, coefficients_KR: Tensor, alive: Tensor) -> None:
+        coefficients = coefficients_KR[..., None].to(params.buffer.dtype)
+        moments = [buffer for kind in self.moments.values() for buffer in storages(kind)]
+        decayed = params.columns(self.groups[0])
+        group = StackedGroup(params.buffer, grads.buffer, moments, decayed, coefficients, alive)
+        UPDATES[type(self.options)].stacked(self.options, group)

@@ -230,9 +230,15 @@ def convert_torch_errors() -> Iterator[None]:
 def _finish(loop: Loop, stop: StopRequest, statuses: Sequence[Status]) -> list[Status]:
     """Write the last statuses and finish the trackers; return the statuses that the trackers received."""
     final = list(statuses)
+    errors: list[StoreError] = []
     try:
         for run, status in zip(loop.runs, statuses, strict=True):
-            run.write_status(status)
+            try:
+                run.write_status(status)
+            except StoreError as error:  # the other runs of a pack have their own folders
+                errors.append(error)
+        if errors:
+            raise errors[0]
     finally:
         stop.end()  # no step is left to stop at
         for index, run in enumerate(loop.runs):

@@ -1,8 +1,8 @@
 """One optimiser step: forward, loss, gradients, clipping, update.
 
 The step changes its state in place (parameters, moments, buffers, `alive`), and returns its measurements as tensors on
-the device. The CPU never waits for the device. Two plain steps are the same operations on the same memory, so that a
-CUDA graph of one could replay the other (`tests/gpu/`).
+the device. The CPU never waits for the device. Two steps without statistics run the same operations on the same memory,
+so that a CUDA graph of one could replay the other (`tests/gpu/`).
 
 Shapes: R runs, B batch, T time; `...R` marks an axis that only stacked runs have.
 """
@@ -79,23 +79,23 @@ class Step:
         Args:
             tokens: The inputs.
             targets: The next tokens.
-            hyperparameters: Those of the single run, or `numbers_of` stacked runs.
+            hyperparameters: Those of the single run, or `coefficients_of` stacked runs.
             measured: Whether to compute the core statistics.
         """
         old_buffers = self.runner.buffers
         measure = self.measure if measured else None
         self.runner.train(True)
         loss, grads, micro_batches = self._gradients(tokens, targets, measure)
-        grad_norm, norms = self._norms(grads, each=measure is not None)
+        grad_norm, norms = self._norms(grads, each=measure is not None and "grad_norm" in measure.names)
         before = None if measure is None else measure.before_update(norms)
         factor = self._clip(grads, grad_norm)
-        self.alive &= (loss + grad_norm).isfinite()
+        self.alive &= loss.isfinite() & grad_norm.isfinite()
         with torch.no_grad():
             self.optimizer.update(self.runner.params, grads, hyperparameters, self.alive)
             if self.project is not None:
                 self._project(self.project)
         measurement = None if measure is None or before is None else measure.after_update(micro_batches, before)
-        self._restore_buffers(old_buffers)
+        self._update_buffers(old_buffers)
         self._old_grads = storages(grads)
         return StepOutput(loss, grad_norm, factor, self.alive.clone(), measurement)
 
@@ -143,21 +143,19 @@ class Step:
         return loss, sums, micro_batches
 
     @torch.no_grad()
-    def _norms(self, grads: Tensors, *, each: bool) -> tuple[Tensor, Tensor]:
+    def _norms(self, grads: Tensors, *, each: bool) -> tuple[Tensor, Tensor | None]:
         """Return the norm of the whole gradient, (...R), and that of each parameter's, (P, ...R).
 
-        Of stacked runs the latter are empty unless `each`: it takes an operation for each parameter.
+        For stacked runs, the second is None unless `each`, because it needs one operation per parameter.
         """
         if not isinstance(grads, Stack):
             norms = torch.stack(torch._foreach_norm(list(grads.values())))
             return torch.linalg.vector_norm(norms, dim=0), norms
         norm = torch.linalg.vector_norm(grads.buffer, dim=1)
-        norms = (
-            [torch.linalg.vector_norm(grad.reshape(len(grad), -1), dim=1) for grad in grads.values()]
-            if each
-            else [norm[:0]]
-        )
-        return norm, torch.stack(norms)
+        if not each:
+            return norm, None
+        rows = [grad.reshape(len(grad), -1) for grad in grads.values()]
+        return norm, torch.stack([torch.linalg.vector_norm(row, dim=1) for row in rows])
 
     @torch.no_grad()
     def _clip(self, grads: Tensors, norm: Tensor) -> Tensor:
@@ -180,11 +178,11 @@ class Step:
             p.copy_(torch.where(self._alive_mask(p), projected[name], p))
 
     @torch.no_grad()
-    def _restore_buffers(self, old: dict[str, Tensor]) -> None:
+    def _update_buffers(self, old: dict[str, Tensor]) -> None:
         """Write the running statistics of the forward pass into the old tensors, for the runs that are alive."""
         changed = {name: new for name, new in self.runner.buffers.items() if new is not old[name]}
         for name, new in changed.items():
-            torch.where(self._alive_mask(new), new, old[name], out=old[name])
+            torch.where(self._alive_mask(new), new.to(old[name].dtype), old[name], out=old[name])
         self.runner.set_buffers({name: old[name] for name in changed})
 
     def _alive_mask(self, tensor: Tensor) -> Tensor:

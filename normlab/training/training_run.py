@@ -113,12 +113,14 @@ class TrainingRun:
 
     def record_statistics(self, tier: str, profiles: Profiles) -> None:
         """Write statistics to the record and the trackers."""
+        self.folder.check_place()
         self.folder.statistics.append(tier, profiles)
         for tracker in self.trackers:
             tracker.log_statistics(profiles)
 
     def cut_statistics(self, step: int) -> None:
         """Remove the statistics of the steps from `step` on from the record."""
+        self.folder.check_place()
         self.folder.statistics.truncate(step)
 
     def write_status(self, status: Status) -> None:

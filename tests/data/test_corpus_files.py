@@ -300,16 +300,16 @@ def test_text_that_begins_like_an_archive_is_not_unpacked(content: bytes, files:
 
 @pytest.mark.parametrize("content", [tar(one=b"1", two=b"2"), bytes(20_000), b"a \0 b"])
 def test_error_names_a_file_with_a_nul(content: bytes, files: Files, read: Read) -> None:
-    with pytest.raises(DataError, match=r"b\.txt: has a NUL character, as binary files and UTF-16 have; convert it"):
+    with pytest.raises(DataError, match=r"b\.txt: has a NUL character, as binary files and UTF-16 have; convert"):
         read(files({"a.txt": "a", "b.txt": content}))
 
 
 @pytest.mark.parametrize(
     ("name", "content"), [("b.jsonl", lines({"text": "a"}, {"text": "\0"})), ("b.csv", "text\na\n\0\n")]
 )
-def test_error_names_a_row_with_a_nul(name: str, content: str, files: Files, read: Read) -> None:
-    with pytest.raises(DataError, match=rf"{name}: row 2 of column 'text' has a NUL character"):
-        read(files({name: content}))
+def test_a_row_may_have_a_nul(name: str, content: str, files: Files, read: Read) -> None:
+    """It is valid UTF-8, and the user of a dataset of the hub cannot remove it."""
+    assert read(files({name: content})) == ["a", "\0"]
 
 
 @pytest.mark.parametrize("content", [bytes(20_000), b"BZhou said: hello\n", b"PK\x03\x04 and so on"])
@@ -484,10 +484,12 @@ def test_only_the_output_of_normlab_is_left_out(files: Files, tmp_path: Path) ->
         "a.txt": "a", "exp/t.txt": "t", "exp/texts/b.txt": "b", "exp/runs/r.jsonl": "", "exp/runs/other/run.json": "{}",
         "exp/runs/other/run.txt": "o", "exp/sweeps/mine/s.txt": "s", "exp/studies/mine.txt": "m", "cache/c.txt": "c",
         "cache/tokens/mine.txt": "m", "lock": "l", "texts/report.json": "{}", "texts/plan.json": record,
-        "texts/tokens/t/t.txt": "t", "texts/studies/README.md": "r",
+        "texts/tokens/t/t.txt": "t", "texts/studies/README.md": "r", "texts/runs/london/lock": "a canal lock",
+        "notes.md": "Each begins with <!-- Written by normlab. -->",
     }  # fmt: skip
     outputs = {
-        "exp/runs/begun/lock": "", "exp/runs/copied/run.json": record, "exp/sweeps/s/plan.json": record,
+        "exp/runs/begun/lock": "", "exp/runs/killed/lock": '{"pid":1}', "exp/runs/copied/run.json": record,
+        "exp/sweeps/s/plan.json": record,
         "exp/studies/s/report.json": '{"criterion": "0"}', "exp/studies/s/README.md": "r",
         "cache/normlab.locks/z": "", "cache/tokens/z/meta.json": "{}",
     }  # fmt: skip
@@ -499,7 +501,7 @@ def test_only_the_output_of_normlab_is_left_out(files: Files, tmp_path: Path) ->
     root = tmp_path / "text"
     assert FilesText(config).left_out == [
         f"{root}/cache/normlab.locks", f"{root}/cache/tokens/z",
-        f"{root}/exp/runs/begun and 1 more in {root}/exp/runs", f"{root}/exp/studies/s", f"{root}/exp/sweeps/s",
+        f"{root}/exp/runs/begun and 2 more in {root}/exp/runs", f"{root}/exp/studies/s", f"{root}/exp/sweeps/s",
     ]  # fmt: skip
     # The name of a folder does not depend on how the user writes it.
     config.path = [f"{root}/exp/runs/other/.."]

@@ -37,11 +37,12 @@ TWO_LAYERS = "model.depth=2"
 FIRST = (0, 1)
 """A measured and a plain step."""
 LAUNCHES = {
-    "model=gpt2_nano": {1: (293, 547), 16: (323, 612)},
-    "model=gpt2_tiny": {1: (509, 931), 16: (553, 1044)},
-    "model=gpt2_124m": {1: (1373, 2470), 16: (1473, 2775)},
+    "model=gpt2_nano": {1: (294, 548), 16: (323, 613)},
+    "model=gpt2_tiny": {1: (510, 932), 16: (553, 1045)},
+    "model=gpt2_124m": {1: (1374, 2471), 16: (1473, 2776)},
 }
-"""By shape of the model and number of stacked runs: the launches of a plain and of a measured step."""
+"""By shape of the model, the launches of a plain and of a measured step: of a single run (1), and of a pack of any size
+(16)."""
 
 
 def assert_no_waits(parts: Parts) -> None:
@@ -111,7 +112,7 @@ def test_norm_in_placement(placement: str, norm: str, runs: int, take_steps: Tak
     assert_no_waits(take_steps(f"placement={placement}", norm_in(placement, norm), depth_of(placement), runs=runs))
 
 
-@pytest.mark.parametrize("runs", [1, 16])
+@pytest.mark.parametrize("runs", [1, 2, 16])
 @pytest.mark.parametrize(
     ("shape", "budget"),
     [
@@ -122,7 +123,7 @@ def test_norm_in_placement(placement: str, norm: str, runs: int, take_steps: Tak
 def test_launches_of_a_step(shape: str, budget: dict[int, tuple[int, int]], runs: int, take_steps: TakeSteps) -> None:
     parts = take_steps(*shape.split(), runs=runs, steps=(0, 1, 10))
     launches = parts["step 1"]["launches"], parts["step 10"]["launches"]
-    for found, expected in zip(launches, budget[runs], strict=True):
+    for found, expected in zip(launches, budget[1 if runs == 1 else 16], strict=True):
         assert found == pytest.approx(expected, rel=0.02), f"now {launches}: lower them, or write the new numbers"
 
 

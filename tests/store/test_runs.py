@@ -284,7 +284,11 @@ def test_moved_folder_stops_its_writer(folder, moved):
         for write in (lambda: folder.append(train(2)), lambda: folder.write_status({"state": "finished"})):
             with pytest.raises(StoreError, match=r"abc: was moved, .*; put the folder back"):
                 write()
-    assert not old.exists()
+        assert not old.exists()
+        old.symlink_to(old)  # no file can be found below it
+        with pytest.raises(StoreError, match="abc: was moved"):
+            folder.append(train(2))
+        old.unlink()
     new.rename(old)
     assert steps(folder) == [1]
     assert folder.state() == "killed"

@@ -17,7 +17,7 @@ from normlab.model.init import build_model
 from normlab.model.runner import SingleRun, StackedRuns
 from normlab.stats.measure.core import CoreStatistics
 from normlab.stats.statistic import CORE
-from normlab.training.optim import Optimizer, hyperparameters_at, is_decayed, numbers_of
+from normlab.training.optim import Optimizer, coefficients_of, hyperparameters_at, is_decayed
 from normlab.training.step import Step
 from support.reference_statistics import reference
 
@@ -69,7 +69,7 @@ class Case:
             if len(self.configs) == 1:
                 out = step(tokens[0], targets[0], hypers[0], measured=True)
             else:
-                out = step(tokens, targets, numbers_of(hypers, number + 1), measured=True)
+                out = step(tokens, targets, coefficients_of(hypers, number + 1), measured=True)
         values = out.measured.values.view(-1, len(self.configs)).T.tolist()
         return [dict(zip(map(tuple, out.measured.columns), run, strict=True)) for run in values]
 

@@ -513,13 +513,16 @@ def test_moved_folder_ends_its_run_which_resumes_when_it_is_put_back(
     def move_before(run: TrainingRun, *arguments: Any) -> None:
         if run.progress.step >= 6 and not moved.exists():
             runs.rename(moved)
+            run.folder.path.mkdir(parents=True)  # as another process would
+            (run.folder.path / "lock").touch()
         method(run, *arguments)
 
     monkeypatch.setattr(TrainingRun, write, move_before)
     with pytest.raises(StoreError, match="was moved, or its lock file deleted"):
         train()
-    assert not runs.exists()
+    assert [Path(name).name for name in contents(runs)] == ["lock"]
     monkeypatch.undo()
+    shutil.rmtree(runs)
     moved.rename(runs)
     assert command()[0] == 0
     (folder,) = runs.iterdir()

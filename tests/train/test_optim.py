@@ -21,11 +21,11 @@ from normlab.report.entries import entry_text, one_entry
 from normlab.training.optim import (
     UPDATES,
     Optimizer,
+    coefficients_of,
     decay_start,
     hyperparameters_at,
     is_decayed,
     learning_rate,
-    numbers_of,
 )
 from normlab.training.step import Step
 
@@ -122,7 +122,7 @@ def test_update_of_stacked_runs_equals_single_updates(options: OptimConfig) -> N
     for step in range(STEPS):
         grads = gradients(step, stacked)
         hypers = [hyperparameters_at(run, STEPS, step) for run in runs]
-        together.update(stacked, Stack(grads), numbers_of(hypers, step + 1), alive)
+        together.update(stacked, Stack(grads), coefficients_of(hypers, step + 1), alive)
         for r in (0, 2):
             optimizers[r].update(single[r], {n: g[r] for n, g in grads.items()}, hypers[r], torch.tensor(True))
     for n, p in stacked.items():

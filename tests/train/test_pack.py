@@ -6,14 +6,16 @@ import copy
 import math
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from normlab.config.compose import compose_run
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun, StackedRuns
-from normlab.training.optim import hyperparameters_at, numbers_of
+from normlab.training.optim import coefficients_of, hyperparameters_at
 from normlab.training.run import train
 from support.small_steps import VOCAB, config_of, cyclic_batch, step_of
 
@@ -55,7 +57,7 @@ def test_stacked_runs_equal_single_runs(overrides: tuple[str, ...], compiled: bo
         tokens, targets = cyclic_batch(generator, runs)
         hypers = [hyperparameters_at(config.optim, 50, step) for config in configs]
         outputs = [single(tokens[r], targets[r], hypers[r]) for r, single in enumerate(singles)]
-        together = pack(tokens, targets, numbers_of(hypers, step + 1))
+        together = pack(tokens, targets, coefficients_of(hypers, step + 1))
         losses = together.loss
         for name in ("loss", "grad_norm", "clip_factor"):
             expected = torch.stack([getattr(out, name) for out in outputs])
@@ -86,12 +88,33 @@ def test_diverged_run_is_frozen_and_the_others_continue() -> None:
                 pack.runner.params["embed.tokens.weight"][0, 0, 0] = math.inf
             frozen["embed.tokens.weight"] = pack.runner.params["embed.tokens.weight"][0].clone()
         hypers = [hyperparameters_at(config.optim, 50, step) for config in configs]
-        out = pack(tokens, targets, numbers_of(hypers, step + 1))
+        out = pack(tokens, targets, coefficients_of(hypers, step + 1))
         single_output = single(tokens[1], targets[1], hypers[1])
         assert out.alive.tolist() == [step < 3, True]
         torch.testing.assert_close(out.loss[1], single_output.loss, atol=1e-9, rtol=0)
     for name, tensor in (pack.runner.params | pack.runner.buffers).items():
         assert torch.equal(tensor[0], frozen[name]), name
+
+
+class DoublingLinear(nn.Linear):
+    """A linear layer as a plugin may have it, with a forward pass of its own."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+def test_a_pack_calls_the_forward_pass_of_a_linear_layer_of_a_plugin() -> None:
+    models = [build_model(config_of(f"seed={seed}"), VOCAB).double() for seed in (0, 1)]
+    for model in models:
+        out: Any = model.blocks[0].attn.out
+        out.__class__ = DoublingLinear
+    tokens, targets = cyclic_batch(torch.Generator().manual_seed(0), 2)
+    alone = [
+        SingleRun(copy.deepcopy(m), compiled=False).loss(t, y).loss
+        for m, t, y in zip(models, tokens, targets, strict=True)
+    ]
+    together = StackedRuns(models, compiled=False).loss(tokens, targets).loss
+    torch.testing.assert_close(together, torch.stack(alone), atol=1e-12, rtol=0)
 
 
 @pytest.mark.exhaustive

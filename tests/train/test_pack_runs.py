@@ -249,3 +249,22 @@ def test_checkpoint_in_a_pack_has_the_layout_of_a_single_run(undisturbed: list[R
         assert shapes == {name: (tensor.shape, tensor.dtype) for name, tensor in saved.tensors.items()}
         assert expected.meta.keys() == saved.meta.keys()
         assert saved.tensors["count"].item() == step
+
+
+def test_a_folder_that_was_moved_does_not_hide_the_end_of_the_other_runs(tmp_path: Path) -> None:
+    configs = configs_of(tmp_path)
+    runs, moved = tmp_path / "runs", tmp_path / "moved"
+    save = TrainingRun.save
+
+    def move_before(run: TrainingRun, tensors: Any) -> None:
+        if run.progress.step >= 8 and not moved.exists():
+            run.folder.path.rename(moved)
+        save(run, tensors)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingRun, "save", move_before)
+        with pytest.raises(StoreError, match="was moved"):
+            pack_of(configs)
+    left = [RunFolder(path) for path in runs.iterdir()]
+    assert len(left) == len(configs) - 1
+    assert {folder.state() for folder in left} == {"failed"}

@@ -12,7 +12,7 @@ from normlab.model.init import build_model
 from normlab.model.runner import SingleRun, StackedRuns
 from normlab.norms.base import load_all as load_norms
 from normlab.placements.base import load_all as load_placements
-from normlab.training.optim import hyperparameters_at, numbers_of
+from normlab.training.optim import coefficients_of, hyperparameters_at
 from support.small_steps import VOCAB, config_of, cyclic_batch, norm_in, step_of
 
 # The default uses two of 32 channels, whose norm may be tiny: then rounding grows to 1e-1.
@@ -53,7 +53,7 @@ def losses(overrides: tuple[str, ...], steps: int, dtype: torch.dtype, *, nudge:
     for step in range(steps):
         tokens, targets = cyclic_batch(generator, 2)
         hypers = [hyperparameters_at(config.optim, 50, step) for config in configs]
-        together = pack(tokens, targets, numbers_of(hypers, step + 1)).loss
+        together = pack(tokens, targets, coefficients_of(hypers, step + 1)).loss
         separate = [single(tokens[r % 2], targets[r % 2], hypers[r % 2]).loss for r, single in enumerate(singles)]
         rows.append(torch.stack([*together, *separate]))
     return torch.stack(rows)

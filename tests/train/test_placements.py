@@ -16,7 +16,7 @@ from normlab.model.runner import SingleRun, StackedRuns
 from normlab.placements.algebra import AlgebraPlacement
 from normlab.placements.base import load_all
 from normlab.training import run as training
-from normlab.training.optim import hyperparameters_at, numbers_of
+from normlab.training.optim import coefficients_of, hyperparameters_at
 from normlab.training.step import StepOutput
 from support.run_folders import differences
 from support.small_steps import VOCAB, config_of, cyclic_batch, norm_in, step_of
@@ -61,7 +61,7 @@ def test_pack_equals_single_runs(name: str, norm: str) -> None:
         tokens, targets = cyclic_batch(generator, 2)
         hypers = [hyperparameters_at(config.optim, 10, step) for config in configs]
         alone = [one(tokens[r], targets[r], hypers[r], measured=step == 9) for r, one in enumerate(singles)]
-        together = pack(tokens, targets, numbers_of(hypers, step + 1), measured=step == 9)
+        together = pack(tokens, targets, coefficients_of(hypers, step + 1), measured=step == 9)
         for name in ("loss", "grad_norm"):
             expected = torch.stack([getattr(out, name) for out in alone], dim=-1)
             torch.testing.assert_close(getattr(together, name), expected, atol=1e-9, rtol=0)

@@ -107,15 +107,15 @@ class CoreStatistics:
         return MicroBatch(tuple(segment.names for segment in statistics), torch.cat(values))
 
     @torch.no_grad()
-    def before_update(self, grad_norms: Tensor) -> list[Tensor]:
+    def before_update(self, grad_norms: Tensor | None) -> list[Tensor]:
         """Return gradient norms, parameter norms and gain statistics from before the update.
 
         Args:
-            grad_norms: The norm of each parameter's gradient before clipping, (P, ...R).
+            grad_norms: The norm of each parameter's gradient before clipping, (P, ...R), if it is a statistic.
         """
         if self.names & set(NEEDS_PARAMETER_COPY):
             self._copy_parameters()
-        values = [grad_norms] if "grad_norm" in self.names else []
+        values = [grad_norms] if grad_norms is not None and "grad_norm" in self.names else []
         if "param_norm" in self.names:
             values.append(self._norms_of_copies())
         return values + [value for _, value in self._gain_statistics()]

@@ -63,7 +63,7 @@ class Attention(nn.Module):
         self.scale = scale
         self.rope_theta = config.rope_theta
         self.fused = True
-        """Whether to call torch's fused kernel, which vmap cannot batch on a CPU: packs set this to False."""
+        """Whether to call torch's fused kernel. Packs on a CPU set it to False, because vmap cannot batch it there."""
         width = config.width
         self.q = nn.Linear(width, width, bias=config.bias)
         self.k = nn.Linear(width, width, bias=config.bias)

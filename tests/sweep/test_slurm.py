@@ -87,7 +87,7 @@ def test_supervisor_may_stop_and_continue_to_watch(
     overrides: list[str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Ctrl-C leaves the tasks alone; the same command watches them, and submits nothing twice."""
-    grid = [*overrides, *HERE, "seed=0,1", "sweep.name=x", "stats=off"]
+    grid = [*overrides, *HERE, "seed=0,1", "sweep.name=x", "sweep.pack=off", "stats=off"]
     grid += ["train.steps=1000000", "train.log_every=1", "eval.every=0"]
     folder = sweep_folder(tmp_path / "results", "x")
     command = [sys.executable, "-m", "normlab", "sweep", *grid]

@@ -471,7 +471,7 @@ class Printing(torch.nn.Module):
 def printing(overrides: list[str], tmp_path: Path) -> list[str]:
     """Return the overrides of a sweep whose workers print the visible GPUs to the logs of their packs."""
     (tmp_path / "printing.py").write_text(PRINTING)
-    return [*overrides, f"plugins=[{tmp_path / 'printing.py'}]", "norm=printing", "sweep.name=x"]
+    return [*overrides, f"plugins=[{tmp_path / 'printing.py'}]", "norm=printing", "sweep.name=x", "sweep.pack=off"]
 
 
 def seen_in(folder: Path, pack: int) -> list[str]:

@@ -206,7 +206,7 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self._memories, self._results = memories, dict[int, str]()
         self._alive: list[Any] = []
-        """Results, so that no other tensor gets their memory."""
+        """Every tensor of the step, so that no other one gets its memory."""
         self.noted: list[str] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -224,6 +224,7 @@ class Operations(TorchDispatchMode):
         if not isinstance(value, torch.Tensor):
             return value
         key = memory_of(value)
+        self._alive.append(value)
         name = self._results.get(key) or self._memories.setdefault(key, f"constant {len(self._memories)}")
         return name, (*value.shape,), value.stride(), value.storage_offset()
 
@@ -239,7 +240,7 @@ def differences(loop: Loop, steps: list[int]) -> list[str]:
     for kind, moments in loop.step.optimizer.moments.items():
         state |= {f"{kind} of {name}": moment for name, moment in moments.items()}
     memories = {memory_of(tensor): name for name, tensor in state.items()}
-    real, noted = Step.__call__, list[Operations]()
+    real, noted, kept = Step.__call__, list[Operations](), list[Any]()
 
     def noting(self: Step, tokens: Any, targets: Any, hyperparameters: Any, **options: Any) -> Any:
         # A row of the table of all steps becomes a tensor of its own, as a graph would read it.
@@ -250,6 +251,7 @@ def differences(loop: Loop, steps: list[int]) -> list[str]:
             hyperparameters = dataclasses.replace(hyperparameters, lr=numbers)
         inputs = {"tokens": tokens, "targets": targets, "hyperparameters": numbers}
         memories.update({memory_of(tensor): name for name, tensor in inputs.items()})
+        kept.append(inputs)  # else a result of the second step may get their memory, and so their name
         noted.append(Operations(memories))
         with noted[-1]:
             return real(self, tokens, targets, hyperparameters, **options)

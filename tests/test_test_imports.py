@@ -16,8 +16,8 @@ TEST_MODULES = {path.stem for path in MODULES if path.stem.startswith("test_") o
 PRIVATE = re.compile(r"_[^_]\w*")
 OTHERS = ("self", "cls", "os", "torch", "modeling_bloom")
 """Names whose private attributes do not belong to normlab."""
-PUBLIC = ("_replace", "_asdict", "_fields")
-"""Public names of every NamedTuple."""
+PUBLIC = ("_replace", "_asdict", "_fields", "_schema")
+"""Public names of every NamedTuple, and of torch's operators."""
 
 
 def imported_names(tree: ast.AST) -> Iterator[list[str]]:

@@ -96,6 +96,8 @@ class TrainConfig:
     """Steps between two writes of the record; the record always has the numbers of every step."""
     checkpoint_every: int = option(200, at_least=0, at_most=10**9, identity=False)
     """Steps between two checkpoints; 0 for a final checkpoint only. The two newest are kept."""
+    graph: str = option("auto", choices=("auto", "on", "off"), identity=False)
+    """Replay steps as CUDA graphs; auto is on for one GPU and at least 100 steps. The numbers are the same."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -70,6 +70,8 @@ class Batches:
         self._tokens_N = np.asarray(tokens_N)  # indexing a memmap costs more than the copy
         self._on_device: tuple[torch.Tensor, torch.Tensor] | None = None
         """The tokens (N,) and the offsets (T + 1,), if the tokens fit on a GPU."""
+        self._loaded: torch.Tensor | None = None
+        """On the device: the starts (S, B) of a step if the tokens are there, else its windows (S, B, T + 1)."""
         if self.device.type == "cuda":
             if self._seed_index_R is not None:
                 self._seed_index_R = self._seed_index_R.to(self.device)
@@ -78,7 +80,7 @@ class Batches:
                 self.keep_on_device()
 
     def keep_on_device(self) -> None:
-        """Copy the tokens to the device; the constructor does so on a GPU with enough memory."""
+        """Copy the tokens to the device, before the first step; the constructor does so on a GPU with enough memory."""
         offsets_T = torch.from_numpy(self._offsets_T).to(self.device)
         self._on_device = _copy_to(self._tokens_N, self.device), offsets_T
 
@@ -93,21 +95,29 @@ class Batches:
         raw_SB = np.stack([generator.random_raw(self.batch_size) for generator in generators])
         return ((raw_SB >> 11) * 2.0**-53 * self._num_starts).astype(np.int64)
 
-    def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens and targets (one token later) of a step, both (...R, B, T), int64, on the device.
-
-        B is the number of `rows`, if they are given. A GPU receives one copy from the host.
-        """
+    def load(self, step: int) -> None:
+        """Copy to the device what `read` needs for a step: one copy from the host, always into the same memory."""
         starts_SB = self.starts(step)
         if self._rows is not None:
             starts_SB = starts_SB[:, self._rows]
         if self._on_device is None:
-            windows = send(
-                torch.from_numpy(self._tokens_N[starts_SB[..., None] + self._offsets_T].astype(np.int64)), self.device
-            )
+            source = self._tokens_N[starts_SB[..., None] + self._offsets_T].astype(np.int64)
         else:
+            source = starts_SB
+        if self._loaded is None:
+            self._loaded = torch.empty(source.shape, dtype=torch.int64, device=self.device)
+        send_to(self._loaded, torch.from_numpy(source))
+
+    def read(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return tokens and targets (one token later) of the loaded step, both (...R, B, T), int64, on the device.
+
+        B is the number of `rows`, if they are given.
+        """
+        assert self._loaded is not None, "load() comes first"
+        windows = self._loaded
+        if self._on_device is not None:
             tokens_N, offsets_T = self._on_device
-            narrow = tokens_N[send(torch.from_numpy(starts_SB), self.device)[..., None] + offsets_T]
+            narrow = tokens_N[windows[..., None] + offsets_T]
             windows = narrow.long() & ((1 << 8 * narrow.element_size()) - 1)  # undoes the sign extension
         if not self._is_stacked:
             windows = windows[0]
@@ -115,12 +125,17 @@ class Batches:
             windows = windows.index_select(0, self._seed_index_R)
         return windows[..., :-1].contiguous(), windows[..., 1:].contiguous()
 
+    def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return tokens and targets of a step."""
+        self.load(step)
+        return self.read()
 
-def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor of the host on the device, without waiting for a GPU."""
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()  # only from pinned memory does the copy run asynchronously
-    return tensor.to(device, non_blocking=True)
+
+def send_to(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy a tensor of the host into one on a device, without waiting for a GPU."""
+    if target.device.type == "cuda":
+        source = source.pin_memory()  # only from pinned memory does the copy run asynchronously
+    target.copy_(source, non_blocking=True)
 
 
 def validation_windows(tokens_N: np.ndarray, context: int, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:

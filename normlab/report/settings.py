@@ -33,6 +33,7 @@ _READERS: dict[str, Callable[[RunRecord], Setting]] = {
     "device": lambda run: run.machine.device,
     "precision": lambda run: run.machine.precision,
     "compile": lambda run: run.machine.compile,
+    "train.graph": lambda run: run.machine.graph or "off",
     "deterministic": lambda run: run.machine.deterministic,
     "init": lambda run: run.machine.init,
 }
@@ -45,6 +46,7 @@ RESOLVED: dict[str, Callable[[RunRecord], Setting]] = {
     "init": _READERS["init"],
     "weight decay": lambda run: run.machine.decayed,
     "compile": _READERS["compile"],
+    "CUDA graphs": _READERS["train.graph"],
     "threads": lambda run: run.machine.threads,
     "precision": _READERS["precision"],
     "pack size": lambda run: len(run.status.pack.runs or run.pack.runs) or 1,

@@ -114,6 +114,8 @@ class Machine:
     """Number of devices; None in an older record, whose run had one."""
     precision: str | None = json_field(text)
     compile: Setting = json_field(as_setting)
+    graph: Setting = json_field(as_setting)
+    """Whether steps were replayed as CUDA graphs; None in an older record."""
     deterministic: Setting = json_field(as_setting)
     init: str | None = json_field(text)
     decayed: str | None = json_field(text)

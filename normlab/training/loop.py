@@ -39,6 +39,7 @@ from normlab.store.series import evaluations
 from normlab.store.status import Status
 from normlab.training import checkpoint
 from normlab.training.evaluate import Validation
+from normlab.training.graph import ReplayedSteps, Take
 from normlab.training.machine import RuntimeSettings
 from normlab.training.optim import HyperparameterTable, Optimizer, branch_step, is_decayed
 from normlab.training.signals import StopRequest
@@ -67,6 +68,8 @@ class Loop:
     batches: Batches = field(init=False)
     validation: Validation = field(init=False)
     statistics_schedule: StatisticsSchedule = field(init=False)
+    _take: Take = field(init=False)
+    """Takes the step whose inputs are loaded."""
     _pending: list[StepOutput] = field(default_factory=list)
     """The outputs of steps whose rows are not written yet."""
 
@@ -115,8 +118,11 @@ class Loop:
             ranks=self.ranks,
         )
 
-        options = [run.config.optim for run in self.runs]
-        self.hyperparameters = HyperparameterTable(options, config.train.steps, next(iter(self.runner.params.values())))
+        self.hyperparameters = HyperparameterTable(
+            [run.config.optim for run in self.runs], config.train.steps, next(iter(self.runner.params.values())),
+            numbers=device.type == "cpu" and self.settings.graph == "off",
+        )  # fmt: skip
+        self._take = ReplayedSteps(self._compute) if self.settings.graph == "on" else self._compute
 
     @property
     def config(self) -> RunConfig:
@@ -261,10 +267,14 @@ class Loop:
         """Take the step after `step` updates; its measurements stay on the device."""
         if self.config.plugins:
             self._seed_generator(step)
-        tokens, targets = self.batches.batch(step)
-        return self.step(
-            tokens, targets, self.hyperparameters.at(step), measured=self.statistics_schedule.is_measured(step)
-        )
+        self.batches.load(step)
+        self.hyperparameters.load(step)
+        return self._take(self.statistics_schedule.is_measured(step))
+
+    def _compute(self, measured: bool) -> StepOutput:
+        """Take the step whose inputs are loaded; a CUDA graph may replay it."""
+        tokens, targets = self.batches.read()
+        return self.step(tokens, targets, self.hyperparameters.now, measured=measured)
 
     def _seed_generator(self, step: int) -> None:
         """Seed the generator of the device, for a plugin whose forward pass draws random numbers.
@@ -291,10 +301,7 @@ class Loop:
             start: When the host started the first of these steps.
         """
         first, run_count, step_count = self.step_count - len(self._pending), len(self.runs), len(self._pending)
-        scalars = [
-            torch.stack([out.loss, out.grad_norm, out.clip_factor, out.alive.to(out.loss.dtype)]).flatten()
-            for out in self._pending
-        ]
+        scalars = [out.scalars.flatten() for out in self._pending]
         measured = {step: out.measured for step, out in enumerate(self._pending, first) if out.measured is not None}
         numbers = torch.cat([*scalars, *(each.values.flatten() for each in measured.values())]).cpu()
         seconds = time.perf_counter() - start  # after the copy: until then, a GPU still computes the steps

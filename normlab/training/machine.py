@@ -23,6 +23,8 @@ from normlab.errors import ConfigError
 from normlab.openmp import wait_policy
 
 NO_GPU = "torch sees no GPU here"
+GRAPH_STEPS = 100
+"""Fewest steps of a run for which `train.graph=auto` is on."""
 KINDS_OF_BLOCKS = 2
 """Most kinds of blocks of a model: a placement may wire some layers in another way."""
 MOST_GRAPHS = 6 * KINDS_OF_BLOCKS
@@ -65,6 +67,8 @@ class RuntimeSettings:
     """cpu or cuda; part of a run's identity, as are precision and compile."""
     precision: str
     compile: str
+    graph: str
+    """Whether steps are replayed as CUDA graphs: on or off."""
     deterministic: bool
     init: str
     """The init rule."""
@@ -126,6 +130,7 @@ def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = No
         device=device,
         precision=precision,
         compile=compiled,
+        graph=resolve_graph(config, on_gpu),
         deterministic=(not on_gpu) if config.deterministic is None else config.deterministic,
         init=config.init_rule,
         device_name=gpu.name if gpu else device,
@@ -135,6 +140,20 @@ def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = No
         wait_policy=wait_policy(),
         instructions=torch.backends.cpu.get_cpu_capability(),
     )
+
+
+def resolve_graph(config: RunConfig, on_gpu: bool) -> str:
+    """Return whether the steps of a run are replayed as CUDA graphs, on or off.
+
+    Raises:
+        ConfigError: The config requires graphs, which need a GPU, and a single one.
+    """
+    graph, can = config.train.graph, on_gpu and config.devices == 1
+    if graph == "on" and not can:
+        reason = f"devices={config.devices} sum gradients between kernels" if on_gpu else "a CPU has no CUDA graphs"
+        raise ConfigError(f"train.graph=on: {reason}; use train.graph=auto")
+    # A capture takes about as long as a few steps without a graph (estimated, not measured).
+    return "on" if graph == "on" or (graph == "auto" and can and config.train.steps >= GRAPH_STEPS) else "off"
 
 
 def resolve_device(config: RunConfig, has_gpu: bool | None = None) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.config.optim import SGD, AdamW, OptimConfig
-from normlab.data.batches import send
+from normlab.data.batches import send_to
 from normlab.model.small import extra_parameters
 from normlab.model.stack import Stack, storages, zeros_like
 
@@ -83,7 +83,7 @@ class Hyperparameters:
     """The hyperparameters of one update of a run."""
 
     lr: float | Tensor
-    """Of this step. A tensor on a GPU, because a CUDA graph would freeze a Python number."""
+    """Of this step: a Python number, or a tensor, which a graph of the step reads again."""
     options: OptimConfig
     """Of this run."""
 
@@ -212,19 +212,24 @@ class HyperparameterTable:
         options: Those of each run.
         steps: The steps of a run.
         like: A tensor with the device and the dtype of the parameters.
+        numbers: Whether a single run's learning rate is a Python number, which a graph of the step would freeze.
     """
 
-    def __init__(self, options: Sequence[OptimConfig], steps: int, like: Tensor) -> None:
-        self._options, self._steps, self._like = options, steps, like
+    def __init__(self, options: Sequence[OptimConfig], steps: int, like: Tensor, *, numbers: bool) -> None:
+        self._options, self._steps, self._like, self._numbers = options, steps, like, numbers
         self._first = -1
         self._rows = like
         """Of the steps from `_first` on: the learning rate of a single run, or the coefficients of a pack."""
+        self._row: Tensor | None = None
+        self.now: Hyperparameters | Tensor = like
+        """Those of the loaded step: of a single run, or the coefficients of a pack, (K, R), always in one memory."""
 
-    def at(self, step: int) -> Hyperparameters | Tensor:
-        """Return the hyperparameters of a single run, or the coefficients of a pack, (K, R)."""
+    def load(self, step: int) -> None:
+        """Make `now` those of a step."""
         is_single, device = len(self._options) == 1, self._like.device
-        if is_single and device.type == "cpu":
-            return hyperparameters_at(self._options[0], self._steps, step)
+        if is_single and self._numbers:
+            self.now = hyperparameters_at(self._options[0], self._steps, step)
+            return
         first = step - step % STEPS_AT_ONCE
         if first != self._first:
             numbers = range(first, min(first + STEPS_AT_ONCE, self._steps))
@@ -234,9 +239,13 @@ class HyperparameterTable:
             else:
                 rows = torch.stack([coefficients_of(each, count) for count, each in enumerate(by_step, first + 1)])
                 rows = rows.to(self._like.dtype)
-            self._first, self._rows = first, send(rows, device)
-        row = self._rows[step - first]
-        return Hyperparameters(row, self._options[0]) if is_single else row
+            self._rows = torch.empty_like(rows, device=device)
+            send_to(self._rows, rows)
+            self._first = first
+        if self._row is None:
+            self._row = torch.empty_like(self._rows[0])
+            self.now = Hyperparameters(self._row, self._options[0]) if is_single else self._row
+        self._row.copy_(self._rows[step - first])
 
 
 class Optimizer:

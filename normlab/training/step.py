@@ -27,16 +27,30 @@ from normlab.training.optim import Hyperparameters, Optimizer
 class StepOutput:
     """The measurements of one step."""
 
-    loss: Tensor
-    """Loss before the update, nats/token, shape (...R)."""
-    grad_norm: Tensor
-    """L2 norm of the whole gradient before clipping, shape (...R)."""
-    clip_factor: Tensor
-    """Factor by which clipping multiplied the gradient, at most 1, shape (...R)."""
-    alive: Tensor
-    """Whether each run was updated, shape (...R); false from its first non-finite loss or gradient on."""
+    scalars: Tensor
+    """`loss`, `grad_norm`, `clip_factor` and `alive`, (4, ...R)."""
     measured: Measurement | None = None
     """The core statistics of a measured step."""
+
+    @property
+    def loss(self) -> Tensor:
+        """Loss before the update, nats/token, shape (...R)."""
+        return self.scalars[0]
+
+    @property
+    def grad_norm(self) -> Tensor:
+        """L2 norm of the whole gradient before clipping, shape (...R)."""
+        return self.scalars[1]
+
+    @property
+    def clip_factor(self) -> Tensor:
+        """Factor by which clipping multiplied the gradient, at most 1, shape (...R)."""
+        return self.scalars[2]
+
+    @property
+    def alive(self) -> Tensor:
+        """Whether each run was updated, shape (...R); false from its first non-finite loss or gradient on."""
+        return self.scalars[3].bool()
 
 
 @dataclass(slots=True)
@@ -85,7 +99,11 @@ class Step:
         old_buffers = self.runner.buffers
         measure = self.measure if measured else None
         self.runner.train(True)
-        loss, grads, micro_batches = self._gradients(tokens, targets, measure)
+        try:
+            loss, grads, micro_batches = self._gradients(tokens, targets, measure)
+        except RuntimeError:  # in the capture of a CUDA graph; training goes on without it
+            self.runner.set_buffers(old_buffers)
+            raise
         grad_norm, norms = self._norms(grads, each=measure is not None and "grad_norm" in measure.names)
         before = None if measure is None else measure.before_update(norms)
         factor = self._clip(grads, grad_norm)
@@ -97,7 +115,7 @@ class Step:
         measurement = None if measure is None or before is None else measure.after_update(micro_batches, before)
         self._update_buffers(old_buffers)
         self._old_grads = storages(grads)
-        return StepOutput(loss, grad_norm, factor, self.alive.clone(), measurement)
+        return StepOutput(torch.stack([loss, grad_norm, factor, self.alive.to(loss.dtype)]), measurement)
 
     def _gradients(
         self, tokens: Tensor, targets: Tensor, measure: CoreStatistics | None

@@ -5,9 +5,10 @@
 Each line of stdin is a case, and each line of stdout its result: {"error": ...}, or what each part does.
 
     {"overrides": ["norm=rmsnorm"], "runs": 1, "steps": [0], "plant": null, "between": true}     # steps and others
-    {"overrides": ["norm=rmsnorm"], "runs": 1, "replay": [2, 3]}              # compares two steps: {"differ": []}
-    {"step 0": {"waits": [], "launches": 500, "copies": 1}, "evaluation": {"waits": ["aten::_local_scalar_dense at
-    training/evaluate.py:57"], "launches": 120, "copies": 0}}
+    {"step 0": {"waits": [], "launches": 500, "copies": [40], "differ": []}, "evaluation": {"waits":
+    ["aten::_local_scalar_dense at training/evaluate.py:57"], "launches": 120, "copies": [], "differ": []}}
+
+With train.graph=on, `differ` has the operations in which a replayed step differs from the captured one.
 
 The guard must be loaded before torch, so this is a process of its own.
 """
@@ -42,14 +43,19 @@ from torch.utils._pytree import tree_leaves, tree_map
 import normlab
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
+from normlab.data.batches import Batches
 from normlab.data.corpus import Corpus, open_corpus
+from normlab.stats.instrument import Collector
 from normlab.stats.measure.extended import ExtendedPass
 from normlab.stats.measure.probe import Probe, adam_preconditioner
 from normlab.stats.statistic import EXTENDED, PROBE
 from normlab.store.runs import RunFolder
+from normlab.training import graph
+from normlab.training.graph import Replay
 from normlab.training.loop import Loop
 from normlab.training.machine import apply, resolve
-from normlab.training.step import Step
+from normlab.training.optim import HyperparameterTable
+from normlab.training.step import Step, StepOutput
 from normlab.training.training_run import TrainingRun
 
 GIB = 2**30
@@ -79,8 +85,8 @@ class Device(FakeTensorMode):
         self.waits: list[str] = []
         self.launches = 0
         """Operations with a tensor on the device that would start a kernel."""
-        self.copies = 0
-        """Copies from the host to the device."""
+        self.copies: list[int] = []
+        """The bytes of each copy from the host to the device."""
         self._depth = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -104,7 +110,8 @@ class Device(FakeTensorMode):
             asynchronous = kwargs.get("non_blocking", len(args) > 2 and args[2]) and result.device.type == "cuda"
             is_tensor = isinstance(source, torch.Tensor)  # vmap copies numbers too
             if is_tensor and source.device.type != result.device.type:
-                self.copies += result.device.type == "cuda"
+                if result.device.type == "cuda":
+                    self.copies.append(source.nbytes)
                 if not asynchronous:
                     self._add_wait(function)
         return result
@@ -156,6 +163,7 @@ def pretended_gpu() -> Iterator[Device]:
         "get_device_properties": lambda index=None: properties,
         "mem_get_info": lambda device=None: (80 * GIB, 80 * GIB),
         "is_bf16_supported": lambda: True,
+        "graph_pool_handle": lambda: None,
     }
     real_tensor = torch.tensor
 
@@ -176,14 +184,48 @@ def pretended_gpu() -> Iterator[Device]:
 
 
 COUNTER = count()
-PLANTS: dict[str, Callable[[Step, torch.Tensor], object]] = {
-    "number": lambda step, loss: float(loss.sum()),
-    "mask": lambda step, loss: torch.stack([loss.sum()] * 2)[torch.stack([loss.sum()] * 2) > 0],
-    "copy to the host": lambda step, loss: loss.cpu(),
-    "copy to the device": lambda step, loss: torch.ones(3).to(loss.device),
-    "mix of devices": lambda step, loss: torch.ones(3) * torch.ones(3, device=loss.device),
-    "number of the host": lambda step, loss: loss * next(COUNTER),
-    "new state": lambda step, loss: setattr(step, "alive", step.alive.clone()),
+Plant = contextlib.AbstractContextManager[object]
+
+
+def in_step(fault: Callable[[Step, torch.Tensor], object]) -> Plant:
+    """Return a patch that calls a function with each step and its loss."""
+    real = Step.__call__
+
+    def planted(self: Step, *args: Any, **options: Any) -> StepOutput:
+        output = real(self, *args, **options)
+        fault(self, output.loss)
+        return output
+
+    return mock.patch.object(Step, "__call__", planted)
+
+
+def around(owner: type, name: str, call: Callable[..., Any]) -> Plant:
+    """Return a patch of a method; its replacement gets the method as its first argument."""
+    real = getattr(owner, name)
+    return mock.patch.object(owner, name, lambda *args, **options: call(real, *args, **options))
+
+
+def empty_on_the_host(real: Callable[..., Any], *args: Any) -> Any:
+    names, values = real(*args)
+    return names, torch.cat([torch.zeros(0, *values.shape[1:]), values])
+
+
+PLANTS: dict[str | None, Callable[[], Plant]] = {
+    None: contextlib.nullcontext,
+    "number": lambda: in_step(lambda step, loss: loss.sum().item()),
+    "mask": lambda: in_step(lambda step, loss: torch.stack([loss.sum()] * 2)[torch.stack([loss.sum()] * 2) > 0]),
+    "copy to the host": lambda: in_step(lambda step, loss: loss.cpu()),
+    "copy to the device": lambda: in_step(lambda step, loss: torch.ones(3).to(loss.device)),
+    "mix of devices": lambda: in_step(lambda step, loss: torch.ones(3) * torch.ones(3, device=loss.device)),
+    "number of the host": lambda: in_step(lambda step, loss: loss * next(COUNTER)),
+    "new state": lambda: in_step(lambda step, loss: setattr(step, "alive", step.alive.clone())),
+    "empty tensor of the host": lambda: around(Collector, "results", empty_on_the_host),
+    "learning rate of the host": lambda: around(
+        HyperparameterTable, "__init__", lambda real, *args, numbers: real(*args, numbers=True)
+    ),
+    "corpus of each seed": lambda: around(
+        Batches, "keep_on_device", lambda real, batches: [real(batches) for _ in batches.starts(0)]
+    ),
 }
 """Faults that a step may get, to test that they are found."""
 
@@ -234,67 +276,66 @@ def memory_of(tensor: torch.Tensor) -> int:
     return StorageWeakRef(tensor.untyped_storage()).cdata
 
 
-def differences(loop: Loop, steps: list[int]) -> list[str]:
-    """Return the operations in which two steps differ, apart from the memory of their batch and hyperparameters."""
-    state = {**loop.runner.params, **loop.runner.buffers, "alive": loop.step.alive, "count": loop.step.optimizer.count}
-    for kind, moments in loop.step.optimizer.moments.items():
-        state |= {f"{kind} of {name}": moment for name, moment in moments.items()}
-    memories = {memory_of(tensor): name for name, tensor in state.items()}
-    real, noted, kept = Step.__call__, list[Operations](), list[Any]()
+class Graphs:
+    """Stands in for CUDA graphs: notes the operations of each capture, and how those of a replay would differ.
 
-    def noting(self: Step, tokens: Any, targets: Any, hyperparameters: Any, **options: Any) -> Any:
-        # A row of the table of all steps becomes a tensor of its own, as a graph would read it.
-        if isinstance(hyperparameters, torch.Tensor):
-            numbers = hyperparameters = hyperparameters.clone()
-        else:
-            numbers = hyperparameters.lr.clone()
-            hyperparameters = dataclasses.replace(hyperparameters, lr=numbers)
-        inputs = {"tokens": tokens, "targets": targets, "hyperparameters": numbers}
-        memories.update({memory_of(tensor): name for name, tensor in inputs.items()})
-        kept.append(inputs)  # else a result of the second step may get their memory, and so their name
-        noted.append(Operations(memories))
-        with noted[-1]:
-            return real(self, tokens, targets, hyperparameters, **options)
+    A replay on a GPU is one launch of the host, so its operations are not counted.
+    """
 
-    with mock.patch.object(Step, "__call__", noting):
-        for step in steps:
-            loop.take_step(step)
-    pairs = zip_longest(*(operations.noted for operations in noted), fillvalue="")
-    return [f"{first:.300} | {second:.300}" for first, second in pairs if first != second]
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.differ: list[str] = []
+        self.captured = list[int]()
+        """The launches of each captured step."""
+
+    def capture(self, take: Callable[[], StepOutput], pool: object) -> tuple[Replay, StepOutput]:
+        memories, noted = dict[int, str](), list[Operations]()
+
+        def repeat() -> StepOutput:
+            launches, self._device.launches = self._device.launches, 0
+            noted.append(Operations(memories))  # keeps its tensors, so that no later one gets their memory
+            with noted[-1]:
+                output = take()
+            self.captured.append(self._device.launches)
+            self._device.launches = launches
+            return output
+
+        def replay() -> None:
+            repeat()
+            self._device.launches += 1
+            pairs = zip_longest(noted[0].noted, noted[-1].noted, fillvalue="")
+            self.differ += [f"{first:.300} | {second:.300}" for first, second in pairs if first != second]
+
+        return replay, repeat()
 
 
 def result_of(case: dict[str, Any]) -> dict[str, Any]:
     """Return what each part of a case does, or its error."""
-    real, plant = Step.__call__, PLANTS.get(case["plant"])
-
-    def planted(self: Step, *args: Any, **options: Any) -> Any:
-        output = real(self, *args, **options)
-        if plant is not None:
-            plant(self, output.loss)
-        return output
-
     parts: dict[str, Any] = {}
     try:
         config = compose(*case["overrides"], "device=cuda", "compile=off")
-        configs = [dataclasses.replace(config, seed=seed) for seed in range(case["runs"])]
+        configs = [
+            dataclasses.replace(config, seed=seed, data=dataclasses.replace(config.data, seed=seed))
+            for seed in range(case["runs"])
+        ]
         corpus = open_corpus(configs[0].data)
-        with pretended_gpu() as device, mock.patch.object(Step, "__call__", planted):
-            if case["replay"]:
-                loop = loop_of(configs, corpus)
-                for step in range(case["replay"][0]):
-                    loop.take_step(step)
-                return {"differ": differences(loop, case["replay"])}
-            for part, call in parts_of(configs, corpus, case["steps"], between=case["between"]):
-                device.waits, device.launches, device.copies = [], 0, 0
-                call()
-                parts[part] = {"waits": device.waits, "launches": device.launches, "copies": device.copies}
+        with pretended_gpu() as device, PLANTS[case["plant"]]():
+            graphs = Graphs(device)
+            with mock.patch.object(graph, "capture", graphs.capture):
+                for part, call in parts_of(configs, corpus, case["steps"], between=case["between"]):
+                    device.waits, device.launches, device.copies, graphs.differ = [], 0, [], []
+                    call()
+                    parts[part] = {
+                        "waits": device.waits, "launches": device.launches, "copies": device.copies,
+                        "differ": graphs.differ,
+                    }  # fmt: skip
     except Exception:
         return {"error": traceback.format_exc()}
     return parts
 
 
 def loop_of(configs: list[RunConfig], corpus: Corpus) -> Loop:
-    """Return the loop of some runs."""
+    """Return the loop of some runs, as training starts."""
     settings = resolve(configs[0])
     apply(settings)
     return Loop([TrainingRun(config, RunFolder("nowhere")) for config in configs], settings, corpus)
@@ -304,7 +345,9 @@ def parts_of(
     configs: list[RunConfig], corpus: Corpus, steps: list[int], *, between: bool
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the parts of a training run with their names: steps, and what happens between steps."""
-    loop = loop_of(configs, corpus)
+    loops: list[Loop] = []
+    yield "start", lambda: loops.append(loop_of(configs, corpus))
+    (loop,) = loops
     for step in steps:
         yield f"step {step}", lambda step=step: loop.take_step(step)
     if not between:

@@ -6,16 +6,22 @@ The GPU has no kernels: `pretended_gpu.py` computes with fake tensors. Not cover
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from itertools import cycle, islice, product
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from normlab.config.compose import compose_run
+from normlab.config.optim import OPTIMIZERS
+from normlab.config.schema import RunConfig
+from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError
 from normlab.norms.base import load_all as load_norms
 from normlab.placements.base import load_all as load_placements
+from support.small_run import small_run
 from support.small_steps import norm_in
 
 Parts = dict[str, dict[str, Any]]
@@ -47,7 +53,7 @@ LAUNCHES = {
 
 def assert_no_waits(parts: Parts) -> None:
     """Fail where a step waits or copies more than its batch, except where the first one builds constants."""
-    steps = {part: (done["waits"], done["copies"]) for part, done in parts.items() if part.startswith("step ")}
+    steps = {part: (done["waits"], len(done["copies"])) for part, done in parts.items() if part.startswith("step ")}
     waits, _ = steps.pop("step 0")
     assert [wait for wait in waits if "aten::_to_copy at stats/measure/core.py" not in wait] == []
     assert [*steps.values()] == [([], 1)] * len(steps)
@@ -81,7 +87,31 @@ def test_every_norm_and_placement(placement: str, norm: str, runs: int, take_ste
     ids=" ".join,
 )
 def test_option(overrides: list[str], runs: int, take_steps: TakeSteps) -> None:
-    assert_no_waits(take_steps(*overrides, ONE_LAYER, runs=runs))
+    assert_no_waits(take_steps(*overrides, ONE_LAYER, runs=runs, steps=(0, 1, 10, 11)))
+
+
+def choices_of(option: str) -> tuple[str, ...]:
+    """Return the values of an option of a run, without auto."""
+    (field,) = (each for each in dataclasses.fields(RunConfig) if each.name == option)
+    return tuple(choice for choice in field.metadata["choices"] if choice != "auto")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("runs", [1, 2])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *product(
+            [f"optim={name}" for name in OPTIMIZERS],
+            [f"precision={name}" for name in choices_of("precision")],
+            ["train.accumulation=1", "train.accumulation=2"],
+            ["stats=off", "stats=core", "stats=full"],
+        )
+    ],
+    ids=" ".join,
+)
+def test_options(overrides: tuple[str, ...], runs: int, take_steps: TakeSteps) -> None:
+    assert_no_waits(take_steps(*overrides, ONE_LAYER, runs=runs, steps=(0, 1, 10, 11)))
 
 
 @pytest.mark.parametrize("runs", [1, 2])
@@ -139,16 +169,37 @@ def test_every_statistic(take_steps: TakeSteps) -> None:
     assert_no_waits(take_steps("stats=full", TWO_LAYERS, between=True))
 
 
+REPLAYS = ["train.graph=on", "stats.every=2", ONE_LAYER]
+"""Steps 4 and 5 are the first that are captured; 6 and 7 are replayed."""
+
+
 @pytest.mark.parametrize("runs", [1, 2])
-@pytest.mark.parametrize("overrides", [["norm=rmsnorm"], ["norm=batchnorm"], ["train.accumulation=2"]], ids=" ".join)
-def test_a_replay_of_a_step_would_compute_the_next(overrides: list[str], runs: int, take_steps: TakeSteps) -> None:
-    """Two plain steps are the same operations on the same memory, with the same numbers as arguments."""
-    assert take_steps(*overrides, ONE_LAYER, runs=runs, replay=(2, 3))["differ"] == []
+@pytest.mark.parametrize(
+    "overrides",
+    [["norm=batchnorm"], ["train.accumulation=2", "optim=sgd"], ["placement=ngpt", "norm=none"]],
+    ids=" ".join,
+)
+def test_a_replayed_step_is_a_few_launches(overrides: list[str], runs: int, take_steps: TakeSteps) -> None:
+    """Each replayed step would be the same operations on the same memory, with the same numbers as arguments."""
+    parts = take_steps(*REPLAYS, *overrides, runs=runs, steps=range(10))
+    for step, measured in {6: True, 7: False, 8: True, 9: False}.items():
+        done = parts[f"step {step}"]
+        assert done["differ"] == []
+        # Two copies of inputs, the graph, and copies of its outputs.
+        assert (done["launches"], len(done["copies"]), done["waits"]) == (5 if measured else 4, 1, [])
 
 
-@pytest.mark.parametrize("plant", ["number of the host", "new state"])
+@pytest.mark.parametrize("plant", ["number of the host", "learning rate of the host", "new state"])
 def test_what_a_replay_would_not_compute_is_found(plant: str, take_steps: TakeSteps) -> None:
-    assert take_steps("norm=batchnorm", ONE_LAYER, plant=plant, replay=(2, 3))["differ"] != []
+    assert take_steps("norm=batchnorm", *REPLAYS, plant=plant, steps=range(8))["step 7"]["differ"] != []
+
+
+@pytest.mark.parametrize(("plant", "corpora"), [(None, 1), ("corpus of each seed", 3)])
+def test_the_runs_of_a_pack_share_one_corpus(plant: str | None, corpora: int, take_steps: TakeSteps) -> None:
+    overrides = [ONE_LAYER, "model.context=8"]
+    tokens = len(open_corpus(compose_run([*small_run(Path("results")), *overrides]).data).train)
+    copies = take_steps(*overrides, runs=3, steps=(), plant=plant)["start"]["copies"]
+    assert copies.count(2 * tokens) == corpora  # a token has two bytes
 
 
 @pytest.mark.parametrize("plant", ["number", "copy to the host", "copy to the device"])
@@ -159,7 +210,12 @@ def test_a_wait_of_the_host_is_found(plant: str, take_steps: TakeSteps) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plant", "error"), [("mask", "DynamicOutputShapeException"), ("mix of devices", "at least two devices")]
+    ("plant", "error"),
+    [
+        ("mask", "DynamicOutputShapeException"),
+        ("mix of devices", "at least two devices"),
+        ("empty tensor of the host", "at least two devices"),
+    ],
 )
 def test_an_error_of_a_step_is_found(plant: str, error: str, take_steps: TakeSteps) -> None:
     with pytest.raises(pytest.fail.Exception, match=error):

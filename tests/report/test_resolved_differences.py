@@ -41,6 +41,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     "init": ("gpt2", "xavier", "init: gpt2 (peri-LN), xavier (pre-norm)"),
     "decayed": ("matrices", "all parameters", "weight decay: matrices (peri-LN), all parameters (pre-norm)"),
     "compile": ("off", "on", "compile: off (peri-LN), on (pre-norm)"),
+    "graph": ("off", "on", "CUDA graphs: off (peri-LN), on (pre-norm)"),
     "threads": (1, 16, "threads: 1 (peri-LN), 16 (pre-norm)"),
     "precision": ("fp32", "bf16", "precision: fp32 (peri-LN), bf16 (pre-norm)"),
     "pack": ({}, PACK, "pack size: 1 (peri-LN), 2 (pre-norm)"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,7 +13,7 @@ from normlab.data.corpus import open_corpus
 from normlab.store.runs import RunFolder
 from normlab.training.loop import Loop
 from normlab.training.machine import apply, resolve
-from normlab.training.run import train
+from normlab.training.run import train, train_pack
 from normlab.training.training_run import TrainingRun
 
 pytestmark = [
@@ -68,6 +71,22 @@ def test_resume_is_bit_identical(gpu_overrides: list[str], monkeypatch: pytest.M
     rest = train(compose_run(split), trackers=[])
     rows = [[row for row in out.folder.rows().rows if row["kind"] != "pace"] for out in (whole, rest)]
     assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("compiled", ["off", "on"])
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_replayed_run_is_the_run(
+    runs: int, compiled: str, gpu_overrides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcomes = []
+    for graph in ("on", "off"):
+        every = [*gpu_overrides, "norm=batchnorm", f"compile={compiled}", "deterministic=true", "eval.every=5"]
+        config = compose_run([*every, f"results_dir={tmp_path / graph}", f"train.graph={graph}", "stats.every=3"])
+        outcomes.append(train_pack([replace(config, seed=seed) for seed in range(runs)], [[]] * runs))
+    assert "train.graph" not in capsys.readouterr().err
+    for replayed, stepped in zip(*outcomes, strict=True):
+        rows = [[row for row in each.folder.rows().rows if row["kind"] != "pace"] for each in (replayed, stepped)]
+        assert rows[0] == rows[1]
 
 
 @pytest.mark.parametrize("runs", [1, 2])

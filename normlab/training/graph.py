@@ -1,0 +1,76 @@
+"""CUDA graphs of training steps: a step's hundreds of kernels are started by one call.
+
+A graph repeats the operations that it captured, on the same memory and with the same numbers as arguments. So a step
+can be replayed if it reads everything that changes from tensors that stay in place, and changes its state in place.
+`tests/gpu/` holds each step to this.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from normlab.errors import notify, one_line
+from normlab.training.step import StepOutput
+
+WARM_UP = 2
+"""Steps of each kind that run before one is captured. They load kernels and compile, which a capture does not allow."""
+
+Take = Callable[[bool], StepOutput]
+"""Takes a step, measured or not, whose inputs are in place."""
+Replay = Callable[[], None]
+
+
+def capture(take: Callable[[], StepOutput], pool: Any) -> tuple[Replay, StepOutput]:
+    """Return a function that replays a step, and the memory that then has its output. Computes nothing.
+
+    Args:
+        take: Takes the step without a graph.
+        pool: The memory of the graph.
+    """
+    graph = torch.cuda.CUDAGraph()
+    # Another thread of this process may use the GPU meanwhile.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        output = take()
+    return graph.replay, output
+
+
+@dataclass(slots=True)
+class ReplayedSteps:
+    """Takes steps by replaying them: the plain and the measured ones are a CUDA graph each."""
+
+    take: Take
+    """Takes a step without a graph."""
+    _taken: Counter[bool] = field(default_factory=Counter, init=False)
+    """The plain and the measured steps taken without a graph."""
+    _graphs: dict[bool, tuple[Replay, StepOutput]] = field(default_factory=dict, init=False)
+    _pool: Any = field(default=None, init=False)
+    """The memory that the graphs share, since they are never replayed at once."""
+    _failed: bool = field(default=False, init=False)
+
+    def __call__(self, measured: bool) -> StepOutput:
+        """Take a step; the output is a copy that later steps do not overwrite."""
+        if self._failed or self._taken[measured] < WARM_UP:
+            self._taken[measured] += 1
+            return self.take(measured)
+        if measured not in self._graphs:
+            if self._pool is None and torch.cuda.is_available():
+                self._pool = torch.cuda.graph_pool_handle()
+            try:
+                self._graphs[measured] = capture(lambda: self.take(measured), self._pool)
+            except RuntimeError as error:
+                # Nothing was computed, so the state is that before the step.
+                self._failed = True
+                self._graphs.clear()
+                notify(f"train.graph: a step cannot be captured ({one_line(str(error)):.200}); training without graphs")
+                return self.take(measured)
+        replay, output = self._graphs[measured]
+        replay()
+        values = output.measured
+        return StepOutput(
+            output.scalars.clone(), None if values is None else values._replace(values=values.values.clone())
+        )

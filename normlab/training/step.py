@@ -18,7 +18,7 @@ from torch import Tensor
 
 from normlab.model.runner import ModelRunner, Tensors
 from normlab.model.stack import Stack, storages
-from normlab.ranks import Ranks
+from normlab.ranks import Ranks, sum_in_backward
 from normlab.stats.measure.core import CoreStatistics, Measurement, MicroBatch
 from normlab.training.optim import Hyperparameters, Optimizer
 
@@ -104,8 +104,7 @@ class Step:
     ) -> tuple[Tensor, Tensors, list[MicroBatch]]:
         """Return the mean loss and gradient over the micro-batches of all ranks, and the measurements of this rank's.
 
-        The gradients are summed over ranks after the backward pass. `DistributedDataParallel` would sum them during the
-        backward pass, but its hooks work only with `backward`, and this step calls `autograd.grad`.
+        The gradients are summed over ranks while the backward pass of the last micro-batch goes on.
         """
         runner, parts = self.runner, self.accumulation
         token_count, all_parts = tokens.shape[-2] * tokens.shape[-1] * self.ranks.count, parts * self.ranks.count
@@ -114,8 +113,8 @@ class Step:
         loss: Tensor | None = None
         sums: Tensors = {}
         micro_batches: list[MicroBatch] = []
-        for part_tokens, part_targets in zip(
-            tokens.chunk(parts, batch_axis), targets.chunk(parts, batch_axis), strict=True
+        for part, (part_tokens, part_targets) in enumerate(
+            zip(tokens.chunk(parts, batch_axis), targets.chunk(parts, batch_axis), strict=True), 1
         ):
             with self.autocast():
                 part_loss, statistics, taps = (
@@ -124,22 +123,28 @@ class Step:
                     else runner.loss(part_tokens, part_targets, measure.selection, taps=measure.taps)
                 )
             self._old_grads.clear()
-            gradients = list(torch.autograd.grad(part_loss.sum() / all_parts, [*params, *taps], materialize_grads=True))
+            segments = runner.params_by_segment() if part == parts and self.ranks.count > 1 else []
+            with sum_in_backward(segments, sums) as in_backward:
+                inputs = [*params, *taps]
+                gradients = list(torch.autograd.grad(part_loss.sum() / all_parts, inputs, materialize_grads=True))
             tap_grads = gradients[len(params) :]
             del gradients[len(params) :]
-            grads = runner.name_gradients(gradients)
-            del gradients
             if measure is not None:
                 micro_batches.append(measure.of_micro_batch(statistics, tap_grads, token_count))
+            if in_backward:
+                sums = {name: view for each in in_backward for name, view in each.wait().items()}
+                gradients = [sums[name] for name in runner.params]
+            grads = runner.name_gradients(gradients)
+            del gradients
             part_loss = part_loss.detach()
-            if loss is None:
-                loss, sums = part_loss, grads
+            loss = part_loss if loss is None else loss + part_loss
+            if in_backward or not sums:
+                sums = grads
             else:
-                loss = loss + part_loss
                 torch._foreach_add_(storages(sums), storages(grads))
         assert loss is not None
         loss = loss / all_parts
-        self.ranks.sum_([*storages(sums), loss])
+        self.ranks.sum_(loss)
         return loss, sums, micro_batches
 
     @torch.no_grad()

@@ -4,8 +4,9 @@
 
 Each line of stdin is a case, and each line of stdout its result: {"error": ...}, or what each step does.
 
-    {"overrides": ["norm=rmsnorm"], "devices": 2, "rank": 0, "steps": [0, 1]}
-    {"step 1": {"waits": [], "copies": 1, "collectives": [["c10d::allreduce_", 64]], "backward": [["aten::mm"]]}}
+    {"overrides": ["norm=rmsnorm"], "devices": 2, "rank": 0, "steps": [0, 1], "small_vocab": 1024}
+    {"step 1": {"waits": [], "copies": 1, "launches": 300, "collectives": [["c10d::allreduce_", 64]],
+    "backward": [["aten::mm"]]}}
 
 The guard must be loaded before torch, so this is a process of its own.
 """
@@ -35,6 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from normlab.data.corpus import open_corpus
+from normlab.model import gpt
 
 
 class Recorder(TorchDispatchMode):
@@ -81,14 +83,14 @@ def result_of(case: dict[str, Any]) -> dict[str, Any]:
         config = compose(*case["overrides"], "device=cuda", "compile=off", f"devices={case['devices']}")
         corpus = open_corpus(config.data)
         dist.init_process_group("fake", rank=case["rank"], world_size=case["devices"], store=FakeStore())
-        with pretended_gpu() as device:
+        with pretended_gpu() as device, mock.patch.object(gpt, "SMALL_VOCAB", case["small_vocab"]):
             loop = loop_of([config], corpus)
             for step in case["steps"]:
-                device.waits, device.copies, recorder = [], 0, Recorder()
+                device.waits, device.copies, device.launches, recorder = [], 0, 0, Recorder()
                 with recorder.recording():
                     loop.take_step(step)
                 steps[f"step {step}"] = {
-                    "waits": device.waits, "copies": device.copies,
+                    "waits": device.waits, "copies": device.copies, "launches": device.launches,
                     "collectives": recorder.collectives, "backward": recorder.backward,
                 }  # fmt: skip
     except Exception:

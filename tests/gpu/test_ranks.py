@@ -41,11 +41,13 @@ def take_steps(guard: Path) -> Iterator[TakeSteps]:
         assert process.stdout is not None
         stdin, stdout = process.stdin, process.stdout
 
-        def call(*overrides: str) -> list[Parts]:
+        def call(*overrides: str, small_vocab: int = 1024) -> list[Parts]:
             overrides = (*small_run(Path("results")), f"model.depth={DEPTH}", *overrides)
             ranks = []
             for rank in range(2):
-                case = {"overrides": overrides, "devices": 2, "rank": rank, "steps": STEPS}
+                case = {
+                    "overrides": overrides, "devices": 2, "rank": rank, "steps": STEPS, "small_vocab": small_vocab,
+                }  # fmt: skip
                 print(json.dumps(case), file=stdin, flush=True)
                 ranks.append(json.loads(stdout.readline()))
                 if "error" in ranks[-1]:
@@ -92,3 +94,12 @@ def test_gradients_are_summed_while_the_backward_pass_goes_on(take_steps: TakeSt
         assert len(sums) == SEGMENTS
         *earlier, first_block, embeddings = sums
         assert max(earlier) < products[-1] < first_block < embeddings
+
+
+@pytest.mark.parametrize("overrides", [[], ["train.batch_size=8192"]], ids=["at once", "chunks"])
+def test_a_padded_vocabulary_adds_few_launches(overrides: list[str], take_steps: TakeSteps) -> None:
+    """The rows of zeros, the matrix with them, and the gradient of the part of the logits that the loss takes."""
+    (plain, _), (padded, _) = (take_steps(*overrides, small_vocab=small_vocab) for small_vocab in (1024, 0))
+    for step, done in padded.items():
+        assert 1 <= done["launches"] - plain[step]["launches"] <= 0.02 * plain[step]["launches"]
+        assert done["waits"] == plain[step]["waits"]

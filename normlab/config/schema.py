@@ -162,8 +162,9 @@ class RunConfig:
     """Device; auto is a GPU if the machine has one. The run id depends on the resolved device."""
     devices: int = option(1, at_least=1, at_most=1024, identity=False)
     """Devices that train the run together, a process each: GPUs; on a CPU, processes that share its cores."""
-    precision: str = option("auto", choices=("auto", "fp32", "bf16"), identity=False)
-    """fp32, or bf16 autocast with float32 weights; auto is bf16 on a GPU that supports it, else fp32."""
+    precision: str = option("auto", choices=("auto", "fp32", "tf32", "bf16", "fp16"), identity=False)
+    """fp32, tf32 (fp32 with products in TF32, on a GPU of Ampere or newer), or autocast with float32 weights: bf16, or
+    fp16 with a dynamic loss scale, for a GPU without bf16. auto is bf16 on a GPU that has it, else fp32."""
     compile: str = option("auto", choices=("auto", "on", "off"), identity=False)
     """torch.compile of each block; auto is on for a GPU, off for a CPU."""
     deterministic: bool | None = option(None, identity=False)

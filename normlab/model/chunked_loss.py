@@ -51,8 +51,9 @@ def has_large_logits(head: nn.Module, targets: Tensor) -> bool:
 
 
 def chunked_cross_entropy(
-    head: nn.Module, params: Mapping[str, Tensor], selection: Selection, x: Tensor, targets: Tensor
-) -> tuple[Tensor, tuple[tuple[str, str], ...], Tensor]:
+    head: nn.Module, params: Mapping[str, Tensor], selection: Selection, x: Tensor, targets: Tensor,
+    scale: Tensor | None = None,
+) -> tuple[Tensor, tuple[tuple[str, str], ...], Tensor]:  # fmt: skip
     """Return the mean negative log-likelihood in nats/token, (...R), and the statistics of the logits.
 
     The statistics are their (statistic, site) pairs and their values, (K, ...R). The mean of a statistic over tokens
@@ -64,6 +65,7 @@ def chunked_cross_entropy(
         selection: The statistics to collect.
         x: The input of that part, (...R, B, T, D).
         targets: The next tokens, (...R, B, T).
+        scale: A factor of the loss while its gradients are computed, without which they would vanish in float16.
     """
     x_ND, targets_N = x.flatten(-3, -2), targets.flatten(-2, -1)
     tokens, stacked = targets_N.shape[-1], targets_N.dim() > 1
@@ -74,7 +76,8 @@ def chunked_cross_entropy(
             logits_NV = functional_call(head, dict(params), (x_ND,), {"part": "unembed"})
         collected, values = collector.results(logits_NV.device)
         names[:] = collected
-        return cross_entropy(logits_NV, targets_N, reduction="sum") / tokens, values
+        loss = cross_entropy(logits_NV, targets_N, reduction="sum") / tokens
+        return loss if scale is None else loss * scale, values
 
     with_gradients = torch.is_grad_enabled()
     run: Any = grad_and_value(chunk_loss, argnums=(0, 1), has_aux=True) if with_gradients else chunk_loss
@@ -110,6 +113,8 @@ def chunked_cross_entropy(
     loss = torch.stack(losses).sum(0)
     if with_gradients:
         loss = _WithGradients.apply(loss, [torch.cat(x_grads, -2).view_as(x), *param_grads], x, *params.values())
+    if scale is not None:
+        loss = loss / scale
     merged: list[Tensor] = []
     for (name, _), *parts in zip(names, *(part.unbind(-1) for part in values), strict=True):
         if STATISTICS[name].merge == "max":

@@ -22,6 +22,18 @@ from normlab.placements.base import MakeNorm, Placement
 from normlab.placements.wiring import Branch
 from normlab.stats.instrument import assign_sites, main_stream, observe
 
+SMALL_VOCAB = 1024
+"""Tokens up to which the output matrix is not padded. Estimated: its product takes less time than the launches of the
+padding."""
+
+
+def padding_of(weight: Tensor) -> int:
+    """Return the number of zero rows that pad an output matrix, so that its product is fast.
+
+    Tensor cores need rows of logits that start at a multiple of 16 bytes. Parameters, loss and gradients keep V rows.
+    """
+    return -len(weight) % 64 if weight.is_cuda and len(weight) > SMALL_VOCAB else 0
+
 
 class Embed(nn.Module):
     """Token embedding, optional learned positions, then the placement's `input_module`."""
@@ -97,7 +109,12 @@ class Head(nn.Module):
         return x_BTD if part == "read" else self._unembed(x_BTD)
 
     def _unembed(self, x_BTD: Tensor) -> Tensor:
-        logits_BTV = nn.functional.linear(x_BTD, self.weight)
+        weight_VD = self.weight
+        if padding := padding_of(weight_VD):
+            padded = torch.cat([weight_VD, weight_VD.new_zeros(padding, weight_VD.shape[1])])
+            logits_BTV = nn.functional.linear(x_BTD, padded)[..., : len(weight_VD)]
+        else:
+            logits_BTV = nn.functional.linear(x_BTD, weight_VD)
         if self.logits is not None:
             logits_BTV = self.logits(logits_BTV)
         observe("head", "", logits_BTV)

@@ -86,10 +86,11 @@ def _block(segment: nn.Module, tensors: Tensors | None, selection: Selection | N
 
 
 def _head(
-    segment: nn.Module, tensors: Tensors | None, selection: Selection | None, stream: Any, targets: Tensor
-) -> SegmentOutput:
+    segment: nn.Module, tensors: Tensors | None, selection: Selection | None, stream: Any, targets: Tensor,
+    scale: Tensor | None,
+) -> SegmentOutput:  # fmt: skip
     if has_large_logits(segment, targets):
-        return _chunked_head(segment, tensors, selection, stream, targets)
+        return _chunked_head(segment, tensors, selection, stream, targets, scale)
     logits, buffers, statistics = _run_segment(segment, tensors, selection, stream)
     if tensors is None:
         return cross_entropy(logits, targets), buffers, statistics
@@ -98,12 +99,13 @@ def _head(
 
 
 def _chunked_head(
-    segment: nn.Module, tensors: Tensors | None, selection: Selection | None, stream: Any, targets: Tensor
-) -> SegmentOutput:
+    segment: nn.Module, tensors: Tensors | None, selection: Selection | None, stream: Any, targets: Tensor,
+    scale: Tensor | None,
+) -> SegmentOutput:  # fmt: skip
     x, buffers, statistics = _run_segment(segment, tensors, selection, stream, part="read")
     own = {name: p for name, p in segment.named_parameters() if not name.startswith("close.")}
     params = own if tensors is None else {name: tensors[name] for name in own}
-    loss, names, values = chunked_cross_entropy(segment, params, selection or {}, x, targets)
+    loss, names, values = chunked_cross_entropy(segment, params, selection or {}, x, targets, scale)
     if statistics is not None and names:
         statistics = SegmentStatistics((*statistics.names, *names), torch.cat([statistics.values, values]))
     return loss, buffers, statistics
@@ -134,6 +136,13 @@ class ModelRunner:
         """Replace some of the buffers."""
         raise NotImplementedError
 
+    def params_by_segment(self) -> list[Tensors]:
+        """Return the parameters of each segment, by name; a tied matrix belongs to the first segment that uses it."""
+        return [
+            {name: p for name, p in self.params.items() if name.startswith(prefix)}
+            for prefix, _ in self.model.segments()
+        ]
+
     def name_gradients(self, gradients: list[Tensor]) -> Tensors:
         """Return the gradients of all parameters, in their order, by name and with the parameters' memory layout."""
         raise NotImplementedError
@@ -148,8 +157,9 @@ class ModelRunner:
             self.model.train(mode)
 
     def loss(
-        self, tokens: Tensor, targets: Tensor, selection: Selection | None = None, *, taps: bool = False
-    ) -> ForwardOutput:
+        self, tokens: Tensor, targets: Tensor, selection: Selection | None = None, *, taps: bool = False,
+        scale: Tensor | None = None,
+    ) -> ForwardOutput:  # fmt: skip
         """Compute the loss of tokens and targets, shape (...R, B, T).
 
         Args:
@@ -157,6 +167,7 @@ class ModelRunner:
             targets: The next tokens.
             selection: The statistics to collect; None for a plain pass.
             taps: Whether to tap the stream for its gradient.
+            scale: The factor by which the caller multiplies the loss before the backward pass.
         """
         statistics: list[SegmentStatistics] = []
         tapped: list[Tensor] = []
@@ -169,7 +180,7 @@ class ModelRunner:
             if segment is self.model.embed:
                 stream, buffers, collected = self._embed(segment, tensors, selection, stream)
             elif segment is self.model.head:
-                stream, buffers, collected = self._head(segment, tensors, selection, stream, targets)
+                stream, buffers, collected = self._head(segment, tensors, selection, stream, targets, scale)
             else:
                 stream, buffers, collected = self._block(segment, tensors, selection, stream)
             if buffers:

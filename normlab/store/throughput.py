@@ -12,8 +12,9 @@ from typing import Any
 from normlab.store.parts import finite, mapping, parse_part, text
 from normlab.store.status import RecordedPack
 
-# TFLOP/s without sparsity, as (fp32, bf16). fp32 is that of the CUDA cores, because normlab leaves TF32 off; bf16 is
-# that of the tensor cores with sums in float32. Datasheets that print bf16 with 2:4 sparsity print twice this number.
+# TFLOP/s without sparsity, as (fp32, bf16). fp32 is that of the CUDA cores, without TF32; bf16 is that of the tensor
+# cores with sums in float32. Datasheets that print bf16 with 2:4 sparsity print twice this number. On each of these
+# devices the tensor cores have the same peak in fp16, and half of it in TF32.
 _H100 = (66.9, 989.4)  # NVIDIA H100 datasheet and Hopper whitepaper (SXM5); the H200 SXM has the same chip
 _A100 = (19.5, 312.0)  # NVIDIA A100 datasheet; SXM4 and PCIe are equal
 PEAK_TFLOPS: Mapping[str, tuple[float, float]] = {
@@ -35,11 +36,12 @@ Only devices whose figures two sources agree on are listed: a wrong peak is a wr
 
 
 def peak_flops(device_name: str | None, precision: str | None) -> float | None:
-    """Return the peak FLOP/s of a device at `fp32` or `bf16`; None if it is not known, as for every CPU."""
-    peaks = PEAK_TFLOPS.get(device_name or "")
-    if peaks is None or precision not in ("fp32", "bf16"):
+    """Return the peak FLOP/s of a device in a precision; None if it is not known, as for every CPU."""
+    if (peaks := PEAK_TFLOPS.get(device_name or "")) is None:
         return None
-    return peaks[("fp32", "bf16").index(precision)] * 1e12
+    fp32, bf16 = peaks
+    peak = {"fp32": fp32, "tf32": bf16 / 2, "bf16": bf16, "fp16": bf16}.get(precision or "")
+    return None if peak is None else peak * 1e12
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,10 @@ def make_packs(
     """
     groups: dict[str, list[int]] = {}
     for index in indices:
-        # A probe differentiates twice, through one model; several devices share the batch of one run.
-        trains_alone = index in alone or configs[index].stats.names(PROBE) or configs[index].devices > 1
+        # A probe differentiates twice, through one model; several devices share the batch of one run. In fp16 each run
+        # skips other updates, and the coefficients of stacked runs are those of one number of updates.
+        config = configs[index]
+        trains_alone = index in alone or config.stats.names(PROBE) or config.devices > 1 or config.precision == "fp16"
         groups.setdefault(f"alone: {index}" if trains_alone else pack_key(configs[index]), []).append(index)
     return [pack for group in groups.values() for pack in split(group, size)]
 
@@ -63,7 +65,7 @@ def auto_pack_size(device: str, precision: str, width: int, run_bytes: int, memo
 
     Args:
         device: Device of the training process: cpu or cuda.
-        precision: fp32 or bf16.
+        precision: A resolved precision.
         width: Width of the model.
         run_bytes: Lower bound on the memory of one run, in bytes (`memory.estimate`).
         memory_bytes: Memory of the process that trains a pack, in bytes.

@@ -101,7 +101,7 @@ def make_plan(
         planned[run_id] = PlannedRun(run_id, list(overrides), plain_tree(config))
         # Each GPU has a memory of its own, and so has each node.
         processes = config.devices // options.slurm.nodes if machine.device == "cpu" else 1
-        run_bytes[run_id] = processes * sum(memory.estimate(config, 4 if machine.precision == "fp32" else 2))
+        run_bytes[run_id] = processes * sum(memory.estimate(config, machine.activation_bytes))
         configs.append(config)
         machines.append(machine)
         warnings |= dict.fromkeys(config.warnings())
@@ -195,8 +195,8 @@ def _gpus_of(options: SweepOptions, configs: Sequence[RunConfig]) -> list[Gpu]:
     older = [gpu for gpu in gpus if not gpu.has_bf16]
     if 0 < len(older) < len(gpus) and any(config.precision == "auto" for config in configs):
         raise ConfigError(
-            f"precision=auto: depends on the GPU, and GPU {older[0]} has no bf16; set precision=fp32, or choose "
-            "GPUs of one kind with sweep.gpus"
+            f"precision=auto: depends on the GPU, and GPU {older[0]} has no bf16; set precision=fp32 or fp16, or "
+            "choose GPUs of one kind with sweep.gpus"
         )
     return gpus
 

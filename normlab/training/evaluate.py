@@ -53,5 +53,5 @@ class Validation:
                 stacked_tokens, stacked_targets = (x.expand(*runner.run_shape, -1, -1) for x in (tokens, targets))
                 loss = runner.loss(stacked_tokens, stacked_targets).loss
             total += loss.double() * len(tokens)
-        self.ranks.sum_([total])
+        self.ranks.sum_(total)
         return (total / len(self.tokens_NT)).view(-1).tolist()

@@ -40,6 +40,7 @@ from normlab.store.status import Status
 from normlab.training import checkpoint
 from normlab.training.evaluate import Validation
 from normlab.training.graph import ReplayedSteps, Take
+from normlab.training.loss_scale import LossScale
 from normlab.training.machine import RuntimeSettings
 from normlab.training.optim import HyperparameterTable, Optimizer, branch_step, is_decayed
 from normlab.training.signals import StopRequest
@@ -116,6 +117,7 @@ class Loop:
             project=config.placement.project if projects(config.placement) else None,
             measure=self.statistics_schedule.measure,
             ranks=self.ranks,
+            loss_scale=LossScale(device) if self.settings.precision == "fp16" else None,
         )
 
         self.hyperparameters = HyperparameterTable(
@@ -155,6 +157,8 @@ class Loop:
         for kind, moments in optimizer.moments.items():
             state |= {f"{kind}/{name}": tensor for name, tensor in moments.items()}
         state["alive"] = self.step.alive
+        if self.step.loss_scale is not None:
+            state |= self.step.loss_scale.tensors()
         if self.is_single:
             return state | {"count": optimizer.count}
         # A run that diverged has made fewer updates than the stack.

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from normlab.data.corpus_files import find_sources
 from normlab.errors import ConfigError
 from normlab.openmp import wait_policy
 
+AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""The dtype of autocast by precision; the other precisions have none."""
 NO_GPU = "torch sees no GPU here"
 GRAPH_STEPS = 100
 """Fewest steps of a run for which `train.graph=auto` is on."""
@@ -46,7 +49,7 @@ class Gpu:
     name: str
     memory_bytes: int
     has_bf16: bool
-    """Whether its tensor cores compute in bf16: Ampere or newer, as for `torch.cuda.is_bf16_supported`."""
+    """Whether its tensor cores compute in bf16 and TF32: Ampere or newer, as for `torch.cuda.is_bf16_supported`."""
 
     def __str__(self) -> str:
         return f"{self.index} ({self.name}, {self.uuid})"
@@ -91,10 +94,15 @@ class RuntimeSettings:
 
     def autocast(self) -> Callable[[], AbstractContextManager]:
         """Return a function that makes the autocast context of a forward pass."""
-        if self.precision == "fp32":
+        if self.precision not in AUTOCAST_DTYPES:
             return nullcontext
-        device = self.device
-        return lambda: torch.autocast(device, dtype=torch.bfloat16)
+        device, dtype = self.device, AUTOCAST_DTYPES[self.precision]
+        return lambda: torch.autocast(device, dtype=dtype)
+
+    @property
+    def activation_bytes(self) -> int:
+        """The bytes of most numbers that a forward pass keeps."""
+        return 2 if self.precision in AUTOCAST_DTYPES else 4
 
 
 def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = None) -> RuntimeSettings:
@@ -115,10 +123,14 @@ def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = No
     if precision == "auto":
         if on_gpu and gpu is None:
             raise ConfigError(
-                "precision=auto: depends on the GPU, and this machine has none; set precision=bf16, or fp32 for a GPU "
-                "older than Ampere"
+                "precision=auto: depends on the GPU, and this machine has none; set precision=bf16, or fp32 or fp16 "
+                "for a GPU older than Ampere"
             )
         precision = "bf16" if gpu and gpu.has_bf16 else "fp32"
+    elif precision == "tf32" and not on_gpu:
+        raise ConfigError("precision=tf32: only GPUs have it; use precision=fp32 on a CPU")
+    elif precision == "tf32" and gpu and not gpu.has_bf16:
+        raise ConfigError(f"precision=tf32: GPU {gpu} is older than Ampere and has no TF32; use precision=fp32 or fp16")
     if compiled == "auto":
         compiled = "on" if on_gpu else "off"
     elif compiled == "on" and not on_gpu and not shutil.which(compiler := cpp_compiler()):
@@ -199,7 +211,7 @@ def check_machine(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu
             "training on CPUs"
         )
     resolved = resolve(config, None if slurm is None else slurm.gpus > 0, gpu)
-    size = 4 if resolved.precision == "fp32" else 2
+    size = resolved.activation_bytes
     if slurm is not None:
         if resolved.device == "cpu":
             share = int(slurm.memory_gb * 2**30) * slurm.nodes // config.devices
@@ -249,6 +261,10 @@ def apply(settings: RuntimeSettings) -> None:
     if settings.deterministic and settings.device == "cuda":
         # cuBLAS reads this when it creates its first handle.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if settings.device == "cuda":
+        # torch warns of this old name. The new one leaves the old one unchanged, and torch's compiler reads both.
+        with warnings.catch_warnings(action="ignore"):
+            torch.backends.cuda.matmul.allow_tf32 = settings.precision == "tf32"
     if settings.compile == "on":
         torch.use_deterministic_algorithms(settings.deterministic)  # imports and configures the compiler
     else:

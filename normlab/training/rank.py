@@ -53,13 +53,15 @@ def _train(content: Mapping[str, Any]) -> int:
     from normlab.training.run import train_pack, train_replica
 
     config = load_config(content["config"])
-    local_rank, device = int(os.environ["LOCAL_RANK"]), resolve(config).device
-    if device == "cuda":
-        torch.cuda.set_device(local_rank)
+    local_rank, gpu = int(os.environ["LOCAL_RANK"]), None
+    if resolve(config).device == "cuda":
+        gpu = torch.device("cuda", local_rank)
+        torch.cuda.set_device(gpu)
     else:
         torch.set_num_threads(max(1, num_threads() // int(os.environ["LOCAL_WORLD_SIZE"])))
     sys.argv = content["command"]  # that of the user, for the record
-    dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=TIMEOUT)
+    # With its GPU, NCCL connects here and not in the first step, and a barrier need not guess the GPU.
+    dist.init_process_group("gloo" if gpu is None else "nccl", timeout=TIMEOUT, device_id=gpu)
     if dist.get_rank():
         with open(os.devnull, "w") as nothing, contextlib.redirect_stderr(nothing):  # rank 0 prints the warnings
             received = train_replica(config)

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from normlab.model.runner import ModelRunner, Tensors
 from normlab.model.stack import Stack, storages
-from normlab.ranks import Ranks
+from normlab.ranks import Ranks, sum_in_backward
 from normlab.stats.measure.core import CoreStatistics, Measurement, MicroBatch
+from normlab.training.loss_scale import SMALLEST, LossScale
 from normlab.training.optim import Hyperparameters, Optimizer
 
 
@@ -44,12 +45,18 @@ class StepOutput:
 
     @property
     def clip_factor(self) -> Tensor:
-        """Factor by which clipping multiplied the gradient, at most 1, shape (...R)."""
+        """Factor by which clipping multiplied the gradient, at most 1, shape (...R).
+
+        0 where float16 overflowed, so that no update was made.
+        """
         return self.scalars[2]
 
     @property
     def alive(self) -> Tensor:
-        """Whether each run was updated, shape (...R); false from its first non-finite loss or gradient on."""
+        """Whether each run is still trained, shape (...R); false from its first non-finite loss or gradient on.
+
+        With a loss scale, false from its first non-finite loss on, or from the step that makes the scale less than 1.
+        """
         return self.scalars[3].bool()
 
 
@@ -69,6 +76,8 @@ class Step:
     """Computes the core statistics of measured steps."""
     ranks: Ranks = Ranks()
     """The ranks that share each batch."""
+    loss_scale: LossScale | None = None
+    """The loss scale of a single run in float16; part of the state."""
     alive: Tensor = field(init=False)
     """Whether each run is still updated, shape (...R); part of the state."""
     _old_grads: list[Tensor] = field(default_factory=list, init=False, repr=False)
@@ -107,11 +116,18 @@ class Step:
         grad_norm, norms = self._norms(grads, each=measure is not None and "grad_norm" in measure.names)
         before = None if measure is None else measure.before_update(norms)
         factor = self._clip(grads, grad_norm)
-        self.alive &= loss.isfinite() & grad_norm.isfinite()
+        if self.loss_scale is None:
+            self.alive &= loss.isfinite() & grad_norm.isfinite()
+            updated = self.alive
+        else:
+            is_finite = self.loss_scale.update()
+            self.alive &= loss.isfinite() & (self.loss_scale.scale >= SMALLEST)
+            updated = self.alive & is_finite
+            factor = factor.where(updated, 0.0)
         with torch.no_grad():
-            self.optimizer.update(self.runner.params, grads, hyperparameters, self.alive)
+            self.optimizer.update(self.runner.params, grads, hyperparameters, updated)
             if self.project is not None:
-                self._project(self.project)
+                self._project(self.project, updated)
         measurement = None if measure is None or before is None else measure.after_update(micro_batches, before)
         self._update_buffers(old_buffers)
         self._old_grads = storages(grads)
@@ -122,42 +138,52 @@ class Step:
     ) -> tuple[Tensor, Tensors, list[MicroBatch]]:
         """Return the mean loss and gradient over the micro-batches of all ranks, and the measurements of this rank's.
 
-        The gradients are summed over ranks after the backward pass. `DistributedDataParallel` would sum them during the
-        backward pass, but its hooks work only with `backward`, and this step calls `autograd.grad`.
+        The gradients are summed over ranks while the backward pass of the last micro-batch goes on.
         """
         runner, parts = self.runner, self.accumulation
         token_count, all_parts = tokens.shape[-2] * tokens.shape[-1] * self.ranks.count, parts * self.ranks.count
         params = list(runner.params.values())
+        scale = None if self.loss_scale is None else self.loss_scale.scale
         batch_axis = len(runner.run_shape)
         loss: Tensor | None = None
         sums: Tensors = {}
         micro_batches: list[MicroBatch] = []
-        for part_tokens, part_targets in zip(
-            tokens.chunk(parts, batch_axis), targets.chunk(parts, batch_axis), strict=True
+        for part, (part_tokens, part_targets) in enumerate(
+            zip(tokens.chunk(parts, batch_axis), targets.chunk(parts, batch_axis), strict=True), 1
         ):
             with self.autocast():
                 part_loss, statistics, taps = (
-                    runner.loss(part_tokens, part_targets)
+                    runner.loss(part_tokens, part_targets, scale=scale)
                     if measure is None
-                    else runner.loss(part_tokens, part_targets, measure.selection, taps=measure.taps)
+                    else runner.loss(part_tokens, part_targets, measure.selection, taps=measure.taps, scale=scale)
                 )
             self._old_grads.clear()
-            gradients = list(torch.autograd.grad(part_loss.sum() / all_parts, [*params, *taps], materialize_grads=True))
+            segments = runner.params_by_segment() if part == parts and self.ranks.count > 1 else []
+            with sum_in_backward(segments, sums) as in_backward:
+                scaled = part_loss.sum() if scale is None else part_loss * scale
+                gradients = list(torch.autograd.grad(scaled / all_parts, [*params, *taps], materialize_grads=True))
             tap_grads = gradients[len(params) :]
             del gradients[len(params) :]
+            if measure is not None:
+                if scale is not None:
+                    torch._foreach_div_(tap_grads, scale)
+                micro_batches.append(measure.of_micro_batch(statistics, tap_grads, token_count))
+            if in_backward:
+                sums = {name: view for each in in_backward for name, view in each.wait().items()}
+                gradients = [sums[name] for name in runner.params]
             grads = runner.name_gradients(gradients)
             del gradients
-            if measure is not None:
-                micro_batches.append(measure.of_micro_batch(statistics, tap_grads, token_count))
             part_loss = part_loss.detach()
-            if loss is None:
-                loss, sums = part_loss, grads
+            loss = part_loss if loss is None else loss + part_loss
+            if in_backward or not sums:
+                sums = grads
             else:
-                loss = loss + part_loss
                 torch._foreach_add_(storages(sums), storages(grads))
         assert loss is not None
         loss = loss / all_parts
-        self.ranks.sum_([*storages(sums), loss])
+        self.ranks.sum_(loss)
+        if self.loss_scale is not None:
+            self.loss_scale.unscale_(storages(sums))
         return loss, sums, micro_batches
 
     @torch.no_grad()
@@ -187,22 +213,22 @@ class Step:
             torch._foreach_mul_(list(grads.values()), factor)
         return factor
 
-    def _project(self, project: Callable[[Mapping[str, Tensor]], None]) -> None:
-        """Project the parameters of the runs that are alive; the other runs keep their bits."""
+    def _project(self, project: Callable[[Mapping[str, Tensor]], None], updated: Tensor) -> None:
+        """Project the parameters of the runs that were updated; the other runs keep their bits."""
         params = self.runner.params
         projected = {name: p.detach().clone() for name, p in params.items()}
         project(projected)
         for name, p in params.items():
-            p.copy_(torch.where(self._alive_mask(p), projected[name], p))
+            p.copy_(torch.where(self._mask(updated, p), projected[name], p))
 
     @torch.no_grad()
     def _update_buffers(self, old: dict[str, Tensor]) -> None:
         """Write the running statistics of the forward pass into the old tensors, for the runs that are alive."""
         changed = {name: new for name, new in self.runner.buffers.items() if new is not old[name]}
         for name, new in changed.items():
-            torch.where(self._alive_mask(new), new.to(old[name].dtype), old[name], out=old[name])
+            torch.where(self._mask(self.alive, new), new.to(old[name].dtype), old[name], out=old[name])
         self.runner.set_buffers({name: old[name] for name in changed})
 
-    def _alive_mask(self, tensor: Tensor) -> Tensor:
-        """Return `alive` in a shape that broadcasts against the tensor."""
-        return self.alive.view(-1, *[1] * (tensor.dim() - 1)) if self.runner.run_shape else self.alive
+    def _mask(self, by_run: Tensor, tensor: Tensor) -> Tensor:
+        """Return a mask of the runs, (...R), in a shape that broadcasts against the tensor."""
+        return by_run.view(-1, *[1] * (tensor.dim() - 1)) if self.runner.run_shape else by_run

@@ -90,7 +90,8 @@ class TrainingRun:
                 self.progress.step = step
                 self.cut_statistics(step + 1)  # passes between later steps measured a run that had diverged
                 return rows
-            self.last_finite = StepNumbers(step, loss, grad_norm)
+            if math.isfinite(grad_norm):  # it may overflow in float16, which makes no update and goes on
+                self.last_finite = StepNumbers(step, loss, grad_norm)
             self.progress.train_loss = loss
         self.progress.step = first + len(scalars)
         return rows

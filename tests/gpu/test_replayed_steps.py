@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -101,8 +101,11 @@ def expected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., l
     return call
 
 
-@pytest.mark.parametrize("runs", [1, 2])
-@pytest.mark.parametrize("overrides", CASES, ids=" ".join)
+@pytest.mark.parametrize(
+    ("overrides", "runs"),
+    [*product(CASES, [1, 2]), (["precision=fp16"], 1)],  # a run in float16 trains alone
+    ids=str,
+)
 def test_a_replayed_run_is_the_run(
     overrides: list[str], runs: int, tmp_path: Path, expected: Trained, captures: list[StepOutput]
 ) -> None:
@@ -154,7 +157,7 @@ def with_learning_rate_as_number(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_number_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, numbers = SingleRun.loss, itertools.count(1)
+    real, numbers = SingleRun.loss, count(1)
 
     def loss(*args: Any, **options: Any) -> ForwardOutput:
         output = real(*args, **options)

@@ -21,6 +21,12 @@ def test_mfu_is_the_share_of_the_peak():
     run = record("NVIDIA H200", flops_per_token=1e9)
     assert (run.flops_per_s, run.mfu) == (2e14, pytest.approx(2e14 / 989.4e12))
     assert record("NVIDIA H200", "fp32", flops_per_token=1e8).mfu == pytest.approx(2e13 / 66.9e12)
+    # Datasheets: H100 SXM5 and A100.
+    assert (peak_flops("NVIDIA H200", "tf32"), peak_flops("NVIDIA H200", "fp16")) == (494.7e12, 989.4e12)
+    assert (peak_flops("NVIDIA A100-SXM4-40GB", "tf32"), peak_flops("NVIDIA A100-SXM4-40GB", "fp16")) == (
+        156e12,
+        312e12,
+    )
 
 
 def test_mfu_of_a_pack_is_that_of_the_device():

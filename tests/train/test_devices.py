@@ -13,13 +13,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from normlab.config.compose import compose_run
 from normlab.config.devices import micro_batches, rows_of_device
 from normlab.errors import ConfigError
+from normlab.options import plain_tree
 from normlab.store.plans import read_plan
 from normlab.store.runs import RunFolder
+from normlab.training import rank
 from normlab.training.launch import RESUMES
+from support.pretended_gpus import pretend_gpus
 from support.processes import children_of, wait_for, workers_of
 from support.small_run import small_run
 
@@ -245,3 +249,27 @@ def test_a_rank_that_does_not_react_is_killed_with_its_pack(tmp_path: Path) -> N
     supervisor.send_signal(signal.SIGINT)  # the second signal kills the pack
     supervisor.communicate(timeout=300)
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (worker, *ranks)))
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "gpu"), [("cuda", "nccl", torch.device("cuda", 1)), ("cpu", "gloo", None)]
+)
+def test_a_rank_gives_its_gpu_to_nccl(
+    device: str, backend: str, gpu: torch.device | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = []
+
+    def init_process_group(backend: str, **options: object) -> None:
+        groups.append((backend, options["device_id"]))
+        raise ConfigError("no group here")
+
+    pretend_gpus(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: groups.append(device))
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(torch.distributed, "init_process_group", init_process_group)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    for name, number in (("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, number)
+    config = compose_run([*small_run(tmp_path), f"device={device}", "devices=2"])
+    assert rank.main({"config": plain_tree(config), "pack": None, "command": []}) == 2
+    assert groups == ([gpu] if gpu else []) + [(backend, gpu)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,9 @@ class StatisticsSchedule:
             spread = slice(None, None, -(-len(windows.tokens_NT) // MOST_EXAMPLES))
             self._extended = ExtendedPass(
                 self.model, extended, windows.tokens_NT[spread], windows.targets_NT[spread], self.optimizer,
-                independent=not config.norm.batch_statistics, autocast=windows.autocast,
+                independent=not config.norm.batch_statistics,
+                # Without a loss scale, small gradients would vanish in float16.
+                autocast=nullcontext if config.precision == "fp16" else windows.autocast,
             )  # fmt: skip
             if missing := sorted(extended - self._extended.names):
                 warn(f"not measured: {', '.join(missing)} (needs two independent examples)")

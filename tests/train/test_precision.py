@@ -1,0 +1,214 @@
+"""precision=fp16 against torch's GradScaler, and precision=tf32 as torch's compiler and the next run see it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from normlab.config.compose import compose_run
+from normlab.config.optim import AdamW
+from normlab.errors import ConfigError
+from normlab.model import chunked_loss
+from normlab.model.gpt import GPT
+from normlab.model.init import build_model
+from normlab.model.runner import SingleRun
+from normlab.sweeps.packs import make_packs
+from normlab.training import checkpoint, loss_scale
+from normlab.training.loss_scale import LossScale
+from normlab.training.machine import apply, resolve
+from normlab.training.optim import hyperparameters_at
+from normlab.training.run import train
+from normlab.training.step import Step
+from support.pretended_gpus import pretend_gpus
+from support.small_run import small_run
+from support.small_steps import VOCAB, config_of, cyclic_batch, step_of
+
+STEPS = 40
+HUGE = 2.0**26
+"""A loss scale with which the first gradients overflow in float16."""
+
+
+def fp16_step(*overrides: str, scale: float) -> tuple[Step, GPT]:
+    config = config_of("norm=rmsnorm", "optim.lr=3e-3", f"train.steps={STEPS}", *overrides)
+    model = build_model(config, VOCAB)
+    step = step_of(config, SingleRun(model, compiled=False))
+    step.autocast = resolve(dataclasses.replace(config, precision="fp16")).autocast()
+    step.loss_scale = LossScale(torch.device("cpu"))
+    step.loss_scale.scale.fill_(scale)
+    return step, model
+
+
+def test_fp16_equals_a_plain_loop_with_grad_scaler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scale grows and shrinks as GradScaler's does, and every parameter has the same bits after every step."""
+    monkeypatch.setattr(loss_scale, "GROWTH_INTERVAL", 3)
+    step, model = fp16_step(scale=HUGE)
+    options, clip = step.optimizer.options, step.clip
+    assert isinstance(options, AdamW)
+    assert isinstance(clip, float)
+    plain = build_model(config_of("norm=rmsnorm"), VOCAB)
+    decayed, others = ([p for p in plain.parameters() if (p.dim() >= 2) is matrices] for matrices in (True, False))
+    adamw = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}],
+        betas=(options.beta1, options.beta2), eps=options.eps, fused=True,
+    )  # fmt: skip
+    scaler = torch.amp.GradScaler("cpu", init_scale=HUGE, growth_interval=3)
+    generator, scales, skipped = torch.Generator().manual_seed(0), [], 0
+    for number in range(STEPS):
+        tokens, targets = (x[0] for x in cyclic_batch(generator, 1))
+        hyperparameters = hyperparameters_at(options, STEPS, number)
+        output = step(tokens, targets, hyperparameters, measured=number % 5 == 0)
+
+        for settings in adamw.param_groups:
+            settings["lr"] = hyperparameters.lr
+        with torch.autocast("cpu", torch.float16):
+            logits = plain(tokens)
+        loss = F.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
+        adamw.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.unscale_(adamw)
+        norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), clip)
+        scaler.step(adamw)
+        scaler.update()
+
+        assert output.alive
+        assert torch.equal(output.loss, loss)
+        if norm.isfinite():
+            torch.testing.assert_close(output.grad_norm, norm)
+        else:
+            skipped += 1
+            assert not output.grad_norm.isfinite()
+        assert (output.clip_factor == 0) == (not norm.isfinite())
+        assert step.loss_scale is not None
+        scales.append(step.loss_scale.scale.item())
+        assert scales[-1] == scaler.get_scale()
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
+    assert skipped > 3
+    assert len({*scales}) > 4
+    assert any(after > before for before, after in itertools.pairwise(scales))
+
+
+@pytest.mark.parametrize("overrides", [[], ["placement=ngpt", "norm=none"]], ids=["adamw", "projected"])
+def test_an_overflow_makes_no_update(overrides: list[str]) -> None:
+    step, model = fp16_step(*overrides, scale=2.0**40)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    tokens, targets = (x[0] for x in cyclic_batch(torch.Generator().manual_seed(0), 1))
+    output = step(tokens, targets, hyperparameters_at(step.optimizer.options, STEPS, 9))
+    assert (output.alive.item(), output.clip_factor.item(), step.optimizer.count.item()) == (True, 0, 0)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    assert not any(moment.any() for kind in step.optimizer.moments.values() for moment in kind.values())
+
+
+@pytest.mark.parametrize("fault", ["loss", "scale"])
+def test_what_ends_a_run_in_fp16(fault: str) -> None:
+    """A loss that is not finite, and a gradient that overflows even without a scale."""
+    step, model = fp16_step(scale=2.0 if fault == "scale" else 1024.0)
+    tokens, targets = (x[0] for x in cyclic_batch(torch.Generator().manual_seed(0), 1))
+    if fault == "loss":
+        torch.nn.init.constant_(model.embed.tokens.weight, math.nan)
+    else:
+        model.embed.tokens.weight.register_hook(lambda gradient: gradient * math.inf)
+    alive = [
+        step(tokens, targets, hyperparameters_at(step.optimizer.options, STEPS, number)).alive.item()
+        for number in range(3)
+    ]
+    assert alive == ([False] * 3 if fault == "loss" else [True, False, False])
+
+
+def test_statistics_of_gradients_do_not_have_the_scale() -> None:
+    found = []
+    for scale in (2.0**12, 2.0**14):
+        step, _ = fp16_step(scale=scale)
+        tokens, targets = (x[0] for x in cyclic_batch(torch.Generator().manual_seed(0), 1))
+        output = step(tokens, targets, hyperparameters_at(step.optimizer.options, STEPS, 0), measured=True)
+        assert output.measured is not None
+        found.append(output.measured.values)
+    torch.testing.assert_close(*found, rtol=0.02, atol=1e-6)
+
+
+def test_chunked_loss_in_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gradients are computed in the forward pass, so the scale must be there; without it the small ones vanish."""
+    config = config_of("norm=layernorm", "model.tie_embeddings=false")
+    text = torch.randint(1000, (64, 17), generator=torch.Generator().manual_seed(0))
+    runner = SingleRun(build_model(config, 8000), compiled=False)
+
+    def loss_and_gradient(scale: float | None, *, is_fp16: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast("cpu", torch.float16, enabled=is_fp16):
+            factor = None if scale is None else torch.tensor(scale)
+            loss = runner.loss(text[:, :-1], text[:, 1:], scale=factor).loss
+        (gradient,) = torch.autograd.grad(loss * (scale or 1), runner.params["head.weight"])
+        return loss, gradient[1000:] / (scale or 1)  # tokens that are never a target: sums of small probabilities
+
+    loss, exact = loss_and_gradient(None, is_fp16=False)
+    monkeypatch.setattr(chunked_loss, "LARGE_LOGITS", 2**16)
+    errors = []
+    for scale in (2.0**12, None):
+        rounded_loss, rounded = loss_and_gradient(scale, is_fp16=True)
+        torch.testing.assert_close(rounded_loss, loss, rtol=1e-3, atol=0)
+        errors.append(((rounded - exact).norm() / exact.norm()).item())
+    assert errors[0] < 2e-3 < 2e-2 < errors[1]
+
+
+def test_a_resumed_run_keeps_its_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_scale, "INITIAL", 2.0**22)
+    monkeypatch.setattr(loss_scale, "GROWTH_INTERVAL", 2)
+    rows = []
+    for name, stops in (("whole", False), ("resumed", True)):
+        overrides = [*small_run(tmp_path / name), "precision=fp16", "train.checkpoint_every=9", "stats.every=4"]
+        folder = train(compose_run(overrides), trackers=[]).folder
+        if stops:
+            (newest,) = (path for path in (folder.path / checkpoint.FOLDER).glob("step_*12"))
+            newest.rename(tmp_path / "newest")
+            folder.write_status(folder.status() | {"state": "running"})
+            saved = checkpoint.read(folder.path / checkpoint.FOLDER, 9)
+            assert 1 < saved.tensors["loss_scale"] < 2.0**22
+            folder = train(compose_run(overrides), trackers=[]).folder
+        rows.append(list(folder.rows("train").rows))
+        final = checkpoint.read(folder.path / checkpoint.FOLDER, 12)
+        rows[-1].append({key: tensor.double().sum().item() for key, tensor in final.tensors.items()})
+    assert rows[0] == rows[1]
+    skipped = [row["step"] for row in rows[0][:-1] if row["clip"] == 0]
+    assert skipped[:3] == [0, 1, 2]
+    assert len(skipped) < 12
+
+
+def test_runs_in_fp16_train_alone() -> None:
+    configs = [config_of(f"seed={seed}", f"precision={precision}") for precision in ("bf16", "fp16") for seed in (0, 1)]
+    assert sorted(map(len, make_packs(configs, range(4), [], 4))) == [1, 1, 2]
+
+
+def test_tf32_is_on_for_one_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch)
+    for precision in ("tf32", "fp32", "tf32", "bf16"):
+        apply(resolve(config_of("device=cuda", "compile=off", f"precision={precision}")))
+        is_on = precision == "tf32"
+        # What torch's compiler reads; a product on a CPU stays as it is.
+        assert torch.backends.cuda.matmul.fp32_precision == ("tf32" if is_on else "ieee")
+        assert torch.get_float32_matmul_precision() == ("high" if is_on else "highest")
+        assert torch.backends.mkldnn.matmul.fp32_precision == "none"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_tf32_needs_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"^precision=tf32: only GPUs have it; use precision=fp32 on a CPU$"):
+        resolve(config_of("device=cpu", "precision=tf32"))
+    pretend_gpus(monkeypatch, major=(7,) * 4)
+    with pytest.raises(ConfigError, match=r"^precision=tf32: GPU 0 \(.*\) is older than Ampere .* or fp16$"):
+        resolve(config_of("device=cuda", "precision=tf32"))
+    assert resolve(config_of("device=cuda")).precision == "fp32"
+    assert resolve(config_of("device=cuda", "precision=fp16")).precision == "fp16"
+
+
+@pytest.mark.parametrize(("precision", "size"), [("fp32", 4), ("tf32", 4), ("bf16", 2), ("fp16", 2)])
+def test_bytes_of_an_activation(precision: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    settings = resolve(config_of("device=cuda", f"precision={precision}"))
+    assert settings.activation_bytes == size
+    with settings.autocast()():
+        assert torch.is_autocast_enabled("cuda") == (size == 2)

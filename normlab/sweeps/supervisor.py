@@ -1,6 +1,6 @@
 """The supervisor of a sweep: submit the packs to an executor, and record their outcomes.
 
-Each pack is a process, on this machine (`local.py`) or in Slurm (`slurm.py`), and a failure ends only its pack. The
+Processes train the packs, on this machine (`local.py`) or in Slurm (`slurm.py`), and a failure ends only one pack. The
 supervisor records outcomes in the folder of the sweep. When the same command runs again, the packs that are not
 completed resume, except failed ones, which need `--retry-failed`.
 """

@@ -1,8 +1,8 @@
 """The files of a sweep: its plan, the outcomes of its packs, logs, and the packs submitted to Slurm.
 
-`results/sweeps/NAME/` holds `plan.json`, `ends.jsonl` (one line per outcome of a pack's process) and the logs of the
-processes. Its folder `slurm/` holds the submitted packs (`queue.json`) and one file per task with the outcome, because
-tasks on several machines may end at once. The packs of a plan are frozen, but a pack that runs out of memory is
+`results/sweeps/NAME/` holds `plan.json`, `ends.jsonl` (one line per outcome of a pack) and the logs of the packs.
+Its folder `slurm/` holds the submitted packs (`queue.json`) and one file per task with the outcome, because tasks on
+several machines may end at once. The packs of a plan are frozen, but a pack that runs out of memory is
 replaced by its halves. The runs are stored in `results/runs/`. Only the holder of the folder's lock writes.
 """
 
@@ -83,7 +83,7 @@ class Plan:
     notes: list[str] = dataclasses.field(default_factory=list)
     """Notes on numerics: packs of several sizes, runs that were trained in other packs."""
     memory_bytes: int | None = None
-    """With sweep.pack=auto, the memory of one pack's process, which limits the size of packs."""
+    """With sweep.pack=auto, the memory of the process of one pack, which limits the size of packs."""
     parallel_packs: int = 1
     """Packs that train at once, on each GPU, by a command without `sweep.jobs`."""
 
@@ -124,7 +124,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PackOutcome:
-    """The outcome of a pack's process."""
+    """The outcome of a pack."""
 
     pack: int
     cause: str
@@ -132,9 +132,9 @@ class PackOutcome:
     detail: str
     """What is known about the cause, as text."""
     code: int | None
-    """Exit code; minus the number of the signal that ended the process."""
+    """Exit code, 0 if the process trains another pack; minus the number of the signal that ended the process."""
     seconds: float
-    """How long the process ran."""
+    """How long the pack trained, with the start of the process if it is the first."""
     time: float
     """When it ended: unix time, seconds."""
     gpu: str = ""
@@ -167,7 +167,7 @@ def lock_of(folder: Path) -> Path:
 
 
 def log_of(folder: Path, number: int, node: int = 0) -> Path:
-    """Return the log of a pack's process, on one of its nodes."""
+    """Return the log of a pack, on one of its nodes."""
     return folder / "logs" / (f"pack_{number:03d}.node{node}.log" if node else f"pack_{number:03d}.log")
 
 
@@ -246,7 +246,7 @@ def _is_count(value: object) -> bool:
 
 
 def append_outcome(folder: Path, outcome: PackOutcome) -> None:
-    """Record the outcome of a pack's process.
+    """Record the outcome of a pack.
 
     Raises:
         StoreError: The system refused.

@@ -1,6 +1,7 @@
-"""Run packs on this machine: start, watch and stop one process per pack, each in a separate session.
+"""Run packs on this machine: start, watch and stop worker processes, each in a separate session.
 
-A process of a sweep on GPUs has one GPU, or as many as its run has devices, by CUDA_VISIBLE_DEVICES.
+A worker (`worker.py`) trains packs one after another, so that torch, the context of a GPU and compiled code are loaded
+once. A worker of a sweep on GPUs has one GPU, or as many as its run has devices, by CUDA_VISIBLE_DEVICES.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
+from typing import IO
 
 from normlab.cgroup import allowed_cores
 from normlab.config.sweep_options import SweepOptions
@@ -35,6 +38,8 @@ _STOP_CODES = tuple(code for number in (signal.SIGINT, signal.SIGTERM) for code 
 """Exit codes of a process that a signal has stopped."""
 _MEMORY_MESSAGES = ("std::bad_alloc", "Cannot allocate memory", "CUDA out of memory")
 """Messages with which libraries abort the process when an allocation fails."""
+_PROCESS_OPTIONS = ("device", "precision", "compile", "deterministic", "plugins")
+"""Options that set global switches of torch, or run code of the user: packs that differ in them share no process."""
 
 
 class LocalExecutor:
@@ -62,7 +67,9 @@ class LocalExecutor:
         self._num_devices = len(self._devices)
         self._jobs = options.jobs
         self._timeout_minutes = options.timeout_minutes
-        self._processes: list[PackProcess] = []
+        self._processes: list[RunningPack] = []
+        self._idle: list[WorkerProcess] = []
+        """The workers that can train another pack; with those of `_processes`, at most one for each slot."""
 
     @property
     def active(self) -> set[int]:
@@ -71,6 +78,8 @@ class LocalExecutor:
 
     def submit(self, plan: Plan, waiting: Sequence[Pack]) -> list[Pack]:
         """Start packs up to the limit, each on the GPUs with the fewest packs; return the rest.
+
+        Without a rest, end the idle workers, which hold memory.
 
         A pack that needs more GPUs than are free keeps the packs behind it waiting, or it would wait for ever.
         """
@@ -87,16 +96,40 @@ class LocalExecutor:
             if len(free) < count:
                 return [*rest, *waiting[position:]]
             gpus = [device for device in free[:count] if device]
-            self._processes.append(PackProcess(self._folder, plan, pack, threads, self._timeout_minutes, gpus))
+            worker = self._idle_worker(gpus, process_options(plan, pack))
+            self._processes.append(RunningPack(self._folder, plan, pack, threads, self._timeout_minutes, gpus, worker))
             load.update(free[:count])
             self._on_start(pack.number, gpus[0].index if gpus else None)
+        if not rest:
+            self._end_idle(self._idle)
         return rest
+
+    def _idle_worker(self, gpus: Sequence[Gpu], options: Mapping[str, object]) -> WorkerProcess | None:
+        """Return an idle worker for a pack, which is idle no more; without any, end the workers of its slot."""
+        self._end_idle([worker for worker in self._idle if worker.exit_code() is not None])
+        for worker in self._idle:
+            if worker.gpus == gpus and worker.options == options:
+                self._idle.remove(worker)
+                return worker
+        self._end_idle([worker for worker in self._idle if set(worker.gpus) & set(gpus)] if gpus else self._idle[:1])
+        return None
+
+    def _end_idle(self, workers: Sequence[WorkerProcess]) -> None:
+        for worker in [*workers]:
+            self._idle.remove(worker)
+            worker.end()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a worker answers or exits, but not longer than some seconds."""
+        wait({process.answers for process in self._processes}, seconds)
 
     def outcomes(self, plan: Plan) -> Iterator[PackOutcome]:
         """Yield new outcomes; the caller must record each outcome before it requests the next."""
         for process in list(self._processes):
             if outcome := process.poll():
                 self._processes.remove(process)
+                if process.idle_worker is not None:
+                    self._idle.append(process.idle_worker)
                 yield outcome
                 if outcome.cause == plans.GPU_FAULT or process.is_lost:
                     for gpu in process.gpus:  # which one of several failed is not known
@@ -106,6 +139,7 @@ class LocalExecutor:
     def _take_out(self, gpu: Gpu, problem: str) -> None:
         """Start no more packs on a GPU, and report why."""
         self._devices.remove(gpu)
+        self._end_idle([worker for worker in self._idle if gpu in worker.gpus])
         gpus = [str(device.index) for device in self._devices if device]
         consequence = f": its packs go to GPU {', '.join(gpus)}" if gpus else ""
         self._report(f"GPU {gpu} is taken out of the sweep ({problem}){consequence}")
@@ -119,9 +153,10 @@ class LocalExecutor:
         return "" if again else "stopping: the runs write their checkpoints (Ctrl-C again kills the runs)"
 
     def close(self) -> None:
-        """Stop the processes that still run after an error, by closing their pipes."""
+        """End the idle workers, and stop those that still train after an error, by closing their pipes."""
+        self._end_idle(self._idle)
         for process in self._processes:
-            process.close_pipe()
+            process.close()
 
 
 def threads_of(processes: int) -> int | None:
@@ -129,16 +164,114 @@ def threads_of(processes: int) -> int | None:
     return max(1, allowed_cores() // processes) if processes > 1 else None
 
 
-class PackProcess:
-    """The process of a pack.
+def process_options(plan: Plan, pack: Pack) -> dict[str, object]:
+    """Return the options that all packs of a process share."""
+    config = plan.runs_of(pack)[0].config
+    return {name: config.get(name) for name in _PROCESS_OPTIONS}
+
+
+class WorkerProcess:
+    """A process that trains packs one after another (`worker.py`).
+
+    Args:
+        folder: The folder of the sweep.
+        options: The `process_options` of its packs.
+        threads: Threads of the process unless OMP_NUM_THREADS is set; None leaves the choice to torch.
+        gpus: The only GPUs that the process sees; without any, torch chooses.
+        log: Receives what the process prints before its first pack.
+
+    Raises:
+        OSError: The system has no memory for another process.
+    """
+
+    def __init__(
+        self, folder: Path, options: Mapping[str, object], threads: int | None, gpus: Sequence[Gpu], log: IO[bytes]
+    ) -> None:
+        self.options, self.gpus = options, gpus
+        # -P: a file in the current folder must not replace a module.
+        command = [sys.executable, "-P", "-m", "normlab.sweeps.worker", *(["--gpu"] if gpus else [])]
+        environment = ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}) | os.environ
+        if gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in gpus)
+        # No other process inherits the ends of the pipes, so standard input closes when the supervisor dies.
+        self._process = subprocess.Popen(
+            [*command, str(folder.absolute())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+        self._earlier_children: list[int] = []
+        """Children of earlier packs: followers, which still send the runs of those packs to W&B."""
+
+    @property
+    def pid(self) -> int:
+        """The id of the process, which is also that of its session."""
+        return self._process.pid
+
+    def start(self, number: int, node: int) -> None:
+        """Let the process train a pack."""
+        assert self._process.stdin is not None
+        self._earlier_children = _children_of(self.pid)
+        with contextlib.suppress(OSError):  # the process has ended, as `exit_code` reports
+            self._process.stdin.write(f"{number} {node}\n".encode())
+            self._process.stdin.flush()
+
+    @property
+    def answers(self) -> int:
+        """The file descriptor of the pipe on which the process answers."""
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    def is_ready(self) -> bool:
+        """Return whether the process has answered that its pack has ended and that it can train another."""
+        return bool(wait([self.answers], 0) and os.read(self.answers, 4096))
+
+    def exit_code(self) -> int | None:
+        """Return the exit code, or minus the number of the signal that ended the process; None while it runs."""
+        return self._process.poll()
+
+    def stop(self) -> None:
+        """Let the process write a checkpoint and exit."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+        self.signal_all(signal.SIGCONT)  # a process that SIGSTOP suspends handles no SIGTERM
+
+    def signal_all(self, number: int) -> None:
+        """Send a signal to the process and the child processes of its pack."""
+        # The process and each rank of a run on several devices lead a session: the id of a process group is its pid.
+        for pid in (self.pid, *_children_of(self.pid)):
+            if pid not in self._earlier_children:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, number)
+
+    def close_pipes(self) -> None:
+        """Close the pipes to the process, which stops the process if it still runs."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def end(self) -> None:
+        """End an idle process: it has written everything."""
+        self._process.kill()
+        self.close_pipes()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(UNKILLABLE_S)
+
+
+class RunningPack:
+    """The training of a pack by a worker.
 
     Args:
         folder: The folder of the sweep.
         plan: The plan of the sweep, as stored in the folder.
         pack: The pack to train.
-        threads: Threads of the process unless OMP_NUM_THREADS is set; None leaves the choice to torch.
-        timeout_minutes: Minutes after which a process that writes nothing counts as hung.
-        gpus: The only GPUs that the process sees; without any, torch chooses.
+        threads: Threads of a new worker unless OMP_NUM_THREADS is set; None leaves the choice to torch.
+        timeout_minutes: Minutes after which a worker that writes nothing counts as hung.
+        gpus: The only GPUs that the worker sees; without any, torch chooses.
+        worker: An idle worker with these GPUs and the pack's `process_options`; None starts one.
         node: Index of this node among those of the pack.
 
     Raises:
@@ -153,49 +286,45 @@ class PackProcess:
         threads: int | None,
         timeout_minutes: float,
         gpus: Sequence[Gpu] = (),
+        worker: WorkerProcess | None = None,
         node: int = 0,
     ) -> None:
         self.pack, self.gpus = pack, gpus
+        self.idle_worker: WorkerProcess | None = None
+        """The worker after the pack, if it can train another."""
         self.is_lost = False
-        """Whether the process did not end after SIGKILL."""
+        """Whether the worker did not end after SIGKILL."""
         self._folder, self._runs = folder, plan.runs_of(pack)
         self._timeout_minutes = timeout_minutes
         self._stopped: tuple[str, str] | None = None
-        """Cause and detail of the outcome if the supervisor stopped the process."""
+        """Cause and detail of the outcome if the supervisor stopped the worker."""
         self._kill_at = self._lost_at = float("inf")
         self._started = self._last_change = time.monotonic()
         self._last_signs: list[tuple[int, int]] = []
         self._memory_kills_before = _memory_kills()
         self._log = plans.log_of(folder, pack.number, node)
-        # -P: a file in the current folder must not replace a module.
-        command = [sys.executable, "-P", "-m", "normlab.sweeps.worker", *(["--gpu"] if gpus else [])]
-        command += [str(folder.absolute()), str(pack.number)]
-        environment = ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}) | os.environ
-        if gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in gpus)
         try:
             self._log.parent.mkdir(exist_ok=True)
             with self._log.open("ab") as log:
                 self._log_start = log.seek(0, os.SEEK_END)
-                # No other process inherits the write end of the pipe, so the pipe closes when the supervisor dies.
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                    env=environment,
-                    start_new_session=True,
-                )
+                self._worker = worker or WorkerProcess(folder, process_options(plan, pack), threads, gpus, log)
         except OSError as error:
             raise io_error(self._log, "written", error) from error
+        self._worker.start(pack.number, node)
+
+    @property
+    def answers(self) -> int:
+        """The file descriptor of the pipe that becomes readable when the pack ends."""
+        return self._worker.answers
 
     def poll(self) -> PackOutcome | None:
-        """Return the outcome of the process, or None while it runs.
+        """Return the outcome of the pack, or None while it trains.
 
-        Stop a process that has written nothing for `timeout_minutes`, kill one that has not stopped within the grace
+        Stop a worker that has written nothing for `timeout_minutes`, kill one that has not stopped within the grace
         period, and give up one that the kill does not end. After a failure, kill the other processes of its session.
         """
-        code = self._process.poll()
+        is_ready = self._worker.is_ready()
+        code = 0 if is_ready else self._worker.exit_code()
         if code is None:
             if self._stopped is None and (silent := self.seconds_silent()) > 60 * self._timeout_minutes:
                 detail = f"wrote nothing for {silent:.0f} s (sweep.timeout_minutes={self._timeout_minutes:.3g})"
@@ -204,13 +333,17 @@ class PackProcess:
                 self.kill()
             if time.monotonic() > self._lost_at:
                 self.is_lost = True
+                self.close()
                 # The process still holds the locks of its runs, so no other GPU can train them.
-                detail = f"process {self._process.pid} cannot be killed; reset its device, or restart the machine"
+                detail = f"process {self._worker.pid} cannot be killed; reset its device, or restart the machine"
                 return self._outcome(plans.HUNG, detail, None)
             return None
         if code:
             self.kill()
-        self.close_pipe()
+        if is_ready and self._stopped is None:
+            self.idle_worker = self._worker
+        else:  # the signal may arrive after the answer
+            self._worker.end()
         cause, detail = cause_of_exit(
             code,
             self._log_tail(),
@@ -226,33 +359,25 @@ class PackProcess:
         return PackOutcome(self.pack.number, cause, one_line(detail), code, seconds, time.time(), gpus)
 
     def stop(self, cause: str = _STOPPED[0], detail: str = _STOPPED[1]) -> None:
-        """Stop the process with a checkpoint (SIGTERM); `poll` kills it after `GRACE_S`."""
+        """Stop the worker with a checkpoint (SIGTERM); `poll` kills it after `GRACE_S`."""
         if self._stopped is None:
             self._stopped, self._kill_at = (cause, detail), time.monotonic() + GRACE_S
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM)
-            self._signal_all(signal.SIGCONT)  # a process that SIGSTOP suspends handles no SIGTERM
+            self._worker.stop()
 
     def kill(self) -> None:
-        """Kill the process and all its child processes."""
+        """Kill the worker and the child processes of its pack."""
         self._lost_at = min(self._lost_at, time.monotonic() + UNKILLABLE_S)
-        self._signal_all(signal.SIGKILL)
+        self._worker.signal_all(signal.SIGKILL)
 
-    def _signal_all(self, number: int) -> None:
-        """Send a signal to the process and all its child processes."""
-        # The process and each rank of a run on several devices lead a session: the id of a process group is its pid.
-        for pid in (self._process.pid, *_children_of(self._process.pid)):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, number)
-
-    def close_pipe(self) -> None:
-        """Close the pipe to the process, which stops the process if it still runs."""
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
+    def close(self) -> None:
+        """End the worker if it is idle; else close the pipes to it, which stops it if it still runs."""
+        if self.idle_worker is None:
+            self._worker.close_pipes()
+        else:
+            self.idle_worker.end()
 
     def _log_tail(self, lines: int = 20) -> list[str]:
-        """Return the last lines that the process wrote to its log, without blank ones."""
+        """Return the last lines that the worker wrote to the log of the pack, without blank ones."""
         try:
             with self._log.open("rb") as log:
                 log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - 16_384))

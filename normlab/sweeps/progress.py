@@ -264,7 +264,7 @@ class ProgressDisplay:
             self.print(f"pack {number} {pack.label}: queued again at step {pack.step:.0f}/{pack.steps}")
 
     def pack_ended(self, plan: Plan, outcome: PackOutcome, halves: Sequence[Pack]) -> None:
-        """Show the outcome of a pack's process; without a terminal, print a line.
+        """Show the outcome of a pack; without a terminal, print a line.
 
         Args:
             plan: The plan, with the halves.

@@ -1,6 +1,6 @@
 """The supervisor of a sweep: submit the packs to an executor, and record their outcomes.
 
-Each pack is a process, on this machine (`local.py`) or in Slurm (`slurm.py`), and a failure ends only its pack. The
+Processes train the packs, on this machine (`local.py`) or in Slurm (`slurm.py`), and a failure ends only one pack. The
 supervisor records outcomes in the folder of the sweep. When the same command runs again, the packs that are not
 completed resume, except failed ones, which need `--retry-failed`.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -154,10 +153,10 @@ class _Supervisor:
                         signals_handled = len(signals)
                         if message := self.executor.stop(again=signals_handled > 1):
                             self.display.print(message)
+                    self.executor.wait(POLL_EVERY_S)
                     for outcome in self.executor.outcomes(self.plan):
                         self._record(outcome)
                     self.display.refresh()
-                    time.sleep(POLL_EVERY_S)
         finally:
             self.executor.close()
             self.display.finish()

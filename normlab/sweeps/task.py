@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from normlab.errors import NormlabError
 from normlab.store.plans import FAILURES, INTERRUPTED, delete_task_outcome, read_plan, write_task_outcome
-from normlab.sweeps.local import POLL_EVERY_S, PackProcess
+from normlab.sweeps.local import POLL_EVERY_S, RunningPack
 from normlab.sweeps.squeue import requeue, state_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Task:
     number: int
     threads: int
     timeout_minutes: float
-    _process: PackProcess | None = field(default=None, init=False, repr=False)
+    _process: RunningPack | None = field(default=None, init=False, repr=False)
 
     def __call__(self) -> str:
         """Train the pack, write its outcome, and return the cause of the outcome.
@@ -51,7 +51,7 @@ class Task:
         if not node:
             delete_task_outcome(folder, self.number)
         plan = read_plan(folder)
-        process = self._process = PackProcess(
+        process = self._process = RunningPack(
             folder, plan, plan.pack_of(self.number), self.threads, self.timeout_minutes, node=node
         )
         # scancel sends these signals, and so do a preemption and a system that shuts the node down.
@@ -61,7 +61,7 @@ class Task:
             while (outcome := process.poll()) is None:
                 time.sleep(POLL_EVERY_S)
         finally:
-            process.close_pipe()
+            process.close()
         if node:  # without an error: Slurm could end the process of the first node before it writes the outcome
             return outcome.cause
         # A preempted task is still RUNNING. It must queue itself, because Slurm only queues it if it never exits.

@@ -116,12 +116,17 @@ def describe(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> di
         "versions": {
             "normlab": __version__,
             "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "numpy", "datasets", "wandb")},
+            **_library_versions(),
         },
         "git": _git_state(),
         "command": sys.argv,
         "created": time.time(),
     }
+
+
+@cache
+def _library_versions() -> dict[str, str]:
+    return {name: version(name) for name in ("torch", "numpy", "datasets", "wandb")}
 
 
 @cache

@@ -254,8 +254,13 @@ def limit_threads() -> None:
     torch.set_num_threads(num_threads())
 
 
-def apply(settings: RuntimeSettings) -> None:
-    """Set torch's threads and global switches for a run."""
+def apply(settings: RuntimeSettings, *, keep_compiled: bool = False) -> None:
+    """Set torch's threads and global switches for a run.
+
+    Args:
+        settings: The settings of the run.
+        keep_compiled: Whether to keep the compiled code of the last run in this process, whose blocks are equal.
+    """
     if settings.threads < torch.get_num_threads():
         torch.set_num_threads(settings.threads)
     if settings.deterministic and settings.device == "cuda":
@@ -272,7 +277,8 @@ def apply(settings: RuntimeSettings) -> None:
     # The default fills every new tensor with NaN, a debugging aid that costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     if settings.compile == "on":
-        # torch caches graphs by code, so the graphs of an earlier model count towards the recompile limit.
-        torch.compiler.reset()
+        if not keep_compiled:
+            # torch caches graphs by code, so the graphs of an earlier model count towards the recompile limit.
+            torch.compiler.reset()
         torch._dynamo.config.recompile_limit = MOST_GRAPHS
         torch._logging.set_logs(dynamo=logging.ERROR)  # at the limit, torch prints six lines before the error

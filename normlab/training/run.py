@@ -77,6 +77,7 @@ def train_pack(
     pack: Mapping[str, Any] | None = None,
     ends_process: bool = False,
     only_first_signal: bool = False,
+    keep_compiled: bool = False,
 ) -> list[Outcome]:
     """Train runs as one stacked computation, or resume them, or return the outcomes that all have already.
 
@@ -89,13 +90,15 @@ def train_pack(
         pack: The pack's `sweep`, `number` and, if they are planned, the ids of its `runs`.
         ends_process: As for `train`.
         only_first_signal: Whether the process ignores SIGINT and SIGTERM after the first one.
+        keep_compiled: Whether the runs use the code that the last call in this process compiled, for equal blocks.
 
     Raises:
         ConfigError, DataError, StoreError: The message says what to do.
     """
     settings = resolve(configs[0])
     corpus = open_corpus(configs[0].data)
-    apply(settings)  # after the corpus: it may import a compiler, and a missing text is reported sooner
+    # After the corpus: it may import a compiler, and a missing text is reported sooner.
+    apply(settings, keep_compiled=keep_compiled)
     stop = StopRequest(ends_process=ends_process, only_first=only_first_signal)
     with contextlib.ExitStack() as handlers:
         if only_first_signal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -74,7 +75,7 @@ def workers_of(folder: Path) -> list[int]:
 
 
 def worker_of(folder: Path, pack: int, node: int | None = None) -> int:
-    """Return the worker process of a pack of a sweep, on one node of its Slurm task if there are several."""
+    """Return the worker process that trains a pack of a sweep, on one node of its Slurm task if there are several."""
     pids = [pid for pid, number in _workers(folder) if number == pack]
     if node is not None:
         pids = [pid for pid in pids if b"SLURM_NODEID=%d\0" % node in Path(f"/proc/{pid}/environ").read_bytes()]
@@ -83,7 +84,7 @@ def worker_of(folder: Path, pack: int, node: int | None = None) -> int:
 
 
 def _workers(folder: Path) -> list[tuple[int, int]]:
-    """Return the worker processes of a sweep, each with the number of its pack."""
+    """Return the worker processes of a sweep, each with the number of its latest pack, whose log it writes."""
     workers = []
     for entry in Path("/proc").iterdir():
         try:
@@ -91,5 +92,7 @@ def _workers(folder: Path) -> list[tuple[int, int]]:
         except OSError:
             continue
         if b"normlab.sweeps.worker" in line and os.fsencode(folder) in line:
-            workers.append((int(entry.name), int(line.split(b"\0")[-2])))
+            with contextlib.suppress(OSError):  # it has ended
+                log = (entry / "fd" / "2").readlink().name
+                workers.append((int(entry.name), int(log.removeprefix("pack_").partition(".")[0])))
     return workers

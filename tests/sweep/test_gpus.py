@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -213,7 +215,7 @@ def test_record_has_the_uuid(overrides: list[str], monkeypatch: pytest.MonkeyPat
 
 
 class PretendedProcess:
-    """Replaces `PackProcess`: ends after a few polls, with the outcome that `ways` gives for the GPU's index."""
+    """Replaces `RunningPack`: ends after a few polls, with the outcome that `ways` gives for the GPU's index."""
 
     ways: dict[int, str] = {}
     running: list[PretendedProcess] = []
@@ -224,9 +226,12 @@ class PretendedProcess:
     threads: list[int | None] = []
     """The number of threads of each process."""
     is_lost = False
+    idle_worker = None
+    answers = 0
+    """Standard input, which is readable in a test."""
 
     def __init__(
-        self, folder: Path, plan: Any, pack: Any, threads: int | None, timeout: float, on: Sequence[Gpu]
+        self, folder: Path, plan: Any, pack: Any, threads: int | None, timeout: float, on: Sequence[Gpu], worker: None
     ) -> None:
         self.folder, self.runs, self.pack, self.gpus, self.gpu = folder, plan.runs_of(pack), pack, on, on[0]
         self.threads.append(threads)
@@ -249,7 +254,7 @@ class PretendedProcess:
             RunFolder.create(run_of(self.folder, run).path, {"run_id": run.run_id}).write_status({"state": "finished"})
         return PackOutcome(self.pack.number, cause, ECC if cause == GPU_FAULT else "", 1, 1.0, 1.0, self.uuids)
 
-    def close_pipe(self) -> None:
+    def close(self) -> None:
         """Do nothing."""
 
 
@@ -259,7 +264,7 @@ Supervise = Callable[..., tuple[SweepResult, list[Any], Path]]
 @pytest.fixture
 def pretended_sweep(monkeypatch: pytest.MonkeyPatch, overrides: list[str]) -> Supervise:
     """Supervise a sweep with pretended processes on pretended GPUs."""
-    monkeypatch.setattr(local, "PackProcess", PretendedProcess)
+    monkeypatch.setattr(local, "RunningPack", PretendedProcess)
     monkeypatch.setattr(supervisor, "POLL_EVERY_S", 0.0)
 
     def call(*more: str, on: list[Gpu], ways: dict[int, str] | None = None) -> tuple[SweepResult, list[Any], Path]:
@@ -367,10 +372,10 @@ def test_process_that_cannot_be_killed(overrides: list[str], monkeypatch: pytest
     """It counts as hung, and its GPU is taken out."""
 
     class Stuck:
-        pid, stdin = 2**22 + 1, None
+        pid = 2**22 + 1
 
         def __init__(self, *command: Any, **options: Any) -> None:
-            """Start no process."""
+            self.stdin, self.stdout = io.BytesIO(), open(os.devnull, "rb")  # noqa: SIM115
 
         def poll(self) -> None:
             """Return that the process runs."""
@@ -428,7 +433,7 @@ def test_worker_whose_gpu_is_gone(
     planned = make_plan(*compose_sweep([*grid, "device=auto", "sweep.name=x"]))
     planned.folder.mkdir(parents=True)
     local.plans.write_plan(planned.folder, planned.plan)
-    code = worker.main(planned.folder, 1, on_gpu=True)
+    code = worker.Worker(planned.folder, on_gpu=True).train(1)
     log = capfd.readouterr().err.splitlines()
     exits = {"completed": False, "stopped": None, "memory_kill": False}
     assert local.cause_of_exit(code, log, **exits, on_gpu=True)[0] == GPU_FAULT

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -22,7 +22,7 @@ from normlab.config.compose import compose_sweep
 from normlab.config.sweep_options import SweepOptions
 from normlab.errors import ConfigError, StoreError
 from normlab.store.lock import file_lock
-from normlab.store.plans import lock_of, read_outcomes, read_plan, run_of, sweep_folder
+from normlab.store.plans import lock_of, log_of, read_outcomes, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.sweeps import local, supervisor, worker
 from normlab.sweeps.plan import make_plan
@@ -188,44 +188,70 @@ def test_a_sweep_of_two_runs(overrides: list[str], run_command: Command, tmp_pat
 
 
 class FakePopen:
-    """Replaces the process of a pack: exits after a few polls, in the way that `ways` gives for its runs' seeds."""
+    """Replaces a worker: ends each pack after a few polls, in the way that `ways` gives for the seeds of its runs.
+
+    After `finish`, it answers and waits for another pack; after all other ways, it exits.
+    """
 
     ways: dict[int, str] = {}
     most_at_once = 0
     running = 0
+    packs: list[list[int]] = []
+    """For each process, the numbers of its packs."""
     pid = 2**22 + 1
     """No process has it."""
-    stdin = None
 
-    def __init__(self, command: list[str], *, stdout: IO[bytes], **options: Any) -> None:
-        self.folder, self.log = Path(command[-2]), stdout
+    def __init__(self, command: list[str], **options: Any) -> None:
+        self.folder, self.code, self.way = Path(command[-1]), None, ""
+        self.stdin = SimpleNamespace(write=self.start, flush=lambda: None, close=lambda: None)
+        answers, self.answers = os.pipe()
+        self.stdout = os.fdopen(answers, "rb")
+        self.numbers: list[int] = []
+        self.packs.append(self.numbers)
+
+    def start(self, request: bytes) -> None:
+        number, _ = map(int, request.split())
+        self.numbers.append(number)
         plan = read_plan(self.folder)
-        self.runs = plan.runs_of(plan.pack_of(int(command[-1])))
+        self.runs = plan.runs_of(plan.pack_of(number))
         seeds = [job.config["seed"] for job in self.runs]
         self.way = next((self.ways[seed] for seed in seeds if seed in self.ways), "finish")
         if self.way == "memory" and len(seeds) == 1:
             self.way = "finish"
         if self.way == "raise":
-            stdout.write(b"error: ValueError: no\n")
+            log_of(self.folder, number).write_text("error: ValueError: no\n")
         self.polls, self.stopped = 0, False
         type(self).running += 1
         type(self).most_at_once = max(self.most_at_once, self.running)
 
     def poll(self) -> int | None:
+        if self.code is not None or not self.way:
+            return self.code
         self.polls += 1
         if self.way == "signal" and self.polls == 3:
             os.kill(os.getpid(), signal.SIGINT)
         if not self.stopped and (self.polls < 3 or self.way in ("hang", "signal")):
             return None
-        if self.way == "finish":
+        if self.way in ("finish", "leak"):
             for job in self.runs:
                 run = RunFolder.create(run_of(self.folder, job).path, {"run_id": job.run_id})
                 run.write_status({"state": "finished"})
         type(self).running -= 1
-        return {"finish": 0, "memory": 12, "raise": 1, "stopped from outside": 143}.get(self.way, -9)
+        if self.way == "finish":
+            os.write(self.answers, b"%d\n" % self.numbers[-1])
+        else:
+            self.code = {"leak": 0, "memory": 12, "raise": 1, "stopped from outside": 143}.get(self.way, -9)
+        self.way = ""
+        return self.code
 
     def send_signal(self, number: int) -> None:
         self.stopped = True
+
+    def kill(self) -> None:
+        self.code = -9
+
+    def wait(self, seconds: float) -> None:
+        os.close(self.answers)
 
 
 @pytest.fixture
@@ -233,10 +259,15 @@ def fake_sweep(
     monkeypatch: pytest.MonkeyPatch, overrides: list[str]
 ) -> Callable[..., tuple[SweepResult, list[Any], Path]]:
     """Supervise a sweep over seeds with fake processes."""
-    monkeypatch.setattr(local, "subprocess", SimpleNamespace(Popen=FakePopen, PIPE=subprocess.PIPE))
+    monkeypatch.setattr(
+        local,
+        "subprocess",
+        SimpleNamespace(Popen=FakePopen, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired),
+    )
     monkeypatch.setattr(supervisor, "POLL_EVERY_S", 0.001)
     monkeypatch.setattr(FakePopen, "running", 0)
     monkeypatch.setattr(FakePopen, "most_at_once", 0)
+    monkeypatch.setattr(FakePopen, "packs", [])
 
     def call(*more: str, ways: dict[int, str], retry: bool = False) -> tuple[SweepResult, list[Any], Path]:
         monkeypatch.setattr(FakePopen, "ways", ways)
@@ -278,6 +309,29 @@ def test_failed_pack_waits_for_retry_failed(fake_sweep: Callable[..., Any]) -> N
     assert events[0] == ("start", [2, 4], 2, [])
     assert outcome.code == 0
     assert len(read_outcomes(folder)) == 6
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3])
+def test_each_slot_has_one_process(fake_sweep: Callable[..., Any], jobs: int) -> None:
+    outcome, _, _ = fake_sweep("seed=range(9)", f"sweep.jobs={jobs}", ways={})
+    assert outcome.code == 0
+    assert len(FakePopen.packs) == FakePopen.most_at_once == jobs
+    assert sorted(number for numbers in FakePopen.packs for number in numbers) == [*range(1, 10)]
+
+
+@pytest.mark.parametrize("way", ["kill", "raise", "leak"])
+def test_process_that_exits_is_replaced(fake_sweep: Callable[..., Any], way: str) -> None:
+    """Only its pack is affected."""
+    _, _, folder = fake_sweep("seed=range(5)", ways={2: way})
+    assert FakePopen.packs == [[1, 2, 3], [4, 5]]
+    assert [end.pack for end in read_outcomes(folder) if end.cause == "finished"] == (
+        [1, 2, 3, 4, 5] if way == "leak" else [1, 2, 4, 5]
+    )
+
+
+def test_packs_that_need_other_switches_of_torch_have_other_processes(fake_sweep: Callable[..., Any]) -> None:
+    fake_sweep("precision=fp32,bf16", "seed=range(3)", ways={})
+    assert FakePopen.packs == [[1, 2, 3], [4, 5, 6]]
 
 
 def test_deleted_run_is_trained_again(fake_sweep: Callable[..., Any]) -> None:
@@ -370,7 +424,9 @@ class SuspendedPopen(subprocess.Popen):
 
     def __init__(self, command: list[str], **options: Any) -> None:
         script = "import os, signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); "
-        script += "os.kill(os.getpid(), signal.SIGSTOP); signal.pause()" if command[-1] == "1" else "sys.exit(3)"
+        script += (
+            "os.kill(os.getpid(), signal.SIGSTOP) if sys.stdin.readline() == '1 0\\n' else sys.exit(3); signal.pause()"
+        )
         super().__init__([sys.executable, "-S", "-c", script], **options)
         SuspendedPopen.newest = self.pid
 
@@ -380,12 +436,16 @@ def test_suspended_process_writes_its_checkpoint_and_the_next_pack_starts(
 ) -> None:
     """As with SIGSTOP from outside: the pack is hung, and its process ends by itself before it would be killed."""
 
-    def seconds_silent(_: local.PackProcess) -> float:
+    def seconds_silent(_: local.RunningPack) -> float:
         is_suspended = Path(f"/proc/{SuspendedPopen.newest}/stat").read_text().rpartition(")")[2].split()[0] == "T"
         return 3600 if is_suspended else 0
 
-    monkeypatch.setattr(local, "subprocess", SimpleNamespace(Popen=SuspendedPopen, PIPE=subprocess.PIPE))
-    monkeypatch.setattr(local.PackProcess, "seconds_silent", seconds_silent)
+    monkeypatch.setattr(
+        local,
+        "subprocess",
+        SimpleNamespace(Popen=SuspendedPopen, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired),
+    )
+    monkeypatch.setattr(local.RunningPack, "seconds_silent", seconds_silent)
     outcome, events, folder = fake_sweep("seed=0,1", "sweep.pack=off", "sweep.jobs=1", ways={})
     assert [(end.pack, end.cause, end.code) for end in read_outcomes(folder)] == [(1, "hung", 143), (2, "exited", 3)]
     assert ("started", 2) in events

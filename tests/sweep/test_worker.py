@@ -1,0 +1,160 @@
+"""One process for several packs: the record of a run is the one that a new process writes."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kill_and_resume import differences
+
+from normlab.config.compose import compose_sweep
+from normlab.norms.base import NORMS, load_all
+from normlab.store.plans import Pack, log_of, read_outcomes, read_plan, run_of, write_plan
+from normlab.sweeps import worker as worker_module
+from normlab.sweeps.local import WorkerProcess, process_options
+from normlab.sweeps.plan import PlannedSweep, make_plan
+from support.processes import run_sweep, wait_for, worker_of, workers_of
+
+
+def keeps_state(name: str) -> bool:
+    """Whether a forward pass changes a buffer of a norm."""
+    kind: Any = NORMS[name]
+    norm = kind().build(16).train()
+    before = {buffer: value.clone() for buffer, value in norm.named_buffers()}
+    norm(torch.linspace(-3, 5, 4 * 8 * 16).reshape(4, 8, 16))
+    return any(not torch.equal(before[buffer], value) for buffer, value in norm.named_buffers())
+
+
+load_all()
+STATEFUL = [name for name in NORMS if keeps_state(name)]
+
+
+@contextmanager
+def started(planned: PlannedSweep, pack: Pack) -> Iterator[WorkerProcess]:
+    """A new process for packs of a plan."""
+    with log_of(planned.folder, pack.number).open("ab") as log:
+        worker = WorkerProcess(planned.folder, process_options(planned.plan, pack), 1, (), log)
+    try:
+        yield worker
+    finally:
+        worker.end()
+
+
+def train(planned: PlannedSweep, worker: WorkerProcess, pack: Pack) -> bool:
+    """Train a pack; return whether the process can train another."""
+    worker.start(pack.number, 0)
+    select.select([worker.answers], [], [])
+    if worker.is_ready():
+        return True
+    wait_for(lambda: worker.exit_code() is not None)
+    assert worker.exit_code() == 0, log_of(planned.folder, pack.number).read_text()
+    return False
+
+
+def planned_in(results: Path, overrides: Sequence[str], *grid: str) -> PlannedSweep:
+    planned = make_plan(*compose_sweep([*overrides, *grid, "sweep.name=x", f"results_dir={results}"]))
+    (planned.folder / "logs").mkdir(parents=True)
+    write_plan(planned.folder, planned.plan)
+    return planned
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "grid",
+    [
+        [f"norm={','.join(STATEFUL)}", "seed=0,1,2"],
+        ["norm=batchnorm", "compile=on", "seed=range(4)", "stats=off", "model.depth=1", "eval.every=0"],
+    ],
+    ids=["eager", "compiled"],
+)
+def test_used_process_gives_the_bits_of_a_new_one(overrides: list[str], tmp_path: Path, grid: list[str]) -> None:
+    """Packs of two runs and single runs, each after packs of other norms or of the same norm."""
+    used, new = (planned_in(tmp_path / name, overrides, *grid, "sweep.pack=2") for name in ("used", "new"))
+    first, *others = [*used.plan.packs[::2], *used.plan.packs[1::2]]
+    with started(used, first) as worker:
+        assert all(train(used, worker, pack) for pack in (first, *others))
+    for pack in others:
+        with started(new, pack) as worker:
+            train(new, worker, pack)
+        for run in used.plan.runs_of(pack):
+            folders = [run_of(planned.folder, run).path for planned in (used, new)]
+            assert differences(*folders) == []
+            assert any((folders[0] / "checkpoints").iterdir())
+
+
+@pytest.mark.process
+def test_logs_of_packs_are_separate(overrides: list[str], tmp_path: Path) -> None:
+    planned = planned_in(tmp_path / "results", overrides, "seed=0,1", "sweep.pack=off")
+    first, second = planned.plan.packs
+    with started(planned, first) as worker:
+        assert train(planned, worker, first)
+        assert train(planned, worker, second)
+    for pack in (first, second):
+        (run,) = planned.plan.runs_of(pack)
+        text = log_of(planned.folder, pack.number).read_text()
+        assert text.count("finished at step 12/12") == 1
+        assert run.run_id in text
+
+
+PLUGIN = """
+from normlab.norms.rmsnorm import RMSNormConfig
+from normlab.norms.base import register_norm
+from dataclasses import dataclass
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class Mine(RMSNormConfig):
+    name: str = "mine"
+"""
+
+
+@pytest.mark.process
+def test_no_pack_follows_user_code(overrides: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    grid = [f"plugins=[{tmp_path / 'mine.py'}]", "norm=mine", "seed=0"]
+    planned = planned_in(tmp_path / "results", overrides, *grid)
+    (pack,) = planned.plan.packs
+    with started(planned, pack) as worker:
+        assert not train(planned, worker, pack)
+
+
+@pytest.mark.process
+def test_no_pack_follows_a_leak(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process leaks in each pack, and trains a second one, since the first has loaded the libraries."""
+    planned = planned_in(tmp_path / "results", overrides, "seed=0,1,2", "sweep.pack=off")
+    process = worker_module.Worker(planned.folder, on_gpu=False)
+    leaked: list[bytearray] = []
+    reusable = []
+    for pack in planned.plan.packs:
+        assert process.train(pack.number) == 0
+        leaked.append(bytearray(b"x") * (worker_module.LEAK_BYTES * 2 // 3))
+        reusable.append(process.is_reusable())
+    assert reusable == [True, True, False]
+
+
+@pytest.mark.process
+def test_killed_process_is_replaced_and_the_others_stay(overrides: list[str], tmp_path: Path) -> None:
+    """SIGKILL in the middle of the second pack of one of two processes."""
+    grid = [*overrides, "seed=range(6)", "sweep.pack=off", "sweep.jobs=2", "sweep.name=x", "train.steps=300"]
+    folder = tmp_path / "results" / "sweeps" / "x"
+    pids: set[int] = set()
+    killed: list[int] = []
+
+    def kill_once() -> None:
+        pids.update(workers_of(folder))
+        if not killed and run_of(folder, read_plan(folder).runs[2]).size():
+            killed.append(worker_of(folder, 3))
+            os.kill(killed[0], signal.SIGKILL)
+
+    result, _, _ = run_sweep(grid, kill_once)
+    assert [(number, end.cause) for number, end in result.failed.items()] == [(3, "killed")]
+    assert sorted(end.pack for end in read_outcomes(folder) if end.cause == "finished") == [1, 2, 4, 5, 6]
+    assert len(pids) == 3, "one for each slot, and one for the killed one"
+    assert workers_of(folder) == []

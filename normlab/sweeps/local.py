@@ -17,7 +17,7 @@ from pathlib import Path
 
 from normlab.cgroup import allowed_cores
 from normlab.config.sweep_options import SweepOptions
-from normlab.errors import OUT_OF_MEMORY, one_line
+from normlab.errors import OUT_OF_MEMORY, is_out_of_memory, one_line
 from normlab.store import plans
 from normlab.store.files import io_error
 from normlab.store.plans import Pack, PackOutcome, Plan
@@ -33,8 +33,6 @@ UNKILLABLE_S = 30.0
 _STOPPED = plans.INTERRUPTED, "stopped; the same command resumes it"
 _STOP_CODES = tuple(code for number in (signal.SIGINT, signal.SIGTERM) for code in (128 + number, -number))
 """Exit codes of a process that a signal has stopped."""
-_MEMORY_MESSAGES = ("std::bad_alloc", "Cannot allocate memory", "CUDA out of memory")
-"""Messages with which libraries abort the process when an allocation fails."""
 
 
 class LocalExecutor:
@@ -306,7 +304,7 @@ def cause_of_exit(
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         if -code == signal.SIGKILL and memory_kill:
             return plans.MEMORY, f"the system ran out of memory and killed the process ({name})"
-        if message := next((line for line in log if any(text in line for text in _MEMORY_MESSAGES)), ""):
+        if message := next(filter(is_out_of_memory, log), ""):
             return plans.MEMORY, f"{message} ({name})"
         return plans.KILLED, f"by {name}"
     if error:

@@ -36,7 +36,7 @@ def main(folder: Path, number: int, *, on_gpu: bool) -> int:
         number: The number of the pack.
         on_gpu: Whether the supervisor gave a GPU to the process, so that device=auto must not choose the CPU.
     """
-    from normlab.errors import OUT_OF_MEMORY, NormlabError, OutOfMemoryError, one_line
+    from normlab.errors import OUT_OF_MEMORY, NormlabError, OutOfMemoryError, is_out_of_memory, one_line
 
     try:
         return _train(folder, number, on_gpu)
@@ -44,7 +44,7 @@ def main(folder: Path, number: int, *, on_gpu: bool) -> int:
         code, message = OUT_OF_MEMORY if isinstance(error, OutOfMemoryError) else 2, str(error)
     except Exception as error:
         traceback.print_exc()
-        code, message = OUT_OF_MEMORY if isinstance(error, MemoryError) else 1, f"{type(error).__name__}: {error}"
+        code, message = OUT_OF_MEMORY if is_out_of_memory(error) else 1, f"{type(error).__name__}: {error}"
         if "vmap" in message:  # it draws random numbers, or reads a value on the host
             message = f"the norm or the placement cannot train in a pack; use sweep.pack=off ({message})"
     print(f"{ERROR_PREFIX}{one_line(message)}", file=sys.stderr, flush=True)

@@ -154,6 +154,7 @@ def pretended_gpu() -> Iterator[Device]:
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "get_device_properties": lambda index=None: properties,
+        "reset_peak_memory_stats": lambda: None,
         "mem_get_info": lambda device=None: (80 * GIB, 80 * GIB),
         "is_bf16_supported": lambda: True,
     }

@@ -163,7 +163,7 @@ class RunConfig:
     precision: str = option("auto", choices=("auto", "fp32", "bf16"), identity=False)
     """fp32, or bf16 autocast with float32 weights; auto is bf16 on a GPU that supports it, else fp32."""
     compile: str = option("auto", choices=("auto", "on", "off"), identity=False)
-    """torch.compile of each block; auto is on for a GPU, off for a CPU."""
+    """torch.compile of each block; auto is on for a run on a GPU that is long enough (`normlab list auto`)."""
     deterministic: bool | None = option(None, identity=False)
     """Whether runs repeat bit for bit on one machine; unless set, true on a CPU and false on a GPU."""
     results_dir: str = option("results", longest=4096, identity=False)

@@ -15,14 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from normlab.cgroup import allowed_cores
 from normlab.config.sweep_options import SweepOptions
 from normlab.errors import OUT_OF_MEMORY, is_out_of_memory, one_line
 from normlab.store import plans
 from normlab.store.files import io_error
 from normlab.store.plans import Pack, PackOutcome, Plan
 from normlab.sweeps.gpus import fault_of
-from normlab.sweeps.plan import all_completed
+from normlab.sweeps.plan import all_completed, threads_of
 from normlab.sweeps.worker import ERROR_PREFIX, GRACE_S
 from normlab.training.machine import Gpu
 
@@ -73,7 +72,7 @@ class LocalExecutor:
         A pack that needs more GPUs than are free keeps the packs behind it waiting, or it would wait for ever.
         """
         jobs = self._jobs or plan.parallel_packs
-        threads = threads_of(jobs * self._num_devices)
+        threads = plan.threads or threads_of(jobs * self._num_devices)
         load = Counter(gpu for process in self._processes for gpu in process.gpus or (None,))
         rest: list[Pack] = []
         for position, pack in enumerate(waiting):
@@ -122,11 +121,6 @@ class LocalExecutor:
             process.close_pipe()
 
 
-def threads_of(processes: int) -> int | None:
-    """Return the threads of each of several processes; a single one leaves the number to torch (None)."""
-    return max(1, allowed_cores() // processes) if processes > 1 else None
-
-
 class PackProcess:
     """The process of a pack.
 
@@ -134,7 +128,7 @@ class PackProcess:
         folder: The folder of the sweep.
         plan: The plan of the sweep, as stored in the folder.
         pack: The pack to train.
-        threads: Threads of the process unless OMP_NUM_THREADS is set; None leaves the choice to torch.
+        threads: Threads of the process unless OMP_NUM_THREADS is set.
         timeout_minutes: Minutes after which a process that writes nothing counts as hung.
         gpus: The only GPUs that the process sees; without any, torch chooses.
         node: Index of this node among those of the pack.
@@ -148,7 +142,7 @@ class PackProcess:
         folder: Path,
         plan: Plan,
         pack: Pack,
-        threads: int | None,
+        threads: int,
         timeout_minutes: float,
         gpus: Sequence[Gpu] = (),
         node: int = 0,
@@ -168,7 +162,7 @@ class PackProcess:
         # -P: a file in the current folder must not replace a module.
         command = [sys.executable, "-P", "-m", "normlab.sweeps.worker", *(["--gpu"] if gpus else [])]
         command += [str(folder.absolute()), str(pack.number)]
-        environment = ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}) | os.environ
+        environment = {"OMP_NUM_THREADS": str(threads)} | os.environ
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in gpus)
         try:

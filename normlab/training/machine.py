@@ -14,7 +14,7 @@ from importlib.util import find_spec
 import torch
 
 from normlab.cgroup import allowed_cores
-from normlab.config import memory
+from normlab.config import memory, rules
 from normlab.config.corpora import FilesData
 from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SlurmOptions
@@ -85,6 +85,13 @@ class RuntimeSettings:
         """The device as a torch object."""
         return torch.device(self.device)
 
+    def memory_of(self, config: RunConfig, vocab_size: int = memory.VOCAB_SIZE, runs: int = 1) -> memory.Estimate:
+        """Return lower bounds on the memory of a run, or of a pack of such runs, with these settings."""
+        return memory.estimate(
+            config, device=self.device, precision=self.precision, compiled=self.compile == "on",
+            vocab_size=vocab_size, runs=runs,
+        )  # fmt: skip
+
     def autocast(self) -> Callable[[], AbstractContextManager]:
         """Return a function that makes the autocast context of a forward pass."""
         if self.precision == "fp32":
@@ -116,7 +123,7 @@ def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = No
             )
         precision = "bf16" if gpu and gpu.has_bf16 else "fp32"
     if compiled == "auto":
-        compiled = "on" if on_gpu else "off"
+        compiled = str(rules.value_of("compile", rules.workload(config, device, precision)))
     elif compiled == "on" and not on_gpu and not shutil.which(compiler := cpp_compiler()):
         raise ConfigError(
             f"compile=on: the C++ compiler {compiler!r} was not found; install g++, set CXX to a compiler, "
@@ -180,18 +187,19 @@ def check_machine(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu
             "training on CPUs"
         )
     resolved = resolve(config, None if slurm is None else slurm.gpus > 0, gpu)
-    size = 4 if resolved.precision == "fp32" else 2
+    needed = resolved.memory_of(config)
     if slurm is not None:
         if resolved.device == "cpu":
             share = int(slurm.memory_gb * 2**30) * slurm.nodes // config.devices
             owner = "a task" if config.devices == slurm.nodes else "each process of a task"
-            memory.check_fits(config, share, f"{owner} (sweep.slurm.memory_gb)", size)
+            memory.check_fits(config, needed, share, f"{owner} (sweep.slurm.memory_gb)")
     elif resolved.device == "cuda":
         check_gpu_count(config, torch.cuda.device_count(), "this machine")
-        memory.check_fits(config, (gpu or gpu_of()).memory_bytes, "the GPU", size)
+        memory.check_fits(config, needed, (gpu or gpu_of()).memory_bytes, "the GPU")
     else:
         share = memory.available_bytes() // config.devices
-        memory.check_fits(config, share, "this machine" if config.devices == 1 else "each of the processes", size)
+        owner = "this machine" if config.devices == 1 else "each of the processes"
+        memory.check_fits(config, needed, share, owner)
     if "tensorboard" in config.tracking.also and find_spec("tensorboard") is None:
         raise ConfigError("tracking.also=[tensorboard]: tensorboard is not installed; pip install tensorboard")
     if isinstance(config.data, FilesData):

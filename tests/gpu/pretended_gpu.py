@@ -6,6 +6,7 @@ Each line of stdin is a case, and each line of stdout its result: {"error": ...}
 
     {"overrides": ["norm=rmsnorm"], "runs": 1, "steps": [0], "plant": null, "between": true}     # steps and others
     {"overrides": ["norm=rmsnorm"], "runs": 1, "replay": [2, 3]}              # compares two steps: {"differ": []}
+    {"overrides": ["norm=rmsnorm"], "runs": 1, "steps": [0], "peak": true}    # bytes of live tensors: {"peak": 1000}
     {"step 0": {"waits": [], "launches": 500, "copies": 1}, "evaluation": {"waits": ["aten::_local_scalar_dense at
     training/evaluate.py:57"], "launches": 120, "copies": 0}}
 
@@ -16,9 +17,11 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from pathlib import Path
 
 if __name__ == "__main__":
     ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
+    sys.path.append(str(Path(__file__).parents[1]))
 
 import contextlib
 import dataclasses
@@ -28,7 +31,6 @@ import json
 import traceback
 from collections.abc import Callable, Iterator
 from itertools import count, zip_longest
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -51,6 +53,7 @@ from normlab.training.loop import Loop
 from normlab.training.machine import apply, resolve
 from normlab.training.step import Step
 from normlab.training.training_run import TrainingRun
+from support.peak_bytes import PeakBytes
 
 GIB = 2**30
 NO_KERNEL = {
@@ -285,6 +288,11 @@ def result_of(case: dict[str, Any]) -> dict[str, Any]:
                 for step in range(case["replay"][0]):
                     loop.take_step(step)
                 return {"differ": differences(loop, case["replay"])}
+            if case["peak"]:
+                with PeakBytes("cuda") as peak:
+                    for _, call in parts_of(configs, corpus, case["steps"], between=False):
+                        call()
+                return {"peak": peak.peak}
             for part, call in parts_of(configs, corpus, case["steps"], between=case["between"]):
                 device.waits, device.launches, device.copies = [], 0, 0
                 call()

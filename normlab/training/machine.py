@@ -21,6 +21,7 @@ from normlab.config.sweep_options import SlurmOptions
 from normlab.data.corpus_files import find_sources
 from normlab.errors import ConfigError
 from normlab.openmp import wait_policy
+from normlab.training.nvidia import has_kernels, missing_for_triton, unused_gpu
 
 NO_GPU = "torch sees no GPU here"
 KINDS_OF_BLOCKS = 2
@@ -45,6 +46,8 @@ class Gpu:
     memory_bytes: int
     has_bf16: bool
     """Whether its tensor cores compute in bf16: Ampere or newer, as for `torch.cuda.is_bf16_supported`."""
+    has_kernels: bool = True
+    """Whether this build of torch has kernels for it."""
 
     def __str__(self) -> str:
         return f"{self.index} ({self.name}, {self.uuid})"
@@ -54,7 +57,8 @@ def gpu_of(index: int | None = None) -> Gpu:
     """Return a visible GPU, by default torch's current one, without creating a context on it."""
     properties = torch.cuda.get_device_properties(index)
     uuid = f"{'MIG' if ' MIG ' in properties.name else 'GPU'}-{properties.uuid}"
-    return Gpu(index or 0, uuid, properties.name, properties.total_memory, properties.major >= 8)
+    known = has_kernels((properties.major, properties.minor), torch.cuda.get_arch_list())
+    return Gpu(index or 0, uuid, properties.name, properties.total_memory, properties.major >= 8, known)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,6 +118,8 @@ def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = No
     device = resolve_device(config, has_gpu)
     on_gpu = device == "cuda"
     gpu = (gpu or gpu_of()) if on_gpu and torch.cuda.is_available() else None
+    if gpu:
+        check_kernels(gpu, f"device={config.device}", "device=cpu")
     precision, compiled = config.precision, config.compile
     if precision == "auto":
         if on_gpu and gpu is None:
@@ -124,11 +130,10 @@ def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = No
         precision = "bf16" if gpu and gpu.has_bf16 else "fp32"
     if compiled == "auto":
         compiled = str(rules.value_of("compile", rules.workload(config, device, precision)))
-    elif compiled == "on" and not on_gpu and not shutil.which(compiler := cpp_compiler()):
-        raise ConfigError(
-            f"compile=on: the C++ compiler {compiler!r} was not found; install g++, set CXX to a compiler, "
-            "or use compile=off"
-        )
+    if compiled == "on":
+        missing = missing_for_triton() if gpu else "" if on_gpu else missing_on_cpu()
+        if missing:
+            raise ConfigError(f"compile={config.compile}: {missing}, or use compile=off")
     return RuntimeSettings(
         device=device,
         precision=precision,
@@ -152,9 +157,14 @@ def resolve_device(config: RunConfig, has_gpu: bool | None = None) -> str:
         has_gpu: Whether the training machine has a GPU; None checks this machine.
 
     Raises:
-        ConfigError: The config requires a GPU that is missing.
+        ConfigError: The config requires a GPU that is missing, or torch cannot use the GPUs of this machine.
     """
-    has_gpu = torch.cuda.is_available() if has_gpu is None else has_gpu
+    problem = ""
+    if has_gpu is None:
+        has_gpu = torch.cuda.is_available()
+        problem = "" if has_gpu or config.device == "cpu" else unused_gpu()
+    if problem:
+        raise ConfigError(f"device={config.device}: {NO_GPU}: {problem}, or train on the CPU with device=cpu")
     if config.device == "cuda" and not has_gpu:
         raise ConfigError(f"device=cuda: {NO_GPU}; use device=cpu or auto, or install a torch build with CUDA")
     return ("cuda" if has_gpu else "cpu") if config.device == "auto" else config.device
@@ -210,6 +220,22 @@ def check_gpu_count(config: RunConfig, count: int, owner: str) -> None:
     """Raise ConfigError if a run needs more than the `count` GPUs that its `owner` has."""
     if config.devices > count:
         raise ConfigError(f"devices={config.devices}: more than the GPUs of {owner}; choose at most {count}")
+
+
+def check_kernels(gpu: Gpu, setting: str, remedy: str) -> None:
+    """Raise ConfigError if this build of torch has no kernels for a GPU that a `setting` chooses."""
+    if not gpu.has_kernels:
+        raise ConfigError(
+            f"{setting}: torch {torch.__version__} has no kernels for GPU {gpu}, only for "
+            f"{', '.join(torch.cuda.get_arch_list())}; install a build of torch that has them, or use {remedy}"
+        )
+
+
+def missing_on_cpu() -> str:
+    """Return what compile=on lacks on a CPU, and what to do; "" if nothing is missing."""
+    if shutil.which(compiler := cpp_compiler()):
+        return ""
+    return f"the C++ compiler {compiler!r} was not found; install g++, set CXX to a compiler"
 
 
 def cpp_compiler() -> str:

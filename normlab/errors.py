@@ -14,6 +14,18 @@ The exit code is 2 after a NormlabError and 1 after any other exception.
 """
 
 
+_NO_MEMORY = re.compile(
+    r"out[ _]of[ _]memory|not enough memory|can(?:'|no)t allocate memory(?! in static TLS)|std::bad_alloc"
+    r"|_ALLOC(?:ATION)?_FAILED|failed to (?:CUDA |host )*[mc]?alloc",
+    re.IGNORECASE,
+)
+"""The messages of failed allocations: of CUDA, its libraries, NCCL, Triton, torch, the C++ library and the system.
+
+Shared memory that a kernel lacks (Triton's "out of resource") is not meant: a smaller batch would not help. Nor is
+cuBLAS's "not initialized", which has other causes too. A loader without a static TLS block has memory.
+"""
+
+
 class NormlabError(Exception):
     """Base class; the message names the problem, the value and what to do. Exit code 2."""
 
@@ -36,6 +48,11 @@ class StoreError(NormlabError):
 
 class StatisticsError(NormlabError):
     """A selected statistic that was not measured."""
+
+
+def is_out_of_memory(error: BaseException | str) -> bool:
+    """Return whether an exception or a line of a log reports that memory ran out, on the host or on a GPU."""
+    return isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)) is not None
 
 
 def notify(line: str) -> None:

@@ -243,6 +243,7 @@ def test_every_field_of_a_plan_is_checked(run: RunFolder) -> None:
     changes += [{"notes": value} for value in ("abc", [1], None, {})]
     changes += [{"memory_bytes": value} for value in ("y", -1, 0.5, True)]
     changes += [{"parallel_packs": value} for value in ("x", None, 0, -3, 1.0, True)]
+    changes += [{"threads": value} for value in ("x", 0, -3, 1.0, True)]
     for change in changes:
         write_plan(sweep, replace(plan, **change))
         with pytest.raises(StoreError, match=r"plan.json: is not a valid plan \(.*\); delete this one file"):

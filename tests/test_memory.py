@@ -1,13 +1,27 @@
-"""The memory estimate of a run."""
+"""The memory estimate of a run or a pack, held against the tensors that are alive during its steps."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from normlab.config import memory
 from normlab.config.compose import compose_run
+from normlab.config.schema import RunConfig
+from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError
+from normlab.model import chunked_loss
 from normlab.model.init import build_model
+from normlab.norms.base import load_all as load_norms
+from normlab.placements.base import load_all as load_placements
+from normlab.store.runs import RunFolder
+from normlab.training.loop import Loop
+from normlab.training.machine import apply, resolve
+from normlab.training.training_run import TrainingRun
+from support.peak_bytes import PeakBytes
+from support.small_run import small_run
+from support.small_steps import norm_in
 
 
 @pytest.mark.parametrize(
@@ -22,21 +36,100 @@ from normlab.model.init import build_model
 def test_state_counts_the_weights_without_norms_and_biases(overrides: str, copies: int) -> None:
     config = compose_run(overrides.split())
     parameters = sum(p.numel() for p in build_model(config, memory.VOCAB_SIZE).parameters())
-    estimated = memory.estimate(config)[0] / 4 / copies
+    estimated = memory.estimate(config).state / 4 / copies
     assert 0.97 * parameters < estimated <= parameters
+
+
+def check_fits(config: RunConfig, available: int, owner: str) -> None:
+    memory.check_fits(config, memory.estimate(config), available, owner)
 
 
 def test_error_names_the_options_to_lower() -> None:
     large_model = compose_run(["model.width=4096", "model.heads=4"])
-    memory.check_fits(large_model, 2**40, "this machine")
+    check_fits(large_model, 2**40, "this machine")
     with pytest.raises(ConfigError, match=r"model.width=4096 .* this machine has 1 GiB; lower model.depth"):
-        memory.check_fits(large_model, 2**30, "this machine")
+        check_fits(large_model, 2**30, "this machine")
     large_batch = compose_run(["train.batch_size=65536", "model=gpt2_nano"])
     with pytest.raises(ConfigError, match=r"train.batch_size=65536 .* the GPU has 4 GiB; raise train.accumulation"):
-        memory.check_fits(large_batch, 2**32, "the GPU")
+        check_fits(large_batch, 2**32, "the GPU")
     accumulated = compose_run(["train.batch_size=65536", "model=gpt2_nano", "train.accumulation=64"])
-    memory.check_fits(accumulated, 2**32, "the GPU")
+    check_fits(accumulated, 2**32, "the GPU")
 
 
 def test_this_machine_has_memory() -> None:
     assert memory.available_bytes() > 2**28
+
+
+SMALL = "model.depth=2 model.width=64 model.heads=2 model.context=64 train.batch_size=8"
+SHAPES = [
+    "model=gpt2_nano",
+    "model=gpt2_tiny train.batch_size=1",
+    "model=gpt2_tiny train.batch_size=1 optim=sgd",
+    "model=gpt2_tiny train.batch_size=1 stats=off",
+    "model=gpt2_tiny train.accumulation=2",
+    "model=gpt2_tiny model.context=256",
+    "model=gpt2_tiny precision=bf16",
+    "model=llama_nano train.batch_size=32",
+    "model=llama_tiny precision=bf16 model.context=256",
+    "model.width=9 model.heads=3 model.mlp_width=11",
+]
+"""The state, the activations, the logits or the attention weights take the most."""
+
+
+def peak_of(overrides: str, runs: int) -> tuple[int, memory.Estimate]:
+    """Return the most bytes of live tensors in steps of a run or a pack, and the estimate."""
+    config = compose_run([*small_run(Path("nowhere")), *overrides.split()])
+    configs = [compose_run([*small_run(Path("nowhere")), *overrides.split(), f"seed={seed}"]) for seed in range(runs)]
+    settings, corpus = resolve(config), open_corpus(config.data)
+    apply(settings)
+    loop = Loop([TrainingRun(each, RunFolder("nowhere")) for each in configs], settings, corpus)
+    with PeakBytes() as counted:
+        counted.add(*loop.runner.params.values(), *loop.runner.buffers.values())
+        counted.add(*(tensor for moments in loop.step.optimizer.moments.values() for tensor in moments.values()))
+        for step in (0, 1, 2):
+            loop.take_step(step)
+    return counted.peak, settings.memory_of(config, corpus.tokenizer.vocab_size, runs)
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+@pytest.mark.parametrize("overrides", SHAPES)
+def test_estimate_is_a_close_lower_bound(overrides: str, runs: int) -> None:
+    peak, estimated = peak_of(overrides, runs)
+    assert estimated.peak <= peak <= memory.PEAK_FACTOR * estimated.peak
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("runs", [1, 2])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        *(f"norm={name}" for name in load_norms()),
+        *(
+            f"placement={name} {norm_in(name, 'layernorm') if entry.has_norms(2) else 'norm=none'}"
+            for name, entry in load_placements().items()
+        ),
+    ],
+)
+def test_estimate_holds_for_every_norm_and_placement(parts: str, runs: int) -> None:
+    peak, estimated = peak_of(f"{SMALL} {parts}", runs)
+    assert estimated.peak <= peak <= memory.PEAK_FACTOR * estimated.peak
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_estimate_of_logits_in_chunks(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (memory, chunked_loss):
+        monkeypatch.setattr(module, "LARGE_LOGITS", 2**17)
+    overrides = "model=gpt2_nano train.batch_size=64 model.depth=1"
+    peak, estimated = peak_of(overrides, runs)
+    assert estimated.peak <= peak <= memory.PEAK_FACTOR * estimated.peak
+    monkeypatch.setattr(memory, "LARGE_LOGITS", 2**26)
+    whole = peak_of(overrides, runs)[1]
+    assert whole.peak > 1.3 * estimated.peak
+
+
+def test_attention_of_a_pack_on_a_cpu_is_counted_and_on_a_gpu_fused() -> None:
+    config = compose_run(["model=gpt2_124m", "train.batch_size=16"])
+    on_cpu, on_gpu = (memory.estimate(config, device=device, runs=4).peak for device in ("cpu", "cuda"))
+    assert on_cpu - on_gpu == 4 * 12 * (16 * 12 * 1024**2) * 4
+    alone = (memory.estimate(config, device=device) for device in ("cpu", "cuda"))
+    assert len({*alone}) == 1

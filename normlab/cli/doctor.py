@@ -84,12 +84,24 @@ def _versions() -> tuple[str, str, str]:
 def _device() -> tuple[str, str, str]:
     import torch
 
+    from normlab.training.machine import check_kernels, gpu_of
+    from normlab.training.nvidia import driver_version, unused_gpu
+
     if not torch.cuda.is_available():
         finding = f"CPU ({torch.backends.cpu.get_cpu_capability()}), fp32"
-        if not (Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi")):
-            return GOOD, f"{finding}; no GPU", ""
-        finding = f"{finding}; torch {torch.__version__} cannot use the NVIDIA GPU"
-        return NOTE, finding, "install torch with CUDA, or update the driver (nvidia-smi)"
+        if problem := unused_gpu():
+            problem, _, do = problem.rpartition("; ")
+            return BAD, f"{finding}; {problem}", f"{do}, or train with device=cpu"
+        if version := driver_version():
+            finding = f"{finding}; the NVIDIA driver {version} is loaded, but this process may use no GPU"
+            return NOTE, finding, "give the container or the job a GPU, or train with device=cpu"
+        return GOOD, f"{finding}; no GPU", ""
+    for index in range(torch.cuda.device_count()):
+        try:
+            check_kernels(gpu_of(index), "device=auto", "device=cpu")
+        except NormlabError as error:
+            problem, _, do = str(error).rpartition("; ")
+            return BAD, problem, do
     precision = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     free, total = torch.cuda.mem_get_info()
     finding = f"{torch.cuda.get_device_name()}, {precision}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
@@ -114,29 +126,39 @@ def _compiler() -> tuple[str, str, str]:
     import torch
 
     from normlab.training.machine import cpp_compiler
+    from normlab.training.nvidia import c_compiler, missing_for_triton, python_headers
 
     if torch.cuda.is_available():
-        try:
-            return GOOD, f"triton {metadata.version('triton')}", ""
-        except metadata.PackageNotFoundError:
-            return NOTE, "no triton, so compile=on does not work", "install triton, or train with compile=off"
+        if missing := missing_for_triton():
+            problem, _, do = missing.rpartition("; ")
+            return NOTE, f"{problem}, so compile=on does not work", f"{do}, or train with compile=off"
+        options = ["-x", "c", "-I", str(python_headers())]
+        if problem := _compile(
+            [c_compiler(), *options], "#include <Python.h>\nint x(void) { return PY_VERSION_HEX; }\n"
+        ):
+            return NOTE, f"{c_compiler()} does not work: {problem}", "install gcc with its headers, or set CC"
+        return GOOD, f"triton {metadata.version('triton')}, {c_compiler()}", ""
     compiler = shutil.which(cpp_compiler())
     if compiler is None:
         do = "install g++, or set CXX to a compiler (compile=off is the default on a CPU)"
         return NOTE, f"no C++ compiler {cpp_compiler()!r}, so compile=on does not work", do
-    # Only a compilation shows whether the headers are installed too.
+    code = '#include <cmath>\n#include <omp.h>\nextern "C" double x(double y) { return std::exp(y); }\n'
+    if problem := _compile([compiler, "-x", "c++", "-fopenmp"], code):
+        return NOTE, f"{compiler} does not work: {problem}", "install g++ with its headers, or set CXX to a compiler"
+    return GOOD, compiler, ""
+
+
+def _compile(command: list[str], code: str) -> str:
+    """Return the first line of a compiler's error, or "": only this shows whether the headers are installed too."""
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [compiler, "-x", "c++", "-shared", "-fPIC", "-fopenmp", "-o", f"{folder}/x.so", "-"],
-            input='#include <cmath>\n#include <omp.h>\nextern "C" double x(double y) { return std::exp(y); }\n',
+            [*command, "-shared", "-fPIC", "-o", f"{folder}/x.so", "-"],
+            input=code,
             capture_output=True,
             text=True,
             timeout=60,
         )
-    if done.returncode:
-        message = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[0]
-        return NOTE, f"{compiler} does not work: {message}", "install g++ with its headers, or set CXX to a compiler"
-    return GOOD, compiler, ""
+    return (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[0] if done.returncode else ""
 
 
 def _corpus() -> tuple[str, str, str]:

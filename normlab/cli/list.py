@@ -15,7 +15,7 @@ from normlab.plugins import load_plugins
 @app.command("list")
 def list_(
     what: Annotated[
-        str, typer.Argument(metavar="KIND", help="norms, placements, models, data, optim, init, stats or runs.")
+        str, typer.Argument(metavar="KIND", help="norms, placements, models, data, optim, init, stats, auto or runs.")
     ],
     arguments: Annotated[
         list[str] | None,
@@ -28,6 +28,7 @@ def list_(
 
     With plugins=[my_norm.py] the list includes the norms and placements of your own files.
     """
+    from normlab.config import rules
     from normlab.report.entries import ENTRIES, entry_text, one_entry, table_rows
     from normlab.report.runs_table import list_runs
     from normlab.report.tables import render
@@ -42,11 +43,16 @@ def list_(
         from normlab.config.compose import register_plugins
 
         register_plugins(plugins)
-    kinds = {"runs": lambda: list_runs(name or results_dir, results_dir), **ENTRIES}
+    kinds = {"runs": lambda: list_runs(name or results_dir, results_dir), "auto": rules.rows, **ENTRIES}
     if what not in kinds:
         raise ConfigError(unknown("kind", what, kinds))
+    if what == "auto" and name is not None:
+        raise ConfigError(f"list auto {name}: is a table without entries to describe; leave out {name}")
     if what != "runs" and name is not None:
         width = shutil.get_terminal_size((100, 24)).columns
         return echo(render([one_entry(what, name)], "json") if json else entry_text(what, name, width), keep="\n")
     rows = kinds[what]()
-    echo(render(rows if json or what == "runs" else table_rows(what, rows), "json" if json else "table"), keep="\n")
+    echo(
+        render(rows if json or what in ("runs", "auto") else table_rows(what, rows), "json" if json else "table"),
+        keep="\n",
+    )

@@ -1,14 +1,18 @@
-"""Estimate a lower bound on the memory of a run from its config.
+"""Estimate a lower bound on the peak memory of an eager step from its config, for a single run and for a pack.
 
-The bound counts weights, gradients, optimiser moments, and the activations that one micro-batch keeps for the backward
-pass. The bound catches a mistyped size; it does not predict the peak.
+Three moments may be the peak: the end of the forward pass, the start of the backward pass, and the update. The tests
+hold the bound against the live tensors of real steps: the peak is at least the bound, and at most `PEAK_FACTOR` times.
 
-Shapes: T context, D model width, M width of the MLP, V vocabulary.
+Not counted: biases and norms, statistics except for their copy of the weights, workspaces of kernels, fragmentation,
+the corpus and the process itself.
+
+Shapes: R runs, B sequences of a micro-batch, T context, D model width, H heads, M width of the MLP, V vocabulary.
 """
 
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 from normlab import cgroup
 from normlab.config.devices import micro_batches
@@ -19,52 +23,118 @@ from normlab.stats.statistic import CORE
 
 VOCAB_SIZE = 257
 """Assumed vocabulary: bytes. The vocabulary of another tokenizer is unknown before its text is read."""
+PEAK_FACTOR = 2
+"""Most times the estimate that the tensors of a step take, for the shapes that the tests measure."""
+LARGE_LOGITS = 2**26
+"""Values of one run's logits in a micro-batch above which they are computed in chunks, and values of one chunk of all
+runs: 256 MiB in float32. Smaller logits are computed at once."""
+MOST_CHUNKS = 16
+"""Most chunks of a micro-batch, because a compiled head repeats the code for each. Chunks are larger then."""
+ALIGNMENT = 8
+"""Each tensor of stacked runs is padded to a multiple of this many numbers: kernels read 16 bytes at once, 8 numbers in
+bfloat16."""
 
 
-def estimate(config: RunConfig, activation_bytes: int = 4) -> tuple[int, int]:
-    """Return lower bounds on the bytes of a run's state and of its activations, on each of its devices.
+class Estimate(NamedTuple):
+    """Lower bounds on the bytes of a run, or of a pack, on each of its devices."""
 
-    The state is weights, gradients, optimiser moments, and the copy of the weights that measured steps make. The
-    activations are the values of one micro-batch, `activation_bytes` bytes each, and the tokens of the whole step.
+    state: int
+    """During the update: weights, gradients, moments, the copy that measured steps make, temporaries of a pack."""
+    batch: int
+    """What a micro-batch adds to the weights and moments, from the forward pass to the start of the backward pass."""
+    peak: int
+    """The most at once."""
+
+
+def estimate(
+    config: RunConfig,
+    *,
+    device: str = "cpu",
+    precision: str = "fp32",
+    compiled: bool = False,
+    vocab_size: int = VOCAB_SIZE,
+    runs: int = 1,
+) -> Estimate:
+    """Return lower bounds on the bytes of a run, or of a pack of such runs.
+
+    Args:
+        config: A validated config.
+        device: cpu or cuda; only a pack on a CPU keeps the attention weights, (R, B, H, T, T).
+        precision: fp32, or another precision for autocast, whose values have 2 bytes.
+        compiled: Whether the blocks are compiled: compiled code may compute some values again.
+        vocab_size: Rows of the token embedding.
+        runs: Runs that train stacked.
     """
     model, train = config.model, config.train
     assert model.mlp_width is not None  # resolved
-    tokens = train.batch_size // config.devices // micro_batches(config) * model.context
-    # Per layer: both residual sums and their norms, q, k, v, the attention output, the MLP before and after its
-    # nonlinearity.
-    per_token = model.depth * (8 * model.width + 2 * model.mlp_width) * activation_bytes + 2 * VOCAB_SIZE * 4
+    sequences = train.batch_size // config.devices // micro_batches(config)
+    tokens, size = sequences * model.context, 4 if precision == "fp32" else 2
+    weights = 4 * runs * num_weights(config, vocab_size, ALIGNMENT if runs > 1 else 1)
+    # Saved for the backward pass: the input of the sub-layers, q, k, v and the attention output, 5 D; one value more
+    # for each norm; the MLP before and after its nonlinearity, and for swiglu the gate and the product.
+    has_norms = config.norm.name != "none" and config.placement.has_norms(model.depth)
+    norms = 2 if has_norms and not compiled else 0
+    mlp = (2 if model.mlp == "swiglu" else 1) * (1 if compiled else 2) * model.mlp_width
+    layer = tokens * size * ((5 + norms) * model.width + mlp)
+    if runs > 1 and device == "cpu" and not compiled:
+        layer += sequences * model.heads * model.context**2 * size
+    # The copies of the weights in autocast's dtype live as long.
+    saved = runs * (model.depth * layer + 8 * sequences * (model.context + 1))
+    saved += 0 if size == 4 or compiled else weights // 2
+    logits = 4 * runs * tokens * vocab_size
+    moments = len(config.optim.moments) * weights
+    forward, backward = (2 * logits, 3 * logits)
+    if tokens * vocab_size > LARGE_LOGITS:  # the gradients of the head are computed in the forward pass
+        chunk = max(LARGE_LOGITS // (runs * vocab_size), -(-tokens // MOST_CHUNKS))
+        head = 4 * runs * model.width * (tokens + vocab_size)
+        forward, backward = head + 3 * 4 * runs * chunk * vocab_size, head
+    if compiled:
+        forward, backward = forward // 4, backward // 4
+    # The last step's gradients are kept until the forward pass ends, the sums of micro-batches throughout.
+    kept = weights if train.steps > 1 or train.accumulation > 1 else 0
+    batch = saved + max(kept + forward, (weights if micro_batches(config) > 1 else 0) + backward)
     copies = int(bool(config.stats.names(CORE) & set(NEEDS_PARAMETER_COPY)))
-    activations = tokens * per_token + 16 * train.batch_size * (model.context + 1)
-    return 4 * num_weights(config) * (2 + len(config.optim.moments) + copies), activations
+    state = (2 + copies + (runs > 1)) * weights + moments
+    return Estimate(state, batch, max(state, weights + moments + batch))
 
 
-def num_weights(config: RunConfig) -> int:
-    """Return the number of weights of a validated config, without biases and norms."""
+def num_weights(config: RunConfig, vocab_size: int = VOCAB_SIZE, multiple: int = 1) -> int:
+    """Return the number of weights of a validated config, without biases and norms.
+
+    Args:
+        config: A validated config.
+        vocab_size: Rows of the token embedding.
+        multiple: Each matrix is padded to a multiple of this many numbers.
+    """
     model = config.model
     assert model.mlp_width is not None  # resolved
-    rows = (1 if model.tie_embeddings else 2) * VOCAB_SIZE + (model.context if model.positions == "learned" else 0)
-    block = 4 * model.width + (3 if model.mlp == "swiglu" else 2) * model.mlp_width
-    return model.width * (rows + model.depth * block)
+    mlp_matrices = 3 if model.mlp == "swiglu" else 2
+    matrices = [
+        (1 if model.tie_embeddings else 2, vocab_size),
+        (model.positions == "learned", model.context),
+        (4 * model.depth, model.width),
+        (mlp_matrices * model.depth, model.mlp_width),
+    ]
+    return sum(count * -(-rows * model.width // multiple) * multiple for count, rows in matrices)
 
 
-def check_fits(config: RunConfig, available: int, device: str, activation_bytes: int = 4) -> None:
-    """Check that a run fits into the `available` bytes of `device`.
+def check_fits(config: RunConfig, needed: Estimate, available: int, owner: str) -> None:
+    """Check that a run fits into the `available` bytes of their `owner`.
 
     Raises:
         ConfigError: The message names the memory needed, the memory available and what to lower.
     """
-    state, activations = estimate(config, activation_bytes)
-    if state + activations <= available:
+    if needed.peak <= available:
         return
     model, train = config.model, config.train
-    if state > available:
+    if needed.state > available:
         options = f"model.depth={model.depth} model.width={model.width} model.mlp_width={model.mlp_width}"
         part, remedy = "weights, gradients and moments", "lower model.depth or model.width"
     else:
         options = f"train.batch_size={train.batch_size} model.context={model.context} model.depth={model.depth}"
         part, remedy = "a micro-batch", "raise train.accumulation, or lower train.batch_size or model.context"
     raise ConfigError(
-        f"{options}: needs about {format_size(state + activations)} of memory, most of it for {part}, and {device} "
+        f"{options}: needs at least {format_size(needed.peak)} of memory, most of it for {part}, and {owner} "
         f"has {format_size(available)}; {remedy}"
     )
 

@@ -97,7 +97,7 @@ class TrainConfig:
     checkpoint_every: int = option(200, at_least=0, at_most=10**9, identity=False)
     """Steps between two checkpoints; 0 for a final checkpoint only. The two newest are kept."""
     graph: str = option("auto", choices=("auto", "on", "off"), identity=False)
-    """Replay steps as CUDA graphs; auto is on for one GPU and at least 100 steps. The numbers are the same."""
+    """Replay steps as CUDA graphs, with the same numbers; auto is on for one GPU and 100 steps or more."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -166,7 +166,7 @@ class RunConfig:
     """fp32, tf32 (fp32 with products in TF32, on a GPU of Ampere or newer), or autocast with float32 weights: bf16, or
     fp16 with a dynamic loss scale, for a GPU without bf16. auto is bf16 on a GPU that has it, else fp32."""
     compile: str = option("auto", choices=("auto", "on", "off"), identity=False)
-    """torch.compile of each block; auto is on for a GPU, off for a CPU."""
+    """torch.compile of each block; auto is on for a run on a GPU that is long enough (`normlab list auto`)."""
     deterministic: bool | None = option(None, identity=False)
     """Whether runs repeat bit for bit on one machine; unless set, true on a CPU and false on a GPU."""
     results_dir: str = option("results", longest=4096, identity=False)

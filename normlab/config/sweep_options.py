@@ -74,16 +74,16 @@ class SweepOptions:
     name: str | None = option(None, longest=100)
     """Name of the sweep and of its folder in results/sweeps; default: the varied options and a hash of the runs."""
     pack: str = "auto"
-    """Maximum number of runs that train stacked: a number, off, or auto (the rule of `packs.auto_pack_size`).
+    """Maximum number of runs that train stacked: a number, off, or auto (by the table of `normlab list auto`).
 
-    On a CPU, packs of auto are small enough that all `jobs` have one.
+    On this machine, packs of auto are small enough that all `jobs` have one.
     """
     on: str = option("local", choices=("local", "slurm"))
     """local: processes on this machine; slurm: an array job with a task per pack."""
     jobs: int | None = option(None, at_least=1, at_most=1024)
     """Packs that train at once, on each GPU if they train on GPUs; they share the cores evenly.
 
-    Default: on a CPU, one per core up to width 128 (the rule of `packs.auto_jobs`), else one; no limit in Slurm.
+    Default: by the table of `normlab list auto`; no limit in Slurm.
     """
     gpus: str = option("all", longest=10_000)
     """GPUs of the packs, one for each: all that are visible, or some by index, UUID or MIG name (0,2,5)."""

@@ -20,14 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from normlab.config.memory import LARGE_LOGITS, MOST_CHUNKS
 from normlab.stats.instrument import Collector, Selection
 from normlab.stats.registry import STATISTICS
-
-LARGE_LOGITS = 2**26
-"""Values of one run's logits in a micro-batch above which they are computed in chunks, and values of one chunk of all
-runs: 256 MiB in float32. Smaller logits are computed at once."""
-MOST_CHUNKS = 16
-"""Most chunks of a micro-batch, because a compiled head repeats the code for each. Chunks are larger then."""
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:

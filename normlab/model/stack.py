@@ -12,8 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ALIGNMENT = 8
-"""Each tensor is padded to a multiple of this many numbers: kernels read 16 bytes at once, 8 numbers in bfloat16."""
+from normlab.config.memory import ALIGNMENT
 
 
 class _Place(NamedTuple):

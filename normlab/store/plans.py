@@ -86,6 +86,8 @@ class Plan:
     """With sweep.pack=auto, the memory of the process of one pack, which limits the size of packs."""
     parallel_packs: int = 1
     """Packs that train at once, on each GPU, by a command without `sweep.jobs`."""
+    threads: int | None = None
+    """Threads of each process, because bits depend on them; None in Slurm (`sweep.slurm.cpus`) and in an older plan."""
 
     def runs_of(self, pack: Pack) -> list[PlannedRun]:
         """Return the runs of a pack."""
@@ -224,15 +226,17 @@ def read_plan(folder: Path) -> Plan:
             raise ValueError("a run is in two packs, or twice in one")
         notes = record.get("notes", [_TIMED_NOTE] if record.get("tried") else [])
         memory_bytes, parallel_packs = record.get("memory_bytes"), record.get("parallel_packs", 1)
+        threads = record.get("threads")
         is_valid = {
             "pack": isinstance(record["pack"], str),
             "notes": _are_texts(notes),
             "memory_bytes": memory_bytes is None or _is_count(memory_bytes),
             "parallel_packs": _is_count(parallel_packs) and parallel_packs > 0,
+            "threads": threads is None or (_is_count(threads) and threads > 0),
         }
         if wrong := [name for name, valid in is_valid.items() if not valid]:
             raise ValueError(f"{wrong[0]} is {record[wrong[0]]!r:.40}")
-        return Plan(record["name"], record["pack"], runs, packs, notes, memory_bytes, parallel_packs)
+        return Plan(record["name"], record["pack"], runs, packs, notes, memory_bytes, parallel_packs, threads)
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{path}: is not a valid plan ({error}); {HOW_TO_FIX[PLAN_FILE]}") from error
 

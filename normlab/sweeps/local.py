@@ -18,14 +18,13 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO
 
-from normlab.cgroup import allowed_cores
 from normlab.config.sweep_options import SweepOptions
-from normlab.errors import OUT_OF_MEMORY, one_line
+from normlab.errors import OUT_OF_MEMORY, is_out_of_memory, one_line
 from normlab.store import plans
 from normlab.store.files import io_error
 from normlab.store.plans import Pack, PackOutcome, Plan
 from normlab.sweeps.gpus import fault_of
-from normlab.sweeps.plan import all_completed
+from normlab.sweeps.plan import all_completed, threads_of
 from normlab.sweeps.worker import ERROR_PREFIX, GRACE_S
 from normlab.training.machine import Gpu
 
@@ -36,8 +35,6 @@ UNKILLABLE_S = 30.0
 _STOPPED = plans.INTERRUPTED, "stopped; the same command resumes it"
 _STOP_CODES = tuple(code for number in (signal.SIGINT, signal.SIGTERM) for code in (128 + number, -number))
 """Exit codes of a process that a signal has stopped."""
-_MEMORY_MESSAGES = ("std::bad_alloc", "Cannot allocate memory", "CUDA out of memory")
-"""Messages with which libraries abort the process when an allocation fails."""
 _PROCESS_OPTIONS = ("device", "precision", "compile", "deterministic", "plugins")
 """Options that set global switches of torch, or run code of the user: packs that differ in them share no process."""
 
@@ -84,7 +81,7 @@ class LocalExecutor:
         A pack that needs more GPUs than are free keeps the packs behind it waiting, or it would wait for ever.
         """
         jobs = self._jobs or plan.parallel_packs
-        threads = threads_of(jobs * self._num_devices)
+        threads = plan.threads or threads_of(jobs * self._num_devices)
         load = Counter(gpu for process in self._processes for gpu in process.gpus or (None,))
         rest: list[Pack] = []
         for position, pack in enumerate(waiting):
@@ -159,11 +156,6 @@ class LocalExecutor:
             process.close()
 
 
-def threads_of(processes: int) -> int | None:
-    """Return the threads of each of several processes; a single one leaves the number to torch (None)."""
-    return max(1, allowed_cores() // processes) if processes > 1 else None
-
-
 def process_options(plan: Plan, pack: Pack) -> dict[str, object]:
     """Return the options that all packs of a process share."""
     config = plan.runs_of(pack)[0].config
@@ -176,7 +168,7 @@ class WorkerProcess:
     Args:
         folder: The folder of the sweep.
         options: The `process_options` of its packs.
-        threads: Threads of the process unless OMP_NUM_THREADS is set; None leaves the choice to torch.
+        threads: Threads of the process unless OMP_NUM_THREADS is set.
         gpus: The only GPUs that the process sees; without any, torch chooses.
         log: Receives what the process prints before its first pack.
 
@@ -185,12 +177,12 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, folder: Path, options: Mapping[str, object], threads: int | None, gpus: Sequence[Gpu], log: IO[bytes]
+        self, folder: Path, options: Mapping[str, object], threads: int, gpus: Sequence[Gpu], log: IO[bytes]
     ) -> None:
         self.options, self.gpus = options, gpus
         # -P: a file in the current folder must not replace a module.
         command = [sys.executable, "-P", "-m", "normlab.sweeps.worker", *(["--gpu"] if gpus else [])]
-        environment = ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}) | os.environ
+        environment = {"OMP_NUM_THREADS": str(threads)} | os.environ
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in gpus)
         # No other process inherits the ends of the pipes, so standard input closes when the supervisor dies.
@@ -268,7 +260,7 @@ class RunningPack:
         folder: The folder of the sweep.
         plan: The plan of the sweep, as stored in the folder.
         pack: The pack to train.
-        threads: Threads of a new worker unless OMP_NUM_THREADS is set; None leaves the choice to torch.
+        threads: Threads of a new worker unless OMP_NUM_THREADS is set.
         timeout_minutes: Minutes after which a worker that writes nothing counts as hung.
         gpus: The only GPUs that the worker sees; without any, torch chooses.
         worker: An idle worker with these GPUs and the pack's `process_options`; None starts one.
@@ -283,7 +275,7 @@ class RunningPack:
         folder: Path,
         plan: Plan,
         pack: Pack,
-        threads: int | None,
+        threads: int,
         timeout_minutes: float,
         gpus: Sequence[Gpu] = (),
         worker: WorkerProcess | None = None,
@@ -431,7 +423,7 @@ def cause_of_exit(
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         if -code == signal.SIGKILL and memory_kill:
             return plans.MEMORY, f"the system ran out of memory and killed the process ({name})"
-        if message := next((line for line in log if any(text in line for text in _MEMORY_MESSAGES)), ""):
+        if message := next(filter(is_out_of_memory, log), ""):
             return plans.MEMORY, f"{message} ({name})"
         return plans.KILLED, f"by {name}"
     if error:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from normlab.cgroup import allowed_cores
-from normlab.config import memory
+from normlab.config import memory, rules
 from normlab.config.schema import RunConfig, canonical_hash
 from normlab.config.sweep_options import SweepOptions
 from normlab.data.corpus import Corpus, open_corpus
@@ -28,13 +29,41 @@ from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack
 from normlab.sweeps.gpus import choose_gpus
-from normlab.sweeps.packs import auto_jobs, auto_pack_size, make_packs, pack_key
+from normlab.sweeps.packs import make_packs, pack_key
 from normlab.training.identity import identity, run_id_of
-from normlab.training.machine import Gpu, RuntimeSettings, check_gpu_count, check_machine, resolve, resolve_device
+from normlab.training.machine import (
+    Gpu,
+    RuntimeSettings,
+    check_gpu_count,
+    check_machine,
+    num_threads,
+    resolve,
+    resolve_device,
+)
 from normlab.training.optim import decayed_kinds
 
 _LONGEST_KEYS = 60
 """Most characters of a generated name before its hash."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRun:
+    """The config of a run with the settings that it will train with."""
+
+    config: RunConfig
+    machine: RuntimeSettings
+    vocab_size: int
+    processes: int
+    """The processes that share the memory of the run: those of a node on a CPU."""
+
+    @property
+    def work(self) -> rules.Workload:
+        """What the rules of `auto` know of the run."""
+        return rules.workload(self.config, self.machine.device, self.machine.precision, self.vocab_size)
+
+    def peak_of(self, runs: int) -> int:
+        """Return a lower bound on the memory of a pack of such runs, in bytes."""
+        return self.processes * self.machine.memory_of(self.config, self.vocab_size, runs).peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +76,14 @@ class PlannedSweep:
     """Warnings of the configs, and a warning for each repeated run."""
     gpus: list[Gpu]
     """The GPUs of the packs; empty if all train on a CPU or in Slurm."""
-    run_bytes: dict[str, int]
-    """Lower bound on the memory of each run, in bytes, by run id."""
+    resolved: dict[str, ResolvedRun]
+    """The runs with their settings, by run id."""
     resolved_differences: list[str]
     """At most one line: the resolved settings in which the cells of the plan differ."""
 
     def pack_bytes(self, pack: Pack) -> int:
         """Return a lower bound on the memory of a pack, in bytes."""
-        return sum(self.run_bytes[run.run_id] for run in self.plan.runs_of(pack))
+        return max(self.resolved[run.run_id].peak_of(len(pack.runs)) for run in self.plan.runs_of(pack))
 
 
 def make_plan(
@@ -83,9 +112,7 @@ def make_plan(
         check_machine(config, options.slurm if options.on == "slurm" else None, gpu)
     corpora, warnings = dict[str, Corpus](), dict[str, None]()
     planned: dict[str, PlannedRun] = {}
-    run_bytes: dict[str, int] = {}
-    configs: list[RunConfig] = []
-    machines: list[RuntimeSettings] = []
+    resolved: dict[str, ResolvedRun] = {}
     for number, (overrides, config) in enumerate(composed, 1):
         show_progress(f"planning: {number} of {len(composed)} runs")
         # The corpus does not depend on data.seed.
@@ -101,48 +128,56 @@ def make_plan(
         planned[run_id] = PlannedRun(run_id, list(overrides), plain_tree(config))
         # Each GPU has a memory of its own, and so has each node.
         processes = config.devices // options.slurm.nodes if machine.device == "cpu" else 1
-        run_bytes[run_id] = processes * sum(memory.estimate(config, machine.activation_bytes))
-        configs.append(config)
-        machines.append(machine)
+        resolved[run_id] = ResolvedRun(config, machine, corpora[key].tokenizer.vocab_size, processes)
         warnings |= dict.fromkeys(config.warnings())
     show_progress("")
+    configs = [each.config for each in resolved.values()]
     name = options.name or _default_name(options, list(planned.values()))
     folder = sweep_folder(configs[0].results_dir, name)
     plan = Plan(name, options.pack, list(planned.values()), [])
-    settings = dict(zip(planned, zip(configs, machines, strict=True), strict=True))
     if has_plan(folder):
         plan = reconcile(read_plan(folder), plan, folder)
-        differences = _differences(plan, folder, settings)
-        return PlannedSweep(plan, folder, list(warnings), gpus, run_bytes, differences)
+        return PlannedSweep(plan, folder, list(warnings), gpus, resolved, _differences(plan, folder, resolved))
     runs = [run_of(folder, run) for run in plan.runs]
     for run in runs:
         _check_not_in_another_pack(run, name)
-    jobs = _jobs(options, configs, machines, list(run_bytes.values()))
-    size, memory_bytes = _pack_size(options, configs, machines, list(run_bytes.values()), gpu, jobs)
+    jobs = _jobs(options, list(resolved.values()))
+    size, memory_bytes = _pack_size(options, list(resolved.values()), gpus, jobs)
     left = [index for index, run in enumerate(runs) if not is_completed(run)]
     drawing = _runs_with_random_forward(configs)
     packs = make_packs(configs, left, drawing | {index for index in left if runs[index].exists()}, size)
     notes = [*_size_notes(packs), *_existing_run_notes(runs, make_packs(configs, range(len(runs)), drawing, size))]
     numbered = [Pack(number, pack) for number, pack in enumerate(sorted(packs), 1)]
     jobs = jobs if gpus else max(1, min(jobs, len(packs)))
-    plan = replace(plan, packs=numbered, notes=notes, memory_bytes=memory_bytes, parallel_packs=jobs)
-    differences = _differences(plan, folder, settings)
-    return PlannedSweep(plan, folder, list(warnings), gpus, run_bytes, differences)
+    threads = None if options.on == "slurm" else threads_of((options.jobs or jobs) * max(1, len(gpus)))
+    plan = replace(plan, packs=numbered, notes=notes, memory_bytes=memory_bytes, parallel_packs=jobs, threads=threads)
+    return PlannedSweep(plan, folder, list(warnings), gpus, resolved, _differences(plan, folder, resolved))
 
 
-def _differences(plan: Plan, folder: Path, settings: Mapping[str, tuple[RunConfig, RuntimeSettings]]) -> list[str]:
+def threads_of(processes: int) -> int:
+    """Return the threads of each of several processes on this machine: an equal share, or OMP_NUM_THREADS if set."""
+    if processes == 1 or "OMP_NUM_THREADS" in os.environ:
+        return num_threads()
+    return max(1, allowed_cores() // processes)
+
+
+def _differences(plan: Plan, folder: Path, resolved: Mapping[str, ResolvedRun]) -> list[str]:
     """Return `resolved_differences` of the runs of a plan, from the records of those that exist.
 
     Args:
         plan: The plan.
         folder: The folder of the sweep.
-        settings: The config and the machine-dependent settings of each run, by run id.
+        resolved: The runs with their settings, by run id.
     """
     decayed: dict[str, str | None] = {}
     packs = {index: [plan.runs[each].run_id for each in pack.runs] for pack in plan.packs for index in pack.runs}
     results = []
     for index, planned in enumerate(plan.runs):
-        run, (config, machine) = run_of(folder, planned), settings[planned.run_id]
+        run, config, machine = (
+            run_of(folder, planned),
+            resolved[planned.run_id].config,
+            resolved[planned.run_id].machine,
+        )
         if run.exists():
             record = RunRecord.read(run)
         else:
@@ -151,9 +186,9 @@ def _differences(plan: Plan, folder: Path, settings: Mapping[str, tuple[RunConfi
                 decayed[key] = _decayed(config)
             # The worker of a pack chooses the number of threads; a task of Slurm has a GPU and a CPU of its node.
             unknown = ["threads", "instructions", *(["device", "device_name"] if machine.device_name == "cuda" else [])]
-            resolved = {**asdict(machine), "decayed": decayed[key], **dict.fromkeys(unknown)}
+            machine_json = {**asdict(machine), "decayed": decayed[key], **dict.fromkeys(unknown)}
             identity = {"config": config.identity()}
-            content = {"config": planned.config, "identity": identity, "resolved": resolved}
+            content = {"config": planned.config, "identity": identity, "resolved": machine_json}
             record = RunRecord.parse(run, {**content, "pack": {"runs": packs.get(index, [])}}, {}, NOT_STARTED)
         results.append(RunResult(record, config.optim.lr))
     return resolved_differences(group_cells(results, distinguishing_options(results)))
@@ -201,43 +236,35 @@ def _gpus_of(options: SweepOptions, configs: Sequence[RunConfig]) -> list[Gpu]:
     return gpus
 
 
-def _jobs(
-    options: SweepOptions, configs: Sequence[RunConfig], machines: Sequence[RuntimeSettings], run_bytes: Sequence[int]
-) -> int:
-    """Return the number of packs that train at once, on each GPU: the smallest of the numbers for each config."""
-    if options.jobs is not None or options.on == "slurm" or any(machine.device != "cpu" for machine in machines):
+def _jobs(options: SweepOptions, runs: Sequence[ResolvedRun]) -> int:
+    """Return the number of packs that train at once, on each GPU: the smallest of the numbers for each run."""
+    if options.jobs is not None or options.on == "slurm":
         return options.jobs or 1
-    cores, memory_bytes = allowed_cores(), memory.available_bytes()
+    cores = allowed_cores()
     return min(
-        auto_jobs(config.model.width, needed, cores // config.devices, memory_bytes)
-        for config, needed in zip(configs, run_bytes, strict=True)
+        rules.parallel_packs(run.work, run.peak_of(1), cores // run.config.devices, memory.available_bytes())
+        for run in runs
     )
 
 
 def _pack_size(
-    options: SweepOptions,
-    configs: Sequence[RunConfig],
-    machines: Sequence[RuntimeSettings],
-    run_bytes: Sequence[int],
-    gpu: Gpu | None,
-    jobs: int,
+    options: SweepOptions, runs: Sequence[ResolvedRun], gpus: Sequence[Gpu], jobs: int
 ) -> tuple[int, int | None]:
     """Return the largest pack size and, with sweep.pack=auto, the bytes that limit it.
 
-    With sweep.pack=auto, the size is the smallest of the sizes for each config. On a CPU of this machine, it leaves
-    runs for every job.
+    With sweep.pack=auto, the size is the smallest of the sizes for each run. On this machine, it leaves runs for
+    every job.
     """
     if options.largest_pack is not None:
         return options.largest_pack, None
-    gpu_bytes = gpu.memory_bytes if gpu else 0
-    devices = {machine.device for machine in machines}
+    gpu_bytes = min((gpu.memory_bytes for gpu in gpus), default=0)
+    devices = {run.machine.device for run in runs}
     memory_bytes = min(options.pack_memory(device, gpu_bytes, jobs) for device in devices)
-    sizes = {
-        auto_pack_size(machine.device, machine.precision, config.model.width, needed, memory_bytes)
-        for config, machine, needed in zip(configs, machines, run_bytes, strict=True)
-    }
-    if options.on == "local" and gpu is None:
-        sizes.add(max(1, len(configs) // jobs))
+    # Runs of one shape have one size; a large sweep has many of them.
+    shapes = {(run.work, run.peak_of(1)): run for run in runs}
+    sizes = {rules.pack_size(work, run.peak_of, memory_bytes) for (work, _), run in shapes.items()}
+    if options.on == "local":
+        sizes.add(max(1, len(runs) // (jobs * max(1, len(gpus)))))
     return min(sizes), memory_bytes
 
 

@@ -35,8 +35,7 @@ from normlab.store.plans import (
 from normlab.store.reading import read_last_row
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
-from normlab.sweeps.local import threads_of
-from normlab.sweeps.plan import PlannedSweep, is_completed, tokens_of
+from normlab.sweeps.plan import PlannedSweep, is_completed, threads_of, tokens_of
 from normlab.tracking.console import SafeStream, format_duration
 
 if TYPE_CHECKING:
@@ -77,8 +76,8 @@ def plan_lines(sweep: PlannedSweep, options: SweepOptions, *, with_packs: bool) 
         indices = ", ".join(str(gpu.index) for gpu in sweep.gpus)
         names = ", ".join(dict.fromkeys(gpu.name for gpu in sweep.gpus))
         yield f"gpus    {indices} ({names}), {_count(jobs, 'pack')} at once on each (sweep.jobs={jobs})"
-    elif packs and options.on == "local" and (threads := threads_of(jobs)):
-        yield f"jobs    {jobs} packs at once, {_count(threads, 'thread')} each (sweep.jobs={jobs})"
+    elif packs and options.on == "local":
+        yield from _thread_lines(plan, jobs)
     if packs:
         yield f"memory  at least {format_size(max(map(sweep.pack_bytes, packs)))} for the largest pack"
     for note in [*plan.notes, *sweep.resolved_differences]:
@@ -97,6 +96,25 @@ def plan_lines(sweep: PlannedSweep, options: SweepOptions, *, with_packs: bool) 
             for pack in packs
         ]
         yield from render(rows).split("\n")
+
+
+def _thread_lines(plan: Plan, jobs: int) -> Iterator[str]:
+    """Yield the packs that train at once on a CPU, and whether their threads differ from those of the plan."""
+    here = threads_of(jobs)
+    forced = "OMP_NUM_THREADS" in os.environ
+    threads = here if forced or plan.threads is None else plan.threads
+    if jobs > 1:
+        yield f"jobs    {jobs} packs at once, {_count(threads, 'thread')} each (sweep.jobs={jobs})"
+    if plan.threads not in (None, threads):
+        yield (
+            f"note    the sweep was planned with {_count(plan.threads, 'thread')} for each process, and "
+            f"OMP_NUM_THREADS={here} changes the rounding of the runs that are left"
+        )
+    elif threads != here:
+        yield (
+            f"note    each process has {_count(threads, 'thread')} as planned, since bits depend on them; a new sweep "
+            f"would have {here} here"
+        )
 
 
 def result_lines(plan: Plan, folder: Path, failed: Mapping[int, PackOutcome]) -> Iterator[str]:

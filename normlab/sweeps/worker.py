@@ -58,7 +58,7 @@ class Worker:
 
     def train(self, number: int) -> int:
         """Train a pack, and return the exit code; report an error on standard error."""
-        from normlab.errors import OUT_OF_MEMORY, NormlabError, OutOfMemoryError, one_line
+        from normlab.errors import OUT_OF_MEMORY, NormlabError, OutOfMemoryError, is_out_of_memory, one_line
 
         try:
             return self._train(number)
@@ -66,7 +66,7 @@ class Worker:
             code, message = OUT_OF_MEMORY if isinstance(error, OutOfMemoryError) else 2, str(error)
         except Exception as error:
             traceback.print_exc()
-            code, message = OUT_OF_MEMORY if isinstance(error, MemoryError) else 1, f"{type(error).__name__}: {error}"
+            code, message = OUT_OF_MEMORY if is_out_of_memory(error) else 1, f"{type(error).__name__}: {error}"
             if "vmap" in message:  # it draws random numbers, or reads a value on the host
                 message = f"the norm or the placement cannot train in a pack; use sweep.pack=off ({message})"
         print(f"{ERROR_PREFIX}{one_line(message)}", file=sys.stderr, flush=True)

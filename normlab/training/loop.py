@@ -9,7 +9,6 @@ diverges is frozen and stays in the stack, so the numbers of the others do not c
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,6 +42,7 @@ from normlab.training.graph import ReplayedSteps, Take
 from normlab.training.loss_scale import LossScale
 from normlab.training.machine import RuntimeSettings
 from normlab.training.optim import HyperparameterTable, Optimizer, branch_step, is_decayed
+from normlab.training.peak_memory import PeakMemory
 from normlab.training.signals import StopRequest
 from normlab.training.step import Step, StepOutput
 from normlab.training.training_run import TrainingRun
@@ -71,11 +71,13 @@ class Loop:
     statistics_schedule: StatisticsSchedule = field(init=False)
     _take: Take = field(init=False)
     """Takes the step whose inputs are loaded."""
+    _peak_memory: PeakMemory = field(init=False)
     _pending: list[StepOutput] = field(default_factory=list)
     """The outputs of steps whose rows are not written yet."""
 
     def __post_init__(self) -> None:
         """Build the data, the models, the optimiser and the step."""
+        self._peak_memory = PeakMemory(self.settings.device)
         config, device = self.config, self.settings.torch_device
         rows = rows_of_device(config, self.ranks.rank) if self.ranks.count > 1 else None
         # The data first: a corpus that is too short fails before anything large is built.
@@ -348,11 +350,11 @@ class Loop:
 
     def status(self, run: TrainingRun, state: str) -> Status:
         """Return a run's status in a state; a run whose status.json says diverged keeps that state."""
-        return run.status(DIVERGED if run.divergence_written else state, peak_memory(self.settings.device))
+        return run.status(DIVERGED if run.divergence_written else state, self._peak_memory.num_bytes())
 
     def final_status(self, run: TrainingRun, state: str) -> Status:
         """Return the status after the last step of the loop, with the outcome of a completed run."""
-        status = run.status(DIVERGED if run.diverged else state, peak_memory(self.settings.device))
+        status = run.status(DIVERGED if run.diverged else state, self._peak_memory.num_bytes())
         initial_loss = next((each.loss for each in evaluations(run.folder) if each.step == 0), None)
         references = parse_part(RecordedCorpus, run.run_json.get("corpus")).references(initial_loss)
         return _with_digest(run, status.completed(references, run.last_finite))
@@ -371,15 +373,3 @@ class Loop:
 def _with_digest(run: TrainingRun, status: Status) -> Status:
     """Return the status of a completed run with the digest of its rows, by which readers notice a changed record."""
     return replace(status, metrics=run.folder.metrics_digest()) if status.state in COMPLETED_STATES else status
-
-
-def peak_memory(device: str) -> int | None:
-    """Return the peak bytes that torch allocated on a GPU, or the process's peak resident size on a CPU."""
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated()
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    scale = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale

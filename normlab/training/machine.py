@@ -15,19 +15,18 @@ from importlib.util import find_spec
 import torch
 
 from normlab.cgroup import allowed_cores
-from normlab.config import memory
+from normlab.config import memory, rules
 from normlab.config.corpora import FilesData
 from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SlurmOptions
 from normlab.data.corpus_files import find_sources
 from normlab.errors import ConfigError
 from normlab.openmp import wait_policy
+from normlab.training.nvidia import has_kernels, missing_for_triton, unused_gpu
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The dtype of autocast by precision; the other precisions have none."""
 NO_GPU = "torch sees no GPU here"
-GRAPH_STEPS = 100
-"""Fewest steps of a run for which `train.graph=auto` is on."""
 KINDS_OF_BLOCKS = 2
 """Most kinds of blocks of a model: a placement may wire some layers in another way."""
 MOST_GRAPHS = 6 * KINDS_OF_BLOCKS
@@ -50,6 +49,8 @@ class Gpu:
     memory_bytes: int
     has_bf16: bool
     """Whether its tensor cores compute in bf16 and TF32: Ampere or newer, as for `torch.cuda.is_bf16_supported`."""
+    has_kernels: bool = True
+    """Whether this build of torch has kernels for it."""
 
     def __str__(self) -> str:
         return f"{self.index} ({self.name}, {self.uuid})"
@@ -59,7 +60,8 @@ def gpu_of(index: int | None = None) -> Gpu:
     """Return a visible GPU, by default torch's current one, without creating a context on it."""
     properties = torch.cuda.get_device_properties(index)
     uuid = f"{'MIG' if ' MIG ' in properties.name else 'GPU'}-{properties.uuid}"
-    return Gpu(index or 0, uuid, properties.name, properties.total_memory, properties.major >= 8)
+    known = has_kernels((properties.major, properties.minor), torch.cuda.get_arch_list())
+    return Gpu(index or 0, uuid, properties.name, properties.total_memory, properties.major >= 8, known)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +94,13 @@ class RuntimeSettings:
         """The device as a torch object."""
         return torch.device(self.device)
 
+    def memory_of(self, config: RunConfig, vocab_size: int = memory.VOCAB_SIZE, runs: int = 1) -> memory.Estimate:
+        """Return lower bounds on the memory of a run, or of a pack of such runs, with these settings."""
+        return memory.estimate(
+            config, device=self.device, precision=self.precision, compiled=self.compile == "on",
+            vocab_size=vocab_size, runs=runs,
+        )  # fmt: skip
+
     def autocast(self) -> Callable[[], AbstractContextManager]:
         """Return a function that makes the autocast context of a forward pass."""
         if self.precision not in AUTOCAST_DTYPES:
@@ -119,6 +128,8 @@ def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = No
     device = resolve_device(config, has_gpu)
     on_gpu = device == "cuda"
     gpu = (gpu or gpu_of()) if on_gpu and torch.cuda.is_available() else None
+    if gpu:
+        check_kernels(gpu, f"device={config.device}", "device=cpu")
     precision, compiled = config.precision, config.compile
     if precision == "auto":
         if on_gpu and gpu is None:
@@ -131,18 +142,18 @@ def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = No
         raise ConfigError("precision=tf32: only GPUs have it; use precision=fp32 on a CPU")
     elif precision == "tf32" and gpu and not gpu.has_bf16:
         raise ConfigError(f"precision=tf32: GPU {gpu} is older than Ampere and has no TF32; use precision=fp32 or fp16")
+    work = rules.workload(config, device, precision)
     if compiled == "auto":
-        compiled = "on" if on_gpu else "off"
-    elif compiled == "on" and not on_gpu and not shutil.which(compiler := cpp_compiler()):
-        raise ConfigError(
-            f"compile=on: the C++ compiler {compiler!r} was not found; install g++, set CXX to a compiler, "
-            "or use compile=off"
-        )
+        compiled = str(rules.value_of("compile", work))
+    if compiled == "on":
+        missing = missing_for_triton() if gpu else "" if on_gpu else missing_on_cpu()
+        if missing:
+            raise ConfigError(f"compile={config.compile}: {missing}, or use compile=off")
     return RuntimeSettings(
         device=device,
         precision=precision,
         compile=compiled,
-        graph=resolve_graph(config, on_gpu),
+        graph=resolve_graph(config, work),
         deterministic=(not on_gpu) if config.deterministic is None else config.deterministic,
         init=config.init_rule,
         device_name=gpu.name if gpu else device,
@@ -154,18 +165,17 @@ def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = No
     )
 
 
-def resolve_graph(config: RunConfig, on_gpu: bool) -> str:
+def resolve_graph(config: RunConfig, work: rules.Workload) -> str:
     """Return whether the steps of a run are replayed as CUDA graphs, on or off.
 
     Raises:
         ConfigError: The config requires graphs, which need a GPU, and a single one.
     """
-    graph, can = config.train.graph, on_gpu and config.devices == 1
-    if graph == "on" and not can:
-        reason = f"devices={config.devices} sum gradients between kernels" if on_gpu else "a CPU has no CUDA graphs"
+    graph = config.train.graph
+    if graph == "on" and (work.device == "cpu" or config.devices > 1):
+        reason = "a CPU has no CUDA graphs" if work.device == "cpu" else f"devices={config.devices}: needs a single GPU"
         raise ConfigError(f"train.graph=on: {reason}; use train.graph=auto")
-    # A capture takes about as long as a few steps without a graph (estimated, not measured).
-    return "on" if graph == "on" or (graph == "auto" and can and config.train.steps >= GRAPH_STEPS) else "off"
+    return str(rules.value_of("train.graph", work)) if graph == "auto" else graph
 
 
 def resolve_device(config: RunConfig, has_gpu: bool | None = None) -> str:
@@ -176,9 +186,14 @@ def resolve_device(config: RunConfig, has_gpu: bool | None = None) -> str:
         has_gpu: Whether the training machine has a GPU; None checks this machine.
 
     Raises:
-        ConfigError: The config requires a GPU that is missing.
+        ConfigError: The config requires a GPU that is missing, or torch cannot use the GPUs of this machine.
     """
-    has_gpu = torch.cuda.is_available() if has_gpu is None else has_gpu
+    problem = ""
+    if has_gpu is None:
+        has_gpu = torch.cuda.is_available()
+        problem = "" if has_gpu or config.device == "cpu" else unused_gpu()
+    if problem:
+        raise ConfigError(f"device={config.device}: {NO_GPU}: {problem}, or train on the CPU with device=cpu")
     if config.device == "cuda" and not has_gpu:
         raise ConfigError(f"device=cuda: {NO_GPU}; use device=cpu or auto, or install a torch build with CUDA")
     return ("cuda" if has_gpu else "cpu") if config.device == "auto" else config.device
@@ -211,18 +226,19 @@ def check_machine(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu
             "training on CPUs"
         )
     resolved = resolve(config, None if slurm is None else slurm.gpus > 0, gpu)
-    size = resolved.activation_bytes
+    needed = resolved.memory_of(config)
     if slurm is not None:
         if resolved.device == "cpu":
             share = int(slurm.memory_gb * 2**30) * slurm.nodes // config.devices
             owner = "a task" if config.devices == slurm.nodes else "each process of a task"
-            memory.check_fits(config, share, f"{owner} (sweep.slurm.memory_gb)", size)
+            memory.check_fits(config, needed, share, f"{owner} (sweep.slurm.memory_gb)")
     elif resolved.device == "cuda":
         check_gpu_count(config, torch.cuda.device_count(), "this machine")
-        memory.check_fits(config, (gpu or gpu_of()).memory_bytes, "the GPU", size)
+        memory.check_fits(config, needed, (gpu or gpu_of()).memory_bytes, "the GPU")
     else:
         share = memory.available_bytes() // config.devices
-        memory.check_fits(config, share, "this machine" if config.devices == 1 else "each of the processes", size)
+        owner = "this machine" if config.devices == 1 else "each of the processes"
+        memory.check_fits(config, needed, share, owner)
     if "tensorboard" in config.tracking.also and find_spec("tensorboard") is None:
         raise ConfigError("tracking.also=[tensorboard]: tensorboard is not installed; pip install tensorboard")
     if isinstance(config.data, FilesData):
@@ -233,6 +249,22 @@ def check_gpu_count(config: RunConfig, count: int, owner: str) -> None:
     """Raise ConfigError if a run needs more than the `count` GPUs that its `owner` has."""
     if config.devices > count:
         raise ConfigError(f"devices={config.devices}: more than the GPUs of {owner}; choose at most {count}")
+
+
+def check_kernels(gpu: Gpu, setting: str, remedy: str) -> None:
+    """Raise ConfigError if this build of torch has no kernels for a GPU that a `setting` chooses."""
+    if not gpu.has_kernels:
+        raise ConfigError(
+            f"{setting}: torch {torch.__version__} has no kernels for GPU {gpu}, only for "
+            f"{', '.join(torch.cuda.get_arch_list())}; install a build of torch that has them, or use {remedy}"
+        )
+
+
+def missing_on_cpu() -> str:
+    """Return what compile=on lacks on a CPU, and what to do; "" if nothing is missing."""
+    if shutil.which(compiler := cpp_compiler()):
+        return ""
+    return f"the C++ compiler {compiler!r} was not found; install g++, set CXX to a compiler"
 
 
 def cpp_compiler() -> str:

@@ -30,7 +30,7 @@ ORPHAN_S = 10
 
 def main(content: Mapping[str, Any]) -> int:
     """Train the run on this rank, and return the exit code."""
-    from normlab.errors import OUT_OF_MEMORY, NormlabError, OutOfMemoryError
+    from normlab.errors import OUT_OF_MEMORY, NormlabError, OutOfMemoryError, is_out_of_memory
 
     try:
         return _train(content)
@@ -40,7 +40,7 @@ def main(content: Mapping[str, Any]) -> int:
     except Exception as error:
         traceback.print_exc(file=sys.__stderr__)
         _report(f"{type(error).__name__}: {error}")
-        return 1
+        return OUT_OF_MEMORY if is_out_of_memory(error) else 1
 
 
 def _train(content: Mapping[str, Any]) -> int:

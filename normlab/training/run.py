@@ -12,7 +12,7 @@ import torch
 
 from normlab.config.schema import RunConfig
 from normlab.data.corpus import open_corpus
-from normlab.errors import ConfigError, NormlabError, OutOfMemoryError, StoreError, notify, warn
+from normlab.errors import ConfigError, NormlabError, OutOfMemoryError, StoreError, is_out_of_memory, notify, warn
 from normlab.model.fingerprint import fingerprint
 from normlab.ranks import Ranks, local_statistics
 from normlab.stats.spikes import count_spikes
@@ -208,18 +208,19 @@ def convert_torch_errors() -> Iterator[None]:
     """Convert torch's out-of-memory and compiler errors to NormlabError."""
     try:
         yield
-    except (NormlabError, OSError):
+    except NormlabError:
         raise
     except Exception as error:  # not every error of the compiler is a RuntimeError
-        if Ranks.current().count > 1 and (isinstance(error, torch.distributed.DistError) or "gloo" in str(error)):
-            raise NormlabError(f"{LOST}; {RESUMES}") from error
-        # torch has a class of error for the memory of a GPU only.
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        if is_out_of_memory(error):
             raise OutOfMemoryError(
                 "the memory ran out; lower train.batch_size or model.context, or raise train.accumulation, which "
                 "splits a batch into micro-batches"
             ) from error
-        if type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
+        if isinstance(error, OSError):
+            raise
+        if Ranks.current().count > 1 and (isinstance(error, torch.distributed.DistError) or "gloo" in str(error)):
+            raise NormlabError(f"{LOST}; {RESUMES}") from error
+        if type(error).__module__.startswith(("torch._inductor", "torch._dynamo", "triton.")):
             if type(error).__name__ == "FailOnRecompileLimitHit":
                 raise ConfigError(f"compile=on: {TOO_MANY_GRAPHS}, or train with compile=off") from error
             reason = " ".join(str(error).partition("\n\n")[0].split())

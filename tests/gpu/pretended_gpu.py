@@ -5,6 +5,7 @@
 Each line of stdin is a case, and each line of stdout its result: {"error": ...}, or what each part does.
 
     {"overrides": ["norm=rmsnorm"], "runs": 1, "steps": [0], "plant": null, "between": true}     # steps and others
+    {"overrides": ["norm=rmsnorm"], "runs": 1, "steps": [0], "peak": true}    # bytes of live tensors: {"peak": 1000}
     {"step 0": {"waits": [], "launches": 500, "copies": [40], "differ": []}, "evaluation": {"waits":
     ["aten::_local_scalar_dense at training/evaluate.py:57"], "launches": 120, "copies": [], "differ": []}}
 
@@ -17,9 +18,11 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from pathlib import Path
 
 if __name__ == "__main__":
     ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
+    sys.path.append(str(Path(__file__).parents[1]))
 
 import contextlib
 import dataclasses
@@ -29,7 +32,6 @@ import json
 import traceback
 from collections.abc import Callable, Iterator
 from itertools import count, zip_longest
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -57,6 +59,7 @@ from normlab.training.machine import apply, resolve
 from normlab.training.optim import HyperparameterTable
 from normlab.training.step import Step, StepOutput
 from normlab.training.training_run import TrainingRun
+from support.peak_bytes import PeakBytes
 
 GIB = 2**30
 NO_KERNEL = {
@@ -161,6 +164,7 @@ def pretended_gpu() -> Iterator[Device]:
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "get_device_properties": lambda index=None: properties,
+        "reset_peak_memory_stats": lambda: None,
         "mem_get_info": lambda device=None: (80 * GIB, 80 * GIB),
         "is_bf16_supported": lambda: True,
         "graph_pool_handle": lambda: None,
@@ -320,6 +324,11 @@ def result_of(case: dict[str, Any]) -> dict[str, Any]:
         ]
         corpus = open_corpus(configs[0].data)
         with pretended_gpu() as device, PLANTS[case["plant"]]():
+            if case["peak"]:
+                with PeakBytes("cuda") as peak:
+                    for _, call in parts_of(configs, corpus, case["steps"], between=False):
+                        call()
+                return {"peak": peak.peak}
             graphs = Graphs(device)
             with mock.patch.object(graph, "capture", graphs.capture):
                 for part, call in parts_of(configs, corpus, case["steps"], between=case["between"]):

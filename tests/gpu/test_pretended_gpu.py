@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from normlab.config import memory, rules
 from normlab.config.compose import compose_run
 from normlab.config.optim import OPTIMIZERS
 from normlab.config.schema import RunConfig
@@ -155,6 +156,8 @@ def test_launches_of_a_step(shape: str, budget: dict[int, tuple[int, int]], runs
     launches = parts["step 1"]["launches"], parts["step 10"]["launches"]
     for found, expected in zip(launches, budget[1 if runs == 1 else 16], strict=True):
         assert found == pytest.approx(expected, rel=0.02), f"now {launches}: lower them, or write the new numbers"
+    depth = compose_run([shape]).model.depth
+    assert launches[0] == pytest.approx(rules.launches(depth, runs), rel=0.05)
 
 
 @pytest.mark.parametrize("budget", LAUNCHES.values(), ids=LAUNCHES)
@@ -220,3 +223,22 @@ def test_a_wait_of_the_host_is_found(plant: str, take_steps: TakeSteps) -> None:
 def test_an_error_of_a_step_is_found(plant: str, error: str, take_steps: TakeSteps) -> None:
     with pytest.raises(pytest.fail.Exception, match=error):
         take_steps(ONE_LAYER, plant=plant)
+
+
+@pytest.mark.parametrize("runs", [1, 4])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "model=gpt2_tiny",
+        "model=gpt2_tiny precision=fp32",
+        "model=gpt2_mini model.depth=2 train.batch_size=64",
+        "train.batch_size=8192 model.depth=1",  # logits in chunks
+    ],
+)
+def test_the_memory_estimate_is_a_close_lower_bound(overrides: str, runs: int, take_steps: TakeSteps) -> None:
+    """Of the tensors of steps; the pack has fused attention, whose weights the estimate does not count."""
+    config = compose_run([*small_run(Path("nowhere")), *overrides.split()])
+    precision = "bf16" if config.precision == "auto" else config.precision
+    estimated = memory.estimate(config, device="cuda", precision=precision, runs=runs)
+    peak: Any = take_steps(*overrides.split(), runs=runs, steps=(0, 1, 2), peak=True)["peak"]
+    assert estimated.peak <= peak <= memory.PEAK_FACTOR * estimated.peak

@@ -37,7 +37,7 @@ def pretend_gpus(monkeypatch: pytest.MonkeyPatch, name: str = "Pretended", major
 
     def properties(device: int | None = None) -> SimpleNamespace:
         number = visible()[device or 0]
-        return SimpleNamespace(name=name, uuid=UUIDS[number], total_memory=MEMORY[number], major=major[number])
+        return SimpleNamespace(name=name, uuid=UUIDS[number], total_memory=MEMORY[number], major=major[number], minor=0)
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(visible()))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(visible()))

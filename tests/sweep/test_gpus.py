@@ -38,6 +38,7 @@ from normlab.store.plans import (
 )
 from normlab.store.runs import RunFolder
 from normlab.sweeps import local, supervisor, worker
+from normlab.sweeps import plan as sweep_plan
 from normlab.sweeps.gpus import choose_gpus
 from normlab.sweeps.plan import make_plan
 from normlab.sweeps.supervisor import SweepResult, supervise
@@ -326,13 +327,20 @@ def test_run_that_needs_more_gpus_than_are_left_does_not_stop_the_others(on_seve
 
 
 def test_threads_are_shared_by_the_packs_of_all_gpus(
-    pretended_sweep: Supervise, monkeypatch: pytest.MonkeyPatch
+    pretended_sweep: Supervise, overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "allowed_cores", lambda: 24)
+    monkeypatch.setattr(sweep_plan, "allowed_cores", lambda: 24)
+    monkeypatch.delenv("OMP_NUM_THREADS")
     pretended_sweep("seed=0", "sweep.jobs=2", on=gpus(0, 1, 3))
-    assert PretendedProcess.threads == [4]
-    pretended_sweep("seed=1", "sweep.name=y", on=gpus(0))
-    assert PretendedProcess.threads == [None]
+    assert PretendedProcess.threads == [12], "the plan was made for a CPU"
+    set_visible(monkeypatch, None)
+    pretend_gpus(monkeypatch)
+    on_gpu = [override for override in overrides if override != "device=cpu"]
+    for choice, jobs, threads in (("0,1,3", 2, 4), ("0", 1, torch.get_num_threads())):
+        options = (f"sweep.gpus={choice}", f"sweep.jobs={jobs}", "seed=range(12)")
+        made = make_plan(*compose_sweep([*on_gpu, *options])).plan
+        assert made.threads == threads
+        assert len(made.packs) == jobs * len(choice.split(",")), "every GPU has a pack for each of its jobs"
 
 
 def test_gpu_that_faults_is_taken_out(pretended_sweep: Supervise) -> None:

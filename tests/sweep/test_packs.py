@@ -1,4 +1,4 @@
-"""How many runs train together: the rule of `sweep.pack=auto`, equal packs, and the notes of a plan on its packs."""
+"""How many runs train together: the packs of `sweep.pack=auto`, equal packs, and the notes of a plan on its packs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import math
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from normlab.config import memory
 from normlab.config.compose import compose_run, compose_sweep
@@ -20,7 +22,7 @@ from normlab.store.plans import Plan, read_plan, run_of, write_plan
 from normlab.store.runs import RunFolder
 from normlab.sweeps import local
 from normlab.sweeps import plan as sweep_plan
-from normlab.sweeps.packs import auto_jobs, auto_pack_size, split
+from normlab.sweeps.packs import split
 from normlab.sweeps.plan import PlannedSweep, make_plan
 from normlab.sweeps.progress import plan_lines
 from normlab.sweeps.supervisor import supervise
@@ -28,7 +30,6 @@ from normlab.training.run import train, train_pack
 from support.processes import RecordingDisplay
 
 Command = Callable[..., tuple[int, str, str]]
-GIB = 2**30
 
 
 @pytest.fixture
@@ -39,40 +40,6 @@ def plan(overrides: list[str]) -> Callable[..., PlannedSweep]:
 
 def sizes_of(made: Plan) -> list[int]:
     return [len(pack.runs) for pack in made.packs]
-
-
-@pytest.mark.parametrize(
-    ("device", "precision", "width", "memory_bytes", "size"),
-    [
-        ("cpu", "fp32", 32, 512 * GIB, 16),
-        ("cpu", "fp32", 64, 512 * GIB, 1),
-        ("cpu", "bf16", 128, 512 * GIB, 16),
-        ("cpu", "bf16", 256, 512 * GIB, 1),
-        ("cuda", "bf16", 512, 512 * GIB, 8),
-        ("cuda", "fp32", 512, 512 * GIB, 8),
-        ("cuda", "bf16", 1024, 512 * GIB, 4),
-        ("cuda", "bf16", 1536, 512 * GIB, 1),
-        ("cuda", "bf16", 512, 7 * GIB, 3),  # half of the memory holds three
-        ("cuda", "bf16", 512, GIB // 2, 1),  # one run at least, which is for the check of memory to refuse
-    ],
-)
-def test_the_rule_of_auto(device: str, precision: str, width: int, memory_bytes: int, size: int) -> None:
-    assert auto_pack_size(device, precision, width, GIB, memory_bytes) == size
-
-
-@pytest.mark.parametrize(
-    ("width", "cores", "memory_bytes", "jobs"),
-    [
-        (32, 2, 512 * GIB, 2),
-        (128, 64, 512 * GIB, 64),
-        (128, 64, 31 * GIB, 10),  # twice the bytes of a run, and a process, are 3 GiB
-        (128, 64, GIB, 1),
-        (192, 64, 512 * GIB, 1),
-        (32, 0, 512 * GIB, 1),  # a run on more devices than cores
-    ],
-)
-def test_the_rule_of_jobs(width: int, cores: int, memory_bytes: int, jobs: int) -> None:
-    assert auto_jobs(width, GIB, cores, memory_bytes) == jobs
 
 
 @pytest.mark.parametrize(
@@ -100,8 +67,8 @@ def test_every_core_of_a_cpu_has_a_pack_of_a_small_model(
     grid: str, cores: int, sizes: list[int], parallel: int,
 ) -> None:  # fmt: skip
     """By the default options; the plan stores and prints the number of packs at once and of their threads."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(sweep_plan, "allowed_cores", lambda: cores)
-    monkeypatch.setattr(local, "allowed_cores", lambda: cores)
     made = plan(*grid.split())
     assert (sizes_of(made.plan), made.plan.parallel_packs) == (sizes, parallel)
     made.folder.mkdir(parents=True)
@@ -112,6 +79,53 @@ def test_every_core_of_a_cpu_has_a_pack_of_a_small_model(
     threads = cores // parallel
     expected = f"{parallel} packs at once, {threads} thread{'s' * (threads > 1)} each (sweep.jobs={parallel})"
     assert line == (f"jobs    {expected}" if parallel > 1 else "")
+    assert made.plan.threads == (threads if parallel > 1 else torch.get_num_threads())
+
+
+def test_a_resumed_sweep_keeps_its_threads(plan: Callable[..., PlannedSweep], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with other cores, by the environment of the processes; only OMP_NUM_THREADS changes them."""
+    grid = ("seed=range(4)", "sweep.pack=off", "sweep.jobs=2", "sweep.name=x")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(sweep_plan, "allowed_cores", lambda: 6)
+    first = plan(*grid)
+    first.folder.mkdir(parents=True)
+    write_plan(first.folder, first.plan)
+    monkeypatch.setattr(sweep_plan, "allowed_cores", lambda: 64)
+    again = plan(*grid)
+    assert again.plan == first.plan
+    started: list[str] = []
+
+    def start(command: list[str], *, env: dict[str, str], **options: Any) -> subprocess.Popen[Any]:
+        started.append(env["OMP_NUM_THREADS"])
+        return real(["true"], stdin=subprocess.PIPE)
+
+    options, _ = compose_sweep([*grid])
+
+    def threads_of_processes(stored: Plan = again.plan) -> set[str]:
+        started.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(local.subprocess, "Popen", start)
+            executor = local.LocalExecutor(again.folder, options, lambda pack, gpu: None)
+            executor.submit(stored, stored.packs)
+            executor.close()
+        return {*started}
+
+    real = subprocess.Popen
+    assert threads_of_processes() == {"3"}
+    assert threads_of_processes(replace(again.plan, threads=None)) == {"32"}, "an older plan does not know"
+    notes = [line for line in plan_lines(again, options, with_packs=False) if "thread" in line]
+    assert notes == [
+        "jobs    2 packs at once, 3 threads each (sweep.jobs=2)",
+        "note    each process has 3 threads as planned, since bits depend on them; a new sweep would have 32 here",
+    ]
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    monkeypatch.setattr(sweep_plan, "num_threads", lambda: 5)
+    assert threads_of_processes() == {"5"}
+    assert [line for line in plan_lines(again, options, with_packs=False) if "thread" in line] == [
+        "jobs    2 packs at once, 5 threads each (sweep.jobs=2)",
+        "note    the sweep was planned with 3 threads for each process, and OMP_NUM_THREADS=5 changes the rounding of "
+        "the runs that are left",
+    ]
 
 
 def test_packs_are_equal_where_a_size_above_half_of_the_most_divides() -> None:
@@ -155,7 +169,8 @@ def test_a_plan_of_auto_is_a_pure_function(plan: Callable[..., PlannedSweep], mo
     assert sizes_of(made[0].plan) == [16]
     assert made[0].plan.memory_bytes
     # What is recorded of the memory is what bounds the packs: half of it holds six runs, and 16 are four packs of 4.
-    six = 2 * 6 * sum(memory.estimate(config_from_record(made[0].plan.runs[0].config), 2))
+    config, vocab_size = config_from_record(made[0].plan.runs[0].config), made[0].resolved.popitem()[1].vocab_size
+    six = memory.PEAK_FACTOR * memory.estimate(config, precision="bf16", vocab_size=vocab_size, runs=6).peak
     monkeypatch.setattr(SweepOptions, "pack_memory", lambda self, device, gpu_bytes, jobs: six)
     bounded = plan(*grid).plan
     assert (sizes_of(bounded), bounded.memory_bytes) == ([4] * 4, six)
@@ -163,7 +178,7 @@ def test_a_plan_of_auto_is_a_pure_function(plan: Callable[..., PlannedSweep], mo
 
 def test_auto_asks_the_nodes_of_slurm_and_not_the_login_node(plan: Callable[..., PlannedSweep]) -> None:
     grid = ("device=auto", "precision=bf16", "seed=range(16)", "sweep.on=slurm", "sweep.slurm.cluster=local")
-    assert sizes_of(plan(*grid).plan) == [8, 8]
+    assert sizes_of(plan(*grid, "model.width=128", "train.batch_size=64").plan) == [8, 8]
     assert sizes_of(plan(*grid, "sweep.slurm.gpus=0").plan) == [16]
 
 

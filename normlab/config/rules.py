@@ -1,0 +1,210 @@
+"""The rules of `auto`: compile, train.graph, sweep.pack and sweep.jobs, as one table whose first matching row decides.
+
+A rule depends on the config, the device and the precision, never on timing or on the card, so that the same command
+makes the same runs on every machine. A row for a CPU names its measurement. The rows for a GPU are estimated, until
+`results/` has a measurement of one: from the counted launches of a step, and from the data sheet of an H100.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from normlab.config import memory
+from normlab.config.devices import micro_batches
+from normlab.config.schema import RunConfig
+
+PROCESS_BYTES = 2**30
+"""Assumed memory of a process beside its runs: torch, the compiler and the corpus."""
+LARGEST_PACK = 64
+"""Most runs in a pack of auto."""
+COMPILE_S = 80.0
+"""Seconds of a cold compilation: 34 to 43 on a CPU (results/bench_sweep.md), an estimated 30 to 80 with a GPU."""
+LAUNCH_S = 2.5e-6
+"""Assumed least seconds of an operation on a GPU, for its start by the host or the shortest kernel."""
+BYTES_PER_S = 3.35e12
+"""Memory bandwidth of an H100 SXM (data sheet)."""
+FLOPS_PER_S = {"fp32": 67e12, "tf32": 494e12, "bf16": 989e12, "fp16": 989e12}
+"""FLOPs per second of an H100 SXM (data sheet, dense)."""
+SHARE = 0.5
+"""Assumed share of both that large kernels reach."""
+
+
+def launches(depth: int, runs: int = 1) -> int:
+    """Return the operations of a plain step on a GPU, as counted on the pretended GPU of the tests."""
+    return 78 + 108 * depth if runs == 1 else 93 + 115 * depth
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """What the rules know of a run."""
+
+    device: str
+    precision: str
+    width: int
+    depth: int
+    devices: int
+    tokens: int
+    """Tokens of a micro-batch on each device."""
+    steps: int
+    launch_s: float
+    """Estimated seconds of the launches of a plain step on a GPU, of a pack of any size."""
+    work_s: float
+    """Estimated seconds that an H100 computes for one run in a plain step."""
+
+    @property
+    def estimated_seconds(self) -> float:
+        """Seconds of the run on an H100 without compilation and graphs."""
+        return self.steps * max(self.launch_s, self.work_s)
+
+
+def workload(config: RunConfig, device: str, precision: str, vocab_size: int = memory.VOCAB_SIZE) -> Workload:
+    """Return what the rules know of a run that trains on a device in a precision."""
+    model, parts = config.model, micro_batches(config)
+    tokens = config.train.batch_size // config.devices // parts * model.context
+    weights = memory.num_weights(config, vocab_size)
+    estimated = memory.estimate(config, device="cuda", precision=precision, vocab_size=vocab_size)
+    # Each weight is read or written 16 times, in both passes, by clipping and by AdamW, and each saved value 4 times:
+    # it and its gradient are written and read.
+    num_bytes = 16 * 4 * weights + 4 * parts * estimated.batch
+    flops = 6 * parts * tokens * (weights + 2 * model.depth * model.context * model.width)
+    return Workload(
+        device=device,
+        precision=precision,
+        width=model.width,
+        depth=model.depth,
+        devices=config.devices,
+        tokens=tokens,
+        steps=config.train.steps,
+        launch_s=parts * launches(model.depth, 2) * LAUNCH_S,
+        work_s=(num_bytes / BYTES_PER_S + flops / FLOPS_PER_S.get(precision, FLOPS_PER_S["bf16"])) / SHARE,
+    )
+
+
+def _launch_bound(work: Workload) -> int:
+    """Return the largest pack whose launches take longer than its computation."""
+    return max(1, min(LARGEST_PACK, int(work.launch_s / work.work_s)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """A row of the table: the value of an option, and for which runs."""
+
+    option: str
+    value: str | int | Callable[[Workload], int]
+    shown: str = ""
+    """The value as text, if it is computed."""
+    device: str
+    precision: str = ""
+    """Any, if empty."""
+    at_most: Mapping[str, float] = field(default_factory=dict)
+    """Largest values of fields of `Workload`."""
+    at_least: Mapping[str, float] = field(default_factory=dict)
+    why: str
+    """The measurement, or that the row is estimated."""
+
+    def matches(self, work: Workload) -> bool:
+        """Return whether the row is for a run."""
+        return (
+            self.device == work.device
+            and self.precision in ("", work.precision)
+            and all(getattr(work, name) <= limit for name, limit in self.at_most.items())
+            and all(getattr(work, name) >= limit for name, limit in self.at_least.items())
+        )
+
+    @property
+    def condition(self) -> str:
+        """The runs that the row is for, as text; empty for all that are left."""
+        limits = [f"{name} <= {limit:g}" for name, limit in self.at_most.items()]
+        limits += [f"{name} >= {limit:g}" for name, limit in self.at_least.items()]
+        return ", ".join([*([self.precision] if self.precision else []), *limits])
+
+
+BENCH = "results/bench_sweep.md"
+RULES = (
+    Rule(option="compile", value="off", device="cpu", why=f"{BENCH}: one run compiled is as fast as eager, 4x128"),
+    Rule(
+        option="compile", value="on", device="cuda", at_least={"estimated_seconds": 2 * COMPILE_S},
+        why=f"estimated: it repays {COMPILE_S:g} s of compilation if it halves the time",
+    ),
+    Rule(option="compile", value="off", device="cuda", why="estimated: the run is shorter than its compilation repays"),
+    Rule(option="train.graph", value="off", device="cpu", why="a CPU has no CUDA graphs"),
+    Rule(
+        option="train.graph", value="on", device="cuda", at_most={"devices": 1}, at_least={"steps": 100},
+        why="estimated: a capture takes as long as a few steps",
+    ),
+    Rule(option="train.graph", value="off", device="cuda", why="several devices, or too few steps to repay a capture"),
+    Rule(
+        option="sweep.pack", value=16, device="cpu", precision="fp32", at_most={"width": 32, "tokens": 256},
+        why=f"{BENCH}: 0.64 of the processor time of a single run, 2x32",
+    ),
+    Rule(
+        option="sweep.pack", value=16, device="cpu", precision="bf16", at_most={"width": 128, "tokens": 1024},
+        why=f"{BENCH}: 1.26 times the speed of a single run, 4x128",
+    ),
+    Rule(option="sweep.pack", value=1, device="cpu", why=f"{BENCH}: no faster in fp32 at 4x64 and 4x128"),
+    Rule(
+        option="sweep.pack", value=_launch_bound, device="cuda", at_most={"devices": 1},
+        shown=f"launches / computation, up to {LARGEST_PACK}",
+        why="estimated: a pack costs the launches of one run, until the GPU computes for longer",
+    ),
+    Rule(option="sweep.pack", value=1, device="cuda", why="several devices share the batch of one run"),
+    Rule(
+        option="sweep.jobs", value=0, shown="one for each core", device="cpu", at_most={"width": 128, "tokens": 1024},
+        why=f"{BENCH}: 1.4 (4x128) to 2.1 times (2x32) the speed of one process with two threads",
+    ),
+    Rule(option="sweep.jobs", value=1, device="cpu", why="not measured above"),
+    Rule(option="sweep.jobs", value=1, device="cuda", why="estimated: packs fill the GPU"),
+)  # fmt: skip
+"""The rows, in the order in which they are tried."""
+
+
+def decide(option: str, work: Workload) -> Rule:
+    """Return the row that decides an option of a run."""
+    return next(rule for rule in RULES if rule.option == option and rule.matches(work))
+
+
+def value_of(option: str, work: Workload) -> str | int:
+    """Return the value that the table gives an option of a run."""
+    value = decide(option, work).value
+    return value(work) if callable(value) else value
+
+
+def pack_size(work: Workload, peak_of: Callable[[int], int], memory_bytes: int) -> int:
+    """Return the largest pack size of `sweep.pack=auto`: that of the table, or less if the memory is smaller.
+
+    Args:
+        work: The runs of the pack.
+        peak_of: The memory estimate of a pack, in bytes, by its size.
+        memory_bytes: Memory of the process that trains a pack, in bytes.
+    """
+    largest = int(value_of("sweep.pack", work))
+    fitting = (runs for runs in range(largest, 1, -1) if memory.PEAK_FACTOR * peak_of(runs) <= memory_bytes)
+    return next(fitting, 1)
+
+
+def parallel_packs(work: Workload, peak: int, cores: int, memory_bytes: int) -> int:
+    """Return the packs that train at once without `sweep.jobs`: that of the table, or less if the memory is smaller.
+
+    Args:
+        work: The runs of the packs.
+        peak: The memory estimate of a run, in bytes.
+        cores: Cores for one device of each run.
+        memory_bytes: Memory of this machine, in bytes.
+    """
+    jobs = int(value_of("sweep.jobs", work)) or cores
+    return max(1, min(jobs, memory_bytes // (memory.PEAK_FACTOR * peak + PROCESS_BYTES)))
+
+
+def rows() -> list[dict[str, str]]:
+    """Return the table as rows of texts."""
+    return [
+        {
+            "option": rule.option,
+            "device": rule.device,
+            "if": rule.condition or "else",
+            "auto": rule.shown or f"{rule.value}",
+        }
+        | {"why": rule.why}
+        for rule in RULES
+    ]

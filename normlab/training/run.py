@@ -143,6 +143,7 @@ def train_pack(
                 loop.share_state()
             for index, run in enumerate(runs):
                 report_changes(run)
+                run.recorded = replace(run.progress), run.diverged
                 stats = run.config.stats
                 run.folder.statistics.set_cadence(
                     run.progress.step, {CORE: stats.every, EXTENDED: stats.extended_every}

@@ -71,8 +71,8 @@ class TrainingRun:
     """The step of the newest checkpoint that this process wrote or resumed from."""
     last_finite: StepNumbers | None = None
     """The last step with finite loss and gradient norm."""
-    recorded: tuple[Progress, Divergence | None] | None = None
-    """`progress` and `diverged` as of the last rows that were written; None before the first."""
+    recorded: tuple[Progress, Divergence | None] = field(default_factory=lambda: (Progress(), None))
+    """`progress` and `diverged` as of the last rows that were written."""
 
     # The record. The loop calls these methods; the writer's thread writes.
 
@@ -156,8 +156,7 @@ class TrainingRun:
 
     def use_recorded(self) -> None:
         """Go back to the progress that the record has: after an error, the loop may be ahead of it."""
-        if self.recorded is not None:
-            self.progress, self.diverged = self.recorded
+        self.progress, self.diverged = self.recorded
 
     # What the writer's thread does.
 

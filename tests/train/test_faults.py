@@ -511,7 +511,7 @@ def test_moved_folder_ends_its_run_which_resumes_when_it_is_put_back(
     runs, moved, method = tmp_path / "results" / "runs", tmp_path / "moved", getattr(TrainingRun, write)
 
     def move_before(run: TrainingRun, *arguments: Any) -> None:
-        if run.recorded is not None and run.recorded[0].step >= 6 and not moved.exists():
+        if run.recorded[0].step >= 6 and not moved.exists():
             runs.rename(moved)
             run.folder.path.mkdir(parents=True)  # as another process would
             (run.folder.path / "lock").touch()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from normlab.config.compose import compose_run
 from normlab.errors import StoreError
@@ -189,6 +190,39 @@ def test_a_checkpoint_is_synced_with_its_record_before_it_has_its_name(
     assert events[end : end + 3] == ["rename step_00000012", "checkpoints", "delete step_00000004"]
 
 
+class CountCopies(TorchDispatchMode):
+    """Counts the copies into existing tensors, and fails on any operation that makes one with values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in ("clone", "_to_copy", "index", "stack", "cat"), name
+        self.count += name == "copy_"
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("runs", [2, 5])
+def test_the_loop_copies_each_buffer_of_a_pack_once_for_a_checkpoint(
+    runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, counts, buffers = Loop.save, list[int](), list[int]()
+
+    def counting(loop: Loop) -> None:
+        with CountCopies() as copies:
+            save(loop)
+        counts.append(copies.count)
+        buffers.append(len(loop.runner.buffers))
+
+    monkeypatch.setattr(Loop, "save", counting)
+    configs = [compose_run([*SHORT, f"results_dir={tmp_path}", f"seed={seed}"]) for seed in range(runs)]
+    train_pack(configs, [[] for _ in configs])
+    # The parameters, two moments, the mask of the runs and the number of updates. The last call has nothing to save.
+    assert counts == [5 + buffers[0]] * 3 + [0]
+
+
 class Folders:
     """Copies of a results folder, made after each job of a writer: what a kill after this job leaves."""
 
@@ -241,7 +275,7 @@ def test_an_error_ends_the_run_with_one_line_and_nothing_is_written_after_it(
     method, failed = getattr(TrainingRun, write), list[bytes]()
 
     def fail(run: TrainingRun, *arguments: Any) -> None:
-        if run.recorded is not None and run.recorded[0].step >= step and not failed:
+        if run.recorded[0].step >= step and not failed:
             failed.append(run.folder.metrics_path.read_bytes())
             raise StoreError("the disk is full")
         method(run, *arguments)

@@ -57,6 +57,10 @@ class Stack(dict[str, Tensor]):
         """Return a stack of zeros with the same layout."""
         return self._with_buffer(torch.zeros_like(self.buffer))
 
+    def empty_on_host(self) -> Stack:
+        """Return an uninitialised stack with the same layout in the host's memory."""
+        return self._with_buffer(_empty_on_host(self.buffer))
+
     def gather(self, tensors: Sequence[Tensor]) -> Stack:
         """Return a stack with the same layout of tensors in the order of iteration, copied by one operation."""
         return self._with_buffer(self._cat(dict(zip(self, tensors, strict=True))))
@@ -96,6 +100,17 @@ class Stack(dict[str, Tensor]):
 def storages(tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """Return the tensors that hold all values: the buffer of a stack, or each tensor of a single run."""
     return [tensors.buffer] if isinstance(tensors, Stack) else list(tensors.values())
+
+
+def empty_on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return uninitialised tensors by name in the host's memory, page-locked for a GPU, in a stack if these are."""
+    if isinstance(tensors, Stack):
+        return tensors.empty_on_host()
+    return {name: _empty_on_host(tensor) for name, tensor in tensors.items()}
+
+
+def _empty_on_host(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
 
 
 def zeros_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

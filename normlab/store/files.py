@@ -126,7 +126,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomic(path: Path, content: bytes, *, setting: str = "results_dir") -> None:
+def write_atomic(path: Path, content: bytes, *, setting: str = "results_dir", sync_name: bool = True) -> None:
     """Create or replace a file atomically.
 
     The content is written and synced to a temporary file in the same folder, which is then renamed.
@@ -135,6 +135,7 @@ def write_atomic(path: Path, content: bytes, *, setting: str = "results_dir") ->
         path: The file.
         content: The complete new content.
         setting: The setting that names the folder, for the error message.
+        sync_name: Whether the file survives a power cut right after the call; else the old file may be back.
 
     Raises:
         StoreError: The write failed (full disk, no permission); the file is unchanged.
@@ -154,8 +155,9 @@ def write_atomic(path: Path, content: bytes, *, setting: str = "results_dir") ->
             raise io_error(path, "written", error, setting=setting) from error
         raise
     # A power cut can undo a rename that is not synced. Some network disks cannot sync a folder, which loses no content.
-    with contextlib.suppress(OSError):
-        sync(path.parent)
+    if sync_name:
+        with contextlib.suppress(OSError):
+            sync(path.parent)
 
 
 def delete_temporaries(folder: Path) -> list[str]:
@@ -183,6 +185,7 @@ class AppendFile:
         self.path = path
         self._lines = lines
         self._descriptor: int | None = None
+        self._is_synced = True
 
     def append(self, content: bytes) -> None:
         """Append rows in one system call.
@@ -192,6 +195,7 @@ class AppendFile:
         """
         try:
             descriptor = self._open()
+            self._is_synced = False
             start = os.fstat(descriptor).st_size
             try:
                 write_all(descriptor, content)
@@ -203,11 +207,12 @@ class AppendFile:
 
     def sync(self) -> None:
         """Sync the content to the disk, so that a power cut does not lose it."""
-        if self._descriptor is not None:
+        if self._descriptor is not None and not self._is_synced:
             try:
                 os.fsync(self._descriptor)
             except OSError as error:
                 raise io_error(self.path, "written", error) from error
+            self._is_synced = True
 
     def truncate(self, size: int) -> None:
         """Truncate the file to `size` bytes, sync and close it."""

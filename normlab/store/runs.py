@@ -124,7 +124,11 @@ class RunFolder:
         if status.get("state") not in STATES:
             raise ValueError(f"state {status.get('state')!r} is none of {', '.join(STATES)}")
         self.check_place()
-        write_atomic(self.path / STATUS_FILE, with_checksum({**status, "updated": time.time()}))
+        path = self.path / STATUS_FILE
+        # If a power cut brings back an older status, the run resumes from its checkpoints. Without any status, a run
+        # that has steps and no checkpoint yet does not resume.
+        sync_name = status["state"] != RUNNING or not path.exists()
+        write_atomic(path, with_checksum({**status, "updated": time.time()}), sync_name=sync_name)
 
     def status(self) -> dict[str, Any]:
         """Return the content of status.json, decoded; a run that has none yet is running.

@@ -1,7 +1,9 @@
 """The training loop of one run or of a pack: batches, step, record; evaluations and checkpoints when they are due.
 
 Between two steps the order is fixed: write the record, evaluate, save a checkpoint, check for a request to stop. A
-checkpoint therefore knows the exact length of the record, and a resume repeats nothing.
+checkpoint therefore knows the exact length of the record, and a resume repeats nothing. A thread writes, in that order
+(`writer.py`): record and checkpoints are copied where the loop waits for the device anyway, and the next steps are
+taken while the disk works.
 
 The runs of a pack are one stacked computation and take every step together; each has its own record. A run that
 diverges is frozen and stays in the stack, so the numbers of the others do not change.
@@ -12,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,7 @@ from normlab.data.corpus import Corpus
 from normlab.errors import NormlabError
 from normlab.model.init import build_model, derive_seed
 from normlab.model.runner import ModelRunner, SingleRun, StackedRuns
+from normlab.model.stack import empty_on_host, storages
 from normlab.placements.base import projects
 from normlab.ranks import Ranks
 from normlab.stats.measure.core import Measurement
@@ -46,6 +50,7 @@ from normlab.training.peak_memory import PeakMemory
 from normlab.training.signals import StopRequest
 from normlab.training.step import Step, StepOutput
 from normlab.training.training_run import TrainingRun
+from normlab.training.writer import Writer
 
 AGREE_EVERY = 10
 """Steps after which ranks on GPUs agree whether to stop."""
@@ -72,12 +77,20 @@ class Loop:
     _take: Take = field(init=False)
     """Takes the step whose inputs are loaded."""
     _peak_memory: PeakMemory = field(init=False)
+    writer: Writer = field(init=False)
     _pending: list[StepOutput] = field(default_factory=list)
-    """The outputs of steps whose rows are not written yet."""
+    """The outputs of steps whose rows are not recorded yet."""
+    _copy: dict[str, dict[str, Tensor]] = field(default_factory=dict, init=False)
+    """The copy of the state that a checkpoint is written from; empty before the first one."""
+    _last_save: int = field(default=0, init=False)
+    """The writer's number of the last checkpoint."""
 
     def __post_init__(self) -> None:
         """Build the data, the models, the optimiser and the step."""
         self._peak_memory = PeakMemory(self.settings.device)
+        self.writer = Writer(enabled=self.ranks.rank == 0)
+        for run in self.runs:
+            run.writer = self.writer
         config, device = self.config, self.settings.torch_device
         rows = rows_of_device(config, self.ranks.rank) if self.ranks.count > 1 else None
         # The data first: a corpus that is too short fails before anything large is built.
@@ -151,21 +164,26 @@ class Loop:
 
     # The state.
 
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Return the state by the prefix of the names in a checkpoint; stacked runs have the axis of runs first."""
+        optimizer = self.step.optimizer
+        moments = {f"{kind}/": tensors for kind, tensors in optimizer.moments.items()}
+        rest = {"alive": self.step.alive, "count": optimizer.count}
+        if self.step.loss_scale is not None:
+            rest |= self.step.loss_scale.tensors()
+        return {"param/": self.runner.params, "buffer/": self.runner.buffers, **moments, "": rest}
+
     def tensors(self, index: int) -> dict[str, Tensor]:
         """Return the state of one run by name, as its checkpoint holds it; for stacked runs, views of the stacks."""
-        optimizer = self.step.optimizer
-        state = {f"param/{name}": tensor for name, tensor in self.runner.params.items()}
-        state |= {f"buffer/{name}": tensor for name, tensor in self.runner.buffers.items()}
-        for kind, moments in optimizer.moments.items():
-            state |= {f"{kind}/{name}": tensor for name, tensor in moments.items()}
-        state["alive"] = self.step.alive
-        if self.step.loss_scale is not None:
-            state |= self.step.loss_scale.tensors()
+        return self._tensors(index, self.state(), self.runs[index].progress.step)
+
+    def _tensors(self, index: int, state: Mapping[str, Mapping[str, Tensor]], step: int) -> dict[str, Tensor]:
+        named = {prefix + name: tensor for prefix, tensors in state.items() for name, tensor in tensors.items()}
         if self.is_single:
-            return state | {"count": optimizer.count}
+            return named
         # A run that diverged has made fewer updates than the stack.
-        count = torch.full_like(optimizer.count, self.runs[index].progress.step)
-        return {name: tensor[index] for name, tensor in state.items()} | {"count": count}
+        count = torch.full_like(named.pop("count"), step)
+        return {name: tensor[index] for name, tensor in named.items()} | {"count": count}
 
     def _load_runs(self) -> Iterator[Callable[[str, Profiles], None]]:
         """Load each run that has not diverged into the model of the statistics schedule; yield its record."""
@@ -211,10 +229,29 @@ class Loop:
         self.step_count, run.progress, run.last_finite, run.diverged, run.saved_step = state
 
     def save(self) -> None:
-        """Write a checkpoint of each run that has made updates since its last one."""
-        for index, run in enumerate(self.runs):
-            if run.saved_step != run.progress.step:
-                run.save(self.tensors(index))
+        """Copy the state, and add a checkpoint of each run that has made updates since its last one."""
+        self.writer.wait(self._last_save)  # the copy is free, and `saved_step` is that of the last checkpoint
+        due = {index: run for index, run in enumerate(self.runs) if run.saved_step != run.progress.step}
+        if not due or self.ranks.rank:
+            return
+        self._copy_state()
+        jobs: list[Callable[[], None]] = []
+        for index, run in due.items():
+            step = run.progress.step
+            jobs.append(partial(run.save, step, run.meta(), partial(self._tensors, index, self._copy, step)))
+        self._last_save = self.writer.add(*jobs)
+
+    @torch.no_grad()
+    def _copy_state(self) -> None:
+        """Copy the state to the host, one copy for each buffer of a pack."""
+        state = self.state()
+        # One copy for all checkpoints: page-locked memory is slow to allocate.
+        self._copy = self._copy or {prefix: empty_on_host(tensors) for prefix, tensors in state.items()}
+        for prefix, tensors in state.items():
+            for copy, tensor in zip(storages(self._copy[prefix]), storages(tensors), strict=True):
+                copy.copy_(tensor, non_blocking=True)
+        if self.settings.device == "cuda":
+            torch.cuda.current_stream().synchronize()  # here, so that the time of the next steps is theirs alone
 
     # The loop.
 
@@ -301,7 +338,7 @@ class Loop:
         return evaluation, last or step in branches or (every > 0 and step % every == 0)
 
     def _record_pending(self, start: float) -> None:
-        """Copy the measurements of the pending steps from the device, at once, and write them to the record.
+        """Copy the measurements of the pending steps from the device, at once, and add them to the record.
 
         Args:
             start: When the host started the first of these steps.
@@ -344,29 +381,26 @@ class Loop:
     # The status.
 
     def _write_status(self) -> None:
-        for run in self.runs:
-            run.divergence_written = run.diverged is not None
-            run.write_status(self.status(run, RUNNING))
+        self.writer.add(*(partial(run.write_status, self._status(run, RUNNING)) for run in self.runs))
 
-    def status(self, run: TrainingRun, state: str) -> Status:
-        """Return a run's status in a state; a run whose status.json says diverged keeps that state."""
-        return run.status(DIVERGED if run.divergence_written else state, self._peak_memory.num_bytes())
+    def _status(self, run: TrainingRun, state: str) -> Status:
+        return run.status(DIVERGED if run.diverged else state, self._peak_memory.num_bytes())
 
     def final_status(self, run: TrainingRun, state: str) -> Status:
         """Return the status after the last step of the loop, with the outcome of a completed run."""
-        status = run.status(DIVERGED if run.diverged else state, self._peak_memory.num_bytes())
+        status = self._status(run, state)
         initial_loss = next((each.loss for each in evaluations(run.folder) if each.step == 0), None)
         references = parse_part(RecordedCorpus, run.run_json.get("corpus")).references(initial_loss)
         return _with_digest(run, status.completed(references, run.last_finite))
 
     def status_after_error(self, run: TrainingRun, error: BaseException) -> Status:
-        """Return the status of a run that an error ended; one that diverged before the error keeps its outcome."""
-        if isinstance(error, KeyboardInterrupt):
-            status = self.status(run, INTERRUPTED)
-        else:
-            status = self.status(run, FAILED)
+        """Return the status of a run that an error ended; one whose status.json says diverged keeps that state."""
+        run.use_recorded()
+        state = INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+        status = run.status(DIVERGED if run.divergence_written else state, self._peak_memory.num_bytes())
+        if status.state == FAILED:
             reason = str(error) if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}"
-            status = status if status.state == DIVERGED else replace(status, error=reason)
+            status = replace(status, error=reason)
         return _with_digest(run, status)
 
 

@@ -32,7 +32,7 @@ from normlab.training.optim import decayed_kinds
 from normlab.training.prepare import check_pack, open_runs, prepare_folders, status_if_completed
 from normlab.training.resume import report_changes, resume_from_checkpoint
 from normlab.training.signals import StopRequest
-from normlab.training.training_run import Replica
+from normlab.training.training_run import TrainingRun
 
 MANY_BLOCKS = 500
 """Number of blocks that takes seconds to build."""
@@ -146,6 +146,7 @@ def train_pack(
                 loop.share_state()
             for index, run in enumerate(runs):
                 report_changes(run)
+                run.recorded = replace(run.progress), run.diverged
                 stats = run.config.stats
                 run.folder.statistics.set_cadence(
                     run.progress.step, {CORE: stats.every, EXTENDED: stats.extended_every}
@@ -174,7 +175,7 @@ def train_replica(config: RunConfig) -> int | None:
     with StopRequest(only_first=True) as stop, convert_torch_errors():
         if Ranks.current().broadcast(False):
             return None
-        loop = Loop([Replica(config)], settings, corpus)
+        loop = Loop([TrainingRun(config, RunFolder(os.devnull))], settings, corpus)  # only rank 0 writes
         loop.share_state()
         loop.run(stop)
         return stop.received
@@ -191,11 +192,15 @@ def _run(loop: Loop, stop: StopRequest) -> list[Outcome]:
                     tracker.log(run.folder.rows().rows)  # those of the parent run
         with convert_torch_errors():
             state = loop.run(stop)
+            loop.writer.wait()
     except BaseException as error:
+        # What the loop has recorded, it keeps. The second Ctrl-C ends the process if the disk takes too long for that.
+        loop.writer.end()
         if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C: stop without a checkpoint
             stop.end()
         _finish(loop, stop, [loop.status_after_error(run, error) for run in loop.runs])
         raise
+    loop.writer.end()
     statuses = _finish(loop, stop, [loop.final_status(run, state) for run in loop.runs])
     return [
         Outcome(run.folder, status.state or "", status, stop.received if status.state == INTERRUPTED else None)

@@ -87,7 +87,7 @@ class _Watch:
             while number := pipe.read(1):
                 count += number[0] in SIGNALS
                 if count == 2 and not self._ended.wait(GRACE_S):
-                    line = "normlab: stopped inside a step: the same command resumes from the last checkpoint\n"
+                    line = "normlab: stopped at once: the same command resumes from the last checkpoint\n"
                     with suppress(OSError):
                         os.write(2, line.encode())
                     os._exit(128 + number[0])

@@ -1,12 +1,15 @@
-"""A training run: its config, its folder, its trackers and its progress. A loop trains one, or those of a pack."""
+"""A training run: its config, its folder, its trackers and its progress. A loop trains one, or those of a pack.
+
+The loop updates the progress and gives the rows to the trackers; the writer's thread writes the record. What it writes
+is therefore a copy: the loop may be some steps ahead.
+"""
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -14,13 +17,14 @@ from torch import Tensor
 from normlab.config.schema import RunConfig
 from normlab.errors import StoreError, warn
 from normlab.stats.profiles import Profiles
-from normlab.store.format import CLIP_FACTOR_KEY
+from normlab.store.format import CLIP_FACTOR_KEY, DIVERGED
 from normlab.store.parts import parse_part, part_to_json
 from normlab.store.runs import RunFolder
 from normlab.store.status import Divergence, RecordedPack, Status, StepNumbers
 from normlab.tracking.tracker import Row, Tracker
 from normlab.training import checkpoint
 from normlab.training.optim import branch_step, learning_rate
+from normlab.training.writer import Writer
 
 FRESH = "start another run beside it with run.fresh=true"
 
@@ -48,7 +52,7 @@ META = ("progress", "last_finite", "diverged", "metrics_bytes", "run_id")
 
 @dataclass(slots=True)
 class TrainingRun:
-    """The state of one run beside its tensors, and the writer of its record."""
+    """The state of one run beside its tensors, and its record."""
 
     config: RunConfig
     folder: RunFolder
@@ -57,6 +61,8 @@ class TrainingRun:
     run_json: dict[str, Any] = field(default_factory=dict)
     """The run.json that the folder holds: `new_run_json`, or that of the first start."""
     trackers: Sequence[Tracker] = ()
+    writer: Writer = field(default_factory=Writer)
+    """The writer of all runs of the loop."""
     progress: Progress = field(default_factory=Progress)
     diverged: Divergence | None = None
     divergence_written: bool = False
@@ -65,8 +71,10 @@ class TrainingRun:
     """The step of the newest checkpoint that this process wrote or resumed from."""
     last_finite: StepNumbers | None = None
     """The last step with finite loss and gradient norm."""
+    recorded: tuple[Progress, Divergence | None] = field(default_factory=lambda: (Progress(), None))
+    """`progress` and `diverged` as of the last rows that were written."""
 
-    # The record.
+    # The record. The loop calls these methods; the writer's thread writes.
 
     def recorded_status(self) -> Status:
         """Return the status in the run's folder."""
@@ -107,26 +115,20 @@ class TrainingRun:
         self.record_rows([{"kind": "eval", "step": progress.step, **losses}])
 
     def record_rows(self, rows: Sequence[Row]) -> None:
-        """Write rows to the record and the trackers."""
-        self.folder.append(rows)
+        """Add rows to the record, and give them to the trackers."""
+        self.writer.add(partial(self.write_rows, rows, replace(self.progress), self.diverged))
         for tracker in self.trackers:
             tracker.log(rows)
 
     def record_statistics(self, tier: str, profiles: Profiles) -> None:
-        """Write statistics to the record and the trackers."""
-        self.folder.check_place()
-        self.folder.statistics.append(tier, profiles)
+        """Add statistics to the record, and give them to the trackers."""
+        self.writer.add(partial(self.write_statistics, self.folder.statistics.append, tier, profiles))
         for tracker in self.trackers:
             tracker.log_statistics(profiles)
 
     def cut_statistics(self, step: int) -> None:
         """Remove the statistics of the steps from `step` on from the record."""
-        self.folder.check_place()
-        self.folder.statistics.truncate(step)
-
-    def write_status(self, status: Status) -> None:
-        """Write status.json."""
-        self.folder.write_status(part_to_json(status))
+        self.writer.add(partial(self.write_statistics, self.folder.statistics.truncate, step))
 
     def status(self, state: str, peak_memory_bytes: int | None) -> Status:
         """Return the status in a state."""
@@ -144,26 +146,53 @@ class TrainingRun:
             diverged=self.diverged or Divergence(),
         )
 
-    # Checkpoints.
-
-    def save(self, tensors: Mapping[str, Tensor]) -> None:
-        """Write a checkpoint of the run's current state."""
-        self.folder.check_place()
-        self.folder.sync()
-        meta = {
+    def meta(self) -> dict[str, Any]:
+        """Return the content of meta.json of a checkpoint, but for the length of the record."""
+        return {
             "progress": asdict(self.progress),
             "last_finite": None if self.last_finite is None else part_to_json(self.last_finite),
             "diverged": None if self.diverged is None else part_to_json(self.diverged),
-            "metrics_bytes": self.folder.size(),
             "run_id": self.folder.run_id,
         }
+
+    def use_recorded(self) -> None:
+        """Go back to the progress that the record has: after an error, the loop may be ahead of it."""
+        self.progress, self.diverged = self.recorded
+
+    # What the writer's thread does.
+
+    def write_rows(self, rows: Sequence[Row], progress: Progress, diverged: Divergence | None) -> None:
+        """Append rows to the record; `progress` and `diverged` are those of the last one."""
+        self.folder.append(rows)
+        self.recorded = progress, diverged
+
+    def write_statistics(self, write: Callable[..., None], *arguments: Any) -> None:
+        """Call a method of `folder.statistics`."""
+        self.folder.check_place()
+        write(*arguments)
+
+    def write_status(self, status: Status) -> None:
+        """Write status.json, with the newest checkpoint that is written by now."""
+        self.folder.write_status(part_to_json(replace(status, checkpoint=self.saved_step)))
+        self.divergence_written = status.state == DIVERGED
+
+    def save(self, step: int, meta: Mapping[str, Any], tensors: Callable[[], Mapping[str, Tensor]]) -> None:
+        """Write a checkpoint.
+
+        Args:
+            step: Its step.
+            meta: The run's `meta` at that step.
+            tensors: Returns the state at that step.
+        """
+        self.folder.check_place()
+        self.folder.sync()
         # The previous checkpoint is intact: this process wrote it, or resumed from it.
         keep = (self.saved_step, branch_step(self.config.optim, self.config.train.steps))
         checkpoint.save(
-            self.folder.path / checkpoint.FOLDER, self.progress.step, tensors, meta,
+            self.folder.path / checkpoint.FOLDER, step, tensors(), {**meta, "metrics_bytes": self.folder.size()},
             keep=[step for step in keep if step is not None],
         )  # fmt: skip
-        self.saved_step = self.progress.step
+        self.saved_step = step
 
     def restore(self, saved: checkpoint.Checkpoint, tensors: Mapping[str, Tensor]) -> None:
         """Restore the progress, and the state into `tensors` in place, from a checkpoint of this run.
@@ -189,29 +218,6 @@ class TrainingRun:
         last_finite, diverged = meta["last_finite"], meta["diverged"]
         self.last_finite = None if last_finite is None else parse_part(StepNumbers, last_finite)
         self.diverged = None if diverged is None else parse_part(Divergence, diverged)
-
-
-class Replica(TrainingRun):
-    """The run on a rank other than 0: it takes every step and writes nothing."""
-
-    def __init__(self, config: RunConfig) -> None:
-        super().__init__(config, RunFolder(Path(os.devnull)))
-
-    def record_rows(self, rows: Sequence[Row]) -> None:
-        """Do nothing: rank 0 writes the record."""
-
-    def record_statistics(self, tier: str, profiles: Profiles) -> None:
-        """Do nothing: rank 0 writes the record."""
-
-    def cut_statistics(self, step: int) -> None:
-        """Do nothing: rank 0 writes the record."""
-
-    def write_status(self, status: Status) -> None:
-        """Do nothing: rank 0 writes the status."""
-
-    def save(self, tensors: Mapping[str, Tensor]) -> None:
-        """Do nothing but remember the step: rank 0 writes the checkpoint."""
-        self.saved_step = self.progress.step
 
 
 def _known_meta(saved: checkpoint.Checkpoint) -> dict[str, Any]:

@@ -504,14 +504,14 @@ main(sys.argv[1:])
     assert steps_of(folder) == before
 
 
-@pytest.mark.parametrize("write", ["record_rows", "record_statistics", "write_status", "save"])
+@pytest.mark.parametrize("write", ["write_rows", "write_statistics", "write_status", "save"])
 def test_moved_folder_ends_its_run_which_resumes_when_it_is_put_back(
     write: str, train: Train, command: Command, reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs, moved, method = tmp_path / "results" / "runs", tmp_path / "moved", getattr(TrainingRun, write)
 
     def move_before(run: TrainingRun, *arguments: Any) -> None:
-        if run.progress.step >= 6 and not moved.exists():
+        if run.recorded[0].step >= 6 and not moved.exists():
             runs.rename(moved)
             run.folder.path.mkdir(parents=True)  # as another process would
             (run.folder.path / "lock").touch()

@@ -127,17 +127,17 @@ def test_pack_killed_between_checkpoints_of_a_step_resumes_bit_identical(
 ) -> None:
     ordinary = TrainingRun.save
 
-    def killed(self: TrainingRun, tensors: Any) -> None:
-        if self.progress.step == at and self.config.seed == 1:
+    def killed(self: TrainingRun, step: int, *arguments: Any) -> None:
+        if step == at and self.config.seed == 1:
             raise SystemExit("killed")
-        ordinary(self, tensors)
+        ordinary(self, step, *arguments)
 
     with monkeypatch.context() as patched:
         patched.setattr(TrainingRun, "save", killed)
         with pytest.raises(SystemExit):
             pack_of(configs_of(tmp_path))
     folders = [RunFolder(tmp_path / "runs" / folder.run_id) for folder in undisturbed]
-    assert [at in steps_of(folder) for folder in folders] == [True, False, False]
+    assert [at in steps_of(folder) for folder in folders] == [True, False, True]
     assert [folder.state() for folder in folders] == ["failed"] * 3
     pack_of(configs_of(tmp_path))
     assert [run_differences(*pair) for pair in zip(undisturbed, folders, strict=True)] == [[]] * 3
@@ -256,10 +256,10 @@ def test_a_folder_that_was_moved_does_not_hide_the_end_of_the_other_runs(tmp_pat
     runs, moved = tmp_path / "runs", tmp_path / "moved"
     save = TrainingRun.save
 
-    def move_before(run: TrainingRun, tensors: Any) -> None:
-        if run.progress.step >= 8 and not moved.exists():
+    def move_before(run: TrainingRun, step: int, *arguments: Any) -> None:
+        if step == 8 and run.config.seed == 0:
             run.folder.path.rename(moved)
-        save(run, tensors)
+        save(run, step, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrainingRun, "save", move_before)

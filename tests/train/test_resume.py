@@ -141,7 +141,7 @@ def test_second_signal_stops_at_once_inside_a_call_into_torch(
         finally:
             process.kill()
     assert process.returncode == 130
-    assert err == "normlab: stopped inside a step: the same command resumes from the last checkpoint\n"
+    assert err == "normlab: stopped at once: the same command resumes from the last checkpoint\n"
     (path,) = (tmp_path / "results" / "runs").iterdir()
     assert RunFolder(path).state() == "killed"
     assert steps_of(RunFolder(path)) == [4]

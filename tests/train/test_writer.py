@@ -1,0 +1,334 @@
+"""The thread that writes: its order, its errors, and what the loop does while the disk is slow."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from normlab.config.compose import compose_run
+from normlab.errors import StoreError
+from normlab.store.runs import RunFolder
+from normlab.training import writer as writing
+from normlab.training.loop import Loop
+from normlab.training.run import train_pack
+from normlab.training.training_run import TrainingRun
+from normlab.training.writer import Job, Writer
+from support.run_folders import OVERRIDES, Command, Train, differences, steps_of
+
+LONG_S = 120
+"""Seconds after which a test that waits has failed."""
+SHORT = [*OVERRIDES, "train.steps=7", "train.checkpoint_every=3", "eval.every=2", "train.log_every=2", "stats.every=2"]
+"""Overrides of a run with few jobs, of every kind."""
+LAST = 16
+"""The last step of a run of OVERRIDES."""
+WRITES = ["write_rows", "write_statistics", "write_status", "save"]
+
+
+def test_jobs_run_in_order() -> None:
+    writer, done = Writer(), list[int]()
+    last = [writer.add(partial(done.append, number)) for number in range(500)][-1]
+    writer.wait(last)
+    assert done == list(range(500))
+    writer.end()
+
+
+def test_jobs_of_one_call_run_at_the_same_time_and_before_the_next() -> None:
+    writer, together = Writer(), threading.Barrier(3)
+    done: list[str] = []
+    writer.add(*[partial(together.wait, LONG_S)] * 3)
+    writer.add(partial(done.append, "next"))
+    writer.wait()
+    assert done == ["next"]
+    writer.end()
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_no_job_runs_after_one_that_failed(failing: int) -> None:
+    error, done, writer = OSError("full"), list[str](), Writer()
+    go = threading.Event()
+
+    def fail() -> None:
+        go.wait(LONG_S)
+        raise error
+
+    jobs: list[Job] = [partial(go.wait, LONG_S)]
+    jobs.insert(failing, fail)
+    writer.add(partial(done.append, "before"))
+    number = writer.add(*jobs)
+    writer.add(partial(done.append, "after"))
+    go.set()
+    for call in (partial(writer.wait, number), writer.wait, partial(writer.add, partial(done.append, "later"))):
+        with pytest.raises(OSError, match="full") as raised:
+            call()
+        assert raised.value is error
+    writer.end()
+    assert done == ["before"]
+
+
+def test_end_finishes_the_jobs() -> None:
+    writer, go, done = Writer(), threading.Event(), list[int]()
+    writer.add(partial(go.wait, LONG_S))
+    for number in range(9):
+        writer.add(partial(done.append, number))
+    threading.Timer(0.05, go.set).start()
+    writer.end()
+    assert done == list(range(9))
+
+
+def test_jobs_of_a_slow_disk_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "MOST_WAITING", 2)
+    writer, started, go, added = Writer(), threading.Event(), threading.Event(), list[int]()
+
+    def first() -> None:
+        started.set()
+        go.wait(LONG_S)
+
+    def add() -> None:
+        for _ in range(4):
+            added.append(writer.add(lambda: None))
+            full.release()
+
+    full = threading.Semaphore(0)
+    writer.add(first)
+    assert started.wait(LONG_S)
+    adding = threading.Thread(target=add)
+    adding.start()
+    for _ in range(2):
+        assert full.acquire(timeout=LONG_S)
+    assert not full.acquire(timeout=0.2), "a third job waits"
+    go.set()
+    adding.join(LONG_S)
+    assert added == [2, 3, 4, 5]
+    writer.end()
+
+
+def test_a_writer_that_is_not_enabled_writes_nothing() -> None:
+    writer, done = Writer(enabled=False), list[int]()
+    writer.wait(writer.add(partial(done.append, 1)))
+    writer.wait()
+    writer.end()
+    assert done == []
+
+
+# The loop.
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Path], object]], None]:
+    """Return a function that has another function called with the path of each file that is synced."""
+
+    def install(call: Callable[[Path], object]) -> None:
+        monkeypatch.setattr(os, "fsync", lambda file: call(Path(os.readlink(f"/proc/self/fd/{file}"))))
+
+    return install
+
+
+def test_the_loop_takes_steps_while_a_checkpoint_is_written(
+    train: Train, reference: Path, synced: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the next checkpoint, since there is one copy of the state. No step changes that copy."""
+    waiting, saved = threading.Event(), list[list[int]]()
+    take_step, wait = Loop.take_step, Writer.wait
+
+    def take_a_step(loop: Loop, step: int) -> Any:
+        saved.append(steps_of(loop.runs[0].folder))
+        return take_step(loop, step)
+
+    def wait_for(writer: Writer, number: int | None = None) -> None:
+        waiting.set()
+        wait(writer, number)
+        waiting.clear()
+
+    def slow(path: Path) -> None:
+        if path.name == "metrics.jsonl":  # before the state is written
+            assert waiting.wait(LONG_S), f"the loop waits for the disk after {len(saved)} steps"
+
+    monkeypatch.setattr(Loop, "take_step", take_a_step)
+    monkeypatch.setattr(Writer, "wait", wait_for)
+    synced(slow)
+    folder = train()
+    assert saved == [[]] * 8 + [[4]] * 4 + [[4, 8]] * 4
+    assert differences(reference, folder.path) == []
+
+
+def test_a_checkpoint_is_synced_with_its_record_before_it_has_its_name(
+    train: Train, synced: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut can leave a checkpoint that is newer than its record, or delete the last intact one."""
+    events: list[str] = []
+    rename, rmtree = Path.rename, shutil.rmtree
+
+    def renaming(path: Path, target: Path) -> Path:
+        events.append(f"rename {target.name}")
+        return rename(path, target)
+
+    def deleting(path: Path, **options: Any) -> None:
+        events.append(f"delete {Path(path).name}")
+        rmtree(path, **options)
+
+    synced(lambda path: events.append(path.name))
+    monkeypatch.setattr(Path, "rename", renaming)
+    monkeypatch.setattr(shutil, "rmtree", deleting)
+    train("stats.every=2")
+    start = events.index("rename step_00000008") + 1
+    end = events.index("rename step_00000012")
+    # The status after the first of these checkpoints, and the record and the files of the second.
+    (status,) = (name for name in events[start:end] if name.startswith(".status.json"))
+    files = ["core.bin", "metrics.jsonl", "state.safetensors", "meta.json", "manifest.json"]
+    assert events[start:end] == ["checkpoints", status, *files]
+    assert events[end : end + 3] == ["rename step_00000012", "checkpoints", "delete step_00000004"]
+
+
+class CountCopies(TorchDispatchMode):
+    """Counts the copies into existing tensors, and fails on any operation that makes one with values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in ("clone", "_to_copy", "index", "stack", "cat"), name
+        self.count += name == "copy_"
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("runs", [2, 5])
+def test_the_loop_copies_each_buffer_of_a_pack_once_for_a_checkpoint(
+    runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, counts, buffers = Loop.save, list[int](), list[int]()
+
+    def counting(loop: Loop) -> None:
+        with CountCopies() as copies:
+            save(loop)
+        counts.append(copies.count)
+        buffers.append(len(loop.runner.buffers))
+
+    monkeypatch.setattr(Loop, "save", counting)
+    configs = [compose_run([*SHORT, f"results_dir={tmp_path}", f"seed={seed}"]) for seed in range(runs)]
+    train_pack(configs, [[] for _ in configs])
+    # The parameters, two moments, the mask of the runs and the number of updates. The last call has nothing to save.
+    assert counts == [5 + buffers[0]] * 3 + [0]
+
+
+class Folders:
+    """Copies of a results folder, made after each job of a writer: what a kill after this job leaves."""
+
+    def __init__(self, results: Path, copies: Path) -> None:
+        self.results, self.copies = results, copies
+        self.jobs: list[str] = []
+
+    def after_each_job(self, add: Callable[..., int]) -> Callable[..., int]:
+        """Return `add` with a copy after each job; the jobs of one call run in turn."""
+
+        def job_and_copy(job: partial[None]) -> None:
+            job()
+            self.jobs.append(job.func.__name__)
+            if self.jobs[-1] == "write_status":
+                folder = RunFolder(job.func.__self__.folder.path)
+                assert folder.status()["checkpoint"] == (steps_of(folder) or [None])[-1]
+            shutil.copytree(self.results, self.copies / str(len(self.jobs)))
+
+        def adding(writer: Writer, *jobs: partial[None]) -> int:
+            return [add(writer, partial(job_and_copy, job)) for job in jobs][-1]
+
+        return adding
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+def test_a_run_killed_between_two_jobs_resumes_bit_identical(
+    seeds: Sequence[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train_in(results: Path) -> list[Path]:
+        configs = [compose_run([*SHORT, f"results_dir={results}", f"seed={seed}"]) for seed in seeds]
+        return [outcome.folder.path for outcome in train_pack(configs, [[] for _ in configs])]
+
+    folders = Folders(tmp_path / "results", tmp_path / "copies")
+    with monkeypatch.context() as patched:
+        patched.setattr(Writer, "add", folders.after_each_job(Writer.add))
+        undisturbed = train_in(folders.results)
+    assert {*folders.jobs} == {*WRITES}
+    assert folders.jobs.count("save") == len(seeds) * 3
+    for number, job in enumerate(folders.jobs, 1):
+        resumed = train_in(folders.copies / str(number))
+        for one, other in zip(undisturbed, resumed, strict=True):
+            assert differences(one, other) == [], f"after job {number}, {job}"
+
+
+@pytest.mark.parametrize(("write", "step"), [*((write, 6) for write in WRITES), ("write_status", LAST), ("save", LAST)])
+def test_an_error_ends_the_run_with_one_line_and_nothing_is_written_after_it(
+    write: str, step: int, command: Command, reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, failed = getattr(TrainingRun, write), list[bytes]()
+
+    def fail(run: TrainingRun, *arguments: Any) -> None:
+        if run.recorded[0].step >= step and not failed:
+            failed.append(run.folder.metrics_path.read_bytes())
+            raise StoreError("the disk is full")
+        method(run, *arguments)
+
+    monkeypatch.setattr(TrainingRun, write, fail)
+    code, _, err = command()
+    assert (code, err.splitlines()[-1]) == (2, "error: the disk is full")
+    assert err.count("the disk is full") == 1
+    (path,) = (tmp_path / "results" / "runs").iterdir()
+    folder, status = RunFolder(path), RunFolder(path).status()
+    assert folder.metrics_path.read_bytes() == failed[0]
+    assert (status["state"], status["error"]) == ("failed", "the disk is full")
+    # The loop may be ahead of what is written; the status is not.
+    assert status["step"] == folder.rows("train").rows[-1]["step"] + 1
+    assert status["checkpoint"] == steps_of(folder)[-1]
+    monkeypatch.undo()
+    assert command()[0] == 0
+    assert differences(reference, path) == []
+
+
+HANGING_DISK = """
+import os, sys, threading
+from pathlib import Path
+from normlab.cli import main
+
+def fsync(file):
+    if Path(os.readlink(f"/proc/self/fd/{file}")).name == "state.safetensors":
+        print("the disk hangs", file=sys.stderr, flush=True)
+        threading.Event().wait()
+
+os.fsync = fsync
+main()
+"""
+"""A training script whose first checkpoint is never written."""
+
+
+@pytest.mark.process
+def test_second_signal_stops_at_once_while_the_disk_hangs(train: Train, reference: Path, tmp_path: Path) -> None:
+    arguments = ["train", *OVERRIDES, f"results_dir={tmp_path / 'results'}"]
+    command = [sys.executable, "-c", HANGING_DISK, *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            while "the disk hangs" not in process.stderr.readline():
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.3)  # the first signal waits for the checkpoint
+            process.send_signal(signal.SIGINT)
+            process.wait(LONG_S)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    (path,) = (tmp_path / "results" / "runs").iterdir()
+    assert RunFolder(path).state() == "killed"
+    assert differences(reference, train().path) == []

@@ -41,6 +41,8 @@ from torch.utils.flop_counter import flop_registry
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 from normlab.data.corpus import open_corpus
+from normlab.model.init import build_model
+from normlab.model.runner import StackedRuns
 from normlab.report.tables import render
 from normlab.store.throughput import PEAK_TFLOPS
 
@@ -60,9 +62,11 @@ ASSUMPTIONS = f"""\
   once in HBM, none in a cache. Its FLOPs are those of torch.utils.flop_counter.
 - A step of normlab in a run is plain in 9 of 10 steps, and measured in one. Evaluations, checkpoints, records, starts
   and compilation are left out, on all sides.
-- nanoGPT compiled: its launches are the nodes that Inductor's scheduler has after fusion, forward and backward, for a
-  CPU in float32, each of {LAUNCH_US} us: train.py's compile captures no graph. Clip, optimiser and batch are eager. Its
-  bytes are half of those that Inductor counts for float32. Guards and the compiled wrapper cost the host nothing."""
+- Compiled: the launches of the forward and backward pass are the nodes that Inductor's scheduler has after fusion, for
+  a CPU in float32, and the bytes half of those that it counts there. The rest of the step is eager. nanoGPT's launches
+  take the host {LAUNCH_US} us each: train.py's compile captures no graph. Guards and wrappers cost the host nothing."""
+COMPILED_PACK = 16
+"""Size of the pack that is also estimated with compiled blocks."""
 ATEN = torch.ops.aten
 READ_ROWS = {ATEN.embedding.default, ATEN.index.Tensor, ATEN.index_select.default, ATEN.gather.default}
 """Operations that read as many values as they return, and their indices, instead of their whole first argument."""
@@ -75,8 +79,6 @@ class Counts:
     launches: int = 0
     bytes: float = 0.0
     flops: float = 0.0
-    products: int = 0
-    """Launches with FLOPs."""
     work_s: float = 0.0
     """Time of the kernels without a least time."""
     captured_s: float = 0.0
@@ -86,7 +88,6 @@ class Counts:
         """Add a launch."""
         seconds = max(read_and_written / BYTES_PER_S, flops / flops_per_s)
         self.launches += 1
-        self.products += flops > 0
         self.bytes += read_and_written
         self.flops += flops
         self.work_s += seconds
@@ -168,6 +169,23 @@ def steps_of(config: RunConfig, runs: int) -> tuple[Counts, Counts]:
         return count(lambda: loop.take_step(1)), count(lambda: loop.take_step(10))
 
 
+def passes_of(config: RunConfig, runs: int) -> Counts:
+    """Return the counts of the forward and backward pass of a plain step."""
+    configs = [dataclasses.replace(config, seed=seed) for seed in range(runs)]
+    corpus = open_corpus(config.data)
+    with pretended_gpu():
+        loop = loop_of(configs, corpus)
+        loop.take_step(0)
+        runner, (tokens, targets) = loop.runner, loop.batches.batch(1)
+
+        def passes() -> None:
+            with loop.settings.autocast()():
+                loss = runner.loss(tokens, targets).loss
+            torch.autograd.grad(loss.sum(), list(runner.params.values()))
+
+        return count(passes)
+
+
 # nanoGPT.
 
 
@@ -221,27 +239,57 @@ def nanogpt_steps(clone: Path, config: RunConfig) -> tuple[Counts, Counts]:
         return count(passes), count(rest)
 
 
-def compiled_passes(clone: Path, config: RunConfig, eager: Counts) -> Counts:
-    """Return the counts of the compiled forward and backward pass, from what Inductor generates for a CPU."""
-    from torch._inductor import config as inductor_config
-    from torch._inductor import metrics
+# Compiled.
+
+
+def inductor_graphs(forward: Callable[[], torch.Tensor]) -> list[tuple[int, float]]:
+    """Return the launches and the bytes of each graph of a forward pass and its backward, in pairs."""
+    from torch._inductor import config
     from torch._inductor.scheduler import NopKernelSchedulerNode, Scheduler
 
-    real, launches = Scheduler.codegen, 0
+    real, graphs = Scheduler.codegen, list[tuple[int, float]]()
 
     def counting(scheduler: Any) -> Any:
-        nonlocal launches
-        launches += sum(not isinstance(node, NopKernelSchedulerNode) for node in scheduler.nodes)
+        nodes = [node for node in scheduler.nodes if not isinstance(node, NopKernelSchedulerNode)]
+        # Half of the bytes of float32.
+        graphs.append((len(nodes), sum(node.get_read_write_buffers_sizes() for node in nodes) / 2))
         return real(scheduler)
 
-    with inductor_config.patch(force_disable_caches=True), mock.patch.object(Scheduler, "codegen", counting):
+    with config.patch(force_disable_caches=True), mock.patch.object(Scheduler, "codegen", counting):
         torch.compiler.reset()
-        metrics.reset()
-        tokens = torch.zeros((config.train.batch_size, config.model.context), dtype=torch.int64)
-        torch.compile(model_of(clone, config))(tokens, tokens)[1].backward()
-        moved = metrics.num_bytes_accessed / 2
+        loss = forward()
+        count_forward = len(graphs)
+        loss.backward()
+    if len(graphs) == count_forward:  # the backward graphs were compiled with the forward ones
+        return graphs
+    pairs = zip(graphs[:count_forward], reversed(graphs[count_forward:]), strict=True)
+    return [graph for pair in pairs for graph in pair]
+
+
+def compiled_passes(graphs: Sequence[tuple[int, float]], eager: Counts) -> Counts:
+    """Return the counts of a compiled forward and backward pass with the FLOPs of the eager one."""
+    launches, moved = sum(count for count, _ in graphs), sum(size for _, size in graphs)
     work_s = max(moved / BYTES_PER_S, eager.flops / (1e12 * FLOPS_PER_S[torch.bfloat16]))
-    return Counts(launches, moved, eager.flops, eager.products, work_s, max(work_s, launches * KERNEL_US * 1e-6))
+    return Counts(launches, moved, eager.flops, work_s, max(work_s, launches * KERNEL_US * 1e-6))
+
+
+def nanogpt_graphs(clone: Path, config: RunConfig) -> list[tuple[int, float]]:
+    """Return the launches and the bytes of each graph of nanoGPT's model."""
+    tokens = torch.zeros((config.train.batch_size, config.model.context), dtype=torch.int64)
+    model = torch.compile(model_of(clone, config))
+    return inductor_graphs(lambda: model(tokens, tokens)[1])
+
+
+def normlab_graphs(config: RunConfig, runs: int) -> list[tuple[int, float]]:
+    """Return the launches and the bytes of each graph of a pack; all blocks share a pair of graphs."""
+    models = [build_model(config, open_corpus(config.data).tokenizer.vocab_size) for _ in range(runs)]
+    runner = StackedRuns(models, compiled=True)
+    runner.train(True)
+    tokens = torch.zeros((runs, config.train.batch_size, config.model.context), dtype=torch.int64)
+    graphs = inductor_graphs(lambda: runner.loss(tokens, tokens).loss.sum())
+    embed, block, head = graphs[:2], graphs[2:4], graphs[-2:]  # the block may be compiled twice, for its first layer
+    assert len(graphs) >= 6
+    return [*embed, *block * config.model.depth, *head]
 
 
 # The table.
@@ -277,22 +325,26 @@ def estimate(model: str, clone: Path | None, sizes: Sequence[int], steps: int, *
             ]
         mean = plain * 0.9 + measured * 0.1
         rows.append(row(f"{name}, mean step, captured", mean, mean.captured_s, runs, steps))
-        per_run[name] = mean.captured_s / runs
+        per_run[f"{name} captured"] = mean.captured_s / runs
+        if compiled and runs > 1 and runs == COMPILED_PACK:
+            passes = passes_of(config, runs)
+            both = plain + passes * -1 + compiled_passes(normlab_graphs(config, runs), passes)
+            rows.append(row(f"{name}, plain step, compiled and captured", both, both.captured_s, runs, steps))
+            per_run[f"{name} compiled and captured, plain steps"] = both.captured_s / runs
     if clone is not None:
         passes, rest = nanogpt_steps(clone, config)
         rows.append(row("nanoGPT, eager", passes + rest, (passes + rest).eager_s, 1, steps))
         per_run["nanoGPT, eager"] = (passes + rest).eager_s
         if compiled:
-            together = compiled_passes(clone, config, passes) + rest
+            together = compiled_passes(nanogpt_graphs(clone, config), passes) + rest
             rows.append(row("nanoGPT, compiled", together, together.eager_s, 1, steps))
             per_run["nanoGPT, compiled"] = together.eager_s
     batch = f"{config.train.batch_size}x{config.model.context}"
     yield f"## Estimate for {model}, batch {batch}, bfloat16 on an H100 (not measured)\n"
     yield render(rows, "markdown")
     for other in (name for name in per_run if name.startswith("nanoGPT")):
-        for runs in sizes:
-            ratio = per_run[other] / per_run[f"normlab, pack of {runs}"]
-            yield f"\nEstimated ratio of the time per run: {other} / normlab, pack of {runs} captured: {ratio:.1f}"
+        for name in (name for name in per_run if "pack" in name):
+            yield f"\nEstimated ratio of the time per run, {other} / {name}: {per_run[other] / per_run[name]:.1f}"
 
 
 def main() -> int:
@@ -301,7 +353,7 @@ def main() -> int:
     parser.add_argument("--packs", nargs="*", type=int, default=[8, 16, 32], help="sizes of packs (default: 8 16 32)")
     parser.add_argument("--steps", type=int, default=500, help="steps of a run (default: 500)")
     parser.add_argument("--nanogpt", type=Path, metavar="DIR", help="a clone of karpathy/nanoGPT")
-    parser.add_argument("--no-compile", action="store_true", help="leave out nanoGPT compiled, which takes a minute")
+    parser.add_argument("--no-compile", action="store_true", help="leave out what is compiled, which takes minutes")
     options = parser.parse_args()
     clone = None
     if options.nanogpt is not None:

@@ -1,98 +1,507 @@
-"""Measure everything that needs a GPU, and write the numbers to results/bench/gpu-<name>.md.
+"""Measure everything that needs a GPU, on a machine that is lent for some minutes.
 
-    scripts/gpu              # on a machine with a GPU
-    scripts/gpu --dry-run    # the same parts with tiny models on the CPU; prints the file and writes nothing
+    scripts/gpu --minutes 9 --nanogpt DIR    # all parts, in the order of their worth
+    scripts/gpu --part correctness --part packs
+    scripts/gpu --page FOLDER                # makes FOLDER/results.md again from FOLDER/measurements.jsonl
+    scripts/gpu --dry-run                    # the same parts with tiny models on a CPU, in a minute
 
-Each part is a command of its own. A part that fails is reported in the file with the end of its messages, and the other
-parts still run.
+Each measurement is one line of JSON in measurements.jsonl as soon as it is made, so a machine that is taken away leaves
+what was measured before. Each part has its seconds, and is stopped after them; a part that fails is one line with its
+error, and the others run. results.md is a page of the measurements; messages.txt has what the parts print.
+
+The sides of a part (`sides.py`) are set up at the same time and then take turns of 10 steps. Baselines: train.py of a
+clone of karpathy/nanoGPT, eager and compiled, alone and as processes at once; and a plain loop over normlab's model.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import platform
 import re
+import signal
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from datetime import date
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
+import nanogpt
 import torch
+from bench_sweep import nanogpt_seconds, sweep_seconds
+from sides import MODELS_ON_GPU, TURN, VOCABULARIES, NanoGPT, Normlab, PlainLoop, Training
+from turns import Side, SideError, take_turns
+
+from normlab.config.compose import compose_run
+from normlab.model.flops import flops_per_token
+from normlab.report.tables import render
+from normlab.store.throughput import peak_flops
 
 ROOT = Path(__file__).resolve().parents[1]
-LINES_OF_ERROR = 15
-"""Lines of the messages of a failed part that the file shows."""
+MEASUREMENTS, PAGE, MESSAGES = "measurements.jsonl", "results.md", "messages.txt"
+SETUP_SHARE = 0.7
+"""Share of a part's time after which sides that are not set up are left out."""
 
-PARTS: Mapping[str, str] = {
-    "Tests marked gpu": "-m pytest -m gpu -q -p no:cacheprovider tests",
-    "tok/s, MFU and peak memory of a step; tok/s of the loop": "scripts/bench_train.py --device cuda --compile",
-    "Cost of statistics, and host synchronisations": "scripts/bench_stats.py --device cuda",
-    "Sixteen runs packed, and one after another": (
-        "scripts/bench_sweep.py --device cuda --models 4x128,6x384,12x768 --precisions bf16"
-    ),
+Measurement = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the parts measure, and how long."""
+
+    dry_run: bool
+    nanogpt: Path | None
+    deadline: float = 0.0
+    """Of the part, in `time.monotonic` seconds."""
+
+    @property
+    def device(self) -> str:
+        """Where the models train."""
+        return "cpu" if self.dry_run else "cuda"
+
+    @property
+    def rounds(self) -> int:
+        """Turns of each side."""
+        return 2 if self.dry_run else 15
+
+    def vocab_size(self, name: str) -> int | None:
+        """Return the vocabulary of random tokens of a model, or None for one that reads text."""
+        return 1000 if self.dry_run and name in VOCABULARIES else VOCABULARIES.get(name)
+
+    def model(self, name: str) -> tuple[str, ...]:
+        """Return the overrides of a model; the dry run has one tiny model."""
+        if self.dry_run:
+            return ("model=gpt2_nano", "device=cpu", "deterministic=false")
+        return (*MODELS_ON_GPU[name], "device=cuda")
+
+
+# Measuring.
+
+
+def ways(options: Options, model: str, runs: int = 1) -> dict[str, Training]:
+    """Return normlab's ways to train some runs."""
+    overrides, vocab_size = options.model(model), options.vocab_size(model)
+    pack = f" pack of {runs}" if runs > 1 else ""
+    eager, graph = (*overrides, "train.graph=off"), (*overrides, "train.graph=on")
+    return {
+        f"normlab{pack}, eager": Normlab(eager, runs=runs, vocab_size=vocab_size),
+        f"normlab{pack}, graph": Normlab(graph, runs=runs, vocab_size=vocab_size),
+        f"normlab{pack}, compiled": Normlab(eager, compiled=True, runs=runs, vocab_size=vocab_size),
+        f"normlab{pack}, compiled, graph": Normlab(graph, compiled=True, runs=runs, vocab_size=vocab_size),
+    }
+
+
+def baselines(options: Options, model: str) -> dict[str, Training]:
+    """Return nanoGPT, if there is a clone, and the plain loop."""
+    overrides, vocab_size = options.model(model), options.vocab_size(model)
+    sides: dict[str, Training] = {}
+    if options.nanogpt is not None:
+        theirs = NanoGPT(overrides, vocab_size=vocab_size, clone=options.nanogpt)
+        sides = {"nanoGPT, eager": theirs, "nanoGPT, compiled": theirs.as_compiled()}
+    plain = PlainLoop(overrides, vocab_size=vocab_size)
+    return sides | {
+        "plain loop, eager": plain,
+        "plain loop, compiled": plain.as_compiled(),
+        "plain loop, CUDA graphs": plain.as_compiled("reduce-overhead"),
+    }
+
+
+def choose(options: Options, sides: Mapping[str, Training], *patterns: str) -> dict[str, Training]:
+    """Return the sides whose names match a pattern completely; a dry run has no compiled ones."""
+    return {
+        name: side
+        for name, side in sides.items()
+        if any(re.fullmatch(pattern, name) for pattern in patterns) and not (options.dry_run and side.compiled)
+    }
+
+
+def set_up(options: Options, sides: Mapping[str, Training]) -> Iterator[Side | Measurement]:
+    """Start all sides at the same time; yield each one that is ready in time, or its error."""
+    start = time.monotonic()
+    ready_by = start + SETUP_SHARE * (options.deadline - start)
+    for side in [Side(name, work, fork=True) for name, work in sides.items()]:
+        try:
+            side.set_up(max(0.0, ready_by - time.monotonic()))
+            yield side
+        except SideError as error:
+            yield {"side": side.name, "error": str(error)}
+            side.stop()
+
+
+def compare(options: Options, model: str, sides: Mapping[str, Training]) -> Iterator[Measurement]:
+    """Measure sides in turns; yield the measurement of each."""
+    ready: list[Side] = []
+    for each in set_up(options, sides):
+        if isinstance(each, Side):
+            ready.append(each)
+        else:
+            yield {"model": model, **each}
+    for each in [*ready]:
+        try:
+            each.turn()  # the first one warms the caches
+            each.turns.clear()
+        except SideError as error:
+            ready.remove(each)
+            yield {"model": model, "side": each.name, "error": str(error)}
+    if ready:
+        take_turns(ready, options.rounds)
+    for each in ready:
+        yield describe(model, each, sides[each.name], [turn.seconds for turn in each.turns])
+        each.stop()
+
+
+def describe(model: str, side: Side, work: Training, seconds: Sequence[float]) -> Measurement:
+    """Return the measurement of the turns of a side."""
+    config = work.config()
+    runs = work.runs if isinstance(work, Normlab) else 1
+    low, middle, high = (1000 * each / TURN for each in statistics.quantiles(seconds, n=4))
+    tokens_per_s = 1000 / middle * runs * config.train.batch_size * config.model.context
+    peak_bytes = side.turns[-1].peak_bytes
+    return {
+        "model": model,
+        "batch": f"{config.train.batch_size}x{config.model.context}",
+        "side": side.name,
+        "runs": runs,
+        "ms_per_step": middle,
+        "quartiles": [low, high],
+        "ms_per_step_and_run": middle / runs,
+        "tokens_per_s": tokens_per_s,
+        "flops_per_s": tokens_per_s * flops_per_token(config, work.vocab_size or 257),
+        "precision": config.precision,
+        "peak_gib": None if peak_bytes is None else peak_bytes / 2**30,
+        "setup_s": side.setup_s,
+        "turns": len(seconds),
+    }
+
+
+def at_once(options: Options, model: str, name: str, work: Training, count: int) -> Iterator[Measurement]:
+    """Measure processes that train at the same time; a turn ends when the last one has made its 10 steps."""
+    sides = {f"{name}: process {number + 1}": work for number in range(count)}
+    ready: list[Side] = []
+    for each in set_up(options, sides):
+        if isinstance(each, Side):
+            ready.append(each)
+        else:
+            yield {"model": model, **each}
+    if len(ready) == count:
+        seconds: list[float] = []
+        for _ in range(options.rounds + 1):
+            start = time.perf_counter()
+            for side in ready:
+                side.start_turn()
+            ready[0].turns.append(max((side.wait() for side in ready), key=lambda turn: turn.seconds))
+            seconds.append(time.perf_counter() - start)
+        found = describe(model, ready[0], work, seconds[1:])
+        for key in ("runs", "tokens_per_s", "flops_per_s"):
+            found[key] *= count
+        found["ms_per_step_and_run"] /= count
+        yield found | {"side": f"{name}: {count} processes at once"}
+    for side in ready:
+        side.stop()
+
+
+# The parts.
+
+
+def machine(options: Options) -> Iterator[Measurement]:
+    """The machine and the software."""
+    git = [["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain"]]
+    commit, changes = (subprocess.run(c, cwd=ROOT, capture_output=True, text=True).stdout.strip() for c in git)
+    yield {
+        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "commit": (commit or "unknown") + (" with uncommitted changes" if changes else ""),
+        "nanogpt_commit": None if options.nanogpt is None else nanogpt.commit_of(options.nanogpt),
+        "device_name": "cpu (dry run)" if options.dry_run else torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
+        "nvidia_smi": nvidia_smi(),
+    }
+
+
+def cpu_model() -> str:
+    """Return the name of the CPU."""
+    cpuinfo = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    return found[1] if found else platform.processor() or "unknown"
+
+
+def nvidia_smi() -> str | None:
+    """Return driver, clocks, power limit and memory of the GPUs, or None without nvidia-smi."""
+    fields = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit,memory.total,mig.mode.current"
+    try:
+        command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip() or None
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def correctness(options: Options) -> Iterator[Measurement]:
+    """Tests marked gpu."""
+    where = "tests/train/test_gpu.py" if options.dry_run else "tests"
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "-p", "no:cacheprovider", "-p", "no:xdist", where]
+    counts: dict[str, int] = dict.fromkeys(("PASSED", "FAILED", "ERROR", "SKIPPED"), 0)
+    start, line = time.monotonic(), ""
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)  # to the messages
+            if found := re.match(r"(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)\b", line):
+                counts[found[2]] += 1
+                if found[2] in ("FAILED", "ERROR"):
+                    yield {"side": found[1], "error": f"{found[2].lower()}; see {MESSAGES}"}
+                elif counts["PASSED"] % 10 == 1 and found[2] == "PASSED":  # what a stop leaves
+                    yield {"side": "so far", "passed": counts["PASSED"], "seconds": time.monotonic() - start}
+    failed = counts["FAILED"] + counts["ERROR"]
+    found = {"passed": counts["PASSED"], "failed": failed, "skipped": counts["SKIPPED"]}
+    yield {"side": "all", **found, "seconds": time.monotonic() - start, "exit_code": process.returncode}
+
+
+def single(options: Options) -> Iterator[Measurement]:
+    """4x128, a single run: eager, compiled and as a CUDA graph."""
+    sides = baselines(options, "4x128") | ways(options, "4x128")
+    yield from compare(options, "4x128", choose(options, sides, ".*"))
+
+
+def packs(options: Options) -> Iterator[Measurement]:
+    """4x128 in packs, and processes of nanoGPT at once."""
+    sizes = (2,) if options.dry_run else (16, 8, 32)
+    sides: dict[str, Training] = {}
+    for runs in sizes:
+        kinds = (".*, eager", ".*, graph") + ((".*, compiled",) if runs == 16 else ())
+        sides |= choose(options, ways(options, "4x128", runs), *kinds)
+    yield from compare(options, "4x128", sides)
+    for name, work in choose(options, baselines(options, "4x128"), "nanoGPT, .*").items():
+        yield from at_once(options, "4x128", name, work, sizes[0])
+
+
+def large(options: Options) -> Iterator[Measurement]:
+    """Training of GPT-2 124M: tok/s and MFU."""
+    sides = baselines(options, "gpt2_124m") | ways(options, "gpt2_124m")
+    kinds = ("nanoGPT, compiled", "normlab, compiled(, graph)?", "normlab, eager")
+    yield from compare(options, "gpt2_124m", choose(options, sides, *kinds))
+
+
+def measured(options: Options) -> Iterator[Measurement]:
+    """4x128 with statistics: never, every 10 steps, every step, and an extended pass every 10 steps."""
+    cadences = {
+        "no statistics": ("stats=off",),
+        "core every 10 steps": (),
+        "core every step": ("stats.every=1",),
+        "core and an extended pass every 10 steps": ("stats.tiers=[core,extended]", "stats.extended_every=10"),
+    }
+    sides: dict[str, Training] = {}
+    for name, overrides in cadences.items():
+        for kind, graph in (("eager", ("train.graph=off",)), ("graph", ("train.graph=on",))):
+            sides[f"{name}, {kind}"] = Normlab((*options.model("4x128"), *overrides, *graph))
+    yield from compare(options, "4x128", sides)
+
+
+def medium(options: Options) -> Iterator[Measurement]:
+    """6x384: single runs, and packs of 8."""
+    sides = baselines(options, "6x384") | ways(options, "6x384")
+    sides |= choose(options, ways(options, "6x384", 2 if options.dry_run else 8), ".*, eager", ".*, graph")
+    kinds = ("nanoGPT, .*", "normlab.*, eager", "normlab.*, graph", "normlab, compiled")
+    yield from compare(options, "6x384", choose(options, sides, *kinds))
+
+
+def sweeps(options: Options) -> Iterator[Measurement]:
+    """Wall clock of 16 runs of 500 steps of 4x128, with the starts of processes."""
+    runs, steps = (2, 20) if options.dry_run else (16, 500)
+    overrides = options.model("4x128")
+    found = {"model": "4x128", "runs": runs, "steps": steps}
+    seconds = sweep_seconds(overrides, runs, steps)
+    yield {**found, "side": "normlab sweep", "seconds": seconds, "s_per_run": seconds / runs}
+    if options.nanogpt is not None:
+        for compiled in (False,) if options.dry_run else (False, True):
+            side = f"nanoGPT, {'compiled' if compiled else 'eager'}, {runs} at once"
+            seconds = nanogpt_seconds(options.nanogpt, overrides, runs, steps, runs, compiled=compiled)
+            yield {**found, "side": side, "seconds": seconds, "s_per_run": seconds / runs}
+
+
+def two_packs(options: Options) -> Iterator[Measurement]:
+    """4x128, two packs on one GPU at the same time; compare with one pack in the part packs."""
+    sizes = (2,) if options.dry_run else (16,)
+    for runs in sizes:
+        for name, work in choose(options, ways(options, "4x128", runs), ".*, eager", ".*, graph").items():
+            yield from at_once(options, "4x128", name, work, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the measurements."""
+
+    seconds: int
+    """Its time of nine minutes; of less, its share."""
+    measure: Callable[[Options], Iterator[Measurement]]
+
+
+PARTS: Mapping[str, Part] = {
+    "machine": Part(10, machine),
+    "correctness": Part(120, correctness),
+    "single": Part(80, single),
+    "packs": Part(90, packs),
+    "gpt2_124m": Part(80, large),
+    "statistics": Part(40, measured),
+    "6x384": Part(50, medium),
+    "sweeps": Part(50, sweeps),
+    "two_packs": Part(20, two_packs),
 }
-"""The arguments of Python, by title."""
-DRY_RUN: Mapping[str, str] = {
-    "Tests marked gpu": PARTS["Tests marked gpu"] + "/train/test_gpu.py",
-    "tok/s, MFU and peak memory of a step; tok/s of the loop": (
-        "scripts/bench_train.py --device cpu --models 2x32 --rounds 2 --only step"
-    ),
-    "Cost of statistics, and host synchronisations": (
-        "scripts/bench_stats.py --device cpu --models 2x32 --compile off --rounds 2"
-    ),
-    "Sixteen runs packed, and one after another": (
-        "scripts/bench_sweep.py --device cpu --models 2x32 --precisions fp32 --no-compile --runs 2 --pack 2 --rounds 2"
-    ),
-}
-"""The same parts with tiny models on a CPU."""
+"""In the order of their worth."""
+
+
+# Running parts.
+
+
+def run_part(name: str, options: Options, seconds: float, messages: int) -> Iterator[Measurement]:
+    """Yield the measurements of a part that runs in a process of its own, at most for some seconds."""
+    deadline = time.monotonic() + seconds
+    receiving, sending = multiprocessing.Pipe(duplex=False)
+    # Forked, so that torch is imported once: this process never uses CUDA, nor a thread of torch.
+    process = multiprocessing.get_context("fork").Process(
+        target=measure_part, args=(name, options, deadline, sending, messages)
+    )
+    process.start()
+    sending.close()
+    try:
+        while receiving.poll(max(0.0, deadline - time.monotonic())):
+            yield receiving.recv()
+        yield {"error": f"stopped after {seconds:.0f} s"}
+    except EOFError:
+        process.join()
+        if process.exitcode:
+            yield {"error": f"the process ended with exit code {process.exitcode}; see {MESSAGES}"}
+    finally:
+        assert process.pid is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its sides too
+        process.join()
+
+
+def measure_part(name: str, options: Options, deadline: float, pipe: Connection, messages: int) -> None:
+    """Send the measurements of a part, in a process group of its own."""
+    os.setpgid(0, 0)
+    for stream in (1, 2):
+        os.dup2(messages, stream)
+    options = Options(options.dry_run, options.nanogpt, deadline)
+    try:
+        for measurement in PARTS[name].measure(options):
+            small = {"model": "2x32"} if options.dry_run and "model" in measurement else {}
+            pipe.send(measurement | small)
+    except BaseException as error:
+        traceback.print_exc()
+        pipe.send({"error": f"{type(error).__name__}: {error}"})
+
+
+def shorten(value: Any) -> str:
+    """Return a value in a few characters."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    if isinstance(value, list):
+        return "-".join(map(shorten, value))
+    return "" if value is None else " ".join(str(value).splitlines()[-1:])[:300]
+
+
+# The page.
+
+COLUMNS = {
+    "model": "model", "batch": "batch", "side": "side", "runs": "runs", "ms_per_step": "ms/step",
+    "quartiles": "quartiles", "ms_per_step_and_run": "ms/step per run", "tokens_per_s": "tok/s", "mfu": "MFU",
+    "peak_gib": "peak GiB", "setup_s": "set-up s", "steps": "steps", "seconds": "s", "s_per_run": "s per run",
+    "passed": "passed", "failed": "failed", "skipped": "skipped", "error": "error",
+}  # fmt: skip
+
+
+def page(lines: Sequence[Measurement]) -> str:
+    """Return the page of some measurements, in Markdown."""
+    here = next((line for line in lines if "device_name" in line), {})
+    sections = [f"# Measured by scripts/gpu: {here.get('device_name', 'unknown machine')}\n"]
+    sections += [f"- {name}: {value}" for name, value in here.items() if name != "part" and value is not None]
+    for name, part in PARTS.items():
+        rows = [with_mfu(line, here) for line in lines if line["part"] == name and line is not here]
+        rows = [row for row in rows if row.get("side") != "so far" or row is rows[-1]]
+        if rows:
+            used = [key for key in COLUMNS if any(row.get(key) is not None for row in rows)]
+            table = [{COLUMNS[key]: shorten(row.get(key)) for key in used} for row in rows]
+            sections.append(f"\n## {name}: {part.measure.__doc__}\n\n{render(table, 'markdown')}")
+    return "\n".join(sections) + "\n"
+
+
+def with_mfu(line: Measurement, here: Measurement) -> Measurement:
+    """Return a measurement with its MFU, where the GPU's peak is known."""
+    precision = "bf16" if line.get("precision") == "auto" else line.get("precision")
+    peak = peak_flops(here.get("device_name"), precision)
+    return line | {"mfu": f"{line['flops_per_s'] / peak:.1%}"} if peak and "flops_per_s" in line else line
+
+
+def write_page(folder: Path) -> None:
+    """Write the page of the measurements in a folder."""
+    lines = [json.loads(line) for line in (folder / MEASUREMENTS).read_text().splitlines()]
+    (folder / PAGE).write_text(page(lines))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--dry-run", action="store_true", help="tiny models on the CPU; print the file, write nothing")
-    dry_run = parser.parse_args(arguments).dry_run
-    if not dry_run and not torch.cuda.is_available():
-        parser.error("torch sees no GPU; use --dry-run, or a machine with a GPU")
-    name = "cpu" if dry_run else torch.cuda.get_device_name()
-    parts = DRY_RUN if dry_run else PARTS
-    path = ROOT / "results" / "bench" / f"gpu-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.md"
-    sections = [header(name)]
+    parser.add_argument("--part", action="append", choices=PARTS, help="a part to measure (default: all)")
+    parser.add_argument("--minutes", type=float, default=9, help="time for all parts (default: 9)")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder of the results (default: results/bench/gpu)")
+    parser.add_argument("--nanogpt", type=Path, metavar="DIR", help="a clone of karpathy/nanoGPT as a baseline")
+    parser.add_argument("--dry-run", action="store_true", help="tiny models on the CPU")
+    parser.add_argument("--page", type=Path, metavar="FOLDER", help="only write the page of the measurements there")
+    options = parser.parse_args(arguments)
+    if options.page is not None:
+        if not (options.page / MEASUREMENTS).is_file():
+            parser.error(f"--page {options.page}: has no {MEASUREMENTS}")
+        write_page(options.page)
+        print(options.page / PAGE)
+        return 0
+    clone = None
+    if options.nanogpt is not None:
+        try:
+            clone = nanogpt.check_clone(options.nanogpt)
+        except ValueError as error:
+            parser.error(f"--nanogpt: {error}")
+    if options.dry_run:  # small enough for one thread, which needs no idle cores
+        torch.set_num_threads(1)
+        os.environ["OMP_NUM_THREADS"] = "1"
+    end = time.monotonic() + 60 * options.minutes
+    names = ["machine", *(name for name in PARTS if name != "machine" and name in (options.part or PARTS))]
+    scale = min(1.0, 60 * options.minutes / sum(PARTS[name].seconds for name in names))
+    folder = options.out or ROOT / "results" / "bench" / ("gpu-dry-run" if options.dry_run else "gpu")
+    folder.mkdir(parents=True, exist_ok=True)
     failed = False
-    for title, command in parts.items():
-        text, passed = section(title, command)
-        failed |= not passed
-        sections.append(text)
-        print(text, flush=True)
-        if not dry_run:  # after each part, so that a machine that is taken away leaves the parts before
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("\n".join(sections))
+    with (folder / MEASUREMENTS).open("w") as file, (folder / MESSAGES).open("w") as messages:
+        for name in names:
+            left = end - time.monotonic()
+            seconds = min(left, PARTS[name].seconds * (1 if options.dry_run else scale))
+            if seconds < 1:
+                found: Iterator[Measurement] = iter([{"skipped_part": "the minutes are used up"}])
+            else:
+                found = run_part(name, Options(options.dry_run, clone), seconds, messages.fileno())
+            for measurement in found:
+                line = {"part": name, **measurement}
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                failed |= "error" in line
+                print("  ".join(f"{key} {shorten(value)}" for key, value in line.items()), flush=True)
+                if name == "machine" and "error" in line and not options.dry_run:
+                    print("error: torch sees no GPU; use --dry-run, or a machine with a GPU", file=sys.stderr)
+                    return 2
+            write_page(folder)  # after each part: the machine may be taken away
+    print(folder / PAGE)
     return int(failed)
-
-
-def header(name: str) -> str:
-    """Return the heading of the file: device, commit, date, torch."""
-    git = [["git", "rev-parse", "--short", "HEAD"], ["git", "status", "--porcelain"]]
-    commit, changes = (subprocess.run(c, cwd=ROOT, capture_output=True, text=True).stdout.strip() for c in git)
-    changed = " with uncommitted changes" if changes else ""
-    cuda = f", CUDA {torch.version.cuda}" if torch.version.cuda else ""
-    return (
-        f"# Measured by scripts/gpu: {name}\n\n"
-        f"Commit {commit or 'unknown'}{changed}, {date.today()}, torch {torch.__version__}{cuda}.\n"
-    )
-
-
-def section(title: str, command: str) -> tuple[str, bool]:
-    """Run a part; return its section of the file, and whether it passed."""
-    start = time.perf_counter()
-    done = subprocess.run([sys.executable, *command.split()], cwd=ROOT, capture_output=True, text=True)
-    messages = "" if done.returncode == 0 else "\n".join(done.stderr.splitlines()[-LINES_OF_ERROR:])
-    state = "passed" if done.returncode == 0 else f"FAILED with exit code {done.returncode}"
-    output = "\n".join(text.strip() for text in (done.stdout, messages) if text.strip())
-    return (
-        f"## {title}\n\n`python {command}`: {state} in {time.perf_counter() - start:.0f} s\n\n```\n{output}\n```\n",
-        done.returncode == 0,
-    )
 
 
 if __name__ == "__main__":

@@ -1,54 +1,183 @@
-"""`scripts/gpu` without a GPU: the dry run measures tiny models, and a part that fails does not stop the others."""
+"""`scripts/gpu` and the benchmarks without a GPU, with a stand-in for a clone of nanoGPT."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import bench_gpu
+import bench_sweep
 import bench_train
+import nanogpt
 import pytest
-import torch
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+ROOT = Path(__file__).parents[1]
+STAND_IN = """
+import pickle, sys, time
+import numpy as np
+options = dict(argument[2:].split("=", 1) for argument in sys.argv[1:])
+width, vocab_size = int(options["n_embd"]), pickle.load(open("data/text/meta.pkl", "rb"))["vocab_size"]
+assert np.fromfile("data/text/train.bin", np.uint16).max() < vocab_size
+for step in range(int(options["max_iters"]) + 1):
+    time.sleep(0.001)
+    if step % int(options["log_interval"]) == 0:
+        print(f"iter {step}: loss 1.0, width {width}")
+"""
 
 
-def test_failed_part_is_reported_and_the_next_part_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """Return a folder with the files of nanoGPT; its train.py only prints the lines of the loss."""
+    folder = tmp_path / "clone"
+    folder.mkdir()
+    for name in nanogpt.FILES:
+        (folder / name).write_text(STAND_IN if name == "train.py" else "")
+    return folder
+
+
+def read_lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / bench_gpu.MEASUREMENTS).read_text().splitlines()]
+
+
+def with_parts(monkeypatch: pytest.MonkeyPatch, **parts: bench_gpu.Part) -> None:
+    machine = {"machine": bench_gpu.Part(5, lambda options: iter([{"device_name": "NVIDIA H200 (pretended)"}]))}
+    monkeypatch.setattr(bench_gpu, "PARTS", machine | parts)
+
+
+def test_a_part_that_fails_or_takes_too_long_is_one_line_and_the_others_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "fails.py").write_text("raise SystemExit('no memory')")
-    (tmp_path / "prints.py").write_text("print('tok/s 17')")
-    parts = {"First": f"{tmp_path}/fails.py", "Second": f"{tmp_path}/prints.py"}
-    monkeypatch.setattr(bench_gpu, "PARTS", parts)
-    monkeypatch.setattr(bench_gpu, "ROOT", tmp_path)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200 (pretended)")
-    assert bench_gpu.main([]) == 1
-    written = (tmp_path / "results/bench/gpu-nvidia-h200-pretended.md").read_text()
-    assert f"torch {torch.__version__}" in written
-    first, second = written.split("## ")[1:]
-    assert "FAILED with exit code 1" in first
-    assert "no memory" in first
-    assert "passed" in second
-    assert "tok/s 17" in second
-    assert "no memory" in capsys.readouterr().out
+    def fails(options: bench_gpu.Options) -> Iterator[bench_gpu.Measurement]:
+        """One side and an error."""
+        yield {"side": "first", "ms_per_step": 17.0}
+        raise RuntimeError("no memory")
+
+    def hangs(options: bench_gpu.Options) -> Iterator[bench_gpu.Measurement]:
+        """One side, and then nothing."""
+        yield {"side": "second", "ms_per_step": 18.0}
+        time.sleep(600)
+
+    def works(options: bench_gpu.Options) -> Iterator[bench_gpu.Measurement]:
+        """One side."""
+        yield {"side": "third", "ms_per_step": 19.0}
+
+    with_parts(
+        monkeypatch, fails=bench_gpu.Part(5, fails), hangs=bench_gpu.Part(2, hangs), works=bench_gpu.Part(5, works)
+    )
+    assert bench_gpu.main(["--out", str(tmp_path)]) == 1
+    lines = read_lines(tmp_path)
+    assert [(line["part"], line.get("side")) for line in lines[1:]] == [
+        ("fails", "first"),
+        ("fails", None),
+        ("hangs", "second"),
+        ("hangs", None),
+        ("works", "third"),
+    ]
+    assert "no memory" in lines[2]["error"]
+    assert "stopped after 2 s" in lines[4]["error"]
+    assert "no memory" in capfd.readouterr().out
+    page = (tmp_path / bench_gpu.PAGE).read_text()
+    assert "H200 (pretended)" in page
+    assert all(text in page for text in ("| 17 |", "| 18 |", "| 19 |", "no memory"))
+    assert len([*tmp_path.iterdir()]) <= 8
 
 
-def test_without_a_gpu_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(bench_gpu, "ROOT", tmp_path)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit):
-        bench_gpu.main([])
-    assert "torch sees no GPU" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+def test_parts_without_time_are_skipped_with_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_parts(monkeypatch, single=bench_gpu.Part(5, lambda options: iter([{"side": "measured"}])))
+    assert bench_gpu.main(["--out", str(tmp_path), "--minutes", "0"]) == 0
+    assert [line.get("side", line.get("skipped_part")) for line in read_lines(tmp_path)] == [
+        "the minutes are used up",
+        "the minutes are used up",
+    ]
 
 
-def test_step_with_the_vocabulary_of_another_tokenizer() -> None:
-    line = bench_train.bench_step(["model=gpt2_nano"], 2, "cpu", None, vocab_size=1000)
-    assert line.tokens_per_s[0] > 0
-    assert line.mfu == (None, None)
+def test_without_a_gpu_it_is_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    if bench_gpu.nvidia_smi() is not None:
+        pytest.skip("there is a GPU")
+    assert bench_gpu.main(["--out", str(tmp_path)]) == 2
+    assert "torch sees no GPU" in capfd.readouterr().err
+    assert [line["part"] for line in read_lines(tmp_path)] == ["machine"]
 
 
 @pytest.mark.process
-def test_dry_run_of_every_part(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench_gpu.main(["--dry-run"]) == 0
-    assert capsys.readouterr().out.count(": passed in") == len(bench_gpu.PARTS)
+def test_a_kill_leaves_what_was_measured(tmp_path: Path) -> None:
+    command = [ROOT / "scripts" / "gpu", "--dry-run", "--part", "sweeps", "--out", tmp_path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("part machine")
+        process.kill()
+    assert [line["part"] for line in read_lines(tmp_path)] == ["machine"]
+    assert bench_gpu.main(["--page", str(tmp_path)]) == 0
+    assert "Measured by scripts/gpu: cpu (dry run)" in (tmp_path / bench_gpu.PAGE).read_text()
+
+
+@pytest.mark.process
+def test_dry_run_of_every_part(tmp_path: Path, clone: Path) -> None:
+    subprocess.run([ROOT / "scripts" / "gpu", "--dry-run", "--out", tmp_path, "--nanogpt", clone], check=False)
+    lines = read_lines(tmp_path)
+    assert [*dict.fromkeys(line["part"] for line in lines)] == [*bench_gpu.PARTS]
+    assert [line for line in lines if "error" in line and "train.graph" not in line["error"]] == []
+    assert not [line for line in lines if "skipped_part" in line]
+    steps = [line for line in lines if "ms_per_step" in line]
+    assert all(line["ms_per_step"] > 0 for line in steps)
+    parts = {line["part"] for line in lines if {"ms_per_step", "seconds"} & {*line}}
+    assert parts == {*bench_gpu.PARTS} - {"machine"}
+    assert {line["part"] for line in lines if "nanoGPT" in line.get("side", "")} >= {"single", "packs", "sweeps"}
+
+
+@pytest.mark.process
+def test_loop_against_a_clone(clone: Path) -> None:
+    overrides = ("model=gpt2_nano", "device=cpu")
+    ours, theirs = bench_train.Normlab(overrides), bench_train.NanoGPT(overrides, clone=clone)
+    line = bench_train.bench_loop(ours, theirs, 2, 1, "nanoGPT", None)
+    assert len(line.ratios) == 2
+    assert all(turn.seconds > 0.01 for turn in line.theirs)  # ten steps of a millisecond each
+
+
+@pytest.mark.process
+def test_wall_clock_of_processes_of_a_clone(clone: Path) -> None:
+    start = time.perf_counter()
+    seconds = bench_sweep.nanogpt_seconds(clone, ["model=gpt2_nano", "device=cpu"], runs=3, steps=10, at_once=2)
+    assert 0.02 < seconds < time.perf_counter() - start  # two of the three are one after the other
+
+
+def test_a_folder_that_is_no_clone_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        bench_gpu.main(["--nanogpt", str(tmp_path)])
+    assert error.value.code == 2
+    assert "has no train.py" in capsys.readouterr().err
+
+
+def test_both_steps_do_the_same_work() -> None:
+    line = bench_train.bench_step(["model=gpt2_nano"], 2, "cpu", compiled=False)
+    assert len(line.ratios) == 20
+    assert float(line.note.rpartition(" ")[2]) < 1e-5
+
+
+@pytest.mark.process
+def test_estimate_counts_the_launches_of_the_budget(tmp_path: Path) -> None:
+    """The launches are those that the pretended GPU counts itself, and nothing is called measured."""
+    command = [sys.executable, ROOT / "scripts" / "gpu_estimate.py", "--models", "2x32", "--packs", "2"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "g++" in done.stderr:
+        pytest.skip("there is no g++ to compile the guard of the pretended GPU")
+    assert done.returncode == 0, done.stderr
+    headings = [line for line in done.stdout.splitlines() if line.startswith("#")]
+    assert len(headings) == 2
+    assert all("Estimate" in line and "not measured" in line for line in headings)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if line[:1] == "|"]
+    values = {row[0]: [float(cell) for cell in row[1:]] for row in rows[2:]}
+    eager, captured = values["normlab, plain step, eager"], values["normlab, plain step, captured"]
+    pack = values["normlab, pack of 2, mean step, captured"]
+    assert eager[:3] == captured[:3]
+    assert eager[3] == pytest.approx(eager[0] * 2.5e-3, abs=1e-3)  # so small a step is bound by the host's launches
+    assert captured[0] * 1.5e-3 <= captured[3] + 1e-3
+    assert pack[1] > captured[1]
+    assert pack[4] == pytest.approx(pack[3] / 2, abs=1e-3)

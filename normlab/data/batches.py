@@ -9,6 +9,7 @@ Shapes: N tokens or windows, S seeds, B batch, T context; `...R` marks an axis t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,6 +60,9 @@ class Batches:
         self.batch_size, self.device = batch_size, torch.device(device)
         seed_by_run = [seeds] if isinstance(seeds, int) else list(seeds)
         self._seeds = list(dict.fromkeys(seed_by_run))
+        self._generators = [np.random.Philox(key=seed) for seed in self._seeds]
+        # To make a generator takes longer than to set its state.
+        self._start_states: list[Any] = [generator.state for generator in self._generators]
         self._is_stacked = not isinstance(seeds, int)
         # Runs with one seed share its windows, which are read once.
         self._seed_index_R = (
@@ -68,6 +72,7 @@ class Batches:
         self._num_starts = len(tokens_N) - context
         self._offsets_T = np.arange(context + 1)
         self._tokens_N = np.asarray(tokens_N)  # indexing a memmap costs more than the copy
+        self._windows = np.lib.stride_tricks.sliding_window_view(self._tokens_N, context + 1)
         self._on_device: tuple[torch.Tensor, torch.Tensor] | None = None
         """The tokens (N,) and the offsets (T + 1,), if the tokens fit on a GPU."""
         self._loaded: torch.Tensor | None = None
@@ -91,8 +96,11 @@ class Batches:
         guarantees the raw output of Philox across versions, but not the output of `Generator.integers`, so the scaling
         is done here.
         """
-        generators = [np.random.Philox(key=seed, counter=int(step) << 128) for seed in self._seeds]
-        raw_SB = np.stack([generator.random_raw(self.batch_size) for generator in generators])
+        raw_SB = np.empty((len(self._seeds), self.batch_size), np.uint64)
+        for raw_B, generator, state in zip(raw_SB, self._generators, self._start_states, strict=True):
+            state["state"]["counter"][2] = step
+            generator.state = state
+            raw_B[:] = generator.random_raw(self.batch_size)
         return ((raw_SB >> 11) * 2.0**-53 * self._num_starts).astype(np.int64)
 
     def load(self, step: int) -> None:
@@ -100,10 +108,7 @@ class Batches:
         starts_SB = self.starts(step)
         if self._rows is not None:
             starts_SB = starts_SB[:, self._rows]
-        if self._on_device is None:
-            source = self._tokens_N[starts_SB[..., None] + self._offsets_T].astype(np.int64)
-        else:
-            source = starts_SB
+        source = self._windows[starts_SB].astype(np.int64) if self._on_device is None else starts_SB
         if self._loaded is None:
             self._loaded = torch.empty(source.shape, dtype=torch.int64, device=self.device)
         send_to(self._loaded, torch.from_numpy(source))
@@ -123,7 +128,8 @@ class Batches:
             windows = windows[0]
         elif self._seed_index_R is not None:
             windows = windows.index_select(0, self._seed_index_R)
-        return windows[..., :-1].contiguous(), windows[..., 1:].contiguous()
+        context = windows.shape[-1] - 1
+        return windows.narrow(-1, 0, context).contiguous(), windows.narrow(-1, 1, context).contiguous()
 
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return tokens and targets of a step."""

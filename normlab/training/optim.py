@@ -265,6 +265,7 @@ class Optimizer:
         self.count = torch.zeros((), dtype=torch.float32, device=next(iter(params.values())).device)
         """Updates made, on the device."""
 
+    @torch.no_grad()
     def update(
         self,
         params: Mapping[str, Tensor],
@@ -291,7 +292,7 @@ class Optimizer:
         for names, decays in zip(self.groups, (True, False), strict=True):
             if names:
                 states = (params, grads, *self.moments.values())
-                tensors, gradients, *moments = [[state[name].detach() for name in names] for state in states]
+                tensors, gradients, *moments = [[state[name] for name in names] for state in states]
                 decay = options.weight_decay if decays else 0.0
                 group = Group(tensors, gradients, moments, self.count, hyperparameters.lr, decay, (~alive).float())
                 UPDATES[type(options)].single(options, group)

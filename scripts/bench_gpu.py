@@ -41,7 +41,6 @@ from bench_sweep import nanogpt_seconds, sweep_seconds
 from sides import MODELS_ON_GPU, TURN, VOCABULARIES, NanoGPT, Normlab, PlainLoop, Training
 from turns import Side, SideError, take_turns
 
-from normlab.config.compose import compose_run
 from normlab.model.flops import flops_per_token
 from normlab.report.tables import render
 from normlab.store.throughput import peak_flops

@@ -22,7 +22,8 @@ from pathlib import Path
 
 if __name__ == "__main__":
     ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
-    sys.path.append(str(Path(__file__).parents[1]))
+if (tests := str(Path(__file__).parents[1])) not in sys.path:
+    sys.path.append(tests)
 
 import contextlib
 import dataclasses

@@ -330,6 +330,7 @@ RUN_ROWS: dict[str, Row] = {
     "devices": Row("1", "2", resolved),
     "precision": Row("fp32", "bf16", losses),
     "compile": Row("off", "on", resolved),
+    "train.graph": Row("off", "on", resolved),
     "deterministic": Row("true", "false", resolved),
     "results_dir": Row("results", "elsewhere", run_folder),
     "plugins": Row("[]", f"[{HERE / 'plugins' / 'two_placements.py'}]", record("config.plugins")),

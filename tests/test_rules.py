@@ -154,7 +154,8 @@ def test_the_table_is_listed(run_command: Command) -> None:
     rows = json.loads(run_command("list", "auto", "--json")[1])
     assert len(rows) == len(rules.RULES)
     assert [row["option"] for row in rows] == [rule.option for rule in rules.RULES]
-    assert all(row["auto"] in " ".join(out.split()) for row in rows)
+    # A narrow table breaks its lines between words.
+    assert {word for row in rows for word in row["auto"].split()} <= set(out.split())
     code, _, err = run_command("list", "auto", "compile")
     assert (code, err.count("\n")) == (2, 1)
 

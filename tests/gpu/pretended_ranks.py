@@ -86,11 +86,11 @@ def result_of(case: dict[str, Any]) -> dict[str, Any]:
         with pretended_gpu() as device, mock.patch.object(gpt, "SMALL_VOCAB", case["small_vocab"]):
             loop = loop_of([config], corpus)
             for step in case["steps"]:
-                device.waits, device.copies, device.launches, recorder = [], 0, 0, Recorder()
+                device.waits, device.copies, device.launches, recorder = [], [], 0, Recorder()
                 with recorder.recording():
                     loop.take_step(step)
                 steps[f"step {step}"] = {
-                    "waits": device.waits, "copies": device.copies, "launches": device.launches,
+                    "waits": device.waits, "copies": len(device.copies), "launches": device.launches,
                     "collectives": recorder.collectives, "backward": recorder.backward,
                 }  # fmt: skip
     except Exception:

@@ -41,14 +41,14 @@ class Ranks:
             dist.all_reduce(tensor)
 
     @torch.no_grad()
-    def merge(self, values: Tensor, is_max: Tensor) -> Tensor:
-        """Return the maximum over ranks where `is_max` (of a shape that broadcasts), the mean elsewhere."""
+    def merge(self, values: Tensor, maxima: int) -> Tensor:
+        """Return the maximum over ranks of the first `maxima` values, and the mean of the others."""
         if self.count == 1:
             return values
-        mean, largest = values.clone(), values.clone()
-        dist.all_reduce(mean)
+        largest, mean = values[:maxima].clone(), values[maxima:].clone()
         dist.all_reduce(largest, dist.ReduceOp.MAX)
-        return torch.where(is_max, largest, mean / self.count)
+        dist.all_reduce(mean)
+        return torch.cat([largest, mean / self.count])
 
     def any(self, value: bool, device: torch.device | str = "cpu") -> bool:
         """Return whether the value is true on any rank."""

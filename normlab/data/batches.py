@@ -137,11 +137,16 @@ class Batches:
         return self.read()
 
 
-def send_to(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy a tensor of the host into one on a device, without waiting for a GPU."""
+def send(source: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a copy on a device of a tensor of the host, without waiting for a GPU."""
+    return send_to(torch.empty_like(source, device=device), source)
+
+
+def send_to(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor of the host into a target on a device, without waiting for a GPU; return the target."""
     if target.device.type == "cuda":
         source = source.pin_memory()  # only from pinned memory does the copy run asynchronously
-    target.copy_(source, non_blocking=True)
+    return target.copy_(source, non_blocking=True)
 
 
 def validation_windows(tokens_N: np.ndarray, context: int, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,7 +4,7 @@ The logits of one chunk exist at a time, and so do their gradient and their floa
 computes the gradients of the loss with respect to the head's input and parameters, and the backward pass only scales
 them: no logits are stored or computed twice.
 
-Shapes: N tokens, D width, V vocabulary, K statistics; `...R` marks an axis that only stacked runs have.
+Shapes: N tokens, D width, V vocabulary; `...R` marks an axis that only stacked runs have.
 
 Source: Hsu et al. 2024, arXiv:2410.10989 (Liger Kernel), section 3.2.
 """
@@ -21,7 +21,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from normlab.config.memory import LARGE_LOGITS, MOST_CHUNKS
+from normlab.stats.compute import compute
 from normlab.stats.instrument import Collector, Selection
+from normlab.stats.profiles import Column
 from normlab.stats.registry import STATISTICS
 
 
@@ -48,11 +50,10 @@ def has_large_logits(head: nn.Module, targets: Tensor) -> bool:
 def chunked_cross_entropy(
     head: nn.Module, params: Mapping[str, Tensor], selection: Selection, x: Tensor, targets: Tensor,
     scale: Tensor | None = None,
-) -> tuple[Tensor, tuple[tuple[str, str], ...], Tensor]:  # fmt: skip
-    """Return the mean negative log-likelihood in nats/token, (...R), and the statistics of the logits.
+) -> tuple[Tensor, dict[Column, Tensor]]:  # fmt: skip
+    """Return the mean negative log-likelihood in nats/token, (...R), and the statistics of the logits, (...R) each.
 
-    The statistics are their (statistic, site) pairs and their values, (K, ...R). The mean of a statistic over tokens
-    is the mean of its chunks' values, weighted by their tokens.
+    The mean of a statistic over tokens is the mean of its chunks' values, weighted by their tokens.
 
     Args:
         head: A module that maps x and `part="unembed"` to logits.
@@ -64,15 +65,14 @@ def chunked_cross_entropy(
     """
     x_ND, targets_N = x.flatten(-3, -2), targets.flatten(-2, -1)
     tokens, stacked = targets_N.shape[-1], targets_N.dim() > 1
-    names: list[tuple[str, str]] = []
 
-    def chunk_loss(params: Mapping[str, Tensor], x_ND: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+    def chunk_loss(
+        params: Mapping[str, Tensor], x_ND: Tensor, targets_N: Tensor
+    ) -> tuple[Tensor, dict[Column, Tensor]]:
         with Collector(selection) as collector:
             logits_NV = functional_call(head, dict(params), (x_ND,), {"part": "unembed"})
-        collected, values = collector.results(logits_NV.device)
-        names[:] = collected
         loss = cross_entropy(logits_NV, targets_N, reduction="sum") / tokens
-        return loss if scale is None else loss * scale, values
+        return loss if scale is None else loss * scale, compute(selection, collector.observations)
 
     with_gradients = torch.is_grad_enabled()
     run: Any = grad_and_value(chunk_loss, argnums=(0, 1), has_aux=True) if with_gradients else chunk_loss
@@ -80,7 +80,7 @@ def chunked_cross_entropy(
     runs = len(targets_N) if stacked else 1
     size = max(LARGE_LOGITS // (runs * _vocab_size(head)), math.ceil(tokens / MOST_CHUNKS))
     losses: list[Tensor] = []
-    values: list[Tensor] = []
+    values: list[dict[Column, Tensor]] = []
     weights: list[float] = []
     x_grads: list[Tensor] = []
     param_grads: list[Tensor] = []
@@ -110,13 +110,14 @@ def chunked_cross_entropy(
         loss = _WithGradients.apply(loss, [torch.cat(x_grads, -2).view_as(x), *param_grads], x, *params.values())
     if scale is not None:
         loss = loss / scale
-    merged: list[Tensor] = []
-    for (name, _), *parts in zip(names, *(part.unbind(-1) for part in values), strict=True):
-        if STATISTICS[name].merge == "max":
-            merged.append(torch.stack(parts).amax(0))
+    merged: dict[Column, Tensor] = {}
+    for column in values[0]:
+        parts = [part[column] for part in values]
+        if STATISTICS[column.statistic].merge == "max":
+            merged[column] = torch.stack(parts).amax(0)
         else:
-            merged.append(torch.stack([w * part for w, part in zip(weights, parts, strict=True)]).sum(0))
-    return loss, tuple(names), torch.stack(merged) if merged else x.new_zeros(0)
+            merged[column] = torch.stack([w * part for w, part in zip(weights, parts, strict=True)]).sum(0)
+    return loss, merged
 
 
 class _WithGradients(torch.autograd.Function):

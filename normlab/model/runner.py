@@ -3,14 +3,17 @@
 A single run has no axis of runs and calls its modules directly, at the cost of a plain training loop. Stacked runs (a
 pack) call the same modules under `vmap(functional_call)`, segment by segment, with a leading axis R on every tensor.
 
-Shapes: R runs, B batch, T time, V vocabulary, K statistics; `...R` marks an axis that only stacked runs have.
+Shapes: R runs, B batch, T time, V vocabulary; `...R` marks an axis that only stacked runs have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import copy
+import math
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,18 +23,11 @@ from normlab.model.attention import Attention
 from normlab.model.chunked_loss import chunked_cross_entropy, cross_entropy, has_large_logits
 from normlab.model.gpt import GPT
 from normlab.model.stack import Stack
-from normlab.stats.instrument import Collector, Selection, main_stream, tap
+from normlab.stats.compute import STACK_BYTES, compute, nbytes
+from normlab.stats.instrument import Collector, Observation, Selection, tap
+from normlab.stats.profiles import Column
 
 Tensors = dict[str, Tensor]
-
-
-class SegmentStatistics(NamedTuple):
-    """The statistics collected in one segment (embeddings, a block or the head)."""
-
-    names: tuple[tuple[str, str], ...]
-    """Statistic and site of each value."""
-    values: Tensor
-    """(K, ...R)."""
 
 
 class ForwardOutput(NamedTuple):
@@ -39,39 +35,61 @@ class ForwardOutput(NamedTuple):
 
     loss: Tensor
     """Nats per token, (...R)."""
-    statistics: list[SegmentStatistics]
-    """One for each segment in a measured pass, else empty."""
+    statistics: dict[Column, Tensor]
+    """The selected statistics, (...R) each."""
     taps: list[Tensor]
     """The stream that enters each block and the head, for its gradient; empty unless requested."""
 
 
-SegmentOutput = tuple[Any, Tensors, SegmentStatistics | None]
-"""A segment's output, its buffers (stacked runs only: the forward may have reassigned them), and its statistics."""
+class SegmentOutput(NamedTuple):
+    """The results of a segment (embeddings, a block or the head)."""
+
+    output: Any
+    buffers: Tensors
+    """Stacked runs only: the forward pass may have reassigned them."""
+    observations: list[Observation]
+    """The tensors whose statistics are not computed yet."""
+    statistics: dict[Column, Tensor]
+    """Statistics that the segment has computed, without their layer."""
 
 
 def _run_segment(
     segment: nn.Module, tensors: Tensors | None, selection: Selection | None, *args: Any, **options: Any
 ) -> SegmentOutput:
+    if tensors is None and selection is None:
+        return SegmentOutput(segment(*args, **options), {}, [], {})
     if tensors is None:
-        if selection is None:
-            return segment(*args, **options), {}, None
-        with Collector(selection) as collector:
+        with Collector(selection or {}) as collector:
             output = segment(*args, **options)
-        return output, {}, SegmentStatistics(*collector.results(main_stream(output).device))
+        return _segment_output(output, {}, selection, collector.observations, 0)
 
     buffer_names = {name for name, _ in segment.named_buffers()}
-    names: list[tuple[str, str]] = []
+    observations: list[Observation] = []
 
-    def run(tensors: Tensors, *args: Any) -> tuple[Any, Tensors, Tensor]:
+    def run(tensors: Tensors, *args: Any) -> tuple[Any, Tensors, list[Tensor]]:
         state = dict(tensors)  # functional_call writes reassigned buffers back into this dict
         with Collector(selection or {}) as collector:
             output = functional_call(segment, state, args, options)
-        collected, values = collector.results(main_stream(output).device)
-        names.extend(collected)
-        return output, {name: state[name] for name in buffer_names}, values
+        observations.extend(collector.observations)
+        observed = [x for each in observations for x in each.tensors if isinstance(x, Tensor)]
+        return output, {name: state[name] for name in buffer_names}, observed
 
-    output, buffers, values = vmap(run)(tensors, *args)
-    return output, buffers, None if selection is None else SegmentStatistics(tuple(names), values.transpose(0, 1))
+    output, buffers, observed = vmap(run)(tensors, *args)
+    of_runs = iter(observed)
+    observations = [
+        each._replace(tensors=tuple(next(of_runs) if isinstance(x, Tensor) else x for x in each.tensors))
+        for each in observations
+    ]
+    return _segment_output(output, buffers, selection, observations, 1)
+
+
+def _segment_output(
+    output: Any, buffers: Tensors, selection: Selection | None, observations: list[Observation], lead: int
+) -> SegmentOutput:
+    """Return the output of a segment; a compiled one computes its statistics, so that they are fused with it."""
+    if torch.compiler.is_compiling():
+        return SegmentOutput(output, buffers, [], compute(selection or {}, observations, lead))
+    return SegmentOutput(output, buffers, observations, {})
 
 
 # Embeddings, blocks and head are three functions so that each has a compile cache of its own.
@@ -91,24 +109,23 @@ def _head(
 ) -> SegmentOutput:  # fmt: skip
     if has_large_logits(segment, targets):
         return _chunked_head(segment, tensors, selection, stream, targets, scale)
-    logits, buffers, statistics = _run_segment(segment, tensors, selection, stream)
+    result = _run_segment(segment, tensors, selection, stream)
     if tensors is None:
-        return cross_entropy(logits, targets), buffers, statistics
+        return result._replace(output=cross_entropy(result.output, targets))
     # Outside of vmap, which would decompose the loss into a dozen operations.
-    return cross_entropy(logits, targets, "none").view(len(targets), -1).mean(1), buffers, statistics
+    losses = cross_entropy(result.output, targets, "none")
+    return result._replace(output=losses.view(len(targets), -1).mean(1))
 
 
 def _chunked_head(
     segment: nn.Module, tensors: Tensors | None, selection: Selection | None, stream: Any, targets: Tensor,
     scale: Tensor | None,
 ) -> SegmentOutput:  # fmt: skip
-    x, buffers, statistics = _run_segment(segment, tensors, selection, stream, part="read")
+    x, buffers, observations, statistics = _run_segment(segment, tensors, selection, stream, part="read")
     own = {name: p for name, p in segment.named_parameters() if not name.startswith("close.")}
     params = own if tensors is None else {name: tensors[name] for name in own}
-    loss, names, values = chunked_cross_entropy(segment, params, selection or {}, x, targets, scale)
-    if statistics is not None and names:
-        statistics = SegmentStatistics((*statistics.names, *names), torch.cat([statistics.values, values]))
-    return loss, buffers, statistics
+    loss, of_logits = chunked_cross_entropy(segment, params, selection or {}, x, targets, scale)
+    return SegmentOutput(loss, buffers, observations, statistics | of_logits)
 
 
 class ModelRunner:
@@ -151,6 +168,12 @@ class ModelRunner:
         """Return the tensors to call a segment with; None if the segment uses its own."""
         raise NotImplementedError
 
+    def uncompiled(self) -> Self:
+        """Return a runner of the same tensors that is not compiled, for passes that do not repay it."""
+        runner = copy.copy(self)
+        runner._embed, runner._block, runner._head = _embed, _block, _head
+        return runner
+
     def train(self, mode: bool) -> None:
         """Set training or evaluation mode."""
         if self.model.training != mode:  # setting it visits every module
@@ -169,24 +192,33 @@ class ModelRunner:
             taps: Whether to tap the stream for its gradient.
             scale: The factor by which the caller multiplies the loss before the backward pass.
         """
-        statistics: list[SegmentStatistics] = []
+        statistics: dict[Column, Tensor] = {}
+        pending: list[Observation] = []
         tapped: list[Tensor] = []
         stream: Any = tokens
-        for prefix, segment in self.model.segments():
+        lead = len(self.run_shape)
+        for layer, (prefix, segment) in enumerate(self.model.segments()):
             tensors = self._tensors(prefix, segment)
             if taps and segment is not self.model.embed:
                 stream, tensor = tap(stream)
                 tapped.append(tensor)
             if segment is self.model.embed:
-                stream, buffers, collected = self._embed(segment, tensors, selection, stream)
+                stream, buffers, observations, computed = self._embed(segment, tensors, selection, stream)
             elif segment is self.model.head:
-                stream, buffers, collected = self._head(segment, tensors, selection, stream, targets, scale)
+                stream, buffers, observations, computed = self._head(
+                    segment, tensors, selection, stream, targets, scale
+                )
             else:
-                stream, buffers, collected = self._block(segment, tensors, selection, stream)
+                stream, buffers, observations, computed = self._block(segment, tensors, selection, stream)
             if buffers:
                 self.set_buffers({prefix + name: tensor for name, tensor in buffers.items()})
-            if collected is not None:
-                statistics.append(collected)
+            statistics |= {column._replace(layer=layer): value for column, value in computed.items()}
+            pending += [each._replace(layer=layer) for each in observations]
+            if nbytes(pending) > STACK_BYTES * math.prod(self.run_shape):
+                statistics |= compute(selection or {}, pending, lead, together=True)
+                pending = []
+        if pending:
+            statistics |= compute(selection or {}, pending, lead, together=True)
         return ForwardOutput(stream, statistics, tapped)
 
 
@@ -225,27 +257,12 @@ class SingleRun(ModelRunner):
         return None
 
 
-class StackedRuns(ModelRunner):
-    """Runs several models of one architecture: stacked tensors, the first model's modules."""
+class _StackedRunner(ModelRunner):
+    """Calls the modules of one model with stacked tensors."""
 
-    def __init__(self, models: Sequence[GPT], *, compiled: bool):
-        parameters = [dict(model.named_parameters()) for model in models]
-        linear = {id(module.weight) for module in models[0].modules() if type(module) is nn.Linear}
-        params = Stack(
-            {name: torch.stack([tensors[name].detach() for tensors in parameters]) for name in parameters[0]},
-            transposed=[name for name, parameter in parameters[0].items() if id(parameter) in linear],
-        )
-        for tensor in params.values():
-            tensor.requires_grad_()
-        super().__init__(models[0], params, (len(models),), compiled=compiled)
-        self._stack = params
-        buffers = [dict(model.named_buffers()) for model in models]
-        self._buffers = {name: torch.stack([tensors[name] for tensors in buffers]) for name in buffers[0]}
-        for module in self.model.modules():
-            if isinstance(module, Attention):
-                module.fused = params.buffer.device.type != "cpu"
-            elif type(module) is nn.Linear:  # a plugin's subclass has a forward pass of its own
-                module.forward = partial(_linear_of_stacked_runs, module)
+    def __init__(self, model: GPT, params: Tensors, buffers: Tensors, runs: int, *, compiled: bool):
+        super().__init__(model, params, (runs,), compiled=compiled)
+        self._buffers = buffers
         # A tied matrix has one name in the state and another one in the second segment that uses it.
         state_name = {id(parameter): name for name, parameter in self.model.named_parameters()}
         self._names = {
@@ -263,13 +280,76 @@ class StackedRuns(ModelRunner):
         """Replace some of the stacked buffers."""
         self._buffers.update(values)
 
+    def _tensors(self, prefix: str, segment: nn.Module) -> Tensors | None:
+        names = self._names[prefix].items()
+        return {name: self.params[full] if full in self.params else self._buffers[full] for name, full in names}
+
+
+class StackedRuns(_StackedRunner):
+    """Runs several models of one architecture: stacked tensors, the first model's modules."""
+
+    def __init__(self, models: Sequence[GPT], *, compiled: bool):
+        parameters = [dict(model.named_parameters()) for model in models]
+        linear = {id(module.weight) for module in models[0].modules() if type(module) is nn.Linear}
+        params = Stack(
+            {name: torch.stack([tensors[name].detach() for tensors in parameters]) for name in parameters[0]},
+            transposed=[name for name, parameter in parameters[0].items() if id(parameter) in linear],
+        )
+        for tensor in params.values():
+            tensor.requires_grad_()
+        self._stack = params
+        buffers = [dict(model.named_buffers()) for model in models]
+        stacked = {name: torch.stack([tensors[name] for tensors in buffers]) for name in buffers[0]}
+        super().__init__(models[0], params, stacked, len(models), compiled=compiled)
+        for module in self.model.modules():
+            if isinstance(module, Attention):
+                module.fused = params.buffer.device.type != "cpu"
+            elif type(module) is nn.Linear:  # a plugin's subclass has a forward pass of its own
+                module.forward = partial(_linear_of_stacked_runs, module)
+
     def name_gradients(self, gradients: list[Tensor]) -> Stack:
         """Return the gradients by name, in one buffer."""
         return self._stack.gather(gradients)
 
-    def _tensors(self, prefix: str, segment: nn.Module) -> Tensors | None:
-        names = self._names[prefix].items()
-        return {name: self.params[full] if full in self.params else self._buffers[full] for name, full in names}
+
+class Replicas(_StackedRunner):
+    """Runs each part of a batch with a copy of its run's parameters, which gets the gradient of that part alone.
+
+    Parameters and buffers are (S, ...), S = R x C stacked copies: C adjacent ones of each run. A single run's copies
+    share its memory. Buffers are copies too, so a forward pass leaves those of the runs unchanged.
+    """
+
+    def __init__(self, runner: ModelRunner, count: int):
+        lead = len(runner.run_shape)
+
+        def copies(x: Tensor) -> Tensor:
+            x = x.detach().unsqueeze(lead)
+            return x.expand(*x.shape[:lead], count, *x.shape[lead + 1 :]).flatten(0, lead)
+
+        params = {name: copies(p).requires_grad_() for name, p in runner.params.items()}
+        buffers = {name: copies(buffer) for name, buffer in runner.buffers.items()}
+        super().__init__(runner.model, params, buffers, math.prod(runner.run_shape) * count, compiled=False)
+
+    def gradients(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
+        """Return the gradient of each copy's loss, (S, *shape) for each parameter; tokens and targets are (S, B, T)."""
+        with unfused_attention(self.model, on="cpu"):
+            loss = self.loss(tokens, targets).loss.sum()
+        return list(torch.autograd.grad(loss, list(self.params.values()), materialize_grads=True))
+
+
+@contextlib.contextmanager
+def unfused_attention(model: GPT, on: str | None = None) -> Iterator[None]:
+    """Compute attention without torch's fused kernel; on one type of device only, or on every device."""
+    device = model.head.weight.device.type
+    changed = [module for module in model.modules() if isinstance(module, Attention) and module.fused]
+    changed = changed if on in (None, device) else []
+    for module in changed:
+        module.fused = False
+    try:
+        yield
+    finally:
+        for module in changed:
+            module.fused = True
 
 
 def _linear_of_stacked_runs(module: nn.Linear, input: Tensor) -> Tensor:

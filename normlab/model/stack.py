@@ -71,6 +71,24 @@ class Stack(dict[str, Tensor]):
         assert {place.name for place in first} == set(names), f"the tensors of {names} are not the first ones"
         return sum(math.prod(place.shape) + place.padding for place in first)
 
+    def norms(self) -> Tensor:
+        """Return the L2 norm of each tensor of each run, in the order of iteration: (P, R) for P tensors."""
+        sizes = [math.prod(place.shape) + place.padding for place in self._places]
+        by_size: dict[int, list[str]] = {}
+        for place, size in zip(self._places, sizes, strict=True):
+            by_size.setdefault(size, []).append(place.name)
+        # One operation for each size, and not for each tensor. The padding is 0.
+        pieces = dict(zip((place.name for place in self._places), self.buffer.split(sizes, 1), strict=True))
+        names = [name for group in by_size.values() for name in group]
+        sorted_pieces = torch.cat([pieces[name] for name in names], 1)
+        groups = sorted_pieces.split([size * len(group) for size, group in by_size.items()], 1)
+        norms = [
+            torch.linalg.vector_norm(group.unflatten(1, (-1, size)), dim=-1)
+            for group, size in zip(groups, by_size, strict=True)
+        ]
+        by_name = dict(zip(names, (column for group in norms for column in group.unbind(1)), strict=True))
+        return torch.stack([by_name[name] for name in self])
+
     def _with_buffer(self, buffer: Tensor) -> Stack:
         stack = Stack.__new__(Stack)
         stack._places, stack._zeros = self._places, self._zeros
@@ -118,3 +136,9 @@ def zeros_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if isinstance(tensors, Stack):
         return tensors.zeros()
     return {name: torch.zeros_like(tensor, requires_grad=False) for name, tensor in tensors.items()}
+
+
+@torch.no_grad()
+def norms_of_each(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return the L2 norm of each tensor, (P,), or of each tensor of each run, (P, R)."""
+    return tensors.norms() if isinstance(tensors, Stack) else torch.stack(torch._foreach_norm(list(tensors.values())))

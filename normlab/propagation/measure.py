@@ -76,11 +76,7 @@ def measure(config: RunConfig, model: GPT | None = None) -> tuple[Signal, GPT, d
     model = build_model(config, VOCAB).train() if model is None else model
     drawn_BT = zipf_tokens(config.train.batch_size, config.model.context + 1, config.seed)
     output = SingleRun(model, compiled=False).loss(drawn_BT[:, :-1], drawn_BT[:, 1:], _RMS)
-    rms = {
-        (kind, layer): value
-        for layer, segment in enumerate(output.statistics)
-        for (kind, _), value in zip(segment.names, segment.values.tolist(), strict=True)
-    }
+    rms = {(column.statistic, column.layer): value.item() for column, value in output.statistics.items()}
     layers = range(1, len(model.blocks) + 1)
     ratios = {
         branch: [rms.get((branch, at), math.nan) / rms["resid", at] if rms["resid", at] else math.nan for at in layers]
@@ -108,7 +104,7 @@ def _norm(tensors: Iterable[Tensor]) -> float:
 
 
 _RMS: Selection = {
-    kind: ((kind, lambda view: view.x.double().square().mean().sqrt()),) for kind in ("resid", "attn", "mlp")
+    kind: ((kind, lambda view: view.x.double().square().mean((-2, -1)).sqrt()),) for kind in ("resid", "attn", "mlp")
 }
 """RMS in float64: in float32, squares of large numbers overflow and those of small ones vanish."""
 

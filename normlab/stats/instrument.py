@@ -1,27 +1,23 @@
-"""Instrumentation: an open `Collector` computes statistics of tensors passed to `observe`.
+"""Instrumentation: an open `Collector` keeps the tensors passed to `observe`, of which `compute` makes statistics.
 
     with Collector(selection) as collector:
         y = segment(x)                      # calls observe("attn", "", branch) and the like
-    names, values = collector.results(y.device)
+    statistics = compute(selection, collector.observations)
 
 Without an open collector `observe` does nothing, so the plain training step runs the same code. This works eager,
-compiled (the compiled function opens the collector and returns its results) and under vmap, where each run has its own
-values. `tap` gives the gradient of the stream in the same places, without a hook.
-
-Shapes: K values.
+compiled (the compiled function opens the collector and computes) and under vmap, which returns the observed tensors of
+all runs. `tap` gives the gradient of the stream in the same places, without a hook.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from normlab.stats.registry import STATISTICS
-from normlab.stats.views import AttentionView, View
 
 Selection = Mapping[str, tuple[tuple[str, Any], ...]]
 """For each kind of tensor (a key of `statistic.OF`) the names and functions of the statistics computed from it."""
@@ -36,14 +32,22 @@ def select(names: frozenset[str]) -> Selection:
     return selection
 
 
+class Observation(NamedTuple):
+    """The tensors of one call of `observe`."""
+
+    kind: str
+    site: str
+    tensors: tuple[Any, ...]
+    """Without gradient; numbers stay numbers."""
+    layer: int = 0
+
+
 class Collector:
-    """Computes the selected statistics of observed tensors while open. Collectors do not nest."""
+    """Keeps the observed tensors that the selected statistics need while it is open. Collectors do not nest."""
 
     def __init__(self, selection: Selection):
         self.selection = selection
-        self._names: list[tuple[str, str]] = []
-        self._values: list[Tensor] = []
-        self._views: list[View] = []
+        self.observations: list[Observation] = []
         self._calls: dict[tuple[str, str], int] = {}
 
     def __enter__(self) -> Collector:
@@ -58,43 +62,13 @@ class Collector:
         _collector = None
 
     def add(self, kind: str, site: str, *tensors: Any) -> None:
-        """Compute the selected statistics of observed tensors."""
-        statistics = self.selection.get(kind, ())
-        if not statistics:
+        """Keep observed tensors."""
+        if kind not in self.selection:
             return
-        views = [AttentionView(*tensors)] if kind == "attention" else [self._view(x) for x in tensors]
-        for name, value in statistics:
-            # A norm that runs a second time in one segment gets a numbered site.
-            calls = self._calls[name, site] = self._calls.get((name, site), 0) + 1
-            self._names.append((name, f"{site}#{calls}" if calls > 1 else site))
-            self._values.append(value(*views))
-
-    def results(self, device: torch.device) -> tuple[tuple[tuple[str, str], ...], Tensor]:
-        """Return (statistic, site) pairs and their values, (K,); average per-token values.
-
-        Values of one shape are averaged together and stay adjacent: one operation for each would cost more.
-
-        Args:
-            device: The device of the model, where the result lies even if there are no values.
-        """
-        by_shape: dict[torch.Size, list[int]] = {}
-        for index, value in enumerate(self._values):
-            by_shape.setdefault(value.shape, []).append(index)
-        names: list[tuple[str, str]] = []
-        parts: list[Tensor] = []
-        for shape, indices in by_shape.items():
-            names += [self._names[index] for index in indices]
-            stacked = torch.stack([self._values[index] for index in indices])
-            parts.append(stacked.flatten(1).mean(-1) if shape else stacked)
-        return tuple(names), torch.cat(parts) if parts else torch.zeros(0, device=device)
-
-    def _view(self, x: Tensor) -> View:
-        # The input of a norm is often the stream that was just observed: its view is reused.
-        for view in self._views:
-            if view.original is x:
-                return view
-        self._views.append(View(x))
-        return self._views[-1]
+        # A norm that runs a second time in one segment gets a numbered site.
+        calls = self._calls[kind, site] = self._calls.get((kind, site), 0) + 1
+        kept = tuple(x.detach() if isinstance(x, Tensor) else x for x in tensors)
+        self.observations.append(Observation(kind, f"{site}#{calls}" if calls > 1 else site, kept))
 
 
 _collector: Collector | None = None

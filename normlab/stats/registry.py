@@ -46,6 +46,14 @@ def quotient(numerator: str, denominator: str, formula: str = "", **fields: Any)
     )
 
 
+SIZES = {
+    "rms": lambda x: x.mean_square,
+    "kurt": lambda x: x.kurtosis,
+    "absmax": lambda x: x.absmax,
+    "nonfinite": lambda x: x.nonfinite,
+}
+"""The functions of `sizes`. Statistics that have the same function are computed together."""
+
 TENSORS = {"resid": "the residual stream", "attn": "the output of attention", "mlp": "the output of the MLP"}
 """The tensors of `sizes`, as their questions call them."""
 
@@ -57,24 +65,24 @@ def sizes(of: str) -> list[Statistic]:
     note = " In pre-norm it grows with depth, in post-norm it has the size of the gain." if of == "resid" else ""
     return [
         Statistic(
-            name=f"{of}_rms", of=of, unit="1", merge="rms", value=lambda x: x.mean_square,
+            name=f"{of}_rms", of=of, unit="1", merge="rms", value=SIZES["rms"],
             formula="sqrt(mean x^2)",
             question=f"How large is {tensor} in each layer?{note}",
             source="Xiong et al. 2020, arXiv:2002.04745; Kim et al. 2025, arXiv:2502.02732",
         ),
         Statistic(
-            name=f"{of}_kurt", of=of, unit="1", merge="mean", value=lambda x: x.kurtosis,
+            name=f"{of}_kurt", of=of, unit="1", merge="mean", value=SIZES["kurt"],
             formula="mean_N(mean_d x^4 / (mean_d x^2)^2): 3 for a Gaussian, D for a single channel",
             question=f"Do a few channels of a token dominate {tensor}? The moments are around zero.",
             source="after He et al. 2024, arXiv:2405.19279, who compute it over tokens",
         ),
         Statistic(
-            name=f"{of}_absmax", of=of, unit="1", merge="max", value=lambda x: x.absmax,
+            name=f"{of}_absmax", of=of, unit="1", merge="max", value=SIZES["absmax"],
             formula="max |x|", question=f"What is the largest absolute value in {tensor}?",
             source="after Sun et al. 2024, arXiv:2402.17762 (massive activations)",
         ),
         Statistic(
-            name=f"{of}_nonfinite", of=of, unit="1", merge="mean", value=lambda x: x.nonfinite,
+            name=f"{of}_nonfinite", of=of, unit="1", merge="mean", value=SIZES["nonfinite"],
             formula="share of tokens whose mean_d x^2 is not finite in float32",
             question=f"In which layer does {tensor} become NaN or infinite first when a run diverges?",
             source="OLMo-core and torchtitan count it",
@@ -182,19 +190,19 @@ ENTRIES = (
     ),
 
     extended(
-        name="attn_logit_max", of="attention", unit="nats", value=lambda a: a.logits.amax(),
+        name="attn_logit_max", of="attention", unit="nats", value=lambda a: a.largest,
         formula="max of scale q.k over the keys that a query attends to; of at most 128 queries",
         question="Do the attention logits grow until the softmax is one-hot? QK-norm bounds them.",
         source="Wortsman et al. 2023, arXiv:2309.14322",
     ),
     extended(
-        name="attn_entropy", of="attention", unit="nats", value=lambda a: a.entropy_H.mean(),
+        name="attn_entropy", of="attention", unit="nats", value=lambda a: a.entropy_H.mean(-1),
         formula="mean over heads and at most 128 queries of -sum_T p log p",
         question="Over how many tokens does a query spread its attention? Their number is about exp(attn_entropy).",
         source="Zhai et al. 2023, arXiv:2303.06296 (entropy collapse)",
     ),
     extended(
-        name="attn_entropy_min", of="attention", unit="nats", value=lambda a: a.entropy_H.amin(),
+        name="attn_entropy_min", of="attention", unit="nats", value=lambda a: a.entropy_H.amin(-1),
         formula="the smallest of the heads' mean entropies",
         question="Has an attention head collapsed to a single token?",
         source="Zhai et al. 2023, arXiv:2303.06296",
@@ -234,7 +242,7 @@ ENTRIES = (
         source="normlab",
     ),
     of_gain(
-        name="gain_rms", value=lambda g: g.mean_square.sqrt(),
+        name="gain_rms", value=lambda g: g.norm / g.width**0.5,
         formula="sqrt(mean_d g^2)", question="Do the gains of the norms grow or shrink during training?",
     ),
     of_gain(
@@ -251,7 +259,7 @@ ENTRIES = (
         question="How much does the gain of a norm differ between channels?",
     ),
     of_gain(
-        name="gain_negative", value=lambda g: (g.x < 0).to(g.x.dtype).mean(-1),
+        name="gain_negative", value=lambda g: (g.x < 0).mean(-1, dtype=g.x.dtype),
         formula="share of g < 0", question="What share of channels does a norm invert?",
     ),
 
@@ -371,7 +379,7 @@ ADAM_STATISTICS = ("adam_rms", "adam_eps_frac", "sharpness_pre")
 """Statistics of optimisers with `adam_constants` only."""
 PER_EXAMPLE_STATISTICS = ("gns", "gns_trace", "gns_square")
 """Statistics that compare the gradients of at least two independent examples."""
-NEEDS_PARAMETER_COPY = ("param_norm", "update_norm")
+NEEDS_PARAMETER_COPY = ("update_norm",)
 """Statistics for which a measured step copies every parameter before the update."""
 
 

@@ -61,8 +61,8 @@ class Statistic:
     source: str
     """The publication or code that defines it."""
     value: Callable[..., Any] | None = None
-    """Computes the value from views of the observed tensors (`views.View`): one value per token for `mean` and `rms`,
-    which the collector averages, else one value. None if the step or `derive` computes it."""
+    """Computes the values of many sites at once from a view of their observed tensors (`views.View`): one for each
+    token, which are averaged, or one for each site. None if the step or `derive` computes it."""
     derive: Callable[[Profiles], dict[str, Array]] | None = None
     """Computes a derived statistic by site from measured ones: (S, L + 2), or (S,), for S steps and L blocks."""
     needs: tuple[str, ...] = ()

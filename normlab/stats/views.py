@@ -1,13 +1,13 @@
 """Observed tensors in float32 or better, with cached values that statistics share.
 
-Shapes: `*batch` any leading axes, D the last axis, d one of its channels, N `*batch` flattened; B batch, H heads,
-S selected queries, T time, K head width.
+Shapes: `*lead` any leading axes, first that of stacked tensors; N tokens, D the last axis, d one of its channels;
+B batch, H heads, S selected queries, T time, K head width.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ TINY = 1e-37
 
 
 def cached(compute: Callable[[View], Tensor]) -> Any:
-    """Return a property that is computed once.
+    """Return a property that is computed once, for all rows of a view at once.
 
     `functools.cached_property` does not compile in Python 3.11.
     """
@@ -30,125 +30,151 @@ def cached(compute: Callable[[View], Tensor]) -> Any:
 
     def get(view: View) -> Tensor:
         if name not in view._cache:
-            view._cache[name] = compute(view)
+            whole = view._whole
+            view._cache[name] = compute(view) if whole is None else take(get(whole), view._rows)
         return view._cache[name]
 
     return property(get, doc=compute.__doc__)
 
 
+def take(x: Tensor, rows: Sequence[int]) -> Tensor:
+    """Return rows of a tensor, in ascending order a view if they are adjacent."""
+    start, stop = rows[0], rows[-1] + 1
+    if list(rows) == list(range(start, stop)):
+        return x[start:stop]
+    return torch.stack([x[row] for row in rows])  # an index tensor would be copied to a GPU
+
+
 class View:
-    """An observed tensor, (*batch, D), in float32 or float64, without gradient."""
+    """Tensors without gradient, (*lead, N, D), in float32 or float64; gains have no axis of tokens.
+
+    A statistic is one number for each token, (*lead, N), or for each tensor, (*lead).
+    """
 
     def __init__(self, x: Tensor):
-        self.original = x
         x = x.detach()
-        self.x = x if x.dtype in (torch.float32, torch.float64) else x.float()
+        self._x: Tensor | None = x if x.dtype in (torch.float32, torch.float64) else x.float()
         self.width = x.shape[-1]
         self._cache: dict[str, Tensor] = {}
+        self._whole: View | None = None
+        """The view that this one is some rows of."""
+        self._rows: Sequence[int] = ()
+
+    def rows(self, rows: Sequence[int]) -> View:
+        """Return a view of these tensors of the first axis. Cached values are computed for all tensors at once."""
+        view = View.__new__(View)
+        view._x, view.width, view._cache, view._whole, view._rows = None, self.width, {}, self, rows
+        return view
+
+    @property
+    def x(self) -> Tensor:
+        """The tensors."""
+        if self._x is None:
+            assert self._whole is not None
+            self._x = take(self._whole.x, self._rows)
+        return self._x
 
     @cached
-    def sum_square(self) -> Tensor:
-        """The sum of x^2 over D, (*batch)."""
-        return torch.linalg.vector_norm(self.x, dim=-1).square()
+    def norm(self) -> Tensor:
+        """|x|, (*lead, N)."""
+        return torch.linalg.vector_norm(self.x, dim=-1)
+
+    @cached
+    def length(self) -> Tensor:
+        """|x|, at least sqrt(TINY), (*lead, N)."""
+        return self.norm.clamp(min=math.sqrt(TINY))
 
     @cached
     def mean_square(self) -> Tensor:
-        """E_d[x^2], (*batch)."""
-        return self.sum_square / self.width
-
-    @cached
-    def sum(self) -> Tensor:
-        """The sum of x over D, (*batch)."""
-        return self.x.sum(-1)
+        """E_d[x^2], (*lead, N)."""
+        return self.norm.square() / self.width
 
     @property
     def mean(self) -> Tensor:
-        """E_d[x], (*batch)."""
-        return self.sum / self.width
+        """E_d[x], (*lead, N)."""
+        return self.x.mean(-1)
 
     @property
     def kurtosis(self) -> Tensor:
-        """E_d[x^4] / E_d[x^2]^2, (*batch)."""
-        # The squares are scaled first: fourth powers overflow float32 easily.
-        scaled = self.x.square().div_(self.mean_square.clamp(min=TINY).unsqueeze(-1))
-        return torch.linalg.vector_norm(scaled, dim=-1).square() / self.width
+        """E_d[x^4] / E_d[x^2]^2, (*lead, N)."""
+        # Divided by the length first: fourth powers overflow float32 easily.
+        squares = (self.x / self.length.unsqueeze(-1)).square_()
+        return torch.linalg.vector_norm(squares, dim=-1).square() * self.width
 
     @property
     def nonfinite(self) -> Tensor:
-        """1 where a token's sum of squares is not finite, else 0; (*batch)."""
-        return (self.sum_square < math.inf).logical_not().to(self.x.dtype)
+        """1 where a token's mean square is not finite, else 0; (*lead, N)."""
+        return (self.mean_square < math.inf).logical_not().to(self.x.dtype)
 
     @cached
     def uniform(self) -> Tensor:
-        """D E_d[x]^2 / E_d[x^2], (*batch)."""
-        return self.sum.square() / self.sum_square.clamp(min=TINY)
+        """D E_d[x]^2 / E_d[x^2], (*lead, N)."""
+        return (self.x.sum(-1) / self.length).square()
 
     @property
     def absmax(self) -> Tensor:
-        """The largest |x|, one number."""
-        # A norm of order infinity takes ten times as long on a CPU, and |x| would need memory of its own.
-        return torch.maximum(self.x.amax(), -self.x.amin())
+        """The largest |x| of a tensor, (*lead)."""
+        # A norm of order infinity takes fifty times as long on a CPU, and |x| would need memory of its own.
+        flat = self.x.flatten(-2)
+        return torch.maximum(flat.amax(-1), -flat.amin(-1))
 
     @cached
     def logz(self) -> Tensor:
-        """Log sum_d exp(x), (*batch)."""
+        """Log sum_d exp(x), (*lead, N)."""
         return self.x.logsumexp(-1)
 
     @property
     def coefficient_of_variation(self) -> Tensor:
-        """The standard deviation of x over D, divided by |E_d[x]|; (*batch)."""
-        return self.x.std(-1, correction=0) / self.mean.abs().clamp(min=TINY)
+        """The standard deviation of x over D, divided by |E_d[x]|."""
+        deviation, mean = torch.std_mean(self.x, -1, correction=0)
+        return deviation / mean.abs().clamp(min=TINY)
 
     def cosine(self, other: View) -> Tensor:
-        """Return the cosine between the vectors of two views, (*batch); 0 where a vector is all zeros."""
-        return torch.linalg.vecdot(self.x, other.x) / (self.length * other.length)
-
-    @cached
-    def length(self) -> Tensor:
-        """|x|, at least sqrt(TINY), (*batch)."""
-        return self.sum_square.clamp(min=TINY).sqrt()
+        """Return the cosine between the vectors of two views, (*lead, N); 0 where a vector is all zeros."""
+        # Not by vecdot, which autocast would compute in bfloat16.
+        return (self.x * other.x).sum(-1) / self.length / other.length
 
     # The following properties compare tokens with each other, for the fixed batch of the extended statistics only.
 
     @property
     def tokens(self) -> Tensor:
-        """All tokens divided by their common RMS, (N, D): fourth powers overflow float32 easily."""
-        tokens_ND = self.x.flatten(0, -2)
-        return tokens_ND / self.mean_square.mean().sqrt().clamp(min=TINY)
+        """All tokens divided by their common RMS, (*lead, N, D): fourth powers overflow float32 easily."""
+        return self.x / self.mean_square.mean(-1).sqrt().clamp(min=TINY)[..., None, None]
 
     @property
     def neuron_kurt(self) -> Tensor:
-        """E_d[s^4] / E_d[s^2]^2, s_d the RMS of a channel over the tokens."""
-        square_D = self.tokens.square().mean(0)
-        return square_D.square().mean() / square_D.mean().square().clamp(min=TINY)
+        """E_d[s^4] / E_d[s^2]^2, s_d the RMS of a channel over the tokens; (*lead)."""
+        square_D = self.tokens.square().mean(-2)
+        return square_D.square().mean(-1) / square_D.mean(-1).square().clamp(min=TINY)
 
     @property
     def token_cos(self) -> Tensor:
-        """The mean cosine over pairs of tokens; 1 for a single token."""
+        """The mean cosine over pairs of tokens, (*lead); 1 for a single token."""
         tokens_ND = torch.nn.functional.normalize(self.tokens, dim=-1, eps=TINY)
-        count = len(tokens_ND)
-        all_pairs = tokens_ND.sum(0).square().sum()
-        same_token = tokens_ND.square().sum()  # 1 for each token that is not all zeros
+        count = tokens_ND.shape[-2]
+        all_pairs = tokens_ND.sum(-2).square().sum(-1)
+        same_token = tokens_ND.square().sum((-2, -1))  # 1 for each token that is not all zeros
         return (all_pairs - same_token) / (count * (count - 1)) if count > 1 else torch.ones_like(all_pairs)
 
     @property
     def part_ratio(self) -> Tensor:
-        """tr(C)^2 / |C|_F^2, C the covariance of at most `MOST_TOKENS` tokens; 0 for identical tokens."""
-        tokens_ND = self.tokens[:: -(-len(self.tokens) // MOST_TOKENS)]
-        centred_ND = tokens_ND - tokens_ND.mean(0)
+        """tr(C)^2 / |C|_F^2, C the covariance of at most `MOST_TOKENS` tokens, (*lead); 0 for identical tokens."""
+        count = self.x.shape[-2]
+        tokens_ND = self.tokens[..., :: -(-count // MOST_TOKENS), :]
+        centred_ND = tokens_ND - tokens_ND.mean(-2, keepdim=True)
         # X^T X and X X^T have the same Frobenius norm: take the smaller product.
-        gram = centred_ND.T @ centred_ND if self.width <= len(tokens_ND) else centred_ND @ centred_ND.T
-        return centred_ND.square().sum().square() / gram.square().sum().clamp(min=TINY)
+        gram = centred_ND.mT @ centred_ND if self.width <= centred_ND.shape[-2] else centred_ND @ centred_ND.mT
+        return centred_ND.square().sum((-2, -1)).square() / gram.square().sum((-2, -1)).clamp(min=TINY)
 
     @property
     def dead(self) -> Tensor:
-        """The share of channels whose mean |x| is below a thousandth of the mean over all channels."""
-        mean_D = self.tokens.abs().mean(0)
-        return (mean_D < 1e-3 * mean_D.mean()).to(mean_D.dtype).mean()
+        """The share of channels whose mean |x| is below a thousandth of the mean over all channels, (*lead)."""
+        mean_D = self.tokens.abs().mean(-2)
+        return (mean_D < 1e-3 * mean_D.mean(-1, keepdim=True)).to(mean_D.dtype).mean(-1)
 
 
 class AttentionView:
-    """The causal attention of evenly spaced queries; queries and keys are (B, H, T, K)."""
+    """The causal attention of evenly spaced queries; queries and keys are (*lead, B, H, T, K)."""
 
     def __init__(self, q_BHTK: Tensor, k_BHTK: Tensor, scale: float):
         q_BHTK, k_BHTK = (x.detach().to(torch.promote_types(x.dtype, torch.float32)) for x in (q_BHTK, k_BHTK))
@@ -163,13 +189,18 @@ class AttentionView:
 
     @property
     def entropy_H(self) -> Tensor:
-        """The mean entropy of each head, in nats."""
-        return torch.special.entr(self.p).sum(-1).mean((0, 2))
+        """The mean entropy of each head, in nats, (*lead, H)."""
+        return torch.special.entr(self.p).sum(-1).mean((-3, -1))
+
+    @property
+    def largest(self) -> Tensor:
+        """The largest logit, (*lead)."""
+        return self.logits.amax((-4, -3, -2, -1))
 
     @property
     def sink(self) -> Tensor:
-        """The mean attention to the first token from the queries after it; 1 for a single token."""
+        """The mean attention to the first token from the queries after it, (*lead); 1 for a single token."""
         first_BHS = self.p[..., 0]
         # A mask of the queries would make the host wait for a GPU.
         after_first = 1 if self.first_query == 0 and len(self.queries) > 1 else 0
-        return first_BHS[..., after_first:].mean()
+        return first_BHS[..., after_first:].mean((-3, -2, -1))

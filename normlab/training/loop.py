@@ -34,7 +34,7 @@ from normlab.ranks import Ranks
 from normlab.stats.measure.core import Measurement
 from normlab.stats.measure.schedule import StatisticsSchedule
 from normlab.stats.profiles import Profiles
-from normlab.stats.statistic import CORE, EXTENDED
+from normlab.stats.statistic import CORE
 from normlab.store.format import COMPLETED_STATES, DIVERGED, FAILED, INTERRUPTED, RUNNING
 from normlab.store.parts import parse_part
 from normlab.store.record import Corpus as RecordedCorpus
@@ -116,12 +116,9 @@ class Loop:
         # Decided from the model's own parameters: stacked ones have an axis more.
         decayed = [name for name, p in self.runner.model.named_parameters() if is_decayed(config.optim, p)]
         optimizer = Optimizer(config.optim, self.runner.params, decayed)
-        model, model_optimizer = models[0], optimizer
-        # Stacked runs are copies and use only the first model's modules, so the second model can hold one run.
-        if not self.is_single and config.stats.names(EXTENDED):
-            model, model_optimizer = models[1], Optimizer(config.optim, dict(models[1].named_parameters()), decayed)
+        options = [run.config.optim for run in self.runs]
         self.statistics_schedule = StatisticsSchedule(
-            config, self.runner, model, model_optimizer, self.validation, self._load_runs, self.ranks
+            config, self.runner, optimizer, options, self.validation, self._record_statistics, self.ranks
         )
         self.step = Step(
             self.runner,
@@ -136,7 +133,7 @@ class Loop:
         )
 
         self.hyperparameters = HyperparameterTable(
-            [run.config.optim for run in self.runs], config.train.steps, next(iter(self.runner.params.values())),
+            options, config.train.steps, next(iter(self.runner.params.values())),
             numbers=device.type == "cpu" and self.settings.graph == "off",
         )  # fmt: skip
         self._take = ReplayedSteps(self._compute) if self.settings.graph == "on" else self._compute
@@ -184,29 +181,6 @@ class Loop:
         # A run that diverged has made fewer updates than the stack.
         count = torch.full_like(named.pop("count"), step)
         return {name: tensor[index] for name, tensor in named.items()} | {"count": count}
-
-    def _load_runs(self) -> Iterator[Callable[[str, Profiles], None]]:
-        """Load each run that has not diverged into the model of the statistics schedule; yield its record."""
-        for index, run in enumerate(self.runs):
-            if run.diverged is None:
-                if not self.is_single:
-                    self._unstack(index)
-                yield run.record_statistics
-
-    @torch.no_grad()
-    def _unstack(self, index: int) -> None:
-        """Copy a run's parameters, buffers and moments into the model and the optimiser of the statistics schedule."""
-        model, optimizer = self.statistics_schedule.model, self.statistics_schedule.optimizer
-        state = self.tensors(index)
-        for name, parameter in model.named_parameters():
-            parameter.copy_(state[f"param/{name}"])
-        for kind, moments in optimizer.moments.items():
-            for name, moment in moments.items():
-                moment.copy_(state[f"{kind}/{name}"])
-        buffers = {name: state[f"buffer/{name}"].clone() for name in self.runner.buffers}
-        SingleRun(model, compiled=False).set_buffers(buffers)
-        optimizer.count.copy_(self.step.optimizer.count)
-        optimizer.options = self.runs[index].config.optim
 
     @torch.no_grad()
     def restore(self, saved: Sequence[checkpoint.Checkpoint]) -> None:
@@ -369,8 +343,17 @@ class Loop:
         """Yield the core statistics of a run's measured steps, up to the step that diverged."""
         for step, measurement in measured.items():
             if run.diverged is None or step <= run.progress.step:
-                yield self.statistics_schedule.profiles(step, measurement, values[: len(measurement.columns)])
+                columns = measurement.columns
+                yield self.statistics_schedule.profiles(step, columns, values[: len(columns)])
             values = values[len(measurement.columns) :]
+
+    def _record_statistics(self, tier: str, step: int, measurement: Measurement) -> None:
+        """Record the statistics of a pass between steps, of each run that has not diverged."""
+        values_KR = measurement.values.cpu().numpy().reshape(-1, len(self.runs))
+        for index, run in enumerate(self.runs):
+            if run.diverged is None:
+                profiles = self.statistics_schedule.profiles(step, measurement.columns, values_KR[:, index])
+                run.record_statistics(tier, profiles)
 
     def _evaluate(self) -> None:
         losses = self.validation(self.runner)

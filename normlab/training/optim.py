@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.config.optim import SGD, AdamW, OptimConfig
-from normlab.data.batches import send_to
+from normlab.data.batches import send
 from normlab.model.small import extra_parameters
 from normlab.model.stack import Stack, storages, zeros_like
 
@@ -239,9 +239,7 @@ class HyperparameterTable:
             else:
                 rows = torch.stack([coefficients_of(each, count) for count, each in enumerate(by_step, first + 1)])
                 rows = rows.to(self._like.dtype)
-            self._rows = torch.empty_like(rows, device=device)
-            send_to(self._rows, rows)
-            self._first = first
+            self._first, self._rows = first, send(rows, device)
         if self._row is None:
             self._row = torch.empty_like(self._rows[0])
             self.now = Hyperparameters(self._row, self._options[0]) if is_single else self._row

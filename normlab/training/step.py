@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from normlab.model.runner import ModelRunner, Tensors
-from normlab.model.stack import Stack, storages
+from normlab.model.stack import Stack, norms_of_each, storages
 from normlab.ranks import Ranks, sum_in_backward
-from normlab.stats.measure.core import CoreStatistics, Measurement, MicroBatch
+from normlab.stats.measure.core import CoreStatistics, Measurement
 from normlab.training.loss_scale import SMALLEST, LossScale
 from normlab.training.optim import Hyperparameters, Optimizer
 
@@ -135,7 +135,7 @@ class Step:
 
     def _gradients(
         self, tokens: Tensor, targets: Tensor, measure: CoreStatistics | None
-    ) -> tuple[Tensor, Tensors, list[MicroBatch]]:
+    ) -> tuple[Tensor, Tensors, list[Measurement]]:
         """Return the mean loss and gradient over the micro-batches of all ranks, and the measurements of this rank's.
 
         The gradients are summed over ranks while the backward pass of the last micro-batch goes on.
@@ -147,7 +147,7 @@ class Step:
         batch_axis = len(runner.run_shape)
         loss: Tensor | None = None
         sums: Tensors = {}
-        micro_batches: list[MicroBatch] = []
+        micro_batches: list[Measurement] = []
         for part, (part_tokens, part_targets) in enumerate(
             zip(tokens.chunk(parts, batch_axis), targets.chunk(parts, batch_axis), strict=True), 1
         ):
@@ -190,16 +190,12 @@ class Step:
     def _norms(self, grads: Tensors, *, each: bool) -> tuple[Tensor, Tensor | None]:
         """Return the norm of the whole gradient, (...R), and that of each parameter's, (P, ...R).
 
-        For stacked runs, the second is None unless `each`, because it needs one operation per parameter.
+        For stacked runs, the second is None unless `each`, because it needs more operations.
         """
-        if not isinstance(grads, Stack):
-            norms = torch.stack(torch._foreach_norm(list(grads.values())))
-            return torch.linalg.vector_norm(norms, dim=0), norms
-        norm = torch.linalg.vector_norm(grads.buffer, dim=1)
-        if not each:
-            return norm, None
-        rows = [grad.reshape(len(grad), -1) for grad in grads.values()]
-        return norm, torch.stack([torch.linalg.vector_norm(row, dim=1) for row in rows])
+        if isinstance(grads, Stack):
+            return torch.linalg.vector_norm(grads.buffer, dim=1), norms_of_each(grads) if each else None
+        norms = norms_of_each(grads)
+        return torch.linalg.vector_norm(norms, dim=0), norms
 
     @torch.no_grad()
     def _clip(self, grads: Tensors, norm: Tensor) -> Tensor:

@@ -364,19 +364,20 @@ def parts_of(
         return
     yield "evaluation", lambda: loop.validation(loop.runner)
     schedule, config = loop.statistics_schedule, loop.config
-    model, optimizer = schedule.model, schedule.optimizer
+    optimizer = schedule.optimizer
     tokens, targets = loop.validation.tokens_NT[:2], loop.validation.targets_NT[:2]
     independent = not config.norm.batch_statistics
     extended = ExtendedPass(
-        model, config.stats.names(EXTENDED), tokens, targets, optimizer, independent, loop.validation.autocast
-    )
-    yield "extended statistics", extended
+        loop.runner, config.stats.names(EXTENDED), tokens, targets, optimizer, schedule.options, independent,
+        loop.validation.autocast,
+    )  # fmt: skip
+    yield "extended statistics", lambda: extended(loop.step_count + 1)
     if len(configs) > 1:
         return  # packs are not probed
 
     def probe() -> None:
         squares = adam_preconditioner(config.optim, optimizer.moments.get("square", {}), optimizer.count)
-        Probe(model, config.stats.names(PROBE), tokens, targets, squares)()
+        Probe(loop.runner.model, config.stats.names(PROBE), tokens, targets, squares)()
 
     yield "probe", probe
 

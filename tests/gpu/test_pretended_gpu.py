@@ -44,9 +44,9 @@ TWO_LAYERS = "model.depth=2"
 FIRST = (0, 1)
 """A measured and a plain step."""
 LAUNCHES = {
-    "model=gpt2_nano": {1: (294, 548), 16: (323, 613)},
-    "model=gpt2_tiny": {1: (510, 932), 16: (553, 1045)},
-    "model=gpt2_124m": {1: (1374, 2471), 16: (1473, 2776)},
+    "model=gpt2_nano": {1: (294, 356), 16: (319, 400)},
+    "model=gpt2_tiny": {1: (510, 572), 16: (547, 630)},
+    "model=gpt2_124m": {1: (1374, 1553), 16: (1459, 1670)},
 }
 """By shape of the model, the launches of a plain and of a measured step: of a single run (1), and of a pack of any size
 (16)."""
@@ -121,6 +121,7 @@ def test_between_steps(norm: str, runs: int, take_steps: TakeSteps) -> None:
     statistics = ("stats=full", "stats.without=[sharpness,sharpness_pre]")  # these two take half a minute
     parts = take_steps(f"norm={norm}", ONE_LAYER, *statistics, runs=runs, steps=FIRST, between=True)
     assert_no_waits(parts)
+    assert parts["extended statistics"]["waits"] == []
     # The host reads the losses of an evaluation, and nothing else.
     losses = runs * (2 if norm == "batchnorm" else 1)
     assert [wait.rpartition(":")[0] for wait in parts["evaluation"]["waits"]] == [

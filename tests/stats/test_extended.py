@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from normlab.model.gpt import GPT
+from normlab.model.init import build_model
 from normlab.norms.base import NORMS
+from normlab.stats.measure import extended
 from normlab.stats.measure.extended import ExtendedPass, gradient_noise
 from normlab.stats.profiles import Column, Layout, Profiles
 from normlab.stats.registry import STATISTICS, values_of
 from normlab.stats.statistic import EXTENDED
-from normlab.training.optim import hyperparameters_at
+from normlab.training.optim import coefficients_of, hyperparameters_at
 from support.cadences import CADENCES, bits, trained
 from support.measured_steps import VOCAB, case
 from support.reference_statistics import where
@@ -30,18 +32,40 @@ def extended_statistics(
     placement: str, *overrides: str, steps: int = 2, independent: bool = True
 ) -> tuple[dict[Any, float], GPT, Any]:
     """Return the extended statistics of a model after some steps, the model, and the optimiser."""
-    runs = case(placement, 1, *overrides)
-    (model,) = runs.models()
-    step = runs.step_of([model])
+    (measured,), (model,), optimizer = extended_statistics_of_runs(
+        placement, 1, *overrides, steps=steps, independent=independent
+    )
+    return measured, model, optimizer
+
+
+def extended_statistics_of_runs(
+    placement: str, count: int, *overrides: str, steps: int = 2, independent: bool = True
+) -> tuple[list[dict[Any, float]], list[GPT], Any]:
+    """Return the extended statistics of each run after some steps, the models in their state, and the optimiser."""
+    runs = case(placement, count, *overrides)
+    models = runs.models()
+    step = runs.step_of(models)
     for number in range(steps):
-        tokens, targets = runs.batch(number)
-        step(tokens[0], targets[0], hyperparameters_at(runs.configs[0].optim, 50, number))
-    tokens, targets = (x[0, :5] for x in runs.batch(99))
-    extended_pass = ExtendedPass(model, NAMES, tokens, targets, step.optimizer, independent=independent)
-    before = copy.deepcopy(model.state_dict())
-    measurement = extended_pass()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    return dict(zip(map(tuple, measurement.columns), measurement.values.tolist(), strict=True)), model, step.optimizer
+        tokens, targets = (x.expand(count, -1, -1) for x in case(placement, 1, *overrides).batch(number))
+        hypers = [hyperparameters_at(config.optim, 50, number) for config in runs.configs]
+        if count == 1:
+            step(tokens[0], targets[0], hypers[0])
+        else:
+            step(tokens, targets, coefficients_of(hypers, number + 1))
+    tokens, targets = batch(placement, *overrides)
+    options = [config.optim for config in runs.configs]
+    extended_pass = ExtendedPass(step.runner, NAMES, tokens, targets, step.optimizer, options, independent=independent)
+    state = step.runner.params | step.runner.buffers
+    before = copy.deepcopy({name: tensor.detach() for name, tensor in state.items()})
+    measurement = extended_pass(steps)
+    after = step.runner.params | step.runner.buffers
+    assert all(torch.equal(tensor, before[name]) for name, tensor in after.items())
+    for index, model in enumerate(models if count > 1 else ()):
+        single = build_model(runs.configs[index], VOCAB).double()
+        single.load_state_dict({name: tensor[index] for name, tensor in before.items()}, strict=False)
+        models[index] = single.train(model.training)
+    values = measurement.values.reshape(-1, count).T.tolist()
+    return [dict(zip(map(tuple, measurement.columns), run, strict=True)) for run in values], models, step.optimizer
 
 
 def batch(placement: str, *overrides: str) -> tuple[Tensor, Tensor]:
@@ -116,26 +140,47 @@ def test_the_stream_and_the_hidden_activations_equal_their_formulas() -> None:
         assert measured["dead_frac", "", place] == (mean < mean.mean() / 1000).double().mean().item()
 
 
-def test_gradient_noise_equals_per_example_gradients() -> None:
-    measured, model, _ = extended_statistics("pre", "norm=layernorm")
+@pytest.mark.parametrize("limit", [extended.GRADIENT_NUMBERS, 1], ids=["together", "one by one"])
+@pytest.mark.parametrize("overrides", [(), ("model=llama_nano", "model.qk_norm=head")], ids=["gpt2", "llama"])
+@pytest.mark.parametrize("count", [1, 3], ids=["single", "stacked"])
+def test_gradient_statistics_equal_a_loop_over_examples(
+    count: int, overrides: tuple[str, ...], limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extended, "GRADIENT_NUMBERS", limit)
+    by_run, models, _ = extended_statistics_of_runs("pre", count, "norm=layernorm", *overrides)
     tokens, targets = batch("pre")
-    rows = []
-    for example in range(len(tokens)):
-        loss = nn.functional.cross_entropy(model(tokens[example : example + 1])[0], targets[example])
-        rows.append(torch.autograd.grad(loss, list(model.parameters())))
-    depth, count = len(model.blocks), len(tokens)
-    for index, (name, p) in enumerate(model.named_parameters()):
-        grads = torch.stack([row[index].flatten() for row in rows])
-        mean = grads.mean(0)
-        # The textbook's unbiased estimates of the covariance's trace and of the squared mean.
-        trace = (grads - mean).square().sum() / (count - 1)
-        square = mean.square().sum() - trace / count
-        site, place = where(name, depth)
-        assert measured["gns_trace", site, place] == pytest.approx(trace.item(), rel=1e-6), name
-        assert measured["gns_square", site, place] == pytest.approx(square.item(), rel=1e-6), name
-        if p.dim() == 2:
-            cosine = nn.functional.cosine_similarity(p.detach().flatten(), mean, dim=0).item()
-            assert measured["radial_cos", site, place] == pytest.approx(cosine, rel=1e-6, abs=1e-12), name
+    for measured, model in zip(by_run, models, strict=True):
+        rows = []
+        for example in range(len(tokens)):
+            loss = nn.functional.cross_entropy(model(tokens[example : example + 1])[0], targets[example])
+            rows.append(torch.autograd.grad(loss, list(model.parameters())))
+        depth, examples = len(model.blocks), len(tokens)
+        for index, (name, p) in enumerate(model.named_parameters()):
+            grads = torch.stack([row[index].flatten() for row in rows])
+            mean = grads.mean(0)
+            # The textbook's unbiased estimates of the covariance's trace and of the squared mean.
+            trace = ((grads - mean).square().sum() / (examples - 1)).item()
+            square = mean.square().sum().item() - trace / examples
+            site, place = where(name, depth)
+            # Relative to the trace: the squared mean is a difference.
+            near = {"rel": 1e-10, "abs": 1e-10 * trace + 1e-25}
+            assert measured["gns_trace", site, place] == pytest.approx(trace, **near), name
+            assert measured["gns_square", site, place] == pytest.approx(square, **near), name
+            if p.dim() == 2:
+                cosine = nn.functional.cosine_similarity(p.detach().flatten(), mean, dim=0).item()
+                assert measured["radial_cos", site, place] == pytest.approx(cosine, rel=1e-10, abs=1e-12), name
+
+
+@pytest.mark.parametrize("norm", ["rmsnorm", "batchnorm"])
+def test_statistics_of_stacked_runs_equal_those_of_each_run(norm: str) -> None:
+    """Also with batch statistics, and with an optimiser that has averaged."""
+    options = {"independent": norm != "batchnorm"}
+    stacked, *_ = extended_statistics_of_runs("peri", 2, f"norm={norm}", **options)
+    single, *_ = extended_statistics_of_runs("peri", 1, f"norm={norm}", **options)
+    assert stacked[0].keys() == single[0].keys()
+    for key, value in single[0].items():
+        assert stacked[0][key] == pytest.approx(value, rel=1e-7, abs=1e-12), key
+    assert stacked[0] != pytest.approx(stacked[1], rel=1e-3)
 
 
 def test_the_noise_scale_is_a_ratio_of_means_and_not_a_mean_of_ratios() -> None:
@@ -222,7 +267,7 @@ def test_statistics_are_finite_for_one_token_and_for_many(context: int) -> None:
     (model,) = runs.models()
     step = runs.step_of([model])
     tokens = torch.randint(0, VOCAB, (2, context), generator=torch.Generator().manual_seed(0))
-    measurement = ExtendedPass(model, NAMES, tokens, tokens, step.optimizer)()
+    measurement = ExtendedPass(step.runner, NAMES, tokens, tokens, step.optimizer, [runs.configs[0].optim])(1)
     values = dict(zip(map(tuple, measurement.columns), measurement.values.tolist(), strict=True))
     assert all(math.isfinite(value) for (name, _, _), value in values.items() if name != "adam_rms")
     if context == 1:

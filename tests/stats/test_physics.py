@@ -9,6 +9,7 @@ import torch
 
 from normlab.config.compose import compose_run
 from normlab.model.init import build_model
+from normlab.stats.compute import compute
 from normlab.stats.instrument import Collector, instrument, observe, select
 from normlab.stats.registry import STATISTICS
 from normlab.stats.views import View
@@ -22,8 +23,8 @@ NAMES = frozenset(STATISTICS)
 def of_stream(x: torch.Tensor) -> dict[str, float]:
     with Collector(select(NAMES)) as collector:
         observe("resid", "", x)
-    names, values = collector.results(x.device)
-    statistics = dict(zip((name for name, _ in names), values.tolist(), strict=True))
+    values = compute(collector.selection, collector.observations)
+    statistics = {column.statistic: value.item() for column, value in values.items()}
     return statistics | {"resid_rms": math.sqrt(statistics["resid_rms"])}  # merged as its square
 
 

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from normlab.model import runner
+from normlab.stats.compute import compute
+from normlab.stats.instrument import Observation, select
 from normlab.stats.registry import STATISTICS
 from normlab.stats.statistic import CORE
 from support.measured_steps import case
@@ -22,6 +25,28 @@ MEASURED = {name for name, entry in STATISTICS.items() if entry.tier == CORE and
 def test_every_statistic_equals_the_reference(placement: str, accumulation: int, runs: int, dtype: torch.dtype) -> None:
     setup = case(placement, runs, "norm=layernorm", dtype=dtype, accumulation=accumulation)
     compare(setup.measured(3), setup.expected(3, placement), 1e-10 if dtype == torch.float64 else 1e-5)
+
+
+@pytest.mark.parametrize("runs", [1, 3], ids=["single", "stacked"])
+def test_statistics_of_layers_that_do_not_fit_into_one_stack_are_the_same(
+    runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = case("peri", runs, "norm=layernorm", accumulation=2)
+    together = setup.measured(2)
+    monkeypatch.setattr(runner, "STACK_BYTES", 0)
+    compare(setup.measured(2), together, 1e-14)
+
+
+def test_norms_of_autocast_tensors_equal_those_of_their_values() -> None:
+    """Tensors of several dtypes are in one stack, in float32."""
+    tensors = [torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    tensors[1] = tensors[1].bfloat16()
+    selection = select(frozenset({"resid_rms", "resid_absmax"}))
+    observations = [Observation("resid", "", (x,), layer) for layer, x in enumerate(tensors)]
+    found = compute(selection, observations, together=True)
+    for layer, x in enumerate(tensors):
+        assert found["resid_rms", "", layer].item() == pytest.approx(x.double().square().mean().item(), rel=1e-6)
+        assert found["resid_absmax", "", layer].item() == x.abs().max().item()
 
 
 @pytest.mark.exhaustive

@@ -1,16 +1,14 @@
 """The core statistics of a measured step: one vector, and each value's column.
 
 The segments return their statistics, the backward pass gives the stream's gradient where it is tapped, and the
-parameters are measured before and after the update. The first step defines the columns of all steps; a missing
-statistic is an error.
+parameters are measured before and after the update. A missing statistic is an error.
 
 Shapes: R runs, L blocks, P parameters, D width, K statistics; `...R` marks an axis that only stacked runs have.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -19,7 +17,8 @@ from torch import Tensor
 
 from normlab.errors import StatisticsError
 from normlab.model.gpt import GPT
-from normlab.model.runner import ModelRunner, SegmentStatistics
+from normlab.model.runner import ModelRunner
+from normlab.model.stack import norms_of_each, storages, zeros_like
 from normlab.norms.affine import Affine
 from normlab.ranks import Ranks
 from normlab.stats.instrument import InstrumentedNorm, Selection, norm_site, select
@@ -37,26 +36,13 @@ class Measurement(NamedTuple):
     """(K, ...R) for K columns and R stacked runs, on the device."""
 
 
-SegmentNames = tuple[tuple[tuple[str, str], ...], ...]
-"""For each segment the (statistic, site) of its values, in order."""
-
-
-class MicroBatch(NamedTuple):
-    """The statistics of one micro-batch."""
-
-    names: SegmentNames
-    values: Tensor
-    """The segments' statistics, then the mean square of the gradient at each tap; (K, ...R)."""
-
-
-class _Columns(NamedTuple):
-    """The columns of a step's vector, and how to reduce its values."""
+class _Order(NamedTuple):
+    """The order of the statistics of a micro-batch."""
 
     columns: tuple[Column, ...]
-    is_max: Tensor
-    """Whether a value of a micro-batch merges by maximum; the others merge by mean."""
-    is_root: Tensor
-    """Whether a column is the root of the merged value."""
+    """Those that merge by maximum, then by mean, then the means of squares."""
+    maxima: int
+    means: int
 
 
 class CoreStatistics:
@@ -69,149 +55,131 @@ class CoreStatistics:
         self.selection = select(names)
         self.taps = "dresid_rms" in names
         """Whether the stream's gradient is needed."""
-        self._columns: dict[SegmentNames, _Columns] = {}
-        self._copies: list[Tensor] = []
-        """The parameters before the update, stacked by shape."""
-        by_shape: dict[torch.Size, list[int]] = {}
-        for index, p in enumerate(runner.params.values()):
-            by_shape.setdefault(p.shape, []).append(index)
-        self._by_shape = list(by_shape.values())
-        """The indices of the parameters of each shape."""
-        self._order = self._tensor([index for group in self._by_shape for index in group], torch.int64).argsort()
-        """The permutation from the order of `_by_shape` to the parameters' order."""
+        self._orders: dict[tuple[Column, ...], _Order] = {}
+        self._copies: dict[str, Tensor] | None = None
+        """The parameters before the update, always in the same memory: on a CPU, new memory costs page faults."""
+        depth = len(runner.model.blocks)
+        self._parameter_columns = {
+            statistic: tuple(parameter_column(name, depth, statistic) for name in runner.params)
+            for statistic in ("grad_norm", "param_norm", "update_norm")
+        }
+        by_width: dict[int, list[tuple[Column, str, bool]]] = {}
+        for layer, (prefix, segment) in enumerate(runner.model.segments()):
+            for name, module in segment.named_modules():
+                if isinstance(module, Affine) and module.gain is not None:
+                    column = Column("", norm_site(name.removesuffix("affine").strip(".")), layer)
+                    gain = column, f"{prefix}{name}.gain", module.unit_offset
+                    by_width.setdefault(module.gain.shape[-1], []).append(gain)
         self._gains = [
-            (Column("", norm_site(name.removesuffix("affine").strip(".")), layer), f"{prefix}{name}.gain", module)
-            for layer, (prefix, segment) in enumerate(runner.model.segments())
-            for name, module in segment.named_modules()
-            if isinstance(module, Affine) and module.gain is not None
+            (
+                [(name, has_offset) for _, name, has_offset in group],
+                {name: tuple(column._replace(statistic=name) for column, _, _ in group) for name in names},
+            )
+            for group in by_width.values()
         ]
-        """Every gain: its column, its parameter's name, and its module."""
+        """For the gains of each width, the parameters' names and whether 1 is added, and the columns by statistic."""
 
     @torch.no_grad()
     def of_micro_batch(
-        self, statistics: Sequence[SegmentStatistics], tap_grads: Sequence[Tensor], tokens: int
-    ) -> MicroBatch:
-        """Return the statistics of one micro-batch.
+        self, statistics: Mapping[Column, Tensor], tap_grads: Sequence[Tensor], tokens: int
+    ) -> Measurement:
+        """Return the statistics of one micro-batch: of the segments, and mean squares of the gradients at the taps.
 
         Args:
-            statistics: The statistics of each segment.
+            statistics: The statistics of the segments.
             tap_grads: The gradient at each tap; empty without taps.
             tokens: The number of tokens of the whole step, N; the gradients are those of the mean loss over them.
+
+        Raises:
+            StatisticsError: A statistic was not measured.
         """
-        values = [segment.values for segment in statistics]
+        rows = dict(statistics)
         if tap_grads:
-            g, lead = tap_grads[0], len(self.runner.run_shape)
-            axes, dtype = tuple(range(lead, g.dim())), torch.promote_types(g.dtype, torch.float32)
-            norms = torch.stack([torch.linalg.vector_norm(grad, dim=axes, dtype=dtype) for grad in tap_grads])
-            values.append(norms.square() / math.prod(g.shape[lead:]) * tokens**2)
-        return MicroBatch(tuple(segment.names for segment in statistics), torch.cat(values))
+            lead = len(self.runner.run_shape)
+            grads = [grad.flatten(lead) for grad in tap_grads]
+            if lead == 0:
+                dtype = torch.promote_types(grads[0].dtype, torch.float32)
+                norms = torch.stack(torch._foreach_norm(grads, dtype=dtype))
+            else:
+                norms = torch.stack([torch.linalg.vector_norm(grad, dim=-1) for grad in grads])
+            squares = norms.square() * (tokens**2 / grads[0].shape[-1])
+            rows |= {Column("dresid_rms", "", layer): row for layer, row in enumerate(squares.unbind(), start=1)}
+        order = self._order(tuple(rows))
+        return Measurement(order.columns, self._stack([rows[column] for column in order.columns]))
 
     @torch.no_grad()
-    def before_update(self, grad_norms: Tensor | None) -> list[Tensor]:
+    def before_update(self, grad_norms: Tensor | None) -> list[Measurement]:
         """Return gradient norms, parameter norms and gain statistics from before the update.
 
         Args:
             grad_norms: The norm of each parameter's gradient before clipping, (P, ...R), if it is a statistic.
         """
-        if self.names & set(NEEDS_PARAMETER_COPY):
-            self._copy_parameters()
-        values = [grad_norms] if grad_norms is not None and "grad_norm" in self.names else []
+        params = self.runner.params
+        measured: list[Measurement] = []
+        if grad_norms is not None and "grad_norm" in self.names:
+            measured.append(self._of_parameters("grad_norm", grad_norms))
         if "param_norm" in self.names:
-            values.append(self._norms_of_copies())
-        return values + [value for _, value in self._gain_statistics()]
+            measured.append(self._of_parameters("param_norm", norms_of_each(params)))
+        if self.names & set(NEEDS_PARAMETER_COPY):
+            self._copies = zeros_like(params) if self._copies is None else self._copies
+            torch._foreach_copy_(storages(self._copies), storages(params))
+        return [*measured, *self._gain_statistics()]
 
     @torch.no_grad()
-    def after_update(self, micro_batches: Sequence[MicroBatch], before: Sequence[Tensor]) -> Measurement:
+    def after_update(self, micro_batches: Sequence[Measurement], before: Sequence[Measurement]) -> Measurement:
         """Return all core statistics of the step.
 
         Args:
             micro_batches: The statistics of each micro-batch.
             before: The result of `before_update`.
-
-        Raises:
-            StatisticsError: A statistic was not measured.
         """
-        columns, is_max, is_root = self._find_columns(micro_batches[0].names)
+        columns, maxima, means = self._order(micro_batches[0].columns)
         values = micro_batches[0].values
         if len(micro_batches) > 1:
             # The mean squares of the tapped gradients are averaged too: N times the gradient of a micro-batch's loss,
             # which is divided by the number of micro-batches, is the gradient of the summed loss of its tokens.
             stacked = torch.stack([micro_batch.values for micro_batch in micro_batches])
-            values = torch.where(self._per_run(is_max), stacked.amax(0), stacked.mean(0))
-        values = self.ranks.merge(values, self._per_run(is_max))
-        parts = [values, *before]
-        if "update_norm" in self.names:
-            params = list(self.runner.params.values())
-            old_params = [copy for stack in self._copies for copy in stack.unbind()]
-            torch._foreach_sub_(old_params, [params[index] for group in self._by_shape for index in group])
-            parts.append(self._norms_of_copies())
-        merged = torch.cat([part.to(values.dtype) for part in parts])
-        return Measurement(columns, torch.where(self._per_run(is_root), merged.sqrt(), merged))
+            values = torch.cat([stacked[:, :maxima].amax(0), stacked[:, maxima:].mean(0)])
+        values = self.ranks.merge(values, maxima)
+        values[maxima + means :].sqrt_()
+        parts = [Measurement(columns, values), *before]
+        if self._copies is not None:
+            torch._foreach_sub_(storages(self._copies), storages(self.runner.params))
+            parts.append(self._of_parameters("update_norm", norms_of_each(self._copies)))
+        dtype = parts[-1].values.dtype if not columns else values.dtype
+        return Measurement(
+            tuple(column for part in parts for column in part.columns),
+            torch.cat([part.values.to(dtype) for part in parts]),
+        )
 
-    def _tensor(self, values: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=next(iter(self.runner.params.values())).device)
+    def _stack(self, rows: list[Tensor]) -> Tensor:
+        """Return values as (K, ...R), on the device even if there are none."""
+        device = next(iter(self.runner.params.values())).device
+        return torch.stack(rows) if rows else torch.zeros(0, *self.runner.run_shape, device=device)
 
-    def _per_run(self, mask: Tensor) -> Tensor:
-        return mask.view(-1, *[1] * len(self.runner.run_shape))
+    def _of_parameters(self, statistic: str, values: Tensor) -> Measurement:
+        return Measurement(self._parameter_columns[statistic], values)
 
-    def _copy_parameters(self) -> None:
-        """Copy the parameters, stacked by shape, always into the same memory.
-
-        Most parameters are small, and one operation for each would cost more than the copy. On a CPU, new memory would
-        also cost page faults.
-        """
-        params = list(self.runner.params.values())
-        groups = [[params[index] for index in group] for group in self._by_shape]
-        if not self._copies:
-            self._copies = [torch.stack(group) for group in groups]
-        else:
-            for group, copy in zip(groups, self._copies, strict=True):
-                torch.stack(group, out=copy)
-
-    def _norms_of_copies(self) -> Tensor:
-        """Return the L2 norm of every tensor in the copies, in the parameters' order, (P, ...R)."""
-        lead = 1 + len(self.runner.run_shape)
-        flat = [stack.flatten(lead) if stack.dim() > lead else stack.unsqueeze(-1) for stack in self._copies]
-        return torch.cat([torch.linalg.vector_norm(stack, dim=-1) for stack in flat])[self._order]
-
-    def _gain_statistics(self) -> Iterable[tuple[list[Column], Tensor]]:
-        """Yield the columns and values of every statistic of the gains of each width."""
+    def _gain_statistics(self) -> Iterable[Measurement]:
+        """Yield every statistic of the gains of each width."""
         statistics = self.selection.get("gain", ())
-        by_width: dict[int, list[tuple[Column, Tensor]]] = {}
-        for column, name, module in self._gains if statistics else ():
-            gain = self.runner.params[name].detach()
-            by_width.setdefault(gain.shape[-1], []).append((column, gain + 1 if module.unit_offset else gain))
-        for group in by_width.values():
-            view = View(torch.stack([gain for _, gain in group]))
+        for gains, columns in self._gains if statistics else ():
+            params = [(self.runner.params[name].detach(), has_offset) for name, has_offset in gains]
+            view = View(torch.stack([gain + 1 if has_offset else gain for gain, has_offset in params]))
             for name, value in statistics:
-                yield [column._replace(statistic=name) for column, _ in group], value(view)
+                yield Measurement(columns[name], value(view))
 
-    def _find_columns(self, names: SegmentNames) -> _Columns:
-        """Return the columns of a step whose segments have these statistics; computed once."""
-        if names in self._columns:
-            return self._columns[names]
-        columns = segment_columns(names)
-        check_segments(self.runner.model, self.selection, set(columns))
-        depth = len(self.runner.model.blocks)
-        if self.taps:
-            columns += [Column("dresid_rms", "", layer) for layer in range(1, depth + 2)]
-        per_micro_batch = len(columns)
-        for statistic in ("grad_norm", "param_norm"):
-            if statistic in self.names:
-                columns += [parameter_column(name, depth, statistic) for name in self.runner.params]
-        columns += [column for group, _ in self._gain_statistics() for column in group]
-        if "update_norm" in self.names:
-            columns += [parameter_column(name, depth, "update_norm") for name in self.runner.params]
-        merges = [STATISTICS[column.statistic].merge for column in columns]
-        is_max = self._tensor([merge == "max" for merge in merges[:per_micro_batch]], torch.bool)
-        is_root = self._tensor([merge == "rms" for merge in merges], torch.bool)
-        self._columns[names] = _Columns(tuple(columns), is_max, is_root)
-        return self._columns[names]
-
-
-def segment_columns(names: SegmentNames) -> list[Column]:
-    """Return the columns of the segments' values, concatenated in order."""
-    return [Column(*name, layer) for layer, segment in enumerate(names) for name in segment]
+    def _order(self, columns: tuple[Column, ...]) -> _Order:
+        """Return the order of the statistics of a micro-batch; checked and sorted once."""
+        if columns not in self._orders:
+            check_segments(self.runner.model, self.selection, set(columns))
+            by_merge: dict[str, list[Column]] = {"max": [], "mean": [], "rms": []}
+            for column in columns:
+                by_merge[STATISTICS[column.statistic].merge].append(column)
+            ordered = tuple(column for group in by_merge.values() for column in group)
+            order = _Order(ordered, len(by_merge["max"]), len(by_merge["mean"]))
+            self._orders[columns] = self._orders[ordered] = order
+        return self._orders[columns]
 
 
 def parameter_column(name: str, depth: int, statistic: str = "") -> Column:

@@ -1,39 +1,40 @@
 """The extended statistics: a pass over a fixed batch, for what is too expensive in every measured step.
 
-The forward pass takes the whole batch, in training mode. The backward pass takes one example at a time, which costs
-the same and gives each example's gradient. The pass leaves no gradient and no running statistic behind.
+The forward pass takes the whole batch, in training mode. The backward pass gives the gradient of each example of each
+run, in as many operations for any number of both, unless their memory is limited (`GRADIENT_NUMBERS`). The pass leaves
+no gradient and no running statistic behind, and the host does not wait for it.
 
-Shapes: B examples, T time, P parameters, K statistics.
+Shapes: R runs, B examples, T time; `...R` marks an axis that only stacked runs have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from normlab.model.gpt import GPT
-from normlab.model.runner import SingleRun
+from normlab.config.optim import OptimConfig
+from normlab.data.batches import send
+from normlab.model.runner import ModelRunner, Replicas
 from normlab.stats.instrument import select
-from normlab.stats.measure.core import (
-    Measurement,
-    check_segments,
-    check_statistics,
-    parameter_column,
-    segment_columns,
-)
+from normlab.stats.measure.core import Measurement, check_segments, check_statistics, parameter_column
 from normlab.stats.profiles import Column
 from normlab.stats.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS
+from normlab.stats.views import TINY
 
 if TYPE_CHECKING:
     from normlab.training.optim import Optimizer
 
 MOST_EXAMPLES = 8
 """Most examples of the fixed batch."""
+GRADIENT_NUMBERS = 2**26
+"""Numbers of the gradients and logits of the examples that are computed together, of all runs: 256 MiB in float32. One
+example of each run may exceed it."""
 
 
 def gradient_noise(mean_square: Tensor, square_of_mean: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -52,93 +53,116 @@ def gradient_noise(mean_square: Tensor, square_of_mean: Tensor, count: int) -> t
 
 @dataclass(slots=True)
 class ExtendedPass:
-    """Computes the extended statistics of a single run."""
+    """Computes the extended statistics of a single run or of stacked runs."""
 
-    model: GPT
+    runner: ModelRunner
     names: frozenset[str]
     """The statistics; without those of single examples if the batch does not allow them."""
     tokens_BT: Tensor
     targets_BT: Tensor
     optimizer: Optimizer
+    options: Sequence[OptimConfig]
+    """Those of each run."""
     independent: bool = True
     """Whether an example's loss depends on that example alone; false for norms with batch statistics."""
     autocast: Callable[[], AbstractContextManager] = nullcontext
-    _runner: SingleRun = field(init=False)
 
     def __post_init__(self) -> None:
-        """Make an uncompiled runner of the model: a pass every two hundred steps does not repay compilation."""
+        """Take an uncompiled runner: a pass every two hundred steps does not repay compilation."""
         if not self.independent or len(self.tokens_BT) < 2:
             self.names -= set(PER_EXAMPLE_STATISTICS)
-        self._runner = SingleRun(self.model, compiled=False)
+        self.runner = self.runner.uncompiled()
 
-    def __call__(self) -> Measurement:
-        """Return the statistics of the model and the optimiser in their current state.
+    def __call__(self, step: int) -> Measurement:
+        """Return the statistics of the model and the optimiser after `step` updates.
 
         Raises:
             StatisticsError: A statistic was not measured.
         """
-        selection, buffers = select(self.names), self._runner.buffers
-        self._runner.train(True)
+        selection, buffers, runs = select(self.names), self.runner.buffers, self.runner.run_shape
+        self.runner.train(True)
         try:
             with torch.no_grad(), self.autocast():
-                segments = self._runner.loss(self.tokens_BT, self.targets_BT, selection).statistics
-            of_parameters = [*self._gradient_statistics(), *self._adam_statistics()]
+                batch = (self.tokens_BT.expand(*runs, -1, -1), self.targets_BT.expand(*runs, -1, -1))
+                found = self.runner.loss(*batch, selection).statistics
         finally:
-            self._runner.set_buffers(buffers)
-        found = segment_columns(tuple(segment.names for segment in segments))
-        check_segments(self.model, selection, set(found))
-        values = [segment.values for segment in segments]
-        selected = {column: value for column, value in of_parameters if column.statistic in self.names}
-        found.extend(selected)
-        check_statistics(self.names if self._adam() else self.names - set(ADAM_STATISTICS), found)
-        if selected:
-            values.append(torch.stack(list(selected.values())))
-        return Measurement(tuple(found), torch.cat(values))
+            self.runner.set_buffers(buffers)
+        check_segments(self.runner.model, selection, found)
+        with_adam = self.options[0].adam_constants is not None and step > 0
+        of_parameters = self._gradient_statistics() | (self._adam_statistics(step) if with_adam else {})
+        found |= {column: value for column, value in of_parameters.items() if column.statistic in self.names}
+        check_statistics(self.names if with_adam else self.names - set(ADAM_STATISTICS), found)
+        device = self.tokens_BT.device
+        return Measurement(tuple(found), torch.stack([*found.values()]) if found else torch.zeros(0, device=device))
 
-    def _gradient_statistics(self) -> Iterator[tuple[Column, Tensor]]:
-        """Yield the cosine of each matrix with its gradient, and the noise of the examples' gradients."""
+    def _gradient_statistics(self) -> dict[Column, Tensor]:
+        """Return the cosine of each matrix with its gradient, and the noise of the examples' gradients."""
         if not self.names & {"radial_cos", *PER_EXAMPLE_STATISTICS}:
-            return
-        params = list(self._runner.params.values())
-        count = len(self.tokens_BT) if self.independent else 1
+            return {}
+        runs, params, depth = self.runner.run_shape, self.runner.params, len(self.runner.model.blocks)
         sums: list[Tensor] = []
-        squares = torch.zeros(())
-        for tokens, targets in zip(self.tokens_BT.chunk(count), self.targets_BT.chunk(count), strict=True):
+        squares: list[Tensor] = []
+        for tokens_CBT, targets_CBT in self._parts():
+            copies = tokens_CBT.shape[0]
+            replicas = Replicas(self.runner, copies)
+            batch = [x.expand(*runs, *x.shape).flatten(0, len(runs)) for x in (tokens_CBT, targets_CBT)]
             with self.autocast():
-                loss = self._runner.loss(tokens, targets).loss
-            grads = list(torch.autograd.grad(loss / count, params, materialize_grads=True))
-            example_squares = torch.stack(torch._foreach_norm(grads)).square()
+                gradients = replicas.gradients(*batch)
+            grads = [g.reshape(*runs, copies, -1) for g in gradients]
+            squares_of_part = [torch.linalg.vector_norm(g, dim=-1).square().sum(-1) for g in grads]
+            sums_of_part = [g.sum(-2) for g in grads]
+            del gradients, grads
             if sums:
-                torch._foreach_add_(sums, grads)
-                squares = squares + example_squares
+                torch._foreach_add_(squares, squares_of_part)
+                torch._foreach_add_(sums, sums_of_part)
             else:
-                sums, squares = grads, example_squares
-        square_of_sum = torch.stack(torch._foreach_norm(sums)).square()
-        depth = len(self.model.blocks)
-        for index, (name, p, g) in enumerate(zip(self._runner.params, params, sums, strict=True)):
-            if p.dim() >= 2:
-                norms = torch.linalg.vector_norm(p.detach()) * torch.linalg.vector_norm(g)
-                yield parameter_column(name, depth, "radial_cos"), (p.detach() * g).sum() / norms
-            if count > 1:
-                # These gradients are 1 / B of the examples': mean_b |g_b|^2 = B sum |g_b / B|^2.
-                trace, square = gradient_noise(count * squares[index], square_of_sum[index], count)
-                yield parameter_column(name, depth, "gns_trace"), trace
-                yield parameter_column(name, depth, "gns_square"), square
+                squares, sums = squares_of_part, sums_of_part
+        norms = torch.stack([torch.linalg.vector_norm(g, dim=-1) for g in sums])
+        found: dict[Column, Tensor] = {}
+        for (name, p), g, norm in zip(params.items(), sums, norms, strict=True):
+            if p.dim() >= 2 + len(runs):
+                w = p.detach().reshape(*runs, -1)
+                cosine = torch.linalg.vecdot(w, g) / (torch.linalg.vector_norm(w, dim=-1) * norm).clamp(min=TINY)
+                found[parameter_column(name, depth, "radial_cos")] = cosine
+        if self.names & set(PER_EXAMPLE_STATISTICS):
+            count = len(self.tokens_BT)
+            noise = gradient_noise(torch.stack(squares) / count, (norms / count).square(), count)
+            for statistic, values in zip(("gns_trace", "gns_square"), noise, strict=True):
+                found |= {parameter_column(name, depth, statistic): v for name, v in zip(params, values, strict=True)}
+        return found
 
-    def _adam(self) -> tuple[float, float, float] | None:
-        """Return beta1, beta2 and eps if the optimiser has the form of Adam and has made an update."""
-        return self.optimizer.options.adam_constants if self.optimizer.count else None
+    def _parts(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield tokens and targets, (C, 1, T), of C examples at once.
 
-    def _adam_statistics(self) -> Iterator[tuple[Column, Tensor]]:
-        """Yield the size of Adam's update of each matrix, and the share of it that eps determines."""
-        constants, count, depth = self._adam(), self.optimizer.count, len(self.model.blocks)
-        if constants is None or not self.names & set(ADAM_STATISTICS):
+        The whole batch is one part, (1, B, T), if an example's loss depends on the others.
+        """
+        if not self.independent:
+            yield self.tokens_BT[None], self.targets_BT[None]
             return
-        beta1, beta2, eps = constants
-        for name, p in self._runner.params.items():
-            if p.dim() >= 2:
+        model, runs = self.runner.model, math.prod(self.runner.run_shape)
+        numbers = sum(p.numel() for p in model.parameters()) + self.tokens_BT.shape[1] * len(model.head.weight)
+        size = max(1, GRADIENT_NUMBERS // (runs * numbers))
+        for tokens_CT, targets_CT in zip(self.tokens_BT.split(size), self.targets_BT.split(size), strict=True):
+            yield tokens_CT[:, None], targets_CT[:, None]
+
+    def _adam_statistics(self, step: int) -> dict[Column, Tensor]:
+        """Return the size of Adam's update of each matrix, and the share of it that eps determines."""
+        if not self.names & set(ADAM_STATISTICS):
+            return {}
+        model, lead, found = self.runner.model, len(self.runner.run_shape), dict[Column, Tensor]()
+        constants = [each.adam_constants or (0.0, 0.0, 0.0) for each in self.options]
+        rows = [(1 - beta1**step, 1 - beta2**step, eps) for beta1, beta2, eps in constants]
+        numbers = rows[0] if lead == 0 else send(torch.tensor(rows, dtype=torch.float64).T, self.tokens_BT.device)
+        for name, p in self.runner.params.items():
+            if p.dim() >= 2 + lead:
+                of_mean, of_square, eps = (
+                    x.view(-1, *[1] * (p.dim() - 1)).to(p.dtype) if isinstance(x, Tensor) else x for x in numbers
+                )
                 mean, square = (self.optimizer.moments[kind][name] for kind in ("mean", "square"))
-                root = (square / (1 - beta2**count)).sqrt()
-                update = mean / (1 - beta1**count) / (root + eps)
-                yield parameter_column(name, depth, "adam_rms"), update.square().mean().sqrt()
-                yield parameter_column(name, depth, "adam_eps_frac"), (root < 10 * eps).to(root.dtype).mean()
+                root = (square / of_square).sqrt()
+                update = mean / of_mean / (root + eps)
+                rms, share = update.square(), (root < 10 * eps).to(root.dtype)
+                depth = len(model.blocks)
+                found[parameter_column(name, depth, "adam_rms")] = rms.flatten(lead).mean(-1).sqrt()
+                found[parameter_column(name, depth, "adam_eps_frac")] = share.flatten(lead).mean(-1)
+        return found

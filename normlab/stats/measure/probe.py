@@ -9,9 +9,8 @@ Shapes: B examples, T time, D width, L blocks, N tokens, K statistics.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normlab.config.optim import OptimConfig
-from normlab.model.attention import Attention
 from normlab.model.gpt import GPT
+from normlab.model.runner import unfused_attention
 from normlab.stats.instrument import main_stream, tap
 from normlab.stats.measure.core import Measurement, check_statistics, parameter_column
 from normlab.stats.profiles import Column
@@ -37,7 +36,9 @@ JACOBIAN_VECTORS = 4
 Vector = list[Tensor]
 
 
-def adam_preconditioner(options: OptimConfig, squares: Mapping[str, Tensor], count: Tensor) -> dict[str, Tensor] | None:
+def adam_preconditioner(
+    options: OptimConfig, squares: Mapping[str, Tensor], count: Tensor | int
+) -> dict[str, Tensor] | None:
     """Return Adam's sqrt(v^) + eps by parameter; None for other optimisers and before the first update.
 
     Args:
@@ -73,7 +74,7 @@ class Probe:
         training = self.model.training
         self.model.eval()
         try:
-            with _unfused_attention(self.model):
+            with unfused_attention(self.model):
                 of_streams = {"layer_drop": self._layer_drop, "angular": self._angular, "erank": self._erank}
                 if self.names & of_streams.keys():
                     with torch.no_grad():
@@ -231,15 +232,3 @@ def _norm(v: Vector) -> float:
 
 def _scaled(v: Vector, scale: Vector | None) -> Vector:
     return v if scale is None else [a * b.to(a) for a, b in zip(v, scale, strict=True)]
-
-
-@contextlib.contextmanager
-def _unfused_attention(model: GPT) -> Iterator[None]:
-    changed = [module for module in model.modules() if isinstance(module, Attention) and module.fused]
-    for module in changed:
-        module.fused = False
-    try:
-        yield
-    finally:
-        for module in changed:
-            module.fused = True

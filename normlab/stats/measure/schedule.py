@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from normlab.config.optim import OptimConfig
 from normlab.config.schema import RunConfig
 from normlab.errors import notify, warn
-from normlab.model.gpt import GPT
 from normlab.model.runner import ModelRunner
 from normlab.ranks import Ranks, local_statistics
 from normlab.stats.measure.core import CoreStatistics, Measurement, parameter_families
@@ -37,12 +37,12 @@ class StatisticsSchedule:
 
     config: RunConfig
     runner: ModelRunner
-    model: GPT
     optimizer: Optimizer
-    """The model and the optimiser of extended passes and probes: those of a single run."""
+    options: Sequence[OptimConfig]
+    """The optimiser options of each run."""
     validation: Validation
-    load_runs: Callable[[], Iterator[Callable[[str, Profiles], None]]]
-    """Loads each run into `model` and `optimizer`, and yields the function that records its statistics."""
+    record: Callable[[str, int, Measurement], None]
+    """Records the statistics of every run, with their tier and the updates made before."""
     ranks: Ranks = Ranks()
     """The ranks that share each batch. Every rank makes the whole of each pass between steps."""
     measure: CoreStatistics | None = field(init=False)
@@ -64,8 +64,8 @@ class StatisticsSchedule:
         if extended:
             spread = slice(None, None, -(-len(windows.tokens_NT) // MOST_EXAMPLES))
             self._extended = ExtendedPass(
-                self.model, extended, windows.tokens_NT[spread], windows.targets_NT[spread], self.optimizer,
-                independent=not config.norm.batch_statistics,
+                self.runner, extended, windows.tokens_NT[spread], windows.targets_NT[spread], self.optimizer,
+                self.options, independent=not config.norm.batch_statistics,
                 # Without a loss scale, small gradients would vanish in float16.
                 autocast=nullcontext if config.precision == "fp16" else windows.autocast,
             )  # fmt: skip
@@ -90,10 +90,9 @@ class StatisticsSchedule:
         if self._start is None:
             self._start = step, time.perf_counter()
         if extended := self._extended_due(step):
-            for record in self.load_runs():
-                with local_statistics():
-                    measurement = extended()
-                self._record(record, EXTENDED, step, measurement)
+            with local_statistics():
+                measurement = extended(step)
+            self._record(EXTENDED, step, measurement)
         self.probe_if_due(step)
         return self.is_due(step)
 
@@ -101,20 +100,18 @@ class StatisticsSchedule:
         every = self.config.stats.extended_every
         return self._extended if every is not None and step % every == 0 else None
 
-    def profiles(self, step: int, measurement: Measurement, values: Any = None) -> Profiles:
-        """Return a measurement in the order of its layout.
+    def profiles(self, step: int, columns: tuple[Column, ...], values: Any) -> Profiles:
+        """Return the values of a run, (K,), on the host, in the order of their layout.
 
         Args:
-            step: The updates made before it.
-            measurement: The columns and values.
-            values: The values of `measurement`, if they are on the host already.
+            step: The updates made before them.
+            columns: The columns of the values.
+            values: An array of numpy.
         """
-        columns = measurement.columns
         if columns not in self._layouts:
             families = parameter_families(self.runner.model)
             self._layouts[columns] = Layout.of(columns, self.config.model.depth, families)
         layout, order = self._layouts[columns]
-        values = measurement.values.cpu().numpy() if values is None else values
         return Profiles(layout, np.array([step]), values[None, order])
 
     def probe_if_due(self, step: int) -> None:
@@ -134,19 +131,18 @@ class StatisticsSchedule:
         windows, count = self.validation, probe_examples(self.config.train.batch_size)
         moments = self.optimizer.moments.get("square", {})
         probe = Probe(
-            self.model, stats.names(PROBE), windows.tokens_NT[:count], windows.targets_NT[:count],
-            adam_preconditioner(self.config.optim, moments, self.optimizer.count),
+            self.runner.model, stats.names(PROBE), windows.tokens_NT[:count], windows.targets_NT[:count],
+            adam_preconditioner(self.config.optim, moments, step),
         )  # fmt: skip
-        for record in self.load_runs():
-            with local_statistics():
-                measurement = probe()
-            self._record(record, PROBE, step, measurement)
+        with local_statistics():
+            measurement = probe()
+        self._record(PROBE, step, measurement)
         self._probe_seconds.append(time.perf_counter() - start)
         notify(f"probe after step {step} took {self._probe_seconds[-1]:.1f} s")
 
-    def _record(self, record: Callable[[str, Profiles], None], tier: str, step: int, measurement: Measurement) -> None:
+    def _record(self, tier: str, step: int, measurement: Measurement) -> None:
         if measurement.columns:  # statistics of Adam alone are undefined before the first update
-            record(tier, self.profiles(step, measurement))
+            self.record(tier, step, measurement)
 
 
 def probe_cost(depth: int, batch_size: int) -> float:

@@ -213,12 +213,12 @@ class ModelRunner:
             if buffers:
                 self.set_buffers({prefix + name: tensor for name, tensor in buffers.items()})
             statistics |= {column._replace(layer=layer): value for column, value in computed.items()}
-            pending += [each._replace(layer=layer) for each in observations]
-            if nbytes(pending) > STACK_BYTES * math.prod(self.run_shape):
+            observed = [each._replace(layer=layer) for each in observations]
+            if nbytes(pending) + nbytes(observed) > STACK_BYTES:
                 statistics |= compute(selection or {}, pending, lead, together=True)
                 pending = []
-        if pending:
-            statistics |= compute(selection or {}, pending, lead, together=True)
+            pending += observed
+        statistics |= compute(selection or {}, pending, lead, together=True)
         return ForwardOutput(stream, statistics, tapped)
 
 

@@ -20,9 +20,9 @@ from normlab.stats.profiles import Column
 from normlab.stats.statistic import OF
 from normlab.stats.views import AttentionView, View
 
-STACK_BYTES = 2**28
-"""Size of the observed tensors of each run above which their statistics are computed, without waiting for later layers.
-It limits the memory of the tensors that autograd does not keep, and that of the stack."""
+STACK_BYTES = 2**27
+"""Most bytes of observed tensors that are stacked. It limits the memory of the stack, and that of the tensors that
+autograd does not keep; the work on larger tensors takes longer than its start."""
 
 Row = tuple[Any, int]
 """A stack and a row of it."""
@@ -43,8 +43,10 @@ def compute(
         selection: The statistics of each kind of tensor.
         observations: The observed tensors.
         lead: The number of axes of runs.
-        together: Whether to stack tensors. A compiler fuses the operations on each, and needs no stack.
+        together: Whether to stack tensors of at most `STACK_BYTES`. A compiler fuses the operations on each, and needs
+            no stack.
     """
+    together = together and nbytes(observations) <= STACK_BYTES
     results: dict[Column, Tensor] = {}
     tensors: dict[Any, list[Tensor]] = {}
     rows: dict[Any, Row] = {}

@@ -48,7 +48,7 @@ from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 from normlab.data.batches import Batches
 from normlab.data.corpus import Corpus, open_corpus
-from normlab.stats.instrument import Collector
+from normlab.stats.measure.core import CoreStatistics
 from normlab.stats.measure.extended import ExtendedPass
 from normlab.stats.measure.probe import Probe, adam_preconditioner
 from normlab.stats.statistic import EXTENDED, PROBE
@@ -211,8 +211,8 @@ def around(owner: type, name: str, call: Callable[..., Any]) -> Plant:
 
 
 def empty_on_the_host(real: Callable[..., Any], *args: Any) -> Any:
-    names, values = real(*args)
-    return names, torch.cat([torch.zeros(0, *values.shape[1:]), values])
+    measured = real(*args)
+    return measured._replace(values=torch.cat([torch.zeros(0, *measured.values.shape[1:]), measured.values]))
 
 
 PLANTS: dict[str | None, Callable[[], Plant]] = {
@@ -224,7 +224,7 @@ PLANTS: dict[str | None, Callable[[], Plant]] = {
     "mix of devices": lambda: in_step(lambda step, loss: torch.ones(3) * torch.ones(3, device=loss.device)),
     "number of the host": lambda: in_step(lambda step, loss: loss * next(COUNTER)),
     "new state": lambda: in_step(lambda step, loss: setattr(step, "alive", step.alive.clone())),
-    "empty tensor of the host": lambda: around(Collector, "results", empty_on_the_host),
+    "empty tensor of the host": lambda: around(CoreStatistics, "of_micro_batch", empty_on_the_host),
     "learning rate of the host": lambda: around(
         HyperparameterTable, "__init__", lambda real, *args, numbers: real(*args, numbers=True)
     ),

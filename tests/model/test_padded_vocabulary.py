@@ -51,8 +51,10 @@ def results_of(runner: ModelRunner, widths: Widths | None = None) -> dict[str, t
     with widths or nullcontext():  # torch compiles nothing under a mode
         output = runner.loss(text[..., :-1], text[..., 1:], selection)
         grads = torch.autograd.grad(output.loss.sum(), list(runner.params.values()), materialize_grads=True)
-    statistics = {"statistics of the head": output.statistics[-1].values, "loss": output.loss}
-    return statistics | dict(zip(runner.params, grads, strict=True))
+    last = max(column.layer for column in output.statistics)
+    statistics = {f"{column}": value for column, value in output.statistics.items() if column.layer == last}
+    assert statistics
+    return statistics | {"loss": output.loss} | dict(zip(runner.params, grads, strict=True))
 
 
 @pytest.mark.parametrize("chunk", [7 * VOCAB, 2**26], ids=["chunks", "at once"])

@@ -43,7 +43,7 @@ def compute(
         selection: The statistics of each kind of tensor.
         observations: The observed tensors.
         lead: The number of axes of runs.
-        together: Whether to stack tensors. A compiler fuses the operations on each, and needs no stack.
+        together: Whether to stack tensors. Under `vmap` they have no memory to know them by.
     """
     results: dict[Column, Tensor] = {}
     tensors: dict[Any, list[Tensor]] = {}

@@ -48,9 +48,10 @@ class SegmentOutput(NamedTuple):
     buffers: Tensors
     """Stacked runs only: the forward pass may have reassigned them."""
     observations: list[Observation]
-    """The tensors whose statistics are not computed yet."""
+    """The tensors of the statistics. A compiled segment returns them too, because statistics that were fused with it
+    would change training by rounding."""
     statistics: dict[Column, Tensor]
-    """Statistics that the segment has computed, without their layer."""
+    """Those of logits in chunks, without their layer: the logits do not outlive the segment."""
 
 
 def _run_segment(
@@ -61,7 +62,7 @@ def _run_segment(
     if tensors is None:
         with Collector(selection or {}) as collector:
             output = segment(*args, **options)
-        return _segment_output(output, {}, selection, collector.observations, 0)
+        return SegmentOutput(output, {}, collector.observations, {})
 
     buffer_names = {name for name, _ in segment.named_buffers()}
     observations: list[Observation] = []
@@ -80,15 +81,6 @@ def _run_segment(
         each._replace(tensors=tuple(next(of_runs) if isinstance(x, Tensor) else x for x in each.tensors))
         for each in observations
     ]
-    return _segment_output(output, buffers, selection, observations, 1)
-
-
-def _segment_output(
-    output: Any, buffers: Tensors, selection: Selection | None, observations: list[Observation], lead: int
-) -> SegmentOutput:
-    """Return the output of a segment; a compiled one computes its statistics, so that they are fused with it."""
-    if torch.compiler.is_compiling():
-        return SegmentOutput(output, buffers, [], compute(selection or {}, observations, lead))
     return SegmentOutput(output, buffers, observations, {})
 
 

@@ -43,8 +43,7 @@ def compute(
         selection: The statistics of each kind of tensor.
         observations: The observed tensors.
         lead: The number of axes of runs.
-        together: Whether to stack tensors of at most `STACK_BYTES`. A compiler fuses the operations on each, and needs
-            no stack.
+        together: Whether to stack tensors of at most `STACK_BYTES`. Under `vmap` they have no memory to know them by.
     """
     together = together and nbytes(observations) <= STACK_BYTES
     results: dict[Column, Tensor] = {}

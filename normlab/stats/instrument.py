@@ -5,8 +5,8 @@
     statistics = compute(selection, collector.observations)
 
 Without an open collector `observe` does nothing, so the plain training step runs the same code. This works eager,
-compiled (the compiled function opens the collector and computes) and under vmap, which returns the observed tensors of
-all runs. `tap` gives the gradient of the stream in the same places, without a hook.
+compiled and under vmap: the function that opens the collector returns the observed tensors. `tap` gives the gradient of
+the stream in the same places, without a hook.
 """
 
 from __future__ import annotations

@@ -82,17 +82,24 @@ class Size:
 def layout(size: Size) -> Layout:
     """Return the columns of a real run of that size, in order."""
     blocks, streams, head = range(1, size.depth + 1), range(1, size.depth + 2), [size.depth + 1]
-    of_norm = ("norm_in_rms", "norm_in_uniform", "norm_out_rms")
     close = [] if size.norms_on_stream else [("close", head)]
     inner = [(f"{part}.{site}", blocks) for part in ("attn", "mlp") for site in SITES[size.placement]]
-    groups = [(f"resid_{what}", "", streams) for what in ("rms", "kurt", "nonfinite", "uniform")]
-    groups += [(name, site, layers) for site, layers in inner for name in of_norm]
-    groups += [(f"{part}_{what}", "", blocks) for part in ("attn", "mlp") for what in ("rms", "kurt", "nonfinite")]
-    groups += [("adj_cos", "", blocks), ("resid_absmax", "", streams)]
-    groups += [(f"{part}_absmax", "", blocks) for part in ("attn", "mlp")]
-    groups += [(name, site, layers) for site, layers in close for name in of_norm]
-    groups += [(name, "", head) for name in ("logz", "logz2", "logit_mean", "logit_absmax")]
-    groups += [("dresid_rms", "", streams)]
+    sites = sorted([*inner, *close])
+    groups = [
+        (f"{part}_absmax", "", layers) for part, layers in (("resid", streams), ("attn", blocks), ("mlp", blocks))
+    ]
+    groups += [("logit_absmax", "", head)]
+    groups += [(f"resid_{what}", "", streams) for what in ("kurt", "nonfinite", "uniform")]
+    groups += [(f"{part}_{what}", "", blocks) for part in ("attn", "mlp") for what in ("kurt", "nonfinite")]
+    groups += [("adj_cos", "", blocks), *(("norm_in_uniform", site, layers) for site, layers in sites)]
+    groups += [(name, "", head) for name in ("logz", "logz2", "logit_mean")]
+    groups += [
+        ("resid_rms", "", streams),
+        ("dresid_rms", "", streams),
+        ("attn_rms", "", blocks),
+        ("mlp_rms", "", blocks),
+    ]
+    groups += [(name, site, layers) for name in ("norm_in_rms", "norm_out_rms") for site, layers in sites]
     where = {site: {"embed": [0], "head": head}.get(site.partition(".")[0], blocks) for site in size.parameters()}
     groups += [(name, site, layers) for name in ("grad_norm", "param_norm") for site, layers in where.items()]
     if "affine.gain" in PARAMETERS[size.norm]:

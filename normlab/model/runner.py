@@ -23,7 +23,7 @@ from normlab.model.attention import Attention
 from normlab.model.chunked_loss import chunked_cross_entropy, cross_entropy, has_large_logits
 from normlab.model.gpt import GPT
 from normlab.model.stack import Stack
-from normlab.stats.compute import STACK_BYTES, compute, nbytes
+from normlab.stats.compute import compute, exceed_stack
 from normlab.stats.instrument import Collector, Observation, Selection, tap
 from normlab.stats.profiles import Column
 
@@ -206,7 +206,7 @@ class ModelRunner:
                 self.set_buffers({prefix + name: tensor for name, tensor in buffers.items()})
             statistics |= {column._replace(layer=layer): value for column, value in computed.items()}
             observed = [each._replace(layer=layer) for each in observations]
-            if nbytes(pending) + nbytes(observed) > STACK_BYTES:
+            if exceed_stack([*pending, *observed]):
                 statistics |= compute(selection or {}, pending, lead, together=True)
                 pending = []
             pending += observed

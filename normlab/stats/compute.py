@@ -20,17 +20,18 @@ from normlab.stats.profiles import Column
 from normlab.stats.statistic import OF
 from normlab.stats.views import AttentionView, View
 
-STACK_BYTES = 2**27
+STACK_BYTES = {"cpu": 2**21, "cuda": 2**27}
 """Most bytes of observed tensors that are stacked. It limits the memory of the stack, and that of the tensors that
-autograd does not keep; the work on larger tensors takes longer than its start."""
+autograd does not keep; on a device, the work on larger tensors takes longer than its start."""
 
 Row = tuple[Any, int]
 """A stack and a row of it."""
 
 
-def nbytes(observations: Sequence[Observation]) -> int:
-    """Return the size of the observed tensors; those that are observed twice count twice."""
-    return sum(x.nbytes for each in observations for x in each.tensors if isinstance(x, Tensor))
+def exceed_stack(observations: Sequence[Observation]) -> bool:
+    """Return whether the observed tensors are too large for a stack; those that are observed twice count twice."""
+    tensors = [x for each in observations for x in each.tensors if isinstance(x, Tensor)]
+    return bool(tensors) and sum(x.nbytes for x in tensors) > STACK_BYTES[tensors[0].device.type]
 
 
 @torch.no_grad()
@@ -45,7 +46,7 @@ def compute(
         lead: The number of axes of runs.
         together: Whether to stack tensors of at most `STACK_BYTES`. Under `vmap` they have no memory to know them by.
     """
-    together = together and nbytes(observations) <= STACK_BYTES
+    together = together and not exceed_stack(observations)
     results: dict[Column, Tensor] = {}
     tensors: dict[Any, list[Tensor]] = {}
     rows: dict[Any, Row] = {}

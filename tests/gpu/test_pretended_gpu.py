@@ -226,14 +226,21 @@ def test_an_error_of_a_step_is_found(plant: str, error: str, take_steps: TakeSte
         take_steps(ONE_LAYER, plant=plant)
 
 
-@pytest.mark.parametrize("runs", [1, 4])
 @pytest.mark.parametrize(
-    "overrides",
+    ("overrides", "runs"),
     [
-        "model=gpt2_tiny",
-        "model=gpt2_tiny precision=fp32",
-        "model=gpt2_mini model.depth=2 train.batch_size=64",
-        "train.batch_size=8192 model.depth=1",  # logits in chunks
+        ("model=gpt2_tiny", 1),
+        ("train.batch_size=8192 model.depth=1", 4),  # logits in chunks
+        *(
+            pytest.param(overrides, runs, marks=pytest.mark.exhaustive)
+            for overrides, runs in [
+                ("model=gpt2_tiny", 4),
+                ("train.batch_size=8192 model.depth=1", 1),
+                ("model=gpt2_tiny precision=fp32", 4),
+                ("model=gpt2_mini model.depth=2 train.batch_size=64", 1),
+                ("model=gpt2_mini model.depth=2 train.batch_size=64", 4),
+            ]
+        ),
     ],
 )
 def test_the_memory_estimate_is_a_close_lower_bound(overrides: str, runs: int, take_steps: TakeSteps) -> None:

@@ -64,9 +64,9 @@ def take_steps(guard: Path) -> Iterator[TakeSteps]:
     [
         (["norm=rmsnorm"], 0),
         (["norm=batchnorm"], 4),  # mean and variance, forward and backward
-        (["norm=none"], 0),
         (["norm=rmsnorm", "train.accumulation=4"], 0),
-        (["norm=rmsnorm", "model.tie_embeddings=false", "precision=fp32"], 0),
+        pytest.param(["norm=none"], 0, marks=pytest.mark.exhaustive),
+        pytest.param(["norm=rmsnorm", "model.tie_embeddings=false", "precision=fp32"], 0, marks=pytest.mark.exhaustive),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -96,7 +96,11 @@ def test_gradients_are_summed_while_the_backward_pass_goes_on(take_steps: TakeSt
         assert max(earlier) < products[-1] < first_block < embeddings
 
 
-@pytest.mark.parametrize("overrides", [[], ["train.batch_size=8192"]], ids=["at once", "chunks"])
+@pytest.mark.parametrize(
+    "overrides",
+    [[], pytest.param(["train.batch_size=8192"], marks=pytest.mark.exhaustive)],
+    ids=["at once", "chunks"],
+)
 def test_a_padded_vocabulary_adds_few_launches(overrides: list[str], take_steps: TakeSteps) -> None:
     """The rows of zeros, the matrix with them, and the gradient of the part of the logits that the loss takes."""
     (plain, _), (padded, _) = (take_steps(*overrides, small_vocab=small_vocab) for small_vocab in (1024, 0))

@@ -174,7 +174,8 @@ class CoreStatistics:
         if columns not in self._orders:
             check_segments(self.runner.model, self.selection, set(columns))
             by_merge: dict[str, list[Column]] = {"max": [], "mean": [], "rms": []}
-            for column in columns:
+            names = list(STATISTICS)  # their order does not depend on which tensors were stacked
+            for column in sorted(columns, key=lambda each: (names.index(each.statistic), each.site, each.layer)):
                 by_merge[STATISTICS[column.statistic].merge].append(column)
             ordered = tuple(column for group in by_merge.values() for column in group)
             order = _Order(ordered, len(by_merge["max"]), len(by_merge["mean"]))

@@ -32,7 +32,7 @@ SHARE = 0.5
 
 def launches(depth: int, runs: int = 1) -> int:
     """Return the operations of a plain step on a GPU, as counted on the pretended GPU of the tests."""
-    return 78 + 108 * depth if runs == 1 else 93 + 115 * depth
+    return 80 + 89 * depth if runs == 1 else 92 + 96 * depth
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,8 @@ Shapes: B batch, T time, D model width, H heads, K head width.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -64,6 +66,8 @@ class Attention(nn.Module):
         self.rope_theta = config.rope_theta
         self.fused = True
         """Whether to call torch's fused kernel. Packs on a CPU set it to False, because vmap cannot batch it there."""
+        self.linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
+        """Computes x W^T + b; packs set another function."""
         width = config.width
         self.q = nn.Linear(width, width, bias=config.bias)
         self.k = nn.Linear(width, width, bias=config.bias)
@@ -81,9 +85,18 @@ class Attention(nn.Module):
             self.qk_norms = nn.ModuleDict()
         self.qk_norm_full = config.qk_norm == "full"
 
-    def project_heads(self, site: str, x_BTD: Tensor) -> Tensor:
+    def project(self, x_BTD: Tensor) -> Sequence[Tensor]:
+        """Return queries, keys and values, (B, T, D) each, by one product: three small ones take longer."""
+        layers = [self.q, self.k, self.v]
+        if any(type(layer) is not nn.Linear for layer in layers):  # of a plugin
+            return [layer(x_BTD) for layer in layers]
+        weight = torch.cat([layer.weight for layer in layers])
+        biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
+        bias = torch.cat(biases) if biases else None
+        return self.linear(x_BTD, weight, bias).chunk(3, dim=-1)
+
+    def split_heads(self, site: str, y_BTD: Tensor) -> Tensor:
         """Return queries, keys or values with their norms, split into heads: (B, H, T, K)."""
-        y_BTD = getattr(self, site)(x_BTD)
         if self.qk_norm_full and site in self.qk_norms:
             y_BTD = self.qk_norms[site](y_BTD)
         y_BTHK = y_BTD.unflatten(-1, (self.heads, -1))
@@ -95,7 +108,7 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Attend to the positions up to the query's."""
-        q_BHTK, k_BHTK, v_BHTK = (self.project_heads(site, x_BTD) for site in ("q", "k", "v"))
+        q_BHTK, k_BHTK, v_BHTK = map(self.split_heads, ("q", "k", "v"), self.project(x_BTD))
         if self.rope_theta is not None:
             q_BHTK, k_BHTK = rotate(q_BHTK, self.rope_theta), rotate(k_BHTK, self.rope_theta)
         if self.rotated is not None:

@@ -296,8 +296,9 @@ class StackedRuns(_StackedRunner):
         for module in self.model.modules():
             if isinstance(module, Attention):
                 module.fused = params.buffer.device.type != "cpu"
+                module.linear = _linear
             elif type(module) is nn.Linear:  # a plugin's subclass has a forward pass of its own
-                module.forward = partial(_linear_of_stacked_runs, module)
+                module.forward = partial(_forward_of_linear, module)
 
     def name_gradients(self, gradients: list[Tensor]) -> Stack:
         """Return the gradients by name, in one buffer."""
@@ -344,13 +345,17 @@ def unfused_attention(model: GPT, on: str | None = None) -> Iterator[None]:
             module.fused = True
 
 
-def _linear_of_stacked_runs(module: nn.Linear, input: Tensor) -> Tensor:
-    """Return x W^T + b of an input x.
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x W^T + b for stacked runs.
 
-    Under vmap, `nn.Linear` runs two more operations (products with 1), and its result is not in autocast's dtype.
+    Under vmap, `F.linear` runs two more operations (products with 1), and its result is not in autocast's dtype.
     """
-    y = input @ module.weight.T
-    return y if module.bias is None else y + module.bias.to(y.dtype)
+    y = x @ weight.T
+    return y if bias is None else y + bias.to(y.dtype)
+
+
+def _forward_of_linear(module: nn.Linear, input: Tensor) -> Tensor:
+    return _linear(input, module.weight, module.bias)
 
 
 def _with_strides_of(parameter: Tensor, gradient: Tensor) -> Tensor:

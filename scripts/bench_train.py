@@ -10,8 +10,8 @@ Every ratio is normlab's tok/s over the other side's: 1 is equal, more is faster
 - *step*: `train.step.Step` against `logits = model(x); F.cross_entropy; backward; clip_grad_norm_; AdamW(fused=True)`,
   in one process, on the same weights and batches. The two losses are compared, so that both sides do the same work.
 - *loop*: normlab with its defaults against a plain loop, both in turns of 10 steps (`sides.py`).
-- *nanogpt*: the same, with LayerNorm, against train.py of a clone of karpathy/nanoGPT, which has LayerNorm and prints the
-  loss every 10 steps too.
+- *nanogpt*: the same, with LayerNorm, against train.py of a clone of karpathy/nanoGPT, which prints the loss every 10
+  steps too.
 
 Noise. Both sides run in short turns one after the other (the step: one step; the loops: 10). Each pair gives a ratio;
 the table shows the median and the quartiles. Beside it are the ratio of CPU times (all threads of the process), which

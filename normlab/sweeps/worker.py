@@ -14,6 +14,7 @@ starts another process for other global switches of torch, and no process trains
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import queue
@@ -135,6 +136,8 @@ def _free_memory() -> int:
     import torch
 
     gc.collect()
+    with contextlib.suppress(AttributeError, OSError):  # not glibc, which keeps what training has freed
+        ctypes.CDLL(None).malloc_trim(0)
     size = 0
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()  # for the other packs on the GPU

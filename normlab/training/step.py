@@ -80,9 +80,6 @@ class Step:
     """The loss scale of a single run in float16; part of the state."""
     alive: Tensor = field(init=False)
     """Whether each run is still updated, shape (...R); part of the state."""
-    _old_grads: list[Tensor] = field(default_factory=list, init=False, repr=False)
-    """The last step's gradients, kept until the next backward pass reuses their memory. If they were freed earlier on a
-    CPU, the system would take back the pages and fault them in again: 6 % of a step at depth 6, width 384."""
 
     def __post_init__(self) -> None:
         """Start with all runs alive."""
@@ -130,7 +127,6 @@ class Step:
                 self._project(self.project, updated)
         measurement = None if measure is None or before is None else measure.after_update(micro_batches, before)
         self._update_buffers(old_buffers)
-        self._old_grads = storages(grads)
         return StepOutput(torch.stack([loss, grad_norm, factor, self.alive.to(loss.dtype)]), measurement)
 
     def _gradients(
@@ -157,7 +153,6 @@ class Step:
                     if measure is None
                     else runner.loss(part_tokens, part_targets, measure.selection, taps=measure.taps, scale=scale)
                 )
-            self._old_grads.clear()
             segments = runner.params_by_segment() if part == parts and self.ranks.count > 1 else []
             with sum_in_backward(segments, sums) as in_backward:
                 scaled = part_loss.sum() if scale is None else part_loss * scale

@@ -18,6 +18,7 @@ from normlab import cgroup
 from normlab.config.devices import micro_batches
 from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
+from normlab.placements.base import projects
 from normlab.stats.registry import NEEDS_PARAMETER_COPY
 from normlab.stats.statistic import CORE
 
@@ -71,8 +72,8 @@ def estimate(
     tokens, size = sequences * model.context, 4 if precision == "fp32" else 2
     weights = 4 * runs * num_weights(config, vocab_size, ALIGNMENT if runs > 1 else 1)
     # Saved for the backward pass: the input of the sub-layers, q, k, v and the attention output, 5 D; one value more
-    # for each norm; the MLP before and after its nonlinearity, and for swiglu the gate and the product.
-    has_norms = config.norm.name != "none" and config.placement.has_norms(model.depth)
+    # for each norm or normalised sum; the MLP before and after its nonlinearity, for swiglu the gate and the product too.
+    has_norms = projects(config.placement) or (config.norm.name != "none" and config.placement.has_norms(model.depth))
     norms = 2 if has_norms and not compiled else 0
     mlp = (2 if model.mlp == "swiglu" else 1) * (1 if compiled else 2) * model.mlp_width
     layer = tokens * size * ((5 + norms) * model.width + mlp)
@@ -90,9 +91,8 @@ def estimate(
         forward, backward = head + 3 * 4 * runs * chunk * vocab_size, head
     if compiled:
         forward, backward = forward // 4, backward // 4
-    # The last step's gradients are kept until the forward pass ends, the sums of micro-batches throughout.
-    kept = weights if train.steps > 1 or train.accumulation > 1 else 0
-    batch = saved + max(kept + forward, (weights if micro_batches(config) > 1 else 0) + backward)
+    sums = weights if micro_batches(config) > 1 else 0
+    batch = saved + sums + max(forward, backward)
     copies = int(bool(config.stats.names(CORE) & set(NEEDS_PARAMETER_COPY)))
     state = (2 + copies + (runs > 1)) * weights + moments
     return Estimate(state, batch, max(state, weights + moments + batch))

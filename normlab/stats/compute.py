@@ -20,7 +20,7 @@ from normlab.stats.profiles import Column
 from normlab.stats.statistic import OF
 from normlab.stats.views import AttentionView, View
 
-STACK_BYTES = {"cpu": 2**21, "cuda": 2**27}
+STACK_BYTES = {"cpu": 2**21, "cuda": 5 * 2**25}
 """Most bytes of observed tensors that are stacked. It limits the memory of the stack, and that of the tensors that
 autograd does not keep; on a device, the work on larger tensors takes longer than its start."""
 

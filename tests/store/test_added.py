@@ -43,7 +43,9 @@ def write(folder: RunFolder, record: dict[str, bytes], share: float) -> None:
         if name.endswith(".json"):
             (folder.path / name).write_bytes(content)
         elif share:
-            (folder.path / name).write_bytes(content[: round(share * len(content))])
+            end = round(share * len(content))
+            # A row without its line break counts as a row for other readers.
+            (folder.path / name).write_bytes(content[: end + (content[end : end + 1] == b"\n")])
 
 
 def keyed(rows: Any, parts: Any) -> Keyed:

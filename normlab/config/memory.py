@@ -72,7 +72,7 @@ def estimate(
     tokens, size = sequences * model.context, 4 if precision == "fp32" else 2
     weights = 4 * runs * num_weights(config, vocab_size, ALIGNMENT if runs > 1 else 1)
     # Saved for the backward pass: the input of the sub-layers, q, k, v and the attention output, 5 D; one value more
-    # for each norm or normalised sum; the MLP before and after its nonlinearity, for swiglu the gate and the product too.
+    # for each norm or normalised sum; the MLP before and after its nonlinearity, for swiglu also gate and product.
     has_norms = projects(config.placement) or (config.norm.name != "none" and config.placement.has_norms(model.depth))
     norms = 2 if has_norms and not compiled else 0
     mlp = (2 if model.mlp == "swiglu" else 1) * (1 if compiled else 2) * model.mlp_width

@@ -28,9 +28,9 @@ def sweep(
 
     The same command resumes the sweep. Exit code 1 if a run failed; a diverged run has not failed.
 
-    Runs that differ only in numbers train stacked, in packs of up to sweep.pack runs. With sweep.pack=auto a pack has
-    up to 16 runs on a CPU up to width 32 (bf16: 128), and 1 above; on a GPU, 8 up to width 512 and 4 up to 1024. The
-    bits of a run depend on its threads and on the size and members of its pack, which the plan and the run record.
+    Runs that differ only in numbers train stacked, in packs of up to sweep.pack runs. `normlab list auto` shows
+    what sweep.pack=auto and sweep.jobs=auto choose. The bits of a run depend on its threads and on the size and members
+    of its pack, which the plan and the run record.
 
     A process trains packs one after another, without an effect on bits. It is replaced if it fails or leaks memory.
 

@@ -144,6 +144,9 @@ RULES = (
     ),
     Rule(option="sweep.pack", value=1, device="cpu", why=f"{BENCH}: no faster in fp32 at 4x64 and 4x128"),
     Rule(
+        option="sweep.pack", value=1, device="cuda", precision="fp16", why="each run has a loss scale of its own",
+    ),
+    Rule(
         option="sweep.pack", value=_launch_bound, device="cuda", at_most={"devices": 1},
         shown=f"launches / computation, up to {LARGEST_PACK}",
         why="estimated: a pack costs the launches of one run, until the GPU computes for longer",

@@ -42,6 +42,27 @@ def attend(q_HTK: Tensor, k_HTK: Tensor, v_HTK: Tensor, scale: float) -> Tensor:
     return weights_HTT.to(v_HTK.dtype) @ v_HTK
 
 
+def sdpa(q_HTK: Tensor, k_HTK: Tensor, v_HTK: Tensor, scale: float) -> Tensor:
+    """Return softmax(scale q k^T + causal mask) v by the kernel that torch chooses."""
+    return F.scaled_dot_product_attention(q_HTK, k_HTK, v_HTK, is_causal=True, scale=scale)
+
+
+def stacked_sdpa(q_HTK: Tensor, k_HTK: Tensor, v_HTK: Tensor, scale: float) -> Tensor:
+    """Return the same by a fused kernel of a GPU, under vmap.
+
+    There `sdpa` would not ask the kernel for the log-sum-exp, which the backward pass needs: a tensor under vmap does
+    not say that it requires a gradient.
+    """
+    width, is_half = q_HTK.shape[-1], q_HTK.dtype in (torch.bfloat16, torch.float16)
+    if width % 8 or width > 256 or not (is_half or q_HTK.dtype == torch.float32):
+        return attend(q_HTK, k_HTK, v_HTK, scale)
+    if is_half:
+        return torch.ops.aten._scaled_dot_product_flash_attention(q_HTK, k_HTK, v_HTK, 0.0, True, scale=scale)[0]
+    return torch.ops.aten._scaled_dot_product_efficient_attention(
+        q_HTK, k_HTK, v_HTK, None, True, 0.0, True, scale=scale
+    )[0]
+
+
 class Attention(nn.Module):
     """W_o (g attend(rope(N_q(W_q x)), rope(N_k(W_k x)), N_v(W_v x))); norms, rope and g (per head) are optional.
 
@@ -66,6 +87,8 @@ class Attention(nn.Module):
         self.rope_theta = config.rope_theta
         self.fused = True
         """Whether to call torch's fused kernel. Packs on a CPU set it to False, because vmap cannot batch it there."""
+        self.fused_attention: Callable[[Tensor, Tensor, Tensor, float], Tensor] = sdpa
+        """Computes attention by a fused kernel; packs set another function."""
         self.linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
         """Computes x W^T + b; packs set another function."""
         width = config.width
@@ -114,10 +137,7 @@ class Attention(nn.Module):
         if self.rotated is not None:
             q_BHTK, k_BHTK = self.rotated(q_BHTK), self.rotated(k_BHTK)
         observe("attention", "", q_BHTK, k_BHTK, self.scale)
-        if self.fused:
-            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, scale=self.scale)
-        else:
-            y_BHTK = attend(q_BHTK, k_BHTK, v_BHTK, self.scale)
+        y_BHTK = (self.fused_attention if self.fused else attend)(q_BHTK, k_BHTK, v_BHTK, self.scale)
         if self.head_scale is not None:
             y_BHTK = y_BHTK * self.head_scale[:, None, None].to(y_BHTK.dtype)
         y_BTD = y_BHTK.transpose(1, 2).flatten(-2)

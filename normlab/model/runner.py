@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from normlab.model.attention import Attention
+from normlab.model.attention import Attention, attend, stacked_sdpa
 from normlab.model.chunked_loss import chunked_cross_entropy, cross_entropy, has_large_logits
 from normlab.model.gpt import GPT
 from normlab.model.stack import Stack
@@ -296,7 +296,7 @@ class StackedRuns(_StackedRunner):
         for module in self.model.modules():
             if isinstance(module, Attention):
                 module.fused = params.buffer.device.type != "cpu"
-                module.linear = _linear
+                module.fused_attention, module.linear = stacked_sdpa, _linear
             elif type(module) is nn.Linear:  # a plugin's subclass has a forward pass of its own
                 module.forward = partial(_forward_of_linear, module)
 
@@ -325,24 +325,24 @@ class Replicas(_StackedRunner):
 
     def gradients(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
         """Return the gradient of each copy's loss, (S, *shape) for each parameter; tokens and targets are (S, B, T)."""
-        with unfused_attention(self.model, on="cpu"):
+        on_cpu = next(iter(self.params.values())).device.type == "cpu"
+        with attention_by(self.model, attend if on_cpu else stacked_sdpa):
             loss = self.loss(tokens, targets).loss.sum()
         return list(torch.autograd.grad(loss, list(self.params.values()), materialize_grads=True))
 
 
 @contextlib.contextmanager
-def unfused_attention(model: GPT, on: str | None = None) -> Iterator[None]:
-    """Compute attention without torch's fused kernel; on one type of device only, or on every device."""
-    device = model.head.weight.device.type
-    changed = [module for module in model.modules() if isinstance(module, Attention) and module.fused]
-    changed = changed if on in (None, device) else []
-    for module in changed:
-        module.fused = False
+def attention_by(model: GPT, compute: Callable[[Tensor, Tensor, Tensor, float], Tensor]) -> Iterator[None]:
+    """Let another function compute softmax(scale q k^T + causal mask) v."""
+    modules = [module for module in model.modules() if isinstance(module, Attention)]
+    before = [(module.fused, module.fused_attention) for module in modules]
+    for module in modules:
+        module.fused, module.fused_attention = True, compute
     try:
         yield
     finally:
-        for module in changed:
-            module.fused = True
+        for module, state in zip(modules, before, strict=True):
+            module.fused, module.fused_attention = state
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -315,6 +315,8 @@ class RunningPack:
         Stop a worker that has written nothing for `timeout_minutes`, kill one that has not stopped within the grace
         period, and give up one that the kill does not end. After a failure, kill the other processes of its session.
         """
+        if self._ended is not None:  # a signal may come while the outcome is written
+            return self._ended
         is_ready = self._worker.is_ready()
         code = 0 if is_ready else self._worker.exit_code()
         if code is None:
@@ -348,7 +350,8 @@ class RunningPack:
 
     def _outcome(self, cause: str, detail: str, code: int | None) -> PackOutcome:
         seconds, gpus = round(time.monotonic() - self._started, 3), ",".join(gpu.uuid for gpu in self.gpus)
-        return PackOutcome(self.pack.number, cause, one_line(detail), code, seconds, time.time(), gpus)
+        self._ended = PackOutcome(self.pack.number, cause, one_line(detail), code, seconds, time.time(), gpus)
+        return self._ended
 
     def stop(self, cause: str = _STOPPED[0], detail: str = _STOPPED[1]) -> None:
         """Stop the worker with a checkpoint (SIGTERM); `poll` kills it after `GRACE_S`."""

@@ -14,7 +14,6 @@ starts another process for other global switches of torch, and no process trains
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import queue
@@ -135,9 +134,10 @@ def _free_memory() -> int:
     """Free the memory of a pack, restart the measurement of the peak, and return the bytes that are still in use."""
     import torch
 
+    from normlab.training.machine import release_freed_memory
+
     gc.collect()
-    with contextlib.suppress(AttributeError, OSError):  # not glibc, which keeps what training has freed
-        ctypes.CDLL(None).malloc_trim(0)
+    release_freed_memory()
     size = 0
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()  # for the other packs on the GPU

@@ -26,15 +26,20 @@ Replay = Callable[[], None]
 
 
 def capture(take: Callable[[], StepOutput], pool: Any) -> tuple[Replay, StepOutput]:
-    """Return a function that replays a step, and the memory that then has its output. Computes nothing.
+    """Return a function that replays a step, and the tensors into which each replay writes its output.
+
+    The capture itself computes nothing.
 
     Args:
         take: Takes the step without a graph.
         pool: The memory of the graph.
     """
     graph = torch.cuda.CUDAGraph()
-    # Another thread of this process may use the GPU meanwhile.
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    # A failed capture leaves its own stream current. Another thread of this process may use the GPU meanwhile.
+    with (
+        torch.cuda.stream(torch.cuda.current_stream()),
+        torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+    ):
         output = take()
     return graph.replay, output
 
@@ -57,20 +62,28 @@ class ReplayedSteps:
         if self._failed or self._taken[measured] < WARM_UP:
             self._taken[measured] += 1
             return self.take(measured)
-        if measured not in self._graphs:
-            if self._pool is None and torch.cuda.is_available():
-                self._pool = torch.cuda.graph_pool_handle()
-            try:
-                self._graphs[measured] = capture(lambda: self.take(measured), self._pool)
-            except RuntimeError as error:
-                # Nothing was computed, so the state is that before the step.
-                self._failed = True
-                self._graphs.clear()
-                notify(f"train.graph: a step cannot be captured ({one_line(str(error)):.200}); training without graphs")
-                return self.take(measured)
+        if measured not in self._graphs and (problem := self._capture(measured)):
+            # The state is that before the step, and the memory of the failed capture is free.
+            notify(f"train.graph: a step cannot be captured ({problem:.200}); training without graphs")
+            return self.take(measured)
         replay, output = self._graphs[measured]
         replay()
         values = output.measured
         return StepOutput(
             output.scalars.clone(), None if values is None else values._replace(values=values.values.clone())
         )
+
+    def _capture(self, measured: bool) -> str:
+        """Capture a step; return the problem if that fails."""
+        if self._pool is None and torch.cuda.is_available():
+            self._pool = torch.cuda.graph_pool_handle()
+        try:
+            self._graphs[measured] = capture(lambda: self.take(measured), self._pool)
+            return ""
+        except RuntimeError as error:
+            problem = one_line(error.__context__ or error)  # the error that ended the capture comes last
+        self._failed, self._pool = True, None
+        self._graphs.clear()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return problem

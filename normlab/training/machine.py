@@ -302,6 +302,12 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, 2**30)
 
 
+def release_freed_memory() -> None:
+    """Give memory that the C library has kept back to the system."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def apply(settings: RuntimeSettings, *, keep_compiled: bool = False) -> None:
     """Set torch's threads and global switches for a run.
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from normlab.training.machine import release_freed_memory
+
 _NUMBERS = count()
 
 
@@ -25,6 +27,7 @@ class PeakMemory:
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats()
             return
+        release_freed_memory()  # of an earlier run
         try:
             (self._process / "clear_refs").write_text("5")  # resets the peak, since Linux 4.0; see proc(5)
             self._is_reset = True

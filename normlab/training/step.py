@@ -103,13 +103,19 @@ class Step:
             measured: Whether to compute the core statistics.
         """
         old_buffers = self.runner.buffers
-        measure = self.measure if measured else None
-        self.runner.train(True)
         try:
-            loss, grads, micro_batches = self._gradients(tokens, targets, measure)
-        except RuntimeError:  # in the capture of a CUDA graph; training goes on without it
+            return self._take(tokens, targets, hyperparameters, old_buffers, self.measure if measured else None)
+        except RuntimeError:
+            # A failed capture of a CUDA graph has computed nothing: the step is taken again, from the old buffers.
             self.runner.set_buffers(old_buffers)
             raise
+
+    def _take(
+        self, tokens: Tensor, targets: Tensor, hyperparameters: Hyperparameters | Tensor, old_buffers: Tensors,
+        measure: CoreStatistics | None,
+    ) -> StepOutput:  # fmt: skip
+        self.runner.train(True)
+        loss, grads, micro_batches = self._gradients(tokens, targets, measure)
         grad_norm, norms = self._norms(grads, each=measure is not None and "grad_norm" in measure.names)
         before = None if measure is None else measure.before_update(norms)
         factor = self._clip(grads, grad_norm)

@@ -50,7 +50,7 @@ class Writer:
         Raises:
             BaseException: The error of an earlier job.
         """
-        if not self._enabled:
+        if not self._enabled or not jobs:
             return 0
         with self._changed:
             self._wait_until(lambda: len(self._waiting) < MOST_WAITING)
@@ -81,7 +81,8 @@ class Writer:
             try:
                 self._thread.join()
             except BaseException:  # another Ctrl-C: the job that runs is the last
-                self._waiting.clear()
+                with self._changed:
+                    self._waiting.clear()
                 raise
 
     def _wait_until(self, is_reached: Callable[[], bool]) -> None:

@@ -1,6 +1,7 @@
 """On a pretended GPU no step mixes devices or waits for the device, in single runs and packs, plain and measured.
 
-The GPU has no kernels: `pretended_gpu.py` computes with fake tensors. Not covered: numbers, compiled steps, ranks.
+The GPU has no kernels: `pretended_gpu.py` computes with fake tensors. Not covered: numbers, compiled steps,
+and torch's choice among its kernels.
 """
 
 from __future__ import annotations

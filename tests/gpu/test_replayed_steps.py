@@ -19,7 +19,7 @@ from normlab.model.runner import ForwardOutput, SingleRun
 from normlab.store.runs import RunFolder
 from normlab.training import checkpoint, graph, machine
 from normlab.training.loop import Loop
-from normlab.training.optim import HyperparameterTable
+from normlab.training.optim import HyperparameterTable, Optimizer
 from normlab.training.run import train_pack
 from normlab.training.step import Step, StepOutput
 from support import tape
@@ -139,12 +139,17 @@ def test_a_stopped_run_is_replayed_from_its_checkpoint(
     assert len(captures) == 3  # after the resume there was one measured step less
 
 
+@pytest.mark.parametrize("place", [(torch.autograd, "grad"), (Optimizer, "update")], ids=["backward", "update"])
 def test_without_a_capture_the_run_is_the_same(
-    tmp_path: Path, expected: Trained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: tuple[Any, str],
+    tmp_path: Path,
+    expected: Trained,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def failing(take: Callable[[], StepOutput], pool: object) -> None:
         error = RuntimeError("operation not permitted\nwhen stream is capturing")
-        with mock.patch.object(torch.autograd, "grad", side_effect=error):  # the step has replaced its buffers then
+        with mock.patch.object(*place, side_effect=error):  # the step has replaced its buffers then
             take()
 
     monkeypatch.setattr(graph, "capture", failing)

@@ -28,8 +28,8 @@ def gpu_overrides(overrides: list[str]) -> list[str]:
 
 
 def test_auto_settings_are_gpu_bf16_compiled(overrides: list[str]) -> None:
-    resolved = resolve(compose_run([*overrides, "device=auto"]))
-    assert (resolved.device, resolved.precision, resolved.compile) == ("cuda", "bf16", "on")
+    resolved = resolve(compose_run([*overrides, "device=auto", "train.steps=1000000"]))
+    assert (resolved.device, resolved.precision, resolved.compile, resolved.graph) == ("cuda", "bf16", "on", "on")
     assert not resolved.deterministic
 
 

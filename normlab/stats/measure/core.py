@@ -97,11 +97,11 @@ class CoreStatistics:
         if tap_grads:
             lead = len(self.runner.run_shape)
             grads = [grad.flatten(lead) for grad in tap_grads]
+            dtype = torch.promote_types(grads[0].dtype, torch.float32)
             if lead == 0:
-                dtype = torch.promote_types(grads[0].dtype, torch.float32)
                 norms = torch.stack(torch._foreach_norm(grads, dtype=dtype))
             else:
-                norms = torch.stack([torch.linalg.vector_norm(grad, dim=-1) for grad in grads])
+                norms = torch.stack([torch.linalg.vector_norm(grad, dim=-1, dtype=dtype) for grad in grads])
             squares = norms.square() * (tokens**2 / grads[0].shape[-1])
             rows |= {Column("dresid_rms", "", layer): row for layer, row in enumerate(squares.unbind(), start=1)}
         order = self._order(tuple(rows))

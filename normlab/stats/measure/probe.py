@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normlab.config.optim import OptimConfig
+from normlab.model.attention import attend
 from normlab.model.gpt import GPT
-from normlab.model.runner import unfused_attention
+from normlab.model.runner import attention_by
 from normlab.stats.instrument import main_stream, tap
 from normlab.stats.measure.core import Measurement, check_statistics, parameter_column
 from normlab.stats.profiles import Column
@@ -74,7 +75,7 @@ class Probe:
         training = self.model.training
         self.model.eval()
         try:
-            with unfused_attention(self.model):
+            with attention_by(self.model, attend):
                 of_streams = {"layer_drop": self._layer_drop, "angular": self._angular, "erank": self._erank}
                 if self.names & of_streams.keys():
                     with torch.no_grad():

@@ -288,6 +288,7 @@ class RunningPack:
         """Whether the worker did not end after SIGKILL."""
         self._folder, self._runs = folder, plan.runs_of(pack)
         self._timeout_minutes = timeout_minutes
+        self._ended: PackOutcome | None = None
         self._stopped: tuple[str, str] | None = None
         """Cause and detail of the outcome if the supervisor stopped the worker."""
         self._kill_at = self._lost_at = float("inf")

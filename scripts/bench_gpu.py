@@ -123,27 +123,23 @@ def choose(options: Options, sides: Mapping[str, Training], *patterns: str) -> d
     }
 
 
-def set_up(options: Options, sides: Mapping[str, Training]) -> Iterator[Side | Measurement]:
-    """Start all sides at the same time; yield each one that is ready in time, or its error."""
+def set_up(options: Options, model: str, sides: Mapping[str, Training], ready: list[Side]) -> Iterator[Measurement]:
+    """Start all sides at the same time; add those that are ready in time to `ready`, and yield the others' errors."""
     start = time.monotonic()
     ready_by = start + SETUP_SHARE * (options.deadline - start)
     for side in [Side(name, work, fork=True) for name, work in sides.items()]:
         try:
             side.set_up(max(0.0, ready_by - time.monotonic()))
-            yield side
+            ready.append(side)
         except SideError as error:
-            yield {"side": side.name, "error": str(error)}
+            yield {"model": model, "side": side.name, "error": str(error)}
             side.stop()
 
 
 def compare(options: Options, model: str, sides: Mapping[str, Training]) -> Iterator[Measurement]:
     """Measure sides in turns; yield the measurement of each."""
     ready: list[Side] = []
-    for each in set_up(options, sides):
-        if isinstance(each, Side):
-            ready.append(each)
-        else:
-            yield {"model": model, **each}
+    yield from set_up(options, model, sides, ready)
     for each in [*ready]:
         try:
             each.turn()  # the first one warms the caches
@@ -155,7 +151,13 @@ def compare(options: Options, model: str, sides: Mapping[str, Training]) -> Iter
         take_turns(ready, options.rounds)
     for each in ready:
         yield describe(model, each, sides[each.name], [turn.seconds for turn in each.turns])
-        each.stop()
+    stop(ready)
+
+
+def stop(sides: Sequence[Side]) -> None:
+    """Stop sides that were started in this order."""
+    for side in reversed(sides):  # a process holds copies of the pipes of those that were forked before it
+        side.stop()
 
 
 def describe(model: str, side: Side, work: Training, seconds: Sequence[float]) -> Measurement:
@@ -186,11 +188,7 @@ def at_once(options: Options, model: str, name: str, work: Training, count: int)
     """Measure processes that train at the same time; a turn ends when the last one has made its 10 steps."""
     sides = {f"{name}: process {number + 1}": work for number in range(count)}
     ready: list[Side] = []
-    for each in set_up(options, sides):
-        if isinstance(each, Side):
-            ready.append(each)
-        else:
-            yield {"model": model, **each}
+    yield from set_up(options, model, sides, ready)
     if len(ready) == count:
         seconds: list[float] = []
         for _ in range(options.rounds + 1):
@@ -204,8 +202,7 @@ def at_once(options: Options, model: str, name: str, work: Training, count: int)
             found[key] *= count
         found["ms_per_step_and_run"] /= count
         yield found | {"side": f"{name}: {count} processes at once"}
-    for side in ready:
-        side.stop()
+    stop(ready)
 
 
 # The parts.
@@ -456,7 +453,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--part", action="append", choices=PARTS, help="a part to measure (default: all)")
     parser.add_argument("--minutes", type=float, default=9, help="time for all parts (default: 9)")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder of the results (default: results/bench/gpu)")
-    parser.add_argument("--nanogpt", type=Path, metavar="DIR", help="a clone of karpathy/nanoGPT as a baseline")
+    nanogpt.add_option(parser, " as a baseline")
     parser.add_argument("--dry-run", action="store_true", help="tiny models on the CPU")
     parser.add_argument("--page", type=Path, metavar="FOLDER", help="only write the page of the measurements there")
     options = parser.parse_args(arguments)
@@ -466,12 +463,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_page(options.page)
         print(options.page / PAGE)
         return 0
-    clone = None
-    if options.nanogpt is not None:
-        try:
-            clone = nanogpt.check_clone(options.nanogpt)
-        except ValueError as error:
-            parser.error(f"--nanogpt: {error}")
     if options.dry_run:  # small enough for one thread, which needs no idle cores
         torch.set_num_threads(1)
         os.environ["OMP_NUM_THREADS"] = "1"
@@ -488,7 +479,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if seconds < 1:
                 found: Iterator[Measurement] = iter([{"skipped_part": "the minutes are used up"}])
             else:
-                found = run_part(name, Options(options.dry_run, clone), seconds, messages.fileno())
+                found = run_part(name, Options(options.dry_run, options.nanogpt), seconds, messages.fileno())
             for measurement in found:
                 line = {"part": name, **measurement}
                 file.write(json.dumps(line) + "\n")

@@ -202,7 +202,7 @@ def main() -> int:
     parser.add_argument("--models", help="models, separated by commas (default: 4x128; with nanoGPT 2x32)")
     parser.add_argument("--precisions", default="fp32,bf16")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="also compiled sides")
-    parser.add_argument("--nanogpt", type=Path, metavar="DIR", help="compare the wall clock with this clone's train.py")
+    nanogpt.add_option(parser, ", with whose train.py only the wall clock is compared")
     parser.add_argument("--at-once", type=int, default=2, help="processes of nanoGPT at once (default: 2)")
     options = parser.parse_args()
     for key, value in DEFAULTS[options.nanogpt is not None].items():
@@ -210,12 +210,7 @@ def main() -> int:
             setattr(options, key, value)
     if unknown := [name for name in options.models.split(",") if name not in MODELS]:
         parser.error(f"--models: {', '.join(unknown)}; choose from {', '.join(MODELS)}")
-    if options.nanogpt is not None:
-        try:
-            options.nanogpt = nanogpt.check_clone(options.nanogpt)
-        except ValueError as error:
-            parser.error(f"--nanogpt: {error}")
-    elif options.rounds < 2:
+    if options.nanogpt is None and options.rounds < 2:
         parser.error("--rounds: must be at least 2")
     logging.disable(logging.WARNING)
     for name in options.models.split(","):

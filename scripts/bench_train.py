@@ -30,7 +30,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import nanogpt
 import torch
@@ -200,7 +199,7 @@ def main() -> int:
     parser.add_argument("--compile", action="store_true", help="also with torch.compile")
     parser.add_argument("--models", nargs="*", choices=MODELS, help="models to measure (default: all)")
     parser.add_argument("--only", nargs="*", choices=LIMITS, help="some of the comparisons")
-    parser.add_argument("--nanogpt", type=Path, metavar="DIR", help="a clone of karpathy/nanoGPT to compare with")
+    nanogpt.add_option(parser, " to compare with")
     parser.add_argument("--threads", nargs="*", type=int, help="OMP_NUM_THREADS of the loops (default: as it is)")
     parser.add_argument("--check", action="store_true", help="exit 1 below the limits")
     options = parser.parse_args()
@@ -208,12 +207,7 @@ def main() -> int:
     options.threads = options.threads or [None]
     if options.rounds < 2:
         parser.error("--rounds: must be at least 2")
-    if options.nanogpt is not None:
-        try:
-            options.nanogpt = nanogpt.check_clone(options.nanogpt)
-        except ValueError as error:
-            parser.error(f"--nanogpt: {error}")
-    elif options.only == ["nanogpt"]:
+    if options.nanogpt is None and options.only == ["nanogpt"]:
         parser.error("--only nanogpt: needs --nanogpt DIR")
 
     logging.disable(logging.WARNING)

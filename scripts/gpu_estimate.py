@@ -351,15 +351,10 @@ def main() -> int:
     parser.add_argument("--models", nargs="*", choices=MODELS, default=["4x128"], help="models (default: 4x128)")
     parser.add_argument("--packs", nargs="*", type=int, default=[8, 16, 32], help="sizes of packs (default: 8 16 32)")
     parser.add_argument("--steps", type=int, default=500, help="steps of a run (default: 500)")
-    parser.add_argument("--nanogpt", type=Path, metavar="DIR", help="a clone of karpathy/nanoGPT")
+    nanogpt.add_option(parser, "")
     parser.add_argument("--no-compile", action="store_true", help="leave out what is compiled, which takes minutes")
     options = parser.parse_args()
-    clone = None
-    if options.nanogpt is not None:
-        try:
-            clone = nanogpt.check_clone(options.nanogpt)
-        except ValueError as error:
-            parser.error(f"--nanogpt: {error}")
+    clone = options.nanogpt
     print(f"# Estimate for an H100 from counted operations (not measured)\n\nAssumptions:\n{ASSUMPTIONS}\n")
     if clone is not None:
         print(f"nanoGPT at commit {nanogpt.commit_of(clone)}; torch {torch.__version__}\n")

@@ -7,6 +7,7 @@ process and calls a function each time that train.py prints the loss.
 
 from __future__ import annotations
 
+import argparse
 import builtins
 import contextlib
 import io
@@ -36,14 +37,16 @@ def commit_of(clone: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
-def check_clone(clone: Path) -> Path:
-    """Return the absolute path of a clone.
+def add_option(parser: argparse.ArgumentParser, use: str) -> None:
+    """Add the option `--nanogpt`, the absolute path of a clone."""
+    parser.add_argument("--nanogpt", type=_clone, metavar="DIR", help=f"a clone of karpathy/nanoGPT{use}")
 
-    Raises:
-        ValueError: A file of nanoGPT is missing.
-    """
+
+def _clone(text: str) -> Path:
+    clone = Path(text)
     if missing := [name for name in FILES if not (clone / name).is_file()]:
-        raise ValueError(f"{clone} has no {missing[0]}; pass a clone of https://github.com/karpathy/nanoGPT")
+        url = "https://github.com/karpathy/nanoGPT"
+        raise argparse.ArgumentTypeError(f"{clone} has no {missing[0]}; pass a clone of {url}")
     return clone.resolve()
 
 

@@ -59,7 +59,6 @@ MODELS = {
 MODELS_ON_GPU = {
     **MODELS,
     "6x384": ["model=gpt2_mini", "train.batch_size=64"],
-    "12x768": ["model=gpt2_124m", "train.batch_size=16"],
     "gpt2_124m": ["model=gpt2_124m", "train.batch_size=16"],
 }
 VOCABULARIES = {"gpt2_124m": 50_257}

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from normlab.errors import ConfigError, OutOfMemoryError, is_out_of_memory
-from normlab.sweeps.local import cause_of_exit
+from normlab.sweeps.process import cause_of_exit
 from normlab.training.run import convert_torch_errors
 
 MESSAGES = [

@@ -4,7 +4,7 @@ Three moments may be the peak: the end of the forward pass, the start of the bac
 hold the bound against the live tensors of real steps: the peak is at least the bound, and at most `PEAK_FACTOR` times.
 
 Not counted: biases and norms, statistics except for their copy of the weights, workspaces of kernels, fragmentation,
-the corpus and the process itself.
+the memory that a CUDA graph keeps between its steps, the corpus and the process itself.
 
 Shapes: R runs, B sequences of a micro-batch, T context, D model width, H heads, M width of the MLP, V vocabulary.
 """

@@ -157,6 +157,10 @@ RULES = (
         why=f"{BENCH}: 1.4 (4x128) to 2.1 times (2x32) the speed of one process with two threads",
     ),
     Rule(option="sweep.jobs", value=1, device="cpu", why="not measured above"),
+    Rule(
+        option="sweep.jobs", value=1, device="cuda", precision="fp16",
+        why="estimated: not packed, but several processes at once are not measured",
+    ),
     Rule(option="sweep.jobs", value=1, device="cuda", why="estimated: packs fill the GPU"),
 )  # fmt: skip
 """The rows, in the order in which they are tried."""

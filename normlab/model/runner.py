@@ -23,7 +23,7 @@ from normlab.model.attention import Attention, attend, stacked_sdpa
 from normlab.model.chunked_loss import chunked_cross_entropy, cross_entropy, has_large_logits
 from normlab.model.gpt import GPT
 from normlab.model.stack import Stack
-from normlab.stats.compute import compute, exceed_stack
+from normlab.stats.compute import compute, share_of_stack
 from normlab.stats.instrument import Collector, Observation, Selection, tap
 from normlab.stats.profiles import Column
 
@@ -186,6 +186,7 @@ class ModelRunner:
         """
         statistics: dict[Column, Tensor] = {}
         pending: list[Observation] = []
+        pending_share = 0.0
         tapped: list[Tensor] = []
         stream: Any = tokens
         lead = len(self.run_shape)
@@ -206,10 +207,12 @@ class ModelRunner:
                 self.set_buffers({prefix + name: tensor for name, tensor in buffers.items()})
             statistics |= {column._replace(layer=layer): value for column, value in computed.items()}
             observed = [each._replace(layer=layer) for each in observations]
-            if exceed_stack([*pending, *observed]):
+            share = share_of_stack(observed)
+            if pending_share + share > 1:
                 statistics |= compute(selection or {}, pending, lead, together=True)
-                pending = []
+                pending, pending_share = [], 0.0
             pending += observed
+            pending_share += share
         statistics |= compute(selection or {}, pending, lead, together=True)
         return ForwardOutput(stream, statistics, tapped)
 

@@ -28,10 +28,10 @@ Row = tuple[Any, int]
 """A stack and a row of it."""
 
 
-def exceed_stack(observations: Sequence[Observation]) -> bool:
-    """Return whether the observed tensors are too large for a stack; those that are observed twice count twice."""
+def share_of_stack(observations: Sequence[Observation]) -> float:
+    """Return the observed tensors' share of the largest stack; those that are observed twice count twice."""
     tensors = [x for each in observations for x in each.tensors if isinstance(x, Tensor)]
-    return bool(tensors) and sum(x.nbytes for x in tensors) > STACK_BYTES[tensors[0].device.type]
+    return sum(x.nbytes for x in tensors) / STACK_BYTES[tensors[0].device.type] if tensors else 0.0
 
 
 @torch.no_grad()
@@ -46,7 +46,7 @@ def compute(
         lead: The number of axes of runs.
         together: Whether to stack tensors of at most `STACK_BYTES`. Under `vmap` they have no memory to know them by.
     """
-    together = together and not exceed_stack(observations)
+    together = together and share_of_stack(observations) <= 1
     results: dict[Column, Tensor] = {}
     tensors: dict[Any, list[Tensor]] = {}
     rows: dict[Any, Row] = {}

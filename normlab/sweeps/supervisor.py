@@ -22,8 +22,9 @@ from normlab.store import plans
 from normlab.store.files import check_links, delete_temporaries, make_folder
 from normlab.store.lock import file_lock
 from normlab.store.plans import FAILURES, GPU_FAULT, MEMORY, Pack, PackOutcome, Plan
-from normlab.sweeps.local import POLL_EVERY_S, LocalExecutor
+from normlab.sweeps.local import LocalExecutor
 from normlab.sweeps.plan import all_completed, reconcile
+from normlab.sweeps.process import POLL_EVERY_S
 from normlab.sweeps.progress import ProgressDisplay
 from normlab.sweeps.slurm import SlurmExecutor
 from normlab.training.machine import Gpu

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from normlab.errors import NormlabError
 from normlab.store.plans import FAILURES, INTERRUPTED, delete_task_outcome, read_plan, write_task_outcome
-from normlab.sweeps.local import POLL_EVERY_S, RunningPack
+from normlab.sweeps.process import POLL_EVERY_S, RunningPack
 from normlab.sweeps.squeue import requeue, state_of
 
 if TYPE_CHECKING:

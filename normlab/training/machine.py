@@ -112,11 +112,6 @@ class RuntimeSettings:
         device, dtype = self.device, AUTOCAST_DTYPES[self.precision]
         return lambda: torch.autocast(device, dtype=dtype)
 
-    @property
-    def activation_bytes(self) -> int:
-        """The bytes of most numbers that a forward pass keeps."""
-        return 2 if self.precision in AUTOCAST_DTYPES else 4
-
 
 def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = None) -> RuntimeSettings:
     """Resolve device, precision, compile and determinism of a config.

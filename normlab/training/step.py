@@ -166,9 +166,7 @@ class Step:
             tap_grads = gradients[len(params) :]
             del gradients[len(params) :]
             if measure is not None:
-                if scale is not None:
-                    torch._foreach_div_(tap_grads, scale)
-                micro_batches.append(measure.of_micro_batch(statistics, tap_grads, token_count))
+                micro_batches.append(measure.of_micro_batch(statistics, tap_grads, token_count, scale))
             if in_backward:
                 sums = {name: view for each in in_backward for name, view in each.wait().items()}
                 gradients = [sums[name] for name in runner.params]

@@ -85,7 +85,7 @@ class TrainingRun:
 
         Args:
             first: The first step.
-            scalars: For each step the loss, the gradient norm, the clip factor, and whether the update was made.
+            scalars: For each step the loss, the gradient norm, the clip factor, and whether the run is still trained.
         """
         rows: list[dict[str, Any]] = []
         for step, (loss, grad_norm, clip_factor, alive) in enumerate(scalars, first):
@@ -98,7 +98,7 @@ class TrainingRun:
                 self.progress.step = step
                 self.cut_statistics(step + 1)  # passes between later steps measured a run that had diverged
                 return rows
-            if math.isfinite(grad_norm):  # it may overflow in float16, which makes no update and goes on
+            if math.isfinite(grad_norm):  # an overflow in float16 makes no update, and the run goes on
                 self.last_finite = StepNumbers(step, loss, grad_norm)
             self.progress.train_loss = loss
         self.progress.step = first + len(scalars)

@@ -37,7 +37,7 @@ from normlab.store.plans import (
     sweep_folder,
 )
 from normlab.store.runs import RunFolder
-from normlab.sweeps import local, supervisor, worker
+from normlab.sweeps import local, process, supervisor, worker
 from normlab.sweeps import plan as sweep_plan
 from normlab.sweeps.gpus import choose_gpus
 from normlab.sweeps.plan import make_plan
@@ -392,8 +392,8 @@ def test_process_that_cannot_be_killed(overrides: list[str], monkeypatch: pytest
             """Do nothing, as a process in a driver."""
 
     for name, value in {"GRACE_S": 0.0, "UNKILLABLE_S": 0.0}.items():
-        monkeypatch.setattr(local, name, value)
-    monkeypatch.setattr(local, "subprocess", SimpleNamespace(Popen=Stuck, PIPE=subprocess.PIPE))
+        monkeypatch.setattr(process, name, value)
+    monkeypatch.setattr(process, "subprocess", SimpleNamespace(Popen=Stuck, PIPE=subprocess.PIPE))
     options, composed = compose_sweep([*overrides, "seed=0", "sweep.name=x", "sweep.timeout_minutes=0.0001"])
     planned, display = make_plan(options, composed), RecordingDisplay()
     result = supervise(planned.folder, planned.plan, options, display, gpus(0))
@@ -422,8 +422,8 @@ def test_process_that_cannot_be_killed(overrides: list[str], monkeypatch: pytest
 def test_cause_of_an_exit_on_a_gpu(code: int, log: list[str], cause: str) -> None:
     """The errors are those of the CUDA runtime (cudaGetErrorString) and of torch."""
     exits = {"completed": False, "stopped": None, "memory_kill": False}
-    assert local.cause_of_exit(code, log, **exits, on_gpu=True)[0] == cause
-    assert local.cause_of_exit(code, log, **exits, on_gpu=False)[0] != GPU_FAULT
+    assert process.cause_of_exit(code, log, **exits, on_gpu=True)[0] == cause
+    assert process.cause_of_exit(code, log, **exits, on_gpu=False)[0] != GPU_FAULT
 
 
 def test_older_outcome_has_no_gpu(tmp_path: Path) -> None:
@@ -444,7 +444,7 @@ def test_worker_whose_gpu_is_gone(
     code = worker.Worker(planned.folder, on_gpu=True).train(1)
     log = capfd.readouterr().err.splitlines()
     exits = {"completed": False, "stopped": None, "memory_kill": False}
-    assert local.cause_of_exit(code, log, **exits, on_gpu=True)[0] == GPU_FAULT
+    assert process.cause_of_exit(code, log, **exits, on_gpu=True)[0] == GPU_FAULT
     assert not run_of(planned.folder, planned.plan.runs[0]).exists()
 
 

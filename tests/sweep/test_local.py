@@ -24,7 +24,7 @@ from normlab.errors import ConfigError, StoreError
 from normlab.store.lock import file_lock
 from normlab.store.plans import lock_of, log_of, read_outcomes, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
-from normlab.sweeps import local, supervisor, worker
+from normlab.sweeps import local, process, supervisor, worker
 from normlab.sweeps.plan import make_plan
 from normlab.sweeps.supervisor import SweepResult, supervise
 from support.processes import RecordingDisplay, wait_for, workers_of
@@ -260,7 +260,7 @@ def fake_sweep(
 ) -> Callable[..., tuple[SweepResult, list[Any], Path]]:
     """Supervise a sweep over seeds with fake processes."""
     monkeypatch.setattr(
-        local,
+        process,
         "subprocess",
         SimpleNamespace(Popen=FakePopen, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired),
     )
@@ -436,20 +436,46 @@ def test_suspended_process_writes_its_checkpoint_and_the_next_pack_starts(
 ) -> None:
     """As with SIGSTOP from outside: the pack is hung, and its process ends by itself before it would be killed."""
 
-    def seconds_silent(_: local.RunningPack) -> float:
+    def seconds_silent(_: process.RunningPack) -> float:
         is_suspended = Path(f"/proc/{SuspendedPopen.newest}/stat").read_text().rpartition(")")[2].split()[0] == "T"
         return 3600 if is_suspended else 0
 
     monkeypatch.setattr(
-        local,
+        process,
         "subprocess",
         SimpleNamespace(Popen=SuspendedPopen, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired),
     )
-    monkeypatch.setattr(local.RunningPack, "seconds_silent", seconds_silent)
+    monkeypatch.setattr(process.RunningPack, "seconds_silent", seconds_silent)
     outcome, events, folder = fake_sweep("seed=0,1", "sweep.pack=off", "sweep.jobs=1", ways={})
     assert [(end.pack, end.cause, end.code) for end in read_outcomes(folder)] == [(1, "hung", 143), (2, "exited", 3)]
     assert ("started", 2) in events
     assert outcome.code == 1
+
+
+def test_closed_pipe_is_not_waited_for(fake_sweep: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays readable, so the supervisor would not sleep until the process has ended."""
+    waited_for: list[set[int]] = []
+
+    def wait(pipes: set[int], seconds: float) -> None:
+        waited_for.append(pipes)
+
+    class ClosedPopen(FakePopen):
+        def start(self, request: bytes) -> None:
+            super().start(request)
+            os.close(self.answers)
+
+        def wait(self, seconds: float) -> None:
+            """Return at once."""
+
+    monkeypatch.setattr(local, "wait", wait)
+    monkeypatch.setattr(
+        process,
+        "subprocess",
+        SimpleNamespace(Popen=ClosedPopen, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired),
+    )
+    outcome, *_ = fake_sweep("seed=0", ways={0: "leak"})
+    assert outcome.code == 0
+    assert [len(pipes) for pipes in waited_for] == [1, 0, 0]
 
 
 def test_ctrl_c_stops_all_packs_and_starts_no_more(fake_sweep: Callable[..., Any]) -> None:
@@ -498,13 +524,13 @@ def test_one_supervisor_per_sweep(fake_sweep: Callable[..., Any], tmp_path: Path
 def test_cause_of_an_exit(
     code: int, log: list[str], completed: bool, stopped: tuple[str, str] | None, cause: str, detail: str
 ) -> None:
-    found = local.cause_of_exit(code, log, completed=completed, stopped=stopped, memory_kill=False)
+    found = process.cause_of_exit(code, log, completed=completed, stopped=stopped, memory_kill=False)
     assert found[0] == cause
     assert detail in found[1]
 
 
 def test_kill_by_the_system_for_lack_of_memory() -> None:
-    found = local.cause_of_exit(-9, [], completed=False, stopped=None, memory_kill=True)
+    found = process.cause_of_exit(-9, [], completed=False, stopped=None, memory_kill=True)
     assert found == ("memory", "the system ran out of memory and killed the process (SIGKILL)")
 
 

@@ -20,7 +20,7 @@ from normlab.config.sweep_options import SweepOptions
 from normlab.store.format import CHECKSUM_KEY, PLAN_FILE, with_checksum
 from normlab.store.plans import Plan, read_plan, run_of, write_plan
 from normlab.store.runs import RunFolder
-from normlab.sweeps import local
+from normlab.sweeps import local, process
 from normlab.sweeps import plan as sweep_plan
 from normlab.sweeps.packs import split
 from normlab.sweeps.plan import PlannedSweep, make_plan
@@ -104,7 +104,7 @@ def test_a_resumed_sweep_keeps_its_threads(plan: Callable[..., PlannedSweep], mo
     def threads_of_processes(stored: Plan = again.plan) -> set[str]:
         started.clear()
         with monkeypatch.context() as patched:
-            patched.setattr(local.subprocess, "Popen", start)
+            patched.setattr(process.subprocess, "Popen", start)
             executor = local.LocalExecutor(again.folder, options, lambda pack, gpu: None)
             executor.submit(stored, stored.packs)
             executor.close()

@@ -18,8 +18,8 @@ from normlab.config.compose import compose_sweep
 from normlab.norms.base import NORMS, load_all
 from normlab.store.plans import Pack, log_of, read_outcomes, read_plan, run_of, write_plan
 from normlab.sweeps import worker as worker_module
-from normlab.sweeps.local import WorkerProcess, process_options
 from normlab.sweeps.plan import PlannedSweep, make_plan
+from normlab.sweeps.process import WorkerProcess, process_options
 from support.processes import run_sweep, wait_for, worker_of, workers_of
 
 

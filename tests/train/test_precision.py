@@ -18,6 +18,8 @@ from normlab.model import chunked_loss
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun
+from normlab.stats.measure.core import CoreStatistics
+from normlab.stats.measure.extended import ExtendedPass
 from normlab.sweeps.packs import make_packs
 from normlab.training import checkpoint, loss_scale
 from normlab.training.loss_scale import LossScale
@@ -132,6 +134,36 @@ def test_statistics_of_gradients_do_not_have_the_scale() -> None:
     torch.testing.assert_close(*found, rtol=0.02, atol=1e-6)
 
 
+def test_gradients_of_the_stream_that_float16_holds_only_with_a_scale() -> None:
+    """They are divided by the scale as norms, in float32: as float16 numbers they would vanish."""
+    step, model = fp16_step(scale=1024.0)
+    measure = CoreStatistics(step.runner, frozenset({"dresid_rms"}))
+    gradients = [torch.full((2, 8, 16), 2.0**-13, dtype=torch.float16) for _ in model.blocks]
+    scales = (torch.tensor(1.0), torch.tensor(2.0**12))
+    plain, scaled = (measure.of_micro_batch({}, gradients, 16, scale).values for scale in scales)
+    assert len(plain) == len(gradients)
+    assert (plain > 0).all()
+    torch.testing.assert_close(scaled, plain * 2.0**-24, rtol=1e-6, atol=0)
+
+
+def test_adam_statistics_count_the_updates_and_not_the_steps() -> None:
+    """An overflow makes no update, so the averages are those of fewer steps."""
+    found = []
+    for overflows in (0, 2):
+        step, model = fp16_step("optim.clip=null", scale=1024.0)
+        tokens, targets = (x[0] for x in cyclic_batch(torch.Generator().manual_seed(0), 1))
+        for number in range(overflows + 3):
+            assert step.loss_scale is not None
+            step.loss_scale.scale.fill_(2.0**40 if number < overflows else 1024.0)
+            step(tokens, targets, hyperparameters_at(step.optimizer.options, STEPS, 9))
+        names = frozenset({"adam_rms", "adam_eps_frac"})
+        measure = ExtendedPass(step.runner, names, tokens, targets, step.optimizer, [step.optimizer.options])
+        found.append(measure(overflows + 3).values)
+        assert step.optimizer.count == 3
+        assert all(p.isfinite().all() for p in model.parameters())
+    assert torch.equal(*found)
+
+
 def test_chunked_loss_in_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its gradients are computed in the forward pass, so the scale must be there; without it the small ones vanish."""
     config = config_of("norm=layernorm", "model.tie_embeddings=false")
@@ -204,11 +236,9 @@ def test_tf32_needs_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve(config_of("device=cuda", "precision=fp16")).precision == "fp16"
 
 
-@pytest.mark.parametrize(("precision", "size"), [("fp32", 4), ("tf32", 4), ("bf16", 2), ("fp16", 2)])
-def test_bytes_of_an_activation(precision: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("precision", "autocast"), [("fp32", False), ("tf32", False), ("bf16", True), ("fp16", True)])
+def test_autocast_of_a_precision(precision: str, autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
-    settings = resolve(config_of("device=cuda", f"precision={precision}"))
-    assert settings.activation_bytes == size
-    with settings.autocast()():
-        assert torch.is_autocast_enabled("cuda") == (size == 2)
+    with resolve(config_of("device=cuda", f"precision={precision}")).autocast()():
+        assert torch.is_autocast_enabled("cuda") == autocast

@@ -89,7 +89,7 @@ class ExtendedPass:
             self.runner.set_buffers(buffers)
         check_segments(self.runner.model, selection, found)
         with_adam = self.options[0].adam_constants is not None and step > 0
-        of_parameters = self._gradient_statistics() | (self._adam_statistics(step) if with_adam else {})
+        of_parameters = self._gradient_statistics() | (self._adam_statistics() if with_adam else {})
         found |= {column: value for column, value in of_parameters.items() if column.statistic in self.names}
         check_statistics(self.names if with_adam else self.names - set(ADAM_STATISTICS), found)
         device = self.tokens_BT.device
@@ -145,19 +145,18 @@ class ExtendedPass:
         for tokens_CT, targets_CT in zip(self.tokens_BT.split(size), self.targets_BT.split(size), strict=True):
             yield tokens_CT[:, None], targets_CT[:, None]
 
-    def _adam_statistics(self, step: int) -> dict[Column, Tensor]:
+    def _adam_statistics(self) -> dict[Column, Tensor]:
         """Return the size of Adam's update of each matrix, and the share of it that eps determines."""
         if not self.names & set(ADAM_STATISTICS):
             return {}
         model, lead, found = self.runner.model, len(self.runner.run_shape), dict[Column, Tensor]()
         constants = [each.adam_constants or (0.0, 0.0, 0.0) for each in self.options]
-        rows = [(1 - beta1**step, 1 - beta2**step, eps) for beta1, beta2, eps in constants]
-        numbers = rows[0] if lead == 0 else send(torch.tensor(rows, dtype=torch.float64).T, self.tokens_BT.device)
+        numbers = send(torch.tensor(constants, dtype=torch.float64).T, self.tokens_BT.device)
+        numbers[:2] = 1 - numbers[:2] ** self.optimizer.count  # not of the steps: some make no update in float16
         for name, p in self.runner.params.items():
             if p.dim() >= 2 + lead:
-                of_mean, of_square, eps = (
-                    x.view(-1, *[1] * (p.dim() - 1)).to(p.dtype) if isinstance(x, Tensor) else x for x in numbers
-                )
+                shape = [-1] * lead + [1] * (p.dim() - lead)
+                of_mean, of_square, eps = (x.view(shape).to(p.dtype) for x in numbers)
                 mean, square = (self.optimizer.moments[kind][name] for kind in ("mean", "square"))
                 root = (square / of_square).sqrt()
                 update = mean / of_mean / (root + eps)

@@ -50,7 +50,7 @@ def adam_preconditioner(
     if options.adam_constants is None or not count:
         return None
     _, beta2, eps = options.adam_constants
-    correction = 1 - beta2**count
+    correction = 1 - beta2 ** float(count)
     return {name: (square / correction).sqrt() + eps for name, square in squares.items()}
 
 

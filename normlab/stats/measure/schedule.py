@@ -132,7 +132,7 @@ class StatisticsSchedule:
         moments = self.optimizer.moments.get("square", {})
         probe = Probe(
             self.runner.model, stats.names(PROBE), windows.tokens_NT[:count], windows.targets_NT[:count],
-            adam_preconditioner(self.config.optim, moments, step),
+            adam_preconditioner(self.config.optim, moments, self.optimizer.count),
         )  # fmt: skip
         with local_statistics():
             measurement = probe()

@@ -311,8 +311,9 @@ def test_sync_while_the_run_trains(server: Server, tmp_path: Path) -> None:
     """It sends the steps so far, and does not end the run at W&B."""
     process = start(tmp_path, None, "train", *overrides_of(tmp_path, *SLOW, "tracking.wandb=off"))
     wait_for(lambda: any(path.stat().st_size > 50_000 for path in tmp_path.glob("results/runs/*/metrics.jsonl")))
+    process.send_signal(signal.SIGSTOP)  # on a slow machine the run would end before the upload does
     done = call(tmp_path, server, *SYNC)
-    assert process.poll() is None
+    process.send_signal(signal.SIGCONT)
     (run,) = server.runs.values()
     assert (done.returncode, run.summary["state"], run.exit_code) == (0, "running", None)
     steps = run.steps()

@@ -112,7 +112,7 @@ class SumInBackward:
             hook.remove()
 
     def wait(self) -> dict[str, Tensor]:
-        """Return the sums by name, once the all-reduce has ended; a GPU waits, not the host."""
+        """Return the sums by name, once the all-reduce has ended. On a GPU the stream waits, and not the host."""
         for name in list(self._missing):  # parameters that the loss does not depend on
             self._add(name, torch.zeros_like(self._params[name]))
         assert self._work is not None

@@ -1,13 +1,14 @@
 """Measure everything that needs a GPU, on a machine that is lent for some minutes.
 
-    scripts/gpu --minutes 9 --nanogpt DIR    # all parts, in the order of their worth
+    scripts/gpu --minutes 9 --nanogpt DIR    # all parts, the most important first
     scripts/gpu --part correctness --part packs
     scripts/gpu --page FOLDER                # makes FOLDER/results.md again from FOLDER/measurements.jsonl
     scripts/gpu --dry-run                    # the same parts with tiny models on a CPU, in a minute
 
 Each measurement is one line of JSON in measurements.jsonl as soon as it is made, so a machine that is taken away leaves
-what was measured before. Each part has its seconds, and is stopped after them; a part that fails is one line with its
-error, and the others run. results.md is a page of the measurements; messages.txt has what the parts print.
+what was measured before; a second command adds its lines. Each part has its seconds, and is stopped after them; a part
+that fails is one line with its error, and the others run. results.md is a page of the measurements; messages.txt has
+what the parts print.
 
 The sides of a part (`sides.py`) are set up at the same time and then take turns of 10 steps. Baselines: train.py of a
 clone of karpathy/nanoGPT, eager and compiled, alone and as processes at once; and a plain loop over normlab's model.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -115,11 +117,12 @@ def baselines(options: Options, model: str) -> dict[str, Training]:
 
 
 def choose(options: Options, sides: Mapping[str, Training], *patterns: str) -> dict[str, Training]:
-    """Return the sides whose names match a pattern completely; a dry run has no compiled ones."""
+    """Return the sides whose names match a pattern completely; a dry run has no compiled ones and no graphs."""
     return {
         name: side
         for name, side in sides.items()
-        if any(re.fullmatch(pattern, name) for pattern in patterns) and not (options.dry_run and side.compiled)
+        if any(re.fullmatch(pattern, name) for pattern in patterns)
+        and not (options.dry_run and (side.compiled or "train.graph=on" in side.overrides))
     }
 
 
@@ -164,7 +167,8 @@ def describe(model: str, side: Side, work: Training, seconds: Sequence[float]) -
     """Return the measurement of the turns of a side."""
     config = work.config()
     runs = work.runs if isinstance(work, Normlab) else 1
-    low, middle, high = (1000 * each / TURN for each in statistics.quantiles(seconds, n=4))
+    middle = 1000 * statistics.median(seconds) / TURN
+    quartiles = [1000 * each / TURN for each in statistics.quantiles(seconds, n=4)[::2]] if len(seconds) > 3 else None
     tokens_per_s = 1000 / middle * runs * config.train.batch_size * config.model.context
     peak_bytes = side.turns[-1].peak_bytes
     return {
@@ -173,7 +177,7 @@ def describe(model: str, side: Side, work: Training, seconds: Sequence[float]) -
         "side": side.name,
         "runs": runs,
         "ms_per_step": middle,
-        "quartiles": [low, high],
+        "quartiles": quartiles,
         "ms_per_step_and_run": middle / runs,
         "tokens_per_s": tokens_per_s,
         "flops_per_s": tokens_per_s * flops_per_token(config, work.vocab_size or 257),
@@ -210,7 +214,7 @@ def at_once(options: Options, model: str, name: str, work: Training, count: int)
 
 def machine(options: Options) -> Iterator[Measurement]:
     """The machine and the software."""
-    git = [["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain"]]
+    git = [["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"]]
     commit, changes = (subprocess.run(c, cwd=ROOT, capture_output=True, text=True).stdout.strip() for c in git)
     yield {
         "time": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -262,7 +266,10 @@ def correctness(options: Options) -> Iterator[Measurement]:
                     yield {"side": "so far", "passed": counts["PASSED"], "seconds": time.monotonic() - start}
     failed = counts["FAILED"] + counts["ERROR"]
     found = {"passed": counts["PASSED"], "failed": failed, "skipped": counts["SKIPPED"]}
-    yield {"side": "all", **found, "seconds": time.monotonic() - start, "exit_code": process.returncode}
+    found |= {"seconds": time.monotonic() - start, "exit_code": process.returncode}
+    if process.returncode and not failed:
+        found["error"] = f"pytest ended with exit code {process.returncode} ({line.strip()}); see {MESSAGES}"
+    yield {"side": "all", **found}
 
 
 def single(options: Options) -> Iterator[Measurement]:
@@ -302,7 +309,7 @@ def measured(options: Options) -> Iterator[Measurement]:
     for name, overrides in cadences.items():
         for kind, graph in (("eager", ("train.graph=off",)), ("graph", ("train.graph=on",))):
             sides[f"{name}, {kind}"] = Normlab((*options.model("4x128"), *overrides, *graph))
-    yield from compare(options, "4x128", sides)
+    yield from compare(options, "4x128", choose(options, sides, ".*"))
 
 
 def medium(options: Options) -> Iterator[Measurement]:
@@ -340,7 +347,7 @@ class Part:
     """A part of the measurements."""
 
     seconds: int
-    """Its time of nine minutes; of less, its share."""
+    """Its seconds of nine minutes; fewer if there is less time."""
     measure: Callable[[Options], Iterator[Measurement]]
 
 
@@ -355,7 +362,7 @@ PARTS: Mapping[str, Part] = {
     "sweeps": Part(50, sweeps),
     "two_packs": Part(20, two_packs),
 }
-"""In the order of their worth."""
+"""The most important first."""
 
 
 # Running parts.
@@ -421,12 +428,17 @@ COLUMNS = {
 
 
 def page(lines: Sequence[Measurement]) -> str:
-    """Return the page of some measurements, in Markdown."""
-    here = next((line for line in lines if "device_name" in line), {})
+    """Return the page of some measurements, in Markdown; of a part that was measured twice, the last ones."""
+    commands, parts = 0, dict[str, tuple[int, list[Measurement]]]()
+    for line in lines:
+        commands += line["part"] == "machine"  # the first part of each command
+        number, of_part = parts.get(line["part"], (commands, []))
+        parts[line["part"]] = (commands, [*of_part, line] if number == commands else [line])
+    here = next((line for line in reversed(lines) if "device_name" in line), {})
     sections = [f"# Measured by scripts/gpu: {here.get('device_name', 'unknown machine')}\n"]
     sections += [f"- {name}: {value}" for name, value in here.items() if name != "part" and value is not None]
     for name, part in PARTS.items():
-        rows = [with_mfu(line, here) for line in lines if line["part"] == name and line is not here]
+        rows = [with_mfu(line, here) for line in parts.get(name, (0, []))[1] if line is not here]
         rows = [row for row in rows if row.get("side") != "so far" or row is rows[-1]]
         if rows:
             used = [key for key in COLUMNS if any(row.get(key) is not None for row in rows)]
@@ -457,6 +469,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="tiny models on the CPU")
     parser.add_argument("--page", type=Path, metavar="FOLDER", help="only write the page of the measurements there")
     options = parser.parse_args(arguments)
+    if not 0 < options.minutes < math.inf:
+        parser.error(f"--minutes {options.minutes:g}: must be above 0")
     if options.page is not None:
         if not (options.page / MEASUREMENTS).is_file():
             parser.error(f"--page {options.page}: has no {MEASUREMENTS}")
@@ -470,9 +484,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = ["machine", *(name for name in PARTS if name != "machine" and name in (options.part or PARTS))]
     scale = min(1.0, 60 * options.minutes / sum(PARTS[name].seconds for name in names))
     folder = options.out or ROOT / "results" / "bench" / ("gpu-dry-run" if options.dry_run else "gpu")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out {folder}: cannot be created: {error.strerror}")
     failed = False
-    with (folder / MEASUREMENTS).open("w") as file, (folder / MESSAGES).open("w") as messages:
+    with (folder / MEASUREMENTS).open("a") as file, (folder / MESSAGES).open("a") as messages:
         for name in names:
             left = end - time.monotonic()
             seconds = min(left, PARTS[name].seconds * (1 if options.dry_run else scale))
@@ -495,4 +512,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the processes of a part end too
     sys.exit(main())

@@ -358,6 +358,8 @@ def main() -> int:
     print(f"# Estimate for an H100 from counted operations (not measured)\n\nAssumptions:\n{ASSUMPTIONS}\n")
     if clone is not None:
         print(f"nanoGPT at commit {nanogpt.commit_of(clone)}; torch {torch.__version__}\n")
+    if min(options.packs, default=1) < 1 or options.steps < 1:
+        parser.error("--packs, --steps: must be at least 1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
     for model in options.models:

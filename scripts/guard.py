@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,5 +23,8 @@ def load_guard() -> None:
     with tempfile.TemporaryDirectory() as folder:
         library = f"{folder}/guard.so"
         command = ["g++", "-std=c++20", "-shared", "-fPIC", TESTS / "guard.cpp", *options, "-o", library]
-        subprocess.run(command, check=True)
+        try:
+            subprocess.run(command, check=True)
+        except OSError:
+            sys.exit("error: the pretended GPU needs g++; install it")
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)

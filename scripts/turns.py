@@ -1,4 +1,4 @@
-"""Processes that take turns: while one works, the others wait. What a benchmark compares is then measured side by side.
+"""Processes that take turns: while one works, the others wait, so that all sides meet the same load.
 
 A `Side` is a process; its work calls `pause()` at the end of each turn and never returns. The first pause ends the
 set-up. A turn ends when the device has computed what was queued in it.

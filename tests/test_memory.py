@@ -127,6 +127,13 @@ def test_estimate_of_logits_in_chunks(runs: int, monkeypatch: pytest.MonkeyPatch
     assert whole.peak > 1.3 * estimated.peak
 
 
+def test_values_of_a_pass_in_tf32_have_four_bytes() -> None:
+    config = compose_run(["model=gpt2_tiny"])
+    precisions = ("fp32", "tf32", "bf16", "fp16")
+    found = {each: memory.estimate(config, device="cuda", precision=each).peak for each in precisions}
+    assert found["tf32"] == found["fp32"] > found["bf16"] == found["fp16"]
+
+
 def test_attention_of_a_pack_on_a_cpu_is_counted_and_on_a_gpu_fused() -> None:
     config = compose_run(["model=gpt2_124m", "train.batch_size=16"])
     on_cpu, on_gpu = (memory.estimate(config, device=device, runs=4).peak for device in ("cpu", "cuda"))

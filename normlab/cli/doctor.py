@@ -93,7 +93,7 @@ def _device() -> tuple[str, str, str]:
             problem, _, do = problem.rpartition("; ")
             return BAD, f"{finding}; {problem}", f"{do}, or train with device=cpu"
         if version := driver_version():
-            finding = f"{finding}; the NVIDIA driver {version} is loaded, but this process may use no GPU"
+            finding = f"{finding}; the NVIDIA driver {version} is loaded, but this process has no access to a GPU"
             return NOTE, finding, "give the container or the job a GPU, or train with device=cpu"
         return GOOD, f"{finding}; no GPU", ""
     for index in range(torch.cuda.device_count()):

@@ -56,3 +56,5 @@ def list_(
         render(rows if json or what in ("runs", "auto") else table_rows(what, rows), "json" if json else "table"),
         keep="\n",
     )
+    if what == "auto" and not json:
+        echo(rules.LEGEND)

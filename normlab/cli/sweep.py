@@ -29,10 +29,11 @@ def sweep(
     The same command resumes the sweep. Exit code 1 if a run failed; a diverged run has not failed.
 
     Runs that differ only in numbers train stacked, in packs of up to sweep.pack runs. `normlab list auto` shows
-    what sweep.pack=auto and sweep.jobs=auto choose. The bits of a run depend on its threads and on the size and members
+    the default sizes and numbers of packs. The bits of a run depend on its threads and on the size and members
     of its pack, which the plan and the run record.
 
-    A process trains packs one after another, without an effect on bits. It is replaced if it fails or leaks memory.
+    A process trains packs one after another; the results do not depend on that. It is replaced if it fails or leaks
+    memory.
 
     On a CPU, models up to width 128 train in as many packs at once as there are cores; wider models train in one pack
     at a time, which uses all cores. sweep.jobs sets another number of packs. The plan prints packs and threads.

@@ -4,7 +4,8 @@ Three moments may be the peak: the end of the forward pass, the start of the bac
 hold the bound against the live tensors of real steps: the peak is at least the bound, and at most `PEAK_FACTOR` times.
 
 Not counted: biases and norms, statistics except for their copy of the weights, workspaces of kernels, fragmentation,
-the memory that a CUDA graph keeps between its steps, the corpus and the process itself.
+the memory that a CUDA graph keeps between its steps, the copy of the state for checkpoints, the corpus and the process
+itself.
 
 Shapes: R runs, B sequences of a micro-batch, T context, D model width, H heads, M width of the MLP, V vocabulary.
 """
@@ -61,7 +62,7 @@ def estimate(
     Args:
         config: A validated config.
         device: cpu or cuda; only a pack on a CPU keeps the attention weights, (R, B, H, T, T).
-        precision: fp32, or another precision for autocast, whose values have 2 bytes.
+        precision: fp32, tf32, bf16 or fp16; the last two are for autocast, whose values have 2 bytes.
         compiled: Whether the blocks are compiled: compiled code may compute some values again.
         vocab_size: Rows of the token embedding.
         runs: Runs that train stacked.
@@ -69,7 +70,7 @@ def estimate(
     model, train = config.model, config.train
     assert model.mlp_width is not None  # resolved
     sequences = train.batch_size // config.devices // micro_batches(config)
-    tokens, size = sequences * model.context, 4 if precision == "fp32" else 2
+    tokens, size = sequences * model.context, 2 if precision in ("bf16", "fp16") else 4
     weights = 4 * runs * num_weights(config, vocab_size, ALIGNMENT if runs > 1 else 1)
     # Saved for the backward pass: the input of the sub-layers, q, k, v and the attention output, 5 D; one value more
     # for each norm or normalised sum; the MLP before and after its nonlinearity, for swiglu also gate and product.

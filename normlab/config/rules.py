@@ -1,8 +1,9 @@
 """The rules of `auto`: compile, train.graph, sweep.pack and sweep.jobs, as one table whose first matching row decides.
 
-A rule depends on the config, the device and the precision, never on timing or on the card, so that the same command
-makes the same runs on every machine. A row for a CPU names its measurement. The rows for a GPU are estimated, until
-`results/` has a measurement of one: from the counted launches of a step, and from the data sheet of an H100.
+A rule depends on the config, the device and the precision, never on timing or on the card; the memory and the cores of
+the machine may then make packs smaller and fewer. A row for a CPU names its measurement. The rows for a GPU are
+estimated, until `results/` has a measurement of one: from the counted launches and bytes of a step, and from the data
+sheet of an H100.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ BYTES_PER_S = 3.35e12
 FLOPS_PER_S = {"fp32": 67e12, "tf32": 494e12, "bf16": 989e12, "fp16": 989e12}
 """FLOPs per second of an H100 SXM (data sheet, dense)."""
 SHARE = 0.5
-"""Assumed share of both that large kernels reach."""
+"""Assumed share of the peak bandwidth and of the peak FLOPs that kernels reach."""
+WEIGHT_PASSES, VALUE_PASSES = 45, 17
+"""Reads and writes of each weight and of each saved value in a step of a pack, from the bytes that
+`scripts/gpu_estimate.py` counts for 2x32, 4x128 and 6x384."""
+LAUNCH_SHARE = 0.2
+"""Launches of a pack's step over its computation, in seconds, from which on a larger pack would gain little."""
 
 
 def launches(depth: int, runs: int = 1) -> int:
@@ -44,6 +50,8 @@ class Workload:
     width: int
     depth: int
     devices: int
+    plugins: int
+    """Files with code of the user."""
     tokens: int
     """Tokens of a micro-batch on each device."""
     steps: int
@@ -64,9 +72,7 @@ def workload(config: RunConfig, device: str, precision: str, vocab_size: int = m
     tokens = config.train.batch_size // config.devices // parts * model.context
     weights = memory.num_weights(config, vocab_size)
     estimated = memory.estimate(config, device="cuda", precision=precision, vocab_size=vocab_size)
-    # Each weight is read or written 16 times, in both passes, by clipping and by AdamW, and each saved value 4 times:
-    # it and its gradient are written and read.
-    num_bytes = 16 * 4 * weights + 4 * parts * estimated.batch
+    num_bytes = WEIGHT_PASSES * 4 * weights + VALUE_PASSES * parts * estimated.batch
     flops = 6 * parts * tokens * (weights + 2 * model.depth * model.context * model.width)
     return Workload(
         device=device,
@@ -74,6 +80,7 @@ def workload(config: RunConfig, device: str, precision: str, vocab_size: int = m
         width=model.width,
         depth=model.depth,
         devices=config.devices,
+        plugins=len(config.plugins),
         tokens=tokens,
         steps=config.train.steps,
         launch_s=parts * launches(model.depth, 2) * LAUNCH_S,
@@ -82,8 +89,8 @@ def workload(config: RunConfig, device: str, precision: str, vocab_size: int = m
 
 
 def _launch_bound(work: Workload) -> int:
-    """Return the largest pack whose launches take longer than its computation."""
-    return max(1, min(LARGEST_PACK, int(work.launch_s / work.work_s)))
+    """Return the largest pack whose launches take at least `LAUNCH_SHARE` of the time of its computation."""
+    return max(1, min(LARGEST_PACK, int(work.launch_s / (LAUNCH_SHARE * work.work_s))))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,15 +132,18 @@ RULES = (
     Rule(option="compile", value="off", device="cpu", why=f"{BENCH}: one run compiled is as fast as eager, 4x128"),
     Rule(
         option="compile", value="on", device="cuda", at_least={"estimated_seconds": 2 * COMPILE_S},
-        why=f"estimated: it repays {COMPILE_S:g} s of compilation if it halves the time",
+        why=f"estimated: compilation takes {COMPILE_S:g} s and halves the time of a step",
     ),
-    Rule(option="compile", value="off", device="cuda", why="estimated: the run is shorter than its compilation repays"),
+    Rule(option="compile", value="off", device="cuda", why="estimated: compilation would take longer than it saves"),
     Rule(option="train.graph", value="off", device="cpu", why="a CPU has no CUDA graphs"),
     Rule(
-        option="train.graph", value="on", device="cuda", at_most={"devices": 1}, at_least={"steps": 100},
+        option="train.graph", value="on", device="cuda", at_most={"devices": 1, "plugins": 0}, at_least={"steps": 100},
         why="estimated: a capture takes as long as a few steps",
     ),
-    Rule(option="train.graph", value="off", device="cuda", why="several devices, or too few steps to repay a capture"),
+    Rule(
+        option="train.graph", value="off", device="cuda",
+        why="several devices, too few steps to repay a capture, or a plugin, whose Python code no replay runs",
+    ),
     Rule(
         option="sweep.pack", value=16, device="cpu", precision="fp32", at_most={"width": 32, "tokens": 256},
         why=f"{BENCH}: 0.64 of the processor time of a single run, 2x32",
@@ -148,15 +158,15 @@ RULES = (
     ),
     Rule(
         option="sweep.pack", value=_launch_bound, device="cuda", at_most={"devices": 1},
-        shown=f"launches / computation, up to {LARGEST_PACK}",
-        why="estimated: a pack costs the launches of one run, until the GPU computes for longer",
+        shown=f"2 to {LARGEST_PACK}; more for a smaller model",
+        why=f"estimated: launches take {LAUNCH_SHARE:.0%} of the computation, and a larger pack would gain little",
     ),
     Rule(option="sweep.pack", value=1, device="cuda", why="several devices share the batch of one run"),
     Rule(
         option="sweep.jobs", value=0, shown="one for each core", device="cpu", at_most={"width": 128, "tokens": 1024},
         why=f"{BENCH}: 1.4 (4x128) to 2.1 times (2x32) the speed of one process with two threads",
     ),
-    Rule(option="sweep.jobs", value=1, device="cpu", why="not measured above"),
+    Rule(option="sweep.jobs", value=1, device="cpu", why="not measured for larger models"),
     Rule(
         option="sweep.jobs", value=1, device="cuda", precision="fp16",
         why="estimated: not packed, but several processes at once are not measured",
@@ -164,6 +174,10 @@ RULES = (
     Rule(option="sweep.jobs", value=1, device="cuda", why="estimated: packs fill the GPU"),
 )  # fmt: skip
 """The rows, in the order in which they are tried."""
+LEGEND = (
+    "tokens: of a micro-batch on each device; estimated_seconds: of the run on an H100, without compilation and graphs"
+)
+"""The meaning of the fields of `Workload` that are no options."""
 
 
 def decide(option: str, work: Workload) -> Rule:

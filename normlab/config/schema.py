@@ -97,7 +97,10 @@ class TrainConfig:
     checkpoint_every: int = option(200, at_least=0, at_most=10**9, identity=False)
     """Steps between two checkpoints; 0 for a final checkpoint only. The two newest are kept."""
     graph: str = option("auto", choices=("auto", "on", "off"), identity=False)
-    """Replay steps as CUDA graphs, with the same numbers; auto is on for one GPU and 100 steps or more."""
+    """Replay steps as CUDA graphs; auto: on for one GPU, 100 steps or more and no plugin.
+
+    The numbers are the same, unless a plugin's forward pass depends on values that it keeps in Python.
+    """
 
 
 @dataclass(kw_only=True, slots=True)

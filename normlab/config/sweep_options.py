@@ -76,7 +76,7 @@ class SweepOptions:
     pack: str = "auto"
     """Maximum number of runs that train stacked: a number, off, or auto (by the table of `normlab list auto`).
 
-    On this machine, packs of auto are small enough that all `jobs` have one.
+    On this machine, auto limits the size so that each of the `jobs` gets a pack.
     """
     on: str = option("local", choices=("local", "slurm"))
     """local: processes on this machine; slurm: an array job with a task per pack."""

@@ -50,8 +50,8 @@ def sdpa(q_HTK: Tensor, k_HTK: Tensor, v_HTK: Tensor, scale: float) -> Tensor:
 def stacked_sdpa(q_HTK: Tensor, k_HTK: Tensor, v_HTK: Tensor, scale: float) -> Tensor:
     """Return the same by a fused kernel of a GPU, under vmap.
 
-    There `sdpa` would not ask the kernel for the log-sum-exp, which the backward pass needs: a tensor under vmap does
-    not say that it requires a gradient.
+    There `sdpa` omits the log-sum-exp, which the backward pass needs, because no tensor under vmap reports that it
+    requires a gradient.
     """
     width, is_half = q_HTK.shape[-1], q_HTK.dtype in (torch.bfloat16, torch.float16)
     if width % 8 or width > 256 or not (is_half or q_HTK.dtype == torch.float32):

@@ -61,7 +61,7 @@ def chunked_cross_entropy(
         selection: The statistics to collect.
         x: The input of that part, (...R, B, T, D).
         targets: The next tokens, (...R, B, T).
-        scale: A factor of the loss while its gradients are computed, without which they would vanish in float16.
+        scale: The loss scale, so that the gradients do not vanish in float16.
     """
     x_ND, targets_N = x.flatten(-3, -2), targets.flatten(-2, -1)
     tokens, stacked = targets_N.shape[-1], targets_N.dim() > 1

@@ -23,7 +23,7 @@ from normlab.placements.wiring import Branch
 from normlab.stats.instrument import assign_sites, main_stream, observe
 
 SMALL_VOCAB = 1024
-"""Tokens up to which the output matrix is not padded. Estimated: its product takes less time than the launches of the
+"""Largest vocabulary whose output matrix is not padded. Estimated: its product takes less time than the launches of the
 padding."""
 
 

@@ -161,7 +161,7 @@ class ModelRunner:
         raise NotImplementedError
 
     def uncompiled(self) -> Self:
-        """Return a runner of the same tensors that is not compiled, for passes that do not repay it."""
+        """Return a runner of the same tensors that is not compiled, for passes that are not worth compiling."""
         runner = copy.copy(self)
         runner._embed, runner._block, runner._head = _embed, _block, _head
         return runner

@@ -40,13 +40,25 @@ def compute(
 ) -> dict[Column, Tensor]:
     """Return the selected statistics of observed tensors, (...R) each.
 
+    Autocast, in which the forward pass may be, would round the products of matrices.
+
     Args:
         selection: The statistics of each kind of tensor.
         observations: The observed tensors.
         lead: The number of axes of runs.
-        together: Whether to stack tensors of at most `STACK_BYTES`. Under `vmap` they have no memory to know them by.
+        together: Whether to stack tensors of at most `STACK_BYTES`; False under `vmap`, where tensors have no memory to
+            compare.
     """
-    together = together and share_of_stack(observations) <= 1
+    if not observations:
+        return {}
+    device = next(x.device.type for x in observations[0].tensors if isinstance(x, Tensor))
+    with torch.autocast(device, enabled=False):
+        return _compute(selection, observations, lead, together=together and share_of_stack(observations) <= 1)
+
+
+def _compute(
+    selection: Selection, observations: Sequence[Observation], lead: int, *, together: bool
+) -> dict[Column, Tensor]:
     results: dict[Column, Tensor] = {}
     tensors: dict[Any, list[Tensor]] = {}
     rows: dict[Any, Row] = {}
@@ -60,7 +72,7 @@ def compute(
             tensors[stack].append(x.flatten(lead, -2))
         return rows[memory]
 
-    # Row by row of one kind after another, so that most functions need adjacent rows.
+    # One kind after another, so that most functions need adjacent rows.
     kinds = {kind: [each for each in observations if each.kind == kind] for kind in OF if kind in selection}
     calls: dict[Any, list[tuple[Column, tuple[Row, ...]]]] = {}
     for kind, of_kind in ((kind, of_kind) for kind, of_kind in kinds.items() if of_kind):

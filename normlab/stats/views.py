@@ -57,7 +57,7 @@ class View:
         self.width = x.shape[-1]
         self._cache: dict[str, Tensor] = {}
         self._whole: View | None = None
-        """The view that this one is some rows of."""
+        """The view whose rows this view selects; None if it has all."""
         self._rows: Sequence[int] = ()
 
     def rows(self, rows: Sequence[int]) -> View:

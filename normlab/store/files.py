@@ -135,7 +135,7 @@ def write_atomic(path: Path, content: bytes, *, setting: str = "results_dir", sy
         path: The file.
         content: The complete new content.
         setting: The setting that names the folder, for the error message.
-        sync_name: Whether the file survives a power cut right after the call; else the old file may be back.
+        sync_name: Whether to sync the folder too; else a power cut may bring back the old file.
 
     Raises:
         StoreError: The write failed (full disk, no permission); the file is unchanged.

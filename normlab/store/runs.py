@@ -125,8 +125,8 @@ class RunFolder:
             raise ValueError(f"state {status.get('state')!r} is none of {', '.join(STATES)}")
         self.check_place()
         path = self.path / STATUS_FILE
-        # If a power cut brings back an older status, the run resumes from its checkpoints. Without any status, a run
-        # that has steps and no checkpoint yet does not resume.
+        # If a power cut brings back an older status, the run resumes from its checkpoints. The first status is synced:
+        # a run with rows, but without a status and without a checkpoint, cannot resume.
         sync_name = status["state"] != RUNNING or not path.exists()
         write_atomic(path, with_checksum({**status, "updated": time.time()}), sync_name=sync_name)
 

@@ -56,7 +56,7 @@ class LocalExecutor:
     def submit(self, plan: Plan, waiting: Sequence[Pack]) -> list[Pack]:
         """Start packs up to the limit, each on the GPUs with the fewest packs; return the rest.
 
-        Without a rest, end the idle workers, which hold memory.
+        If no pack is left to start, end the idle workers, which hold memory.
 
         A pack that needs more GPUs than are free keeps the packs behind it waiting, or it would wait for ever.
         """
@@ -82,7 +82,7 @@ class LocalExecutor:
         return rest
 
     def _idle_worker(self, gpus: Sequence[Gpu], options: Mapping[str, object]) -> WorkerProcess | None:
-        """Return an idle worker for a pack, which is idle no more; without any, end the workers of its slot."""
+        """Remove and return an idle worker that fits; if none does, end those of the same GPUs, or one on a CPU."""
         self._end_idle([worker for worker in self._idle if worker.exit_code() is not None])
         for worker in self._idle:
             if worker.gpus == gpus and worker.options == options:

@@ -29,6 +29,16 @@ def pack_key(config: RunConfig) -> str:
     return json.dumps(tree, sort_keys=True)
 
 
+def reason_to_train_alone(config: RunConfig) -> str:
+    """Return why a run cannot train in a pack, or an empty text."""
+    if config.stats.names(PROBE):
+        return "a probe differentiates one model twice"
+    if config.devices > 1:
+        return "several devices share the batch of one run"
+    # The coefficients of stacked runs are those of one number of updates.
+    return "with precision=fp16, each run skips other updates" if config.precision == "fp16" else ""
+
+
 def make_packs(
     configs: Sequence[RunConfig], indices: Sequence[int], alone: Collection[int], size: int
 ) -> list[list[int]]:
@@ -42,10 +52,7 @@ def make_packs(
     """
     groups: dict[str, list[int]] = {}
     for index in indices:
-        # A probe differentiates twice, through one model; several devices share the batch of one run. In fp16 each run
-        # skips other updates, and the coefficients of stacked runs are those of one number of updates.
-        config = configs[index]
-        trains_alone = index in alone or config.stats.names(PROBE) or config.devices > 1 or config.precision == "fp16"
+        trains_alone = index in alone or reason_to_train_alone(configs[index])
         groups.setdefault(f"alone: {index}" if trains_alone else pack_key(configs[index]), []).append(index)
     return [pack for group in groups.values() for pack in split(group, size)]
 

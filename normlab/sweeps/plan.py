@@ -29,7 +29,7 @@ from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack
 from normlab.sweeps.gpus import choose_gpus
-from normlab.sweeps.packs import make_packs, pack_key
+from normlab.sweeps.packs import make_packs, pack_key, reason_to_train_alone
 from normlab.training.identity import identity, run_id_of
 from normlab.training.machine import (
     Gpu,
@@ -147,6 +147,9 @@ def make_plan(
     drawing = _runs_with_random_forward(configs)
     packs = make_packs(configs, left, drawing | {index for index in left if runs[index].exists()}, size)
     notes = [*_size_notes(packs), *_existing_run_notes(runs, make_packs(configs, range(len(runs)), drawing, size))]
+    if (options.largest_pack or 1) > 1:
+        reasons = dict.fromkeys(map(reason_to_train_alone, configs))
+        notes += [f"sweep.pack={options.pack} does not apply to all runs: {reason}" for reason in reasons if reason]
     numbered = [Pack(number, pack) for number, pack in enumerate(sorted(packs), 1)]
     jobs = jobs if gpus else max(1, min(jobs, len(packs)))
     threads = None if options.on == "slurm" else threads_of((options.jobs or jobs) * max(1, len(gpus)))

@@ -23,7 +23,7 @@ from normlab.store.files import io_error
 from normlab.store.plans import Pack, PackOutcome, Plan
 from normlab.sweeps.gpus import fault_of
 from normlab.sweeps.plan import all_completed
-from normlab.sweeps.worker import ERROR_PREFIX, GRACE_S
+from normlab.sweeps.worker import ERROR_PREFIX, GRACE_S, answer_of
 from normlab.training.machine import Gpu
 
 POLL_EVERY_S = 0.1
@@ -75,6 +75,8 @@ class WorkerProcess:
             env=environment,
             start_new_session=True,
         )
+        self._number = 0
+        """The number of the latest pack."""
         self._earlier_children: list[int] = []
         """Children of earlier packs: followers, which still send the runs of those packs to W&B."""
 
@@ -86,7 +88,7 @@ class WorkerProcess:
     def start(self, number: int, node: int) -> None:
         """Let the process train a pack."""
         assert self._process.stdin is not None
-        self._earlier_children = _children_of(self.pid)
+        self._number, self._earlier_children = number, _children_of(self.pid)
         with contextlib.suppress(OSError):  # the process has ended, as `exit_code` reports
             self._process.stdin.write(f"{number} {node}\n".encode())
             self._process.stdin.flush()
@@ -101,10 +103,10 @@ class WorkerProcess:
         """Return whether the process has answered that its pack has ended and that it can train another."""
         if self.answers is None or not wait([self.answers], 0):
             return False
-        if os.read(self.answers, 4096):
-            return True
+        if text := os.read(self.answers, 4096):
+            return text.endswith(answer_of(self._number))  # code that Python runs at its start may print too
         assert self._process.stdout is not None
-        self._process.stdout.close()  # it stays readable for ever, and the process may take a while to end
+        self._process.stdout.close()  # at its end, a pipe is always readable
         return False
 
     def exit_code(self) -> int | None:
@@ -201,7 +203,7 @@ class RunningPack:
         """Return the outcome of the pack, or None while it trains.
 
         Stop a worker that has written nothing for `timeout_minutes`, kill one that has not stopped within the grace
-        period, and give up one that the kill does not end. After a failure, kill the other processes of its session.
+        period, and report one that survives the kill as lost. After a failure, kill the other processes of its session.
         """
         if self._ended is not None:  # a signal may come while the outcome is written
             return self._ended

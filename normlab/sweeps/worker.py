@@ -1,14 +1,14 @@
 """The process that trains packs one after another: `python -m normlab.sweeps.worker [--gpu] FOLDER`.
 
 The supervisor writes a line `NUMBER NODE` to standard input for each pack, with the index of this node among those of
-the pack. If a pack ends without an error and the process can train another, the process writes NUMBER to standard
-output and waits. Else it exits with the pack's exit code. During a pack, both outputs go to the log of the pack.
+the pack. If a pack ends without an error and the process can train another, the process writes `answer_of(NUMBER)` to
+standard output and waits. Else it exits with the pack's exit code. During a pack, both outputs go to the pack's log.
 
 Standard input closes when the supervisor dies; the process then sends itself SIGTERM, so that it writes a checkpoint
 and stops, and kills itself after a grace period.
 
 A pack has the bits that it has in a new process: the generator of torch is seeded as in a new process, the supervisor
-starts another process for other global switches of torch, and no process trains another pack after user code.
+starts another process for other global switches of torch, and a process that has run a plugin trains no other pack.
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ GRACE_S = 30.0
 ERROR_PREFIX = "error: "
 """Start of the last line of the log after an error."""
 LEAK_BYTES = 2**28
-"""Growth of the memory between packs, since the first pack, after which the process trains no other pack."""
+"""A process whose memory has grown by more than this since its first pack trains no other pack."""
+
+
+def answer_of(number: int) -> bytes:
+    """Return the line that tells the supervisor that a pack has ended."""
+    return b"pack %d has ended\n" % number
 
 
 class Worker:
@@ -187,7 +192,7 @@ def main(folder: Path, *, on_gpu: bool) -> int:
         if code or not worker.is_reusable():
             return code
         with contextlib.suppress(BrokenPipeError):  # the supervisor has died, so the thread stops the process
-            os.write(answers, f"{number}\n".encode())
+            os.write(answers, answer_of(number))
 
 
 if __name__ == "__main__":

@@ -4,13 +4,14 @@ A checkpoint is a folder `step_00000200/` with `state.safetensors`, `meta.json` 
 the lengths and SHA-256 digests of the other two files, has a checksum like run.json, and is written last. The folder
 has a temporary name until all its files are synced to the disk.
 
-A kill needs no sync: what a process wrote, the system still has. A power cut does, and each sync waits for the disk:
+A kill needs no sync: what a process wrote, the system still has. Against a power cut, these are synced, and each sync
+waits for the disk:
 
 - The record, before the checkpoint that counts its bytes (`RunFolder.sync`): without its rows, the run cannot resume.
 - Each of the three files, before the folder gets its name: else the newest checkpoint could be damaged.
-- The folder of all checkpoints, after that and before older ones are deleted. On a file system with a journal this
-  covers the names in the new folder, which are older than its own; elsewhere a checkpoint without one of its files is
-  damaged, and the one before it is intact.
+- The folder of all checkpoints, after that and before older ones are deleted. With a journal, this syncs the names in
+  the new folder too, which are older than its own. Without one, the newest checkpoint may lack a file, and the one
+  before it is intact.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class ReplayedSteps:
             self._graphs[measured] = capture(lambda: self.take(measured), self._pool)
             return ""
         except RuntimeError as error:
-            problem = one_line(error.__context__ or error)  # the error that ended the capture comes last
+            problem = one_line(error.__context__ or error)  # `error` may be that of the end of a failed capture
         self._failed, self._pool = True, None
         self._graphs.clear()
         if torch.cuda.is_available():

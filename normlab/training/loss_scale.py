@@ -12,11 +12,11 @@ INITIAL = 2.0**16
 GROWTH_INTERVAL = 2000
 """Updates in succession after which the scale doubles; a gradient that is not finite halves it."""
 SMALLEST = 1.0
-"""With a smaller scale, gradients overflow that float32 would hold easily: the run has diverged."""
+"""With a smaller scale, the run counts as diverged: its gradients overflow without any scale."""
 
 
 class LossScale:
-    """A factor of the loss, in place on the device; the host never waits to learn it.
+    """A factor of the loss, in place on the device; the host never reads it.
 
     `torch.amp.GradScaler` reads on the host whether to call the optimiser, so a CUDA graph could not replay it.
 

@@ -1,7 +1,7 @@
 """Optimisers and learning-rate schedules. Updates are in place, by fused kernels or, for stacked runs, on one buffer.
 
 An optimiser keeps its moments as tensors by the names of the parameters, like these in a `Stack` for stacked runs, and
-one count of the updates made. An update with `alive` false changes nothing, and the host does not wait to learn that.
+one count of the updates made. An update with `alive` false changes nothing; the host does not read `alive`.
 
 Shapes: R runs, the leading axis of every tensor of stacked runs; `...R` marks an axis that only those have.
 """

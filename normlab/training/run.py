@@ -194,7 +194,7 @@ def _run(loop: Loop, stop: StopRequest) -> list[Outcome]:
             state = loop.run(stop)
             loop.writer.wait()
     except BaseException as error:
-        # What the loop has recorded, it keeps. The second Ctrl-C ends the process if the disk takes too long for that.
+        # Write the rows that the loop has recorded. The second Ctrl-C ends the process if that takes too long.
         loop.writer.end()
         if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C: stop without a checkpoint
             stop.end()

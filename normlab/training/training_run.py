@@ -72,7 +72,7 @@ class TrainingRun:
     last_finite: StepNumbers | None = None
     """The last step with finite loss and gradient norm."""
     recorded: tuple[Progress, Divergence | None] = field(default_factory=lambda: (Progress(), None))
-    """`progress` and `diverged` as of the last rows that were written."""
+    """`progress` and `diverged` after the rows that were written last."""
 
     # The record. The loop calls these methods; the writer's thread writes.
 

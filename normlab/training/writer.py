@@ -1,12 +1,11 @@
 """One thread that writes what a run records, so that the training loop does not wait for the disk.
 
 The loop adds jobs; the thread runs them strictly in that order. A job holds everything that it writes, or a copy that
-the loop does not change before the job is done. After a job that failed, no other job runs, so the record never has
-something without what comes before it.
+the loop does not change before the job is done. After a job that failed, no other job runs, so the record has no gap.
 
 The thread also serves runs on a CPU: it needs the processor only for the formatting of rows, which the loop would do
-itself, and releases Python's lock while it waits for the disk. It computes no tensor operation, which would start
-another team of OpenMP threads.
+itself, and releases Python's lock while it waits for the disk. Its operations on tensors are small, since large ones
+would start another team of OpenMP threads.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 Job = Callable[[], None]
 
 MOST_WAITING = 1024
-"""Most calls of `add` whose jobs wait: rows of a few KB each. A disk that is slower for longer delays the loop."""
+"""Most calls of `add` whose jobs wait: rows of a few KB each. If more wait, `add` does too."""
 MOST_AT_ONCE = 16
 """Most jobs of a call that run at the same time."""
 
@@ -80,7 +79,7 @@ class Writer:
         if self._thread is not None:
             try:
                 self._thread.join()
-            except BaseException:  # another Ctrl-C: the job that runs is the last
+            except BaseException:  # after another Ctrl-C, only the running job is completed
                 with self._changed:
                     self._waiting.clear()
                 raise

@@ -266,6 +266,7 @@ def test_statistics_are_finite_for_one_token_and_for_many(context: int) -> None:
     runs = case("pre", 1, f"model.context={context}")
     (model,) = runs.models()
     step = runs.step_of([model])
+    step.optimizer.count.fill_(1)
     tokens = torch.randint(0, VOCAB, (2, context), generator=torch.Generator().manual_seed(0))
     measurement = ExtendedPass(step.runner, NAMES, tokens, tokens, step.optimizer, [runs.configs[0].optim])(1)
     values = dict(zip(map(tuple, measurement.columns), measurement.values.tolist(), strict=True))

@@ -48,6 +48,22 @@ def test_norms_of_autocast_tensors_equal_those_of_their_values() -> None:
         assert found["resid_absmax", "", layer].item() == x.abs().max().item()
 
 
+def test_statistics_of_a_pass_in_autocast_are_those_of_its_tensors() -> None:
+    """Their products of matrices are not rounded to bfloat16."""
+    generator = torch.Generator().manual_seed(0)
+    x_BTD = torch.randn(2, 9, 8, generator=generator).bfloat16()
+    q_BHTK, k_BHTK = torch.randn(2, 2, 2, 9, 4, generator=generator).bfloat16()
+    of = {"resid": (x_BTD,), "norm": (x_BTD, 2 * x_BTD), "attention": (q_BHTK, k_BHTK, 0.5)}
+    observations = [Observation(kind, "", tensors, 1) for kind, tensors in of.items()]
+    selection = select(frozenset(name for name, entry in STATISTICS.items() if entry.of in of and entry.value))
+    for together in (False, True):
+        expected = compute(selection, observations, together=together)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = compute(selection, observations, together=together)
+        assert len(found) > 3
+        assert all(torch.equal(found[column], value) for column, value in expected.items())
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("runs", [1, 3], ids=["single", "stacked"])
 def test_every_compiled_statistic_equals_the_reference(runs: int) -> None:

@@ -238,7 +238,7 @@ class FakePopen:
                 run.write_status({"state": "finished"})
         type(self).running -= 1
         if self.way == "finish":
-            os.write(self.answers, b"%d\n" % self.numbers[-1])
+            os.write(self.answers, worker.answer_of(self.numbers[-1]))
         else:
             self.code = {"leak": 0, "memory": 12, "raise": 1, "stopped from outside": 143}.get(self.way, -9)
         self.way = ""

@@ -66,6 +66,24 @@ def planned_in(results: Path, overrides: Sequence[str], *grid: str) -> PlannedSw
 
 
 @pytest.mark.process
+def test_what_python_prints_at_its_start_is_no_answer(
+    tmp_path: Path, overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('1\\n2', flush=True)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    planned = planned_in(tmp_path / "results", overrides, "seed=0,1", "sweep.pack=off")
+    first, second = planned.plan.packs
+    with started(planned, first) as process:
+        for pack in (first, second):
+            process.start(pack.number, 0)
+            wait_for(lambda: process.is_ready() or process.exit_code() is not None)
+            assert process.exit_code() is None
+            assert all(
+                run_of(planned.folder, run).status()["state"] == "finished" for run in planned.plan.runs_of(pack)
+            )
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(
     "grid",
     [

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from normlab.config.compose import compose_run
+from normlab.config.compose import compose_run, compose_sweep
 from normlab.config.optim import AdamW
 from normlab.errors import ConfigError
 from normlab.model import chunked_loss
@@ -21,6 +21,7 @@ from normlab.model.runner import SingleRun
 from normlab.stats.measure.core import CoreStatistics
 from normlab.stats.measure.extended import ExtendedPass
 from normlab.sweeps.packs import make_packs
+from normlab.sweeps.plan import make_plan
 from normlab.training import checkpoint, loss_scale
 from normlab.training.loss_scale import LossScale
 from normlab.training.machine import apply, resolve
@@ -208,6 +209,13 @@ def test_a_resumed_run_keeps_its_scale(tmp_path: Path, monkeypatch: pytest.Monke
     skipped = [row["step"] for row in rows[0][:-1] if row["clip"] == 0]
     assert skipped[:3] == [0, 1, 2]
     assert len(skipped) < 12
+
+
+def test_a_sweep_notes_that_runs_in_fp16_train_alone(tmp_path: Path) -> None:
+    grid = [*small_run(tmp_path), "precision=fp16", "seed=0,1", "sweep.pack=2"]
+    notes = make_plan(*compose_sweep(grid)).plan.notes
+    assert notes == ["sweep.pack=2 does not apply to all runs: with precision=fp16, each run skips other updates"]
+    assert make_plan(*compose_sweep([*grid, "precision=bf16"])).plan.notes == []
 
 
 def test_runs_in_fp16_train_alone() -> None:

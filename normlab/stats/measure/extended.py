@@ -68,7 +68,7 @@ class ExtendedPass:
     autocast: Callable[[], AbstractContextManager] = nullcontext
 
     def __post_init__(self) -> None:
-        """Take an uncompiled runner: a pass every two hundred steps does not repay compilation."""
+        """Take an uncompiled runner: a pass every two hundred steps is not worth compiling."""
         if not self.independent or len(self.tokens_BT) < 2:
             self.names -= set(PER_EXAMPLE_STATISTICS)
         self.runner = self.runner.uncompiled()
@@ -163,5 +163,7 @@ class ExtendedPass:
                 rms, share = update.square(), (root < 10 * eps).to(root.dtype)
                 depth = len(model.blocks)
                 found[parameter_column(name, depth, "adam_rms")] = rms.flatten(lead).mean(-1).sqrt()
-                found[parameter_column(name, depth, "adam_eps_frac")] = share.flatten(lead).mean(-1)
+                # Not defined before the first update, which an overflow in float16 may delay.
+                share = share.flatten(lead).mean(-1).where(self.optimizer.count > 0, math.nan)
+                found[parameter_column(name, depth, "adam_eps_frac")] = share
         return found

@@ -32,9 +32,9 @@ from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack, Status
 from normlab.training import checkpoint
-from normlab.training.identity import describe, runs_with_source_hashes
+from normlab.training.identity import describe
 from normlab.training.machine import RuntimeSettings
-from normlab.training.parent_run import find_parent_run
+from normlab.training.start_from import check_start, copy_start, read_start
 from normlab.training.training_run import FRESH, TrainingRun
 
 PLUGINS = "plugins"
@@ -61,7 +61,8 @@ def open_runs(
         pack: The pack's `sweep`, `number` and, if they are planned, the ids of its `runs`.
 
     Raises:
-        ConfigError: A run's id is not the planned one.
+        ConfigError: A run's id is not the planned one, or a new run cannot start from the run that it names.
+        StoreError: The checkpoint from which a new run starts is missing or damaged.
     """
     records = [describe(config, replace(settings, init=config.init_rule), corpus) for config in configs]
     folders = [_choose_folder(config, record) for config, record in zip(configs, records, strict=True)]
@@ -75,10 +76,15 @@ def open_runs(
                 )
         for record in records:
             record["pack"] = {**(pack or {}), "runs": ids}
-    return [
+    runs = [
         TrainingRun(config, RunFolder(folder), record)
         for config, folder, record in zip(configs, folders, records, strict=True)
     ]
+    for run in runs:
+        if run.config.train.start_from is not None and not run.folder.exists():
+            check_start(run.config, run.new_run_json["identity"])
+            read_start(run.config)
+    return runs
 
 
 def status_if_completed(run: TrainingRun) -> Status | None:
@@ -224,18 +230,8 @@ def _create(run: TrainingRun) -> None:
     for number, path in enumerate(config.plugins):
         copy = folder.path / PLUGINS / f"{number:02d}_{Path(path).name}"
         write_atomic(copy, Path(path).expanduser().read_bytes())
-    # The runs of a pack start together, at step 0.
-    parent = None
-    if not config.run.fresh and len(parse_part(RecordedPack, record.get("pack")).runs) < 2:
-        parent = find_parent_run(folder.path.parent, record, config)
-    if parent is not None:
-        parent.branch(folder)
-        record["continued_from"] = {"run_id": parent.folder.run_id, "step": parent.checkpoint.step}
-    for other in runs_with_source_hashes(folder.path.parent, record["run_id"], record["identity"]):
-        warn(
-            f"run {other} has these settings, but was recorded before norms and placements had versions: it cannot be "
-            f"resumed, and {record['run_id']} starts from step 0"
-        )
+    if config.train.start_from is not None:
+        copy_start(config, folder)
     RunFolder.create(folder.path, record)
 
 

@@ -32,6 +32,7 @@ from normlab.training.optim import decayed_kinds
 from normlab.training.prepare import check_pack, open_runs, prepare_folders, status_if_completed
 from normlab.training.resume import report_changes, resume_from_checkpoint
 from normlab.training.signals import StopRequest
+from normlab.training.start_from import resolve_start
 from normlab.training.training_run import TrainingRun
 
 MANY_BLOCKS = 500
@@ -95,6 +96,7 @@ def train_pack(
     Raises:
         ConfigError, DataError, StoreError: The message says what to do.
     """
+    configs = [resolve_start(config) for config in configs]
     settings = resolve(configs[0])
     corpus = open_corpus(configs[0].data)
     # After the corpus: it may import a compiler, and a missing text is reported sooner.
@@ -184,12 +186,9 @@ def train_replica(config: RunConfig) -> int | None:
 def _run(loop: Loop, stop: StopRequest) -> list[Outcome]:
     try:
         for run in loop.runs:
-            first = run.progress.step
             for tracker in run.trackers:
                 # The header and the MFU are of this machine, not of that of the first start.
-                tracker.start(run.run_json | {"resolved": run.new_run_json["resolved"]}, first)
-                if run.run_json.get("continued_from", {}).get("step") == first and first > 0:
-                    tracker.log(run.folder.rows().rows)  # those of the parent run
+                tracker.start(run.run_json | {"resolved": run.new_run_json["resolved"]}, run.progress.step)
         with convert_torch_errors():
             state = loop.run(stop)
             loop.writer.wait()

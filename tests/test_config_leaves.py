@@ -26,7 +26,7 @@ from normlab.stats.measure.schedule import probe_steps
 from normlab.tracking.payloads import labels_of
 from normlab.tracking.settings import services_of
 from normlab.training.machine import resolve
-from normlab.training.run import Outcome, train
+from normlab.training.start import Outcome, train
 
 HERE = Path(__file__).parent
 

@@ -41,7 +41,7 @@ from normlab.training.machine import (
     resolve_device,
 )
 from normlab.training.optim import decayed_kinds
-from normlab.training.start_from import check_start, resolve_start
+from normlab.training.resume import check_start, resolve_start
 
 _LONGEST_KEYS = 60
 """Most characters of a generated name before its hash."""

@@ -26,6 +26,9 @@ from normlab.training import checkpoint
 from normlab.training.optim import kept_step, learning_rate
 from normlab.training.writer import Writer
 
+PLUGINS = "plugins"
+"""The folder of the copies of plugins in a run's folder."""
+TOKENIZER_FILE = "tokenizer.json"
 FRESH = "start another run beside it with run.fresh=true"
 
 

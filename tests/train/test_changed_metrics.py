@@ -13,7 +13,7 @@ from normlab.config.compose import compose_run
 from normlab.loaded_run import load
 from normlab.report.cells_table import summarize_by
 from normlab.store.runs import RunFolder
-from normlab.training.run import train, train_pack
+from normlab.training.start import train, train_pack
 from support.run_folders import OVERRIDES, Command
 
 CONSTANT = ("optim.schedule=constant", "optim.warmup_steps=2")

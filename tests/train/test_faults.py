@@ -454,7 +454,7 @@ def test_out_of_memory_in_a_step_is_reported(tmp_path: Path) -> None:
     script = """
 import resource, sys, torch
 from pathlib import Path
-import normlab.config.compose, normlab.training.run
+import normlab.config.compose, normlab.training.start
 from normlab.cli import main
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**30,) * 2)
@@ -486,7 +486,7 @@ def test_out_of_memory_while_reading_a_checkpoint_is_not_damage(
     script = """
 import resource, sys, torch
 from pathlib import Path
-import normlab.config.compose, normlab.training.run, normlab.loaded_run
+import normlab.config.compose, normlab.training.start, normlab.loaded_run
 from normlab.cli import main
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 7 * 2**27,) * 2)

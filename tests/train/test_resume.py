@@ -32,7 +32,7 @@ from normlab.report.runs_table import summarize
 from normlab.store.format import with_checksum
 from normlab.store.runs import RunFolder
 from normlab.training import checkpoint
-from normlab.training import run as training
+from normlab.training import start as training
 from normlab.training.identity import describe
 from normlab.training.machine import resolve
 from normlab.training.signals import SIGNALS, StopRequest

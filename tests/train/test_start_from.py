@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from normlab.store.runs import RunFolder
-from normlab.training import checkpoint
+from normlab.training import checkpoint, resume
 from support.run_folders import Command, Train, contents, damage, differences, steps_of
 
 CONSTANT = ["optim.schedule=constant", "optim.warmup_steps=2"]
@@ -136,12 +136,10 @@ def test_a_started_run_needs_the_other_run_no_longer(
     assert second.state() == "finished"
 
 
-@pytest.mark.parametrize("written", ["the record", "the checkpoint"])
+@pytest.mark.parametrize(("owner", "name"), [(RunFolder, "create"), (checkpoint, "save"), (resume, "write_atomic")])
 def test_a_run_killed_at_its_start_starts_again(
-    written: str, first: RunFolder, train: Train, monkeypatch: pytest.MonkeyPatch
+    owner: object, name: str, first: RunFolder, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The unfinished folder does not count as the remains of a run."""
-
     class Killed(BaseException):
         pass
 
@@ -149,10 +147,7 @@ def test_a_run_killed_at_its_start_starts_again(
         raise Killed
 
     with monkeypatch.context() as patch:
-        if written == "the record":
-            patch.setattr(checkpoint, "save", die)
-        else:
-            patch.setattr(RunFolder, "create", die)
+        patch.setattr(owner, name, die)
         with pytest.raises(Killed):
             train(*CONSTANT, "train.start_from=first")
     again = train(*CONSTANT, "train.start_from=first")

@@ -430,24 +430,6 @@ def test_sample_reports_a_damaged_checkpoint(
     assert out
 
 
-@pytest.mark.parametrize(
-    ("section", "override", "value"), [("norm", "name", None), ("model", "context", None), ("optim", "lecay", 1)]
-)
-def test_unknown_config_in_a_record_fails(
-    section: str, override: str, value: object, train: Train, run_command: Command, interrupt: Callable[..., None]
-) -> None:
-    """As another version of normlab would write it, with a valid checksum."""
-    interrupt(9)
-    folder = train()
-    run = folder.run()
-    run["config"][section][override] = value
-    (folder.path / "run.json").write_bytes(with_checksum(run))
-    code, out, err = run_command("sample", str(folder.path), "--tokens=3")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "run.json: holds no config that this version of normlab knows" in err
-    assert "update normlab, or restore a copy" in err
-
-
 @pytest.mark.process
 def test_out_of_memory_in_a_step_is_reported(tmp_path: Path) -> None:
     """The process may allocate 1 GiB after its start, and a step needs more."""

@@ -28,7 +28,7 @@ def train(*overrides: str) -> LoadedRun:
     from normlab.config.compose import compose_run
     from normlab.tracking.background import wait_for_followers
     from normlab.training.machine import check_machine
-    from normlab.training.run import train as train_config
+    from normlab.training.start import train as train_config
 
     config = compose_run(overrides)
     check_machine(config)

@@ -95,7 +95,7 @@ def train_many(results: Path, text: Path, count: int) -> None:
     import torch
 
     from normlab.config.compose import compose_run
-    from normlab.training.run import train
+    from normlab.training.start import train
 
     # A second thread does not speed up such small models, and slows them on a busy machine.
     torch.set_num_threads(1)

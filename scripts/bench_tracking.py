@@ -133,7 +133,7 @@ class Freezer:
 def main() -> int:
     """Run the bench, print the table, and return the exit code."""
     limit_spinning()
-    from normlab.training.run import train
+    from normlab.training.start import train
 
     with tempfile.TemporaryDirectory(prefix="normlab-bench-") as folder:
         environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}

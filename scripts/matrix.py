@@ -39,7 +39,7 @@ from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS
 from normlab.store.files import write_atomic
 from normlab.store.runs import RunFolder
-from normlab.training.run import train
+from normlab.training.start import train
 
 CORPUS = Path(__file__).parents[1] / "tests" / "corpus.txt"
 STEPS, MIDDLE = 20, 9

@@ -39,7 +39,7 @@ from normlab.model.init import build_model
 from normlab.openmp import SPIN_COUNT
 from normlab.tracking.console import Console
 from normlab.tracking.tracker import Row
-from normlab.training import run as run_module
+from normlab.training import start as run_module
 from normlab.training.machine import RuntimeSettings, resolve
 from normlab.training.optim import learning_rate
 

@@ -44,7 +44,7 @@ OVERRIDES = ["norm=rmsnorm", "tracking.wandb=off", "optim.lr=1e-3", "eval.every=
 def train_run(placement: str, args: argparse.Namespace) -> RunFolder:
     """Return the run of a placement."""
     from normlab.config.compose import compose_run
-    from normlab.training.run import train
+    from normlab.training.start import train
 
     overrides = [f"placement={placement}", f"model.depth={args.depth}", f"train.steps={args.steps}", *OVERRIDES]
     config = compose_run([*overrides, f"results_dir={args.results}"])

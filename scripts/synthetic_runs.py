@@ -170,7 +170,6 @@ class Record:
                 "config": self.config, "corpus": "b" * 64, "device": "cpu", "precision": "fp32", "compile": "off",
                 "versions": {"norm": 1, "placement": 1, "init": 1},
             },
-            "prefix_hash": None,
             "flops_per_token": self.flops_per_token,
             "warnings": [],
             "norm": {

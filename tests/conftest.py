@@ -132,7 +132,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
 
     from normlab.config.compose import compose_run
-    from normlab.training.run import train
+    from normlab.training.start import train
     from support.run_folders import OVERRIDES
 
     threads = torch.get_num_threads()

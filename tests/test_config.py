@@ -13,7 +13,7 @@ from normlab.data.corpus import open_corpus
 from normlab.options import plain_tree
 from normlab.training.loop import Loop
 from normlab.training.machine import resolve
-from normlab.training.prepare import open_runs
+from normlab.training.start import open_runs
 
 CORPUS = Path(__file__).with_name("corpus.txt")
 

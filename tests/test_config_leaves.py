@@ -6,7 +6,7 @@ An option without a row fails, so no option can be added that nothing reads.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from normlab.stats.measure.schedule import probe_steps
 from normlab.tracking.payloads import labels_of
 from normlab.tracking.settings import services_of
 from normlab.training.machine import resolve
-from normlab.training.run import Outcome, train
+from normlab.training.start import Outcome, train
 
 HERE = Path(__file__).parent
 
@@ -37,6 +37,14 @@ HERE = Path(__file__).parent
 def losses(config: RunConfig) -> Any:
     """Return the training losses of a short run."""
     return [row["loss"] for row in train(config, trackers=[]).folder.rows().rows if "loss" in row]
+
+
+def losses_beside_another(config: RunConfig) -> Any:
+    """Return the training losses of a short run in whose results folder another run has made two steps."""
+    shorter = replace(config.train, steps=2, start_from=None)
+    options = {"run": replace(config.run, name="another"), "optim": replace(config.optim, lr=0.1)}
+    train(replace(config, train=shorter, **options), trackers=[])
+    return losses(config)
 
 
 def validation(config: RunConfig) -> Any:
@@ -331,6 +339,7 @@ RUN_ROWS: dict[str, Row] = {
     "precision": Row("fp32", "bf16", losses),
     "compile": Row("off", "on", resolved),
     "train.graph": Row("off", "on", resolved),
+    "train.start_from": Row("null", "another@2", losses_beside_another),
     "deterministic": Row("true", "false", resolved),
     "results_dir": Row("results", "elsewhere", run_folder),
     "plugins": Row("[]", f"[{HERE / 'plugins' / 'two_placements.py'}]", record("config.plugins")),

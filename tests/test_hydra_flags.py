@@ -27,7 +27,7 @@ CONFIGS: dict[str, Any] = {
 }
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "train": ("normlab.training.run", "train"),
+    "train": ("normlab.training.start", "train"),
     "sweep": ("normlab.sweeps.plan", "make_plan"),
     "verify": ("normlab.verify.selection", "checks_of_run"),
     "propagation": ("normlab.propagation.measure", "measure_rows"),

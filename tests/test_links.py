@@ -22,7 +22,7 @@ from normlab.sweeps.plan import make_plan
 from normlab.tracking.payloads import Labels
 from normlab.tracking.uploads import Upload
 from normlab.tracking.wandb import WandbRun
-from normlab.training.run import train
+from normlab.training.start import train
 from support.run_folders import contents
 from support.small_run import small_run
 

@@ -21,7 +21,7 @@ from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.series import series
 from normlab.training.optim import learning_rate
-from normlab.training.run import train
+from normlab.training.start import train
 
 SMALL = {"depth": 3, "width": 32, "context": 32, "steps": 60, "batch_size": 4, "warmup_steps": 10}
 

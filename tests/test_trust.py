@@ -21,7 +21,7 @@ from normlab.norms.base import NORMS
 from normlab.store.plans import has_plan, read_plan, sweep_folder, write_plan
 from normlab.store.runs import RunFolder
 from normlab.sweeps.plan import make_plan
-from normlab.training.run import train
+from normlab.training.start import train
 from support.plugins import NORM
 
 Command = Callable[..., tuple[int, str, str]]

@@ -40,7 +40,7 @@ def train_one(config: RunConfig) -> None:
     from normlab.store.outcome import final_losses, format_loss
     from normlab.store.record import RunRecord
     from normlab.tracking.background import wait_for_followers
-    from normlab.training.run import train
+    from normlab.training.start import train
 
     replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)  # `train` handles signals itself
     try:

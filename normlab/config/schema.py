@@ -96,6 +96,9 @@ class TrainConfig:
     """Steps between two writes of the record; the record always has the numbers of every step."""
     checkpoint_every: int = option(200, at_least=0, at_most=10**9, identity=False)
     """Steps between two checkpoints; 0 for a final checkpoint only. The two newest are kept."""
+    start_from: str | None = option(None, longest=4096)
+    """RUN or RUN@STEP: start from that run's newest checkpoint, or that of STEP, with its record up to there. A run
+    keeps its two newest checkpoints, and with optim.schedule=wsd the one at the start of its decay."""
     graph: str = option("auto", choices=("auto", "on", "off"), identity=False)
     """Replay steps as CUDA graphs; auto: on for one GPU, 100 steps or more and no plugin.
 

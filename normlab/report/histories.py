@@ -77,8 +77,8 @@ def read_statistics(folder: RunFolder, problems: list[str]) -> list[Profiles]:
     if measured:
         return measured
     must_have_rows = saved or run.state in COMPLETED_STATES
-    # A parent run may not have measured the steps that a branch copies.
-    measures_first_step = run.config.stats.every is not None and not run.is_branch
+    # The run that this one starts from may have measured nothing.
+    measures_first_step = run.config.stats.every is not None and run.options.get("train.start_from") is None
     if unreadable or missing or (stored_parts and must_have_rows) or (saved and measures_first_step):
         raise StoreError(f"{arrays.path}: the statistics of run {folder.run_id} are missing; restore them from a copy")
     raise NothingMeasured(

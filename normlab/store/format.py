@@ -55,7 +55,6 @@ _RENAMED = {
     "doubts": "warnings",
     "elsewhere": "changes_at_resume",
     "record_bytes": "metrics_bytes",
-    "trunk": "prefix_hash",
 }
 """Fields of run.json, status.json and a checkpoint's meta.json that older normlabs wrote under another name."""
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}

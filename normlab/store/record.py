@@ -34,8 +34,8 @@ from normlab.store.status import Divergence, RecordedPack, Status, divergence_at
 from normlab.store.throughput import Compute
 
 RUN_FIELDS = frozenset({
-    "command", "config", "continued_from", "corpus", "created", "fingerprint", "flops_per_token", "git", "identity",
-    "name", "norm", "pack", "placement", "prefix_hash", "resolved", "run_id", "version", "versions", "warnings",
+    "command", "config", "corpus", "created", "fingerprint", "flops_per_token", "git", "identity",
+    "name", "norm", "pack", "placement", "resolved", "run_id", "version", "versions", "warnings",
 })  # fmt: skip
 """Fields of run.json. Readers report fields that a newer normlab added under the same record version."""
 
@@ -214,10 +214,6 @@ class RunRecord:
     created: Setting
     """Unix time, seconds; a text in an older record."""
     given_name: str | None
-    prefix_hash: str | None
-    """Hash that runs of other lengths with the same first steps share; None where the schedule depends on length."""
-    is_branch: bool
-    """Whether its first steps were copied from a parent run."""
     status: Status
     unknown_fields: tuple[str, ...]
     """Fields that this normlab does not know."""
@@ -245,8 +241,6 @@ class RunRecord:
             compute=Compute.parse({**run, "pack": status.get("pack")}),
             created=as_setting(run.get("created")),
             given_name=text(run.get("name")),
-            prefix_hash=text(run.get("prefix_hash")),
-            is_branch="continued_from" in run,
             status=parse_part(Status, status),
             unknown_fields=tuple(sorted({*run, *status} - RUN_FIELDS - {each.name for each in fields(Status)})),
         )

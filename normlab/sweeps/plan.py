@@ -21,7 +21,7 @@ from normlab.options import plain_tree
 from normlab.report.cells import group_cells, resolved_differences
 from normlab.report.factors import distinguishing_options
 from normlab.report.results import RunResult
-from normlab.store.format import COMPLETED_STATES
+from normlab.store.format import COMPLETED_STATES, RUNS_FOLDER
 from normlab.store.parts import parse_part
 from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.query import NOT_STARTED
@@ -41,6 +41,7 @@ from normlab.training.machine import (
     resolve_device,
 )
 from normlab.training.optim import decayed_kinds
+from normlab.training.resume import check_start, resolve_start
 
 _LONGEST_KEYS = 60
 """Most characters of a generated name before its hash."""
@@ -113,18 +114,22 @@ def make_plan(
     corpora, warnings = dict[str, Corpus](), dict[str, None]()
     planned: dict[str, PlannedRun] = {}
     resolved: dict[str, ResolvedRun] = {}
-    for number, (overrides, config) in enumerate(composed, 1):
+    for number, (overrides, unresolved) in enumerate(composed, 1):
         show_progress(f"planning: {number} of {len(composed)} runs")
+        config = resolve_start(unresolved)
         # The corpus does not depend on data.seed.
         key = canonical_hash(plain_tree(replace(config.data, seed=0)))
         if key not in corpora:
             corpora[key] = open_corpus(config.data)
         machine = resolve(config, options.has_gpu, gpu)
-        run_id = run_id_of(config, identity(config, machine, corpora[key]))
+        run_identity = identity(config, machine, corpora[key])
+        run_id = run_id_of(config, run_identity)
         if run_id in planned:
             first = " ".join(planned[run_id].overrides) or "an earlier run"
             warnings[f"{' '.join(overrides) or 'a run'}: is the same run as {first}, and is trained once"] = None
             continue
+        if not RunFolder(Path(config.results_dir) / RUNS_FOLDER / run_id).exists():
+            check_start(config, run_identity)
         planned[run_id] = PlannedRun(run_id, list(overrides), plain_tree(config))
         # Each GPU has a memory of its own, and so has each node.
         processes = config.devices // options.slurm.nodes if machine.device == "cpu" else 1

@@ -85,7 +85,7 @@ class Worker:
         from normlab.store.plans import read_plan, run_of
         from normlab.sweeps.packs import pack_key
         from normlab.tracking.background import wait_for_followers
-        from normlab.training import run as training
+        from normlab.training import start as training
         from normlab.training.machine import NO_GPU, resolve_device
 
         self._seed = torch.initial_seed() if self._seed is None else self._seed

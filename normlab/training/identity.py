@@ -7,7 +7,6 @@ id: the same command on the same machine finds the same folder again, and a norm
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import platform
 import subprocess
@@ -15,7 +14,6 @@ import sys
 import time
 from dataclasses import asdict
 from functools import cache
-from glob import escape
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,10 +23,8 @@ from normlab.data.batches import validation_windows
 from normlab.data.corpus import Corpus
 from normlab.model.flops import flops_per_token
 from normlab.options import plain_tree
-from normlab.parsing import from_json
 from normlab.placements.init_rules import INIT_RULE_VERSIONS
 from normlab.plugins import version_of
-from normlab.store.format import RUN_FILE
 from normlab.training.machine import RuntimeSettings
 from normlab.version import __version__
 
@@ -59,36 +55,6 @@ def versions(config: RunConfig) -> dict[str, int | str]:
     }
 
 
-def runs_with_source_hashes(runs: Path, run_id: str, identity: dict[str, Any]) -> list[str]:
-    """Return the ids of older runs with equal settings whose identity has hashes of source code, not versions.
-
-    Args:
-        runs: The folder of all runs.
-        run_id: The id that `identity` gives today; older ids differ only in the hash at the end.
-        identity: The identity to compare with, apart from its versions.
-    """
-    settings = {name: value for name, value in identity.items() if name != "versions"}
-    found = []
-    for path in sorted(runs.glob(f"{escape(run_id.rpartition('-')[0])}-*/{RUN_FILE}")):
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # damaged records have their own messages
-            recorded = from_json(path.read_bytes())["identity"]
-            if recorded.pop("sources", None) and recorded == settings:
-                found.append(path.parent.name)
-    return found
-
-
-def prefix_hash(identity: dict[str, Any]) -> str | None:
-    """Return the hash of the identity without the number of steps, or None where the schedule depends on that number.
-
-    Under a constant or a warm-up-stable-decay schedule a longer run starts with the same steps as a shorter one.
-    """
-    config = identity["config"]
-    if config["optim"]["schedule"] not in ("constant", "wsd"):
-        return None
-    train = {option: value for option, value in config["train"].items() if option != "steps"}
-    return canonical_hash({**identity, "config": {**config, "train": train}})
-
-
 def run_id_of(config: RunConfig, identity: dict[str, Any]) -> str:
     """Return the run id: norm, placement, sizes and the first digits of the identity's hash."""
     model = config.model
@@ -108,7 +74,6 @@ def describe(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> di
         # The baselines and the run's evaluations use the same targets.
         "corpus": {**corpus.description, "baselines": corpus.baselines(tokens_NT.numpy(), targets_NT.numpy())},
         "identity": run_identity,
-        "prefix_hash": prefix_hash(run_identity),
         "flops_per_token": flops_per_token(config, corpus.tokenizer.vocab_size),
         "warnings": config.warnings(),
         "norm": {name: getattr(config.norm, name) for name in ("formula", "source", "causal", "batch_statistics")},

@@ -45,7 +45,7 @@ from normlab.training.evaluate import Validation
 from normlab.training.graph import ReplayedSteps, Take
 from normlab.training.loss_scale import LossScale
 from normlab.training.machine import RuntimeSettings
-from normlab.training.optim import HyperparameterTable, Optimizer, branch_step, is_decayed
+from normlab.training.optim import HyperparameterTable, Optimizer, is_decayed, kept_step
 from normlab.training.peak_memory import PeakMemory
 from normlab.training.signals import StopRequest
 from normlab.training.step import Step, StepOutput
@@ -308,8 +308,8 @@ class Loop:
         config, last = self.config, step == self.config.train.steps
         evaluation = last or (config.eval.every > 0 and step % config.eval.every == 0)
         every = config.train.checkpoint_every
-        branches = {branch_step(run.config.optim, config.train.steps) for run in self.runs}
-        return evaluation, last or step in branches or (every > 0 and step % every == 0)
+        kept = {kept_step(run.config.optim, config.train.steps) for run in self.runs}
+        return evaluation, last or step in kept or (every > 0 and step % every == 0)
 
     def _record_pending(self, start: float) -> None:
         """Copy the measurements of the pending steps from the device, at once, and add them to the record.

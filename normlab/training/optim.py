@@ -57,8 +57,8 @@ def decay_start(optim: OptimConfig, steps: int) -> int:
     return optim.warmup_steps or 0
 
 
-def branch_step(optim: OptimConfig, steps: int) -> int | None:
-    """Return the last step before the decay of a wsd schedule, from which longer runs branch; else None."""
+def kept_step(optim: OptimConfig, steps: int) -> int | None:
+    """Return the step before the decay of a wsd schedule, from which runs of other lengths can start; else None."""
     return decay_start(optim, steps) if optim.schedule == "wsd" else None
 
 

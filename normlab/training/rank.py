@@ -50,7 +50,7 @@ def _train(content: Mapping[str, Any]) -> int:
     from normlab.config.schema import load_config
     from normlab.tracking.background import wait_for_followers
     from normlab.training.machine import num_threads, resolve
-    from normlab.training.run import train_pack, train_replica
+    from normlab.training.start import train_pack, train_replica
 
     config = load_config(content["config"])
     local_rank, gpu = int(os.environ["LOCAL_RANK"]), None

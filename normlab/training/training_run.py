@@ -23,9 +23,12 @@ from normlab.store.runs import RunFolder
 from normlab.store.status import Divergence, RecordedPack, Status, StepNumbers
 from normlab.tracking.tracker import Row, Tracker
 from normlab.training import checkpoint
-from normlab.training.optim import branch_step, learning_rate
+from normlab.training.optim import kept_step, learning_rate
 from normlab.training.writer import Writer
 
+PLUGINS = "plugins"
+"""The folder of the copies of plugins in a run's folder."""
+TOKENIZER_FILE = "tokenizer.json"
 FRESH = "start another run beside it with run.fresh=true"
 
 
@@ -187,7 +190,7 @@ class TrainingRun:
         self.folder.check_place()
         self.folder.sync()
         # The previous checkpoint is intact: this process wrote it, or resumed from it.
-        keep = (self.saved_step, branch_step(self.config.optim, self.config.train.steps))
+        keep = (self.saved_step, kept_step(self.config.optim, self.config.train.steps))
         checkpoint.save(
             self.folder.path / checkpoint.FOLDER, step, tensors(), {**meta, "metrics_bytes": self.folder.size()},
             keep=[step for step in keep if step is not None],

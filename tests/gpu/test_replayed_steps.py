@@ -20,7 +20,7 @@ from normlab.store.runs import RunFolder
 from normlab.training import checkpoint, graph, machine
 from normlab.training.loop import Loop
 from normlab.training.optim import HyperparameterTable, Optimizer
-from normlab.training.run import train_pack
+from normlab.training.start import train_pack
 from normlab.training.step import Step, StepOutput
 from support import tape
 from support.small_run import small_run

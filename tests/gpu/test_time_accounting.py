@@ -16,7 +16,7 @@ from normlab.stats.measure.extended import ExtendedPass
 from normlab.studies.cost import cost_of
 from normlab.training.evaluate import Validation
 from normlab.training.loop import Loop
-from normlab.training.run import train
+from normlab.training.start import train
 
 STEP_S, EXTENDED_S, EVALUATION_S = 1.0, 10.0, 100.0
 

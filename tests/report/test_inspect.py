@@ -30,7 +30,7 @@ from normlab.stats.registry import STATISTICS
 from normlab.stats.spikes import RULES
 from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.runs import RunFolder
-from normlab.training.run import train
+from normlab.training.start import train
 
 Command = Callable[..., tuple[int, str, str]]
 CORPUS = Path(__file__).parents[1] / "corpus.txt"

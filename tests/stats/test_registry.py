@@ -14,7 +14,7 @@ from normlab.errors import ConfigError, StatisticsError
 from normlab.stats.profiles import Column, Layout, Profiles
 from normlab.stats.registry import ENTRIES, STATISTICS, values_of
 from normlab.stats.statistic import CORE, EXTENDED, MERGES, OF, TIERS
-from normlab.training.run import train
+from normlab.training.start import train
 
 Command = Callable[..., tuple[int, str, str]]
 CORPUS = Path(__file__).parents[1] / "corpus.txt"

@@ -14,7 +14,7 @@ from normlab.errors import StoreError
 from normlab.stats.statistic import TIERS
 from normlab.store.added import AddedRecord
 from normlab.store.runs import RunFolder
-from normlab.training.run import train
+from normlab.training.start import train
 from support.small_run import small_run
 
 Keyed = dict[tuple[Any, ...], Any]

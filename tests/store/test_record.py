@@ -41,7 +41,7 @@ def test_every_part_of_a_record_is_an_attribute():
 def test_an_empty_record_has_the_defaults():
     run = RunRecord.parse(FOLDER, {}, {}, "running")
     assert (run.name, run.outcome, run.config.model.depth, run.status.step) == ("abc", None, None, None)
-    assert (run.pack.runs, run.options, run.references.unigram, run.is_branch) == ((), {}, None, False)
+    assert (run.pack.runs, run.options, run.references.unigram) == ((), {}, None)
 
 
 def test_a_status_is_written_as_it_is_read():
@@ -79,8 +79,8 @@ def test_absurd_fields_are_no_error(odd):
 
 
 def test_a_record_with_older_names_of_fields_is_read(tmp_path):
-    folder = RunFolder.create(tmp_path / "abc", {"trunk": "1f", "doubts": []})
+    folder = RunFolder.create(tmp_path / "abc", {"doubts": []})
     folder.write_status({"state": "finished", "elsewhere": ["from step 7: torch was 1 and is 2"]})
     run = RunRecord.read(folder)
-    assert (run.prefix_hash, run.status.changes_at_resume) == ("1f", ("from step 7: torch was 1 and is 2",))
+    assert run.status.changes_at_resume == ("from step 7: torch was 1 and is 2",)
     assert run.unknown_fields == ()

@@ -9,7 +9,7 @@ from typing import Any
 from normlab.config.compose import compose_run
 from normlab.store.runs import RunFolder
 from normlab.training import checkpoint
-from normlab.training.run import train
+from normlab.training.start import train
 
 CORPUS = Path(__file__).parents[1] / "corpus.txt"
 

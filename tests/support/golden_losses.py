@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from normlab.config.compose import compose_run
-from normlab.training.run import train
+from normlab.training.start import train
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

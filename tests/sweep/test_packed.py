@@ -19,7 +19,7 @@ from kill_and_resume import differences
 from normlab.config.compose import compose_run
 from normlab.store.plans import read_outcomes, read_plan, sweep_folder
 from normlab.store.runs import RunFolder
-from normlab.training.run import train
+from normlab.training.start import train
 from support.processes import workers_of
 
 Command = Callable[..., tuple[int, str, str]]

@@ -26,7 +26,7 @@ from normlab.sweeps.packs import split
 from normlab.sweeps.plan import PlannedSweep, make_plan
 from normlab.sweeps.progress import plan_lines
 from normlab.sweeps.supervisor import supervise
-from normlab.training.run import train, train_pack
+from normlab.training.start import train, train_pack
 from support.processes import RecordingDisplay
 
 Command = Callable[..., tuple[int, str, str]]

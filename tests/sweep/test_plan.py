@@ -39,7 +39,7 @@ from normlab.store.runs import RunFolder
 from normlab.sweeps.packs import make_packs, pack_key
 from normlab.sweeps.plan import PlannedSweep, make_plan
 from normlab.sweeps.progress import plan_lines
-from normlab.training.run import train
+from normlab.training.start import train
 
 Command = Callable[..., tuple[int, str, str]]
 

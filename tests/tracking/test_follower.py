@@ -21,7 +21,7 @@ from normlab.tracking import follower as follower_module
 from normlab.tracking.background import Task
 from normlab.tracking.follower import Follower
 from normlab.tracking.uploads import Upload, lock_of, upload_lines
-from normlab.training.run import train
+from normlab.training.start import train
 from support.processes import wait_for
 from support.small_run import small_run
 

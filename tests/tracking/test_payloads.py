@@ -18,7 +18,7 @@ from normlab.store.plans import Plan, PlannedRun
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.tracking.payloads import LAYERED, MOST_LAYERS, StepReader, checks_of, config_of, labels_of, summary_of
-from normlab.training.run import train
+from normlab.training.start import train
 from support.small_run import small_run
 
 NAMES = StatsConfig().names("core") | {"attn_ratio", "mlp_ratio", "resid_crest"}

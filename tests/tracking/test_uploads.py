@@ -12,7 +12,7 @@ from normlab.store.lock import file_lock
 from normlab.store.runs import RunFolder
 from normlab.tracking.settings import may_have_login, services_of
 from normlab.tracking.uploads import DISABLED, NO_LOGIN, Upload, lock_of, names_of, sync_hint, upload_lines
-from normlab.training.run import train
+from normlab.training.start import train
 from support.small_run import small_run
 from support.wandb_runs import call, overrides_of
 from support.wandb_server import Server

@@ -12,7 +12,7 @@ import torch
 from normlab.config.compose import compose_run
 from normlab.store.runs import RunFolder
 from normlab.tracking.console import Console
-from normlab.training import run as training
+from normlab.training import start as training
 from support.run_folders import OVERRIDES, Train
 
 

@@ -13,7 +13,7 @@ from normlab.config.compose import compose_run
 from normlab.loaded_run import load
 from normlab.report.cells_table import summarize_by
 from normlab.store.runs import RunFolder
-from normlab.training.run import train, train_pack
+from normlab.training.start import train, train_pack
 from support.run_folders import OVERRIDES, Command
 
 CONSTANT = ("optim.schedule=constant", "optim.warmup_steps=2")
@@ -90,22 +90,13 @@ def test_every_reader_reports_lost_added_or_changed_rows(
     assert [warning for warning in row["warnings"] if message in warning]
 
 
-def test_longer_run_does_not_branch_from_changed_metrics(run: RunFolder, run_command: Command) -> None:
-    longer = (*OVERRIDES, *CONSTANT, "train.steps=20", f"results_dir={run.path.parents[1]}", "run.name=longer")
-    message = rewrite(run, change_a_digit)
-    code, _, err = run_command("train", *longer)
-    assert code == 0
-    assert f"{message}; this run does not branch from it" in err
-    assert not load("longer", run.path.parents[1]).record.is_branch
-
-
-def test_resumed_branched_and_old_runs_are_not_reported(run: RunFolder, run_command: Command) -> None:
+def test_started_and_old_runs_are_not_reported(run: RunFolder, run_command: Command) -> None:
     results = str(run.path.parents[1])
     assert run.metrics_problem() == ""
     assert run.status()["metrics"]["rows"] == len(run.rows().rows)
     assert "spikes" in run.status()
-    longer = train(compose_run([*OVERRIDES, *CONSTANT, "train.steps=20", f"results_dir={results}"]), trackers=[]).folder
-    assert longer.run()["continued_from"]["run_id"] == run.run_id
+    start = ("train.steps=20", f"train.start_from={run.run_id}")
+    longer = train(compose_run([*OVERRIDES, *CONSTANT, *start, f"results_dir={results}"]), trackers=[]).folder
     assert longer.metrics_problem() == ""
     before = {name: value for name, value in run.status().items() if name != "metrics"}
     run.write_status(before)

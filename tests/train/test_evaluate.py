@@ -11,7 +11,7 @@ from normlab.config.compose import compose_run
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun
 from normlab.training.evaluate import Validation
-from normlab.training.run import train
+from normlab.training.start import train
 
 VOCAB = 20
 

@@ -13,7 +13,7 @@ from normlab.store.runs import RunFolder
 from normlab.tracking.console import Console
 from normlab.tracking.tracker import Row
 from normlab.training import checkpoint
-from normlab.training import run as training
+from normlab.training import start as training
 from support.disk import fill
 from support.run_folders import OVERRIDES, Command, differences, steps_of
 

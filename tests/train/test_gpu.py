@@ -13,7 +13,7 @@ from normlab.data.corpus import open_corpus
 from normlab.store.runs import RunFolder
 from normlab.training.loop import Loop
 from normlab.training.machine import apply, resolve
-from normlab.training.run import train, train_pack
+from normlab.training.start import train, train_pack
 from normlab.training.training_run import TrainingRun
 
 pytestmark = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from normlab.config.compose import compose_run
 from normlab.report.runs_table import summarize
-from normlab.training.run import train, train_pack
+from normlab.training.start import train, train_pack
 
 BAD = ["optim.lr=10", "optim.clip=null"]
 """Overrides of a run that makes all its steps with finite losses and ends far worse than a uniform guess."""

@@ -16,7 +16,7 @@ from normlab.config.compose import compose_run
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun, StackedRuns
 from normlab.training.optim import coefficients_of, hyperparameters_at
-from normlab.training.run import train
+from normlab.training.start import train
 from support.small_steps import VOCAB, config_of, cyclic_batch, step_of
 
 PLUGIN = Path(__file__).parent.parent / "plugins" / "two_placements.py"

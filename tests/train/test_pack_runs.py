@@ -19,7 +19,7 @@ from normlab.errors import StoreError
 from normlab.loaded_run import load
 from normlab.store.runs import RunFolder
 from normlab.training import checkpoint
-from normlab.training.run import Outcome, train, train_pack
+from normlab.training.start import Outcome, train, train_pack
 from normlab.training.training_run import TrainingRun
 from support.run_folders import OVERRIDES, differences, steps_of
 

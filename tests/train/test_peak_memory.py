@@ -9,7 +9,7 @@ import torch
 
 from normlab.config.compose import compose_run
 from normlab.training.peak_memory import PeakMemory
-from normlab.training.run import train
+from normlab.training.start import train
 
 MIB = 2**20
 

@@ -15,7 +15,7 @@ from normlab.model.init import build_model
 from normlab.model.runner import SingleRun, StackedRuns
 from normlab.placements.algebra import AlgebraPlacement
 from normlab.placements.base import load_all
-from normlab.training import run as training
+from normlab.training import start as training
 from normlab.training.optim import coefficients_of, hyperparameters_at
 from normlab.training.step import StepOutput
 from support.run_folders import differences

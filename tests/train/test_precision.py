@@ -26,7 +26,7 @@ from normlab.training import checkpoint, loss_scale
 from normlab.training.loss_scale import LossScale
 from normlab.training.machine import apply, resolve
 from normlab.training.optim import hyperparameters_at
-from normlab.training.run import train
+from normlab.training.start import train
 from normlab.training.step import Step
 from support.pretended_gpus import pretend_gpus
 from support.small_run import small_run

@@ -13,7 +13,7 @@ from normlab.model.small import draws_random_numbers
 from normlab.norms.base import load_all as load_norms
 from normlab.placements.base import load_all as load_placements
 from normlab.sweeps.plan import make_plan
-from normlab.training import run as training
+from normlab.training import start as training
 from support.plugins import forget_plugins
 from support.run_folders import Train, differences
 from support.small_steps import norm_in

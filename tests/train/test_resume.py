@@ -31,8 +31,8 @@ from normlab.options import plain_tree
 from normlab.report.runs_table import summarize
 from normlab.store.format import with_checksum
 from normlab.store.runs import RunFolder
-from normlab.training import checkpoint, parent_run, prepare
-from normlab.training import run as training
+from normlab.training import checkpoint
+from normlab.training import start as training
 from normlab.training.identity import describe
 from normlab.training.machine import resolve
 from normlab.training.signals import SIGNALS, StopRequest
@@ -286,10 +286,6 @@ def test_two_checkpoints_are_kept(schedule: str, train: Train) -> None:
     assert steps_of(train(f"optim.schedule={schedule}", "optim.warmup_steps=4")) == [12, 16]
 
 
-def test_wsd_keeps_the_checkpoint_before_its_decay(train: Train) -> None:
-    assert steps_of(train("optim.schedule=wsd", "optim.warmup_steps=4", "optim.decay_fraction=0.5")) == [8, 12, 16]
-
-
 def test_resume_with_other_versions_warns_and_is_recorded(
     train: Train, command: Command, reference: Path, interrupt: Callable[..., None]
 ) -> None:
@@ -345,73 +341,6 @@ def test_a_name_or_a_label_that_a_run_does_not_take_is_named(
     assert "the run keeps run.name=one of its first start" in warnings[0]
     assert "run.fresh=true" in warnings[0]
     assert "has no effect" not in command()[2]
-
-
-# Longer runs.
-
-
-def continuing(schedule: str) -> list[str]:
-    return [f"optim.schedule={schedule}", "optim.warmup_steps=2"]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("schedule", "steps", "branch"), [("constant", 8, 8), ("constant", 7, 7), ("wsd", 8, 6)])
-def test_longer_run_branches_from_the_shorter_one(schedule: str, steps: int, branch: int, train: Train) -> None:
-    """Also from a run that ends between two evaluations: the longer run has no evaluation there."""
-    overrides = continuing(schedule)
-    shorter = train(*overrides, f"train.steps={steps}")
-    before = contents(shorter.path)
-    longer = train(*overrides)
-    assert longer.run()["continued_from"] == {"run_id": shorter.run_id, "step": branch}
-    assert contents(shorter.path) == before
-    never_split = train(*overrides, results="never_split")
-    assert "continued_from" not in never_split.run()
-    assert differences(never_split.path, longer.path) == []
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("damage", ["missing", "shorter", "no JSON", "another kind"])
-def test_longer_run_does_not_branch_from_a_damaged_record(damage: str, train: Train) -> None:
-    overrides = continuing("constant")
-    record = train(*overrides, "train.steps=7").metrics_path
-    lines = record.read_bytes().splitlines(keepends=True)
-    if damage == "missing":
-        record.unlink()
-    else:
-        changed = {"shorter": b"", "no JSON": b"[" + lines[3][1:], "another kind": lines[3].replace(b"kind", b"dink")}
-        record.write_bytes(b"".join([*lines[:3], changed[damage], *lines[4:]]))
-    longer = train(*overrides)
-    assert "continued_from" not in longer.run()
-    assert differences(train(*overrides, results="never_split").path, longer.path) == []
-
-
-@pytest.mark.parametrize("written", ["the marker", "the record", "the checkpoint"])
-def test_run_killed_while_branching_branches_again(written: str, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same command starts again, and the unfinished folder does not count as the remains of a run."""
-    overrides = continuing("constant")
-    train(*overrides, "train.steps=8")
-
-    class Killed(BaseException):
-        pass
-
-    def die(*_: object, **__: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        if written == "the marker":
-            patch.setattr(prepare, "find_parent_run", die)
-        elif written == "the record":
-            patch.setattr(parent_run.checkpoint, "save", die)
-        else:
-            patch.setattr(RunFolder, "create", die)
-        with pytest.raises(Killed):
-            train(*overrides)
-    assert train(*overrides).run()["continued_from"]["step"] == 8
-
-
-def test_cosine_run_does_not_branch(train: Train) -> None:
-    train(*continuing("cosine"), "train.steps=8")
-    assert "continued_from" not in train(*continuing("cosine"), "train.steps=9").run()
 
 
 # Divergence.
@@ -542,13 +471,6 @@ def test_run_uses_its_own_version_of_a_plugin(plugin: Path, train: Train, tmp_pa
     older.write_text(plugin.read_text().replace("return x / 2", "return x / 4"))
     ids = [run_id(f"plugins=[{path}]", "norm=halved") for path in (plugin, older, plugin, older)]
     assert ids[0] == ids[2] != ids[1] == ids[3]
-
-
-def test_edited_plugin_changes_the_run_id(plugin: Path) -> None:
-    overrides = [f"plugins=['{plugin}']", "norm=halved"]
-    ours = run_id(*overrides)
-    plugin.write_text(PLUGIN.replace("return x / 2", "return x / 3"))
-    assert run_id(*overrides) != ours
 
 
 # Reading a run.

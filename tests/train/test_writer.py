@@ -21,7 +21,7 @@ from normlab.errors import StoreError
 from normlab.store.runs import RunFolder
 from normlab.training import writer as writing
 from normlab.training.loop import Loop
-from normlab.training.run import train_pack
+from normlab.training.start import train_pack
 from normlab.training.training_run import TrainingRun
 from normlab.training.writer import Job, Writer
 from support.run_folders import OVERRIDES, Command, Train, differences, steps_of

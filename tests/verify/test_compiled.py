@@ -20,7 +20,7 @@ from normlab.placements.base import PLACEMENTS
 from normlab.placements.base import load_all as load_placements
 from normlab.placements.wiring import Residual
 from normlab.training.machine import RuntimeSettings, resolve
-from normlab.training.run import train
+from normlab.training.start import train
 from normlab.verify import compiled, selection
 from normlab.verify.check import Check
 from normlab.verify.compiled import bf16_check, compiled_check, graphs_check

@@ -12,7 +12,7 @@ import pytest
 
 from normlab.config.compose import compose_run
 from normlab.model.fingerprint import fingerprint
-from normlab.training.run import train
+from normlab.training.start import train
 
 KNOWN = {
     "norm=rmsnorm placement=pre": "2c95640d13302d1a",

@@ -16,7 +16,7 @@ from normlab.store.query import find_runs
 from normlab.store.reading import read_record
 from normlab.store.record import RunRecord
 from normlab.tracking.payloads import checks_of
-from normlab.training.run import train
+from normlab.training.start import train
 from normlab.verify import runs as verify_runs
 from normlab.verify.check import Check, check_equal
 from support.small_run import small_run

@@ -1,45 +1,67 @@
-"""Trains a run, or the runs of a pack, from their configs to their last status."""
+"""Starts runs: each is new, or resumes from its checkpoint, or has completed before.
+
+`train_pack` does so for `normlab train`, for the workers of a sweep and for tasks of Slurm alike. It holds the locks of
+the folders and feeds the trackers until the loop ends.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-import torch
-
-from normlab.config.schema import RunConfig
-from normlab.data.corpus import open_corpus
-from normlab.errors import ConfigError, NormlabError, OutOfMemoryError, StoreError, is_out_of_memory, notify, warn
+from normlab.config.schema import RunConfig, canonical_hash, config_from_record
+from normlab.data.corpus import Corpus, open_corpus
+from normlab.errors import ConfigError, StoreError, notify, warn
 from normlab.model.fingerprint import fingerprint
 from normlab.ranks import Ranks, local_statistics
 from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE, EXTENDED
-from normlab.store.format import COMPLETED_STATES, INTERRUPTED
-from normlab.store.parts import part_to_json
+from normlab.store.files import make_folder, write_atomic
+from normlab.store.format import (
+    COMPLETED_STATES,
+    INTERRUPTED,
+    METRICS_FILE,
+    RUN_FILE,
+    RUNNING,
+    RUNS_FOLDER,
+    STATUS_FILE,
+    to_json,
+)
+from normlab.store.parts import parse_part, part_to_json
+from normlab.store.reading import HOW_TO_FIX
+from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.series import series
-from normlab.store.status import Status
+from normlab.store.status import RecordedPack, Status
 from normlab.tracking.background import follow_training
 from normlab.tracking.console import Console
 from normlab.tracking.tracker import Tracker
-from normlab.training.launch import LOST, RESUMES, train_on_devices
+from normlab.training import checkpoint
+from normlab.training.identity import describe
+from normlab.training.launch import train_on_devices
 from normlab.training.loop import Loop
-from normlab.training.machine import apply, resolve
+from normlab.training.machine import RuntimeSettings, apply, resolve
 from normlab.training.optim import decayed_kinds
-from normlab.training.prepare import check_pack, open_runs, prepare_folders, status_if_completed
-from normlab.training.resume import report_changes, resume_from_checkpoint
+from normlab.training.resume import (
+    check_start,
+    copy_start,
+    read_start,
+    report_changes,
+    resolve_start,
+    resume_from_checkpoint,
+    warn_of_kept_options,
+)
 from normlab.training.signals import StopRequest
-from normlab.training.training_run import TrainingRun
+from normlab.training.torch_errors import convert_torch_errors
+from normlab.training.training_run import FRESH, PLUGINS, TOKENIZER_FILE, TrainingRun
 
 MANY_BLOCKS = 500
 """Number of blocks that takes seconds to build."""
-TOO_MANY_GRAPHS = (
-    "the blocks do not share their compiled code, since a Python number in the norm or the placement differs from "
-    "block to block; make it a buffer (self.register_buffer)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +117,7 @@ def train_pack(
     Raises:
         ConfigError, DataError, StoreError: The message says what to do.
     """
+    configs = [resolve_start(config) for config in configs]
     settings = resolve(configs[0])
     corpus = open_corpus(configs[0].data)
     # After the corpus: it may import a compiler, and a missing text is reported sooner.
@@ -104,7 +127,7 @@ def train_pack(
         if only_first_signal:
             handlers.enter_context(stop)
         runs = open_runs(configs, settings, corpus, pack)
-        completed = [status_if_completed(run) for run in runs]
+        completed = [_status_if_completed(run) for run in runs]
         # The other ranks wait for this value: another command may have completed the run since they were started.
         if Ranks.current().broadcast(all(completed)):
             # A W&B agent expects the numbers of a completed run under the agent's own run id.
@@ -127,7 +150,7 @@ def train_pack(
         with local_statistics():  # rank 0 computes it alone
             block = fingerprint(configs[0])
         for run in runs:
-            check_pack(run)
+            _check_pack(run)
             run.new_run_json["fingerprint"] = block
         # The loop comes before the folders: a config that cannot be trained leaves nothing behind.
         with convert_torch_errors():
@@ -141,7 +164,8 @@ def train_pack(
             for run in runs:
                 locks.enter_context(run.folder.lock())
             with convert_torch_errors():  # reading a checkpoint can exhaust the memory
-                prepare_folders(runs, corpus)
+                for run in runs:
+                    _prepare_folder(run, corpus)
                 resume_from_checkpoint(loop)
                 loop.share_state()
             for index, run in enumerate(runs):
@@ -181,15 +205,173 @@ def train_replica(config: RunConfig) -> int | None:
         return stop.received
 
 
+def open_runs(
+    configs: Sequence[RunConfig], settings: RuntimeSettings, corpus: Corpus, pack: Mapping[str, Any] | None = None
+) -> list[TrainingRun]:
+    """Return the runs of these configs, each with its folder and its run.json. Writes nothing.
+
+    Args:
+        configs: The configs of one run, or of the runs of a pack.
+        settings: This machine's settings; only the init rule may differ between the runs of a pack.
+        corpus: The corpus of all runs.
+        pack: The pack's `sweep`, `number` and, if they are planned, the ids of its `runs`.
+
+    Raises:
+        ConfigError: A run's id is not the planned one, or a new run cannot start from the run that it names.
+        StoreError: The checkpoint from which a new run starts is missing or damaged.
+    """
+    runs = [_open(config, settings, corpus) for config in configs]
+    if pack is not None or len(runs) > 1:
+        ids = [run.folder.run_id for run in runs]
+        for run_id, planned in zip(ids, (pack or {}).get("runs", ids), strict=True):
+            if run_id != planned:
+                raise ConfigError(
+                    f"run {planned} would be {run_id} now: a plugin, the corpus, the device or normlab has changed "
+                    "since the plan was made; restore it, or start the same overrides with another sweep.name=..."
+                )
+        for run in runs:
+            run.new_run_json["pack"] = {**(pack or {}), "runs": ids}
+    for run in runs:
+        if run.config.train.start_from is not None and not run.folder.exists():
+            check_start(run.config, run.new_run_json["identity"])
+            read_start(run.config)
+    return runs
+
+
+def _open(config: RunConfig, settings: RuntimeSettings, corpus: Corpus) -> TrainingRun:
+    """Return the run of a config; run.fresh=true numbers a new folder."""
+    record = describe(config, replace(settings, init=config.init_rule), corpus)
+    runs, run_id, number = Path(config.results_dir) / RUNS_FOLDER, record["run_id"], 1
+    folder = RunFolder(runs / run_id)
+    # A stopped run of run.fresh=true was started by the same command: resume it.
+    while config.run.fresh and folder.path.exists() and not _is_stopped_fresh_run(folder):
+        number += 1
+        folder = RunFolder(runs / f"{run_id}.{number}")
+    record |= {"run_id": folder.run_id, "name": config.run.name or folder.run_id}
+    return TrainingRun(config, folder, record)
+
+
+def _is_stopped_fresh_run(folder: RunFolder) -> bool:
+    """Return whether a run was started with run.fresh=true and is neither ended nor running."""
+    try:
+        return bool(folder.run()["config"]["run"]["fresh"]) and folder.state() not in (*COMPLETED_STATES, RUNNING)
+    except (StoreError, KeyError, TypeError):  # a damaged record
+        return False
+
+
+def _status_if_completed(run: TrainingRun) -> Status | None:
+    """Return the status of a run that has completed before; print which options have no effect then.
+
+    Raises:
+        StoreError: The record in the folder is damaged, or that of another run.
+    """
+    folder, record = run.folder, run.new_run_json
+    if not folder.exists():
+        return None
+    old, status = folder.run(), folder.status()
+    if problem := _problem_of_record(old, record):
+        raise StoreError(f"{folder.path / RUN_FILE}: is damaged ({problem}); {HOW_TO_FIX[RUN_FILE]}")
+    if status["state"] not in COMPLETED_STATES:
+        return None
+    if problem := folder.metrics_problem():
+        warn(problem)
+    recorded, new = (RunRecord.parse(folder, each, status, status["state"]) for each in (old, record))
+    warn_of_kept_options(recorded, new)
+    changed = [
+        option
+        for option, value in new.options.items()
+        if option.startswith("stats.") and option != "stats.preset" and recorded.options.get(option, value) != value
+    ]
+    if changed:
+        warn(
+            f"{', '.join(changed)}: no effect, the run has ended; `normlab inspect RUN --probe` measures its "
+            "checkpoints, and run.fresh=true trains another run with these statistics"
+        )
+    return recorded.status
+
+
+def _problem_of_record(old: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """Return why a run.json does not describe the run of a new one, with every part of the right type; else empty."""
+    try:
+        config, identity = config_from_record(old["config"]).identity(), old["identity"]
+        same = canonical_hash([config, identity]) == canonical_hash([record["identity"]["config"], record["identity"]])
+        git, pack = old["git"] or {"commit": "", "diff": ""}, old.get("pack")
+        parts = ("run_id", "name", "resolved", "corpus", "versions")
+        if (
+            same
+            and all(isinstance(old[part], type(record[part])) for part in parts)
+            and all(isinstance(git[part], str) for part in ("commit", "diff"))
+            and isinstance(old["config"]["run"]["fresh"], bool)
+            and (pack is None or isinstance(pack["runs"], list))
+        ):
+            return ""
+    except ConfigError as error:
+        return str(error)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        pass
+    return f"it is not the record of run {record['run_id']}"
+
+
+def _check_pack(run: TrainingRun) -> None:
+    """Check that a run resumes in the kind of pack that it started in, because its checkpoints are shared.
+
+    Raises:
+        StoreError: The run started in another sweep's pack, or on its own.
+    """
+    if not run.folder.exists():
+        return
+    old, new = (parse_part(RecordedPack, each.get("pack")) for each in (run.folder.run(), run.new_run_json))
+    if len(old.runs) > 1 and old.sweep != new.sweep:
+        raise StoreError(
+            f"run {run.folder.run_id} is one of a pack of {len(old.runs)} that trains together in sweep {old.sweep}; "
+            "start that sweep again to resume it, or run.fresh=true starts another beside it"
+        )
+    if len(old.runs) < 2 <= len(new.runs):
+        raise StoreError(
+            f"run {run.folder.run_id} was started as a single run and cannot join a pack; resume it with "
+            "`normlab train`, or plan the sweep with sweep.pack=off"
+        )
+
+
+def _prepare_folder(run: TrainingRun, corpus: Corpus) -> None:
+    """Create the folder of a new run, and read its run.json. The folder is locked."""
+    folder = run.folder
+    if not folder.exists():
+        _create(run)
+    run.run_json = folder.run()
+    write_atomic(folder.path / TOKENIZER_FILE, to_json(corpus.tokenizer.state()))
+    has_started = (folder.path / STATUS_FILE).exists() or folder.metrics_path.exists()
+    if run.config.train.start_from is not None and not has_started:
+        copy_start(run.config, folder)
+
+
+def _create(run: TrainingRun) -> None:
+    """Fill a new folder; run.json comes last, so that a kill in between leaves a folder that is no run yet."""
+    folder = run.folder
+    files = {
+        checkpoint.FOLDER: checkpoint.steps(folder.path / checkpoint.FOLDER),
+        METRICS_FILE: folder.size(),
+        STATUS_FILE: (folder.path / STATUS_FILE).exists(),
+    }
+    if remains := [name for name, exists in files.items() if exists]:
+        raise StoreError(
+            f"{folder.path / RUN_FILE}: is missing, but the folder has {' and '.join(remains)} of a run; restore a "
+            f"copy, or {FRESH}"
+        )
+    shutil.rmtree(folder.path / PLUGINS, ignore_errors=True)
+    for number, path in enumerate(run.config.plugins):
+        make_folder(folder.path / PLUGINS)
+        copy = folder.path / PLUGINS / f"{number:02d}_{Path(path).name}"
+        write_atomic(copy, Path(path).expanduser().read_bytes())
+    RunFolder.create(folder.path, run.new_run_json)
+
+
 def _run(loop: Loop, stop: StopRequest) -> list[Outcome]:
     try:
         for run in loop.runs:
-            first = run.progress.step
             for tracker in run.trackers:
                 # The header and the MFU are of this machine, not of that of the first start.
-                tracker.start(run.run_json | {"resolved": run.new_run_json["resolved"]}, first)
-                if run.run_json.get("continued_from", {}).get("step") == first and first > 0:
-                    tracker.log(run.folder.rows().rows)  # those of the parent run
+                tracker.start(run.run_json | {"resolved": run.new_run_json["resolved"]}, run.progress.step)
         with convert_torch_errors():
             state = loop.run(stop)
             loop.writer.wait()
@@ -206,34 +388,6 @@ def _run(loop: Loop, stop: StopRequest) -> list[Outcome]:
         Outcome(run.folder, status.state or "", status, stop.received if status.state == INTERRUPTED else None)
         for run, status in zip(loop.runs, statuses, strict=True)
     ]
-
-
-@contextlib.contextmanager
-def convert_torch_errors() -> Iterator[None]:
-    """Convert torch's out-of-memory and compiler errors to NormlabError."""
-    try:
-        yield
-    except NormlabError:
-        raise
-    except Exception as error:  # not every error of the compiler is a RuntimeError
-        if is_out_of_memory(error):
-            raise OutOfMemoryError(
-                "the memory ran out; lower train.batch_size or model.context, or raise train.accumulation, which "
-                "splits a batch into micro-batches"
-            ) from error
-        if isinstance(error, OSError):
-            raise
-        if Ranks.current().count > 1 and (isinstance(error, torch.distributed.DistError) or "gloo" in str(error)):
-            raise NormlabError(f"{LOST}; {RESUMES}") from error
-        if type(error).__module__.startswith(("torch._inductor", "torch._dynamo", "triton.")):
-            if type(error).__name__ == "FailOnRecompileLimitHit":
-                raise ConfigError(f"compile=on: {TOO_MANY_GRAPHS}, or train with compile=off") from error
-            reason = " ".join(str(error).partition("\n\n")[0].split())
-            raise ConfigError(
-                f"compile=on: torch's compiler failed ({reason:.200}); check it with `normlab doctor`, or train with "
-                "compile=off"
-            ) from error
-        raise
 
 
 def _finish(loop: Loop, stop: StopRequest, statuses: Sequence[Status]) -> list[Status]:

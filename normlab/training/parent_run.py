@@ -56,7 +56,7 @@ def find_parent_run(runs: Path, run: Mapping[str, Any], config: RunConfig) -> Pa
         if entry.prefix_hash != run["prefix_hash"] or entry.state != "finished":
             continue
         steps, every = int(entry.config.train.steps or 0), int(entry.config.eval.every or 0)
-        if steps >= config.train.steps:
+        if not 0 < steps < config.train.steps:
             continue
         limit = min(decay_start(config.optim, steps), decay_start(config.optim, config.train.steps))
         with contextlib.suppress(StoreError):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Test laws of signal propagation at initialisation, as `normlab propagation` measures it.
+"""Test laws of signal propagation at initialisation.
 
     .venv/bin/python scripts/init_laws.py [--seeds 8] [--depths 6 12 24 48] [--write results/init_laws.md]
     .venv/bin/python scripts/init_laws.py --again results/init_laws.json [--write results/init_laws.md]

@@ -1,4 +1,4 @@
-"""Hydra's flags and ways to choose configs work in `train`, `sweep`, `verify` and `propagation`, and write no files."""
+"""Hydra's flags and ways to choose configs work in `train`, `sweep` and `verify`, and write no files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("normlab.training.start", "train"),
     "sweep": ("normlab.sweeps.plan", "make_plan"),
     "verify": ("normlab.verify.selection", "checks_of_run"),
-    "propagation": ("normlab.propagation.measure", "measure_rows"),
 }
 """For each command the function that receives the config or configs."""
 
@@ -103,19 +102,16 @@ def test_every_command_composes_the_same_run(
     assert files_below(tmp_path) == before
 
 
-@pytest.mark.parametrize("command", ["train", "sweep", "propagation"])
+@pytest.mark.parametrize("command", ["train", "sweep"])
 def test_results_dir_is_a_flag_too(command: str, run_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     configs = collect_configs(command, monkeypatch)
     assert run_command(command, "--results-dir", "kept")[0] == 0
     assert [config.results_dir for config in configs] == ["kept"]
 
 
-@pytest.mark.parametrize("command", ["sweep", "propagation"])
-def test_a_grid_of_configs_in_config_dir(
-    command: str, run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    configs = collect_configs(command, monkeypatch)
-    assert run_command(command, "-m", "-cd=own", "-cn=myrun", "norm=mine,none", "+experiment=deep", "seed=0,1")[0] == 0
+def test_a_grid_of_configs_in_config_dir(run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = collect_configs("sweep", monkeypatch)
+    assert run_command("sweep", "-m", "-cd=own", "-cn=myrun", "norm=mine,none", "+experiment=deep", "seed=0,1")[0] == 0
     composed = [(config.norm.label, config.placement.name, config.model.depth, config.seed) for config in configs]
     assert composed == [(norm, "peri", 3, seed) for norm in ("mine", "none") for seed in (0, 1)]
 
@@ -190,7 +186,7 @@ def test_folders_of_hydra_are_rejected(option: str, command: str, run_command: C
     assert files_below(tmp_path) == before
 
 
-@pytest.mark.parametrize("command", ["sweep", "verify", "propagation"])
+@pytest.mark.parametrize("command", ["sweep", "verify"])
 @pytest.mark.parametrize(
     "argument", ["hydra/launcher=basic", "hydra.job.chdir=true", "--hydra-help", "--run", "--config-path=x", "--nope"]
 )

@@ -26,7 +26,6 @@ COMMANDS = (
         "figure",
         "list",
         "verify",
-        "propagation",
         "explain",
         "inspect",
         "sample",

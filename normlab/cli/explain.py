@@ -13,11 +13,12 @@ from normlab.cli.app import app, echo
 @app.command()
 def explain(
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="HTML file to write.")] = "explain.html",
+    norm: Annotated[str, typer.Option(help="Norm in the placements.")] = "rmsnorm",
     open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Write an HTML page that explains norms and placements.
 
-    The page applies each norm to a matrix that you can edit, and draws a diagram of each placement.
+    The page has each norm's output for a matrix, and a diagram of each placement with the numbers of a forward pass.
     """
     from normlab.report.pages.shell import check_page
 
@@ -25,7 +26,7 @@ def explain(
     check_page(path, "-o")
     from normlab.explain import page
 
-    page.write(path)
+    page.write(path, norm)
     echo(path)
     if open:
         import webbrowser

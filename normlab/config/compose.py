@@ -1,6 +1,6 @@
 """Compose the validated RunConfigs of a command line with Hydra.
 
-`train`, `sweep`, `verify` and `propagation` parse their arguments and compose in the same way. Every run is composed
+`train`, `sweep` and `verify` parse their arguments and compose in the same way. Every run is composed
 and validated before the first one starts, so that an error leaves no files behind. Any error in a command line is
 raised as a ConfigError with the override, the value and what to do. Only this module, `config_files.py`,
 `hydra_flags.py` and `override_errors.py` import Hydra.
@@ -134,7 +134,7 @@ def parse_command_line(arguments: Sequence[str]) -> CommandLine:
 
 
 def parse_command_line_without_job(arguments: Sequence[str]) -> CommandLine:
-    """Parse the arguments of `sweep`, `verify` or `propagation`; reject those of `train` only."""
+    """Parse the arguments of `sweep` or `verify`; reject those of `train` only."""
     line = parse_command_line(arguments)
     unused = [f"--{flag.replace('_', '-')}" for flag in ("run", "hydra_help") if getattr(line.flags, flag)]
     if unused := [*unused, *line.hydra_overrides]:
@@ -149,12 +149,6 @@ def compose_run(arguments: Sequence[str]) -> RunConfig:
         raise ConfigError("--multirun: has no effect on a single run; leave it out")
     (config,) = compose_jobs(line, single_job(line))
     return config
-
-
-def compose_grid(arguments: Sequence[str]) -> list[RunConfig]:
-    """Return the config of each run in a grid such as `norm=rmsnorm,dyt model.depth=6,12`."""
-    line = parse_command_line_without_job(arguments)
-    return list(compose_jobs(line, expand_grid(line)))
 
 
 def compose_sweep(

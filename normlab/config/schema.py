@@ -24,7 +24,7 @@ from normlab.placements.base import load_all as load_placements
 from normlab.placements.init_rules import INIT_RULES
 from normlab.plugins import load_plugins, plugin_file
 from normlab.stats.config import StatsConfig
-from normlab.stats.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS
+from normlab.stats.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS, UPDATE_STATISTICS
 
 
 @dataclass(kw_only=True, slots=True)
@@ -86,8 +86,8 @@ class ModelConfig:
 class TrainConfig:
     """Number of steps, batch size, and how often the run is logged and checkpointed."""
 
-    steps: int = option(500, at_least=1, at_most=10**9)
-    """Optimiser steps."""
+    steps: int = option(500, at_least=0, at_most=10**9)
+    """Optimiser steps; 0 measures the initial model, without the statistics of an update."""
     batch_size: int = option(8, at_least=1, at_most=2**20)
     """Sequences per optimiser step, over all micro-batches."""
     accumulation: int = option(1, at_least=1, at_most=2**20)
@@ -256,6 +256,8 @@ class RunConfig:
         selected = set(self.stats.also)
         for name in selected & set(ADAM_STATISTICS) if self.optim.adam_constants is None else ():
             raise no_effect(f"stats.also={name}", f"optim={self.optim.name}")
+        for name in selected & set(UPDATE_STATISTICS) if self.train.steps == 0 else ():
+            raise no_effect(f"stats.also={name}", "train.steps=0")
         if self.norm.batch_statistics or self.eval.sequences < 2:
             cause = f"norm={self.norm.label}" if self.norm.batch_statistics else f"eval.sequences={self.eval.sequences}"
             for name in selected & set(PER_EXAMPLE_STATISTICS):

@@ -1,62 +1,153 @@
-"""The page of `normlab explain`: its title, data and file."""
+"""The page of `normlab explain`: every norm on a small matrix, every placement as a diagram with numbers.
+
+The modules that train compute all numbers when the page is written.
+
+Shapes: T = 4 tokens, D = 6 channels.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
+from string import Template
 from typing import Any
+from xml.etree.ElementTree import Element, tostring
+
+import torch
+from torch import Tensor
 
 from normlab import catalogue
-from normlab.explain import norm_examples
-from normlab.explain.flow import flows
-from normlab.explain.layout import layout
-from normlab.placements.base import load_all
+from normlab.errors import ConfigError, unknown
+from normlab.explain.diagram import Diagram, make
+from normlab.model.init import build_model
+from normlab.model.small import VOCAB, small_config, tokens
+from normlab.norms.base import load_all as load_norms
+from normlab.placements.base import load_all as load_placements
 from normlab.report.pages.shell import page, write_page
+from normlab.stats.instrument import Collector, Observation
 from normlab.version import __version__
 
-TITLE = "What normalisation does"
-ASSETS = Path(__file__).parent / "assets"
-ASSET_NAMES = ("explain.css", "arithmetic.js", "tables.js", "live.js", "flows.js", "explain.js")
+HERE = Path(__file__).parent
+# Token 2 is small, token 3 large and token 4 shifted, compared with token 1; channel 5 is large in every token.
+MATRIX = (
+    (0.5, -1.1, 0.2, 1.3, 6.0, -0.4), (0.1, 0.3, -0.2, 0.4, 4.5, -0.1),
+    (4.0, -6.5, 2.5, 7.0, 15.0, -3.0), (3.2, 2.6, 3.5, 2.9, 9.0, 3.1),
+)  # fmt: skip
+MARKED = 2, 3
+"""Token and channel of the value whose inputs are outlined."""
+OPTIONS: dict[str, dict[str, Any]] = {"groupnorm": {"groups": 2}, "prmsnorm": {"fraction": 0.5}}
+"""Options of norms whose defaults do not fit six channels."""
+SEQUENCES = {"batchnorm_position": 2}
+"""The number of sequences that the rows form, if not one: over one sequence a position has no variance."""
+INVARIANCES = {"scale": "a group times a positive number", "shift": "a group plus a number"}
 
 
-def write(path: Path) -> None:
-    """Compute and write the page.
+def write(path: Path, norm: str = "rmsnorm") -> None:
+    """Compute and write the page, with a norm for the placements.
 
     Raises:
+        ConfigError: The norm is unknown.
         StoreError: The file could not be written.
     """
-    body = (ASSETS / "body.html").read_text(encoding="utf-8")
-    write_page(path, page(TITLE, body, page_data(), [ASSETS / name for name in ASSET_NAMES]))
+    if norm not in load_norms():
+        raise ConfigError(f"--norm {norm}: " + unknown("norm", norm, load_norms()))
+    norms = [norm_card(entry) for entry in catalogue.norms() if entry["name"] in load_norms()]
+    placements = [placement_card(entry, norm) for entry in catalogue.placements()]
+    parts = {"matrix": [_table(torch.tensor(MATRIX))], "norms": norms, "placements": placements}
+    for name, cards in (("norms_links", norms), ("placements_links", placements)):
+        parts[name] = [make("a", card.get("id"), href=f"#{card.get('id')}") for card in cards]
+    texts = {name: "".join(tostring(each, "unicode", "html") for each in part) for name, part in parts.items()}
+    body = Template((HERE / "body.html").read_text(encoding="utf-8")).substitute(texts, norm=norm, version=__version__)
+    write_page(path, page("What normalisation does", body, {}, [HERE / "explain.css", HERE / "explain.js"]))
 
 
-def page_data() -> dict[str, Any]:
-    """Return the matrix, the live norms, every norm's output, and every placement."""
-    return {
-        "version": __version__,
-        "original": norm_examples.ORIGINAL,
-        "limit": norm_examples.LIMIT,
-        "presets": norm_examples.PRESETS,
-        "updates": norm_examples.UPDATES,
-        "groups": norm_examples.GROUPS,
-        "live": norm_examples.live_norms(),
-        "norms": norm_examples.all_norms(),
-        "placements": placements(),
-    }
+def norm_card(entry: catalogue.Entry) -> Element:
+    """Return a norm with its output for the matrix, by its untrained module in float64 and in training mode."""
+    name, options = entry["name"], OPTIONS.get(entry["name"], {})
+    sequences = SEQUENCES.get(name, 1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = load_norms()[name](**options).build(len(MATRIX[0])).double()  # pyright: ignore[reportCallIssue]
+    x_TD = torch.tensor(MATRIX, dtype=torch.float64, requires_grad=True)
+    y_TD = module(x_TD.unflatten(0, (sequences, -1))).flatten(0, 1)
+    (gradient_TD,) = torch.autograd.grad(y_TD[MARKED], x_TD)
+    facts = {
+        "options": ", ".join(f"{key}={value}" for key, value in options.items()),
+        "input": f"{sequences} sequences" if sequences > 1 else "", "parameters": entry["parameters"],
+        "causal": "yes, also in training" if entry["causal"] else "not in training: it depends on later tokens",
+        "unchanged by": "; ".join(INVARIANCES[key] for key in entry["invariant_to"]), "equals": entry["equals"],
+        "source": entry["source"], "mistakes": " ".join(entry["pitfalls"] or ()),
+    }  # fmt: skip
+    return _card(entry, _table(y_TD.detach(), gradient_TD), facts)
 
 
-def placements() -> list[dict[str, Any]]:
-    """Return every catalogued placement with its diagrams; plugins are not in the catalogue."""
-    entries = {entry["name"]: entry for entry in catalogue.placements()}
-    return [
-        {
-            "name": name,
-            "formula": placement.formula,
-            "embedding_formula": placement.embedding_formula,
-            "head_formula": placement.head_formula,
-            "inside": placement.inside,
-            "parameters": entries[name]["parameters"],
-            **{key: entries[name][key] for key in ("init", "equals", "note", "source")},
-            "flows": [layout(flow) for flow in flows(placement)],
-        }
-        for name, placement in load_all().items()
-        if name in entries
-    ]
+def placement_card(entry: catalogue.Entry, norm: str) -> Element:
+    """Return a placement with its diagrams, and with the numbers of a forward pass if it can have the norm."""
+    placement = load_placements()[entry["name"]]
+    diagrams = [Diagram(placement, holds) for holds in (True, False)[: 1 + (" if " in placement.formula)]]
+    facts = {"embeddings": placement.embedding_formula, "LM head": placement.head_formula, "inside": placement.inside}
+    try:
+        segments = forward(norm, placement.name)
+    except ConfigError as error:
+        facts["no numbers"] = str(error)
+    else:
+        for diagram, layer in zip(diagrams, (1, -2), strict=False):
+            diagram.set_numbers([_sizes("norm", segments[index]) for index in (0, layer, -1)])
+        for kind, title in (("resid", "RMS of x"), ("attn", "attention adds"), ("mlp", "MLP adds")):
+            facts[title] = ", ".join(text for segment in segments for text in _sizes(kind, segment))
+    facts |= {"init rule": entry["init"], "equals": entry["equals"], "name": entry["note"], "source": entry["source"]}
+    return _card(entry, make("div", *(diagram.svg() for diagram in diagrams), class_="drawings"), facts)
+
+
+@torch.no_grad()
+def forward(norm: str, placement: str) -> list[list[Observation]]:
+    """Return what each segment of an initial model of four blocks observes in one forward pass.
+
+    Raises:
+        ConfigError: The norm and the placement cannot be combined.
+    """
+    config = small_config(load_norms()[norm](), load_placements()[placement])  # pyright: ignore[reportCallIssue]
+    stream, observed = tokens(), list[list[Observation]]()
+    for _, segment in build_model(config, VOCAB).train().segments():
+        with Collector(dict.fromkeys(("resid", "attn", "mlp", "norm"), ())) as collector:
+            stream = segment(stream)
+        observed.append(collector.observations)
+    return observed
+
+
+def _sizes(kind: str, segment: list[Observation]) -> list[str]:
+    """Return the root mean square of each observed tensor of a kind; for a norm those of its input and its output."""
+    found = ([x.double().square().mean().sqrt() for x in each.tensors] for each in segment if each.kind == kind)
+    return [" → ".join(f"{rms:.2g}" for rms in numbers) for numbers in found]
+
+
+def _card(entry: catalogue.Entry, figure: Element, facts: Mapping[str, str]) -> Element:
+    formula = make("p", make("code", entry["formula"].replace("; ", ";\n")), class_="formula")
+    pairs = (part for name, text in facts.items() if text for part in (make("dt", name), make("dd", text)))
+    parts = make("h3", entry["name"]), formula, figure, make("dl", *pairs, class_="facts")
+    return make("article", *parts, class_="card", id=entry["name"])
+
+
+def _table(x_TD: Tensor, gradient_TD: Tensor | None = None) -> Element:
+    """Return a matrix with the mean and the RMS of its rows and columns; outline where the gradient is not 0."""
+    statistics = {"mean": x_TD.mean, "RMS": lambda axis: x_TD.square().mean(axis).sqrt()}
+    heads = [*(f"ch {channel + 1}" for channel in range(x_TD.shape[1])), *statistics]
+    rows = [make("tr", make("td"), *(make("th", head) for head in heads))]
+    rows += [make("tr", make("th", f"token {token + 1}")) for token in range(len(x_TD))]
+    share_TD = 100 * (x_TD.abs() / x_TD.abs().max().clamp(min=1e-30)).sqrt()
+    for at in product(*map(range, x_TD.shape)):
+        kinds = ["warm" if x_TD[at] > 0 else "cold"]
+        if gradient_TD is not None:
+            kinds += ["input"] * bool(gradient_TD[at]) + ["marked"] * (at == MARKED)
+        style, value = f"--share: {share_TD[at]:.0f}%", x_TD[at].item()
+        rows[1 + at[0]].append(make("td", _shown(value), class_=" ".join(kinds), style=style, title=value))
+    for name, of in statistics.items():
+        for row, value in zip(rows[1:], of(1).tolist(), strict=False):
+            row.append(make("td", _shown(value)))
+        rows.append(make("tr", make("th", name), *(make("td", _shown(value)) for value in of(0).tolist())))
+    return make("div", make("table", *rows, class_="matrix"), class_="scroll")
+
+
+def _shown(value: float) -> str:
+    return f"{value:.2f}".replace("-0.00", "0.00").replace("-", "\N{MINUS SIGN}")

@@ -32,7 +32,7 @@ class NoNormConfig(NormConfig):
     incompatible_inits: ClassVar[Mapping[str, str]] = {
         "xavier": (
             "nothing bounds the stream, whose RMS grows exponentially with depth: to about 5 at 12 blocks, 2e3 at 24, "
-            "2e8 at 48 (see `normlab propagation norm=none init=xavier,gpt2_scaled`)"
+            "2e8 at 48 (`normlab sweep norm=none init=xavier,gpt2_scaled train.steps=0`)"
         )
     }
 

@@ -52,11 +52,11 @@ def quarter(depth: int) -> int:
 
 SMALL_POST = (
     "its branches are negligible next to the normed stream: gradients are small at all depths, and arXiv:2002.04745's "
-    "comparison with pre is reversed (see `normlab propagation placement=pre,post init=gpt2,xavier`)"
+    "comparison with pre is reversed (`normlab sweep placement=pre,post init=gpt2,xavier train.steps=0`)"
 )
 NORMED_BRANCH = (
     "the norm after the branch cancels the smaller weights and divides their gradients by them: the first gradients "
-    "grow with depth (see `normlab propagation placement=peri,res_post init=gpt2,gpt2_scaled`)"
+    "grow with depth (`normlab sweep placement=peri,res_post init=gpt2,gpt2_scaled train.steps=0`)"
 )
 DAMPED_TWICE = (
     "1 / sqrt(l) already scales the branch; the authors' code does not scale the init too (arXiv:2502.05795, README)"

@@ -262,12 +262,14 @@ def _losses(cells: Sequence[Cell], channels: Channels, series: str) -> Figure:
         _warn_once(problems)
         return mean_curve(curves)
 
-    name = SERIES[series].partition(",")[0]
+    name, panels = SERIES[series].partition(",")[0], _line_panels(cells, channels, points)
+    if not any(panel.lines for panel in panels):
+        raise NormlabError(f"figure loss: no selected run has recorded the {name}; choose another --statistic")
     return Figure(
         "loss",
         "step",
         SERIES[series],
-        _line_panels(cells, channels, points),
+        panels,
         f"{name.capitalize()} during training, {_at_best(cells)}: mean and range of the seeds.",
         may_be_log=series == "grad_norm",
     )

@@ -79,7 +79,7 @@ def read_statistics(folder: RunFolder, problems: list[str]) -> list[Profiles]:
     must_have_rows = saved or run.state in COMPLETED_STATES
     # The run that this one starts from may have measured nothing.
     measures_first_step = run.config.stats.every is not None and run.options.get("train.start_from") is None
-    if unreadable or missing or (stored_parts and must_have_rows) or (saved and measures_first_step):
+    if unreadable or missing or (must_have_rows and (stored_parts or measures_first_step)):
         raise StoreError(f"{arrays.path}: the statistics of run {folder.run_id} are missing; restore them from a copy")
     raise NothingMeasured(
         f"run {folder.run_id} has no statistics: it was trained with stats=off, or has not measured a step yet"

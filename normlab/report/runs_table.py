@@ -54,7 +54,7 @@ _OPTIONS_IN_COLUMNS = ("norm", "placement", "model.depth", "model.width", "devic
 RUN_COLUMNS = ("run", "id", "state", "norm", "placement", "depth", "steps", "val_loss", "created")
 """Keys of a row of `normlab list runs`, in order."""
 _FINISHED_COLUMNS = ("step", "val_loss", "best_val_loss", "train_loss", "tokens_per_s", "seconds")
-"""Columns that the status of every finished run fills."""
+"""Columns that the status of every finished run fills, from `train_loss` on only if the run has steps."""
 
 
 def summarize(
@@ -200,7 +200,8 @@ def _state_note(run: RunRecord, row: Row) -> str:
         return f"failed{at_step}: {lines[0]}" if lines else f"failed{at_step}"
     if run.state in (KILLED, INTERRUPTED):
         return f"{run.state}{at_step}; the same command resumes it from its newest checkpoint"
-    missing = [key for key in _FINISHED_COLUMNS if row[key] is None]
+    filled = _FINISHED_COLUMNS if row["steps"] else _FINISHED_COLUMNS[: _FINISHED_COLUMNS.index("train_loss")]
+    missing = [key for key in filled if row[key] is None]
     if run.state == FINISHED and missing:
         return f"its {STATUS_FILE} has no {', '.join(missing)}: {HOW_TO_FIX[STATUS_FILE]}"
     return ""

@@ -233,7 +233,7 @@ _DROP_ORDER = (
     "its profile", "memory", "spikes", "MFU", "mfu", "tok/s", "best val", "vs baseline at shared lr",
     "p (Holm) at shared lr", "too-high lr", "val loss at shared lr", "near-best lr", "S", "pack", "seconds",
     "precision", "tokens_per_s", "device", "train_loss", "best_val_loss", "last_val_loss", "corpus", "width",
-    "vs_bigram", "steps", "step", "seed", "lr", "init", "grad, last", "depth", "corpora", "created", "placement",
+    "vs_bigram", "steps", "step", "seed", "lr", "init", "depth", "corpora", "created", "placement",
     "norm",
 )  # fmt: skip
 """Columns to leave out of a table that is too wide, in this order."""

@@ -381,6 +381,8 @@ PER_EXAMPLE_STATISTICS = ("gns", "gns_trace", "gns_square")
 """Statistics that compare the gradients of at least two independent examples."""
 NEEDS_PARAMETER_COPY = ("update_norm",)
 """Statistics for which a measured step copies every parameter before the update."""
+UPDATE_STATISTICS = ("update_norm", "update_ratio", "adam_rms", "adam_eps_frac")
+"""Statistics of an update, undefined for a run without steps."""
 
 
 def layers_of(profiles: Profiles, name: str) -> dict[str, NDArray[np.bool_]]:

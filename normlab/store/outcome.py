@@ -20,7 +20,8 @@ entropy is above U (a very small corpus), the lower edge is U. The outcome is th
 | finished | every other run | the final loss is below the band, or the run ended before it reached the band |
 
 A uniform guess has the loss ln V, so a diverged run is at least 1 nat/token worse than both a guess and the untrained
-model. A short run that ends above the band is finished: it has learned little and lost nothing.
+model. A short run that ends above the band is finished: it has learned little and lost nothing. A run without
+steps (train.steps=0) is never stuck.
 """
 
 from __future__ import annotations

@@ -29,6 +29,8 @@ def series(folder: RunFolder) -> dict[str, NDArray[np.float64]]:
     rows = folder.rows("train").rows
     if not rows:
         status = folder.status()
+        if status.get("steps") == 0:
+            raise StoreError(f"run {folder.run_id} has no steps (train.steps=0); choose another run")
         if status.get("step") or status["state"] in COMPLETED_STATES:
             raise StoreError(f"{folder.metrics_path}: the steps of run {folder.run_id} are gone; restore a copy")
         raise StoreError(f"run {folder.run_id} has taken no step yet; try again when it has")

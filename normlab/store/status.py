@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from normlab.store.format import DIVERGED, FINISHED
-from normlab.store.outcome import MARGIN, References, format_loss, loss_of, outcome
+from normlab.store.outcome import MARGIN, STUCK, References, format_loss, loss_of, outcome
 from normlab.store.parts import finite, json_field, json_part, mapping_or_none, number, parse_part, text, texts
 
 
@@ -118,7 +118,8 @@ def outcome_of(state: str | None, status: Status, references: References) -> str
         return DIVERGED
     if state != FINISHED or final is None:
         return None
-    return outcome(final, final if best is None else min(best, final), references)
+    name = outcome(final, final if best is None else min(best, final), references)
+    return FINISHED if name == STUCK and status.steps == 0 else name
 
 
 def divergence_at_end(status: Status, references: References) -> Divergence:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
 
 from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SweepOptions
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun, StackedRuns
-from normlab.propagation.measure import VOCAB, zipf_tokens
 from normlab.sweeps.packs import make_packs
 from normlab.training.machine import resolve
+
+VOCAB_SIZE = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +46,10 @@ def cost_of(options: SweepOptions, configs: Sequence[RunConfig]) -> Cost:
 def _seconds(config: RunConfig, size: int) -> float:
     """Return the time of the second forward and backward pass of a pack."""
     device = resolve(config).device
-    models = [build_model(config, VOCAB).to(device).train() for _ in range(size)]
+    models = [build_model(config, VOCAB_SIZE).to(device).train() for _ in range(size)]
     runner = SingleRun(models[0], compiled=False) if size == 1 else StackedRuns(models, compiled=False)
-    tokens = zipf_tokens(config.train.batch_size, config.model.context + 1, 0).to(device)
+    shape = config.train.batch_size, config.model.context + 1
+    tokens = (torch.arange(math.prod(shape), device=device) % VOCAB_SIZE).view(shape)
     tokens = tokens.expand(*runner.run_shape, *tokens.shape)
     seconds = 0.0
     for _ in range(2):

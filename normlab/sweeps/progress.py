@@ -200,7 +200,7 @@ class PackProgress:
         steps = [self.steps if state in OUTCOMES else step for state, step, _ in progress]
         self.step = sum(steps) / len(steps)
         """Mean number of steps done over the runs; all steps for a completed run."""
-        self.fraction = self.step / self.steps
+        self.fraction = self.step / self.steps if self.steps else self.outcomes.total() / len(progress)
         """Fraction of the work that is done, 0 to 1."""
         self.loss = progress[0][2] if len(progress) == 1 else None
         """Latest validation loss, in nats/token; None for several runs or a diverged one."""

@@ -241,6 +241,8 @@ class Loop:
         if any(run.progress.val_loss is None for run in self.active):
             self._evaluate()
         self._write_status()
+        if steps == 0 and self.runs[0].saved_step is None:  # a checkpoint of step 0 follows the measurement
+            self._measure_initialisation()
         schedule, start, stopping = self.statistics_schedule, time.perf_counter(), self._is_stopping(stop)
         while self.step_count < steps and not stopping:
             if schedule.before_step(self.step_count):
@@ -282,11 +284,21 @@ class Loop:
 
     def take_step(self, step: int) -> StepOutput:
         """Take the step after `step` updates; its measurements stay on the device."""
+        self._load_batch(step)
+        self.hyperparameters.load(step)
+        return self._take(self.statistics_schedule.is_measured(step))
+
+    def _load_batch(self, step: int) -> None:
         if self.config.plugins:
             self._seed_generator(step)
         self.batches.load(step)
-        self.hyperparameters.load(step)
-        return self._take(self.statistics_schedule.is_measured(step))
+
+    def _measure_initialisation(self) -> None:
+        """Record the statistics of a run without steps."""
+        self.statistics_schedule.before_step(0)
+        if self.step.measure is not None:
+            self._load_batch(0)
+            self._record_statistics(CORE, 0, self.step.measure_batch(*self.batches.read()))
 
     def _compute(self, measured: bool) -> StepOutput:
         """Take the step whose inputs are loaded; a CUDA graph may replay it."""

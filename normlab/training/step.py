@@ -110,6 +110,17 @@ class Step:
             self.runner.set_buffers(old_buffers)
             raise
 
+    def measure_batch(self, tokens: Tensor, targets: Tensor) -> Measurement:
+        """Return the core statistics of a batch, shape (...R, B, T), without an update; nothing changes."""
+        assert self.measure is not None
+        buffers = self.runner.buffers
+        self.runner.train(True)
+        _, grads, micro_batches = self._gradients(tokens, targets, self.measure)
+        _, norms = self._norms(grads, each="grad_norm" in self.measure.names)
+        measurement = self.measure.after_update(micro_batches, self.measure.before_update(norms))
+        self.runner.set_buffers(buffers)
+        return measurement
+
     def _take(
         self, tokens: Tensor, targets: Tensor, hyperparameters: Hyperparameters | Tensor, old_buffers: Tensors,
         measure: CoreStatistics | None,

@@ -10,23 +10,28 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from statistics import fmean
 from typing import NamedTuple
 
+import numpy as np
+import torch
+
 from normlab.config.corpora import StdlibData
 from normlab.config.optim import AdamW
 from normlab.config.schema import ModelConfig, RunConfig, TrainConfig
-from normlab.model.init import build_model, initialise
+from normlab.model.gpt import GPT
+from normlab.model.init import build_model, derive_seed, initialise
+from normlab.model.runner import SingleRun
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS
-from normlab.propagation.measure import VOCAB, measure
-from normlab.propagation.render import slope
+from normlab.stats.instrument import Selection
 from normlab.verify.check import Check
 
 SEEDS = 6
 WIDTH, CONTEXT, BATCH = 64, 32, 4
+VOCAB_SIZE = 512
 
 
 class Profile(NamedTuple):
@@ -39,6 +44,30 @@ class Profile(NamedTuple):
     """Gradient norm of the first block's down projection."""
     last: float
     """Gradient norm of the last block's down projection."""
+
+
+def slope(depths: Sequence[float], values: Sequence[float]) -> float:
+    """Return the power of the depth by which a value grows: the least-squares slope of its logarithm."""
+    return float(np.polyfit(np.log(depths), np.log(values), 1)[0])
+
+
+def measure(config: RunConfig, model: GPT) -> Profile:
+    """Return the profile of one forward and backward pass over random tokens, drawn by the config's seed.
+
+    Token r has a probability proportional to 1 / r (Zipf's law). Squares are in float64: the stream may leave the range
+    of those of float32.
+    """
+    weights = 1 / np.arange(1, VOCAB_SIZE + 1)
+    generator = np.random.Generator(np.random.Philox(key=derive_seed(config.seed, "probe")))
+    drawn_BT = generator.random((config.train.batch_size, config.model.context + 1))
+    edges = np.cumsum(weights / weights.sum())
+    tokens_BT = torch.from_numpy(np.searchsorted(edges, drawn_BT).clip(max=VOCAB_SIZE - 1))
+    mean_square: Selection = {"resid": (("resid", lambda view: view.x.double().square().mean((-2, -1))),)}
+    output = SingleRun(model, compiled=False).loss(tokens_BT[:, :-1], tokens_BT[:, 1:], mean_square)
+    stream = {column.layer: value.item() for column, value in output.statistics.items()}[len(model.blocks) + 1] ** 0.5
+    ends = [model.get_parameter(f"blocks.{layer}.mlp.down.weight") for layer in (0, len(model.blocks) - 1)]
+    first, last = torch.autograd.grad(output.loss, ends, materialize_grads=True)
+    return Profile(len(model.blocks), stream, first.double().norm().item(), last.double().norm().item())
 
 
 class Law(NamedTuple):
@@ -119,9 +148,13 @@ def profile(placement: str, init: str, depth: int) -> Profile:
         placement=PLACEMENTS[placement], model=options, data=StdlibData(), optim=AdamW(),
         train=TrainConfig(batch_size=BATCH), init=init,
     )  # fmt: skip
-    model, signals = build_model(config, VOCAB).train(), []
+    model, profiles = build_model(config, VOCAB_SIZE).train(), []
     for seed in range(SEEDS):
         initialise(model, config.init_rule, seed)  # the norm and these placements draw nothing themselves
-        signals.append(measure(dataclasses.replace(config, seed=seed), model)[0])
-    numbers = ((signal.stream[-1], signal.gradient[0], signal.gradient[-1]) for signal in signals)
-    return Profile(depth, *map(fmean, zip(*numbers, strict=True)))
+        profiles.append(measure(dataclasses.replace(config, seed=seed), model))
+    return mean_profile(profiles)
+
+
+def mean_profile(profiles: Sequence[Profile]) -> Profile:
+    """Return the mean of profiles of one depth."""
+    return Profile(profiles[0].depth, *map(fmean, list(zip(*profiles, strict=True))[1:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from normlab.config.compose import compose_run
-from normlab.propagation.measure import measure_rows
-from normlab.propagation.render import slope
+from normlab.model.init import build_model
+from normlab.verify.init_laws import VOCAB_SIZE, mean_profile, measure, slope
 
 OVERRIDES = [
     "model.width=128", "model.heads=4", "model.bias=false", "model.tie_embeddings=false", "model.context=64",
@@ -53,10 +54,10 @@ def measure_case(task: tuple[str, str, int, int]) -> tuple[float, float, float]:
     overrides = (
         ["norm=none", "placement=pre"] if placement == "none" else [*LAYERNORM, *f"placement={placement}".split()]
     )
-    row = next(measure_rows([compose_run([*OVERRIDES, *overrides, f"init={init}", f"model.depth={depth}"])], seeds))
-    stream, first, last = (
-        math.nan if value is None else value for value in (row["stream"][-1], row["gradient"][0], row["gradient"][-1])
-    )
+    config = compose_run([*OVERRIDES, *overrides, f"init={init}", f"model.depth={depth}"])
+    configs = [dataclasses.replace(config, seed=seed) for seed in range(seeds)]
+    numbers = mean_profile([measure(each, build_model(each, VOCAB_SIZE).train()) for each in configs])[1:]
+    stream, first, last = (value if math.isfinite(value) else math.nan for value in numbers)
     return stream, first, last
 
 

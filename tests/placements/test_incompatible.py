@@ -11,12 +11,11 @@ import pytest
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig, config_from_record
 from normlab.errors import ConfigError
+from normlab.model.init import build_model
 from normlab.options import plain_tree
 from normlab.placements.base import PLACEMENTS
 from normlab.placements.base import load_all as load_placements
 from normlab.placements.init_rules import INIT_RULES
-from normlab.propagation.measure import measure
-from normlab.propagation.render import slope
 from normlab.verify import init_laws
 
 Command = Callable[..., tuple[int, str, str]]
@@ -140,7 +139,7 @@ def test_first_gradients_grow_with_scaled_outputs_under_a_branch_norm(placement:
     """The norm divides by a branch that is smaller by sqrt(2L), so its gradient is larger by sqrt(2L)."""
     depths = [4, 16]
     first = [init_laws.profile(placement, rule, depth).first for depth in depths]
-    assert slope(depths, first) == pytest.approx(grows, abs=0.3)
+    assert init_laws.slope(depths, first) == pytest.approx(grows, abs=0.3)
 
 
 @pytest.mark.exhaustive
@@ -148,7 +147,8 @@ def test_without_norms_the_stream_explodes_under_xavier_exactly_where_a_warning_
     for placement in ("pre", "post", "mix_ln", "lns", "layerscale", "rezero"):
         overrides = ["norm=none", f"placement={placement}", "init=xavier", "model.depth=24", "train.batch_size=2"]
         config = compose_run(overrides)
-        assert (measure(config)[0].stream[-1] > 100) == bool(config.warnings()), placement
+        model = build_model(config, init_laws.VOCAB_SIZE)
+        assert (init_laws.measure(config, model).stream > 100) == bool(config.warnings()), placement
 
 
 def test_depth_scaled_has_last_gradients_as_small_as_gpt2_under_post() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from normlab.config.compose import compose_grid, compose_run, compose_sweep, to_config
+from normlab.config.compose import compose_run, compose_sweep, to_config
 from normlab.config.override_errors import rewrite_overrides
 from normlab.config.schema import config_from_record
 from normlab.config.sweep_options import SweepOptions
@@ -40,6 +40,7 @@ from normlab.sweeps.packs import make_packs, pack_key
 from normlab.sweeps.plan import PlannedSweep, make_plan
 from normlab.sweeps.progress import plan_lines
 from normlab.training.start import train
+from support.grid import compose_grid
 
 Command = Callable[..., tuple[int, str, str]]
 

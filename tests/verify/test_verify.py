@@ -316,7 +316,7 @@ def test_a_run_of_one_token_is_verified(run_command: Command) -> None:
 
 
 @pytest.mark.parametrize("where", ["build", "forward"])
-@pytest.mark.parametrize("command", ["verify", "propagation", "train"])
+@pytest.mark.parametrize("command", ["verify", "train"])
 def test_an_error_in_a_plugin_is_one_line(command: str, where: str, tmp_path: Path, run_command: Command) -> None:
     source = NORM.replace('"halved"', f'"raises_in_{where}"')
     head = {"build": "def build(self, width):\n", "forward": "def forward(self, x_D):\n"}[where]
@@ -487,7 +487,6 @@ def test_a_mistake_is_one_line(overrides: list[str], run_command: Command) -> No
     assert err.startswith("error: ")
 
 
-@pytest.mark.parametrize("command", ["verify", "propagation"])
 @pytest.mark.parametrize(
     ("overrides", "fragments"),
     [
@@ -496,9 +495,7 @@ def test_a_mistake_is_one_line(overrides: list[str], run_command: Command) -> No
         (["norm=dyt", "placement=sandwhich"], ["error: placement=sandwhich: unknown", "did you mean 'sandwich'"]),
     ],
 )
-def test_a_misspelt_name_lists_the_choices(
-    command: str, overrides: list[str], fragments: list[str], run_command: Command
-) -> None:
-    code, out, err = run_command(command, *overrides)
+def test_a_misspelt_name_lists_the_choices(overrides: list[str], fragments: list[str], run_command: Command) -> None:
+    code, out, err = run_command("verify", *overrides)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert all(fragment in err for fragment in fragments), err

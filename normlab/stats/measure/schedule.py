@@ -20,6 +20,7 @@ from normlab.stats.measure.core import CoreStatistics, Measurement, parameter_fa
 from normlab.stats.measure.extended import MOST_EXAMPLES, ExtendedPass
 from normlab.stats.measure.probe import JACOBIAN_VECTORS, MOST_PRODUCTS, Probe, adam_preconditioner
 from normlab.stats.profiles import Column, Layout, Profiles
+from normlab.stats.registry import UPDATE_STATISTICS
 from normlab.stats.statistic import CORE, EXTENDED, PROBE
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class StatisticsSchedule:
         """Build the core statistics, the extended pass and the probe steps that the options select."""
         config, windows = self.config, self.validation
         core, extended, probe = (config.stats.names(tier) for tier in (CORE, EXTENDED, PROBE))
+        if config.train.steps == 0:
+            core -= {*UPDATE_STATISTICS}
         self.measure = CoreStatistics(self.runner, core, self.ranks) if core else None
         self._extended = None
         if extended:
@@ -164,11 +167,13 @@ def probe_examples(batch_size: int) -> int:
 def probe_steps(config: RunConfig) -> frozenset[int]:
     """Return the update counts after which a run is probed: the first of these sets that fits stats.probe_share.
 
-    Start, end of the warm-up, quarter, half and end; start, half and end; end; none.
+    Start, end of the warm-up, quarter, half and end; start, half and end; end; none. A run without steps is probed.
     """
     steps, share = config.train.steps, config.stats.probe_share
     if share is None:
         return frozenset()
+    if steps == 0:
+        return frozenset({0})
     warmup = config.optim.warmup_steps or 0
     for candidates in ((0, warmup, steps // 4, steps // 2, steps), (0, steps // 2, steps), (steps,)):
         distinct = frozenset(candidates)

@@ -1,0 +1,1 @@
+byId("theme-here").append(themeControl());

@@ -1,1 +1,0 @@
-"""Signal propagation at initialisation: its measurement, and its table and page."""

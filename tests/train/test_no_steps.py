@@ -14,7 +14,7 @@ from normlab.store.format import FINISHED, RUNNING
 from normlab.store.outcome import References
 from normlab.store.runs import RunFolder
 from normlab.store.status import Status
-from normlab.training.run import train_pack
+from normlab.training.start import train_pack
 from support.run_folders import OVERRIDES, Command, differences
 
 TWO_TIERS = ("stats.tiers=[core,extended]", "train.accumulation=2")

@@ -125,7 +125,7 @@ def summarize(
         warn(warning)
     if test is None:
         return pd.DataFrame(table.rows)
-    from normlab.report.factor_tests import run_test
+    from normlab.analysis.factor_tests import run_test
 
     return pd.DataFrame(run_test(test, table.cells, table.factors, over=_several(over), against=against, lr=lr))
 

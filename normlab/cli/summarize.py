@@ -104,7 +104,7 @@ def summarize(
         selection, split_names(by), where=where or (), against=against, lr=lr, target=target, spikes=spikes
     )
     if test is not None:
-        from normlab.report.factor_tests import run_test
+        from normlab.analysis.factor_tests import run_test
 
         rows = run_test(test, table.cells, table.factors, over=split_names(over) or (), against=against, lr=lr)
         echo(render_tests(rows, format), keep="\n")

@@ -15,17 +15,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from normlab.analysis.cells import Cell, group_cells, resolved_differences, table_warnings
+from normlab.analysis.compute_speedup import Speedup, speedups
+from normlab.analysis.contrasts import compare_cells, pool_cells
+from normlab.analysis.factor_tests import baseline_levels
+from normlab.analysis.factors import DEFAULT_OPTIONS, Factor, distinguishing_options, factors_of
+from normlab.analysis.intervals import holm, mean_interval
+from normlab.analysis.learning_rates import NEAR_BEST, sensitivity, shared_lr
+from normlab.analysis.phrases import name_some
+from normlab.analysis.results import STATES, RunResult, mixed_settings, read_results
+from normlab.analysis.settings import format_setting, resolve_options, select_where
 from normlab.errors import ConfigError, StoreError
-from normlab.report.cells import Cell, group_cells, resolved_differences, table_warnings
-from normlab.report.compute_speedup import Speedup, speedups
-from normlab.report.contrasts import compare_cells, pool_cells
-from normlab.report.factor_tests import baseline_levels
-from normlab.report.factors import DEFAULT_OPTIONS, Factor, distinguishing_options, factors_of
-from normlab.report.intervals import holm, mean_interval
-from normlab.report.learning_rates import NEAR_BEST, sensitivity, shared_lr
-from normlab.report.results import STATES, RunResult, mixed_settings, read_results
-from normlab.report.settings import format_setting, resolve_options, select_where
-from normlab.report.tables import Row, name_some
+from normlab.report.tables import Row
 from normlab.store.format import number
 from normlab.store.outcome import loss_of
 from normlab.store.query import Selection, select_runs

@@ -8,15 +8,15 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from normlab.analysis.cells import GRID_OF_DECAYS, Cell, rank_by_size, size_options
+from normlab.analysis.contrasts import MIN_P_EQUAL, POOLED, compare_cells, pool_cells
+from normlab.analysis.factors import level_title, option_name
+from normlab.analysis.intervals import LEVEL, Design, Replicate, design_of, format_losses, holm, mean_interval
+from normlab.analysis.learning_rates import BAD, DEFINITIONS
+from normlab.analysis.results import STATES
+from normlab.analysis.settings import format_setting, sort_key
 from normlab.errors import ConfigError, printable, unknown
-from normlab.report.cells import GRID_OF_DECAYS, Cell, rank_by_size, size_options
 from normlab.report.cells_table import BEST, SHARED, CellsTable
-from normlab.report.contrasts import MIN_P_EQUAL, POOLED, compare_cells, pool_cells
-from normlab.report.factors import level_title, option_name
-from normlab.report.intervals import LEVEL, Design, Replicate, design_of, format_losses, holm, mean_interval
-from normlab.report.learning_rates import BAD, DEFINITIONS
-from normlab.report.results import STATES
-from normlab.report.settings import format_setting, sort_key
 from normlab.report.tables import Row, escape_markdown, fold_lines, render, terminal_width
 from normlab.store.format import FINISHED
 from normlab.store.outcome import DESCRIPTIONS, STUCK, WHOLE_TEXT_NOTE

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from normlab.analysis.cells import BAD_OUTCOMES, GRID_OF_DECAYS, Cell
+from normlab.analysis.factor_tests import LOGARITHMIC
+from normlab.analysis.factors import Factor, level_label, level_title
+from normlab.analysis.results import RunResult
+from normlab.analysis.settings import format_setting
 from normlab.errors import ConfigError, NormlabError, unknown, warn
-from normlab.report.cells import BAD_OUTCOMES, GRID_OF_DECAYS, Cell
 from normlab.report.cells_table import CellsTable
 from normlab.report.channels import MAX_PANELS, Channels, choose_channels
-from normlab.report.factor_tests import LOGARITHMIC
-from normlab.report.factors import Factor, level_label, level_title
 from normlab.report.figure_points import (
     MOMENTS,
     SERIES,
@@ -26,8 +28,6 @@ from normlab.report.figure_points import (
     read_curves,
     read_profiles,
 )
-from normlab.report.results import RunResult
-from normlab.report.settings import format_setting
 from normlab.stats.registry import STATISTICS
 from normlab.store.format import DIVERGED
 from normlab.store.outcome import REGRESSED, STUCK

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from normlab.analysis.cells import Cell
 from normlab.errors import StoreError
-from normlab.report.cells import Cell
 from normlab.report.cells_table import BEST, losses_at
 from normlab.report.histories import History, NothingMeasured, histories, read_statistics
 from normlab.report.runs_table import unreadable_lines_note

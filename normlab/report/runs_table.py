@@ -10,11 +10,12 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from normlab.analysis.factors import distinguishing_options
+from normlab.analysis.phrases import counted
+from normlab.analysis.results import read_results
+from normlab.analysis.settings import RESOLVED, select_where, setting
 from normlab.errors import StoreError
-from normlab.report.factors import distinguishing_options
-from normlab.report.results import read_results
-from normlab.report.settings import RESOLVED, select_where, setting
-from normlab.report.tables import Row, counted
+from normlab.report.tables import Row
 from normlab.store.format import (
     DAMAGED,
     DIVERGED,

@@ -24,16 +24,15 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
+from normlab.analysis.phrases import counted
+from normlab.analysis.settings import format_setting
 from normlab.errors import NormlabError, printable, unknown
-from normlab.report.settings import format_setting
 from normlab.store.format import encode, number
 from normlab.store.outcome import WHOLE_TEXT_NOTE, format_loss
 from normlab.store.throughput import format_mfu, format_tflops
 
 T = TypeVar("T")
 Row = dict[str, Any]
-MAX_NAMED = 5
-"""Most cells that a line names."""
 FORMATS = ("table", "json", "csv", "markdown", "latex")
 
 
@@ -211,17 +210,6 @@ def _corpora_note(rows: Sequence[Row]) -> str:
         return ""
     listed = ", ".join(f"{corpus}: {counted(n, 'run')}" for corpus, n in counts.items())
     return f"{len(counts)} corpora: losses are comparable only within one corpus ({listed})"
-
-
-def name_some(names: Sequence[str]) -> str:
-    """Return at most `MAX_NAMED` names, separated by semicolons, and the number of the others."""
-    more = [f"{len(names) - MAX_NAMED + 1} more"] if len(names) > MAX_NAMED else []
-    return "; ".join([*names[: MAX_NAMED - len(more)], *more])
-
-
-def counted(n: int, noun: str) -> str:
-    """Return `1 run` or `3 runs`."""
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 # Tables

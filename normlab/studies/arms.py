@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from normlab.analysis.cells import BAD_OUTCOMES, Cell
+from normlab.analysis.learning_rates import Losses, shared_lr
+from normlab.analysis.results import RunResult, mixed_settings
+from normlab.analysis.settings import select_where, setting
 from normlab.errors import ConfigError
-from normlab.report.cells import BAD_OUTCOMES, Cell
-from normlab.report.learning_rates import Losses, shared_lr
-from normlab.report.results import RunResult, mixed_settings
-from normlab.report.settings import select_where, setting
 
 CHOOSING_SEEDS = 2
 """The first seeds of a grid, on which the learning rate of an arm is chosen; the others judge it."""

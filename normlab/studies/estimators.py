@@ -1,7 +1,7 @@
 """Estimators of a study: each returns an estimate with intervals over seeds, from the judged runs of some arms.
 
 An estimator is data (a frozen dataclass), so that a criterion has a text and a hash. scipy and statsmodels compute the
-intervals; where a run diverged, the signed-rank interval of `report/intervals.py` is used, which needs no finite loss.
+intervals; where a run diverged, the signed-rank interval of `analysis/intervals.py` is used, which needs no finite loss.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Protocol
 
 import numpy as np
 
+from normlab.analysis.cells import BAD_OUTCOMES
+from normlab.analysis.intervals import Replicate, paired_test
+from normlab.analysis.results import RunResult
 from normlab.errors import ConfigError, unknown
-from normlab.report.cells import BAD_OUTCOMES
-from normlab.report.intervals import Replicate, paired_test
-from normlab.report.results import RunResult
 from normlab.store.format import DIVERGED
 from normlab.studies.arms import Arm, StudyRuns
 from normlab.studies.measures import FINAL_LOSS, Measure, StepsTo, values_of

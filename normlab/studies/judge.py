@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from normlab.analysis.cells import group_cells, resolved_differences
+from normlab.analysis.factors import distinguishing_options
+from normlab.analysis.results import RunResult, comparability_warnings, reason_not_comparable
+from normlab.analysis.settings import format_setting
 from normlab.errors import ConfigError
-from normlab.report.cells import group_cells, resolved_differences
-from normlab.report.factors import distinguishing_options
-from normlab.report.results import RunResult, comparability_warnings, reason_not_comparable
-from normlab.report.settings import format_setting
 from normlab.studies.arms import StudyRuns
 from normlab.studies.base import SIZES, SUPPORTED, UNDECIDED, VOID, AtLeast, AtMost, Claim, Study, Within
 from normlab.studies.estimators import Contrast, Estimate

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from normlab.report.cells import Cell
-from normlab.report.intervals import Replicate
+from normlab.analysis.cells import Cell
+from normlab.analysis.intervals import Replicate
 from normlab.studies.arms import CHOOSING_SEEDS, Arm, StudyRuns, plausible_lrs
 from normlab.studies.estimators import Estimate, binomial, over_rates
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from normlab.analysis.phrases import counted
+from normlab.analysis.settings import format_setting
 from normlab.errors import StoreError, printable
 from normlab.report.cells_table import summarize_by
 from normlab.report.figure_data import make_figure
 from normlab.report.figure_draw import SETTINGS, render_figure, write_figure
 from normlab.report.pages.shell import page, write_output
-from normlab.report.settings import format_setting
-from normlab.report.tables import counted
 from normlab.store.files import check_links
 from normlab.store.format import decode, to_json
 from normlab.studies.base import SIZES, VOID, Study, Within

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from normlab.analysis.results import MAX_DAMAGED
 from normlab.errors import ConfigError, NormlabError, StoreError
 from normlab.report.cells_table import summarize_by
 from normlab.report.cells_text import notes, render_cells, table_rows
-from normlab.report.results import MAX_DAMAGED
 from normlab.store.format import with_checksum
 from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
 

@@ -11,11 +11,11 @@ import pytest
 import statsmodels.formula.api as smf
 from scipy import stats
 
+from normlab.analysis.contrasts import MIN_P_EQUAL, pool_residuals
+from normlab.analysis.factor_tests import run_test
+from normlab.analysis.intervals import mean_interval
 from normlab.errors import ConfigError
 from normlab.report.cells_table import summarize_by
-from normlab.report.contrasts import MIN_P_EQUAL, pool_residuals
-from normlab.report.factor_tests import run_test
-from normlab.report.intervals import mean_interval
 
 SEEDS = (0, 1, 2)
 

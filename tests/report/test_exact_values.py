@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from synthetic_runs import Record, write_sweep
 
+from normlab.analysis.cells import group_cells
+from normlab.analysis.factors import Factor, find_run, label, short_label
+from normlab.analysis.results import read_results
+from normlab.analysis.settings import Condition, format_setting, sort_key
 from normlab.errors import ConfigError
-from normlab.report.cells import group_cells
 from normlab.report.cells_table import summarize_by
 from normlab.report.cells_text import table_rows
 from normlab.report.compare.data import page_data
-from normlab.report.factors import Factor, find_run, label, short_label
 from normlab.report.figure_data import factor_axis, make_figure
-from normlab.report.results import read_results
-from normlab.report.settings import Condition, format_setting, sort_key
 from normlab.store.parts import Setting
 from normlab.store.query import select_runs
 

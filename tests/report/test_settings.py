@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from normlab.analysis.results import comparability_warnings, read_results
 from normlab.report.cells_table import summarize_by
-from normlab.report.results import comparability_warnings, read_results
 from normlab.store.format import with_checksum
 from normlab.store.plans import Plan, PlannedRun, read_plan, sweep_folder, write_plan
 from normlab.store.record import RunRecord

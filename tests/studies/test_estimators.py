@@ -11,8 +11,8 @@ from scipy import stats
 from statsmodels.stats.proportion import proportion_confint
 from statsmodels.stats.weightstats import ttost_paired
 
+from normlab.analysis.results import read_results
 from normlab.errors import ConfigError
-from normlab.report.results import read_results
 from normlab.store.query import select_runs
 from normlab.studies.arms import CHOOSING_SEEDS, StudyRuns
 from normlab.studies.base import AtLeast, AtMost, Within

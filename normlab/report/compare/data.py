@@ -9,8 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from normlab.analysis.cells import Cell, rank_by_size, rank_cells, size_options
+from normlab.analysis.factor_tests import run_test
+from normlab.analysis.factors import Factor, level_label, level_title, option_name, short_label, varying_options
+from normlab.analysis.intervals import LEVEL
+from normlab.analysis.phrases import counted
+from normlab.analysis.results import RunResult, comparability_warnings, read_results
+from normlab.analysis.settings import format_setting, select_where, setting
 from normlab.errors import ConfigError
-from normlab.report.cells import Cell, rank_by_size, rank_cells, size_options
 from normlab.report.cells_table import CellsTable, build_table, cell_options
 from normlab.report.cells_text import format_tests, notes, notes_on_tests, table_rows
 from normlab.report.channels import choose_channels, level_colors
@@ -26,8 +32,6 @@ from normlab.report.compare.summary_text import (
     selection_note,
     summary_sentences,
 )
-from normlab.report.factor_tests import run_test
-from normlab.report.factors import Factor, level_label, level_title, option_name, short_label, varying_options
 from normlab.report.figure_data import factor_axis
 from normlab.report.figure_points import (
     MOMENTS,
@@ -41,11 +45,8 @@ from normlab.report.figure_points import (
     median_profile,
     read_profiles,
 )
-from normlab.report.intervals import LEVEL
-from normlab.report.results import RunResult, comparability_warnings, read_results
 from normlab.report.runs_table import COLUMNS, row_of
-from normlab.report.settings import format_setting, select_where, setting
-from normlab.report.tables import Row, counted, format_value
+from normlab.report.tables import Row, format_value
 from normlab.stats.registry import STATISTICS
 from normlab.store.format import DAMAGED, RUNNING
 from normlab.store.query import NO_RUN_STATES, NOT_STARTED, Selection

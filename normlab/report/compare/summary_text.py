@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, combinations
 from typing import NamedTuple
 
-from normlab.report.cells import Cell, rank_by_size, resolved_differences
-from normlab.report.contrasts import compare_cells, pool_cells
-from normlab.report.intervals import LEVEL, PairedTest, design_of, format_losses, holm, mean_interval
-from normlab.report.results import UNFINISHED, reason_not_comparable
-from normlab.report.settings import format_setting
-from normlab.report.tables import counted, name_some
+from normlab.analysis.cells import Cell, rank_by_size, resolved_differences
+from normlab.analysis.contrasts import compare_cells, pool_cells
+from normlab.analysis.intervals import LEVEL, PairedTest, design_of, format_losses, holm, mean_interval
+from normlab.analysis.phrases import counted, name_some
+from normlab.analysis.results import UNFINISHED, reason_not_comparable
+from normlab.analysis.settings import format_setting
 from normlab.store.format import DAMAGED, DIVERGED, FAILED
 from normlab.store.outcome import REGRESSED, STUCK
 

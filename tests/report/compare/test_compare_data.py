@@ -10,10 +10,10 @@ import re
 import numpy as np
 import pytest
 
+from normlab.analysis.intervals import holm
 from normlab.report.compare import data as compare_data
 from normlab.report.figure_points import MAX_POINTS
 from normlab.report.histories import histories, read_statistics
-from normlab.report.intervals import holm
 
 ADDED = {
     "levels", "loss_text", "lr_text", "is_bad", "bad", "tokens", "flops", "hours", "tokens_per_step", "point", "rates",

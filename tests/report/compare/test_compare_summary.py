@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from normlab.report.cells import group_cells, rank_cells
+from normlab.analysis.cells import group_cells, rank_cells
+from normlab.analysis.intervals import mean_interval, paired_test
+from normlab.analysis.results import read_results
 from normlab.report.compare.summary_text import MAX_SIZES, margins, summary_sentences
-from normlab.report.intervals import mean_interval, paired_test
-from normlab.report.results import read_results
 from normlab.store.query import find_runs
 
 

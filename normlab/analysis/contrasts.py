@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from normlab.report.cells import Cell
-from normlab.report.intervals import LEVEL, PairedTest, Replicate, design_of, paired_test
+from normlab.analysis.cells import Cell
+from normlab.analysis.intervals import LEVEL, PairedTest, Replicate, design_of, paired_test
 from normlab.store.parts import Setting
 
 if TYPE_CHECKING:

@@ -13,17 +13,18 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from normlab.analysis.cells import BAD_OUTCOMES, Cell, resolved_differences
+from normlab.analysis.contrasts import Key, Pool, Rates, Term, contrast, pool_cells
+from normlab.analysis.factors import Factor, label, level_label
+from normlab.analysis.intervals import holm
+from normlab.analysis.settings import LR, format_setting, parse_conditions, resolve_options, sort_key
 from normlab.config.option_names import meanings
 from normlab.errors import ConfigError, unknown
-from normlab.report.cells import BAD_OUTCOMES, Cell, resolved_differences
-from normlab.report.contrasts import Key, Pool, Rates, Term, contrast, pool_cells
-from normlab.report.factors import Factor, label, level_label
-from normlab.report.intervals import holm
-from normlab.report.settings import LR, format_setting, parse_conditions, resolve_options, sort_key
-from normlab.report.tables import Row
 from normlab.store.parts import Setting
 
+Row = dict[str, Any]
 LOGARITHMIC = ("model.depth", "model.width", "model.context", "train.batch_size", "train.steps", LR)
 """Options whose trend is over the natural logarithm of their value."""
 

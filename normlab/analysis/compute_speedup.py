@@ -18,8 +18,8 @@ from functools import cached_property
 
 import numpy as np
 
-from normlab.report.cells import SIZE_OPTIONS, Cell, rank_cells
-from normlab.report.intervals import Replicate, mean_interval
+from normlab.analysis.cells import SIZE_OPTIONS, Cell, rank_cells
+from normlab.analysis.intervals import Replicate, mean_interval
 from normlab.stats.profiles import Array
 from normlab.store.parts import Setting
 

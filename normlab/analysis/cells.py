@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from normlab.report.factors import label, level_label
-from normlab.report.intervals import Replicate
-from normlab.report.learning_rates import Losses, Ranking, arrange, badness, best_lr, ranking
-from normlab.report.results import UNFINISHED, RunResult, damage_of, damaged_run_warnings, mixed_settings
-from normlab.report.settings import LR, NUMERICS, RESOLVED, format_setting, setting, sort_key
-from normlab.report.tables import name_some
+from normlab.analysis.factors import label, level_label
+from normlab.analysis.intervals import Replicate
+from normlab.analysis.learning_rates import Losses, Ranking, arrange, badness, best_lr, ranking
+from normlab.analysis.phrases import name_some
+from normlab.analysis.results import UNFINISHED, RunResult, damage_of, damaged_run_warnings, mixed_settings
+from normlab.analysis.settings import LR, NUMERICS, RESOLVED, format_setting, setting, sort_key
 from normlab.store.format import DAMAGED, DIVERGED
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.parts import Setting

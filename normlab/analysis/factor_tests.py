@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from normlab.analysis.cells import BAD_OUTCOMES, Cell, resolved_differences
-from normlab.analysis.contrasts import Key, Pool, Rates, Term, contrast, pool_cells
+from normlab.analysis.contrasts import Key, Pool, Rates, Term, contrast, fisher_p, pool_cells, slope_weights
 from normlab.analysis.factors import Factor, label, level_label
 from normlab.analysis.intervals import holm
 from normlab.analysis.settings import LR, format_setting, parse_conditions, resolve_options, sort_key
@@ -155,11 +155,9 @@ def _trends(question: Question) -> list[Row]:
         is_log = factor.option in LOGARITHMIC and all(float(level or 0) > 0 for level in factor.levels)
         text = f"slope over ln({factor.name})" if is_log else f"slope over {factor.name}"
         for where, group in question.groups([factor]):
-            at = {level: math.log(float(level)) if is_log else float(level) for (level,) in group}  # pyright: ignore
-            mean = math.fsum(at.values()) / len(at)
-            spread = math.fsum((t - mean) ** 2 for t in at.values())
-            if len(set(at.values())) > 1:
-                terms = [(cell, (at[level] - mean) / spread) for (level,), cell in group.items()]
+            at = [math.log(float(level)) if is_log else float(level) for (level,) in group]  # pyright: ignore
+            if len(set(at)) > 1:
+                terms = list(zip(group.values(), slope_weights(at), strict=True))
                 unit = f"nats/token per {'e-fold' if is_log else 'unit'}"
                 rows.append(_contrast_row("trend", where, text, unit, terms, question.lrs, pool))
     return rows
@@ -197,7 +195,6 @@ def _contrast_row(
 
 def _counts(question: Question) -> list[Row]:
     """Return Fisher's exact tests of the counts of bad outcomes, over all learning rates of a cell."""
-    from scipy.stats import fisher_exact
 
     def count(cell: Cell) -> tuple[int, int]:
         states = [run.state for run in cell.runs if run.has_loss]
@@ -210,7 +207,6 @@ def _counts(question: Question) -> list[Row]:
                 if (level,) not in group or (baseline,) not in group:
                     continue
                 (bad, runs), (other_bad, others) = count(group[level,]), count(group[baseline,])
-                table = [[bad, runs - bad], [other_bad, others - other_bad]]
                 rows.append(
                     {
                         "test": "counts",
@@ -222,7 +218,7 @@ def _counts(question: Question) -> list[Row]:
                         "runs": runs,
                         "baseline_bad": other_bad,
                         "baseline_runs": others,
-                        "p": float(fisher_exact(table).pvalue) if runs and others else None,  # pyright: ignore[reportAttributeAccessIssue]
+                        "p": fisher_p(bad, runs, other_bad, others) if runs and others else None,
                         "method": "Fisher's exact test",
                     }
                 )

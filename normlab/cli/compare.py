@@ -102,7 +102,7 @@ def _save_workspace(
     from normlab.analysis.factors import factors_of
     from normlab.analysis.results import read_results
     from normlab.analysis.settings import LR
-    from normlab.report.cells_table import cell_options
+    from normlab.analysis.table import cell_options
     from normlab.report.channels import choose_channels
     from normlab.store.plans import read_plan
     from normlab.store.query import select_runs

@@ -180,6 +180,11 @@ def format_value(key: str, value: Any) -> str:
     return printable(str(value))
 
 
+def format_p(p: float | None) -> str:
+    """Return a p-value as text, empty for None."""
+    return "" if p is None else "<0.0001" if p < 1e-4 else f"{p:.2g}"
+
+
 def _title(key: str) -> str:
     return printable(_TITLES.get(key, key))
 

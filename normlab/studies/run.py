@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from normlab.analysis.arms import StudyRuns
 from normlab.analysis.results import RunResult, read_results
 from normlab.config.schema import canonical_hash
 from normlab.errors import ConfigError, StoreError
@@ -18,7 +19,6 @@ from normlab.store.query import NOT_STARTED, Selection, select_runs
 from normlab.store.reading import read_record
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
-from normlab.studies.arms import StudyRuns
 from normlab.studies.base import Grid, Study
 
 if TYPE_CHECKING:

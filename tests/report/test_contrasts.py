@@ -14,8 +14,9 @@ from scipy import stats
 from normlab.analysis.contrasts import MIN_P_EQUAL, pool_residuals
 from normlab.analysis.factor_tests import run_test
 from normlab.analysis.intervals import mean_interval
+from normlab.analysis.table import summarize_by
 from normlab.errors import ConfigError
-from normlab.report.cells_table import summarize_by
+from normlab.report.cells_table import json_rows
 
 SEEDS = (0, 1, 2)
 
@@ -59,8 +60,8 @@ def test_factors_and_cells(make_sweep):
     table, _ = make_sweep()
     assert [factor.option for factor in table.factors] == ["placement", "model.depth", "optim.warmup_steps"]
     assert [factor.levels for factor in table.factors] == [("post", "pre"), (2, 4, 8), (0, 100)]
-    assert table.rows[0]["label"] == "post-norm, depth 2, no warm-up"
-    assert table.rows[-1]["label"] == "pre-norm, depth 8, warm-up 100"
+    assert json_rows(table)[0]["label"] == "post-norm, depth 2, no warm-up"
+    assert json_rows(table)[-1]["label"] == "pre-norm, depth 8, warm-up 100"
 
 
 def test_interaction_is_that_of_statsmodels(make_sweep):

@@ -15,9 +15,9 @@ import pytest
 from IPython.core.formatters import DisplayFormatter
 from synthetic_runs import Record, write_sweep
 
+from normlab.analysis.table import summarize_by
 from normlab.errors import ConfigError, NormlabError
 from normlab.paths import is_output_file
-from normlab.report.cells_table import summarize_by
 from normlab.report.channels import MAX_PANELS
 from normlab.report.figure_data import KINDS, make_figure
 from normlab.report.figure_draw import draw, write_figure

@@ -14,7 +14,7 @@ import pytest
 import normlab
 from normlab.analysis.cells import group_cells, resolved_differences
 from normlab.analysis.results import RunResult
-from normlab.report.cells_table import summarize_by
+from normlab.analysis.table import summarize_by
 from normlab.report.compare.data import page_data
 from normlab.report.compare.summary_text import summary_sentences
 from normlab.store.query import select_runs

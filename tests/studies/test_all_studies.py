@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from normlab.analysis.results import read_results
+from normlab.analysis.table import CellsTable
 from normlab.options import plain_tree
-from normlab.report.cells_table import CellsTable
 from normlab.report.figure_data import Figure, make_figure
 from normlab.store.query import Selection, find_runs
 from normlab.store.runs import RunFolder

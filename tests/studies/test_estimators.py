@@ -14,7 +14,7 @@ from statsmodels.stats.weightstats import ttost_paired
 from normlab.analysis.results import read_results
 from normlab.errors import ConfigError
 from normlab.store.query import select_runs
-from normlab.studies.arms import CHOOSING_SEEDS, StudyRuns
+from normlab.analysis.arms import CHOOSING_SEEDS, StudyRuns
 from normlab.studies.base import AtLeast, AtMost, Within
 from normlab.studies.estimators import (
     Contrast,
@@ -27,7 +27,7 @@ from normlab.studies.estimators import (
     over_seeds,
 )
 from normlab.studies.measures import EvalGap
-from normlab.studies.noise_estimators import Deviation, FalsePositives
+from normlab.studies.estimators import Deviation, FalsePositives
 
 RATES = (1e-3, 3e-3, 1e-2)
 SEEDS = range(8)

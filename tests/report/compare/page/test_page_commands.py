@@ -10,7 +10,7 @@ import pytest
 from synthetic_runs import Record, write_run, write_sweep
 
 from normlab.analysis.settings import format_setting
-from normlab.report.cells_table import summarize_by
+from normlab.analysis.table import summarize_by
 from normlab.report.figure_data import Figure, make_figure
 from normlab.store.format import RUNS_FOLDER
 from normlab.store.runs import RunFolder

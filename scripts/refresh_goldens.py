@@ -1,19 +1,25 @@
 #!/usr/bin/env python3
-"""Write tests/golden/*.json, after a change of the maths that the commit explains.
+"""Write the goldens again, after a change of maths or of an output that the commit explains.
 
-Usage: OMP_NUM_THREADS=1 .venv/bin/python scripts/refresh_goldens.py
+Usage: OMP_NUM_THREADS=1 .venv/bin/python scripts/refresh_goldens.py losses     # tests/golden/*.json
+       OMP_NUM_THREADS=1 .venv/bin/python scripts/refresh_goldens.py outputs    # tests/golden/outputs/*
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
+import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
+from support import frozen_outputs  # noqa: E402
 from support.golden_losses import GOLDEN, environment, losses  # noqa: E402
 from support.small_run import small_run  # noqa: E402
 
@@ -25,7 +31,17 @@ RUNS = {
 }
 
 
-def main() -> None:
+def write_outputs() -> None:
+    os.environ.update(frozen_outputs.ENVIRONMENT)
+    time.tzset()
+    shutil.rmtree(frozen_outputs.FOLDER, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = frozen_outputs.Outputs(Path(folder))
+        for name in frozen_outputs.NAMES:
+            print(frozen_outputs.write(name, outputs.of(name)).relative_to(ROOT))
+
+
+def write_losses() -> None:
     GOLDEN.mkdir(exist_ok=True)
     for name, overrides in RUNS.items():
         overrides = [*overrides, "train.steps=20"]
@@ -37,6 +53,15 @@ def main() -> None:
             json.dumps({"overrides": overrides, "environment": environment(), "losses": values}, indent=1) + "\n"
         )
         print(path.relative_to(ROOT), float.fromhex(values[-1]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("what", choices=("losses", "outputs"))
+    if parser.parse_args().what == "losses":
+        write_losses()
+    else:
+        write_outputs()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -107,8 +107,8 @@ class Record:
 
     @cached_property
     def digest(self) -> str:
-        """Return a hash of the options and the outcome, which distinguishes two outcomes of one config."""
-        content = [self.config, self.outcome, self.at, self.spike_at]
+        """Return a hash of the options and the outcome, which seeds the numbers, whatever the format of a record."""
+        content = [getattr(self, field.name) for field in fields(self) if field.name != "stats_every"]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     @property

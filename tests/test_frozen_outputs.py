@@ -55,13 +55,16 @@ def differences(golden: Any, now: Any, place: str = "") -> Iterator[str]:
         for index, pair in enumerate(zip(golden, now, strict=True)):
             yield from differences(*pair, f"{place}[{index}]")
     elif isinstance(golden, str) and isinstance(now, str) and "\n" in golden:
-        lines = difflib.unified_diff(golden.splitlines(), now.splitlines(), "golden", "now", n=0, lineterm="")
-        yield from islice(lines, 2, None)
+        before, after = golden.splitlines(), now.splitlines()
+        if len(before) == len(after):
+            yield from differences(before, after, place)
+        else:
+            yield from islice(difflib.unified_diff(before, after, n=0, lineterm=""), 2, None)
     elif isinstance(golden, float) and isinstance(now, int | float):
         if not math.isclose(golden, now, rel_tol=1e-9, abs_tol=1e-14):
             yield f"{place}: {golden} -> {now}"
     elif (type(golden), golden) != (type(now), now):
-        yield f"{place}: {_short(golden)} -> {_short(now)}"
+        yield f"{place}:\n  - {_short(golden)}\n  + {_short(now)}"
 
 
 def _short(value: Any) -> str:

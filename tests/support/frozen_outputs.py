@@ -92,10 +92,10 @@ def _seeds() -> list[Record]:
 
 
 def _layers() -> list[Record]:
-    """Statistics of placements at three depths."""
+    """Statistics of placements at three depths, at more steps than a sparkline has characters."""
     choices = itertools.product(("pre", "post"), (2, 3, 6), range(3))
     return [
-        Record(**SMALL | {"steps": 50, "placement": placement, "depth": depth, "seed": seed, "stats_every": 10})
+        Record(**SMALL | {"steps": 50, "placement": placement, "depth": depth, "seed": seed, "stats_every": 4})
         for placement, depth, seed in choices
     ]
 

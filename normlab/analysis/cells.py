@@ -155,7 +155,7 @@ class Cell:
 
     def has_bad_outcome_at(self, lr: float | None) -> bool:
         """Whether a run at a learning rate diverged, is stuck or regressed."""
-        return any(run.state in BAD_OUTCOMES for run in self.runs_at(lr))
+        return count_bad(self.runs_at(lr)) > 0
 
     @property
     def runs_at_best(self) -> Sequence[RunResult]:
@@ -193,6 +193,11 @@ class Cell:
                         f"the best learning rate is the {extreme} of the grid; a {beyond} one may be better"
                     )
         return warnings
+
+
+def count_bad(runs: Iterable[RunResult]) -> int:
+    """Return how many runs have one of `BAD_OUTCOMES`."""
+    return sum(run.state in BAD_OUTCOMES for run in runs)
 
 
 def group_cells(runs: Iterable[RunResult], by: Sequence[str]) -> list[Cell]:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from normlab.analysis.cells import BAD_OUTCOMES, Cell, resolved_differences
+from normlab.analysis.cells import Cell, count_bad, resolved_differences
 from normlab.analysis.contrasts import Key, Pool, Rates, Term, contrast, fisher_p, pool_cells, slope_weights
 from normlab.analysis.factors import Factor, label, level_label
 from normlab.analysis.intervals import holm
@@ -42,16 +42,15 @@ class Question:
     """The baseline level of each factor, by option."""
     lrs: Rates
 
-    def groups(self, over: Sequence[Factor]) -> Iterator[tuple[str, dict[Key, Cell]]]:
-        """Yield the label and the cells of each group with equal levels outside `over`, by their levels of `over`."""
-        inside = [self.factors.index(factor) for factor in over]
-        fixed = [index for index in range(len(self.factors)) if index not in inside]
-        groups: dict[Key, dict[Key, Cell]] = {}
+    def groups(self, over: Sequence[Factor]) -> dict[str, dict[Key, Cell]]:
+        """Return the cells of each group with equal levels outside `over`: by the group's label and their levels."""
+        inside = [factor.option for factor in over]
+        groups: dict[str, dict[Key, Cell]] = {}
         for cell in self.cells:
-            group = groups.setdefault(tuple(cell.key[index] for index in fixed), {})
-            group[tuple(cell.key[index] for index in inside)] = cell
-        for key, group in groups.items():
-            yield label([self.factors[index].option for index in fixed], key), group
+            fixed = {option: level for option, level in cell.levels.items() if option not in inside}
+            where = label(fixed, fixed.values())
+            groups.setdefault(where, {})[tuple(cell.levels[option] for option in inside)] = cell
+        return groups
 
     def changes(self, factor: Factor) -> list[tuple[Setting, Setting]]:
         """Return the pairs (level, baseline) of a factor."""
@@ -128,7 +127,7 @@ def _interactions(question: Question) -> list[Row]:
         raise ConfigError("--test interaction: needs two factors or more; name them in --by, or in --over")
     pool, rows = pool_cells(question.cells, question.lrs), []
     for factors in sets:
-        for where, group in question.groups(factors):
+        for where, group in question.groups(factors).items():
             for changes in itertools.product(*map(question.changes, factors)):
                 # Of each factor, the level (+1) or the baseline (-1).
                 corners = list(itertools.product(*changes))
@@ -154,7 +153,7 @@ def _trends(question: Question) -> list[Row]:
     for factor in factors:
         is_log = factor.option in LOGARITHMIC and all(float(level or 0) > 0 for level in factor.levels)
         text = f"slope over ln({factor.name})" if is_log else f"slope over {factor.name}"
-        for where, group in question.groups([factor]):
+        for where, group in question.groups([factor]).items():
             at = [math.log(float(level)) if is_log else float(level) for (level,) in group]  # pyright: ignore
             if len(set(at)) > 1:
                 terms = list(zip(group.values(), slope_weights(at), strict=True))
@@ -174,7 +173,7 @@ def _contrast_row(
 ) -> Row:
     result = contrast([Term(cell, weight, lrs[cell.key]) for cell, weight in terms], pool)
     rates = {lrs[cell.key] for cell, _ in terms}
-    states = [run.state for cell, _ in terms for run in cell.runs_at(lrs[cell.key])]
+    runs = [run for cell, _ in terms for run in cell.runs_at(lrs[cell.key])]
     return {
         "test": test,
         "where": where,
@@ -188,8 +187,8 @@ def _contrast_row(
         "p": result and result.p,
         "method": result and result.test,
         "lr": rates.pop() if len(rates) == 1 else None,
-        "bad": sum(state in BAD_OUTCOMES for state in states),
-        "runs": len(states),
+        "bad": count_bad(runs),
+        "runs": len(runs),
     }
 
 
@@ -197,12 +196,12 @@ def _counts(question: Question) -> list[Row]:
     """Return Fisher's exact tests of the counts of bad outcomes, over all learning rates of a cell."""
 
     def count(cell: Cell) -> tuple[int, int]:
-        states = [run.state for run in cell.runs if run.has_loss]
-        return sum(state in BAD_OUTCOMES for state in states), len(states)
+        runs = [run for run in cell.runs if run.has_loss]
+        return count_bad(runs), len(runs)
 
     rows = []
     for factor in question.over or question.factors:
-        for where, group in question.groups([factor]):
+        for where, group in question.groups([factor]).items():
             for level, baseline in question.changes(factor):
                 if (level,) not in group or (baseline,) not in group:
                     continue

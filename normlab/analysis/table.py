@@ -322,7 +322,7 @@ def _with_baselines(results: Sequence[CellResult], by: Sequence[str], against: s
     for result, baseline, best, shared, gain in zip(results, baselines, *columns, gains, strict=True):
         more = []
         if baseline is not None:
-            more = _comparison_warnings(result.cell, baseline, by)
+            more = _comparison_warnings(result.cell, baseline)
         elif result.cell not in baselines:
             more = [f"has no baseline: no cell with {against} matches its other options"]
         compared.append(
@@ -344,19 +344,16 @@ def _find_baselines(cells: Sequence[Cell], by: Sequence[str], text: str) -> list
     """
     levels = baseline_levels(cells, by, text)
     by_key = {cell.key: cell for cell in cells}
-    baselines = [
-        by_key.get(tuple(levels.get(option, value) for option, value in zip(by, cell.key, strict=True)))
-        for cell in cells
-    ]
+    baselines = [by_key.get(tuple((cell.levels | levels).values())) for cell in cells]
     if not any(baselines):
         raise ConfigError(f"--against {text}: no cell has all of these values; give fewer options")
     return [None if baseline is cell else baseline for cell, baseline in zip(cells, baselines, strict=True)]
 
 
-def _comparison_warnings(cell: Cell, baseline: Cell, by: Sequence[str]) -> list[str]:
+def _comparison_warnings(cell: Cell, baseline: Cell) -> list[str]:
     """Return the reasons why the comparison of a cell with its baseline is unreliable."""
     unpaired = set(cell.final.losses) ^ set(baseline.final.losses) if cell.losses and baseline.losses else ()
-    intended = [option for option, a, b in zip(by, cell.key, baseline.key, strict=True) if a != b]
+    intended = [option for option, level in cell.levels.items() if level != baseline.levels[option]]
     different = mixed_settings([*cell.runs, *baseline.runs], intended).values()
     return [
         *([f"seeds with a result only in the cell or only in its baseline: {len(unpaired)}"] if unpaired else []),

@@ -158,40 +158,41 @@ def _values(table: CellsTable, result: CellResult) -> Row:
             row |= {f"{prefix}baseline": result.baseline and result.baseline.name}
             row |= _comparison_values(at.comparison, prefix)
     if table.has_speedup:
-        fields = {"speedup": "ratio"} | {
-            f"speedup_{name}": name for name in ("low", "high", "seeds", "bound", "method")
-        }
-        row |= {key: result.speedup and getattr(result.speedup, name) for key, name in fields.items()}
+        row |= _fields(result.speedup, speedup="ratio")
+        row |= _fields(
+            result.speedup, "speedup_", **{name: name for name in ("low", "high", "seeds", "bound", "method")}
+        )
     return row
 
 
+def _fields(source: object, prefix: str = "", **names: str) -> Row:
+    """Return attributes of an object by key, or None for each if there is no object."""
+    return {f"{prefix}{key}": None if source is None else getattr(source, name) for key, name in names.items()}
+
+
+_INTERVAL = {"": "estimate", "_low": "low", "_high": "high"}
+
+
 def _losses(at: AtRate, prefix: str) -> Row:
-    interval = at.final.interval
-    row: Row = {
-        "lr": at.lr,
-        "seeds": len(at.final.losses),
-        "seeds_diverged": at.final.diverged,
-        "seeds_crossed": interval and interval.design.crossing,
-        "seeds_fixed": interval and interval.design.fixed,
+    final = at.final.interval
+    return {
+        f"{prefix}lr": at.lr,
+        f"{prefix}seeds": len(at.final.losses),
+        f"{prefix}seeds_diverged": at.final.diverged,
+        **_fields(final and final.design, f"{prefix}seeds_", crossed="crossing", fixed="fixed"),
+        **_fields(final, f"{prefix}val_loss", **_INTERVAL),
+        f"{prefix}val_loss_of_others": at.final.mean_of_others,
+        **_fields(at.lowest.interval, f"{prefix}best_val_loss", **_INTERVAL),
+        f"{prefix}best_val_loss_of_others": at.lowest.mean_of_others,
     }
-    for key, mean in (("val_loss", at.final), ("best_val_loss", at.lowest)):
-        row |= {
-            key: mean.interval and mean.interval.estimate,
-            f"{key}_low": mean.interval and mean.interval.low,
-            f"{key}_high": mean.interval and mean.interval.high,
-            f"{key}_of_others": mean.mean_of_others,
-        }
-    return {f"{prefix}{key}": value for key, value in row.items()}
 
 
 def _comparison_values(comparison: Comparison | None, prefix: str) -> Row:
     test = comparison and comparison.test
     return {
-        f"{prefix}difference": test and test.estimate,
-        f"{prefix}difference_low": test and test.low,
-        f"{prefix}difference_high": test and test.high,
-        f"{prefix}p": test and test.p,
-        f"{prefix}p_holm": comparison and comparison.p_holm,
+        **_fields(test, f"{prefix}difference", **_INTERVAL),
+        **_fields(test, prefix, p="p"),
+        **_fields(comparison, prefix, p_holm="p_holm"),
         f"{prefix}pairs": test.design.n if test else 0,
         f"{prefix}pairs_crossed": test and test.design.crossing,
         f"{prefix}test": test and test.test,

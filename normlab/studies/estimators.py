@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from normlab.analysis.arms import CHOOSING_SEEDS, Arm, StudyRuns, plausible_lrs
-from normlab.analysis.cells import BAD_OUTCOMES, Cell
+from normlab.analysis.cells import Cell, count_bad
 from normlab.analysis.contrasts import fisher_p, slope_weights
 from normlab.analysis.intervals import Replicate, paired_test
 from normlab.analysis.results import RunResult
@@ -149,6 +149,10 @@ def exponential(estimate: Estimate) -> Estimate:
     return replace(estimate, value=exp(estimate.value), seeds=seeds, **bounds)
 
 
+def _outcomes(runs: Sequence[RunResult]) -> dict[str, Any]:
+    return {"diverged": sum(run.state == DIVERGED for run in runs), "bad": count_bad(runs)}
+
+
 def _minus(other: str | None) -> str:
     return f", minus that of [{other}]" if other else ""
 
@@ -210,10 +214,8 @@ class Contrast:
             }
             for arm in arms
         ]
-        states = [run.state for arm in arms for run in arm.judged(rates[arm.where])]
-        bad = sum(state in BAD_OUTCOMES for state in states)
-        found = over_rates(tables, self._sum)
-        found = replace(found, rates=rates, diverged=states.count(DIVERGED), bad=bad)
+        judged = [run for arm in arms for run in arm.judged(rates[arm.where])]
+        found = replace(over_rates(tables, self._sum), rates=rates, **_outcomes(judged))
         return exponential(found) if self.is_ratio else found
 
     def _sum(self, values: Sequence[float]) -> float:
@@ -385,9 +387,7 @@ class OverGrid:
         by_arm = [self._by_seed(arm) for arm in arms]
         seeds = sorted(set(by_arm[0]).intersection(*by_arm[1:]), key=str)
         values = {seed: self._value(*(each[seed] for each in by_arm)) for seed in seeds}
-        states = [run.state for arm in arms for run in arm.runs]
-        bad = sum(state in BAD_OUTCOMES for state in states)
-        estimate = replace(over_seeds(values), diverged=states.count(DIVERGED), bad=bad)
+        estimate = replace(over_seeds(values), **_outcomes([run for arm in arms for run in arm.runs]))
         return exponential(self._widen(estimate, arms)) if self.number == "highest_rate" else estimate
 
     def _widen(self, estimate: Estimate, arms: Sequence[Arm]) -> Estimate:
@@ -510,9 +510,8 @@ class FalsePositives:
     def _table(self, arm: Arm, members: Sequence[int]) -> dict[float | None, dict[Replicate, float]]:
         """Return the losses of a group's judging seeds, at the learning rates that are plausible for the group."""
         number = {arm.seeds[member]: position for position, member in enumerate(members)}
-        runs = [run for run in arm.runs if run.replicate[0] in number]
-        cell = Cell((), (), runs)
-        choice = Arm(arm.where, [run for run in runs if number[run.replicate[0]] < CHOOSING_SEEDS])
+        cell = Cell((), (), [run for run in arm.runs if run.replicate[0] in number])
+        choice = Cell((), (), [run for run in cell.runs if number[run.replicate[0]] < CHOOSING_SEEDS])
         if choice.best_lr is None:
             return {}
         return {

@@ -138,7 +138,7 @@ def _at_common_rate(claim: Claim, results: Sequence[RunResult]) -> Estimate | No
 def _reason_void(claim: Claim, runs: StudyRuns, estimate: Estimate, unverified: Mapping[str, str]) -> str:
     """Return why the runs cannot answer, or an empty text."""
     for arm in runs.used.values():
-        if unfinished := arm.unfinished:
+        if unfinished := sum(not run.has_loss for run in arm.runs):
             return f"unfinished runs of [{arm.where}]: {unfinished}"
         if claim.estimator.chooses_rate and arm.has_best_at_edge:
             side = "lowest" if arm.best_lr == arm.learning_rates[0] else "highest"

@@ -126,23 +126,6 @@ def test_points_of_lr(table, cells):
     assert sum(len(line.points) for panel in figure.panels for line in panel.lines) == 14
 
 
-def test_points_of_matrix(table, cells):
-    expected = cells()
-    figure = make_figure("matrix", table, x="model.depth", color="norm", panel=["placement"])
-    assert ([text for _, text in figure.x_ticks], [text for _, text in figure.y_ticks]) == (
-        ["2", "4"],
-        ["LayerNorm", "RMSNorm"],
-    )
-    drawn = {
-        (list(NORMS)[row], placement, DEPTHS[column]): point
-        for placement, panel in zip(PLACEMENTS, figure.panels, strict=True)
-        for (column, row), point in panel.grid.items()
-    }
-    assert drawn.keys() == expected.keys()
-    for key, point in drawn.items():
-        compare(point, expected[key])
-
-
 def runs_of(row: dict, results: Path) -> list[Path]:
     """Return the folders of the runs of a cell at its best learning rate."""
     folders = [results / "runs" / run_id for run_id in row["run_ids"]]

@@ -47,7 +47,7 @@ from normlab.report.figure_points import (
     median_profile,
     read_profiles,
 )
-from normlab.report.runs_table import COLUMNS, row_of
+from normlab.report.runs_table import row_of
 from normlab.report.tables import Row, format_value
 from normlab.report.tests_table import format_tests, notes_on_tests
 from normlab.stats.registry import STATISTICS
@@ -398,7 +398,7 @@ def _run_table(records: Sequence[RunRecord], options: Sequence[str], cells: Sequ
         levels = [setting(record, option) for option in options]
         name = record.name if record.name != record.run_id or not record.options else short_label(options, levels)
         values = [name, *map(format_setting, levels)]
-        values += [format_value(key, row[key]) if key in COLUMNS else "" for key in RUN_COLUMNS]
+        values += [format_value(key, row[key]) for key in RUN_COLUMNS]
         rows.append(
             {"id": record.run_id, "cell": cell_of.get(record.folder.path), "state": row["state"], "values": values}
         )

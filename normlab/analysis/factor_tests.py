@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from normlab.analysis.cells import Cell, count_bad, resolved_differences
@@ -29,7 +30,7 @@ LOGARITHMIC = ("model.depth", "model.width", "model.context", "train.batch_size"
 """Options whose trend is over the natural logarithm of their value."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Question:
     """The cells and options of a test."""
 
@@ -51,6 +52,30 @@ class Question:
             where = label(fixed, fixed.values())
             groups.setdefault(where, {})[tuple(cell.levels[option] for option in inside)] = cell
         return groups
+
+    @cached_property
+    def pool(self) -> Pool | None:
+        """The pooled residual variance of the cells."""
+        return pool_cells(self.cells, self.lrs)
+
+    def contrast(self, terms: Iterable[tuple[Cell, float]], **labels: str) -> Row:
+        """Return the row of a contrast of cells with weights."""
+        at_rates = [Term(cell, weight, self.lrs[cell.key]) for cell, weight in terms]
+        result = contrast(at_rates, self.pool)
+        rates = {term.lr for term in at_rates}
+        runs = [run for term in at_rates for run in term.cell.runs_at(term.lr)]
+        return labels | {
+            "estimate": result and result.estimate,
+            "low": result and result.low,
+            "high": result and result.high,
+            "n": result.design.n if result else 0,
+            "n_crossed": result and result.design.crossing,
+            "p": result and result.p,
+            "method": result and result.test,
+            "lr": rates.pop() if len(rates) == 1 else None,
+            "bad": count_bad(runs),
+            "runs": len(runs),
+        }
 
     def changes(self, factor: Factor) -> list[tuple[Setting, Setting]]:
         """Return the pairs (level, baseline) of a factor."""
@@ -125,7 +150,7 @@ def _interactions(question: Question) -> list[Row]:
     sets = [tuple(question.over)] if question.over else list(itertools.combinations(question.factors, 2))
     if any(len(factors) < 2 for factors in sets) or not sets:
         raise ConfigError("--test interaction: needs two factors or more; name them in --by, or in --over")
-    pool, rows = pool_cells(question.cells, question.lrs), []
+    rows = []
     for factors in sets:
         for where, group in question.groups(factors).items():
             for changes in itertools.product(*map(question.changes, factors)):
@@ -138,8 +163,9 @@ def _interactions(question: Question) -> list[Row]:
                         f"({level_label(factor.option, level)} - {level_label(factor.option, baseline)})"
                         for factor, (level, baseline) in zip(factors, changes, strict=True)
                     )
-                    terms = [(group[corner], weight) for corner, weight in zip(corners, weights, strict=True)]
-                    rows.append(_contrast_row("interaction", where, text, "nats/token", terms, question.lrs, pool))
+                    terms = zip(map(group.__getitem__, corners), weights, strict=True)
+                    labels = {"test": "interaction", "where": where, "contrast": text, "unit": "nats/token"}
+                    rows.append(question.contrast(terms, **labels))
     return rows
 
 
@@ -149,47 +175,17 @@ def _trends(question: Question) -> list[Row]:
     if not factors or not all(factor.is_numeric for factor in factors):
         named = " or ".join(factor.option for factor in question.over or question.factors)
         raise ConfigError(f"--test trend: needs a numeric factor, such as model.depth, and {named} is not numeric")
-    pool, rows = pool_cells(question.cells, question.lrs), []
+    rows = []
     for factor in factors:
         is_log = factor.option in LOGARITHMIC and all(float(level or 0) > 0 for level in factor.levels)
         text = f"slope over ln({factor.name})" if is_log else f"slope over {factor.name}"
         for where, group in question.groups([factor]).items():
             at = [math.log(float(level)) if is_log else float(level) for (level,) in group]  # pyright: ignore
             if len(set(at)) > 1:
-                terms = list(zip(group.values(), slope_weights(at), strict=True))
+                terms = zip(group.values(), slope_weights(at), strict=True)
                 unit = f"nats/token per {'e-fold' if is_log else 'unit'}"
-                rows.append(_contrast_row("trend", where, text, unit, terms, question.lrs, pool))
+                rows.append(question.contrast(terms, test="trend", where=where, contrast=text, unit=unit))
     return rows
-
-
-def _contrast_row(
-    test: str,
-    where: str,
-    text: str,
-    unit: str,
-    terms: Sequence[tuple[Cell, float]],
-    lrs: Rates,
-    pool: Pool | None,
-) -> Row:
-    result = contrast([Term(cell, weight, lrs[cell.key]) for cell, weight in terms], pool)
-    rates = {lrs[cell.key] for cell, _ in terms}
-    runs = [run for cell, _ in terms for run in cell.runs_at(lrs[cell.key])]
-    return {
-        "test": test,
-        "where": where,
-        "contrast": text,
-        "unit": unit,
-        "estimate": result and result.estimate,
-        "low": result and result.low,
-        "high": result and result.high,
-        "n": result.design.n if result else 0,
-        "n_crossed": result and result.design.crossing,
-        "p": result and result.p,
-        "method": result and result.test,
-        "lr": rates.pop() if len(rates) == 1 else None,
-        "bad": count_bad(runs),
-        "runs": len(runs),
-    }
 
 
 def _counts(question: Question) -> list[Row]:

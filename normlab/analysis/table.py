@@ -171,7 +171,9 @@ def summarize_by(
         by: The options that define cells; by default those in which the runs differ.
         where: Conditions that the runs must meet.
         results_dir: The folder in which names are looked up.
-        options: Other options of `build_table`.
+        options: `against`: the baseline, such as `norm=layernorm`. `lr`: the shared learning rate; by default the one
+            with the best mean rank. `target`: a validation loss; the results then have the steps and seconds to reach
+            it. `spikes`: whether to count spikes from the metrics of runs whose status has no count.
 
     Raises:
         ConfigError: An option of `by`, a condition, the baseline or the learning rate is unknown.
@@ -215,20 +217,9 @@ def build_table(
     warnings: Sequence[str] = (),
     among: Sequence[RunResult] = (),
 ) -> CellsTable:
-    """Return the table of cells of some runs.
+    """Return the table of cells of some runs, selected from `among`; arguments and errors as for `summarize_by`.
 
-    Args:
-        results: The runs.
-        by: The full names of the options that define cells.
-        against: The baseline, such as `norm=layernorm`.
-        lr: The shared learning rate; by default the one with the best mean rank.
-        target: A validation loss; the results then have the steps and seconds to reach it.
-        spikes: Count spikes from the metrics of runs whose status has no count.
-        warnings: Warnings to put before those about the table.
-        among: All runs, of which conditions select `results`.
-
-    Raises:
-        ConfigError: The baseline or the learning rate is unknown.
+    `by` has the full names of the options, and `warnings` come before those about the table.
     """
     cells = group_cells(results, by)
     shared = shared_lr([cell.ranking for cell in cells if cell.losses]) if lr is None else lr
@@ -238,8 +229,7 @@ def build_table(
     rows = [_result(cell, shared, target, spikes) for cell in cells]
     if against is not None:
         rows = _with_baselines(rows, by, against)
-    has_baseline = against is not None
-    return CellsTable(by, rows, [*warnings, *table_warnings(cells, by)], among, has_baseline)
+    return CellsTable(by, rows, [*warnings, *table_warnings(cells, by)], among, has_baseline=against is not None)
 
 
 def _result(cell: Cell, shared: float | None, target: float | None, spikes: bool) -> CellResult:

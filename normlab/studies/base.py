@@ -41,7 +41,10 @@ class Criterion:
     @property
     def text(self) -> str:
         """The criterion as text."""
-        raise NotImplementedError
+        least, most = self.limits
+        if math.isinf(most):
+            return f"at least {least:g}"
+        return f"at most {most:g}" if math.isinf(least) else f"between {least:g} and {most:g} (two one-sided tests)"
 
     def judge(self, estimate: Estimate) -> str:
         """Return supported if the 95 % interval is in the range, refuted if it is outside, else undecided."""
@@ -67,11 +70,6 @@ class AtLeast(Criterion):
         """The smallest and the largest value of the range."""
         return self.bound, math.inf
 
-    @property
-    def text(self) -> str:
-        """The criterion as text."""
-        return f"at least {self.bound:g}"
-
 
 @dataclass(frozen=True, slots=True)
 class AtMost(Criterion):
@@ -83,11 +81,6 @@ class AtMost(Criterion):
     def limits(self) -> tuple[float, float]:
         """The smallest and the largest value of the range."""
         return -math.inf, self.bound
-
-    @property
-    def text(self) -> str:
-        """The criterion as text."""
-        return f"at most {self.bound:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +103,6 @@ class Within(Criterion):
     def limits(self) -> tuple[float, float]:
         """The smallest and the largest value of the range."""
         return self.low, self.high
-
-    @property
-    def text(self) -> str:
-        """The criterion as text."""
-        return f"between {self.low:g} and {self.high:g} (two one-sided tests)"
 
     def judge(self, estimate: Estimate) -> str:
         """Return supported, refuted or undecided."""

@@ -133,9 +133,7 @@ def page_data(
     selected = set(records)
     among, results = results, [result for result in results if result.record in selected]
     options = cell_options(by, results)
-    table = CellsTable(options, table_warnings=warnings, among=among)
-    if results:
-        table = build_table(results, options, warnings=warnings, among=among)
+    table = build_table(results, options, warnings=warnings, among=among)
     cells, factors = table.cells, table.factors
 
     in_cells = {run.record.folder.path for cell in cells for run in cell.runs}

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from normlab.analysis.table import summarize_by
 from normlab.errors import NormlabError, warn
 from normlab.loaded_run import LoadedRun, load
-from normlab.report.cells_table import summarize_by
+from normlab.report.cells_table import json_rows
 from normlab.report.runs_table import summarize as rows_of_runs
 
 if TYPE_CHECKING:
@@ -124,8 +125,8 @@ def summarize(
     for warning in [*table.table_warnings, *table.resolved_differences]:
         warn(warning)
     if test is None:
-        return pd.DataFrame(table.rows)
-    from normlab.report.factor_tests import run_test
+        return pd.DataFrame(json_rows(table))
+    from normlab.analysis.factor_tests import run_test
 
     return pd.DataFrame(run_test(test, table.cells, table.factors, over=_several(over), against=against, lr=lr))
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from normlab.analysis.factors import find_run
 from normlab.config import memory
 from normlab.config.schema import RunConfig, config_from_record
 from normlab.data.tokenizer_check import LARGEST_TOKENIZER, check_definition
@@ -24,7 +25,6 @@ from normlab.norms import base as norms
 from normlab.parsing import from_json, read_at_most
 from normlab.placements import base as placements
 from normlab.plugins import Plugin, read_plugins, run_plugins
-from normlab.report.factors import find_run
 from normlab.report.histories import history, read_statistics
 from normlab.store.files import io_error
 from normlab.store.format import CLIP_FACTOR_KEY, RUN_FILE

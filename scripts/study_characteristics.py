@@ -18,11 +18,10 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.stats import fisher_exact
 
-from normlab.studies.arms import CHOOSING_SEEDS, plausible_lrs
+from normlab.analysis.arms import CHOOSING_SEEDS, plausible_lrs
 from normlab.studies.base import AtLeast, Claim, Within
-from normlab.studies.estimators import Contrast, Estimate, over_rates, over_seeds
+from normlab.studies.estimators import Contrast, Estimate, deviation, over_rates, over_seeds
 from normlab.studies.judge import power_of
-from normlab.studies.noise_estimators import deviation
 
 SD = 0.02
 """Standard deviation over seeds, nats/token."""

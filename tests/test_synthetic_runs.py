@@ -10,9 +10,9 @@ import pytest
 from synthetic_runs import BASELINES, STUCK, Record, learning_rates, main, write_run, write_sweep
 from synthetic_statistics import Size, layout
 
+from normlab.analysis.results import read_results
 from normlab.config.compose import compose_run
 from normlab.config.optim import AdamW
-from normlab.report.results import read_results
 from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE
 from normlab.store.format import LOCK_FILE

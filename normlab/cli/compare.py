@@ -99,11 +99,11 @@ def _save_workspace(
     names: Sequence[str], by: Sequence[str] | None, channels: Mapping[str, Any], results_dir: str
 ) -> str:
     """Make or update the workspace of a sweep at W&B, grouped as the page is, and return its address."""
-    from normlab.report.cells_table import cell_options
+    from normlab.analysis.factors import factors_of
+    from normlab.analysis.results import read_results
+    from normlab.analysis.settings import LR
+    from normlab.analysis.table import cell_options
     from normlab.report.channels import choose_channels
-    from normlab.report.factors import factors_of
-    from normlab.report.results import read_results
-    from normlab.report.settings import LR
     from normlab.store.plans import read_plan
     from normlab.store.query import select_runs
     from normlab.tracking.workspace import save_workspace

@@ -109,7 +109,7 @@ def _device() -> tuple[str, str, str]:
 
 
 def _threads() -> tuple[str, str, str]:
-    from normlab.report.tables import counted
+    from normlab.analysis.phrases import counted
     from normlab.training.machine import num_threads
 
     threads, cores = num_threads(), allowed_cores()

@@ -52,7 +52,7 @@ def figure(
 
     Example: normlab figure factor first --x model.depth --color placement -o depth.pdf
     """
-    from normlab.report.cells_table import summarize_by
+    from normlab.analysis.table import summarize_by
     from normlab.report.figure_data import make_figure
     from normlab.report.figure_draw import write_figure
 

@@ -34,8 +34,8 @@ def inspect(
 
     Example: normlab inspect first 'placement=post,depth=16,seed=0' resid_rms
     """
+    from normlab.analysis.factors import find_run
     from normlab.report import inspect as statistics
-    from normlab.report.factors import find_run
     from normlab.report.tables import render
     from normlab.store.record import RunRecord
 

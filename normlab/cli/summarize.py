@@ -97,14 +97,15 @@ def summarize(
     selection = select_runs([path or results_dir], results_dir)
     if runs or not (given or selection.name):
         return echo(render(rows_of(selection, where or (), with_options=format == "json"), format), keep="\n")
-    from normlab.report.cells_table import summarize_by
-    from normlab.report.cells_text import render_cells, render_tests
+    from normlab.analysis.table import summarize_by
+    from normlab.report.cells_table import render_cells
 
     table = summarize_by(
         selection, split_names(by), where=where or (), against=against, lr=lr, target=target, spikes=spikes
     )
     if test is not None:
-        from normlab.report.factor_tests import run_test
+        from normlab.analysis.factor_tests import run_test
+        from normlab.report.tests_table import render_tests
 
         rows = run_test(test, table.cells, table.factors, over=split_names(over) or (), against=against, lr=lr)
         echo(render_tests(rows, format), keep="\n")

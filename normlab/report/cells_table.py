@@ -1,388 +1,421 @@
-"""`normlab summarize --by norm,placement`: one row per cell, with its numbers and warnings.
+"""The table of `normlab summarize --by norm,placement`: values for JSON, CSV and the page, texts, and definitions.
 
-The numbers of a row are not rounded; their keys are those of JSON and CSV. With a baseline (`--against
-norm=layernorm`) a row also has the difference between the cell's loss and the baseline's, paired by seed and data
-order. A pair is one run of each cell with the same seeds. The difference of a pair is infinite if one run diverged, and
-0 if both diverged. Runs without an outcome form no pair.
+The values are not rounded. The texts are few columns: losses with interval and n.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from normlab.errors import ConfigError, StoreError
-from normlab.report.cells import Cell, group_cells, resolved_differences, table_warnings
-from normlab.report.compute_speedup import Speedup, speedups
-from normlab.report.contrasts import compare_cells, pool_cells
-from normlab.report.factor_tests import baseline_levels
-from normlab.report.factors import DEFAULT_OPTIONS, Factor, distinguishing_options, factors_of
-from normlab.report.intervals import holm, mean_interval
-from normlab.report.learning_rates import NEAR_BEST, sensitivity, shared_lr
-from normlab.report.results import STATES, RunResult, mixed_settings, read_results
-from normlab.report.settings import format_setting, resolve_options, select_where
-from normlab.report.tables import Row, name_some
-from normlab.store.format import number
-from normlab.store.outcome import loss_of
-from normlab.store.query import Selection, select_runs
-from normlab.store.record import RunRecord
-from normlab.store.series import Evaluation, evaluations
+from normlab.analysis.best import Comparison, clearly_best, size_options
+from normlab.analysis.cells import GRID_OF_DECAYS, Cell, SeedMean
+from normlab.analysis.contrasts import MIN_P_EQUAL, POOLED
+from normlab.analysis.factors import level_title, option_name
+from normlab.analysis.intervals import LEVEL, design_of, format_losses
+from normlab.analysis.learning_rates import BAD, DEFINITIONS, NEAR_BEST
+from normlab.analysis.results import STATES
+from normlab.analysis.settings import format_setting, sort_key
+from normlab.analysis.table import AtRate, CellResult, CellsTable, Target
+from normlab.errors import ConfigError, printable, unknown
+from normlab.report.tables import Row, escape_markdown, fold_lines, format_p, render, terminal_width
+from normlab.store.format import FINISHED
+from normlab.store.outcome import DESCRIPTIONS, STUCK, WHOLE_TEXT_NOTE
+from normlab.store.throughput import format_mfu, format_tflops
 
-BEST, SHARED = "", "shared_"
-"""Prefixes of a cell's keys: for its best learning rate, and for the learning rate that all cells share."""
-
-
-@dataclass(frozen=True, slots=True)
-class CellsTable:
-    """The cells with their numbers and warnings."""
-
-    by: Sequence[str]
-    rows: Sequence[Row]
-    """One row per cell, all with the same keys: the options of `by`, the numbers, the warnings."""
-    table_warnings: Sequence[str]
-    """Warnings about the table as a whole."""
-    cells: Sequence[Cell]
-    """The cells, in the order of the rows."""
-    among: Sequence[RunResult] = ()
-    """All runs, of which conditions select those of the cells."""
-
-    @property
-    def factors(self) -> list[Factor]:
-        """The options of `by` with their levels."""
-        return factors_of([run for cell in self.cells for run in cell.runs], self.by, self.among)
-
-    @property
-    def resolved_differences(self) -> list[str]:
-        """At most one line: the resolved settings in which the cells differ."""
-        return resolved_differences(self.cells)
-
-    @property
-    def warnings(self) -> list[str]:
-        """All warnings; equal warnings of several cells are one line that names the cells."""
-        cells_of: dict[str, list[str]] = {}
-        for row in self.rows:
-            for warning in row["warnings"]:
-                cells_of.setdefault(warning, []).append(row["label"])
-        lines = list(self.table_warnings)
-        for warning, names in cells_of.items():
-            is_general = len(names) == len(self.rows) > 1
-            lines.append(f"{'every cell' if is_general else name_some(names)}: {warning}")
-        return lines
+SPIKE_RULE = "loss_olmo_core"
+"""The spike rule of the table's column; JSON has the counts of all rules."""
+ON_REQUEST = ("TFLOP/s",)
+"""Columns that a table has only if they are named."""
+PREFIXES = ("", "shared_")
+"""Prefixes of keys of JSON: at the cell's best learning rate, and at the one that all cells share."""
 
 
-def summarize_by(
-    path: str | os.PathLike[str] | Selection,
-    by: Sequence[str] | None = None,
-    *,
-    where: Sequence[str] = (),
-    results_dir: str | os.PathLike[str] = "results",
-    **options: Any,
-) -> CellsTable:
-    """Return the table of cells of a results folder, a `runs` folder, a run or a sweep.
+def render_cells(table: CellsTable, format: str, columns: Sequence[str] = (), sort: str = "") -> str:
+    """Render the cells in one of `tables.FORMATS`; JSON and CSV have every value.
 
     Args:
-        path: A folder, or the name of a sweep or a run, as for `query.select_runs`; or the selected runs.
-        by: The options that define cells; by default those in which the runs differ.
-        where: Conditions that the runs must meet.
-        results_dir: The folder in which names are looked up.
-        options: Other options of `build_table`.
+        table: The cells.
+        format: One of `tables.FORMATS`.
+        columns: The columns besides the factors, such as `val_loss`; by default all.
+        sort: The column to sort by, such as `val_loss`, or `-val_loss` for the largest first; by default the factors.
 
     Raises:
-        ConfigError: An option of `by`, a condition, the baseline or the learning rate is unknown.
-        StoreError: There is no run with a readable record.
+        ConfigError: A column is unknown.
+        NormlabError: The format is unknown.
     """
-    selection = path if isinstance(path, Selection) else select_runs([os.fspath(path)], results_dir)
-    results, warnings = read_results(selection.records)
-    if not results:
-        raise StoreError(
-            f"{selection.home}: no run has a readable record; `normlab summarize --runs` lists the reasons"
-        )
-    if by is not None:
-        by = cell_options(by, results)  # before the conditions, because an unknown option is the user's first error
-    kept = set(select_where([run.record for run in results], where))
-    selected = [run for run in results if run.record in kept]
-    table = build_table(selected, cell_options(by, selected), warnings=warnings, **options)
-    return dataclasses.replace(table, among=results)
+    table = _sorted(table, sort) if sort else table
+    if format in ("json", "csv"):
+        rows = [row if format == "json" else _flatten(row) for row in json_rows(table)]
+        keys = list(dict.fromkeys(key for row in rows for key in row))  # a cell without counts has no spike keys
+        if columns:
+            keys = list(dict.fromkeys([*table.by, *_choose(columns, keys)]))
+        return render([{key: row.get(key) for key in keys} for row in rows], format)
+    rows = table_rows(table, columns)
+    lines = notes(table, rows[0] if rows else ())
+    best = clearly_best(table.cells) if format == "latex" else []
+    if best and rows and "val loss" in rows[0]:
+        sizes = size_options(table.cells)
+        equal = f" with equal {' and '.join(map(option_name, sizes))}" if sizes else ""
+        lines.append(f"bold: lower than every other cell{equal}, p < 0.05 in paired tests corrected by Holm's method")
+    if format == "latex":
+        rows = [_with_titles(row, cell) for row, cell in zip(rows, table.cells, strict=True)]
+    text = render(rows, format, fixed=table.by, bold={(index, "val loss") for index in best})
+    return add_notes(text, lines, format)
 
 
-def cell_options(by: Sequence[str] | None, results: Sequence[RunResult]) -> list[str]:
-    """Return the full names of the options of `--by`; for None, the options in which the runs differ.
-
-    Raises:
-        ConfigError: The list is empty or has a duplicate, or no run has an option.
-    """
-    if by is None:
-        return distinguishing_options(results) or list(DEFAULT_OPTIONS)
-    options = resolve_options(by, [run.record for run in results], "--by") if all(by) and results else list(by)
-    if not all(by) or not by or len(set(options)) < len(by):
-        raise ConfigError(f"--by {','.join(by)}: name at least one option, each once, such as norm,placement")
-    return options
+def add_notes(table: str, notes: Sequence[str], format: str) -> str:
+    """Return a rendered table with notes below it, each on one line: LaTeX comments, a list in Markdown, or folded."""
+    notes = list(map(printable, notes))
+    if format == "latex":
+        return "\n".join([table, *(f"% {note}" for note in notes)])
+    if format == "markdown":
+        return "\n".join([table, "", *(f"- {escape_markdown(note)}" for note in notes)])
+    return f"{table}\n\n{fold_lines(notes, terminal_width())}"
 
 
-def build_table(
-    results: Sequence[RunResult],
-    by: Sequence[str],
-    *,
-    against: str | None = None,
-    lr: float | None = None,
-    target: float | None = None,
-    spikes: bool = False,
-    warnings: Sequence[str] = (),
-) -> CellsTable:
-    """Return the table of cells of some runs.
-
-    Args:
-        results: The runs.
-        by: The full names of the options that define cells.
-        against: The baseline, such as `norm=layernorm`.
-        lr: The shared learning rate; by default the one with the best mean rank.
-        target: A validation loss; the rows then have the steps and seconds to reach it.
-        spikes: Count spikes from the metrics of runs whose status has no count.
-        warnings: Warnings to put before those about the table.
-
-    Raises:
-        ConfigError: The baseline or the learning rate is unknown.
-    """
-    cells = group_cells(results, by)
-    shared = shared_lr([cell.ranking for cell in cells if cell.losses]) if lr is None else lr
-    if lr is not None and not any(lr in cell.losses for cell in cells):
-        choices = ", ".join(format_setting(rate) for rate in sorted({rate for cell in cells for rate in cell.losses}))
-        raise ConfigError(f"--lr {format_setting(lr)}: no run has this learning rate; choose one of {choices}")
-    rows = [_row(cell, by, shared, target, spikes) for cell in cells]
-    if against is not None:
-        baselines = _find_baselines(cells, by, against)
-        _add_comparisons(rows, cells, baselines, {cell.key: cell.best_lr for cell in cells}, BEST)
-        _add_comparisons(rows, cells, baselines, {cell.key: shared for cell in cells}, SHARED)
-        for row, cell, baseline in zip(rows, cells, baselines, strict=True):
-            if baseline is not None:
-                row["warnings"] += _comparison_warnings(cell, baseline, by)
-            elif cell not in baselines:
-                row["warnings"].append(f"has no baseline: no cell with {against} matches its other options")
-        _add_speedups(rows, speedups(cells, baseline_levels(cells, by, against)))
-    table = CellsTable(by, rows, [*warnings, *table_warnings(cells, by)], cells)
-    for row in rows:
-        row["resolved_differences"] = table.resolved_differences
-    return table
+def _with_titles(row: Row, cell: Cell) -> Row:
+    """Return a row with the names and levels of factors as in text: `depth`, `DeepNorm`."""
+    titles = {option_name(option): level_title(option, value) for option, value in cell.levels.items()}
+    return titles | {key: text for key, text in row.items() if key not in cell.by}
 
 
-def _row(cell: Cell, by: Sequence[str], shared: float | None, target: float | None, spikes: bool) -> Row:
-    k, warnings = len(cell.losses), cell.warnings()
+def _choose(columns: Sequence[str], known: Iterable[str], option: str = "--columns") -> list[str]:
+    """Return the columns with these names, in which spaces, underscores and case do not matter."""
+    known = list(known)
+    by_name = {_plain(key): key for key in known}
+    for name in columns:
+        if _plain(name) not in by_name:
+            raise ConfigError(f"{option}: " + unknown("column", name, known))
+    return [by_name[_plain(name)] for name in columns]
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace(" ", "_")
+
+
+def _sorted(table: CellsTable, column: str) -> CellsTable:
+    """Return the table with its cells sorted by a column of JSON; cells without a value come last."""
+    rows = json_rows(table)
+    [key] = _choose([column.removeprefix("-")], rows[0] if rows else [], "--sort")
+    pairs = [(row[key], result) for row, result in zip(rows, table.results, strict=True)]
+    known = [pair for pair in pairs if isinstance(pair[0], str | int | float)]
+    known.sort(key=lambda pair: sort_key(pair[0]), reverse=column.startswith("-"))
+    unknown_values = [pair for pair in pairs if not isinstance(pair[0], str | int | float)]
+    return dataclasses.replace(table, results=[result for _, result in known + unknown_values])
+
+
+# Values
+
+
+def json_rows(table: CellsTable) -> list[Row]:
+    """Return the values of each cell: levels, counts, losses in nats/token, costs, comparisons and warnings."""
+    differences = table.resolved_differences
+    return [_values(table, result) | {"resolved_differences": differences} for result in table.results]
+
+
+def _values(table: CellsTable, result: CellResult) -> Row:
+    cell, k = result.cell, len(result.cell.losses)
     selected = f"lowest mean final validation loss of {k} learning rates, on that same loss" if k > 1 else None
-    return {
-        **dict(zip(by, cell.key, strict=True)),
+    best, shared = (_losses(at, prefix) for at, prefix in zip(result.rates, PREFIXES, strict=True))
+    row = {
+        **cell.levels,
         "cell": cell.name,
         "label": cell.label,
         "runs": len(cell.runs),
         **{state: cell.count(state) for state in STATES},
-        **losses_at(cell, cell.best_lr, BEST),
+        **best,
         "selected": selected,
-        **losses_at(cell, shared, SHARED),
-        **_sensitivity(cell),
-        **_costs(cell),
-        **(_to_target(cell, target, warnings) if target is not None else {}),
-        "spikes": _spikes(cell, from_metrics=spikes),
-        "corpora": sorted({str(run.settings["corpus"]) for run in cell.runs}),
-        "devices": sorted({str(run.settings["device"]) for run in cell.runs}),
-        "precisions": sorted({str(run.settings["precision"]) for run in cell.runs}),
+        **shared,
+        "learning_rates": list(cell.losses),
+        "lr_sensitivity": result.sensitivity.value,
+        "loss_at_start": result.loss_at_start,
+        "near_best_lr": result.sensitivity.near_best and list(result.sensitivity.near_best),
+        "near_best_within": NEAR_BEST,
+        "too_high_lr": result.sensitivity.too_high,
+        "bad_lrs": sorted(cell.bad_lrs),
+        "tokens_per_s": result.tokens_per_s,
+        "flops_per_token": result.flops_per_token,
+        "flops_per_s": result.flops_per_s,
+        "mfu": result.mfu,
+        "peak_memory_bytes": result.peak_memory_bytes,
+        **(_target_values(result.target) if result.target else {}),
+        "spikes": {
+            rule: {"runs": each.runs, "spikes": each.spikes, "of_steps": each.of_steps, "share": each.share}
+            for rule, each in result.spikes.items()
+        },
+        **{
+            name: sorted({str(run.settings[key]) for run in cell.runs})
+            for name, key in (("corpora", "corpus"), ("devices", "device"), ("precisions", "precision"))
+        },
         "run_ids": [run.record.run_id for run in cell.runs],
-        "warnings": warnings,
+        "warnings": result.warnings,
     }
-
-
-def losses_at(cell: Cell, lr: float | None, prefix: str) -> Row:
-    """Return the final and best validation loss at one learning rate, in nats/token.
-
-    Each has a mean and an interval over seeds. If a run diverged, the mean is infinite, and another key holds the mean
-    of the other runs. That mean has no interval, because the surviving runs are not a random sample.
-    """
-    row: Row = {f"{prefix}lr": lr, f"{prefix}seeds": 0, f"{prefix}seeds_diverged": 0}
-    for key, losses in (("val_loss", cell.losses), ("best_val_loss", cell.lowest_losses)):
-        values = losses.get(lr, {}) if lr is not None else {}
-        finite = [value for value in values.values() if math.isfinite(value)]
-        interval = mean_interval(values) if values else None
-        row |= {
-            f"{prefix}seeds": len(values),
-            f"{prefix}seeds_crossed": interval and interval.design.crossing,
-            f"{prefix}seeds_fixed": interval and interval.design.fixed,
-            f"{prefix}seeds_diverged": len(values) - len(finite),
-            f"{prefix}{key}": interval and interval.estimate,
-            f"{prefix}{key}_low": interval and interval.low,
-            f"{prefix}{key}_high": interval and interval.high,
-            f"{prefix}{key}_of_others": _mean(finite) if len(finite) < len(values) else None,
-        }
+    if table.has_baseline:
+        for at, prefix in zip(result.rates, PREFIXES, strict=True):
+            row |= {f"{prefix}baseline": result.baseline and result.baseline.name}
+            row |= _comparison_values(at.comparison, prefix)
+    if table.has_speedup:
+        row |= _fields(result.speedup, speedup="ratio")
+        row |= _fields(
+            result.speedup, "speedup_", **{name: name for name in ("low", "high", "seeds", "bound", "method")}
+        )
     return row
 
 
-def _sensitivity(cell: Cell) -> Row:
-    """Return the learning-rate sensitivity, with the grid and its near-best range."""
-    starts = [loss_of(run.record.corpus.baselines.uniform) for run in cell.runs]
-    loss_at_start = max((start for start in starts if start is not None), default=None)
-    result = sensitivity(cell.losses, loss_at_start, cell.bad_lrs)
+def _fields(source: object, prefix: str = "", **names: str) -> Row:
+    """Return attributes of an object by key, or None for each if there is no object."""
+    return {f"{prefix}{key}": None if source is None else getattr(source, name) for key, name in names.items()}
+
+
+_INTERVAL = {"": "estimate", "_low": "low", "_high": "high"}
+
+
+def _losses(at: AtRate, prefix: str) -> Row:
+    final = at.final.interval
     return {
-        "learning_rates": list(cell.losses),
-        "lr_sensitivity": result.value,
-        "loss_at_start": loss_at_start,
-        "near_best_lr": result.near_best and list(result.near_best),
-        "near_best_within": NEAR_BEST,
-        "too_high_lr": result.too_high,
-        "bad_lrs": sorted(cell.bad_lrs),
+        f"{prefix}lr": at.lr,
+        f"{prefix}seeds": len(at.final.losses),
+        f"{prefix}seeds_diverged": at.final.diverged,
+        **_fields(final and final.design, f"{prefix}seeds_", crossed="crossing", fixed="fixed"),
+        **_fields(final, f"{prefix}val_loss", **_INTERVAL),
+        f"{prefix}val_loss_of_others": at.final.mean_of_others,
+        **_fields(at.lowest.interval, f"{prefix}best_val_loss", **_INTERVAL),
+        f"{prefix}best_val_loss_of_others": at.lowest.mean_of_others,
     }
 
 
-def _costs(cell: Cell) -> Row:
-    """Return the mean FLOPs per token and speed, and the peak memory, of the runs with a finite loss."""
-    records = [run.record for run in cell.runs if math.isfinite(run.loss)]
-    statuses = [record.status for record in records]
-    memory = [status.peak_memory_bytes for status in statuses if status.peak_memory_bytes is not None]
+def _comparison_values(comparison: Comparison | None, prefix: str) -> Row:
+    test = comparison and comparison.test
     return {
-        "tokens_per_s": _mean([status.tokens_per_s for status in statuses if status.tokens_per_s is not None]),
-        "flops_per_token": _mean(
-            [flops for record in records if (flops := record.compute.flops_per_token) is not None]
-        ),
-        "flops_per_s": _mean([flops for record in records if (flops := record.flops_per_s) is not None]),
-        "mfu": _mean([mfu for record in records if (mfu := record.mfu) is not None]),
-        "peak_memory_bytes": max(memory, default=None),
+        **_fields(test, f"{prefix}difference", **_INTERVAL),
+        **_fields(test, prefix, p="p"),
+        **_fields(comparison, prefix, p_holm="p_holm"),
+        f"{prefix}pairs": test.design.n if test else 0,
+        f"{prefix}pairs_crossed": test and test.design.crossing,
+        f"{prefix}test": test and test.test,
     }
 
 
-def _to_target(cell: Cell, target: float, warnings: list[str]) -> Row:
-    """Return the mean steps and seconds to a validation loss, at the best learning rate.
-
-    The means are None unless every run reaches the target. A run whose metrics changed after it finished is left out,
-    and `warnings` receives a line.
-    """
-    runs = 0
-    reached: list[Evaluation] = []
-    for run in cell.runs_at(cell.best_lr):
-        if problem := run.record.folder.metrics_problem():
-            warnings.append(f"{problem}; the run is left out of the steps to {target:g}")
-            continue
-        runs += 1
-        reached += [each for each in evaluations(run.record.folder) if each.loss <= target][:1]
-    seconds = [evaluation.seconds for evaluation in reached if evaluation.seconds is not None]
+def _target_values(target: Target) -> Row:
     return {
-        "target": target,
-        "target_runs": runs,
-        "target_reached": len(reached),
-        "steps_to_target": _mean([evaluation.step for evaluation in reached]) if len(reached) == runs else None,
-        "seconds_to_target": _mean(seconds) if len(seconds) == runs else None,
+        "target": target.loss,
+        "target_runs": target.runs,
+        "target_reached": len(target.reached),
+        "steps_to_target": target.steps,
+        "seconds_to_target": target.seconds,
     }
 
 
-def _spikes(cell: Cell, *, from_metrics: bool) -> dict[str, Row]:
-    """Return, by rule, the number of runs, spikes and judged steps at the best learning rate.
+def _flatten(row: Row) -> dict[str, Any]:
+    """Return a row for CSV: nested values with dotted keys, and lists as JSON."""
+    flat: dict[str, Any] = {}
+    for key, value in row.items():
+        if isinstance(value, dict):
+            flat |= _flatten({f"{key}.{name}": nested for name, nested in value.items()})
+        else:
+            flat[key] = json.dumps(value) if isinstance(value, list) else value
+    return flat
+
+
+# Texts
+
+
+def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
+    """Return the rows of the table as text.
 
     Args:
-        cell: The runs.
-        from_metrics: Count spikes from the metrics of runs whose status has no count.
-    """
-    totals: dict[str, Row] = {}
-    for run in cell.runs_at(cell.best_lr):
-        for rule, counts in _spikes_of(run.record, from_metrics).items():
-            total = totals.setdefault(rule, {"runs": 0, "spikes": 0, "of_steps": 0})
-            total["runs"] += 1
-            for key in ("spikes", "of_steps"):
-                total[key] += number(counts.get(key)) or 0 if isinstance(counts, dict) else 0
-    for total in totals.values():
-        total["share"] = total["spikes"] / total["of_steps"] if total["of_steps"] else None
-    return totals
-
-
-def _spikes_of(run: RunRecord, from_metrics: bool) -> Mapping[str, Any]:
-    if run.status.spikes is not None or not from_metrics:
-        return run.status.spikes or {}
-    from normlab.stats.spikes import count_spikes
-    from normlab.store.series import series
-
-    counts = count_spikes(series(run.folder))
-    return {count.rule.name: {"spikes": len(count.spikes), "of_steps": count.scored} for count in counts}
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    try:
-        return math.fsum(values) / len(values) if values else None
-    except (OverflowError, ValueError):  # a damaged record may hold values that have no sum
-        return math.nan
-
-
-# Comparison with a baseline
-
-
-def _find_baselines(cells: Sequence[Cell], by: Sequence[str], text: str) -> list[Cell | None]:
-    """Return each cell's baseline: the cell with the values of `text` and equal other options.
-
-    A cell that is a baseline, or has none, gets None.
+        table: The cells.
+        columns: The columns besides the factors; by default all, but for `ON_REQUEST` and columns that are empty or
+            repeat others.
 
     Raises:
-        ConfigError: An option is not in `by`, or no cell has such a value.
+        ConfigError: A column is unknown.
     """
-    levels = baseline_levels(cells, by, text)
-    by_key = {cell.key: cell for cell in cells}
-    baselines = [
-        by_key.get(tuple(levels.get(option, value) for option, value in zip(by, cell.key, strict=True)))
-        for cell in cells
+    rows = [_texts(table, result) for result in table.results]
+    known = [key for key in rows[0] if key not in table.by] if rows else []
+    if columns:
+        shown = [key for key in _choose(columns, [*known, *table.by]) if key not in table.by]
+    else:
+        is_same_lr = all(result.best.lr == result.shared.lr for result in table.results)
+        shown = [
+            key
+            for key in known
+            if any(row[key] for row in rows)
+            and key not in ON_REQUEST
+            and not (is_same_lr and key.endswith(" shared lr"))
+        ]
+    return [{key: row[key] for key in (*table.by, *shown)} for row in rows]
+
+
+def _texts(table: CellsTable, result: CellResult) -> Row:
+    cell, sensitivity, memory = result.cell, result.sensitivity, result.peak_memory_bytes
+    counts = result.spikes.get(SPIKE_RULE)
+    undefined = "-" if len(cell.losses) > 1 else ""
+    return {
+        **{option: format_setting(value) for option, value in cell.levels.items()},
+        "runs": f"{len(cell.runs)}",
+        **{state: f"{cell.count(state) or ''}" for state in STATES if state != FINISHED},
+        "best lr": _text(result.best.lr, format_setting),
+        "val loss": loss_text(result.best.final),
+        "best val": loss_text(result.best.lowest),
+        **(_comparison_texts(result.best.comparison, "") if table.has_baseline else {}),
+        "val loss at shared lr": loss_text(result.shared.final),
+        **(_comparison_texts(result.shared.comparison, " at shared lr") if table.has_baseline else {}),
+        **({"compute speed-up": "" if result.speedup is None else str(result.speedup)} if table.has_speedup else {}),
+        "S": _text(sensitivity.value, "{:.4f}".format) or undefined,
+        "near-best lr": "-".join(format_setting(lr) for lr in dict.fromkeys(sensitivity.near_best or ())),
+        "too-high lr": _text(sensitivity.too_high, format_setting),
+        **({_target_title(result.target): _target_text(result.target)} if result.target else {}),
+        "tok/s": _text(result.tokens_per_s, "{:,.0f}".format),
+        "TFLOP/s": _text(result.flops_per_s, format_tflops),
+        "MFU": _text(result.mfu, format_mfu),
+        "memory": "" if memory is None else f"{memory / 2**30:.2f} GiB",
+        "spikes": f"{counts.spikes} of {counts.of_steps}" if counts and counts.of_steps else "",
+    }
+
+
+def _text(value: float | None, form: Callable[[float], str]) -> str:
+    return "" if value is None else form(value)
+
+
+def loss_text(mean: SeedMean) -> str:
+    """Return `2.2425 ± 0.0031 (n=3)`, or `1 of 3 diverged, others 2.2420` if a run diverged."""
+    if mean.diverged:
+        others = f", others {mean.mean_of_others:.4f}" if mean.finite else ""
+        return f"{mean.diverged} of {len(mean.losses)} diverged{others}"
+    return f"{format_losses(mean.losses)} (n={design_of(mean.losses)})" if mean.losses else ""
+
+
+def _comparison_texts(comparison: Comparison | None, suffix: str) -> Row:
+    """Return the difference, `-0.0123 [-0.0200, -0.0046] (n=5)`, and its corrected p-value."""
+    test, difference = comparison and comparison.test, ""
+    if test is not None:
+        interval = "" if test.low is None else f" [{test.low:+.4f}, {test.high:+.4f}]"
+        ranks = " by ranks" if test.test.startswith("signed-rank") else ""
+        difference = f"{test.estimate:+.4f}{interval} (n={test.design}{ranks})"
+    return {f"vs baseline{suffix}": difference, f"p (Holm){suffix}": format_p(comparison and comparison.p_holm)}
+
+
+def _target_title(target: Target) -> str:
+    return f"to {target.loss:g}"
+
+
+def _target_text(target: Target) -> str:
+    if target.steps is None:
+        return f"{len(target.reached)} of {target.runs}"
+    return f"{target.steps:,.0f} steps" + ("" if target.seconds is None else f", {target.seconds:,.1f} s")
+
+
+# Definitions
+
+
+def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
+    """Return the definitions of the shown columns, by default those of `table_rows`, one per line."""
+    results, shown = table.results, list(table_rows(table)[0] if shown is None else shown)
+    columns = {column.removesuffix(" at shared lr") for column in shown}
+    grid = sorted({len(cell.losses) for cell in table.cells if cell.losses})
+    lines = [
+        f"losses: nats/token, mean ± half of its {LEVEL:.0%} interval over n seeds (Student's t); both losses if n=2",
+        *_design_notes(results),
+        *table.resolved_differences,
     ]
-    if not any(baselines):
-        raise ConfigError(f"--against {text}: no cell has all of these values; give fewer options")
-    return [None if baseline is cell else baseline for cell, baseline in zip(cells, baselines, strict=True)]
-
-
-def _add_comparisons(
-    rows: Sequence[Row],
-    cells: Sequence[Cell],
-    baselines: Sequence[Cell | None],
-    lrs: Mapping[tuple[Any, ...], float | None],
-    prefix: str,
-) -> None:
-    """Add to each row the comparison of its cell with the cell's baseline.
-
-    `lrs` maps a cell's key to the learning rate at which the cell is compared. The p-values are corrected for all
-    comparisons of the table.
-    """
-    pool = pool_cells(cells, lrs)
-    tests = [
-        compare_cells(cell, lrs[cell.key], baseline, lrs[baseline.key], pool) if baseline else None
-        for cell, baseline in zip(cells, baselines, strict=True)
+    if grid and grid[-1] > 1 and columns & {"best lr", "val loss", "best val"}:
+        k = "-".join(map(str, dict.fromkeys((grid[0], grid[-1]))))
+        lines.append(
+            f"best lr: the best of {k} learning rates, selected on this same loss, so the loss is optimistic; a "
+            "learning rate with a diverged seed is selected only if every learning rate has one"
+        )
+    if any(cell.varies_decay for cell in table.cells):
+        lines.append(GRID_OF_DECAYS)
+    shared = next((result.shared.lr for result in results), None)
+    if any(column.endswith(" at shared lr") for column in shown):
+        lines.append(
+            f"shared lr: {format_setting(shared)} for every cell: the learning rate of --lr, else the one with the "
+            "best mean rank"
+        )
+    lines += [
+        f"{state}: {rule}" + (_unigram_text(table.cells) if state == STUCK else "")
+        for state, rule in DESCRIPTIONS.items()
+        if state in columns
     ]
-    corrected = holm([test and test.p for test in tests])
-    for row, baseline, test, p in zip(rows, baselines, tests, corrected, strict=True):
-        row |= {
-            f"{prefix}baseline": baseline and baseline.name,
-            f"{prefix}difference": test and test.estimate,
-            f"{prefix}difference_low": test and test.low,
-            f"{prefix}difference_high": test and test.high,
-            f"{prefix}p": test and test.p,
-            f"{prefix}p_holm": p,
-            f"{prefix}pairs": test.design.n if test else 0,
-            f"{prefix}pairs_crossed": test and test.design.crossing,
-            f"{prefix}test": test and test.test,
-        }
+    old = sum(run.record.references.whole_text for cell in table.cells for run in cell.runs)
+    if old:
+        lines.append(f"runs of an older normlab, whose outcomes use {WHOLE_TEXT_NOTE}: {old}")
+    defined = [f"{name}: {text}" for name, text in DEFINITIONS.items() if name in columns]
+    lines += [f"bad learning rate: {BAD}", *defined] if defined else []
+    tests = [at.comparison.test for result in results for at in result.rates if at.comparison and at.comparison.test]
+    if "vs baseline" in columns and any(result.baseline for result in results):
+        m = next(result.best.comparison.tests for result in results if result.best.comparison)
+        lines.append(
+            "vs baseline: loss minus the loss of the baseline, paired by seed and data order; negative is better. "
+            "p: two-sided, of a paired t test, or of an exact signed-rank test if a run of a pair diverged (a diverged "
+            f"run ranks worst); corrected by Holm's method (number of comparisons: {m})"
+        )
+        lines += pool_notes(test.test for test in tests)
+    if "compute speed-up" in columns:
+        methods = dict.fromkeys(result.speedup.method for result in results if result.speedup)
+        lines.append(
+            "compute speed-up: the training FLOPs that the baseline needs to reach the cell's loss, over the FLOPs of "
+            f"the cell, at the best lr; the baseline's loss between its budgets C: {'; '.join(methods)}; > or <: the "
+            "loss is outside the baseline's range, so this is a bound"
+        )
+    packs = {run.record.status.pack_size for cell in table.cells for run in cell.runs}
+    if "tok/s" in columns and max(packs) > 1:
+        lines.append(
+            "tok/s: of one run; the runs of a pack train together, so a pack of n runs processes n times as many"
+        )
+    if "TFLOP/s" in columns and any(result.flops_per_s is not None for result in results):
+        lines.append("TFLOP/s: of one run: tok/s times the model FLOPs per token, 6 N + 12 L T D (PaLM, appendix B)")
+    if "MFU" in columns and any(result.mfu is not None for result in results):
+        lines.append("MFU: model FLOP/s of all runs of a pack, as a share of the device's peak in the run's precision")
+    target = results[0].target if results else None
+    if target and _target_title(target) in columns:
+        lines.append(
+            f"{_target_title(target)}: steps and training time until an evaluation reaches this loss, at the best lr, "
+            "mean over seeds"
+        )
+    if "spikes" in columns and any(_texts(table, result)["spikes"] for result in results):
+        lines.append(f"spikes: loss spikes by the rule {SPIKE_RULE}, of the steps that it judges, at the best lr")
+    return lines
 
 
-def _add_speedups(rows: Sequence[Row], speedups: Sequence[Speedup | None]) -> None:
-    """Add each cell's compute-equivalent speed-up over the baseline, if any cell has one."""
-    if any(speedups):
-        for row, speedup in zip(rows, speedups, strict=True):
-            row |= {
-                "speedup": speedup and speedup.ratio,
-                "speedup_low": speedup and speedup.low,
-                "speedup_high": speedup and speedup.high,
-                "speedup_seeds": speedup and speedup.seeds,
-                "speedup_bound": speedup and speedup.bound,
-                "speedup_method": speedup and speedup.method,
-            }
-
-
-def _comparison_warnings(cell: Cell, baseline: Cell, by: Sequence[str]) -> list[str]:
-    """Return the reasons why the comparison of a cell with its baseline is unreliable."""
-    unpaired = set(cell.final_losses) ^ set(baseline.final_losses) if cell.losses and baseline.losses else ()
-    intended = [option for option, a, b in zip(by, cell.key, baseline.key, strict=True) if a != b]
-    different = mixed_settings([*cell.runs, *baseline.runs], intended).values()
+def pool_notes(methods: Iterable[str]) -> list[str]:
+    """Return the note that defines pooled tests, if there are any."""
+    if not any(method.startswith(POOLED) for method in methods):
+        return []
     return [
-        *([f"seeds with a result only in the cell or only in its baseline: {len(unpaired)}"] if unpaired else []),
-        *([f"the cell and its baseline also differ in {'; '.join(different)}"] if different else []),
+        "pooled t: the residual variance, after the means of cells and seeds, is pooled over the cells without a bad "
+        f"outcome, because Bartlett's test does not find it to differ (p >= {MIN_P_EQUAL:g}), as it seldom does with "
+        "few seeds"
     ]
+
+
+def _unigram_text(cells: Sequence[Cell]) -> str:
+    """Return ` (here 3.2114)`, or a range if the runs' unigram entropies differ; empty if none is on record."""
+    known = [run.record.references.unigram for cell in cells for run in cell.runs]
+    losses = [f"{loss:.4f}" for loss in sorted({loss for loss in known if loss is not None})]
+    return f" (here {' to '.join(dict.fromkeys((losses[0], losses[-1])))})" if losses else ""
+
+
+def _design_notes(results: Sequence[CellResult]) -> list[str]:
+    """Return notes on the variance that the intervals include: initial weights, data order."""
+    rates = [at for result in results for at in result.rates]
+    designs = [at.final.interval.design for at in rates if at.final.interval]
+    fixed = {design.fixed for design in designs}
+    designs += [at.comparison.test.design for at in rates if at.comparison and at.comparison.test]
+    notes = [
+        f"{factor} fixed ({option}): its variance is not in the intervals"
+        for option, factor in (("data.seed", "data order"), ("seed", "initial weights"))
+        if option in fixed
+    ]
+    if any(design.crossed for design in designs):
+        notes.append(
+            "n=a x b: a seeds crossed with b data seeds, two random effects: variance of the mean "
+            "(MS_a + MS_b - MS_ab) / (ab), t with min(a, b) - 1 degrees of freedom"
+        )
+    if any(design.crossed and not design.complete for design in designs):
+        notes.append("n=k of a x b: an incomplete crossing: the variances of both factors are added (conservative)")
+    return notes

@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from normlab.analysis.factors import Factor, label
+from normlab.analysis.settings import resolve_options
 from normlab.errors import ConfigError
-from normlab.report.factors import Factor, label
-from normlab.report.settings import resolve_options
 from normlab.store.parts import Setting
 from normlab.store.record import RunRecord
 

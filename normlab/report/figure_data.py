@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from normlab.analysis.cells import BAD_OUTCOMES, GRID_OF_DECAYS, Cell
+from normlab.analysis.factor_tests import LOGARITHMIC
+from normlab.analysis.factors import Factor, level_label, level_title
+from normlab.analysis.results import RunResult
+from normlab.analysis.settings import format_setting
+from normlab.analysis.table import CellsTable
 from normlab.errors import ConfigError, NormlabError, unknown, warn
-from normlab.report.cells import BAD_OUTCOMES, GRID_OF_DECAYS, Cell
-from normlab.report.cells_table import CellsTable
 from normlab.report.channels import MAX_PANELS, Channels, choose_channels
-from normlab.report.factor_tests import LOGARITHMIC
-from normlab.report.factors import Factor, level_label, level_title
 from normlab.report.figure_points import (
     MOMENTS,
     SERIES,
@@ -26,8 +28,6 @@ from normlab.report.figure_points import (
     read_curves,
     read_profiles,
 )
-from normlab.report.results import RunResult
-from normlab.report.settings import format_setting
 from normlab.stats.registry import STATISTICS
 from normlab.store.format import DIVERGED
 from normlab.store.outcome import REGRESSED, STUCK
@@ -124,20 +124,16 @@ def make_figure(
     return figure
 
 
-def _values(cell: Cell) -> dict[str, Setting]:
-    return dict(zip(cell.by, cell.key, strict=True))
-
-
 def _level(factor: Factor | None, cell: Cell) -> Setting:
-    return _values(cell).get(factor.option) if factor else None
+    return cell.levels.get(factor.option) if factor else None
 
 
 def _panels(cells: Sequence[Cell], channels: Channels) -> dict[str, list[Cell]]:
     """Return the cells of each panel, by its title, in the order of the panel factors' levels."""
     titles: dict[str, list[Cell]] = {}
     order = {factor.option: list(factor.levels) for factor in channels.panel}
-    for cell in sorted(cells, key=lambda cell: [levels.index(_values(cell)[o]) for o, levels in order.items()]):
-        titles.setdefault(channels.panel_label(_values(cell)), []).append(cell)
+    for cell in sorted(cells, key=lambda cell: [levels.index(cell.levels[o]) for o, levels in order.items()]):
+        titles.setdefault(channels.panel_label(cell.levels), []).append(cell)
     return titles
 
 

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from normlab.analysis.cells import Cell
 from normlab.errors import StoreError
-from normlab.report.cells import Cell
-from normlab.report.cells_table import BEST, losses_at
 from normlab.report.histories import History, NothingMeasured, histories, read_statistics
 from normlab.report.runs_table import unreadable_lines_note
 from normlab.store.added import AddedRows
@@ -67,18 +66,17 @@ class Point:
 
 
 def loss_point(cell: Cell, lr: float | None, x: float) -> Point:
-    """Return the final loss of a cell at a learning rate: the numbers of `cells_table.losses_at`."""
-    row = losses_at(cell, lr, BEST)
-    losses = cell.losses.get(lr, {}) if lr is not None else {}
-    has_interval = row["seeds"] > 2 and row["val_loss_low"] is not None
+    """Return the final loss of a cell at a learning rate."""
+    final = cell.final_at(lr)
+    interval = final.interval
     return Point(
         x=x,
-        y=None if row["seeds_diverged"] else row["val_loss"],
-        low=row["val_loss_low"] if has_interval else None,
-        high=row["val_loss_high"] if has_interval else None,
-        seeds=tuple(sorted(filter(math.isfinite, losses.values()))),
-        diverged=row["seeds_diverged"],
-        n=row["seeds"],
+        y=interval.estimate if interval and not final.diverged else None,
+        low=interval.low if interval and interval.design.n > 2 else None,
+        high=interval.high if interval and interval.design.n > 2 else None,
+        seeds=tuple(sorted(final.finite)),
+        diverged=final.diverged,
+        n=len(final.losses),
         stuck=sum(run.state in (STUCK, REGRESSED) for run in cell.runs_at(lr)),
     )
 

@@ -10,11 +10,12 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from normlab.analysis.factors import distinguishing_options
+from normlab.analysis.phrases import counted
+from normlab.analysis.results import read_results
+from normlab.analysis.settings import RESOLVED, select_where, setting
 from normlab.errors import StoreError
-from normlab.report.factors import distinguishing_options
-from normlab.report.results import read_results
-from normlab.report.settings import RESOLVED, select_where, setting
-from normlab.report.tables import Row, counted
+from normlab.report.tables import Row
 from normlab.store.format import (
     DAMAGED,
     DIVERGED,
@@ -33,24 +34,8 @@ from normlab.store.record import RunRecord
 from normlab.store.series import evaluations
 from normlab.store.status import Status, or_unknown
 
-COLUMNS = (
-    "run", "id", "state", "norm", "placement", "depth", "width", "seed", "lr", "step", "steps", "val_loss",
-    "best_val_loss", "last_val_loss", "train_loss", "vs_bigram", "baselines", "corpus", "corpus_sha256", "device",
-    "precision", "tokens_per_s", "flops_per_token", "flops_per_s", "mfu", "seconds", "pack", "note",
-)  # fmt: skip
-"""Keys of a row, in order. Losses are in nats/token; a value that the record lacks is None.
-
-`state`: the outcome of a completed run (`store/outcome.py`), else running, interrupted, killed, failed or damaged.
-`val_loss`: the final validation loss, or the latest of an unfinished run; None for a diverged run. `last_val_loss`: the
-last finite validation loss of a diverged run; None for other runs. `vs_bigram`: `val_loss` minus the bigram entropy.
-`flops_per_token`: model FLOPs of a training step per token; `flops_per_s`: of this run alone; `mfu`: from 0 to 1, of
-the device with all runs of a pack, None if its peak is not known (`store/throughput.py`).
-`pack`: the number of runs that trained together, which share `seconds`; None for a run that trained alone.
-`baselines`: `whole text` for an older record, whose bigram entropy is of the whole validation text; None if the entropy
-is of the evaluated windows.
-"""
 _OPTIONS_IN_COLUMNS = ("norm", "placement", "model.depth", "model.width", "device", "precision", "pack size")
-"""Settings that `COLUMNS` has under other names."""
+"""Settings that a row has under other names."""
 RUN_COLUMNS = ("run", "id", "state", "norm", "placement", "depth", "steps", "val_loss", "created")
 """Keys of a row of `normlab list runs`, in order."""
 _FINISHED_COLUMNS = ("step", "val_loss", "best_val_loss", "train_loss", "tokens_per_s", "seconds")
@@ -64,7 +49,7 @@ def summarize(
     *,
     with_options: bool = False,
 ) -> list[Row]:
-    """Return a row of `COLUMNS` for each run of a results folder, `runs` folder, sweep or run.
+    """Return a row (`row_of`) for each run of a results folder, `runs` folder, sweep or run.
 
     A row also has each other option, by its full name, and each other resolved setting in which the runs differ.
 
@@ -86,11 +71,11 @@ def summarize(
     resolved = {name: read for name, read in RESOLVED.items() if len({*map(read, runs)} - {None}) > 1}
     options = {option: partial(setting, option=option) for option in distinguishing_options(read_results(runs)[0])}
     others = {name: read for name, read in (options | resolved).items() if name not in _OPTIONS_IN_COLUMNS}
-    before = COLUMNS.index("seed")
     rows = []
     for run in runs:
-        row = row_of(run) | {name: read(run) for name, read in others.items()}
-        row = {key: row[key] for key in (*COLUMNS[:before], *others, *COLUMNS[before:])}
+        values = [(key, value) for key, value in row_of(run).items() if key != "created"]
+        at = [key for key, _ in values].index("seed")
+        row = dict([*values[:at], *((name, read(run)) for name, read in others.items()), *values[at:]])
         rows.append(row | {"options": dict(run.options)} if with_options else row)
     return sorted(rows, key=_sort_key)
 
@@ -107,7 +92,17 @@ def list_runs(path: str | os.PathLike[str], results_dir: str = "results") -> lis
 
 
 def row_of(run: RunRecord) -> Row:
-    """Return a run's row: `COLUMNS` and `created`."""
+    """Return a run's row. Losses are in nats/token; a value that the record lacks is None.
+
+    `state`: the outcome of a completed run (`store/outcome.py`), else running, interrupted, killed, failed or damaged.
+    `val_loss`: the final validation loss, or the latest of an unfinished run; None for a diverged run.
+    `last_val_loss`: the last finite validation loss of a diverged run; None for other runs.
+    `vs_bigram`: `val_loss` minus the bigram entropy. `baselines`: `whole text` for an older record, whose bigram
+    entropy is of the whole validation text; None if the entropy is of the evaluated windows.
+    `flops_per_token`: model FLOPs of a training step per token; `flops_per_s`: of this run alone; `mfu`: from 0 to 1,
+    of the device with all runs of a pack, None if its peak is not known (`store/throughput.py`).
+    `pack`: the number of runs that trained together, which share `seconds`; None for a run that trained alone.
+    """
     unreadable = ""
     if run.status.step is None:
         run, unreadable = _with_progress(run)

@@ -20,20 +20,20 @@ import time
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
+from normlab.analysis.phrases import counted
+from normlab.analysis.settings import format_setting
 from normlab.errors import NormlabError, printable, unknown
-from normlab.report.settings import format_setting
 from normlab.store.format import encode, number
 from normlab.store.outcome import WHOLE_TEXT_NOTE, format_loss
 from normlab.store.throughput import format_mfu, format_tflops
 
 T = TypeVar("T")
 Row = dict[str, Any]
-MAX_NAMED = 5
-"""Most cells that a line names."""
 FORMATS = ("table", "json", "csv", "markdown", "latex")
 
 
@@ -94,7 +94,7 @@ def _markdown(rows: Sequence[Row]) -> str:
     keys = list(rows[0])
     table = [
         [escape_markdown(_title(key)) for key in keys],
-        ["---:" if key in _FORMATS else "---" for key in keys],
+        ["---:" if column(key).format else "---" for key in keys],
         *([escape_markdown(format_value(key, row[key])) for key in keys] for row in rows),
     ]
     lines = [f"| {' | '.join(cells)} |" for cells in table]
@@ -140,33 +140,74 @@ def _latex_text(text: str) -> str:
     return re.sub(r"(?<![\w.-])-(?=\d)|(?<= )-(?= )", "$-$", escaped)
 
 
-# Values as text
+# Columns
 
-_TITLES = {
-    "val_loss": "val loss",
-    "best_val_loss": "best val",
-    "last_val_loss": "last val",
-    "train_loss": "train loss",
-    "vs_bigram": "vs bigram",
-    "corpus_sha256": "corpus sha256",
-    "tokens_per_s": "tok/s",
-    "flops_per_token": "FLOPs/token",
-    "flops_per_s": "TFLOP/s",
-    "mfu": "MFU",
-    "corpora": "corpus",
-}
-_FORMATS: dict[str, Callable[[float], str]] = {
-    **dict.fromkeys(("depth", "width", "seed", "lr"), format_setting),
-    **dict.fromkeys(("step", "steps"), "{:.0f}".format),
-    **dict.fromkeys(("val_loss", "best_val_loss", "last_val_loss", "train_loss"), format_loss),
-    "vs_bigram": partial(format_loss, sign="+"),
-    "tokens_per_s": "{:,.0f}".format,
-    "flops_per_token": "{:.4g}".format,
-    "flops_per_s": format_tflops,
-    "mfu": format_mfu,
-    "seconds": "{:,.1f}".format,
-}
-"""The columns of numbers, which are aligned to the right, and their formats."""
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """How the values of a key of JSON and CSV are written in a table, in Markdown and in LaTeX."""
+
+    title: str = ""
+    """The heading; empty for the key."""
+    format: Callable[[float], str] | None = None
+    """The format of a column of numbers, which is aligned to the right; None for a column of text."""
+    is_hidden: bool = False
+    """Whether a table leaves it out, but not Markdown and LaTeX."""
+    is_shared: bool = False
+    """Whether a value that all runs share moves to a line above the table."""
+    is_kept: bool = False
+    """Whether a table that is too wide keeps it."""
+
+
+_LOSS, _INTEGER = Column(format=format_loss), Column(format="{:.0f}".format)
+_SETTING = Column(format=format_setting, is_shared=True)
+_SHARED, _HIDDEN = Column(is_shared=True), Column(is_hidden=True)
+COLUMNS = {
+    **dict.fromkeys(
+        ("update, last", "seeds", "attn/stream, last", "mlp/stream, last", "last/first", "loss", "grad profile",
+         "its profile", "memory", "spikes", "MFU"), Column()
+    ),
+    "mfu": Column("MFU", format_mfu),
+    **dict.fromkeys(
+        ("tok/s", "best val", "vs baseline at shared lr", "p (Holm) at shared lr", "too-high lr",
+         "val loss at shared lr", "near-best lr", "S"), Column()
+    ),
+    "pack": _SHARED,
+    "seconds": Column(format="{:,.1f}".format),
+    "precision": _SHARED,
+    "tokens_per_s": Column("tok/s", "{:,.0f}".format),
+    "device": _SHARED,
+    "train_loss": replace(_LOSS, title="train loss"),
+    "best_val_loss": replace(_LOSS, title="best val"),
+    "last_val_loss": replace(_LOSS, title="last val"),
+    "corpus": _SHARED,
+    "width": _SETTING,
+    "vs_bigram": Column("vs bigram", partial(format_loss, sign="+")),
+    "steps": _INTEGER,
+    "step": _INTEGER,
+    "seed": _SETTING,
+    "lr": _SETTING,
+    "init": Column(),
+    "grad, last": Column(),
+    "depth": _SETTING,
+    "corpora": Column("corpus"),
+    "created": Column(),
+    "placement": _SHARED,
+    "norm": _SHARED,
+    "state": replace(_SHARED, is_kept=True),
+    "val_loss": replace(_LOSS, title="val loss", is_kept=True),
+    "corpus_sha256": Column("corpus sha256", is_hidden=True),
+    "flops_per_token": Column("FLOPs/token", "{:.4g}".format, is_hidden=True),
+    "flops_per_s": Column("TFLOP/s", format_tflops, is_hidden=True),
+    **dict.fromkeys(("id", "baselines", "note"), _HIDDEN),
+}  # fmt: skip
+"""The columns by key, in the order in which a table that is too wide leaves them out; others are kept texts."""
+_TEXT = Column(is_kept=True)
+
+
+def column(key: str) -> Column:
+    """Return the column of a key."""
+    return COLUMNS.get(key, _TEXT)
 
 
 def format_value(key: str, value: Any) -> str:
@@ -175,14 +216,19 @@ def format_value(key: str, value: Any) -> str:
         return ""
     if key == "created":
         value = _local_time(value)
-    elif key in _FORMATS and (known := number(value)) is not None:
+    elif (form := column(key).format) and (known := number(value)) is not None:
         with contextlib.suppress(OverflowError):  # a damaged record may hold an integer above any float
-            return _FORMATS[key](known)
+            return form(known)
     return printable(str(value))
 
 
+def format_p(p: float | None) -> str:
+    """Return a p-value as text, empty for None."""
+    return "" if p is None else "<0.0001" if p < 1e-4 else f"{p:.2g}"
+
+
 def _title(key: str) -> str:
-    return printable(_TITLES.get(key, key))
+    return printable(column(key).title or key)
 
 
 def _local_time(created: Any) -> Any:
@@ -213,30 +259,8 @@ def _corpora_note(rows: Sequence[Row]) -> str:
     return f"{len(counts)} corpora: losses are comparable only within one corpus ({listed})"
 
 
-def name_some(names: Sequence[str]) -> str:
-    """Return at most `MAX_NAMED` names, separated by semicolons, and the number of the others."""
-    more = [f"{len(names) - MAX_NAMED + 1} more"] if len(names) > MAX_NAMED else []
-    return "; ".join([*names[: MAX_NAMED - len(more)], *more])
-
-
-def counted(n: int, noun: str) -> str:
-    """Return `1 run` or `3 runs`."""
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
-
-
 # Tables
 
-_SHARED = ("state", "norm", "placement", "depth", "width", "seed", "lr", "corpus", "device", "precision", "pack")
-"""Columns that move to a line above the table if all runs have the same value."""
-_DROP_ORDER = (
-    "update, last", "seeds", "attn/stream, last", "mlp/stream, last", "last/first", "loss", "grad profile",
-    "its profile", "memory", "spikes", "MFU", "mfu", "tok/s", "best val", "vs baseline at shared lr",
-    "p (Holm) at shared lr", "too-high lr", "val loss at shared lr", "near-best lr", "S", "pack", "seconds",
-    "precision", "tokens_per_s", "device", "train_loss", "best_val_loss", "last_val_loss", "corpus", "width",
-    "vs_bigram", "steps", "step", "seed", "lr", "init", "depth", "corpora", "created", "placement",
-    "norm",
-)  # fmt: skip
-"""Columns to leave out of a table that is too wide, in this order."""
 _GAP = 2
 _MIN_WIDTH = 56
 _MIN_TEXT = 8
@@ -258,8 +282,8 @@ def render_table(rows: Sequence[Row], width: int, fixed: Collection[str] = ()) -
         return fold_lines([title.ljust(indent) + text for title, text in texts.items() if text], width, indent)
     columns = _columns(rows)
     shared: dict[str, str] = {}
-    for key in _SHARED if "run" in columns else ():
-        if key in columns and len({row[key] for row in rows} - {None, ""}) == 1:
+    for key in list(columns) if "run" in columns else ():
+        if column(key).is_shared and len({row[key] for row in rows} - {None, ""}) == 1:
             shared[key] = next(filter(None, columns.pop(key)))
     dropped, widths = _fit(columns, width, fixed)
     named = zip(_names(rows), rows, strict=True)
@@ -284,8 +308,7 @@ def _columns(rows: Sequence[Row]) -> Columns:
     if _corpora_note(rows):
         columns["corpora"] = [_corpus_label(row) for row in rows]
         columns.pop("corpus")
-    hidden = ("id", "corpus_sha256", "baselines", "flops_per_token", "flops_per_s", "note")
-    return {key: texts for key, texts in columns.items() if any(texts) and key not in hidden}
+    return {key: texts for key, texts in columns.items() if any(texts) and not column(key).is_hidden}
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
@@ -298,10 +321,13 @@ def _names(rows: Sequence[Row]) -> list[str]:
 
 
 def _fit(columns: Columns, width: int, fixed: Collection[str]) -> tuple[list[str], dict[str, int]]:
-    """Remove columns in `_DROP_ORDER` until the rest fits; return removed keys and widths."""
+    """Remove columns in the order of `COLUMNS` until the rest fits; return removed keys and widths."""
     dropped: list[str] = []
     first = next(iter(columns))
-    for key in ("", *(key for key in _DROP_ORDER if key in columns and key != first and key not in fixed)):
+    for key in (
+        "",
+        *(key for key in COLUMNS if key in columns and key not in (first, *fixed) and not COLUMNS[key].is_kept),
+    ):
         if columns.pop(key, None):
             dropped.append(key)
         widths = _widths(columns, width, max(24, width // 3))
@@ -319,7 +345,7 @@ def _widths(columns: Columns, width: int, min_text: int) -> dict[str, int]:
     first = next(iter(columns))
     cells = {key: [_title(key), *texts] for key, texts in columns.items()}
     widths = {key: max(map(_cell_len, texts)) for key, texts in cells.items()}
-    foldable = [key for key in columns if key not in _FORMATS and (key != first or key == "run")]
+    foldable = [key for key in columns if not column(key).format and (key != first or key == "run")]
     words = {key: max(map(_cell_len, " ".join(cells[key]).split())) for key in foldable}
     widths |= {key: min(widths[key], width) for key in foldable}
     while _total(widths) > width and (wide := [key for key in foldable if widths[key] > min_text]):
@@ -340,7 +366,7 @@ def _grid(columns: Columns, widths: dict[str, int]) -> str:
             padded: list[str] = []
             for key, text in zip(columns, texts, strict=True):
                 gap = " " * (widths[key] - _cell_len(text))
-                padded.append(gap + text if key in _FORMATS else text + gap)
+                padded.append(gap + text if column(key).format else text + gap)
             lines.append((" " * _GAP).join(padded).rstrip())
     return "\n".join([lines[0], "-" * max(map(_cell_len, lines)), *lines[1:]])
 

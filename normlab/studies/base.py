@@ -14,7 +14,6 @@ import pkgutil
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from normlab.errors import ConfigError, unknown
 from normlab.plugins import claim_name
@@ -31,53 +30,61 @@ SUPPORTED, REFUTED, UNDECIDED, VOID = "supported", "refuted", "undecided", "void
 runs cannot answer."""
 
 
-class Criterion(Protocol):
-    """What an estimate must be for a claim to hold."""
+class Criterion:
+    """What an estimate must be for a claim to hold: in a range."""
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The smallest and the largest value of the range."""
+        raise NotImplementedError
 
     @property
     def text(self) -> str:
         """The criterion as text."""
-        ...
+        least, most = self.limits
+        if math.isinf(most):
+            return f"at least {least:g}"
+        return f"at most {most:g}" if math.isinf(least) else f"between {least:g} and {most:g} (two one-sided tests)"
 
     def judge(self, estimate: Estimate) -> str:
-        """Return supported, refuted or undecided."""
-        ...
+        """Return supported if the 95 % interval is in the range, refuted if it is outside, else undecided."""
+        return self._judge(estimate.low, estimate.high)
+
+    def _judge(self, low: float | None, high: float | None) -> str:
+        least, most = self.limits
+        if low is None or high is None or math.isnan(low) or math.isnan(high):
+            return UNDECIDED
+        if least <= low and high <= most:
+            return SUPPORTED
+        return REFUTED if high < least or low > most else UNDECIDED
 
 
 @dataclass(frozen=True, slots=True)
-class AtLeast:
-    """Supported if the 95 % interval is at or above the bound, refuted if it is below."""
+class AtLeast(Criterion):
+    """The value is at or above the bound."""
 
     bound: float
 
     @property
-    def text(self) -> str:
-        """The criterion as text."""
-        return f"at least {self.bound:g}"
-
-    def judge(self, estimate: Estimate) -> str:
-        """Return supported, refuted or undecided."""
-        return _judge(estimate.low, estimate.high, self.bound, math.inf)
+    def limits(self) -> tuple[float, float]:
+        """The smallest and the largest value of the range."""
+        return self.bound, math.inf
 
 
 @dataclass(frozen=True, slots=True)
-class AtMost:
-    """Supported if the 95 % interval is at or below the bound, refuted if it is above."""
+class AtMost(Criterion):
+    """The value is at or below the bound."""
 
     bound: float
 
     @property
-    def text(self) -> str:
-        """The criterion as text."""
-        return f"at most {self.bound:g}"
-
-    def judge(self, estimate: Estimate) -> str:
-        """Return supported, refuted or undecided."""
-        return _judge(estimate.low, estimate.high, -math.inf, self.bound)
+    def limits(self) -> tuple[float, float]:
+        """The smallest and the largest value of the range."""
+        return -math.inf, self.bound
 
 
 @dataclass(frozen=True, slots=True)
-class Within:
+class Within(Criterion):
     """Supported if two one-sided tests at 5 % (TOST) put the value between the bounds: the 90 % interval is inside.
 
     Refuted if the 95 % interval is outside.
@@ -89,29 +96,20 @@ class Within:
     high: float
 
     def __post_init__(self) -> None:
-        """Reject bounds in the wrong order."""
         if self.low > self.high:
             raise ConfigError(f"Within({self.low:g}, {self.high:g}): the first bound is the lower one")
 
     @property
-    def text(self) -> str:
-        """The criterion as text."""
-        return f"between {self.low:g} and {self.high:g} (two one-sided tests)"
+    def limits(self) -> tuple[float, float]:
+        """The smallest and the largest value of the range."""
+        return self.low, self.high
 
     def judge(self, estimate: Estimate) -> str:
         """Return supported, refuted or undecided."""
-        if _judge(estimate.low90, estimate.high90, self.low, self.high) == SUPPORTED:
+        if self._judge(estimate.low90, estimate.high90) == SUPPORTED:
             return SUPPORTED
-        verdict = _judge(estimate.low, estimate.high, self.low, self.high)
+        verdict = self._judge(estimate.low, estimate.high)
         return verdict if verdict == REFUTED else UNDECIDED
-
-
-def _judge(low: float | None, high: float | None, least: float, most: float) -> str:
-    if low is None or high is None or math.isnan(low) or math.isnan(high):
-        return UNDECIDED
-    if least <= low and high <= most:
-        return SUPPORTED
-    return REFUTED if high < least or low > most else UNDECIDED
 
 
 @dataclass(frozen=True, slots=True)

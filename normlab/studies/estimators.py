@@ -1,26 +1,30 @@
 """Estimators of a study: each returns an estimate with intervals over seeds, from the judged runs of some arms.
 
 An estimator is data (a frozen dataclass), so that a criterion has a text and a hash. scipy and statsmodels compute the
-intervals; where a run diverged, the signed-rank interval of `report/intervals.py` is used, which needs no finite loss.
+intervals; where a run diverged, the signed-rank interval of `analysis/intervals.py` needs no finite loss.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from normlab.analysis.arms import CHOOSING_SEEDS, Arm, StudyRuns, plausible_lrs
+from normlab.analysis.cells import Cell, count_bad
+from normlab.analysis.contrasts import fisher_p, slope_weights
+from normlab.analysis.intervals import Replicate, paired_test
+from normlab.analysis.results import RunResult
 from normlab.errors import ConfigError, unknown
-from normlab.report.cells import BAD_OUTCOMES
-from normlab.report.intervals import Replicate, paired_test
-from normlab.report.results import RunResult
 from normlab.store.format import DIVERGED
-from normlab.studies.arms import Arm, StudyRuns
 from normlab.studies.measures import FINAL_LOSS, Measure, StepsTo, values_of
+
+BOUNDS = ("low", "high", "low90", "high90")
+"""The bounds of the intervals of 95 and 90 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,16 @@ class Estimate:
     """Number of seeds without the quantity: a run lacks the measure, or diverged on both sides."""
     rates: Mapping[str, float | None] = field(default_factory=dict)
     """The learning rate of each arm."""
+
+    @property
+    def bounds(self) -> dict[str, Any]:
+        """The bounds that the estimate has, by name."""
+        return {name: bound for name in BOUNDS if (bound := getattr(self, name)) is not None}
+
+
+def both_levels(interval: Callable[[float], tuple[Any, Any]]) -> dict[str, Any]:
+    """Return the bounds of the 95 and the 90 % interval, given the interval at a significance level."""
+    return dict(zip(BOUNDS, map(float, (*interval(0.05), *interval(0.10))), strict=True))
 
 
 class Estimator(Protocol):
@@ -91,7 +105,7 @@ def over_seeds(values: Mapping[Replicate, float]) -> Estimate:
         wide.estimate, wide.low, wide.high, narrow.low, narrow.high, wide.design.n, wide.p,
         "t over seeds" if wide.test == "paired t" else wide.test,
         float(np.std(finite, ddof=1)) if len(finite) == len(values) > 1 else None,
-        {_name(replicate): value for replicate, value in values.items()},
+        {f"{a}" if a == b else f"{a}/{b}": value for (a, b), value in values.items()},
     )  # fmt: skip
 
 
@@ -112,33 +126,35 @@ def over_rates(
         return Estimate(math.nan)
     first = found[0]
     if any(each.undefined for each in found):
-        return replace(Estimate(math.nan), n=first.n, undefined=max(each.undefined for each in found))
-    low, low90 = (_extreme(min, [getattr(each, name) for each in found]) for name in ("low", "low90"))
-    high, high90, p = (_extreme(max, [getattr(each, name) for each in found]) for name in ("high", "high90", "p"))
-    widths = [
-        high - low for low, high in ((first.low, first.high), (low, high)) if low is not None and high is not None
-    ]
-    deviation = first.deviation
-    if deviation is not None and len(widths) == 2 and 0 < widths[0] < widths[1] < math.inf:
-        deviation *= widths[1] / widths[0]
-    return replace(first, low=low, high=high, low90=low90, high90=high90, p=p, deviation=deviation)
+        return Estimate(math.nan, n=first.n, undefined=max(each.undefined for each in found))
+    union: dict[str, Any] = {}
+    for name in (*BOUNDS, "p"):
+        known = [bound for each in found if (bound := getattr(each, name)) is not None]
+        union[name] = (min if name.startswith("low") else max)(known) if len(known) == len(found) else None
+    both = replace(first, **union)
+    widths = [each.high - each.low for each in (first, both) if each.low is not None and each.high is not None]
+    if first.deviation is not None and len(widths) == 2 and 0 < widths[0] < widths[1] < math.inf:
+        both = replace(both, deviation=first.deviation * (widths[1] / widths[0]))
+    return both
 
 
-def _extreme(choose: Callable[[Iterable[float]], float], values: Sequence[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    return choose(numbers) if len(numbers) == len(values) else None
+def exponential(estimate: Estimate) -> Estimate:
+    """Return the estimate of exp(x) from that of x; the p-value is that of exp(x) = 1."""
+
+    def exp(value: float) -> float:
+        return math.exp(value) if value < 700 else math.inf
+
+    bounds = {name: exp(bound) for name, bound in estimate.bounds.items()}
+    seeds = {seed: exp(value) for seed, value in estimate.seeds.items()}
+    return replace(estimate, value=exp(estimate.value), seeds=seeds, **bounds)
 
 
-def _name(replicate: Replicate) -> str:
-    seed, data_seed = replicate
-    return f"{seed}" if seed == data_seed else f"{seed}/{data_seed}"
+def _outcomes(runs: Sequence[RunResult]) -> dict[str, Any]:
+    return {"diverged": sum(run.state == DIVERGED for run in runs), "bad": count_bad(runs)}
 
 
-def _counted(estimate: Estimate, arms: Sequence[Arm], rates: Mapping[str, float | None]) -> Estimate:
-    """Return the estimate with the learning rates of its arms, and the number of judged runs with a bad outcome."""
-    states = [run.state for arm in arms for run in arm.judged(rates[arm.where])]
-    bad = sum(state in BAD_OUTCOMES for state in states)
-    return replace(estimate, rates=dict(rates), diverged=states.count(DIVERGED), bad=bad)
+def _minus(other: str | None) -> str:
+    return f", minus that of [{other}]" if other else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +175,6 @@ class Contrast:
     """Whether the measure is a logarithm, and the estimate exp of the contrast: a ratio."""
 
     def __post_init__(self) -> None:
-        """Reject an unknown choice of learning rates."""
         if self.lr not in ("best", "common"):
             raise ConfigError(f"Contrast: lr={self.lr!r}: choose 'best' or 'common'")
 
@@ -174,23 +189,19 @@ class Contrast:
         terms = " ".join(
             f"{'+' if w > 0 else '-'} {'' if abs(w) == 1 else f'{abs(w):g} '}[{arm}]" for arm, w in self.weights.items()
         )
-        name = (
-            f"exp of the mean over seeds of {self.measure.text}"
-            if self.is_ratio
-            else f"mean over seeds of {self.measure.text}"
-        )
+        name = f"{'exp of the ' if self.is_ratio else ''}mean over seeds of {self.measure.text}"
         at = "each arm at its best learning rate" if self.lr == "best" else "at a common learning rate"
         return f"{name}: {terms.removeprefix('+ ')}; {at}"
 
     @property
     def quantity(self) -> str:
         """The name of the estimate with its unit, for an axis."""
-        measure = self.measure.text
-        differences = {1: "", 2: "difference in ", 4: "difference of differences in "}
         if not self.is_ratio:
-            return differences.get(len(self.weights), "contrast of ") + measure
+            differences = {1: "", 2: "difference in ", 4: "difference of differences in "}
+            return differences.get(len(self.weights), "contrast of ") + self.measure.text
         ratios = {1: "", 2: "ratio of ", 4: "ratio of ratios of "}
-        return ratios.get(len(self.weights), "exp of a contrast of ") + measure.removeprefix("ln(").removesuffix(")")
+        measure = self.measure.text.removeprefix("ln(").removesuffix(")")
+        return ratios.get(len(self.weights), "exp of a contrast of ") + measure
 
     def estimate(self, runs: StudyRuns) -> Estimate:
         """Return the estimate."""
@@ -203,25 +214,13 @@ class Contrast:
             }
             for arm in arms
         ]
-        result = _counted(over_rates(tables, self._sum), arms, rates)
-        return exponential(result) if self.is_ratio else result
+        judged = [run for arm in arms for run in arm.judged(rates[arm.where])]
+        found = replace(over_rates(tables, self._sum), rates=rates, **_outcomes(judged))
+        return exponential(found) if self.is_ratio else found
 
     def _sum(self, values: Sequence[float]) -> float:
         """Return sum_a w_a m_a; NaN if terms of both signs are infinite."""
         return sum(weight * value for weight, value in zip(self.weights.values(), values, strict=True) if weight)
-
-
-def exponential(estimate: Estimate) -> Estimate:
-    """Return the estimate of exp(x) from that of x; the p-value is that of exp(x) = 1."""
-
-    def exp(value: float | None) -> float | None:
-        return value if value is None else math.exp(value) if value < 700 else math.inf
-
-    return replace(
-        estimate, value=exp(estimate.value), low=exp(estimate.low), high=exp(estimate.high),
-        low90=exp(estimate.low90), high90=exp(estimate.high90),
-        seeds={seed: exp(value) for seed, value in estimate.seeds.items()},
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,9 +240,7 @@ class Slope:
     @property
     def text(self) -> str:
         """What is estimated."""
-        x = f"ln({self.over})" if self.is_log else self.over
-        minus = f", minus that of [{self.minus}]" if self.minus else ""
-        return f"slope of {self.measure.text} on {x}, mean over seeds: [{self.where}]{minus}"
+        return f"{self.quantity}, mean over seeds: [{self.where}]{_minus(self.minus)}"
 
     @property
     def quantity(self) -> str:
@@ -252,19 +249,14 @@ class Slope:
 
     def estimate(self, runs: StudyRuns) -> Estimate:
         """Return the estimate: that of the contrast of all levels that is the least-squares slope."""
-        weights = self._weights(runs, self.where, 1.0)
-        if self.minus:
-            weights |= self._weights(runs, self.minus, -1.0)
+        weights: dict[str, float] = {}
+        for where, sign in ((self.where, 1.0), (self.minus, -1.0)):
+            if where is not None:
+                levels = runs.levels(where, self.over)
+                slope = slope_weights(np.log(levels) if self.is_log else levels)
+                conditions = [",".join(filter(None, [where, f"{self.over}={level:.17g}"])) for level in levels]
+                weights |= dict(zip(conditions, (sign * weight for weight in slope), strict=True))
         return Contrast(weights, self.measure).estimate(runs)
-
-    def _weights(self, runs: StudyRuns, where: str, sign: float) -> dict[str, float]:
-        """Return the weight (x_k - mean x) / sum_j (x_j - mean x)^2 of each level k, by its conditions."""
-        levels = runs.levels(where, self.over)
-        x = np.log(levels) if self.is_log else np.array(levels)
-        centred = x - x.mean()
-        weights = sign * centred / max(float((centred**2).sum()), 1e-300)
-        conditions = [",".join(filter(None, [where, f"{self.over}={level:.17g}"])) for level in levels]
-        return dict(zip(conditions, weights.tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +277,6 @@ class Share:
     chooses_rate = False
 
     def __post_init__(self) -> None:
-        """Reject an unknown choice of learning rates."""
         if self.lr not in ("best", "every"):
             raise ConfigError(f"Share: lr={self.lr!r}: choose 'best' or 'every'")
 
@@ -296,8 +287,7 @@ class Share:
         who = f"runs that {what}, at the best learning rate"
         if self.lr == "every":
             who = f"seeds whose runs all {what}" if self.states else "seeds that learn at no learning rate"
-        minus = f", minus that of [{self.minus}]" if self.minus else ""
-        return f"share of {who}: [{self.where}]{minus}"
+        return f"share of {who}: [{self.where}]{_minus(self.minus)}"
 
     @property
     def quantity(self) -> str:
@@ -306,32 +296,25 @@ class Share:
 
     def estimate(self, runs: StudyRuns) -> Estimate:
         """Return the estimate."""
-        from scipy.stats import fisher_exact
         from statsmodels.stats.proportion import confint_proportions_2indep
 
         select = runs.arm if self.lr == "best" else runs.arm_of_grid
         arms = [select(where) for where in (self.where, self.minus) if where is not None]
         rates = {arm.where: arm.best_lr if self.lr == "best" else None for arm in arms}
         groups = [self._outcomes(arm) for arm in arms]
-        diverged = sum(run.state == DIVERGED for arm in arms for run in self._runs(arm))
-        (bad, n), *others = [(sum(group), len(group)) for group in groups]
         if not all(groups):
             return Estimate(math.nan, rates=rates)
-        if not others:
-            return replace(binomial(bad, n), rates=rates, bad=bad, diverged=diverged)
-        other_bad, other_n = others[0]
-        low, high, low90, high90 = (
-            float(bound)
-            for alpha in (0.05, 0.10)
-            for bound in confint_proportions_2indep(bad, n, other_bad, other_n, method="newcomb", alpha=alpha)
-        )
-        p = float(fisher_exact([[bad, n - bad], [other_bad, other_n - other_bad]]).pvalue)  # pyright: ignore[reportAttributeAccessIssue]
-        method = f"Fisher's exact test, {bad} of {n} and {other_bad} of {other_n}"
-        share = bad / n - other_bad / other_n
-        return Estimate(
-            share, low, high, low90, high90, n + other_n, p, method,
-            rates=rates, bad=bad + other_bad, diverged=diverged,
-        )  # fmt: skip
+        (bad, n), *others = [(sum(group), len(group)) for group in groups]
+        found = binomial(bad, n)
+        for other_bad, other_n in others:
+            bounds = both_levels(
+                lambda alpha: confint_proportions_2indep(bad, n, other_bad, other_n, method="newcomb", alpha=alpha)  # noqa: B023
+            )
+            p = fisher_p(bad, n, other_bad, other_n)
+            method = f"Fisher's exact test, {bad} of {n} and {other_bad} of {other_n}"
+            found = Estimate(bad / n - other_bad / other_n, n=n + other_n, p=p, method=method, **bounds)
+        diverged = sum(run.state == DIVERGED for arm in arms for run in self._runs(arm))
+        return replace(found, rates=rates, bad=sum(map(sum, groups)), diverged=diverged)
 
     def _runs(self, arm: Arm) -> list[RunResult]:
         return arm.judged(arm.best_lr) if self.lr == "best" else [run for run in arm.runs if run.has_loss]
@@ -349,12 +332,8 @@ def binomial(count: int, n: int) -> Estimate:
     """Return the share count / n with its exact binomial intervals."""
     from statsmodels.stats.proportion import proportion_confint
 
-    low, high, low90, high90 = (
-        float(bound)  # pyright: ignore[reportArgumentType]
-        for alpha in (0.05, 0.10)
-        for bound in proportion_confint(count, n, alpha, "beta")
-    )
-    return Estimate(count / n, low, high, low90, high90, n, method=f"exact binomial, {count} of {n}")
+    bounds = both_levels(lambda alpha: proportion_confint(count, n, alpha, "beta"))
+    return Estimate(count / n, n=n, method=f"exact binomial, {count} of {n}", **bounds)
 
 
 NUMBERS = {
@@ -384,16 +363,15 @@ class OverGrid:
     chooses_rate = False
 
     def __post_init__(self) -> None:
-        """Reject an unknown number."""
         if self.number not in NUMBERS:
             raise ConfigError(f"OverGrid: {unknown('number', self.number, NUMBERS)}")
 
     @property
     def text(self) -> str:
         """What is estimated."""
-        is_ratio = self.number == "highest_rate"
-        minus = f"{', over' if is_ratio else ', minus'} that of [{self.minus}]" if self.minus else ""
-        mean = "geometric mean" if is_ratio else "mean"
+        mean, minus = "mean", _minus(self.minus)
+        if self.number == "highest_rate":
+            mean, minus = "geometric mean", minus.replace("minus", "over", 1)
         return f"{NUMBERS[self.number]}, {mean} over seeds: [{self.where}]{minus}"
 
     @property
@@ -409,21 +387,20 @@ class OverGrid:
         by_arm = [self._by_seed(arm) for arm in arms]
         seeds = sorted(set(by_arm[0]).intersection(*by_arm[1:]), key=str)
         values = {seed: self._value(*(each[seed] for each in by_arm)) for seed in seeds}
-        states = [run.state for arm in arms for run in arm.runs]
-        bad = sum(state in BAD_OUTCOMES for state in states)
-        estimate = replace(over_seeds(values), diverged=states.count(DIVERGED), bad=bad)
+        estimate = replace(over_seeds(values), **_outcomes([run for arm in arms for run in arm.runs]))
         return exponential(self._widen(estimate, arms)) if self.number == "highest_rate" else estimate
 
     def _widen(self, estimate: Estimate, arms: Sequence[Arm]) -> Estimate:
         """Return the estimate of a highest learning rate with the resolution of the grid in its interval."""
         top = [any(run.has_learned and run.lr == arm.learning_rates[-1] for run in arm.runs) for arm in arms]
         step = max(_step(arm.learning_rates) for arm in arms)
-        below = math.inf if len(top) > 1 and top[1] else step
+        below = -math.inf if len(top) > 1 and top[1] else -step
         above = math.inf if top[0] else step
-        low, high, low90, high90 = estimate.low, estimate.high, estimate.low90, estimate.high90
-        if low is None or high is None or low90 is None or high90 is None:
+        bounds = estimate.bounds
+        if len(bounds) < len(BOUNDS):
             return estimate
-        return replace(estimate, low=low - below, high=high + above, low90=low90 - below, high90=high90 + above)
+        wider = {name: bound + (below if name.startswith("low") else above) for name, bound in bounds.items()}
+        return replace(estimate, **wider)
 
     def _by_seed(self, arm: Arm) -> dict[Replicate, list[RunResult]]:
         """Return the runs of each seed that has all runs of the grid."""
@@ -454,6 +431,100 @@ class OverGrid:
 def _step(rates: Sequence[float]) -> float:
     """Return the logarithm of the largest ratio of successive learning rates."""
     return max((math.log(b / a) for a, b in pairwise(rates)), default=0.0)
+
+
+# The noise over seeds, which says what a size can decide
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """The standard deviation over seeds of the final loss at the best learning rate, with the chi-squared interval."""
+
+    where: str
+
+    chooses_rate = True
+    quantity = "standard deviation over seeds of the final validation loss, nats/token"
+
+    @property
+    def text(self) -> str:
+        """What is estimated."""
+        return f"{self.quantity}: [{self.where}]"
+
+    def estimate(self, runs: StudyRuns) -> Estimate:
+        """Return the estimate."""
+        arm = runs.arm(self.where)
+        losses = [run.loss for run in arm.judged(arm.best_lr)]
+        return replace(deviation(losses), rates={self.where: arm.best_lr})
+
+
+def deviation(losses: Sequence[float]) -> Estimate:
+    """Return the standard deviation of some losses with its chi-squared intervals; NaN if one is infinite."""
+    from scipy.stats import chi2
+
+    n = len(losses)
+    if n < 2 or not all(map(math.isfinite, losses)):
+        return Estimate(math.nan, n=n)
+    sd = float(np.std(losses, ddof=1))
+
+    def bound(q: float) -> float:
+        return sd * math.sqrt((n - 1) / float(chi2.ppf(q, n - 1)))
+
+    bounds = both_levels(lambda alpha: (bound(1 - alpha / 2), bound(alpha / 2)))
+    return Estimate(sd, n=n, method="chi-squared", **bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class FalsePositives:
+    """How often the whole procedure finds a difference between an arm and itself, with p < 0.05.
+
+    The seeds are split at random into two groups. Each group chooses its learning rate on its first seeds and is judged
+    on the others, as two arms of a `Contrast`. The interval is binomial, for the draws.
+    """
+
+    where: str
+    draws: int = 1000
+
+    chooses_rate = False
+    quantity = "share of random splits with p < 0.05"
+
+    @property
+    def text(self) -> str:
+        """What is estimated."""
+        return f"share of {self.draws} random splits of the seeds of [{self.where}] into two arms with p < 0.05"
+
+    def estimate(self, runs: StudyRuns) -> Estimate:
+        """Return the estimate; NaN with fewer than two judging seeds in a group."""
+        arm = runs.arm(self.where)
+        half = len(arm.seeds) // 2
+        if half < CHOOSING_SEEDS + 2:
+            return Estimate(math.nan)
+        rng = np.random.default_rng(0)
+        rejected = 0
+        for _ in range(self.draws):
+            order = rng.permutation(len(arm.seeds)).tolist()
+            tables = [self._table(arm, order[start : start + half]) for start in (0, half)]
+            estimate = over_rates(tables, lambda values: values[0] - values[1])
+            rejected += estimate.p is not None and estimate.p < 0.05
+        return binomial(rejected, self.draws)
+
+    def _table(self, arm: Arm, members: Sequence[int]) -> dict[float | None, dict[Replicate, float]]:
+        """Return the losses of a group's judging seeds, at the learning rates that are plausible for the group."""
+        number = {arm.seeds[member]: position for position, member in enumerate(members)}
+        cell = Cell((), (), [run for run in arm.runs if run.replicate[0] in number])
+        choice = Cell((), (), [run for run in cell.runs if number[run.replicate[0]] < CHOOSING_SEEDS])
+        if choice.best_lr is None:
+            return {}
+        return {
+            lr: {
+                (number[seed], number[seed]): loss
+                for (seed, _), loss in cell.losses[lr].items()
+                if number[seed] >= CHOOSING_SEEDS
+            }
+            for lr in plausible_lrs(choice.best_lr, cell.losses, cell.bad_lrs)
+        }
+
+
+# Contrasts with a name
 
 
 def difference(arm: str, other: str, measure: Measure = FINAL_LOSS, lr: str = "best") -> Contrast:

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from normlab.analysis.arms import StudyRuns
+from normlab.analysis.cells import group_cells, resolved_differences
+from normlab.analysis.factors import distinguishing_options
+from normlab.analysis.results import RunResult, comparability_warnings, reason_not_comparable
+from normlab.analysis.settings import format_setting
 from normlab.errors import ConfigError
-from normlab.report.cells import group_cells, resolved_differences
-from normlab.report.factors import distinguishing_options
-from normlab.report.results import RunResult, comparability_warnings, reason_not_comparable
-from normlab.report.settings import format_setting
-from normlab.studies.arms import StudyRuns
-from normlab.studies.base import SIZES, SUPPORTED, UNDECIDED, VOID, AtLeast, AtMost, Claim, Study, Within
-from normlab.studies.estimators import Contrast, Estimate
+from normlab.studies.base import SIZES, SUPPORTED, UNDECIDED, VOID, Claim, Study, Within
+from normlab.studies.estimators import BOUNDS, Contrast, Estimate
 from normlab.studies.run import block_of_run
 
 DRAWS = 20_000
@@ -138,7 +138,7 @@ def _at_common_rate(claim: Claim, results: Sequence[RunResult]) -> Estimate | No
 def _reason_void(claim: Claim, runs: StudyRuns, estimate: Estimate, unverified: Mapping[str, str]) -> str:
     """Return why the runs cannot answer, or an empty text."""
     for arm in runs.used.values():
-        if unfinished := arm.unfinished:
+        if unfinished := sum(not run.has_loss for run in arm.runs):
             return f"unfinished runs of [{arm.where}]: {unfinished}"
         if claim.estimator.chooses_rate and arm.has_best_at_edge:
             side = "lowest" if arm.best_lr == arm.learning_rates[0] else "highest"
@@ -163,16 +163,14 @@ def power_of(claim: Claim, estimate: Estimate) -> float | None:
     Where the interval is a union over learning rates, the number is approximate: in simulations with four to six judged
     seeds it is up to 20 points too high.
     """
-    sd, n, criterion = estimate.deviation, estimate.n, claim.criterion
+    sd, n, (least, most) = estimate.deviation, estimate.n, claim.criterion.limits
     if claim.effect is None or sd is None or n < 2:
         return None
-    if isinstance(criterion, Within):
-        return _power_within(criterion, claim.effect, sd, n)
-    if not isinstance(criterion, AtLeast | AtMost):
-        return None
+    if isinstance(claim.criterion, Within):
+        return _power_within(claim.criterion, claim.effect, sd, n)
     from statsmodels.stats.power import TTestPower
 
-    distance = claim.effect - criterion.bound if isinstance(criterion, AtLeast) else criterion.bound - claim.effect
+    distance = claim.effect - least if math.isinf(most) else most - claim.effect
     if sd == 0:
         return float(distance > 0)
     return float(TTestPower().power(distance / sd, n, 0.025, alternative="larger"))
@@ -190,27 +188,28 @@ def _power_within(criterion: Within, effect: float, sd: float, n: int) -> float:
 
 # As data
 
+FIELDS = ("n", "p", "method", "deviation", "seeds", "diverged", "bad", "rates")
+"""The fields of an estimate that a report keeps, besides the value and the bounds."""
+
 
 def as_row(judgement: Judgement) -> dict[str, Any]:
     """Return a verdict for JSON."""
-    e, claim = judgement.estimate, judgement.claim
+    e, claim, common = judgement.estimate, judgement.claim, judgement.common
     return {
         "claim": claim.name, "text": claim.text, "source": claim.source, "verdict": judgement.verdict,
         "reason": judgement.reason, "under_review": claim.under_review, "interval": judgement.interval,
-        "estimator": claim.estimator.text, "criterion": claim.criterion.text,
-        "estimate": e.value, "low": e.low, "high": e.high, "low90": e.low90, "high90": e.high90, "n": e.n, "p": e.p,
-        "method": e.method, "deviation": e.deviation, "seeds": dict(e.seeds), "diverged": e.diverged, "bad": e.bad,
-        "rates": dict(e.rates), "effect": claim.effect, "power": judgement.power,
-        "at_common_rate": None if (c := judgement.common) is None else {
-            "lr": next(iter(c.rates.values()), None), "estimate": c.value, "low": c.low, "high": c.high, "n": c.n,
+        "estimator": claim.estimator.text, "criterion": claim.criterion.text, "estimate": e.value,
+        **{name: getattr(e, name) for name in (*BOUNDS, *FIELDS)}, "effect": claim.effect, "power": judgement.power,
+        "at_common_rate": common and {
+            "lr": next(iter(common.rates.values()), None), "estimate": common.value, "low": common.low,
+            "high": common.high, "n": common.n,
         },
     }  # fmt: skip
 
 
 def from_row(claim: Claim, row: Mapping[str, Any]) -> Judgement:
     """Return the verdict of a claim from its row in a report: the inverse of `as_row`."""
-    names = ("low", "high", "low90", "high90", "n", "p", "method", "deviation", "seeds", "diverged", "bad", "rates")
-    estimate = Estimate(row["estimate"], **{name: row[name] for name in names})
+    estimate = Estimate(row["estimate"], **{name: row[name] for name in (*BOUNDS, *FIELDS)})
     if common := row["at_common_rate"]:
         common = Estimate(
             common["estimate"], common["low"], common["high"], n=common["n"], rates={"all arms": common["lr"]}

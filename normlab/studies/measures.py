@@ -13,10 +13,10 @@ from typing import Protocol
 
 import numpy as np
 
+from normlab.analysis.intervals import Replicate
+from normlab.analysis.results import RunResult
 from normlab.errors import ConfigError, NormlabError
 from normlab.report.histories import History, history, read_statistics
-from normlab.report.intervals import Replicate
-from normlab.report.results import RunResult
 from normlab.store.format import number
 from normlab.store.outcome import loss_of
 from normlab.store.series import evaluations

@@ -1,8 +1,7 @@
 """How large is the noise over seeds, and does the whole procedure find differences where there are none?"""
 
 from normlab.studies.base import NANO, RATES, AtMost, Claim, Grid, Picture, Study, register_study
-from normlab.studies.estimators import Share
-from normlab.studies.noise_estimators import Deviation, FalsePositives
+from normlab.studies.estimators import Deviation, FalsePositives, Share
 
 DEPTHS = (4, 8, 16)
 

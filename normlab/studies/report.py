@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from normlab.analysis.phrases import counted
+from normlab.analysis.settings import format_setting
+from normlab.analysis.table import summarize_by
 from normlab.errors import StoreError, printable
-from normlab.report.cells_table import summarize_by
 from normlab.report.figure_data import make_figure
 from normlab.report.figure_draw import SETTINGS, render_figure, write_figure
 from normlab.report.pages.shell import page, write_output
-from normlab.report.settings import format_setting
-from normlab.report.tables import counted
 from normlab.store.files import check_links
 from normlab.store.format import decode, to_json
-from normlab.studies.base import SIZES, VOID, Study, Within
+from normlab.studies.base import SIZES, VOID, Study
 from normlab.studies.estimators import Estimate
 from normlab.studies.index import as_text, write_index
 from normlab.studies.judge import Judgement, Verdicts, as_row, from_row
@@ -230,14 +230,12 @@ def draw_verdicts(judgements: Sequence[Judgement]) -> dict[str, bytes]:
 
 
 def _draw_verdict(axis: Any, each: Judgement) -> None:
-    e, criterion = each.estimate, each.claim.criterion
-    bounds = [criterion.low, criterion.high] if isinstance(criterion, Within) else [getattr(criterion, "bound", 0.0)]
-    known = [value for value in (e.value, e.low, e.high, *bounds) if value is not None and math.isfinite(value)]
-    low, high = min([0.0, *known]), max([0.0, *known])
+    e, limits = each.estimate, each.claim.criterion.limits
+    drawn = [value for value in (e.value, e.low, e.high, *limits) if value is not None and math.isfinite(value)]
+    low, high = min([0.0, *drawn]), max([0.0, *drawn])
     room = 0.08 * (high - low or 1.0)
     low, high = low - room, high + room
-    start = bounds[0] if type(criterion).__name__ in ("AtLeast", "Within") else low
-    end = bounds[-1] if type(criterion).__name__ in ("AtMost", "Within") else high
+    start, end = max(limits[0], low), min(limits[1], high)
     axis.axvspan(start, end, color="#e3e7ec", linewidth=0)
     axis.axvline(0, color="#9aa4b1", linewidth=0.6)
     colour = COLOURS[VOID if each.claim.under_review else each.verdict]

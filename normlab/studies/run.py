@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from normlab.analysis.arms import StudyRuns
+from normlab.analysis.results import RunResult, read_results
 from normlab.config.schema import canonical_hash
 from normlab.errors import ConfigError, StoreError
 from normlab.options import plain_tree
-from normlab.report.results import RunResult, read_results
 from normlab.store.format import CHECKS_FILE, with_checksum
 from normlab.store.plans import has_plan, read_plan, sweep_folder
 from normlab.store.query import NOT_STARTED, Selection, select_runs
 from normlab.store.reading import read_record
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
-from normlab.studies.arms import StudyRuns
 from normlab.studies.base import Grid, Study
 
 if TYPE_CHECKING:

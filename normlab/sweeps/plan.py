@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from normlab.analysis.cells import group_cells, resolved_differences
+from normlab.analysis.factors import distinguishing_options
+from normlab.analysis.results import RunResult
 from normlab.cgroup import allowed_cores
 from normlab.config import memory, rules
 from normlab.config.schema import RunConfig, canonical_hash
@@ -18,9 +21,6 @@ from normlab.data.corpus import Corpus, open_corpus
 from normlab.errors import ConfigError, StoreError, no_effect
 from normlab.model.small import build_small, draws_random_numbers, shrink
 from normlab.options import plain_tree
-from normlab.report.cells import group_cells, resolved_differences
-from normlab.report.factors import distinguishing_options
-from normlab.report.results import RunResult
 from normlab.store.format import COMPLETED_STATES, RUNS_FOLDER
 from normlab.store.parts import parse_part
 from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder

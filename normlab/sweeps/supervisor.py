@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from normlab.analysis.phrases import counted
 from normlab.config.sweep_options import SweepOptions
 from normlab.errors import StoreError
-from normlab.report.tables import counted
 from normlab.store import plans
 from normlab.store.files import check_links, delete_temporaries, make_folder
 from normlab.store.lock import file_lock

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from normlab.analysis.results import MAX_DAMAGED
+from normlab.analysis.table import summarize_by
 from normlab.errors import ConfigError, NormlabError, StoreError
-from normlab.report.cells_table import summarize_by
-from normlab.report.cells_text import notes, render_cells, table_rows
-from normlab.report.results import MAX_DAMAGED
+from normlab.report.cells_table import json_rows, notes, render_cells, table_rows
 from normlab.store.format import with_checksum
 from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
 
@@ -36,7 +36,7 @@ def make(make_run):
 
 
 def rows(path, by="norm", **options):
-    return {row["cell"]: row for row in summarize_by(path, by.split(","), **options).rows}
+    return {row["cell"]: row for row in json_rows(summarize_by(path, by.split(","), **options))}
 
 
 def test_cell_has_losses_at_its_best_and_at_the_shared_learning_rate(make, tmp_path):
@@ -91,7 +91,7 @@ def test_the_best_learning_rate_has_no_diverged_seed(make, tmp_path):
 def test_one_seed_has_no_interval_and_one_learning_rate_no_sensitivity(make, tmp_path):
     make("rmsnorm", 1e-3, 0, 2.5)
     report = summarize_by(tmp_path, ["norm"])
-    (row,) = report.rows
+    (row,) = json_rows(report)
     assert (row["val_loss"], row["val_loss_low"], row["seeds"]) == (2.5, None, 1)
     assert (row["lr_sensitivity"], row["selected"]) == (None, None)
     assert table_rows(report)[0]["val loss"] == "2.5000 (n=1)"
@@ -288,7 +288,7 @@ def test_short_option_names_are_accepted_where_they_mean_one_option(make, tmp_pa
     make("rmsnorm", 1e-3, 0, 2.2, depth=8)
     table = summarize_by(tmp_path, ["norm", "depth"], against="n_layer=8", where=["depth>=4"])
     assert table.by == ["norm", "model.depth"]
-    assert [row["baseline"] for row in table.rows] == ["layernorm 8", None, None]
+    assert [row["baseline"] for row in json_rows(table)] == ["layernorm 8", None, None]
     with pytest.raises(ConfigError, match=r"--by name: is ambiguous; write norm.name or optim.name or placement.name"):
         rows(tmp_path, "name")
     with pytest.raises(ConfigError):
@@ -300,7 +300,7 @@ def test_damaged_runs_are_left_out_with_a_warning(make, tmp_path):
     broken = make("layernorm", 1e-3, 2, 2.0)
     broken.path.joinpath("run.json").write_text("{")
     report = summarize_by(tmp_path, ["norm"])
-    assert report.rows[0]["runs"] == 1
+    assert json_rows(report)[0]["runs"] == 1
     (line,) = report.table_warnings
     assert line.startswith(f"run {broken.run_id} is damaged and is left out: {broken.path}/run.json: is damaged (")
     with pytest.raises(StoreError, match="no run has a readable record"):
@@ -326,7 +326,7 @@ def test_damaged_status_is_counted_and_reported_with_its_reason(damage, make, tm
     broken = make("layernorm", 1e-3, 2, 2.0)
     status = broken.path / "status.json"
     status.write_bytes(damage(status.read_bytes()))
-    (row,) = summarize_by(tmp_path, ["norm"]).rows
+    (row,) = json_rows(summarize_by(tmp_path, ["norm"]))
     assert {key: row[key] for key in ("runs", "finished", "failed", "damaged")} == {
         "runs": 3, "finished": 1, "failed": 1, "damaged": 1,
     }  # fmt: skip
@@ -345,7 +345,7 @@ def test_damaged_status_is_counted_and_reported_with_its_reason(damage, make, tm
 def test_only_the_first_damaged_runs_are_reported_with_their_reasons(make, tmp_path):
     for seed in range(9):
         (make("layernorm", 1e-3, seed, 2.0).path / "status.json").write_text("")
-    (row,) = summarize_by(tmp_path, ["norm"]).rows
+    (row,) = json_rows(summarize_by(tmp_path, ["norm"]))
     named = [warning for warning in row["warnings"] if "damaged" in warning]
     assert len(named) == MAX_DAMAGED + 1
     assert named[-1] == (
@@ -417,7 +417,7 @@ def test_sweep_is_found_by_name_and_unstarted_runs_are_a_warning(make, tmp_path,
     write_plan(sweep, Plan("mine", "off", jobs, []))
     for path in ("mine", sweep):
         report = summarize_by(path, ["norm"])
-        assert [row["cell"] for row in report.rows] == ["rmsnorm"]
+        assert [row["cell"] for row in json_rows(report)] == ["rmsnorm"]
         assert report.table_warnings == ["runs that have not started: 1 of 3"]
     code, out, err = run_command("summarize", "mine", "--by", "norm")
     assert (code, "rmsnorm" in out) == (0, True)
@@ -459,7 +459,7 @@ def crossed_runs(make, a: int, b: int) -> dict[str, np.ndarray]:
 def test_crossed_seeds_are_not_independent_runs(make, tmp_path):
     losses = crossed_runs(make, 6, 6)
     report = summarize_by(tmp_path, ["norm"], against="norm=layernorm")
-    row = {row["cell"]: row for row in report.rows}["rmsnorm"]
+    row = {row["cell"]: row for row in json_rows(report)}["rmsnorm"]
     assert (row["seeds"], row["seeds_crossed"], row["seeds_fixed"]) == (36, [6, 6], None)
     assert (row["pairs"], row["pairs_crossed"]) == (36, [6, 6])
     values = losses["rmsnorm"]
@@ -482,7 +482,7 @@ def test_fixed_seed_is_noted_once(make, tmp_path, factor, what):
             fixed, varied = (0, seed) if factor == "seed" else (seed, 0)
             make(norm, 1e-3, fixed, 2.1 + seed / 100, data_seed=varied)
     report = summarize_by(tmp_path, ["norm"])
-    assert {row["seeds_fixed"] for row in report.rows} == {factor}
+    assert {row["seeds_fixed"] for row in json_rows(report)} == {factor}
     assert [note for note in notes(report) if "fixed" in note] == [
         f"{what} fixed ({factor}): its variance is not in the intervals"
     ]

@@ -8,10 +8,10 @@ import re
 import pytest
 from synthetic_runs import Record, write_sweep
 
+from normlab.analysis.factors import Factor
+from normlab.analysis.table import summarize_by
 from normlab.errors import ConfigError
-from normlab.report.cells_table import summarize_by
 from normlab.report.channels import COLORS, STYLES, choose_channels, level_colors
-from normlab.report.factors import Factor
 from normlab.report.figure_data import KINDS, make_figure
 
 SMALL = {"context": 32, "steps": 20, "batch_size": 4}

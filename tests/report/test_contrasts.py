@@ -11,11 +11,11 @@ import pytest
 import statsmodels.formula.api as smf
 from scipy import stats
 
-from normlab.errors import ConfigError
-from normlab.report.cells_table import summarize_by
-from normlab.report.contrasts import MIN_P_EQUAL, pool_residuals
-from normlab.report.factor_tests import run_test
-from normlab.report.intervals import mean_interval
+from normlab.analysis.contrasts import MIN_P_EQUAL, pool_residuals
+from normlab.analysis.factor_tests import run_test
+from normlab.analysis.intervals import mean_interval
+from normlab.analysis.table import summarize_by
+from normlab.report.cells_table import json_rows
 
 SEEDS = (0, 1, 2)
 
@@ -59,8 +59,8 @@ def test_factors_and_cells(make_sweep):
     table, _ = make_sweep()
     assert [factor.option for factor in table.factors] == ["placement", "model.depth", "optim.warmup_steps"]
     assert [factor.levels for factor in table.factors] == [("post", "pre"), (2, 4, 8), (0, 100)]
-    assert table.rows[0]["label"] == "post-norm, depth 2, no warm-up"
-    assert table.rows[-1]["label"] == "pre-norm, depth 8, warm-up 100"
+    assert json_rows(table)[0]["label"] == "post-norm, depth 2, no warm-up"
+    assert json_rows(table)[-1]["label"] == "pre-norm, depth 8, warm-up 100"
 
 
 def test_interaction_is_that_of_statsmodels(make_sweep):
@@ -101,17 +101,6 @@ def test_interaction_of_three_factors_is_the_change_of_the_interaction_of_two(ma
     assert [row["estimate"] for row in three] == pytest.approx(expected, abs=1e-12)
 
 
-def test_trend_is_the_mean_of_the_slopes_of_the_seeds(make_sweep):
-    table, frame = make_sweep()
-    rows = run_test("trend", table.cells, table.factors, over=["depth"])
-    assert [row["where"] for row in rows] == [
-        f"{placement}-norm, {warmup}" for placement in ("post", "pre") for warmup in ("no warm-up", "warm-up 100")
-    ]
-    for row, (_, group) in zip(rows, frame.groupby(["placement", "warmup"]), strict=True):
-        slopes = [stats.linregress(np.log(each.depth), each.loss).slope for _, each in group.groupby("seed")]
-        assert row["estimate"] == pytest.approx(np.mean(slopes), abs=1e-12)
-
-
 def test_without_pooling_the_interval_is_that_of_a_t_test(make_sweep):
     """Five seeds are enough: each contrast has its own variance."""
     table, frame = make_sweep(seeds=range(5))
@@ -121,19 +110,6 @@ def test_without_pooling_the_interval_is_that_of_a_t_test(make_sweep):
     test = stats.ttest_1samp(slopes, 0)
     assert (row["method"], row["p"]) == ("paired t", pytest.approx(test.pvalue, rel=1e-9))
     assert (row["low"], row["high"]) == pytest.approx(tuple(test.confidence_interval()), rel=1e-9)
-
-
-def test_counts_are_those_of_fishers_exact_test(make_sweep):
-    bad = {("post", 8, 0, seed): "diverged" for seed in SEEDS}
-    table, _ = make_sweep(bad)
-    rows = run_test("counts", table.cells, table.factors, over=["warmup_steps"], against="warmup_steps=100")
-    by_place = {row["where"]: row for row in rows}
-    row = by_place["post-norm, depth 8"]
-    assert (row["bad"], row["runs"], row["baseline_bad"], row["baseline_runs"]) == (3, 3, 0, 3)
-    assert row["p"] == pytest.approx(stats.fisher_exact([[3, 0], [0, 3]]).pvalue)
-    assert by_place["pre-norm, depth 8"]["p"] == 1
-    smallest = min(row["p"] for row in rows)
-    assert row["p_holm"] == pytest.approx(min(1.0, smallest * len(rows)))
 
 
 @pytest.mark.parametrize(
@@ -154,22 +130,6 @@ def test_divergence_counts_as_infinity_in_an_interaction(make_sweep, diverged, e
     infinite = {signs[cell] for cell in diverged}
     assert row["estimate"] == (infinite.pop() * math.inf if len(infinite) == 1 else 0.0)
     assert row["method"].startswith("signed-rank")
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("slope", {}, "--test slope: unknown test 'slope'"),
-        ("trend", {"over": ["placement"]}, "--test trend: needs a numeric factor, such as model.depth, and placement"),
-        ("interaction", {"over": ["placement"]}, "--test interaction: needs two factors or more"),
-        ("interaction", {"over": ["model.width"]}, "--over model.width: is not one of the factors"),
-        ("counts", {"against": "placement=peri"}, "--against placement=peri: "),
-    ],
-)
-def test_errors(make_sweep, name, options, message):
-    table, _ = make_sweep()
-    with pytest.raises(ConfigError, match="^" + message):
-        run_test(name, table.cells, table.factors, **options)
 
 
 # Pooling

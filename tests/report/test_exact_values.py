@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from synthetic_runs import Record, write_sweep
 
+from normlab.analysis.cells import group_cells
+from normlab.analysis.factors import Factor, find_run, label, short_label
+from normlab.analysis.results import read_results
+from normlab.analysis.settings import Condition, format_setting, sort_key
+from normlab.analysis.table import summarize_by
 from normlab.errors import ConfigError
-from normlab.report.cells import group_cells
-from normlab.report.cells_table import summarize_by
-from normlab.report.cells_text import table_rows
+from normlab.report.cells_table import json_rows, table_rows
 from normlab.report.compare.data import page_data
-from normlab.report.factors import Factor, find_run, label, short_label
 from normlab.report.figure_data import factor_axis, make_figure
-from normlab.report.results import read_results
-from normlab.report.settings import Condition, format_setting, sort_key
 from normlab.store.parts import Setting
 from normlab.store.query import select_runs
 
@@ -94,7 +94,7 @@ def test_the_table_of_runs_has_each_value(format: str, results: Path, run_comman
 def test_the_table_of_cells_distinguishes_close_learning_rates(results: Path) -> None:
     table = summarize_by("close", ["optim.lr"], against="lr=1.0001e-3", results_dir=results)
     assert [row["optim.lr"] for row in table_rows(table)] == [repr(rate) for rate in sorted(RATES)]
-    assert [row["baseline"] for row in table.rows] == ["0.0010001", "0.0010001", None]
+    assert [row["baseline"] for row in json_rows(table)] == ["0.0010001", "0.0010001", None]
     with pytest.raises(
         ConfigError, match=r"--lr 0\.00100001: .*; choose one of 0\.001, 0\.0010000000000000002, 0\.0010001$"
     ):

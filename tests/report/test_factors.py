@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 from synthetic_runs import Record, write_sweep
 
-from normlab.report.factors import Factor, distinguishing_options, factors_of, label, level_title, short_label
-from normlab.report.results import read_results
+from normlab.analysis.factors import Factor, distinguishing_options, factors_of, label, level_title, short_label
+from normlab.analysis.results import read_results
 from normlab.store.query import select_runs
 
 SMALL = {"context": 32, "steps": 20, "batch_size": 4, "stats_every": None}

@@ -15,9 +15,9 @@ import pytest
 from IPython.core.formatters import DisplayFormatter
 from synthetic_runs import Record, write_sweep
 
+from normlab.analysis.table import summarize_by
 from normlab.errors import ConfigError, NormlabError
 from normlab.paths import is_output_file
-from normlab.report.cells_table import summarize_by
 from normlab.report.channels import MAX_PANELS
 from normlab.report.figure_data import KINDS, make_figure
 from normlab.report.figure_draw import draw, write_figure
@@ -124,23 +124,6 @@ def test_points_of_lr(table, cells):
                 diverged += point.diverged
     assert diverged == 4
     assert sum(len(line.points) for panel in figure.panels for line in panel.lines) == 14
-
-
-def test_points_of_matrix(table, cells):
-    expected = cells()
-    figure = make_figure("matrix", table, x="model.depth", color="norm", panel=["placement"])
-    assert ([text for _, text in figure.x_ticks], [text for _, text in figure.y_ticks]) == (
-        ["2", "4"],
-        ["LayerNorm", "RMSNorm"],
-    )
-    drawn = {
-        (list(NORMS)[row], placement, DEPTHS[column]): point
-        for placement, panel in zip(PLACEMENTS, figure.panels, strict=True)
-        for (column, row), point in panel.grid.items()
-    }
-    assert drawn.keys() == expected.keys()
-    for key, point in drawn.items():
-        compare(point, expected[key])
 
 
 def runs_of(row: dict, results: Path) -> list[Path]:

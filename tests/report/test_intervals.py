@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from normlab.report.intervals import format_losses, holm, mean_interval, paired_test
+from normlab.analysis.intervals import format_losses, holm, mean_interval, paired_test
 
 inf = math.inf
 

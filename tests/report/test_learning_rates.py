@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from normlab.report.learning_rates import arrange, best_lr, ranking, sensitivity, shared_lr
+from normlab.analysis.learning_rates import arrange, best_lr, ranking, sensitivity, shared_lr
 
 inf = math.inf
 

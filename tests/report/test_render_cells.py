@@ -119,15 +119,6 @@ def test_flops_and_mfu_of_packs(make_run, summarize):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_factors_are_always_shown_and_the_rest_only_if_chosen(three_cells, summarize, format):
-    head = summarize("--by", "norm,placement", "--columns", "runs", "--format", format).splitlines()
-    text = "\n".join(head[:8])
-    level = "LayerNorm" if format == "latex" else "layernorm"
-    assert all(name in text for name in ("norm", "placement", "runs", level))
-    assert not any(name in text for name in ("best lr", "tok/s", "val_loss", "val loss"))
-
-
-@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -168,10 +159,6 @@ def test_options_of_cells_are_rejected_with_runs(three_cells, summarize, option)
     name = option.partition("=")[0]
     error = summarize("--runs", option, fails=True)
     assert error == f"error: {name}: has no effect with --runs; leave out one or the other\n"
-
-
-def test_unknown_format(three_cells, summarize):
-    assert summarize("--by", "norm", "--format", "html", fails=True).startswith("error: unknown format 'html'")
 
 
 # LaTeX
@@ -253,13 +240,6 @@ def test_the_best_loss_of_each_depth_is_bold(make, summarize):
     bold = {(row["norm"], row["depth"]) for row in rows_of(text, "latex") if row["val loss"].startswith(r"\textbf{")}
     assert bold == {("a", "2"), ("a", "16")}
     assert "% bold: lower than every other cell with equal depth, p < 0.05 in paired tests" in text
-
-
-def test_no_other_format_has_bold_numbers(make, summarize):
-    make_differences(make, 4.5)
-    for format in FORMATS:
-        text = summarize("--by", "norm", "--format", format)
-        assert ("textbf" in text or "**" in text or "bold" in text) is (format == "latex"), format
 
 
 @pytest.mark.parametrize(
@@ -359,38 +339,6 @@ def test_tests_in_json_and_csv(losses, summarize, test):
             assert row["p"] == pytest.approx(stats.fisher_exact([[bad, 3 - bad], [other, 3 - other]]).pvalue)
 
 
-@pytest.mark.parametrize("format", ["table", "markdown", "latex"])
-@pytest.mark.parametrize("test", list(OVER))
-def test_tests_as_text(losses, summarize, test, format):
-    """Each row has its estimate with four digits, and each text has the definitions of its columns."""
-    text = summarize(*BY, "--test", test, "--over", OVER[test], "--format", format)
-    for (where, _), value in expected_rows(test, losses).items():
-        (line,) = (line for line in text.splitlines() if where in line)
-        if test == "counts":
-            other = "3 of 3" if value else "0 of 3"
-            assert line.index("0 of 3") < line.rindex(other)
-        elif math.isfinite(value):
-            number = f"{value:+.4f}"
-            assert (number.replace("-", "$-$") if format == "latex" else number) in line
-        else:
-            assert "+inf" in line
-    assert text.count("Fisher's exact test" if test == "counts" else "corrected by Holm's method") == 1
-    if format != "table":
-        assert len(rows_of(text, format)) == len(expected_rows(test, losses))
-    if format == "latex":
-        assert [line for line in text.splitlines() if line.endswith("rule")] == [
-            r"\toprule",
-            r"\midrule",
-            r"\bottomrule",
-        ]
-
-
-def test_default_interactions_are_all_pairs(losses, summarize):
-    rows = json.loads(summarize(*BY, "--test", "interaction", "--format", "json"))
-    # Per depth 1, per warm-up 2 changes of depth, per placement 2 changes of depth.
-    assert len(rows) == 3 * 1 + 2 * 2 + 2 * 2
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -447,10 +395,3 @@ def test_a_test_without_cells_to_compare(make, summarize):
     make(2.0, norm="layernorm", placement="pre")
     make(2.1, norm="rmsnorm", placement="post")
     assert "no group of cells has the levels to compare" in summarize("--test", "interaction", fails=True)
-
-
-def test_the_note_on_bold_numbers_needs_their_column(make, summarize):
-    make_differences(make, 20)
-    arguments = ["--by", "norm", "--format", "latex"]
-    assert "bold" in summarize(*arguments)
-    assert "bold" not in summarize(*arguments, "--columns", "runs")

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import normlab
-from normlab.report.cells import group_cells, resolved_differences
-from normlab.report.cells_table import summarize_by
+from normlab.analysis.cells import group_cells, resolved_differences
+from normlab.analysis.results import RunResult
+from normlab.analysis.table import summarize_by
 from normlab.report.compare.data import page_data
 from normlab.report.compare.summary_text import summary_sentences
-from normlab.report.results import RunResult
 from normlab.store.query import select_runs
 from normlab.store.record import Machine, RunRecord
 from normlab.store.runs import RunFolder

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from normlab.report.cells_table import summarize_by
-from normlab.report.results import comparability_warnings, read_results
+from normlab.analysis.results import comparability_warnings, read_results
+from normlab.analysis.table import summarize_by
+from normlab.report.cells_table import json_rows
 from normlab.store.format import with_checksum
 from normlab.store.plans import Plan, PlannedRun, read_plan, sweep_folder, write_plan
 from normlab.store.record import RunRecord
@@ -31,7 +32,7 @@ def test_pack_sizes_are_reported_across_sweeps_only(
     results, _ = read_results(list(map(RunRecord.read, folders)))
     line = "the runs differ in numerics: pack size 1 and 3: equal options and seeds give different bits"
     assert comparability_warnings(results) == [line] * reported
-    (row,) = summarize_by(tmp_path, ["norm"]).rows
+    (row,) = json_rows(summarize_by(tmp_path, ["norm"]))
     assert any("pack size" in warning for warning in row["warnings"]) == reported
 
 
@@ -43,10 +44,10 @@ def test_a_sweep_does_not_warn_of_pack_sizes_that_its_plan_has_reported(make_run
     sweep = sweep_folder(tmp_path, "second")
     sweep.mkdir(parents=True)
     write_plan(sweep, Plan("second", "off", jobs, []))
-    (row,) = summarize_by("second", ["norm"], results_dir=tmp_path).rows
+    (row,) = json_rows(summarize_by("second", ["norm"], results_dir=tmp_path))
     assert row["runs"] == 2
     assert not any("pack size" in warning for warning in row["warnings"])
-    (row,) = summarize_by(tmp_path, ["norm"]).rows
+    (row,) = json_rows(summarize_by(tmp_path, ["norm"]))
     assert any("pack size" in warning for warning in row["warnings"])
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from normlab.analysis.settings import select_where
 from normlab.errors import ConfigError
-from normlab.report.settings import select_where
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 

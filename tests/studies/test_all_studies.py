@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from normlab.analysis.results import read_results
+from normlab.analysis.table import CellsTable
 from normlab.options import plain_tree
-from normlab.report.cells_table import CellsTable
 from normlab.report.figure_data import Figure, make_figure
-from normlab.report.results import read_results
 from normlab.store.query import Selection, find_runs
 from normlab.store.runs import RunFolder
 from normlab.studies.base import STUDIES, load_studies

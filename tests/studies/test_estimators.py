@@ -11,13 +11,15 @@ from scipy import stats
 from statsmodels.stats.proportion import proportion_confint
 from statsmodels.stats.weightstats import ttost_paired
 
+from normlab.analysis.arms import CHOOSING_SEEDS, StudyRuns
+from normlab.analysis.results import read_results
 from normlab.errors import ConfigError
-from normlab.report.results import read_results
 from normlab.store.query import select_runs
-from normlab.studies.arms import CHOOSING_SEEDS, StudyRuns
 from normlab.studies.base import AtLeast, AtMost, Within
 from normlab.studies.estimators import (
     Contrast,
+    Deviation,
+    FalsePositives,
     OverGrid,
     Share,
     Slope,
@@ -27,7 +29,6 @@ from normlab.studies.estimators import (
     over_seeds,
 )
 from normlab.studies.measures import EvalGap
-from normlab.studies.noise_estimators import Deviation, FalsePositives
 
 RATES = (1e-3, 3e-3, 1e-2)
 SEEDS = range(8)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from statsmodels.stats.power import TTestPower
 
+from normlab.analysis.results import read_results
 from normlab.errors import ConfigError
-from normlab.report.results import read_results
 from normlab.store.query import select_runs
 from normlab.studies.base import STUDIES, AtLeast, AtMost, Claim, Grid, Study, Within, find_study, load_studies
 from normlab.studies.estimators import Contrast, Share, difference

@@ -19,11 +19,11 @@ from typing import Any
 
 from synthetic_runs import Record, write_sweep
 
+from normlab.analysis.results import read_results
+from normlab.analysis.table import summarize_by
 from normlab.cli import main
-from normlab.report.cells_table import summarize_by
 from normlab.report.figure_data import make_figure
 from normlab.report.figure_points import Point
-from normlab.report.results import read_results
 from normlab.store.format import DIVERGED, FAILED, INTERRUPTED, RUNNING, encode
 from normlab.store.outcome import STUCK
 from normlab.store.query import select_runs

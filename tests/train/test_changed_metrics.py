@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from normlab.analysis.table import summarize_by
 from normlab.config.compose import compose_run
 from normlab.loaded_run import load
-from normlab.report.cells_table import summarize_by
+from normlab.report.cells_table import json_rows
 from normlab.store.runs import RunFolder
 from normlab.training.start import train, train_pack
 from support.run_folders import OVERRIDES, Command
@@ -85,7 +86,7 @@ def test_every_reader_reports_lost_added_or_changed_rows(
     capfd.readouterr()
     assert len(load(run.path).metrics)
     assert message in capfd.readouterr().err
-    (row,) = summarize_by(results, ["norm"], target=99.0).rows
+    (row,) = json_rows(summarize_by(results, ["norm"], target=99.0))
     assert (row["target_runs"], row["target_reached"]) == (0, 0)
     assert [warning for warning in row["warnings"] if message in warning]
 

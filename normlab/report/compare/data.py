@@ -9,10 +9,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from normlab.analysis.best import rank_by_size, rank_cells, size_options
+from normlab.analysis.cells import Cell
+from normlab.analysis.factor_tests import run_test
+from normlab.analysis.factors import Factor, level_label, level_title, option_name, short_label, varying_options
+from normlab.analysis.intervals import LEVEL
+from normlab.analysis.phrases import counted
+from normlab.analysis.results import RunResult, comparability_warnings, read_results
+from normlab.analysis.settings import format_setting, select_where, setting
+from normlab.analysis.table import CellsTable, build_table, cell_options
 from normlab.errors import ConfigError
-from normlab.report.cells import Cell, rank_by_size, rank_cells, size_options
-from normlab.report.cells_table import CellsTable, build_table, cell_options
-from normlab.report.cells_text import format_tests, notes, notes_on_tests, table_rows
+from normlab.report.cells_table import json_rows, notes, table_rows
 from normlab.report.channels import choose_channels, level_colors
 from normlab.report.compare.summary_text import (
     BAD_STATES,
@@ -21,13 +28,12 @@ from normlab.report.compare.summary_text import (
     all_bad,
     loss_text,
     lr_text,
+    margin_text,
     margins,
     not_comparable,
     selection_note,
     summary_sentences,
 )
-from normlab.report.factor_tests import run_test
-from normlab.report.factors import Factor, level_label, level_title, option_name, short_label, varying_options
 from normlab.report.figure_data import factor_axis
 from normlab.report.figure_points import (
     MOMENTS,
@@ -41,11 +47,9 @@ from normlab.report.figure_points import (
     median_profile,
     read_profiles,
 )
-from normlab.report.intervals import LEVEL
-from normlab.report.results import RunResult, comparability_warnings, read_results
-from normlab.report.runs_table import COLUMNS, row_of
-from normlab.report.settings import format_setting, select_where, setting
-from normlab.report.tables import Row, counted, format_value
+from normlab.report.runs_table import row_of
+from normlab.report.tables import Row, format_value
+from normlab.report.tests_table import format_tests, notes_on_tests
 from normlab.stats.registry import STATISTICS
 from normlab.store.format import DAMAGED, RUNNING
 from normlab.store.query import NO_RUN_STATES, NOT_STARTED, Selection
@@ -129,15 +133,14 @@ def page_data(
     selected = set(records)
     among, results = results, [result for result in results if result.record in selected]
     options = cell_options(by, results)
-    table = build_table(results, options, warnings=warnings) if results else CellsTable(options, [], warnings, [])
-    table = dataclasses.replace(table, among=among)
+    table = build_table(results, options, warnings=warnings, among=among)
     cells, factors = table.cells, table.factors
 
     in_cells = {run.record.folder.path for cell in cells for run in cell.runs}
     missing = [_state(record) for record in records if record.folder.path not in in_cells]
     compared, problems = margins(cells), _Problems(cache)
     curves, (layers, moments) = list(_curves(cells, problems)), _layers(cells, problems)
-    texts = table_rows(table) if table.rows else []
+    texts = table_rows(table)
     return {
         "title": _title(selection, len(records)),
         "about": _about(records, results, table),
@@ -155,12 +158,12 @@ def page_data(
         "channels": _channels(factors, records, channels or {}),
         "cells": [
             {**row, **_cell(cell), "curves": series, "layers": profiles, "gradient": _smallest_gradient(profiles)}
-            for row, cell, series, profiles in zip(table.rows, cells, curves, layers, strict=True)
+            for row, cell, series, profiles in zip(json_rows(table), cells, curves, layers, strict=True)
         ],
         "order": rank_cells(cells),
         "sizes": list(rank_by_size(cells).items()),
         "size_name": " and ".join(map(option_name, size_options(cells))),
-        "margins": [[*pair, margin.is_significant, margin.text] for pair, margin in compared.items()],
+        "margins": [[*pair, each.is_lower, margin_text(cells[pair[1]], each)] for pair, each in compared.items()],
         "series": SERIES,
         "moments": {moment: MOMENTS[moment] for moment in MOMENTS if moment in moments},
         "statistics": _descriptions(layers),
@@ -245,7 +248,7 @@ def _channels(factors: Sequence[Factor], records: Sequence[RunRecord], given: Ma
 
 def _cell(cell: Cell) -> Row:
     """Return what the page shows of a cell besides its row of `summarize`."""
-    levels = {option: format_setting(value) for option, value in zip(cell.by, cell.key, strict=True)}
+    levels = {option: format_setting(value) for option, value in cell.levels.items()}
     statuses = [run.record.status for run in cell.runs]
     tokens = [status.tokens for status in statuses if status.tokens is not None]
     flops = [run.record.compute.flops(run.record.status.tokens) for run in cell.runs]
@@ -393,7 +396,7 @@ def _run_table(records: Sequence[RunRecord], options: Sequence[str], cells: Sequ
         levels = [setting(record, option) for option in options]
         name = record.name if record.name != record.run_id or not record.options else short_label(options, levels)
         values = [name, *map(format_setting, levels)]
-        values += [format_value(key, row[key]) if key in COLUMNS else "" for key in RUN_COLUMNS]
+        values += [format_value(key, row[key]) for key in RUN_COLUMNS]
         rows.append(
             {"id": record.run_id, "cell": cell_of.get(record.folder.path), "state": row["state"], "values": values}
         )

@@ -10,14 +10,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, combinations
-from typing import NamedTuple
 
-from normlab.report.cells import Cell, rank_by_size, resolved_differences
-from normlab.report.contrasts import compare_cells, pool_cells
-from normlab.report.intervals import LEVEL, PairedTest, design_of, format_losses, holm, mean_interval
-from normlab.report.results import UNFINISHED, reason_not_comparable
-from normlab.report.settings import format_setting
-from normlab.report.tables import counted, name_some
+from normlab.analysis.best import Comparison, compare_pairs, rank_by_size
+from normlab.analysis.cells import Cell, resolved_differences
+from normlab.analysis.intervals import LEVEL, PairedTest, design_of, format_losses
+from normlab.analysis.phrases import counted, name_some
+from normlab.analysis.results import UNFINISHED, reason_not_comparable
+from normlab.analysis.settings import format_setting
 from normlab.store.format import DAMAGED, DIVERGED, FAILED
 from normlab.store.outcome import REGRESSED, STUCK
 
@@ -28,15 +27,6 @@ MAX_SIZES = 6
 NO_RESULT = "No run has a final loss yet: there is nothing to compare."
 BAD_STATES = {state: state for state in (DIVERGED, FAILED, STUCK, REGRESSED, DAMAGED)} | {"not finished": UNFINISHED}
 """The states of runs that the summary counts, by their names in text."""
-
-
-class Margin(NamedTuple):
-    """The comparison of a cell with a worse one."""
-
-    is_significant: bool
-    """Whether the loss is lower: the interval of the paired difference is below 0, and p < 0.05 after Holm's correction
-    for all comparisons with the better cell."""
-    text: str
 
 
 def not_comparable(cells: Sequence[Cell]) -> str:
@@ -51,53 +41,41 @@ def all_bad(size: str = "") -> str:
     return f"No best cell{at}: in every cell with a result, a run diverged, is stuck or regressed."
 
 
-def margins(cells: Sequence[Cell]) -> dict[tuple[int, int], Margin]:
+def margins(cells: Sequence[Cell]) -> Mapping[tuple[int, int], Comparison]:
     """Return the comparison of each pair of cells of one size, by their indices, the better one first.
 
-    Of each size the best cells are compared, `MAX_COMPARED` together. The tests are those of `normlab summarize
-    --against` with the better cell as the baseline, corrected for the comparisons of its size.
+    Of each size the best cells are compared, `MAX_COMPARED` together.
     """
     sizes = rank_by_size(cells).values()
     most = max(2, MAX_COMPARED // max(len(sizes), 1))
-    pool = pool_cells(cells, {cell.key: cell.best_lr for cell in cells})
-    tests: dict[tuple[int, int], PairedTest | None] = {}
-    for better, worse in chain.from_iterable(combinations(ranked[:most], 2) for ranked in sizes):
-        a, b = cells[better], cells[worse]
-        tests[better, worse] = compare_cells(a, a.best_lr, b, b.best_lr, pool)
-    found: dict[tuple[int, int], Margin] = {}
-    for cell in dict.fromkeys(chain.from_iterable(tests)):
-        pairs = [pair for pair in tests if cell in pair]
-        p_values = holm([test and test.p for test in map(tests.__getitem__, pairs)])
-        for pair, p in zip(pairs, p_values, strict=True):
-            if pair[0] == cell:
-                found[pair] = _margin(cells[pair[0]], cells[pair[1]], tests[pair], p, len(pairs))
-    return found
+    return compare_pairs(cells, chain.from_iterable(combinations(ranked[:most], 2) for ranked in sizes))
 
 
-def _margin(better: Cell, worse: Cell, test: PairedTest | None, p: float | None, comparisons: int) -> Margin:
-    name = worse.label
+def margin_text(worse: Cell, compared: Comparison) -> str:
+    """Return how much better the best cell is than the second best, `worse`, or why that is not sure."""
+    name, test, p = worse.label, compared.test, compared.p_holm
     undecided = f"Not significantly better than the second best, {name}"
     if test is None:
-        return Margin(False, f"{undecided}: the two cells have no seed in common ({loss_text(worse)}).")
-    diverged = f"; {_diverged_text(worse)} in {name}" if worse.diverged else ""
+        return f"{undecided}: the two cells have no seed in common ({loss_text(worse)})."
+    diverged = f"; {_diverged_text(worse)} in {name}" if worse.final.diverged else ""
     if test.low is None or test.high is None or p is None:
         few = f"n={test.design} is too few for an interval"
-        if worse.diverged:
-            return Margin(False, f"The second best is {name}: {_diverged_text(worse)}; {few}.")
-        return Margin(False, f"{undecided}: {_difference_text(test)}{few}.")
-    corrected = f" corrected for {comparisons} comparisons" if comparisons > 1 else ""
+        if worse.final.diverged:
+            return f"The second best is {name}: {_diverged_text(worse)}; {few}."
+        return f"{undecided}: {_difference_text(test)}{few}."
+    corrected = f" corrected for {compared.tests} comparisons" if compared.tests > 1 else ""
     name_of_test = "" if test.test == "paired t" else f", {test.test}"
     details = f"({_difference_text(test)}n={test.design}{name_of_test}, p = {p:.2g}{corrected}{diverged})"
-    if test.high < 0 and p < 1 - LEVEL:
+    if compared.is_lower:
         margin = "far" if math.isinf(test.estimate) else f"{-test.estimate:.4f} nats/token"
-        return Margin(True, f"The loss is {margin} below that of the second best, {name} {details}.")
-    return Margin(False, f"{undecided} {details}.")
+        return f"The loss is {margin} below that of the second best, {name} {details}."
+    return f"{undecided} {details}."
 
 
 def summary_sentences(
     cells: Sequence[Cell],
     missing: Sequence[str] = (),
-    compared: Mapping[tuple[int, int], Margin] | None = None,
+    compared: Mapping[tuple[int, int], Comparison] | None = None,
 ) -> list[str]:
     """Return the sentences that `normlab compare` prints.
 
@@ -122,7 +100,7 @@ def summary_sentences(
 
 
 def _best_of_size(
-    cells: Sequence[Cell], size: str, ranked: Sequence[int], compared: Mapping[tuple[int, int], Margin]
+    cells: Sequence[Cell], size: str, ranked: Sequence[int], compared: Mapping[tuple[int, int], Comparison]
 ) -> Iterator[str]:
     """Yield the sentences about the best of the ranked cells of one size."""
     cell, result = cells[ranked[0]], f"validation loss {loss_text(cells[ranked[0]])}, {lr_text(cells[ranked[0]])}"
@@ -132,7 +110,10 @@ def _best_of_size(
         yield all_bad(size)
     else:
         yield f"Best at {size}: {cell.arm}: {result}." if size else f"Best: {cell.label}: {result}."
-        yield compared[ranked[0], ranked[1]].text if len(ranked) > 1 else "No other cell has a result."
+        if len(ranked) > 1:
+            yield margin_text(cells[ranked[1]], compared[ranked[0], ranked[1]])
+        else:
+            yield "No other cell has a result."
 
 
 def _difference_text(test: PairedTest) -> str:
@@ -174,16 +155,16 @@ def selection_note(cells: Sequence[Cell]) -> list[str]:
 
 def loss_text(cell: Cell) -> str:
     """Return `1.8321 ± 0.0102 nats/token (95% interval, n=3)`, or the number of diverged seeds."""
-    losses = cell.final_losses
-    if not losses:
+    final = cell.final
+    n = len(final.losses)
+    if not n:
         return "no final loss"
-    if cell.diverged:
-        finite = {replicate: loss for replicate, loss in losses.items() if math.isfinite(loss)}
-        others = f"; mean of the others {mean_interval(finite).estimate:.4f} nats/token" if finite else ""
+    if final.diverged:
+        others = f"; mean of the others {final.mean_of_others:.4f} nats/token" if final.finite else ""
         return _diverged_text(cell) + others
-    interval = "" if len(losses) < 3 else f"{LEVEL:.0%} interval, "
-    none = ", no interval" if len(losses) == 1 else ""
-    return f"{format_losses(losses)} nats/token ({interval}n={design_of(losses)}{none})"
+    interval = "" if n < 3 else f"{LEVEL:.0%} interval, "
+    none = ", no interval" if n == 1 else ""
+    return f"{format_losses(final.losses)} nats/token ({interval}n={design_of(final.losses)}{none})"
 
 
 def lr_text(cell: Cell) -> str:
@@ -193,4 +174,4 @@ def lr_text(cell: Cell) -> str:
 
 
 def _diverged_text(cell: Cell) -> str:
-    return f"{cell.diverged} of {counted(len(cell.final_losses), 'seed')} diverged"
+    return f"{cell.final.diverged} of {counted(len(cell.final.losses), 'seed')} diverged"

@@ -10,16 +10,10 @@ import re
 import numpy as np
 import pytest
 
+from normlab.analysis.intervals import holm
 from normlab.report.compare import data as compare_data
 from normlab.report.figure_points import MAX_POINTS
 from normlab.report.histories import histories, read_statistics
-from normlab.report.intervals import holm
-
-ADDED = {
-    "levels", "loss_text", "lr_text", "is_bad", "bad", "tokens", "flops", "hours", "tokens_per_step", "point", "rates",
-    "diverged_at", "curves", "layers", "bad_rates", "gradient", "arm",
-}  # fmt: skip
-"""The keys of a cell besides those of `summarize`."""
 
 
 def printed(run_command, *arguments):
@@ -28,48 +22,12 @@ def printed(run_command, *arguments):
     return json.loads(out)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("by", ["norm", "norm,placement", "placement,model.depth,norm", "optim.lr", "seed,norm"])
-def test_cells_equal_those_of_summarize(grid, compare, run_command, tmp_path, by):
-    grid()
-    data, rows = compare("--by", by), printed(run_command, str(tmp_path), "--by", by)
-    assert data["by"] == by.split(",")
-    assert [{key: value for key, value in cell.items() if key not in ADDED} for cell in data["cells"]] == rows
-    assert sorted(run["id"] for run in data["run_table"]["rows"]) == sorted(i for row in rows for i in row["run_ids"])
-    for run in data["run_table"]["rows"]:
-        assert run["id"] in data["cells"][run["cell"]]["run_ids"]
-
-
 def test_where_selects_runs(grid, compare, run_command, tmp_path):
     grid()
     arguments = ["--by", "norm", "--where", "model.depth>=4,norm=rmsnorm"]
     data, rows = compare(*arguments), printed(run_command, str(tmp_path), *arguments)
     assert [{key: cell[key] for key in rows[0]} for cell in data["cells"]] == rows
     assert len(data["run_table"]["rows"]) == 12
-
-
-def test_points_equal_summarize(grid, compare, run_command, tmp_path):
-    """The final losses, at the best learning rate and at each one."""
-    grid()
-    by = "norm,placement,model.depth"
-    data = compare("--by", by)
-    rows = {
-        (row["norm"], row["placement"], row["model.depth"], row["optim.lr"]): row
-        for row in printed(run_command, str(tmp_path), "--by", f"{by},optim.lr")
-    }
-    checked = 0
-    for cell in data["cells"]:
-        assert [point["x"] for point in cell["rates"]] == cell["learning_rates"]
-        for point in [*cell["rates"], cell["point"] | {"x": cell["lr"]}]:
-            row = rows[cell["norm"], cell["placement"], cell["model.depth"], point["x"]]
-            assert (point["n"], point["diverged"]) == (row["seeds"], row["seeds_diverged"])
-            assert point["y"] == (None if row["seeds_diverged"] else row["val_loss"])
-            if row["seeds"] > 2 and not row["seeds_diverged"]:
-                assert (point["low"], point["high"]) == (row["val_loss_low"], row["val_loss_high"])
-                assert point["y"] == pytest.approx(np.mean(point["seeds"]))
-                checked += 1
-            assert len(point["seeds"]) == row["seeds"] - row["seeds_diverged"]
-    assert checked > 8
 
 
 def test_margins_equal_comparisons_of_summarize(grid, compare, run_command, tmp_path):
@@ -111,24 +69,6 @@ def test_margins_of_the_best_cells_only(grid, compare, monkeypatch):
     expected = [[*pair] for _, ranked in data["sizes"] for pair in itertools.combinations(ranked[:3], 2)]
     assert sorted(pair[:2] for pair in data["margins"]) == sorted(expected)
     assert len(expected) == 6
-
-
-def test_runs_equal_those_of_summarize(grid, compare, run_command, tmp_path):
-    grid()
-    table = compare()["run_table"]
-    runs = {run["id"]: dict(zip(table["columns"], run["values"], strict=True)) for run in table["rows"]}
-    rows = printed(run_command, str(tmp_path), "--runs")
-    assert len(rows) == len(runs) == 48
-    for row in rows:
-        run = runs[row["id"]]
-        assert (run["norm"], run["placement"], run["state"]) == (row["norm"], row["placement"], row["state"])
-        assert (run["model.depth"], run["seed"], float(run["optim.lr"])) == (
-            str(row["depth"]),
-            str(row["seed"]),
-            row["lr"],
-        )
-        assert run["val loss"] == ("" if row["val_loss"] is None else f"{row['val_loss']:.4f}")
-        assert run["note"] == row["note"]
 
 
 def test_curves_are_means_and_ranges_of_the_seeds(trained, compare):

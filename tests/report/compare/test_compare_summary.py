@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from normlab.report.cells import group_cells, rank_cells
-from normlab.report.compare.summary_text import MAX_SIZES, margins, summary_sentences
-from normlab.report.intervals import mean_interval, paired_test
-from normlab.report.results import read_results
+from normlab.analysis.best import rank_cells
+from normlab.analysis.cells import group_cells
+from normlab.analysis.intervals import mean_interval, paired_test
+from normlab.analysis.results import read_results
+from normlab.report.compare.summary_text import MAX_SIZES, margin_text, margins, summary_sentences
 from normlab.store.query import find_runs
 
 
@@ -230,8 +231,8 @@ def test_margins_are_corrected_for_all_comparisons_with_the_better_cell(make, re
     corrected = {low: 2 * p_values[low], high: max(2 * p_values[low], p_values[high])}  # Holm 1979
     for norm, p in corrected.items():
         margin = compared[names.index("dyt"), names.index(norm)]
-        assert f"p = {p:.2g} corrected for 2 comparisons" in margin.text
-        assert margin.is_significant == (p < 0.05)
+        assert f"p = {p:.2g} corrected for 2 comparisons" in margin_text(cells[names.index(norm)], margin)
+        assert margin.is_lower == (p < 0.05)
     assert len(compared) == 3
 
 

@@ -9,9 +9,9 @@ import shlex
 import pytest
 from synthetic_runs import Record, write_run, write_sweep
 
-from normlab.report.cells_table import summarize_by
+from normlab.analysis.settings import format_setting
+from normlab.analysis.table import summarize_by
 from normlab.report.figure_data import Figure, make_figure
-from normlab.report.settings import format_setting
 from normlab.store.format import RUNS_FOLDER
 from normlab.store.runs import RunFolder
 from support.browser import opened

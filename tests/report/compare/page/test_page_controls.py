@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from normlab.report.cells_table import summarize_by
+from normlab.analysis.table import summarize_by
 from normlab.report.channels import choose_channels
 from support.browser import opened
 from support.compare_pages import FIGURES, drawn, open_table, points, ready

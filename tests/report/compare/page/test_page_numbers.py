@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
+from normlab.analysis.intervals import holm
 from normlab.report.histories import history, read_statistics
-from normlab.report.intervals import holm
 from normlab.store.format import RUNS_FOLDER
 from normlab.store.runs import RunFolder
 from support.browser import opened

@@ -18,8 +18,9 @@ from functools import cached_property
 
 import numpy as np
 
-from normlab.report.cells import SIZE_OPTIONS, Cell, rank_cells
-from normlab.report.intervals import Replicate, mean_interval
+from normlab.analysis.best import rank_cells, size_options
+from normlab.analysis.cells import SIZE_OPTIONS, Cell
+from normlab.analysis.intervals import Replicate, mean_interval
 from normlab.stats.profiles import Array
 from normlab.store.parts import Setting
 
@@ -45,6 +46,13 @@ class Speedup:
     bound: str
     """`>` or `<` if the loss is outside the baseline's range, where `ratio` is a bound; else empty."""
     method: str
+
+    def __str__(self) -> str:
+        """Return `1.32 [1.20, 1.45] (n=3)`, or a bound, `> 1.8`."""
+        if self.bound:
+            return f"{self.bound} {self.ratio:.2f}"
+        interval = "" if self.low is None else f" [{self.low:.2f}, {self.high:.2f}]"
+        return f"{self.ratio:.2f}{interval} (n={self.seeds})"
 
 
 @dataclass(frozen=True)
@@ -148,27 +156,26 @@ def speedups(cells: Sequence[Cell], levels: Mapping[str, Setting]) -> list[Speed
         cells: All cells of a table.
         levels: The value of each option of the baseline.
     """
-    varied = {o for o in SIZE_OPTIONS if len({dict(zip(cell.by, cell.key, strict=True)).get(o) for cell in cells}) > 1}
-    if len(varied) > 1:
+    if len(size_options(cells)) > 1:
         return [None] * len(cells)
     laws: dict[tuple[Setting, ...], dict[float, Mapping[Replicate, float]]] = {}
     for index in rank_cells(cells)[::-1]:  # of several baselines with one budget the best one stays
         cell, flops = cells[index], flops_of(cells[index])
         if _is_baseline(cell, levels) and flops is not None and not cell.has_bad_outcome:
-            laws.setdefault(_family(cell, levels), {})[flops] = cell.final_losses
+            laws.setdefault(_family(cell, levels), {})[flops] = cell.final.losses
     results: list[Speedup | None] = []
     for cell in cells:
         losses, flops = laws.get(_family(cell, levels), {}), flops_of(cell)
-        is_valid = flops is not None and not _is_baseline(cell, levels) and not cell.diverged
+        is_valid = flops is not None and not _is_baseline(cell, levels) and not cell.final.diverged
         law = Law(dict(sorted(losses.items()))) if len(losses) >= MIN_BUDGETS else None
-        results.append(law.speedup(flops, cell.final_losses) if law and is_valid and flops else None)
+        results.append(law.speedup(flops, cell.final.losses) if law and is_valid and flops else None)
     return results
 
 
 def _is_baseline(cell: Cell, levels: Mapping[str, Setting]) -> bool:
-    return all(levels.get(option, value) == value for option, value in zip(cell.by, cell.key, strict=True))
+    return all(levels.get(option, value) == value for option, value in cell.levels.items())
 
 
 def _family(cell: Cell, levels: Mapping[str, Setting]) -> tuple[Setting, ...]:
     """Return the values of the options in which a cell and its baseline must agree."""
-    return tuple(v for o, v in zip(cell.by, cell.key, strict=True) if o not in levels and o not in SIZE_OPTIONS)
+    return tuple(v for o, v in cell.levels.items() if o not in levels and o not in SIZE_OPTIONS)

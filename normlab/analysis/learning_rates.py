@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from normlab.report.intervals import Replicate, mean_interval
+from normlab.analysis.intervals import Replicate, mean_interval
 
 Losses = Mapping[float, Mapping[Replicate, float]]
 """Loss by learning rate and replicate."""

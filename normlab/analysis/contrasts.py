@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from normlab.report.cells import Cell
-from normlab.report.intervals import LEVEL, PairedTest, Replicate, design_of, paired_test
+from normlab.analysis.cells import Cell
+from normlab.analysis.intervals import LEVEL, PairedTest, Replicate, design_of, paired_test
 from normlab.store.parts import Setting
 
 if TYPE_CHECKING:
@@ -171,3 +171,18 @@ def compare_cells(
 ) -> PairedTest | None:
     """Test loss(cell) - loss(other), paired by replicate; return None if there is no pair."""
     return contrast([Term(cell, 1.0, lr), Term(other, -1.0, other_lr)], pool)
+
+
+def slope_weights(x: Sequence[float] | NDArray[np.float64]) -> list[float]:
+    """Return the weights of the least-squares slope over x: (x_k - mean(x)) / sum((x - mean(x))^2)."""
+    import numpy as np
+
+    centred = np.asarray(x) - np.mean(x)
+    return (centred / max(float((centred**2).sum()), 1e-300)).tolist()
+
+
+def fisher_p(count: int, n: int, other_count: int, other_n: int) -> float:
+    """Return the two-sided p-value of Fisher's exact test that two shares are equal."""
+    from scipy.stats import fisher_exact
+
+    return float(fisher_exact([[count, n - count], [other_count, other_n - other_count]]).pvalue)  # pyright: ignore[reportAttributeAccessIssue]

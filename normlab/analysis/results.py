@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from normlab.report.settings import (
+from normlab.analysis.settings import (
     NUMERICS,
     SEEDS,
     differing_settings,

@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from normlab.analysis.cells import Cell
+from normlab.analysis.learning_rates import Losses, shared_lr
+from normlab.analysis.results import RunResult, mixed_settings
+from normlab.analysis.settings import select_where, setting
 from normlab.errors import ConfigError
-from normlab.report.cells import BAD_OUTCOMES, Cell
-from normlab.report.learning_rates import Losses, shared_lr
-from normlab.report.results import RunResult, mixed_settings
-from normlab.report.settings import select_where, setting
 
 CHOOSING_SEEDS = 2
 """The first seeds of a grid, on which the learning rate of an arm is chosen; the others judge it."""
@@ -36,10 +36,10 @@ class Arm:
         """The learning rates of the runs."""
         return sorted({run.lr for run in self.runs})
 
-    @property
-    def judging_seeds(self) -> list[object]:
-        """The seeds that the estimators use: all of them if there is one learning rate."""
-        return self.seeds[CHOOSING_SEEDS:] if len(self.learning_rates) > 1 else self.seeds
+    @cached_property
+    def cell(self) -> Cell:
+        """The runs as a cell."""
+        return Cell((), (), self.runs)
 
     @cached_property
     def choice(self) -> Cell:
@@ -55,8 +55,7 @@ class Arm:
     @cached_property
     def plausible_lrs(self) -> list[float]:
         """The best learning rate, and those that all seeds together cannot tell from it; as `plausible_lrs`."""
-        cell = Cell((), (), self.runs)
-        return [] if self.best_lr is None else plausible_lrs(self.best_lr, cell.losses, cell.bad_lrs)
+        return [] if self.best_lr is None else plausible_lrs(self.best_lr, self.cell.losses, self.cell.bad_lrs)
 
     @property
     def has_best_at_edge(self) -> bool:
@@ -64,18 +63,9 @@ class Arm:
         return len(self.learning_rates) > 1 and self.best_lr in (self.learning_rates[0], self.learning_rates[-1])
 
     def judged(self, lr: float | None) -> list[RunResult]:
-        """Return the completed runs of the judging seeds at a learning rate."""
-        seeds = set(self.judging_seeds)
+        """Return the completed runs of the judging seeds at a learning rate: of all seeds if there is one rate."""
+        seeds = set(self.seeds[CHOOSING_SEEDS:] if len(self.learning_rates) > 1 else self.seeds)
         return [run for run in self.runs if run.lr == lr and run.replicate[0] in seeds and run.has_loss]
-
-    def count(self, runs: Sequence[RunResult], states: Sequence[str] = BAD_OUTCOMES) -> int:
-        """Return how many of some runs are in one of the states."""
-        return sum(run.state in states for run in runs)
-
-    @property
-    def unfinished(self) -> int:
-        """Number of runs without an outcome."""
-        return sum(not run.has_loss for run in self.runs)
 
 
 def plausible_lrs(best: float, losses: Losses, bad: Collection[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Group runs into cells, rank the cells, and warn about runs and cells that are not comparable.
+"""Group runs into cells, and warn about runs and cells that are not comparable.
 
 A cell is all runs with the same values of the options of `--by`, for example `norm,placement`. The runs of a cell
 differ in learning rate and seed.
@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from normlab.report.factors import label, level_label
-from normlab.report.intervals import Replicate
-from normlab.report.learning_rates import Losses, Ranking, arrange, badness, best_lr, ranking
-from normlab.report.results import UNFINISHED, RunResult, damage_of, damaged_run_warnings, mixed_settings
-from normlab.report.settings import LR, NUMERICS, RESOLVED, format_setting, setting, sort_key
-from normlab.report.tables import name_some
+from normlab.analysis.factors import label, level_label
+from normlab.analysis.intervals import Interval, Replicate, mean_interval
+from normlab.analysis.learning_rates import Losses, Ranking, arrange, best_lr, ranking
+from normlab.analysis.phrases import name_some
+from normlab.analysis.results import UNFINISHED, RunResult, damage_of, damaged_run_warnings, mixed_settings
+from normlab.analysis.settings import LR, NUMERICS, RESOLVED, format_setting, setting, sort_key
 from normlab.store.format import DAMAGED, DIVERGED
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.parts import Setting
@@ -33,6 +33,45 @@ GRID_OF_DECAYS = "a grid of learning rates is also a grid of weight decays: an u
 
 
 @dataclass(frozen=True)
+class SeedMean:
+    """A loss of a cell at one learning rate, in nats/token, over the replicates.
+
+    If a run diverged, the mean is infinite. The mean of the others has no interval, because the surviving runs are not
+    a random sample.
+    """
+
+    losses: Mapping[Replicate, float]
+
+    @cached_property
+    def interval(self) -> Interval | None:
+        """The mean with its interval; None without a replicate."""
+        return mean_interval(self.losses) if self.losses else None
+
+    @cached_property
+    def finite(self) -> list[float]:
+        """The losses of the replicates that did not diverge."""
+        return list(filter(math.isfinite, self.losses.values()))
+
+    @property
+    def diverged(self) -> int:
+        """Number of replicates that diverged."""
+        return len(self.losses) - len(self.finite)
+
+    @property
+    def mean_of_others(self) -> float | None:
+        """The mean of the replicates that did not diverge, if one diverged."""
+        return mean(self.finite) if self.diverged else None
+
+
+def mean(values: Collection[float]) -> float | None:
+    """Return the mean; None without a value, NaN if the values of a damaged record have no sum."""
+    try:
+        return math.fsum(values) / len(values) if values else None
+    except (OverflowError, ValueError):
+        return math.nan
+
+
+@dataclass(frozen=True)
 class Cell:
     """The runs with the same values of the options of `--by`."""
 
@@ -41,6 +80,11 @@ class Cell:
     key: tuple[Setting, ...]
     """The values, in the order of the options."""
     runs: Sequence[RunResult]
+
+    @cached_property
+    def levels(self) -> dict[str, Setting]:
+        """The value of each option."""
+        return dict(zip(self.by, self.key, strict=True))
 
     @property
     def name(self) -> str:
@@ -55,7 +99,7 @@ class Cell:
     @property
     def arm(self) -> str:
         """The label without the options of `SIZE_OPTIONS`."""
-        pairs = [pair for pair in zip(self.by, self.key, strict=True) if pair[0] not in SIZE_OPTIONS]
+        pairs = [pair for pair in self.levels.items() if pair[0] not in SIZE_OPTIONS]
         return label(*zip(*pairs, strict=True)) if pairs else label((), ())
 
     @cached_property
@@ -92,14 +136,17 @@ class Cell:
         return best_lr(self.ranking)
 
     @property
-    def final_losses(self) -> Mapping[Replicate, float]:
-        """Final validation losses at the best learning rate, by replicate."""
-        return {} if self.best_lr is None else self.losses[self.best_lr]
+    def final(self) -> SeedMean:
+        """The final validation losses at the best learning rate."""
+        return self.final_at(self.best_lr)
 
-    @property
-    def diverged(self) -> int:
-        """Number of replicates that diverged at the best learning rate."""
-        return sum(map(math.isinf, self.final_losses.values()))
+    def final_at(self, lr: float | None) -> SeedMean:
+        """Return the final validation losses at a learning rate."""
+        return SeedMean(self.losses.get(lr, {}) if lr is not None else {})
+
+    def lowest_at(self, lr: float | None) -> SeedMean:
+        """Return the lowest validation losses at a learning rate."""
+        return SeedMean(self.lowest_losses.get(lr, {}) if lr is not None else {})
 
     @property
     def has_bad_outcome(self) -> bool:
@@ -108,7 +155,7 @@ class Cell:
 
     def has_bad_outcome_at(self, lr: float | None) -> bool:
         """Whether a run at a learning rate diverged, is stuck or regressed."""
-        return any(run.state in BAD_OUTCOMES for run in self.runs_at(lr))
+        return count_bad(self.runs_at(lr)) > 0
 
     @property
     def runs_at_best(self) -> Sequence[RunResult]:
@@ -148,46 +195,17 @@ class Cell:
         return warnings
 
 
+def count_bad(runs: Iterable[RunResult]) -> int:
+    """Return how many runs have one of `BAD_OUTCOMES`."""
+    return sum(run.state in BAD_OUTCOMES for run in runs)
+
+
 def group_cells(runs: Iterable[RunResult], by: Sequence[str]) -> list[Cell]:
     """Return the cells sorted by their values: numbers by size, then names alphabetically."""
     grouped: dict[tuple[Setting, ...], list[RunResult]] = {}
     for run in runs:
         grouped.setdefault(tuple(setting(run.record, option) for option in by), []).append(run)
     return [Cell(by, key, grouped[key]) for key in sorted(grouped, key=lambda key: [sort_key(value) for value in key])]
-
-
-def rank_cells(cells: Sequence[Cell]) -> list[int]:
-    """Return the indices of the cells with a result, best first.
-
-    Cells are compared at their best learning rates: first by the share of diverged seeds, then by whether a run is
-    stuck or regressed, then by the mean final validation loss of the seeds that did not diverge.
-    """
-    keys: dict[int, tuple[float, bool, float]] = {}
-    for index, cell in enumerate(cells):
-        if cell.losses:
-            diverged, mean = badness(cell.final_losses.values())
-            keys[index] = (diverged, cell.has_bad_outcome, mean)
-    return sorted(keys, key=keys.__getitem__)
-
-
-def size_options(cells: Sequence[Cell]) -> list[str]:
-    """Return those of `SIZE_OPTIONS` in which some cells differ."""
-    levels = [dict(zip(cell.by, cell.key, strict=True)) for cell in cells]
-    return [option for option in SIZE_OPTIONS if len({each.get(option) for each in levels}) > 1]
-
-
-def rank_by_size(cells: Sequence[Cell]) -> dict[str, list[int]]:
-    """Return the indices of the cells with a result, best first, by the label of their size, such as `depth 8`.
-
-    The label is empty if all cells have one size.
-    """
-    options, order = size_options(cells), rank_cells(cells)
-    sizes: dict[tuple[Setting, ...], list[int]] = {}
-    for index in order:
-        levels = dict(zip(cells[index].by, cells[index].key, strict=True))
-        sizes.setdefault(tuple(levels[option] for option in options), []).append(index)
-    in_order = sorted(sizes, key=lambda values: [sort_key(value) for value in values])
-    return {label(options, values) if options else "": sizes[values] for values in in_order}
 
 
 def resolved_differences(cells: Sequence[Cell]) -> list[str]:

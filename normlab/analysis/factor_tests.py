@@ -11,24 +11,26 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
+from normlab.analysis.cells import Cell, count_bad, resolved_differences
+from normlab.analysis.contrasts import Key, Pool, Rates, Term, contrast, fisher_p, pool_cells, slope_weights
+from normlab.analysis.factors import Factor, label, level_label
+from normlab.analysis.intervals import holm
+from normlab.analysis.settings import LR, format_setting, parse_conditions, resolve_options, sort_key
 from normlab.config.option_names import meanings
 from normlab.errors import ConfigError, unknown
-from normlab.report.cells import BAD_OUTCOMES, Cell, resolved_differences
-from normlab.report.contrasts import Key, Pool, Rates, Term, contrast, pool_cells
-from normlab.report.factors import Factor, label, level_label
-from normlab.report.intervals import holm
-from normlab.report.settings import LR, format_setting, parse_conditions, resolve_options, sort_key
-from normlab.report.tables import Row
 from normlab.store.parts import Setting
 
+Row = dict[str, Any]
 LOGARITHMIC = ("model.depth", "model.width", "model.context", "train.batch_size", "train.steps", LR)
 """Options whose trend is over the natural logarithm of their value."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Question:
     """The cells and options of a test."""
 
@@ -41,16 +43,39 @@ class Question:
     """The baseline level of each factor, by option."""
     lrs: Rates
 
-    def groups(self, over: Sequence[Factor]) -> Iterator[tuple[str, dict[Key, Cell]]]:
-        """Yield the label and the cells of each group with equal levels outside `over`, by their levels of `over`."""
-        inside = [self.factors.index(factor) for factor in over]
-        fixed = [index for index in range(len(self.factors)) if index not in inside]
-        groups: dict[Key, dict[Key, Cell]] = {}
+    def groups(self, over: Sequence[Factor]) -> dict[str, dict[Key, Cell]]:
+        """Return the cells of each group with equal levels outside `over`: by the group's label and their levels."""
+        inside = [factor.option for factor in over]
+        groups: dict[str, dict[Key, Cell]] = {}
         for cell in self.cells:
-            group = groups.setdefault(tuple(cell.key[index] for index in fixed), {})
-            group[tuple(cell.key[index] for index in inside)] = cell
-        for key, group in groups.items():
-            yield label([self.factors[index].option for index in fixed], key), group
+            fixed = {option: level for option, level in cell.levels.items() if option not in inside}
+            where = label(fixed, fixed.values())
+            groups.setdefault(where, {})[tuple(cell.levels[option] for option in inside)] = cell
+        return groups
+
+    @cached_property
+    def pool(self) -> Pool | None:
+        """The pooled residual variance of the cells."""
+        return pool_cells(self.cells, self.lrs)
+
+    def contrast(self, terms: Iterable[tuple[Cell, float]], **labels: str) -> Row:
+        """Return the row of a contrast of cells with weights."""
+        at_rates = [Term(cell, weight, self.lrs[cell.key]) for cell, weight in terms]
+        result = contrast(at_rates, self.pool)
+        rates = {term.lr for term in at_rates}
+        runs = [run for term in at_rates for run in term.cell.runs_at(term.lr)]
+        return labels | {
+            "estimate": result and result.estimate,
+            "low": result and result.low,
+            "high": result and result.high,
+            "n": result.design.n if result else 0,
+            "n_crossed": result and result.design.crossing,
+            "p": result and result.p,
+            "method": result and result.test,
+            "lr": rates.pop() if len(rates) == 1 else None,
+            "bad": count_bad(runs),
+            "runs": len(runs),
+        }
 
     def changes(self, factor: Factor) -> list[tuple[Setting, Setting]]:
         """Return the pairs (level, baseline) of a factor."""
@@ -125,9 +150,9 @@ def _interactions(question: Question) -> list[Row]:
     sets = [tuple(question.over)] if question.over else list(itertools.combinations(question.factors, 2))
     if any(len(factors) < 2 for factors in sets) or not sets:
         raise ConfigError("--test interaction: needs two factors or more; name them in --by, or in --over")
-    pool, rows = pool_cells(question.cells, question.lrs), []
+    rows = []
     for factors in sets:
-        for where, group in question.groups(factors):
+        for where, group in question.groups(factors).items():
             for changes in itertools.product(*map(question.changes, factors)):
                 # Of each factor, the level (+1) or the baseline (-1).
                 corners = list(itertools.product(*changes))
@@ -138,8 +163,9 @@ def _interactions(question: Question) -> list[Row]:
                         f"({level_label(factor.option, level)} - {level_label(factor.option, baseline)})"
                         for factor, (level, baseline) in zip(factors, changes, strict=True)
                     )
-                    terms = [(group[corner], weight) for corner, weight in zip(corners, weights, strict=True)]
-                    rows.append(_contrast_row("interaction", where, text, "nats/token", terms, question.lrs, pool))
+                    terms = zip(map(group.__getitem__, corners), weights, strict=True)
+                    labels = {"test": "interaction", "where": where, "contrast": text, "unit": "nats/token"}
+                    rows.append(question.contrast(terms, **labels))
     return rows
 
 
@@ -149,67 +175,33 @@ def _trends(question: Question) -> list[Row]:
     if not factors or not all(factor.is_numeric for factor in factors):
         named = " or ".join(factor.option for factor in question.over or question.factors)
         raise ConfigError(f"--test trend: needs a numeric factor, such as model.depth, and {named} is not numeric")
-    pool, rows = pool_cells(question.cells, question.lrs), []
+    rows = []
     for factor in factors:
         is_log = factor.option in LOGARITHMIC and all(float(level or 0) > 0 for level in factor.levels)
         text = f"slope over ln({factor.name})" if is_log else f"slope over {factor.name}"
-        for where, group in question.groups([factor]):
-            at = {level: math.log(float(level)) if is_log else float(level) for (level,) in group}  # pyright: ignore
-            mean = math.fsum(at.values()) / len(at)
-            spread = math.fsum((t - mean) ** 2 for t in at.values())
-            if len(set(at.values())) > 1:
-                terms = [(cell, (at[level] - mean) / spread) for (level,), cell in group.items()]
+        for where, group in question.groups([factor]).items():
+            at = [math.log(float(level)) if is_log else float(level) for (level,) in group]  # pyright: ignore
+            if len(set(at)) > 1:
+                terms = zip(group.values(), slope_weights(at), strict=True)
                 unit = f"nats/token per {'e-fold' if is_log else 'unit'}"
-                rows.append(_contrast_row("trend", where, text, unit, terms, question.lrs, pool))
+                rows.append(question.contrast(terms, test="trend", where=where, contrast=text, unit=unit))
     return rows
-
-
-def _contrast_row(
-    test: str,
-    where: str,
-    text: str,
-    unit: str,
-    terms: Sequence[tuple[Cell, float]],
-    lrs: Rates,
-    pool: Pool | None,
-) -> Row:
-    result = contrast([Term(cell, weight, lrs[cell.key]) for cell, weight in terms], pool)
-    rates = {lrs[cell.key] for cell, _ in terms}
-    states = [run.state for cell, _ in terms for run in cell.runs_at(lrs[cell.key])]
-    return {
-        "test": test,
-        "where": where,
-        "contrast": text,
-        "unit": unit,
-        "estimate": result and result.estimate,
-        "low": result and result.low,
-        "high": result and result.high,
-        "n": result.design.n if result else 0,
-        "n_crossed": result and result.design.crossing,
-        "p": result and result.p,
-        "method": result and result.test,
-        "lr": rates.pop() if len(rates) == 1 else None,
-        "bad": sum(state in BAD_OUTCOMES for state in states),
-        "runs": len(states),
-    }
 
 
 def _counts(question: Question) -> list[Row]:
     """Return Fisher's exact tests of the counts of bad outcomes, over all learning rates of a cell."""
-    from scipy.stats import fisher_exact
 
     def count(cell: Cell) -> tuple[int, int]:
-        states = [run.state for run in cell.runs if run.has_loss]
-        return sum(state in BAD_OUTCOMES for state in states), len(states)
+        runs = [run for run in cell.runs if run.has_loss]
+        return count_bad(runs), len(runs)
 
     rows = []
     for factor in question.over or question.factors:
-        for where, group in question.groups([factor]):
+        for where, group in question.groups([factor]).items():
             for level, baseline in question.changes(factor):
                 if (level,) not in group or (baseline,) not in group:
                     continue
                 (bad, runs), (other_bad, others) = count(group[level,]), count(group[baseline,])
-                table = [[bad, runs - bad], [other_bad, others - other_bad]]
                 rows.append(
                     {
                         "test": "counts",
@@ -221,7 +213,7 @@ def _counts(question: Question) -> list[Row]:
                         "runs": runs,
                         "baseline_bad": other_bad,
                         "baseline_runs": others,
-                        "p": float(fisher_exact(table).pvalue) if runs and others else None,  # pyright: ignore[reportAttributeAccessIssue]
+                        "p": fisher_p(bad, runs, other_bad, others) if runs and others else None,
                         "method": "Fisher's exact test",
                     }
                 )

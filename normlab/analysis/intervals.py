@@ -15,7 +15,7 @@ import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from normlab.report.settings import SEEDS
+from normlab.analysis.settings import SEEDS
 
 LEVEL = 0.95
 """Coverage of every interval."""

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from normlab.errors import ConfigError
-from normlab.report.results import RunResult, read_results
-from normlab.report.settings import (
+from normlab.analysis.results import RunResult, read_results
+from normlab.analysis.settings import (
     LR,
     SEEDS,
     differing_settings,
@@ -23,6 +22,7 @@ from normlab.report.settings import (
     setting,
     sort_key,
 )
+from normlab.errors import ConfigError
 from normlab.store.parts import Setting
 from normlab.store.plans import has_plan, sweep_folder
 from normlab.store.query import resolve_run, select_runs

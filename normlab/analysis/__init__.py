@@ -1,0 +1,1 @@
+"""What runs show: factors, cells, arms, contrasts and intervals as typed results, without any rendering."""

@@ -1,0 +1,115 @@
+"""Which cell is best, and whether that is sure: the one ranking and the one rule of tables, summaries and pages.
+
+Cells of different sizes or lengths of training are not compared: a larger model has a lower loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from normlab.analysis.cells import SIZE_OPTIONS, Cell
+from normlab.analysis.contrasts import Rates, compare_cells, pool_cells
+from normlab.analysis.factors import label
+from normlab.analysis.intervals import LEVEL, PairedTest, holm
+from normlab.analysis.learning_rates import badness
+from normlab.analysis.settings import sort_key
+from normlab.store.parts import Setting
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A paired test of the loss of a cell minus that of another."""
+
+    test: PairedTest | None
+    """None without a common replicate."""
+    p_holm: float | None
+    """The p-value with Holm's correction for `tests` tests."""
+    tests: int
+
+    @property
+    def is_lower(self) -> bool:
+        """Whether the loss is lower for sure: the interval is below 0, and p < 0.05 after the correction."""
+        is_below = self.test is not None and self.test.high is not None and self.test.high < 0
+        return is_below and self.p_holm is not None and self.p_holm < 1 - LEVEL
+
+
+def compare_with_baselines(cells: Sequence[Cell], baselines: Sequence[Cell | None], lrs: Rates) -> list[Comparison]:
+    """Return the comparison of each cell with its baseline, corrected for all of them.
+
+    Args:
+        cells: The cells.
+        baselines: The baseline of each cell, or None.
+        lrs: The learning rate at which each cell is compared, by its key.
+    """
+    pool = pool_cells(cells, lrs)
+    tests = [
+        compare_cells(cell, lrs[cell.key], baseline, lrs[baseline.key], pool) if baseline else None
+        for cell, baseline in zip(cells, baselines, strict=True)
+    ]
+    known = sum(test is not None and test.p is not None for test in tests)
+    corrected = holm([test and test.p for test in tests])
+    return [Comparison(test, p, known) for test, p in zip(tests, corrected, strict=True)]
+
+
+def compare_pairs(cells: Sequence[Cell], pairs: Iterable[tuple[int, int]]) -> Mapping[tuple[int, int], Comparison]:
+    """Return the comparison of pairs of cells, the better one first, at their best learning rates.
+
+    Each is corrected for the comparisons of the better cell. The key is the pair of indices.
+    """
+    pool = pool_cells(cells, {cell.key: cell.best_lr for cell in cells})
+    tests: dict[tuple[int, int], PairedTest | None] = {}
+    for better, worse in pairs:
+        a, b = cells[better], cells[worse]
+        tests[better, worse] = compare_cells(a, a.best_lr, b, b.best_lr, pool)
+    found: dict[tuple[int, int], Comparison] = {}
+    for cell in dict.fromkeys(better for better, _ in tests):
+        of_cell = [pair for pair in tests if cell in pair]
+        p_values = holm([test and test.p for test in map(tests.__getitem__, of_cell)])
+        for pair, p in zip(of_cell, p_values, strict=True):
+            if pair[0] == cell:
+                found[pair] = Comparison(tests[pair], p, len(of_cell))
+    return found
+
+
+def clearly_best(cells: Sequence[Cell]) -> list[int]:
+    """Return the index of each cell whose loss is lower, for sure, than that of every other cell of its size."""
+    sizes = rank_by_size(cells).values()
+    compared = compare_pairs(cells, [(ranked[0], other) for ranked in sizes for other in ranked[1:]])
+    return [
+        ranked[0]
+        for ranked in sizes
+        if len(ranked) > 1 and all(compared[ranked[0], other].is_lower for other in ranked[1:])
+    ]
+
+
+def rank_cells(cells: Sequence[Cell]) -> list[int]:
+    """Return the indices of the cells with a result, best first.
+
+    Cells are compared at their best learning rates: first by the share of diverged seeds, then by whether a run is
+    stuck or regressed, then by the mean final validation loss of the seeds that did not diverge.
+    """
+    keys: dict[int, tuple[float, bool, float]] = {}
+    for index, cell in enumerate(cells):
+        if cell.losses:
+            diverged, mean = badness(cell.final.losses.values())
+            keys[index] = (diverged, cell.has_bad_outcome, mean)
+    return sorted(keys, key=keys.__getitem__)
+
+
+def size_options(cells: Sequence[Cell]) -> list[str]:
+    """Return those of `SIZE_OPTIONS` in which some cells differ."""
+    return [option for option in SIZE_OPTIONS if len({cell.levels.get(option) for cell in cells}) > 1]
+
+
+def rank_by_size(cells: Sequence[Cell]) -> dict[str, list[int]]:
+    """Return the indices of the cells with a result, best first, by the label of their size, such as `depth 8`.
+
+    The label is empty if all cells have one size.
+    """
+    options, order = size_options(cells), rank_cells(cells)
+    sizes: dict[tuple[Setting, ...], list[int]] = {}
+    for index in order:
+        sizes.setdefault(tuple(cells[index].levels[option] for option in options), []).append(index)
+    in_order = sorted(sizes, key=lambda values: [sort_key(value) for value in values])
+    return {label(options, values) if options else "": sizes[values] for values in in_order}

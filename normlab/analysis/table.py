@@ -1,0 +1,351 @@
+"""The results of the cells of a sweep: typed, not rounded, without text.
+
+With a baseline (`against`) each cell has the difference between its loss and the baseline's, paired by seed and data
+order. A pair is one run of each cell with the same seeds. The difference of a pair is infinite if one run diverged, and
+0 if both diverged. Runs without an outcome form no pair.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from normlab.analysis.best import Comparison, compare_with_baselines
+from normlab.analysis.cells import Cell, SeedMean, group_cells, mean, resolved_differences, table_warnings
+from normlab.analysis.compute_speedup import Speedup, speedups
+from normlab.analysis.factor_tests import baseline_levels
+from normlab.analysis.factors import DEFAULT_OPTIONS, Factor, distinguishing_options, factors_of
+from normlab.analysis.learning_rates import Sensitivity, sensitivity, shared_lr
+from normlab.analysis.phrases import name_some
+from normlab.analysis.results import RunResult, mixed_settings, read_results
+from normlab.analysis.settings import format_setting, resolve_options, select_where
+from normlab.errors import ConfigError, StoreError
+from normlab.store.format import number
+from normlab.store.outcome import loss_of
+from normlab.store.query import Selection, select_runs
+from normlab.store.record import RunRecord
+from normlab.store.series import Evaluation, evaluations
+
+
+@dataclass(frozen=True, slots=True)
+class AtRate:
+    """The losses of a cell at one learning rate, and their comparison with the baseline's."""
+
+    lr: float | None
+    final: SeedMean
+    lowest: SeedMean
+    comparison: Comparison | None = None
+    """None without a baseline, and for a baseline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """How runs reached a validation loss."""
+
+    loss: float
+    runs: int
+    reached: Sequence[Evaluation]
+    """The first evaluation of each run at the loss or below."""
+
+    @property
+    def steps(self) -> float | None:
+        """The mean number of steps; None unless every run reached the loss."""
+        return mean([each.step for each in self.reached]) if len(self.reached) == self.runs else None
+
+    @property
+    def seconds(self) -> float | None:
+        """The mean training time; None unless every run reached the loss and has a time on record."""
+        seconds = [each.seconds for each in self.reached if each.seconds is not None]
+        return mean(seconds) if len(seconds) == self.runs else None
+
+
+@dataclass(slots=True)
+class SpikeCounts:
+    """The spikes of some runs by one rule."""
+
+    runs: int = 0
+    spikes: float = 0
+    of_steps: float = 0
+    """The number of steps that the rule judges."""
+
+    @property
+    def share(self) -> float | None:
+        """Spikes per judged step."""
+        return self.spikes / self.of_steps if self.of_steps else None
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """A cell with its numbers and warnings."""
+
+    cell: Cell
+    best: AtRate
+    """At the cell's best learning rate."""
+    shared: AtRate
+    """At the learning rate that all cells share."""
+    sensitivity: Sensitivity
+    loss_at_start: float | None
+    """ln V, the loss of a uniform guess."""
+    tokens_per_s: float | None
+    """As the other costs, the mean over the runs with a finite loss whose record has the number."""
+    flops_per_token: float | None
+    flops_per_s: float | None
+    mfu: float | None
+    peak_memory_bytes: float | None
+    """The largest of these runs."""
+    spikes: Mapping[str, SpikeCounts]
+    """The counts at the best learning rate, by rule."""
+    target: Target | None
+    warnings: Sequence[str]
+    baseline: Cell | None = None
+    speedup: Speedup | None = None
+
+    @property
+    def rates(self) -> tuple[AtRate, AtRate]:
+        """The results at the best and at the shared learning rate."""
+        return self.best, self.shared
+
+
+@dataclass(frozen=True, slots=True)
+class CellsTable:
+    """The results of cells, with warnings."""
+
+    by: Sequence[str]
+    """The full names of the options that define cells."""
+    results: Sequence[CellResult] = ()
+    table_warnings: Sequence[str] = ()
+    """Warnings about the table as a whole."""
+    among: Sequence[RunResult] = ()
+    """All runs, of which conditions select those of the cells."""
+    has_baseline: bool = False
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells, in the order of the results."""
+        return [result.cell for result in self.results]
+
+    @property
+    def factors(self) -> list[Factor]:
+        """The options of `by` with their levels."""
+        return factors_of([run for cell in self.cells for run in cell.runs], self.by, self.among)
+
+    @property
+    def resolved_differences(self) -> list[str]:
+        """At most one line: the resolved settings in which the cells differ."""
+        return resolved_differences(self.cells)
+
+    @property
+    def has_speedup(self) -> bool:
+        """Whether a cell has a compute-equivalent speed-up over the baseline."""
+        return any(result.speedup for result in self.results)
+
+    @property
+    def warnings(self) -> list[str]:
+        """All warnings; equal warnings of several cells are one line that names the cells."""
+        cells_of: dict[str, list[str]] = {}
+        for result in self.results:
+            for warning in result.warnings:
+                cells_of.setdefault(warning, []).append(result.cell.label)
+        lines = list(self.table_warnings)
+        for warning, names in cells_of.items():
+            is_general = len(names) == len(self.results) > 1
+            lines.append(f"{'every cell' if is_general else name_some(names)}: {warning}")
+        return lines
+
+
+def summarize_by(
+    path: str | os.PathLike[str] | Selection,
+    by: Sequence[str] | None = None,
+    *,
+    where: Sequence[str] = (),
+    results_dir: str | os.PathLike[str] = "results",
+    **options: Any,
+) -> CellsTable:
+    """Return the table of cells of a results folder, a `runs` folder, a run or a sweep.
+
+    Args:
+        path: A folder, or the name of a sweep or a run, as for `query.select_runs`; or the selected runs.
+        by: The options that define cells; by default those in which the runs differ.
+        where: Conditions that the runs must meet.
+        results_dir: The folder in which names are looked up.
+        options: `against`: the baseline, such as `norm=layernorm`. `lr`: the shared learning rate; by default the one
+            with the best mean rank. `target`: a validation loss; the results then have the steps and seconds to reach
+            it. `spikes`: whether to count spikes from the metrics of runs whose status has no count.
+
+    Raises:
+        ConfigError: An option of `by`, a condition, the baseline or the learning rate is unknown.
+        StoreError: There is no run with a readable record.
+    """
+    selection = path if isinstance(path, Selection) else select_runs([os.fspath(path)], results_dir)
+    results, warnings = read_results(selection.records)
+    if not results:
+        raise StoreError(
+            f"{selection.home}: no run has a readable record; `normlab summarize --runs` lists the reasons"
+        )
+    if by is not None:
+        by = cell_options(by, results)  # before the conditions, because an unknown option is the user's first error
+    kept = set(select_where([run.record for run in results], where))
+    selected = [run for run in results if run.record in kept]
+    return build_table(selected, cell_options(by, selected), warnings=warnings, among=results, **options)
+
+
+def cell_options(by: Sequence[str] | None, results: Sequence[RunResult]) -> list[str]:
+    """Return the full names of the options of `--by`; for None, the options in which the runs differ.
+
+    Raises:
+        ConfigError: The list is empty or has a duplicate, or no run has an option.
+    """
+    if by is None:
+        return distinguishing_options(results) or list(DEFAULT_OPTIONS)
+    options = resolve_options(by, [run.record for run in results], "--by") if all(by) and results else list(by)
+    if not all(by) or not by or len(set(options)) < len(by):
+        raise ConfigError(f"--by {','.join(by)}: name at least one option, each once, such as norm,placement")
+    return options
+
+
+def build_table(
+    results: Sequence[RunResult],
+    by: Sequence[str],
+    *,
+    against: str | None = None,
+    lr: float | None = None,
+    target: float | None = None,
+    spikes: bool = False,
+    warnings: Sequence[str] = (),
+    among: Sequence[RunResult] = (),
+) -> CellsTable:
+    """Return the table of cells of some runs, selected from `among`; arguments and errors as for `summarize_by`.
+
+    `by` has the full names of the options, and `warnings` come before those about the table.
+    """
+    cells = group_cells(results, by)
+    shared = shared_lr([cell.ranking for cell in cells if cell.losses]) if lr is None else lr
+    if lr is not None and not any(lr in cell.losses for cell in cells):
+        choices = ", ".join(format_setting(rate) for rate in sorted({rate for cell in cells for rate in cell.losses}))
+        raise ConfigError(f"--lr {format_setting(lr)}: no run has this learning rate; choose one of {choices}")
+    rows = [_result(cell, shared, target, spikes) for cell in cells]
+    if against is not None:
+        rows = _with_baselines(rows, by, against)
+    return CellsTable(by, rows, [*warnings, *table_warnings(cells, by)], among, has_baseline=against is not None)
+
+
+def _result(cell: Cell, shared: float | None, target: float | None, spikes: bool) -> CellResult:
+    starts = [loss_of(run.record.corpus.baselines.uniform) for run in cell.runs]
+    loss_at_start = max((start for start in starts if start is not None), default=None)
+    warnings = cell.warnings()
+    records = [run.record for run in cell.runs if math.isfinite(run.loss)]
+
+    def known(read: Callable[[RunRecord], float | None]) -> list[float]:
+        return [value for record in records if (value := read(record)) is not None]
+
+    return CellResult(
+        cell,
+        *(AtRate(lr, cell.final_at(lr), cell.lowest_at(lr)) for lr in (cell.best_lr, shared)),
+        sensitivity=sensitivity(cell.losses, loss_at_start, cell.bad_lrs),
+        loss_at_start=loss_at_start,
+        tokens_per_s=mean(known(lambda run: run.status.tokens_per_s)),
+        flops_per_token=mean(known(lambda run: run.compute.flops_per_token)),
+        flops_per_s=mean(known(lambda run: run.flops_per_s)),
+        mfu=mean(known(lambda run: run.mfu)),
+        peak_memory_bytes=max(known(lambda run: run.status.peak_memory_bytes), default=None),
+        spikes=_spikes(cell, from_metrics=spikes),
+        target=None if target is None else _to_target(cell, target, warnings),
+        warnings=warnings,
+    )
+
+
+def _to_target(cell: Cell, target: float, warnings: list[str]) -> Target:
+    """Return how the runs at the best learning rate reached a validation loss.
+
+    A run whose metrics changed after it finished is left out, and `warnings` receives a line.
+    """
+    runs = 0
+    reached: list[Evaluation] = []
+    for run in cell.runs_at(cell.best_lr):
+        if problem := run.record.folder.metrics_problem():
+            warnings.append(f"{problem}; the run is left out of the steps to {target:g}")
+            continue
+        runs += 1
+        reached += [each for each in evaluations(run.record.folder) if each.loss <= target][:1]
+    return Target(target, runs, reached)
+
+
+def _spikes(cell: Cell, *, from_metrics: bool) -> dict[str, SpikeCounts]:
+    """Return the spikes at the best learning rate by rule; counted from the metrics where a status has no count."""
+    totals: dict[str, SpikeCounts] = {}
+    for run in cell.runs_at(cell.best_lr):
+        for rule, counts in _spikes_of(run.record, from_metrics).items():
+            total = totals.setdefault(rule, SpikeCounts())
+            counts = counts if isinstance(counts, dict) else {}
+            total.runs += 1
+            total.spikes += number(counts.get("spikes")) or 0
+            total.of_steps += number(counts.get("of_steps")) or 0
+    return totals
+
+
+def _spikes_of(run: RunRecord, from_metrics: bool) -> Mapping[str, Any]:
+    if run.status.spikes is not None or not from_metrics:
+        return run.status.spikes or {}
+    from normlab.stats.spikes import count_spikes
+    from normlab.store.series import series
+
+    counts = count_spikes(series(run.folder))
+    return {count.rule.name: {"spikes": len(count.spikes), "of_steps": count.scored} for count in counts}
+
+
+# Comparison with a baseline
+
+
+def _with_baselines(results: Sequence[CellResult], by: Sequence[str], against: str) -> list[CellResult]:
+    """Return the results with their comparisons with the baseline, corrected for all comparisons at one rate."""
+    cells = [result.cell for result in results]
+    baselines = _find_baselines(cells, by, against)
+    columns = [
+        compare_with_baselines(cells, baselines, {result.cell.key: result.rates[at].lr for result in results})
+        for at in (0, 1)
+    ]
+    gains = speedups(cells, baseline_levels(cells, by, against))
+    compared = []
+    for result, baseline, best, shared, gain in zip(results, baselines, *columns, gains, strict=True):
+        more = []
+        if baseline is not None:
+            more = _comparison_warnings(result.cell, baseline)
+        elif result.cell not in baselines:
+            more = [f"has no baseline: no cell with {against} matches its other options"]
+        compared.append(
+            replace(
+                result, best=replace(result.best, comparison=best), shared=replace(result.shared, comparison=shared),
+                baseline=baseline, speedup=gain, warnings=[*result.warnings, *more],
+            )
+        )  # fmt: skip
+    return compared
+
+
+def _find_baselines(cells: Sequence[Cell], by: Sequence[str], text: str) -> list[Cell | None]:
+    """Return each cell's baseline: the cell with the values of `text` and equal other options.
+
+    A cell that is a baseline, or has none, gets None.
+
+    Raises:
+        ConfigError: An option is not in `by`, or no cell has such a value.
+    """
+    levels = baseline_levels(cells, by, text)
+    by_key = {cell.key: cell for cell in cells}
+    baselines = [by_key.get(tuple((cell.levels | levels).values())) for cell in cells]
+    if not any(baselines):
+        raise ConfigError(f"--against {text}: no cell has all of these values; give fewer options")
+    return [None if baseline is cell else baseline for cell, baseline in zip(cells, baselines, strict=True)]
+
+
+def _comparison_warnings(cell: Cell, baseline: Cell) -> list[str]:
+    """Return the reasons why the comparison of a cell with its baseline is unreliable."""
+    unpaired = set(cell.final.losses) ^ set(baseline.final.losses) if cell.losses and baseline.losses else ()
+    intended = [option for option, level in cell.levels.items() if level != baseline.levels[option]]
+    different = mixed_settings([*cell.runs, *baseline.runs], intended).values()
+    return [
+        *([f"seeds with a result only in the cell or only in its baseline: {len(unpaired)}"] if unpaired else []),
+        *([f"the cell and its baseline also differ in {'; '.join(different)}"] if different else []),
+    ]

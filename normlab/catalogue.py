@@ -79,7 +79,8 @@ def options() -> list[Entry]:
     from normlab.config.sweep_options import SweepOptions
 
     found = _options(RunConfig) + _options(SweepOptions, "sweep.")
-    return [{"name": option.pop("option"), **option} for option in found if option["about"]]
+    chosen = ("norm", "placement", "data", "optim")
+    return [{"name": option.pop("option"), **option} for option in found if option["option"] not in chosen]
 
 
 def describe(part: Any, name: str) -> Entry:

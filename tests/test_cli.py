@@ -317,28 +317,6 @@ def test_a_terminal_is_given_no_orders(run_command: Command) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("what", ["norms", "placements", "models", "data", "optim"])
-def test_list_agrees_with_what_can_be_composed(what: str, run_command: Command) -> None:
-
-    group = {"norms": "norm", "placements": "placement", "models": "model"}.get(what, what)
-    entries = json.loads(run_command("list", what, "--json")[1])
-    assert entries
-    for entry in entries:
-        extra = {"files": ["data.path=x"], "hub": ["data.name=x"]}.get(entry["name"], [])
-        config = compose_run(
-            placement_overrides(entry["name"]) if group == "placement" else [f"{group}={entry['name']}", *extra]
-        )
-        for option in entry.get("options", []):
-            if f"{group}.{option['option']}=x" in extra:
-                continue
-            assert option["about"], f"{entry['name']}.{option['option']} has no documentation"
-            value = getattr(getattr(config, group), option["option"])
-            assert value == option["default"] or option["default"] is None, option
-    table = run_command("list", what)[1]
-    assert all(entry["name"] in table for entry in entries)
-
-
-@pytest.mark.exhaustive
 def test_every_init_rule_is_listed_as_it_is_defined(run_command: Command) -> None:
     listed = {entry["name"]: entry for entry in json.loads(run_command("list", "init", "--json")[1])}
     configs = {of: compose_run(placement_overrides(of)) for of in INIT_OF_PLACEMENT}
@@ -440,10 +418,7 @@ def test_a_preset_is_as_causal_as_its_norm(run_command: Command) -> None:
         ["--version"],
         ["list", "norms"],
         ["list", "placements"],
-        ["list", "models"],
-        ["list", "data"],
-        ["list", "init"],
-        ["list", "placements", "hybrid"],
+        ["list", "options"],
         ["summarize", "."],
         ["compare", "."],
     ],

@@ -78,24 +78,31 @@ OVERRIDES = {"ignore_unknown_options": True}
 """Settings of a command with overrides: the agent of a W&B sweep writes `--optim.lr=0.001`."""
 
 
-def all_overrides(overrides: Sequence[str] | None, results_dir: str | None) -> list[str]:
-    """Return the overrides of a command, with that of --results-dir.
+def read_arguments(
+    overrides: Sequence[str] | None,
+    cfg: object,
+    config_dir: str | None,
+    config_name: str,
+    results_dir: str | None = None,
+) -> tuple[list[str], UserConfigs]:
+    """Return the overrides of a command, with that of --results-dir, and its configs; print them for --cfg job.
 
     Raises:
         ConfigError: A flag is unknown.
+        SystemExit: The configs are printed.
     """
-    for text in overrides or ():
+    from normlab.config.compose import UserConfigs, config_texts
+
+    texts, configs = list(overrides or ()), UserConfigs(config_dir, config_name)
+    for text in texts:
         if text.startswith("-") and "=" not in text:
             raise ConfigError(f"{text}: no such option; --help lists the options")
-    return [*(overrides or ()), *([] if results_dir is None else [f"results_dir={results_dir}"])]
-
-
-def print_configs(overrides: Sequence[str], configs: UserConfigs) -> None:
-    """Print the config of each run of a grid as YAML documents, for --cfg job."""
-    from normlab.config.compose import config_texts
-
-    for number, text in enumerate(config_texts(overrides, configs)):
-        echo(f"---\n{text}" if number else text, keep="\n")
+    texts += [] if results_dir is None else [f"results_dir={results_dir}"]
+    if cfg:
+        for number, text in enumerate(config_texts(texts, configs)):
+            echo(f"---\n{text}" if number else text, keep="\n")
+        sys.exit(0)
+    return texts, configs
 
 
 app = typer.Typer(

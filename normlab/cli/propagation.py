@@ -12,11 +12,10 @@ from normlab.cli.app import (
     Cfg,
     ConfigDir,
     ConfigName,
-    all_overrides,
     app,
     echo,
     overrides_argument,
-    print_configs,
+    read_arguments,
     show_progress,
 )
 
@@ -41,16 +40,14 @@ def propagation(
     Trains nothing. Prints the RMS of the stream, the ratios of attention and MLP to it, the gradient norm and the
     relative size of the first update, at the first or last block. --json has every block.
     """
-    from normlab.config.compose import UserConfigs, compose_grid
+    from normlab.config.compose import compose_grid
     from normlab.propagation.measure import measure_rows
     from normlab.propagation.render import power_laws, table_row, write_page
     from normlab.report.pages.shell import check_page
     from normlab.report.tables import render
     from normlab.training.machine import limit_threads
 
-    texts, configs = all_overrides(overrides, None), UserConfigs(config_dir, config_name)
-    if cfg:
-        return print_configs(texts, configs)
+    texts, configs = read_arguments(overrides, cfg, config_dir, config_name)
     if page is not None:
         check_page(Path(page), "--output")
     limit_threads()

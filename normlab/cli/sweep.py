@@ -13,11 +13,10 @@ from normlab.cli.app import (
     ConfigDir,
     ConfigName,
     ResultsOverride,
-    all_overrides,
     app,
     echo,
     overrides_argument,
-    print_configs,
+    read_arguments,
     show_progress,
 )
 from normlab.errors import warn
@@ -60,16 +59,13 @@ def sweep(
 
     Example: normlab sweep norm=rmsnorm,dyt 'seed=range(3)'
     """
-    from normlab.config.compose import UserConfigs, compose_sweep
+    from normlab.config.compose import compose_sweep
     from normlab.sweeps.plan import make_plan
     from normlab.sweeps.progress import ProgressDisplay, plan_lines, result_lines
     from normlab.sweeps.supervisor import supervise
     from normlab.tracking.background import report_uploads
 
-    texts, configs = all_overrides(overrides, results_dir), UserConfigs(config_dir, config_name)
-    if cfg:
-        print_configs(texts, configs)
-        return 0
+    texts, configs = read_arguments(overrides, cfg, config_dir, config_name, results_dir)
     options, runs = compose_sweep(texts, show_progress, configs)
     planned = make_plan(options, runs, show_progress)
     for warning in planned.warnings:

@@ -14,11 +14,10 @@ from normlab.cli.app import (
     ConfigDir,
     ConfigName,
     ResultsOverride,
-    all_overrides,
     app,
     echo,
     overrides_argument,
-    print_configs,
+    read_arguments,
     replace_interrupt_handler,
 )
 
@@ -48,14 +47,10 @@ def train(
         from normlab.cli.sweep import sweep
 
         return sweep(overrides, cfg=cfg, config_dir=config_dir, config_name=config_name, results_dir=results_dir)
-    from normlab.config.compose import UserConfigs, compose_run
+    from normlab.config.compose import compose_run
     from normlab.training.machine import check_machine
 
-    texts, configs = all_overrides(overrides, results_dir), UserConfigs(config_dir, config_name)
-    if cfg:
-        print_configs(texts, configs)
-        return 0
-    config = compose_run(texts, configs)
+    config = compose_run(*read_arguments(overrides, cfg, config_dir, config_name, results_dir))
     check_machine(config)
     return train_one(config)
 

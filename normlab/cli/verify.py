@@ -15,10 +15,9 @@ from normlab.cli.app import (
     Json,
     ResultsDir,
     Trust,
-    all_overrides,
     app,
     echo,
-    print_configs,
+    read_arguments,
 )
 from normlab.errors import ConfigError, NormlabError, warn
 
@@ -60,11 +59,8 @@ def verify(
     from normlab.verify.runs import load_runs, verify_runs
     from normlab.verify.selection import checks_of_catalogue, compiled_checks_of_catalogue, select_checks, verdict
 
-    texts, configs = all_overrides(overrides, None), UserConfigs(config_dir, config_name)
+    texts, configs = read_arguments(overrides, cfg, config_dir, config_name)
     names = texts if all(os.path.exists(each) or "=" not in each for each in texts) else None
-    if cfg:
-        print_configs(texts, configs)
-        return 0
     torch.set_num_threads(1)  # the tensors are small, and more threads would wait for each other
     results = []
     problems: list[NormlabError] = []

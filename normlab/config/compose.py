@@ -81,7 +81,7 @@ def register_plugins(overrides: Sequence[str]) -> None:
     """Register the plugins of the last `plugins=[...]`, before Hydra composes."""
     files: list[str] = []
     for text in overrides:
-        if text.lstrip("+").startswith("plugins="):
+        if text.lstrip("+-").startswith("plugins="):
             value = _parse(text).value()
             if not isinstance(value, list):
                 raise ConfigError(f"{text}: not a list of files; write plugins=[my_norm.py]")
@@ -170,14 +170,14 @@ def to_config(cfg: DictConfig, job: Job = ()) -> RunConfig:
 
 
 def _parse(text: str) -> Override:
+    text = text.removeprefix("--") if "=" in text else text  # the agent of a W&B sweep writes --optim.lr=0.001
     with explaining_errors(typed=text):
         return OverridesParser.create().parse_overrides([text])[0]
 
 
 def _read(text: str) -> Override:
     """Parse an override of a run by Hydra's grammar; reject those that would be ignored."""
-    # The agent of a W&B sweep writes options so: --optim.lr=0.001.
-    override = _parse(text.removeprefix("--") if "=" in text else text)
+    override = _parse(text)
     key = override.key_or_group
     if override.is_delete():
         raise ConfigError(f"{text}: an option cannot be removed; leave {text} out, or set another value")
@@ -219,7 +219,7 @@ def quote(text: str) -> str:
 
 
 def _without_sweep(overrides: Sequence[str]) -> list[str]:
-    return [text for text in overrides if not text.startswith("sweep.")]
+    return [text for text in overrides if not text.lstrip("+-").startswith("sweep.")]
 
 
 def _sweep_options(overrides: Sequence[str]) -> SweepOptions:

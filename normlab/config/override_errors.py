@@ -135,8 +135,9 @@ def no_such_option(key: str, job: Sequence[Override], section_type: Any = None) 
     typed, (section, _, name) = _typed(key, job), key.rpartition(".")
     known = all_options()
     if not section or not dataclasses.is_dataclass(section_type):
-        return ConfigError(f"{typed}: no such option{hint(key, known)}; normlab train --cfg job lists all options")
-    options = sorted(field.name for field in dataclasses.fields(section_type) if field.name not in ("name", "preset"))
+        return ConfigError(f"{typed}: no such option{hint(key, known)}; normlab list options prints all")
+    fixed = ("name", "preset") if section in GROUPS else ()
+    options = sorted(field.name for field in dataclasses.fields(section_type) if field.name not in fixed)
     choices = f"choose one of {', '.join(options)}" if options else "it has no options"
     if key in known:  # for example norm.eps with norm=dyt
         return ConfigError(f"{typed}: the chosen {section} has no option {name!r}: {choices}")

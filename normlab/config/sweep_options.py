@@ -47,7 +47,7 @@ class SlurmOptions:
         help="Memory of a task on each node, in GiB; a pack that exceeds it is split into two packs.",
     )  # fmt: skip
     extra: list[str] = option(
-        [], "Further options of sbatch, by their long names: [qos=high,constraint=a100,exclusive].", longest=1000
+        [], "Further options of sbatch, by their long names: ['qos=high',exclusive].", longest=1000
     )
 
     def validate(self) -> None:
@@ -64,7 +64,7 @@ class SlurmOptions:
             if not re.fullmatch(r"[a-z][a-z-]*(=.+)?", text):
                 raise ConfigError(
                     f"sweep.slurm.extra={text}: is not an option of sbatch; write name=value, or the name of a flag, "
-                    "without leading dashes: [qos=high,exclusive]"
+                    "without leading dashes: ['qos=high',exclusive]"
                 )
             if (name := text.partition("=")[0]) in _RESERVED:
                 raise ConfigError(

@@ -1,13 +1,15 @@
 """Tab completion of overrides, for Typer's completion (`normlab --install-completion`), without torch and Hydra.
 
 The shim for `option=value`: bash takes `=` for the end of a word, and every shell adds a space behind a single
-candidate. So bash gets the values alone, and an option that is the only candidate is offered with values, too.
+candidate. So bash gets the values alone, and an option that is the only candidate is offered with values, too. Help is
+cut to one line, because Typer folds it, and fish takes each line for a candidate.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from textwrap import shorten
 
 import typer
 
@@ -36,12 +38,13 @@ def complete_override(context: typer.Context, incomplete: str) -> Iterator[tuple
         hidden = last[: last.rfind("=") + 1]
     chosen = dict(text.split("=", 1) for text in before if "=" in text)
     options = {entry["name"]: entry for entry in _entries(DEFAULTS | chosen)}
+    about = {name: shorten(entry["about"], 70, placeholder=" ...") for name, entry in options.items()}
     if context.info_name != "sweep":
         options = {name: entry for name, entry in options.items() if not name.startswith("sweep.")}
     name, equals, value = last.partition("=")
     names = [option for option in options if option.startswith(name)] if not equals else [name]
     if len(names) > 1:
-        yield from ((f"{option}=", options[option]["about"]) for option in names)
+        yield from ((f"{option}=", about[option]) for option in names)
     elif names and names[0] in options:
         entry = options[names[0]]
         typed = value[: value.rfind(",") + 1]  # the last value of a grid is completed
@@ -50,7 +53,7 @@ def complete_override(context: typer.Context, incomplete: str) -> Iterator[tuple
             choices = ["", "null" if entry["default"] is None else str(entry["default"])]
         for choice in choices:
             if choice.startswith(value.removeprefix(typed)):
-                yield f"{names[0]}={typed}{choice}".removeprefix(hidden), entry["about"]
+                yield f"{names[0]}={typed}{choice}".removeprefix(hidden), about[names[0]]
 
 
 def _entries(chosen: dict[str, str]) -> Iterator[catalogue.Entry]:

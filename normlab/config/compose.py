@@ -188,11 +188,11 @@ def _read(text: str) -> Override:
     group, _, name = key.partition(".")
     if group in GROUPS and name in ("name", "preset") and key != "data.name":  # data=hub has an option data.name
         raise ConfigError(f"{text}: {key} cannot be set; {group}=... chooses another {group}")
-    return keep_text(override) if key in text_options() else override
+    return keep_text(override)
 
 
 def keep_text(override: Override) -> Override:
-    """Return an override of a text option with the texts that were typed, where Hydra has read a number or a boolean.
+    """Return an override, with what was typed where Hydra has read a number or a boolean for an option of type text.
 
     Hydra reads `run.name=2024_01_05` as 20240105, `1e3` as 1000.0 and `true` as True, and OmegaConf would turn these
     values into texts again. A typed number has neither quotes nor commas, so that commas separate the values.
@@ -203,7 +203,7 @@ def keep_text(override: Override) -> Override:
         values, texts = value.list, typed.split(",")
     elif isinstance(value, list):
         values, texts = value, typed[1:-1].split(",")
-    if not any(isinstance(each, int | float) for each in values):
+    if override.key_or_group not in text_options() or not any(isinstance(each, int | float) for each in values):
         return override
     if len(texts) != len(values):
         raise ConfigError(f"{override.input_line}: has a number among texts with commas; quote each text")
@@ -232,7 +232,7 @@ def _sweep_options(overrides: Sequence[str]) -> SweepOptions:
             override = _parse(f"{override.key_or_group}={quote(override.get_value_string())}")
         if override.is_sweep_override():
             raise ConfigError(f"{override.input_line}: several values of a sweep option; choose one")
-        _set_value(cfg, keep_text(override) if override.key_or_group in text_options() else override, parsed)
+        _set_value(cfg, keep_text(override), parsed)
     options = OmegaConf.to_object(cfg.sweep)
     assert isinstance(options, SweepOptions)
     options.validate()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +29,9 @@ GROUPS: dict[str, Mapping[str, Any]] = {
     "stats": {},
 }  # fmt: skip
 """The classes or instances that are registered in each config group. Presets are files that Hydra finds."""
+
+_OF_MALFORMED_INPUTS = (OSError, ValueError, TypeError, AttributeError, AssertionError, RecursionError)
+"""Further errors that Hydra raises for malformed sweeps and config files."""
 
 SECTIONS = frozenset(field.name for field in dataclasses.fields(RunConfig))
 """The top-level fields of a run's config. Any other key belongs to Hydra, or to a config group of the user."""
@@ -69,12 +71,7 @@ def explaining_errors(job: Sequence[Override] = (), typed: str = "") -> Iterator
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="hydra")
             yield
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise _explain(error, job, typed) from error
-    except (OSError, ValueError, TypeError, AttributeError, AssertionError, RecursionError) as error:
-        # Hydra raises these for some malformed sweeps and config files.
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EPIPE):  # of standard output
-            raise
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, *_OF_MALFORMED_INPUTS) as error:
         raise _explain(error, job, typed) from error
 
 

@@ -27,6 +27,7 @@ _DECLARED = (
     "formula", "formulas", "embedding_formula", "head_formula", "inside", "incompatible_inits", "source", "note",
     "verified_by", "reference_kind", "parameters", "initial_values", "unit_length",
     "invariant_to", "equals", "pitfalls", "causal", "init", "embedding_norm", "final_norm", "hub",
+    "batch_statistics",
 )  # fmt: skip
 """Class attributes, or fields of a row of the algebra, that become keys of an entry."""
 

@@ -45,18 +45,17 @@ def page_data() -> dict[str, Any]:
 
 def placements() -> list[dict[str, Any]]:
     """Return every catalogued placement with its diagrams; plugins are not in the catalogue."""
-    entries = {entry["name"]: entry for entry in catalogue.placements()}
+    known = load_all()
     return [
         {
-            "name": name,
+            "name": entry["name"],
             "formula": placement.formula,
             "embedding_formula": placement.embedding_formula,
             "head_formula": placement.head_formula,
             "inside": placement.inside,
-            "parameters": entries[name]["parameters"],
-            **{key: entries[name][key] for key in ("init", "equals", "note", "source")},
+            **{key: entry[key] for key in ("parameters", "init", "equals", "note", "source")},
             "flows": [layout(flow) for flow in flows(placement)],
         }
-        for name, placement in load_all().items()
-        if name in entries
+        for entry in catalogue.placements()
+        for placement in [known[entry["name"]]]
     ]

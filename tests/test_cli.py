@@ -294,7 +294,7 @@ def test_a_config_file_without_a_config_is_a_one_line_error(run_command: Command
             "In 'norm/mine': ValidationError raised while composing config: Value 'much'",
         ),
         ("defaults:\n  - rmsnrm\n", "norm=rmsnrm: unknown norm 'rmsnrm' (did you mean 'rmsnorm'?): choose one of"),
-        ("", "norm=mine: Structured config of type `RunConfig` has missing mandatory value: norm"),
+        ("", "norm=mine: Structured config of type `NormConfig` has missing mandatory value: name"),
         ("eps: \udcff", "'utf-8' codec can't decode byte"),
     ],
 )

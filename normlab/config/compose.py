@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -249,18 +250,19 @@ def _jobs(overrides: Sequence[str]) -> Iterator[tuple[Job, list[str]]]:
     """Yield the overrides of each run of a grid, and the varied ones as texts; the last option varies fastest."""
     choices: dict[str, list[Override]] = {}
     varied: set[str] = set()
-    count = 1
     for override in map(_read, overrides):
         key = override.get_key_element()
         choices[key] = [override]
+        varied.discard(key)
         if override.is_sweep_override():
             varied.add(key)
             with explaining_errors((override,)):
                 values = list(itertools.islice(override.sweep_string_iterator(), MOST_RUNS + 1))
-            choices[key] = [_parse(f"{key}={value}") for value in values[:MOST_RUNS]]
-            count *= len(values)
-        if count > MOST_RUNS:
-            raise ConfigError(f"{override.input_line}: makes a grid of more than {MOST_RUNS} runs; sweep fewer values")
+            if len(values) * math.prod(map(len, choices.values())) > MOST_RUNS:
+                raise ConfigError(
+                    f"{override.input_line}: makes a grid of more than {MOST_RUNS} runs; sweep fewer values"
+                )
+            choices[key] = [_parse(f"{key}={value}") for value in values]
     for job in itertools.product(*choices.values()):
         yield job, [str(each.input_line) for each in job if each.get_key_element() in varied]
 

@@ -1,86 +1,45 @@
-"""The catalogue for `normlab list` and tab completion, without torch.
+"""The catalogue for `normlab list`, tab completion and `normlab explain`: each entry by its own declarations.
 
-Rows of the algebra and init rules are read from their tables. Classes are parsed from the source, because norms and
-other placements need torch, and because the documentation of an option is in the source only: it is the string below
-the field. A preset is a YAML file in `conf/` whose first line is a comment that describes it.
+Importing the norms and some placements needs torch. So `python -m normlab.catalogue` writes their entries to
+`catalogue.json`, which is read here; a test compares the file with the declarations. A preset is a YAML file in `conf/`
+whose first line is a comment that describes it.
 """
 
 from __future__ import annotations
 
-import ast
+import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping
-from functools import cache
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from normlab.options import LIMITS, option_fields
 from normlab.paths import config_dir
+from normlab.placements.base import SWITCHES
 
-if TYPE_CHECKING:
-    from normlab.placements.algebra import Row
-
-_PACKAGE = Path(__file__).resolve().parent
-_CONFIGS = ("config/schema.py", "config/optim.py", "config/corpora.py")
+FILE = Path(__file__).with_suffix(".json")
 
 Entry = dict[str, Any]
 
 CAUSAL = "if the norm is"
 """Whether a placement is causal: a placement never mixes tokens, as `normlab verify` checks."""
-
-
-def options_of(source: str, name: str) -> dict[str, str]:
-    """Return the docstring of each option of class `name` in the source of a module."""
-    classes = _classes("norms/*.py", "placements/*.py")
-    classes |= {node.name: node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)}
-    options = _entry(classes[name], classes)["options"] if name in classes else []
-    return {option["option"]: option["about"] for option in options}
+_DECLARED = (
+    "formula", "formulas", "embedding_formula", "head_formula", "inside", "incompatible_inits", "source", "note",
+    "verified_by", "reference_kind", "parameters", "initial_values", "unit_length",
+    "invariant_to", "equals", "pitfalls", "causal", "init", "embedding_norm", "final_norm", "hub",
+    "batch_statistics",
+)  # fmt: skip
+"""Class attributes, or fields of a row of the algebra, that become keys of an entry."""
 
 
 def norms() -> list[Entry]:
     """Return every norm, each followed by its presets."""
-    classes = _classes("norms/*.py")
-    presets = _presets("norm")
-    entries: list[Entry] = []
-    registered = [node for node in classes.values() if "register_norm" in map(ast.unparse, node.decorator_list)]
-    for norm in sorted((_entry(node, classes) for node in registered), key=lambda norm: norm["name"]):
-        of_norm = [preset for preset in presets if preset.get("preset_of") == norm["name"]]
-        entries += [norm, *(preset | _properties_of_preset(norm, preset["sets"]) for preset in of_norm)]
-        norm["initial_values"] = existing_values(norm.get("initial_values", {}), default_options(norm))
-    return entries
-
-
-def default_options(entry: Entry) -> dict[str, Any]:
-    """Return the default of each option of an entry."""
-    return {option["option"]: option["default"] for option in entry["options"]}
-
-
-def existing_values(initial_values: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the initial values of the parameters and buffers that a norm with these options has.
-
-    A norm has no parameter `p` where its option `p` or `learn_p` is false.
-    """
-    return {
-        name: value
-        for name, value in initial_values.items()
-        for last in [name.rpartition(".")[2]]
-        if options.get(last) is not False and options.get(f"learn_{last}") is not False
-    }
+    return _file()["norms"]
 
 
 def placements() -> list[Entry]:
     """Return every placement: the rows of the algebra, then those with their own wiring."""
-    from normlab.placements.base import PLACEMENTS
-    from normlab.placements.table import ROWS
-
-    classes = _classes("placements/*.py")
-    rows = [_row(row, _entry(classes[type(PLACEMENTS[row.name]).__name__], classes)) for row in ROWS]
-    # Only the class of a placement with its own wiring has a name and a formula; the other classes are its helpers.
-    others = [
-        _without_switches(entry)
-        for node in classes.values()
-        if (entry := _entry(node, classes))["name"] and entry.get("formula")
-    ]
-    return [entry | {"causal": CAUSAL} for entry in rows + sorted(others, key=lambda other: other["name"])]
+    return _file()["placements"]
 
 
 def models() -> list[Entry]:
@@ -90,12 +49,16 @@ def models() -> list[Entry]:
 
 def data() -> list[Entry]:
     """Return every corpus."""
-    return _named_subclasses("DataConfig")
+    from normlab.config.corpora import DATA
+
+    return [describe(kind, name) for name, kind in DATA.items()]
 
 
 def optim() -> list[Entry]:
     """Return every optimiser."""
-    return _named_subclasses("OptimConfig")
+    from normlab.config.optim import OPTIMIZERS
+
+    return [describe(kind, name) for name, kind in OPTIMIZERS.items()]
 
 
 def init() -> list[Entry]:
@@ -111,89 +74,54 @@ def stats() -> list[Entry]:
     return _presets("stats")
 
 
-def _trees(pattern: str) -> Iterator[ast.Module]:
-    for path in sorted(_PACKAGE.glob(pattern)):
-        yield ast.parse(path.read_text(encoding="utf-8"))
+def options() -> list[Entry]:
+    """Return every option of a run or a sweep outside norm, placement, data and optim, by its dotted name."""
+    from normlab.config.schema import RunConfig
+    from normlab.config.sweep_options import SweepOptions
+
+    found = _options(RunConfig) + _options(SweepOptions, "sweep.")
+    chosen = ("norm", "placement", "data", "optim")
+    return [{"name": option.pop("option"), **option} for option in found if option["option"] not in chosen]
 
 
-def _classes(*patterns: str) -> dict[str, ast.ClassDef]:
-    trees = (tree for pattern in patterns for tree in _trees(pattern))
-    return {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}
-
-
-def _bases(node: ast.ClassDef) -> list[str]:
-    return [base.id for base in node.bases if isinstance(base, ast.Name)]
-
-
-def _named_subclasses(base: str) -> list[Entry]:
-    classes = _classes(*_CONFIGS)
-    entries = [_entry(node, classes) for node in classes.values() if base in _ancestors(node, classes)]
-    return [entry for entry in entries if entry["name"]]
-
-
-def _ancestors(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> set[str]:
-    bases = _bases(node)
-    return set(bases).union(*(_ancestors(classes[base], classes) for base in bases if base in classes))
-
-
-def _called_name(node: ast.Call) -> str:
-    return node.func.id if isinstance(node.func, ast.Name) else ""
-
-
-def _entry(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Entry:
-    """Return the name, ClassVars, options (with inherited options) and docstring of a class."""
-    entry: Entry = {}
-    options: dict[str, Entry] = {}
-    initial_values: dict[str, str] = {}
-    for base in _bases(node):
-        if base in classes:
-            entry |= _entry(classes[base], classes)
-            options |= {option["option"]: option for option in entry["options"]}
-            initial_values |= entry.get("initial_values", {})
-    documentation = ast.get_docstring(node) or ""
-    entry |= {"name": "", "about": documentation.split("\n")[0]}
-    options.pop("name", None)
-    for field, after in zip(node.body, [*node.body[1:], None], strict=True):
-        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
-            continue
-        name, value, text = field.target.id, _value(field.value), _docstring(after)
-        if name == "name" and ast.unparse(field.annotation) == "str":
-            entry["name"] = value or ""
-            if not text:
-                continue  # a name without a docstring is chosen by its group, and is no option
-        if "ClassVar" in ast.unparse(field.annotation):
-            if field.value is not None:
-                entry[name] = value
-        elif name != "preset":
-            about = text or options.get(name, {}).get("about", "")
-            options[name] = {"option": name, "default": value, "about": about, **_limits(field.value)}
-    if declared := initial_values | (entry.get("initial_values") or {}):
-        entry["initial_values"] = declared
-    return entry | {"options": list(options.values()), "documentation": documentation}
-
-
-def _without_switches(placement: Entry) -> Entry:
-    """Drop the norm switches of a placement that has none (`Placement.has_switches`)."""
-    from normlab.placements.base import NORM_UPDATE, SWITCHES
-
-    if {placement["embedding_formula"], placement["head_formula"]} <= {"", NORM_UPDATE}:
-        return placement
-    return placement | {"options": [option for option in placement["options"] if option["option"] not in SWITCHES]}
-
-
-def _row(row: Row, kind: Entry) -> Entry:
-    """Return the entry of a row of the algebra; `kind` is the entry of its placement's class."""
-    entry: Entry = {
-        name: getattr(row, name)
-        for name in (
-            "name", "formula", "source", "init", "note", "parameters", "equals", "pitfalls", "incompatible_inits",
-            "initial_values", "embedding_norm", "final_norm",
-        )
+def describe(part: Any, name: str) -> Entry:
+    """Return the declarations, options and documentation of a class of options, or of a placement."""
+    kind = part if isinstance(part, type) else type(part)
+    # A placement of the algebra declares some attributes on its row, and the others on its class.
+    owners = {key: owner for key in _DECLARED for owner in (part, getattr(part, "row", part)) if hasattr(owner, key)}
+    entry = {key: getattr(owner, key) for key, owner in owners.items()}
+    if hasattr(kind, "all_initial_values"):
+        entry["initial_values"] = kind.all_initial_values()
+    documentation = "" if hasattr(part, "row") else inspect.getdoc(kind) or ""
+    hidden = SWITCHES if not getattr(part, "has_switches", True) else ()
+    options = [option for option in _options(kind) if option["option"] not in hidden]
+    return entry | {
+        "name": name, "about": documentation.partition("\n")[0], "options": options, "documentation": documentation,
     }  # fmt: skip
-    entry["norms"] = {"attn": row.attn.norms, "mlp": row.mlp.norms}
-    if row.early is not None:
-        entry["early"] = {"attn": row.early.attn.norms, "mlp": row.early.mlp.norms}
-    return entry | {"options": kind["options"]}
+
+
+def _options(kind: Any, prefix: str = "") -> list[Entry]:
+    return [
+        {"option": name, "default": _default(field), "about": _help(kind, field)}
+        | {key: limit for key, limit in field.metadata.items() if key in LIMITS and limit not in (None, ())}
+        for name, field in option_fields(kind, prefix)
+        if field.name != "preset" and (field.name != "name" or field.metadata.get("help"))
+    ]
+
+
+def _help(kind: Any, field: dataclasses.Field[Any]) -> str:
+    """Return the help of an option: that of the class, or of the first base class that has one."""
+    for base in kind.__mro__:
+        declared = vars(base).get("__dataclass_fields__", {}).get(field.name, field)
+        if text := declared.metadata.get("help"):
+            return text
+    return field.metadata.get("help", "")
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None if field.default is dataclasses.MISSING else field.default
 
 
 def _rule(name: str, documentation: str, known: list[Entry]) -> Entry:
@@ -214,54 +142,6 @@ def _rule(name: str, documentation: str, known: list[Entry]) -> Entry:
     }  # fmt: skip
 
 
-def _value(node: ast.expr | None) -> Any:
-    """Return a literal, the default in `option(...)`, a constant's value, or the source text."""
-    if node is None:
-        return None
-    if isinstance(node, ast.Call) and _called_name(node) == "option":
-        return _value(node.args[0]) if node.args else None
-    if isinstance(node, ast.Name) and node.id in _constants():
-        node = _constants()[node.id]
-    if isinstance(node, ast.Call) and _called_name(node) == "tuple" and isinstance(node.args[0], ast.Name):
-        table = _constants().get(node.args[0].id)
-        if isinstance(table, ast.Dict):
-            return [_value(key) for key in table.keys]
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return ast.unparse(node)
-
-
-@cache
-def _constants() -> dict[str, ast.expr]:
-    """Return the expressions of the constants in the files of norms and placements."""
-    constants: dict[str, ast.expr] = {}
-    for tree in [*_trees("norms/*.py"), *_trees("placements/*.py")]:
-        for node in tree.body:
-            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-            if isinstance(target, ast.Name) and target.id.isupper() and (value := getattr(node, "value", None)):
-                constants[target.id] = value
-    return constants
-
-
-def _limits(node: ast.expr | None) -> Entry:
-    """Return the limits given to `option(...)`."""
-    if not isinstance(node, ast.Call) or _called_name(node) != "option":
-        return {}
-    return {
-        keyword.arg or "": _value(keyword.value)
-        for keyword in node.keywords
-        if keyword.arg not in ("identity", "absent")
-    }
-
-
-def _docstring(node: ast.stmt | None) -> str:
-    """Return the text of a string used as a statement, or an empty text."""
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-        return " ".join(node.value.value.split())
-    return ""
-
-
 def _presets(group: str) -> list[Entry]:
     return [_preset(path) for path in sorted((config_dir() / group).glob("*.yaml"))]
 
@@ -280,32 +160,53 @@ def _preset(path: Path) -> Entry:
     return entry
 
 
-def _properties_of_preset(norm: Entry, sets: dict[str, str]) -> Entry:
-    """Return the formula, parameter count and properties of a preset with the options `sets`."""
-    defaults = default_options(norm)
-    overrides = [f"{name}={value}" for name, value in sets.items()]
-    formula = next((other for override, other in norm["formulas"].items() if override in overrides), norm["formula"])
-    added = 0
-    for name, term in (("gain", " * gain"), ("bias", " + bias")):
-        if name in sets:
-            added += (sets[name] == "true") - defaults[name]
-            formula = formula.replace(term, "") + term * (sets[name] == "true")
-    if sets.get("unit_offset") == "true":
-        formula = formula.replace(" * gain", " * (1 + gain)")
-    inherited = {key: norm[key] for key in ("causal", "pitfalls") if key in norm}
-    options = defaults | {name: value == "true" for name, value in sets.items() if value in ("true", "false")}
-    return inherited | {
-        "formula": formula,
-        "parameters": _add_vectors(norm["parameters"], added),
-        "initial_values": existing_values(norm.get("initial_values", {}), options),
+# The file
+
+
+def _file() -> dict[str, list[Entry]]:
+    return json.loads(FILE.read_bytes())
+
+
+def declared_entries() -> dict[str, list[Entry]]:
+    """Return the content of the file, from the declarations of all norms and placements of the package."""
+    from normlab.config.compose import norm_presets
+    from normlab.norms.base import NORMS
+    from normlab.placements.base import PLACEMENTS
+    from normlab.placements.table import ROWS
+
+    presets, texts = norm_presets(), {entry["name"]: entry for entry in _presets("norm")}
+    norms: list[Entry] = []
+    for name, kind in sorted(NORMS.items()):
+        norms.append(describe(kind, name))
+        norms[-1]["initial_values"] = _initial_values(kind(name=name))
+        norms += [texts[preset.preset] | _properties(preset) for preset in presets if preset.name == name]
+    rows = [row.name for row in ROWS]
+    names = rows + sorted(PLACEMENTS.keys() - rows)
+    return {"norms": norms, "placements": [describe(PLACEMENTS[name], name) | {"causal": CAUSAL} for name in names]}
+
+
+def _properties(norm: Any) -> Entry:
+    """Return the formula, the parameter count and other properties of a preset of a norm."""
+    options = {f"{name}={str(value).lower()}" for name, value in dataclasses.asdict(norm).items()}
+    matching = sorted((key for key in norm.formulas if options >= set(key.split(", "))), key=lambda key: key.count(","))
+    small, large = (sum(each.numel() for each in norm.build(width).parameters()) for width in (96, 192))
+    vectors, numbers = (large - small) // 96, 2 * small - large
+    terms = {0: [], 1: ["D"]}.get(vectors, [f"{vectors} * D"]) + ([str(numbers)] if numbers or not vectors else [])
+    return {
+        "formula": norm.formulas[matching[-1]] if matching else norm.formula, "parameters": " + ".join(terms),
+        "initial_values": _initial_values(norm), "causal": norm.causal, "pitfalls": norm.pitfalls,
+    }  # fmt: skip
+
+
+def _initial_values(norm: Any) -> dict[str, str]:
+    """Return the initial values of the parameters and buffers that a norm with these options has."""
+    existing = norm.build(96).state_dict()
+    return {name: value for name, value in norm.all_initial_values().items() if name in existing}
+
+
+if __name__ == "__main__":
+    lists = {
+        kind: "[\n" + ",\n".join(json.dumps(entry) for entry in entries) + "\n]"
+        for kind, entries in declared_entries().items()
     }
-
-
-def _add_vectors(parameters: str, added: int) -> str:
-    """Return a parameter count such as `2 * D + 1` with `added` more vectors of D numbers."""
-    if not added:
-        return parameters
-    vectors, _, rest = parameters.partition("D")
-    count = added + (int(vectors.removesuffix(" * ") or 1) if "D" in parameters else 0)
-    terms = [{0: "", 1: "D"}.get(count, f"{count} * D"), rest.removeprefix(" + ")]
-    return " + ".join(term for term in terms if term) or "0"
+    FILE.write_text("{" + ",\n".join(f'"{kind}": {text}' for kind, text in lists.items()) + "}\n", encoding="utf-8")

@@ -1,7 +1,6 @@
 """Typed options: dataclass fields with limits, and which of them identify a run.
 
-A config is a tree of `kw_only, slots` dataclasses. The docstring under each field is its documentation
-(`normlab list` reads it from the source); `option(...)` adds limits and other properties.
+A config is a tree of `kw_only, slots` dataclasses. `option(...)` gives a field its help, limits and other properties.
 """
 
 from __future__ import annotations
@@ -21,18 +20,21 @@ _UNSET = object()
 _SYNONYMS = {"true": "on", "yes": "on", "1": "on", "false": "off", "no": "off", "0": "off", "gpu": "cuda"}
 """The choice that a user probably meant by another word."""
 
-_LIMITS = (
+_BOUNDS = (
     ("at_least", operator.ge, "must be at least"),
     ("above", operator.gt, "must be greater than"),
     ("at_most", operator.le, "must be at most"),
     ("below", operator.lt, "must be less than"),
 )
+LIMITS = ("choices", *(limit for limit, _, _ in _BOUNDS), "longest")
+"""The keys of a field's metadata that limit its value."""
 _SMALLEST, _LARGEST = 1.1754944e-38, 3.4028234e38
 """The range of float32 without the subnormal numbers, which compiled kernels replace by 0."""
 
 
 def option(
     default: Any = _UNSET,
+    help: str = "",
     *,
     choices: tuple[str, ...] = (),
     at_least: float | None = None,
@@ -43,13 +45,14 @@ def option(
     identity: bool = True,
     absent: Any = _UNSET,
 ) -> Any:
-    """Return a dataclass field with limits.
+    """Return a dataclass field with help and limits.
 
     The value of every float option must be in the range of float32, and within its limits there too, because many of
     them become float32 numbers of a tensor.
 
     Args:
         default: The default value; a list is copied for each config.
+        help: What the option means, in its unit; a subclass that changes only the default leaves it out.
         choices: The allowed strings, of the option or of the elements of its list.
         at_least: Inclusive lower limit.
         above: Exclusive lower limit.
@@ -63,7 +66,7 @@ def option(
     """
     metadata: dict[str, Any] = {
         "choices": choices, "at_least": at_least, "above": above, "at_most": at_most, "below": below,
-        "longest": longest, "identity": identity,
+        "longest": longest, "identity": identity, "help": help,
     }  # fmt: skip
     if absent is not _UNSET:
         metadata["absent"] = absent
@@ -107,7 +110,7 @@ def _check_value(name: str, value: Any, limits: Any) -> None:
         raise ConfigError(
             f"{name}={value}: is outside the range of float32; choose a size between {_SMALLEST:.2g} and {_LARGEST:.2g}"
         )
-    for limit, holds, rule in _LIMITS:
+    for limit, holds, rule in _BOUNDS:
         bound = limits.get(limit)
         if bound is None:
             continue

@@ -1,7 +1,7 @@
 """Time the start-up of `normlab`: help, lists, a summary of 200 runs, a run of one step.
 
     python scripts/bench_startup.py            # one to two minutes on two CPU cores
-    python scripts/bench_startup.py --check    # exit 1 above the limits: 0.4 s for the help, 1 s for the summary
+    python scripts/bench_startup.py --check    # exit 1 above the limits: 0.2 s for the help, 1 s for the summary
 
 Every time is the wall time of a new process: the minimum and the median of ten, with the commands in turns so that a
 busy minute affects all of them. `CPU` is the median CPU time. The limits apply to the minimum, since other programs
@@ -29,7 +29,7 @@ from pathlib import Path
 from normlab.cgroup import allowed_cores
 
 HEAVY = ("torch", "wandb", "datasets", "pandas", "hydra", "numpy", "rich", "pydantic", "torch._inductor")
-HELP_LIMIT_S, SUMMARY_LIMIT_S = 0.4, 1.0
+HELP_LIMIT_S, SUMMARY_LIMIT_S = 0.2, 1.0
 """Limits of the minimum."""
 
 PROBE = f"""

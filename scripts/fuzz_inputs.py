@@ -337,14 +337,8 @@ def overrides(draw: random.Random, lab: Lab) -> Case:
         if how < 0.9:
             number = draw.choice([2, 3, 4, 7, 16, 64, 10**5, 2**20, 10**9, 2**31, 2**63, 10**11, 10**30, -1, 0])
             return f"{draw.choice([name for name in known if isinstance(known[name], int)])}={number}"
-        flags = (
-            "--cfg --info --resolve --package --config-name --config-dir --config-path --experimental-rerun -m -r -h"
-        )
-        flag = draw.choice(
-            [*flags.split(), "--hydra-help", "--shell-completion", "--nope", "--multirun", "-c", "--debug"]
-        )
-        if flag == "--debug":  # it prints a traceback on purpose
-            flag = "--debugg"
+        flags = ("--cfg", "--config-name", "--config-dir", "--config-path", "-m", "-r", "-h", "--nope", "--multirun")
+        flag = draw.choice(flags)
         return draw.choice([flag, f"{flag}={draw.choice(['job', 'hydra', 'x', '', 'é', '/nowhere', 'all'])}"])
 
     if draw.random() < 0.12:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -18,10 +21,10 @@ Command = Callable[..., tuple[int, str, str]]
 NORMS = catalogue.norms()
 PRESETS = [entry for entry in NORMS if "preset_of" in entry]
 FORMULAS = [([f"norm={entry['name']}"], entry["formula"]) for entry in PRESETS] + [
-    ([f"norm={norm['name']}", f"norm.{override}"], formula)
+    ([f"norm={norm['name']}", *(f"norm.{override}" for override in overrides.split(", "))], formula)
     for norm in NORMS
     if "preset_of" not in norm
-    for override, formula in norm["formulas"].items()
+    for overrides, formula in norm["formulas"].items()
 ]
 
 
@@ -72,12 +75,20 @@ def test_a_note_below_a_table_begins_with_the_name_of_its_entry(run_command: Com
             assert f" {entry['name']}: {entry['note']}" in text
 
 
+def test_the_file_of_the_catalogue_is_that_of_the_declarations() -> None:
+    # In a process of its own, because other tests register plugins.
+    script = "import json; from normlab import catalogue; print(json.dumps(catalogue.declared_entries()))"
+    declared = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    message = "run `python -m normlab.catalogue`"
+    assert json.loads(declared) == {"norms": NORMS, "placements": catalogue.placements()}, message
+
+
 def test_every_eps_mode_has_a_formula() -> None:
     for norm in NORMS:
         for option in norm.get("options", ()):
             if option["option"] == "eps_mode":
                 others = {f"eps_mode={choice}" for choice in option["choices"]} - {f"eps_mode={option['default']}"}
-                assert norm["formulas"].keys() == others
+                assert {key for key in norm["formulas"] if key.startswith("eps_mode=") and ", " not in key} == others
 
 
 @pytest.mark.parametrize("entry", PRESETS, ids=lambda entry: entry["name"])

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from normlab.config.compose import compose_run
+from normlab.config.compose import compose_grid, compose_run
 from normlab.config.schema import config_from_record
 from normlab.data.corpus import open_corpus
 from normlab.options import plain_tree
 from normlab.training.loop import Loop
 from normlab.training.machine import resolve
 from normlab.training.start import open_runs
-from support.grid import compose_grid
 
 CORPUS = Path(__file__).with_name("corpus.txt")
 

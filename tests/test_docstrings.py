@@ -56,6 +56,12 @@ def test_a_norm_documents_its_options_and_the_unit_of_its_eps(name: str) -> None
         assert re.search(r"unit of x( squared)?\b", options["eps"]["about"], re.IGNORECASE)
 
 
+def test_every_option_outside_norms_has_help() -> None:
+    entries = [*catalogue.placements(), *catalogue.data(), *catalogue.optim()]
+    options = [*catalogue.options(), *(option for entry in entries for option in entry["options"])]
+    assert [option for option in options if not option["about"]] == []
+
+
 @pytest.mark.parametrize("name", NORMS)
 def test_a_norms_module_documents_its_shapes(name: str) -> None:
     kind = type(NORMS[name]().build(16))  # pyright: ignore[reportCallIssue]

@@ -231,8 +231,7 @@ class {name}(NormConfig):
     {initial_values}
 
     name: str = "{name}"
-    gentle: float = option(0.5, above=0)
-    '''How gentle it is.'''
+    gentle: float = option(0.5, "How gentle it is.", above=0)
 
     def build(self, width):
         return Gain(width)

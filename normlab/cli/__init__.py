@@ -18,21 +18,8 @@ from normlab.openmp import limit_spinning
 from normlab.plugins import plugin_line
 
 COMMANDS = (
-    *(
-        "train",
-        "sweep",
-        "summarize",
-        "compare",
-        "figure",
-        "list",
-        "verify",
-        "explain",
-        "inspect",
-        "sample",
-        "study",
-        "sync",
-    ),
-    *("doctor", "completion"),
+    *("train", "sweep", "summarize", "compare", "figure", "list", "verify", "explain", "inspect", "sample", "study"),
+    *("sync", "doctor"),
 )
 """The modules that define the commands, in the order of `normlab --help`."""
 

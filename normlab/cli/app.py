@@ -6,16 +6,21 @@ import os
 import signal
 import sys
 import threading
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
 
-from normlab.config.flags import FLAGS, TRAIN_ONLY
-from normlab.errors import printable
+from normlab.errors import ConfigError, printable
 from normlab.version import __version__
 
+if TYPE_CHECKING:
+    from normlab.config.compose import UserConfigs
+
 ResultsDir = Annotated[str, typer.Option(metavar="FOLDER", help="Folder of the results.")]
+ResultsOverride = Annotated[
+    str | None, typer.Option("--results-dir", metavar="FOLDER", help="Folder of the results: results_dir=FOLDER.")
+]
 Run = Annotated[
     str, typer.Argument(metavar="RUN", help="A run: its folder, id, beginning of the id, or name; or a sweep.")
 ]
@@ -51,34 +56,58 @@ def split_names(text: str | None) -> list[str] | None:
 
 def overrides_argument(help: str) -> Any:
     """Return the argument of a command that takes overrides."""
-    return typer.Argument(metavar="OVERRIDE", help=help)
+
+    def complete(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+        from normlab.cli.completion import complete_override
+
+        return list(complete_override(context, incomplete))
+
+    return typer.Argument(metavar="OVERRIDE", help=help, autocompletion=complete)
 
 
-class HydraCommand(TyperCommand):
-    """A command that takes Hydra's flags."""
+ConfigDir = Annotated[
+    str | None,
+    typer.Option("--config-dir", "-cd", metavar="DIR", help="Folder of your own configs, searched after normlab's."),
+]
+ConfigName = Annotated[str, typer.Option("--config-name", "-cn", metavar="NAME", help="Name of the primary config.")]
+Cfg = Annotated[
+    Literal["job"] | None,
+    typer.Option("--cfg", "-c", help="Print the config of each run, with every option, and exit."),
+]
+OVERRIDES = {"ignore_unknown_options": True}
+"""Settings of a command with overrides: the agent of a W&B sweep writes `--optim.lr=0.001`."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments with long flags, because click reads -cd=x as -c -d -= -x."""
-        long = {short[0]: name for name, *short in FLAGS if short}
-        parts = [argument.partition("=") for argument in args]
-        return super().parse_args(ctx, [long.get(flag, flag) + equals + value for flag, equals, value in parts])
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write Hydra's flags below the options of the command."""
-        with formatter.section("Flags shared with train"):
-            formatter.write_dl(
-                [
-                    (f"{', '.join(names)} {settings.get('metavar', '')}".rstrip(), settings["help"])
-                    for names, settings in FLAGS.items()
-                    if names[0] not in ("--help", *TRAIN_ONLY)
-                ]
-            )
+def read_arguments(
+    overrides: Sequence[str] | None,
+    cfg: object,
+    config_dir: str | None,
+    config_name: str,
+    results_dir: str | None = None,
+) -> tuple[list[str], UserConfigs]:
+    """Return the overrides of a command, with that of --results-dir, and its configs; print them for --cfg job.
+
+    Raises:
+        ConfigError: A flag is unknown.
+        SystemExit: The configs are printed.
+    """
+    from normlab.config.compose import UserConfigs, config_texts
+
+    texts, configs = list(overrides or ()), UserConfigs(config_dir, config_name)
+    for text in texts:
+        if text.startswith("-") and "=" not in text:
+            raise ConfigError(f"{text}: no such option; --help lists the options")
+    texts += [] if results_dir is None else [f"results_dir={results_dir}"]
+    if cfg:
+        for number, text in enumerate(config_texts(texts, configs)):
+            echo(f"---\n{text}" if number else text, keep="\n")
+        sys.exit(0)
+    return texts, configs
 
 
 app = typer.Typer(
     name="normlab",
     help="Train transformers with different norms and placements, and compare them.",
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

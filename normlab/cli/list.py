@@ -12,10 +12,21 @@ from normlab.errors import ConfigError, unknown
 from normlab.plugins import load_plugins
 
 
+def _kinds() -> list[str]:
+    from normlab.report.entries import ENTRIES
+
+    return [*ENTRIES, "auto", "runs"]
+
+
 @app.command("list")
 def list_(
     what: Annotated[
-        str, typer.Argument(metavar="KIND", help="norms, placements, models, data, optim, init, stats, auto or runs.")
+        str,
+        typer.Argument(
+            metavar="KIND",
+            autocompletion=_kinds,
+            help="norms, placements, models, data, optim, init, options, stats, auto or runs.",
+        ),
     ],
     arguments: Annotated[
         list[str] | None,

@@ -13,6 +13,12 @@ TEST_OPTIONS = ("--by", "--against", "--lr", "--test", "--over")
 """The options that --test uses."""
 
 
+def _formats() -> list[str]:
+    from normlab.report.tables import FORMATS
+
+    return list(FORMATS)
+
+
 @app.command()
 def summarize(
     path: Annotated[
@@ -22,7 +28,10 @@ def summarize(
         ),
     ] = None,
     format: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="table, json, csv, markdown or latex.")
+        str,
+        typer.Option(
+            "--format", metavar="FORMAT", autocompletion=_formats, help="table, json, csv, markdown or latex."
+        ),
     ] = "table",
     runs: Annotated[bool, typer.Option("--runs", help="One row for each run of a sweep.")] = False,
     by: By = None,

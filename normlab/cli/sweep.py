@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normlab.cli.app import HydraCommand, app, echo, overrides_argument, show_progress
+from normlab.cli.app import (
+    OVERRIDES,
+    Cfg,
+    ConfigDir,
+    ConfigName,
+    ResultsOverride,
+    app,
+    echo,
+    overrides_argument,
+    read_arguments,
+    show_progress,
+)
 from normlab.errors import warn
 from normlab.version import __version__
 
@@ -15,7 +26,7 @@ if TYPE_CHECKING:
     from normlab.report.compare.write import ComparePage
 
 
-@app.command(cls=HydraCommand, context_settings={"ignore_unknown_options": True})
+@app.command(context_settings=OVERRIDES)
 def sweep(
     overrides: Annotated[list[str] | None, overrides_argument("A grid: norm=rmsnorm,dyt 'seed=range(3)'")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan without training.")] = False,
@@ -23,6 +34,10 @@ def sweep(
     watch: Annotated[
         bool, typer.Option("--watch", help="Serve the page of compare on this machine while the runs train.")
     ] = False,
+    cfg: Cfg = None,
+    config_dir: ConfigDir = None,
+    config_name: ConfigName = "train",
+    results_dir: ResultsOverride = None,
 ) -> int:
     """Train a grid of runs, or resume it.
 
@@ -46,15 +61,13 @@ def sweep(
     Example: normlab sweep norm=rmsnorm,dyt 'seed=range(3)'
     """
     from normlab.config.compose import compose_sweep
-    from normlab.config.hydra_flags import show_config
     from normlab.sweeps.plan import make_plan
     from normlab.sweeps.progress import ProgressDisplay, plan_lines, result_lines
     from normlab.sweeps.supervisor import supervise
     from normlab.tracking.background import report_uploads
 
-    if show_config(overrides or []):
-        return 0
-    options, runs = compose_sweep(overrides or [], show_progress)
+    texts, configs = read_arguments(overrides, cfg, config_dir, config_name, results_dir)
+    options, runs = compose_sweep(texts, show_progress, configs)
     planned = make_plan(options, runs, show_progress)
     for warning in planned.warnings:
         warn(warning)

@@ -2,41 +2,61 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-import sys
 from typing import TYPE_CHECKING, Annotated
 
-from normlab.cli.app import app, echo, overrides_argument, replace_interrupt_handler
+import typer
+
+from normlab.cli.app import (
+    OVERRIDES,
+    Cfg,
+    ConfigDir,
+    ConfigName,
+    ResultsOverride,
+    app,
+    echo,
+    overrides_argument,
+    read_arguments,
+    replace_interrupt_handler,
+)
 
 if TYPE_CHECKING:
     from normlab.config.schema import RunConfig
 
 
-@app.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
-    add_help_option=False,
-)
+@app.command(context_settings=OVERRIDES)
 def train(
     overrides: Annotated[list[str] | None, overrides_argument("norm=rmsnorm placement=pre model.depth=8")] = None,
-) -> None:
+    multirun: Annotated[
+        bool, typer.Option("--multirun", "-m", help="Train each run of a grid, as `normlab sweep` does.")
+    ] = False,
+    cfg: Cfg = None,
+    config_dir: ConfigDir = None,
+    config_name: ConfigName = "train",
+    results_dir: ResultsOverride = None,
+) -> int:
     """Train a run, or resume it.
 
-    The same command resumes an interrupted run. Every Hydra flag works: --help, --cfg job, --multirun.
+    The same command resumes an interrupted run. Overrides have Hydra's grammar: --cfg job prints every option with its
+    value, and `normlab list norms` (placements, models, data, optim, init, options) describes the choices.
 
     Example: normlab train norm=rmsnorm placement=pre model.depth=8
     """
-    # Hydra prints through logging, which would report a closed pipe (`| head`).
-    logging.raiseExceptions = False
-    from normlab.config.hydra_flags import run_job
+    if multirun:
+        from normlab.cli.sweep import sweep
+
+        return sweep(overrides, cfg=cfg, config_dir=config_dir, config_name=config_name, results_dir=results_dir)
+    from normlab.config.compose import compose_run
     from normlab.training.machine import check_machine
 
-    run_job(overrides or [], train_one, check_machine)
+    config = compose_run(*read_arguments(overrides, cfg, config_dir, config_name, results_dir))
+    check_machine(config)
+    return train_one(config)
 
 
-def train_one(config: RunConfig) -> None:
-    """Train one run and print its outcome; exit after a signal, to stop --multirun too."""
+def train_one(config: RunConfig) -> int:
+    """Train one run, print its outcome, and return the exit code."""
     from normlab.store.outcome import final_losses, format_loss
     from normlab.store.record import RunRecord
     from normlab.tracking.background import wait_for_followers
@@ -60,5 +80,4 @@ def train_one(config: RunConfig) -> None:
         echo(f"interrupted at step {record.status.step}: the same command resumes it")
     echo(os.path.relpath(outcome.folder.path))
     wait_for_followers()
-    if outcome.signal:
-        sys.exit(128 + outcome.signal)
+    return 128 + outcome.signal if outcome.signal else 0

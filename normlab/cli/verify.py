@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import Annotated
 
 import typer
 
-from normlab.cli.app import HydraCommand, Json, ResultsDir, Trust, app, echo
+from normlab.cli.app import (
+    OVERRIDES,
+    Cfg,
+    ConfigDir,
+    ConfigName,
+    Json,
+    ResultsDir,
+    Trust,
+    app,
+    echo,
+    read_arguments,
+)
 from normlab.errors import ConfigError, NormlabError, warn
 
 
-@app.command(cls=HydraCommand, context_settings={"ignore_unknown_options": True})
+@app.command(context_settings=OVERRIDES)
 def verify(
     overrides: Annotated[
         list[str] | None,
@@ -25,6 +35,9 @@ def verify(
     ] = False,
     json: Json = False,
     trust: Trust = False,
+    cfg: Cfg = None,
+    config_dir: ConfigDir = None,
+    config_name: ConfigName = "train",
     results_dir: ResultsDir = "results",
 ) -> int:
     """Check norms and placements against references.
@@ -40,23 +53,21 @@ def verify(
     """
     import torch
 
-    from normlab.config.compose import compose_run, norm_presets, overrides_in
-    from normlab.config.hydra_flags import show_config
+    from normlab.config.compose import UserConfigs, compose_run, norm_presets
     from normlab.report.tables import render
     from normlab.store.query import select_runs
     from normlab.verify.runs import load_runs, verify_runs
     from normlab.verify.selection import checks_of_catalogue, compiled_checks_of_catalogue, select_checks, verdict
 
-    are_names = all(os.path.exists(each) or not re.match(r"[-+~]|.*=", each) for each in overrides or [])
-    names = overrides if are_names else None
-    if not names and show_config(overrides or []):
-        return 0
+    texts, configs = read_arguments(overrides, cfg, config_dir, config_name)
+    names = texts if all(os.path.exists(each) or "=" not in each for each in texts) else None
     torch.set_num_threads(1)  # the tensors are small, and more threads would wait for each other
     results = []
     problems: list[NormlabError] = []
     if trust and not names:
         raise ConfigError("--trust: has no effect without a recorded run; leave it out")
-    if overrides and compiled:
+    is_run = bool(texts) or configs != UserConfigs()
+    if is_run and compiled:
         raise ConfigError("--compiled: has no effect with a run, whose block is always compiled; leave it out")
     if names:
         started = select_runs(names, results_dir).started
@@ -66,9 +77,10 @@ def verify(
         for problem in problems:
             warn(f"{problem}; the run is not verified")
         checks = verify_runs(runs)
-    elif overrides:
-        config = compose_run(overrides)
-        checks = select_checks(config, overrides_in(overrides))
+    elif is_run:
+        config = compose_run(texts, configs)
+        # A primary config chooses a run, as +experiment=mine does.
+        checks = select_checks(config, [*texts, *([f"config={config_name}"] if config_name != "train" else [])])
         for warning in config.warnings():
             warn(warning)
     elif compiled:

@@ -28,16 +28,25 @@ class DataConfig:
 
     name: str
     """Name of the corpus; chosen by `data=`."""
-    tokenizer: str = "bytes"
-    """bytes (UTF-8), chars or bpe (fitted to the training text), or pretrained: gpt2, org/name, a tokenizer.json."""
-    vocab_size: int | None = option(None, at_least=257, at_most=MAX_VOCAB_SIZE, absent=None)
-    """Largest vocabulary of bpe, including the end-of-document token; 4096 unless set. Only with tokenizer=bpe."""
-    max_tokens: int | None = option(None, at_least=2, absent=None)
-    """Most tokens of training and validation together; the rest of the text is not read. null for no limit."""
-    seed: int | None = option(None, at_least=0, at_most=2**63 - 1)
-    """Seed of the order of the training windows; the value of `seed` unless set."""
-    val_fraction: float = option(0.05, above=0, at_most=0.5)
-    """Fraction of the text that is held out for validation."""
+    tokenizer: str = option(
+        "bytes",
+        help="bytes (UTF-8), chars or bpe (fitted to the training text), or pretrained: gpt2, org/name, a "
+        "tokenizer.json.",
+    )  # fmt: skip
+    vocab_size: int | None = option(
+        None, at_least=257, at_most=MAX_VOCAB_SIZE, absent=None,
+        help="Largest vocabulary of bpe, including the end-of-document token; 4096 unless set. Only with "
+        "tokenizer=bpe.",
+    )  # fmt: skip
+    max_tokens: int | None = option(
+        None, at_least=2, absent=None,
+        help="Most tokens of training and validation together; the rest of the text is not read. null for no limit.",
+    )  # fmt: skip
+    seed: int | None = option(
+        None, at_least=0, at_most=2**63 - 1,
+        help="Seed of the order of the training windows; the value of `seed` unless set.",
+    )  # fmt: skip
+    val_fraction: float = option(0.05, "Fraction of the text that is held out for validation.", above=0, at_most=0.5)
 
     @property
     def override(self) -> str:
@@ -79,10 +88,12 @@ class StdlibData(DataConfig):
 class TableData(DataConfig):
     """Options of a corpus whose documents may be rows of tables."""
 
-    column: str = "text"
-    """The column of JSON, CSV and Parquet files that holds the text."""
-    skip: str | None = option("empty", choices=("empty", "null"), identity=False)
-    """Rows that are left out and counted: empty (texts of no characters), or null (also rows that have no text)."""
+    column: str = option("text", "The column of JSON, CSV and Parquet files that holds the text.")
+    skip: str | None = option(
+        "empty", choices=("empty", "null"), identity=False,
+        help="Rows that are left out and counted: empty (texts of no characters), or null (also rows that have no "
+        "text).",
+    )  # fmt: skip
 
     def resolve(self) -> None:
         """Also turn the None that Hydra makes of data.skip=null into null."""
@@ -98,10 +109,14 @@ class FilesData(TableData):
     """
 
     name: str = "files"
-    path: Any = option(None, identity=False)
-    """A file, a folder, or a list of files and folders. The run id depends on the text, not on its path."""
-    format: str = option("auto", choices=("auto", "text", "json", "csv", "tsv", "parquet"), identity=False)
-    """Format of every file; auto takes it from the suffix (.txt, .md, .py, .jsonl, .csv and others)."""
+    path: Any = option(
+        None, identity=False,
+        help="A file, a folder, or a list of files and folders. The run id depends on the text, not on its path.",
+    )  # fmt: skip
+    format: str = option(
+        "auto", choices=("auto", "text", "json", "csv", "tsv", "parquet"), identity=False,
+        help="Format of every file; auto takes it from the suffix (.txt, .md, .py, .jsonl, .csv and others).",
+    )  # fmt: skip
 
     def resolve(self) -> None:
         """Also require a path, and make it a list."""
@@ -116,14 +131,14 @@ class FilesData(TableData):
 class HubData(TableData):
     """Any text dataset of the Hugging Face hub by its name, or a folder with the layout of one."""
 
-    name: str = "hub"
-    """The dataset, org/name, or the path of a folder."""
-    subset: str | None = None
-    """The dataset's configuration, if it has several."""
-    split: str = "train"
-    """The split to read, or several: train+test. val_fraction of it is held out for validation."""
-    revision: str | None = None
-    """A commit, branch or tag of the dataset's repository; the newest of main unless set."""
+    name: str = option("hub", "The dataset, org/name, or the path of a folder.")
+    subset: str | None = option(None, "The dataset's configuration, if it has several.")
+    split: str = option(
+        "train", "The split to read, or several: train+test. val_fraction of it is held out for validation."
+    )
+    revision: str | None = option(
+        None, "A commit, branch or tag of the dataset's repository; the newest of main unless set."
+    )
 
     @property
     def override(self) -> str:

@@ -26,25 +26,35 @@ class OptimConfig:
 
     name: str
     """Name of the optimiser; chosen by `optim=`."""
-    lr: float = option(1e-3, above=0)
-    """Peak learning rate, per step."""
-    schedule: str = option("cosine", choices=("cosine", "linear", "constant", "wsd"))
-    """Schedule after the warm-up: cosine, linear, constant, or wsd (warm-up, stable, decay)."""
-    warmup_steps: int | None = option(None, at_least=0)
-    """Steps of linear warm-up to the peak; unless set the smaller of 50 and half of all steps."""
-    final_lr_fraction: float | None = option(None, at_least=0, at_most=1)
-    """Fraction f of the peak where the schedule ends, one update after the last; 0.1 unless set (0 for wsd). The last
-    update has f + (1 - f) / N with linear and wsd, and f + (1 - f)(1 - cos(pi / N)) / 2 with cosine. N is the number of
-    updates after the warm-up; with wsd, in the decay phase. Not with schedule=constant."""
-    decay_fraction: float | None = option(None, above=0, at_most=1)
-    """Fraction of the steps in the decay phase of wsd; 0.2 unless set. Only with schedule=wsd."""
-    clip: float | None = option(1.0, above=0)
-    """Largest norm of the gradient over all parameters; null for no clipping."""
-    weight_decay: float = option(0.1, at_least=0)
-    """Strength of the weight decay, wd in the formula. An update decays a weight by lr wd, with the learning rate of
-    that step: a grid of learning rates is also a grid of weight decays."""
-    decay: str = option("matrices", choices=("matrices", "all"))
-    """Parameters with weight decay: matrices and embeddings, or all, with gains and biases."""
+    lr: float = option(1e-3, "Peak learning rate, per step.", above=0)
+    schedule: str = option(
+        "cosine", choices=("cosine", "linear", "constant", "wsd"),
+        help="Schedule after the warm-up: cosine, linear, constant, or wsd (warm-up, stable, decay).",
+    )  # fmt: skip
+    warmup_steps: int | None = option(
+        None, "Steps of linear warm-up to the peak; unless set the smaller of 50 and half of all steps.", at_least=0
+    )
+    final_lr_fraction: float | None = option(
+        None, at_least=0, at_most=1,
+        help="Fraction f of the peak where the schedule ends, one update after the last; 0.1 unless set (0 for wsd). "
+        "The last update has f + (1 - f) / N with linear and wsd, and f + (1 - f)(1 - cos(pi / N)) / 2 with "
+        "cosine. N is the number of updates after the warm-up; with wsd, in the decay phase. Not with "
+        "schedule=constant.",
+    )  # fmt: skip
+    decay_fraction: float | None = option(
+        None, above=0, at_most=1,
+        help="Fraction of the steps in the decay phase of wsd; 0.2 unless set. Only with schedule=wsd.",
+    )  # fmt: skip
+    clip: float | None = option(1.0, "Largest norm of the gradient over all parameters; null for no clipping.", above=0)
+    weight_decay: float = option(
+        0.1, at_least=0,
+        help="Strength of the weight decay, wd in the formula. An update decays a weight by lr wd, with the learning "
+        "rate of that step: a grid of learning rates is also a grid of weight decays.",
+    )  # fmt: skip
+    decay: str = option(
+        "matrices", choices=("matrices", "all"),
+        help="Parameters with weight decay: matrices and embeddings, or all, with gains and biases.",
+    )  # fmt: skip
 
     @property
     def adam_constants(self) -> tuple[float, float, float] | None:
@@ -86,12 +96,9 @@ class AdamW(OptimConfig):
     per_run: ClassVar[tuple[str, ...]] = (*OptimConfig.per_run, "beta1", "beta2")
 
     name: str = "adamw"
-    beta1: float = option(0.9, at_least=0, below=1)
-    """Decay per step of the mean of the gradients."""
-    beta2: float = option(0.95, at_least=0, below=1)
-    """Decay per step of the mean of the squared gradients."""
-    eps: float = option(1e-8, above=0)
-    """Added to the square root of the second moment."""
+    beta1: float = option(0.9, "Decay per step of the mean of the gradients.", at_least=0, below=1)
+    beta2: float = option(0.95, "Decay per step of the mean of the squared gradients.", at_least=0, below=1)
+    eps: float = option(1e-8, "Added to the square root of the second moment.", above=0)
 
     @property
     def adam_constants(self) -> tuple[float, float, float]:
@@ -109,15 +116,14 @@ class SGD(OptimConfig):
     per_run: ClassVar[tuple[str, ...]] = (*OptimConfig.per_run, "momentum")
 
     name: str = "sgd"
-    lr: float = option(0.1, above=0)
-    """Peak learning rate, per step."""
-    weight_decay: float = option(0.0, at_least=0)
-    """Strength of the weight decay, wd in the formula: wd w is added to the gradient. A grid of learning rates is also
-    a grid of weight decays."""
-    momentum: float = option(0.9, at_least=0, below=1)
-    """Decay per step of the velocity."""
-    nesterov: bool = False
-    """Whether to use Nesterov momentum."""
+    lr: float = option(0.1, "Peak learning rate, per step.", above=0)
+    weight_decay: float = option(
+        0.0, at_least=0,
+        help="Strength of the weight decay, wd in the formula: wd w is added to the gradient. A grid of learning "
+        "rates is also a grid of weight decays.",
+    )  # fmt: skip
+    momentum: float = option(0.9, "Decay per step of the velocity.", at_least=0, below=1)
+    nesterov: bool = option(False, "Whether to use Nesterov momentum.")
 
     def resolve(self, steps: int) -> None:
         """Also reject Nesterov without momentum."""

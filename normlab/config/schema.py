@@ -31,30 +31,36 @@ from normlab.stats.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS, UPDA
 class ModelConfig:
     """Options of the transformer, except its norm and its placement."""
 
-    preset: str = option("", identity=False)
-    """Name of the preset that set these options; a label only."""
-    depth: int = option(4, at_least=1, at_most=10_000)
-    """Number of blocks, each with one attention and one MLP sub-layer."""
-    width: int = option(128, at_least=1, at_most=2**17)
-    """Width of the residual stream."""
-    heads: int = option(4, at_least=1, at_most=2**17)
-    """Attention heads; must divide the width."""
-    context: int = option(128, at_least=1, at_most=2**20)
-    """Tokens in a training sequence; the model cannot read longer ones."""
-    positions: str = option("learned", choices=("learned", "rope"))
-    """Learned position embeddings (GPT-2) or rotary ones (Su et al. 2021, arXiv:2104.09864)."""
-    rope_theta: float | None = option(None, at_least=1)
-    """Base of the rotary angles; 10000 unless set. Only with positions=rope."""
-    mlp: str = option("gelu", choices=("gelu", "swiglu"))
-    """GELU in its tanh form, as in GPT-2; or SwiGLU (Shazeer 2020, arXiv:2002.05202), as in Llama."""
-    mlp_width: int | None = option(None, at_least=1, at_most=2**20)
-    """Hidden width of the MLP; unless set 4 x width for gelu, 8/3 x width rounded up to 32 for swiglu."""
-    bias: bool = True
-    """Whether the linear layers have biases."""
-    tie_embeddings: bool = True
-    """Whether the LM head and the token embedding share their weights."""
-    qk_norm: str = option("off", choices=("off", "head", "full"))
-    """The run's norm on queries and keys, before RoPE: over each head, or over the full width."""
+    preset: str = option("", "Name of the preset that set these options; a label only.", identity=False)
+    depth: int = option(
+        4, "Number of blocks, each with one attention and one MLP sub-layer.", at_least=1, at_most=10_000
+    )
+    width: int = option(128, "Width of the residual stream.", at_least=1, at_most=2**17)
+    heads: int = option(4, "Attention heads; must divide the width.", at_least=1, at_most=2**17)
+    context: int = option(
+        128, "Tokens in a training sequence; the model cannot read longer ones.", at_least=1, at_most=2**20
+    )
+    positions: str = option(
+        "learned", choices=("learned", "rope"),
+        help="Learned position embeddings (GPT-2) or rotary ones (Su et al. 2021, arXiv:2104.09864).",
+    )  # fmt: skip
+    rope_theta: float | None = option(
+        None, "Base of the rotary angles; 10000 unless set. Only with positions=rope.", at_least=1
+    )
+    mlp: str = option(
+        "gelu", choices=("gelu", "swiglu"),
+        help="GELU in its tanh form, as in GPT-2; or SwiGLU (Shazeer 2020, arXiv:2002.05202), as in Llama.",
+    )  # fmt: skip
+    mlp_width: int | None = option(
+        None, at_least=1, at_most=2**20,
+        help="Hidden width of the MLP; unless set 4 x width for gelu, 8/3 x width rounded up to 32 for swiglu.",
+    )  # fmt: skip
+    bias: bool = option(True, "Whether the linear layers have biases.")
+    tie_embeddings: bool = option(True, "Whether the LM head and the token embedding share their weights.")
+    qk_norm: str = option(
+        "off", choices=("off", "head", "full"),
+        help="The run's norm on queries and keys, before RoPE: over each head, or over the full width.",
+    )  # fmt: skip
 
     def resolve(self) -> None:
         """Set the options that depend on others, and reject those without effect.
@@ -86,64 +92,77 @@ class ModelConfig:
 class TrainConfig:
     """Number of steps, batch size, and how often the run is logged and checkpointed."""
 
-    steps: int = option(500, at_least=0, at_most=10**9)
-    """Optimiser steps; 0 measures the initial model, without the statistics of an update."""
-    batch_size: int = option(8, at_least=1, at_most=2**20)
-    """Sequences per optimiser step, over all micro-batches."""
-    accumulation: int = option(1, at_least=1, at_most=2**20)
-    """Micro-batches per step; must divide the batch size."""
-    log_every: int = option(10, at_least=1, at_most=10**9, identity=False)
-    """Steps between two writes of the record; the record always has the numbers of every step."""
-    checkpoint_every: int = option(200, at_least=0, at_most=10**9, identity=False)
-    """Steps between two checkpoints; 0 for a final checkpoint only. The two newest are kept."""
-    start_from: str | None = option(None, longest=4096)
-    """RUN or RUN@STEP: start from that run's newest checkpoint, or that of STEP, with its record up to there. A run
-    keeps its two newest checkpoints, and with optim.schedule=wsd the one at the start of its decay."""
-    graph: str = option("auto", choices=("auto", "on", "off"), identity=False)
-    """Replay steps as CUDA graphs; auto: on for one GPU, 100 steps or more and no plugin.
-
-    The numbers are the same, unless a plugin's forward pass depends on values that it keeps in Python.
-    """
+    steps: int = option(
+        500, at_least=0, at_most=10**9,
+        help="Optimiser steps; 0 measures the initial model, without the statistics of an update.",
+    )  # fmt: skip
+    batch_size: int = option(8, "Sequences per optimiser step, over all micro-batches.", at_least=1, at_most=2**20)
+    accumulation: int = option(1, "Micro-batches per step; must divide the batch size.", at_least=1, at_most=2**20)
+    log_every: int = option(
+        10, at_least=1, at_most=10**9, identity=False,
+        help="Steps between two writes of the record; the record always has the numbers of every step.",
+    )  # fmt: skip
+    checkpoint_every: int = option(
+        200, at_least=0, at_most=10**9, identity=False,
+        help="Steps between two checkpoints; 0 for a final checkpoint only. The two newest are kept.",
+    )  # fmt: skip
+    start_from: str | None = option(
+        None, longest=4096,
+        help="RUN or RUN@STEP: start from that run's newest checkpoint, or that of STEP, with its record up to there. "
+        "A run keeps its two newest checkpoints, and with optim.schedule=wsd the one at the start of its decay.",
+    )  # fmt: skip
+    graph: str = option(
+        "auto", choices=("auto", "on", "off"), identity=False,
+        help="Replay steps as CUDA graphs; auto: on for one GPU, 100 steps or more and no plugin. The numbers are the "
+        "same, unless a plugin's forward pass depends on values that it keeps in Python.",
+    )  # fmt: skip
 
 
 @dataclass(kw_only=True, slots=True)
 class EvalConfig:
     """Validation on fixed windows, evenly spaced over the held-out text."""
 
-    every: int = option(100, at_least=0, at_most=10**9, identity=False)
-    """Steps between two evaluations; 0 to evaluate only before the first and after the last step."""
-    sequences: int = option(64, at_least=1, at_most=2**20)
-    """Number of windows, each as long as the context."""
+    every: int = option(
+        100, at_least=0, at_most=10**9, identity=False,
+        help="Steps between two evaluations; 0 to evaluate only before the first and after the last step.",
+    )  # fmt: skip
+    sequences: int = option(64, "Number of windows, each as long as the context.", at_least=1, at_most=2**20)
 
 
 @dataclass(kw_only=True, slots=True)
 class TrackingConfig:
     """Options of tracking. A separate process sends the local record to W&B; `normlab sync` sends it later."""
 
-    wandb: str = option("auto", choices=("auto", "online", "offline", "off"), identity=False)
-    """Weights & Biases mode; auto is online with a login, else off. Offline writes files for `wandb sync`."""
-    also: list[str] = option([], choices=("tensorboard",), identity=False)
-    """Other services: [tensorboard] writes the run's numbers to its folder `tensorboard`."""
-    project: str = option("normlab", longest=128, identity=False)
-    """W&B project."""
-    entity: str | None = option(None, longest=128, identity=False)
-    """W&B entity (user or team); the default entity of the login unless set."""
-    group: str | None = option(None, longest=128, identity=False)
-    """W&B group; the sweep unless set."""
-    job_type: str | None = option(None, longest=64, identity=False)
-    """W&B job type; the configuration (the overrides that vary in the sweep, without seeds) unless set."""
-    tags: list[str] = option([], longest=64, identity=False)
-    """W&B tags in addition to the overrides that vary in the sweep."""
+    wandb: str = option(
+        "auto", choices=("auto", "online", "offline", "off"), identity=False,
+        help="Weights & Biases mode; auto is online with a login, else off. Offline writes files for `wandb sync`.",
+    )  # fmt: skip
+    also: list[str] = option(
+        [], choices=("tensorboard",), identity=False,
+        help="Other services: [tensorboard] writes the run's numbers to its folder `tensorboard`.",
+    )  # fmt: skip
+    project: str = option("normlab", "W&B project.", longest=128, identity=False)
+    entity: str | None = option(
+        None, "W&B entity (user or team); the default entity of the login unless set.", longest=128, identity=False
+    )
+    group: str | None = option(None, "W&B group; the sweep unless set.", longest=128, identity=False)
+    job_type: str | None = option(
+        None, longest=64, identity=False,
+        help="W&B job type; the configuration (the overrides that vary in the sweep, without seeds) unless set.",
+    )  # fmt: skip
+    tags: list[str] = option(
+        [], "W&B tags in addition to the overrides that vary in the sweep.", longest=64, identity=False
+    )
 
 
 @dataclass(kw_only=True, slots=True)
 class RunOptions:
     """The name of the run, and whether to start it again."""
 
-    name: str | None = option(None, longest=128, identity=False)
-    """Name in tables; the run's id unless set."""
-    fresh: bool = option(False, identity=False)
-    """Whether to start a new run although a run with the same config exists; both are kept."""
+    name: str | None = option(None, "Name in tables; the run's id unless set.", longest=128, identity=False)
+    fresh: bool = option(
+        False, "Whether to start a new run although a run with the same config exists; both are kept.", identity=False
+    )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -160,25 +179,35 @@ class RunConfig:
     stats: StatsConfig = field(default_factory=StatsConfig, metadata={"identity": False})
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     run: RunOptions = field(default_factory=RunOptions)
-    seed: int = option(0, at_least=0, at_most=2**63 - 1)
-    """Seed of the initial weights and, unless data.seed is set, of the order of the data."""
-    init: str = "auto"
-    """Init rule; auto is the rule of the placement."""
-    device: str = option("auto", choices=("auto", "cuda", "cpu"), identity=False)
-    """Device; auto is a GPU if the machine has one. The run id depends on the resolved device."""
-    devices: int = option(1, at_least=1, at_most=1024, identity=False)
-    """Devices that train the run together, a process each: GPUs; on a CPU, processes that share its cores."""
-    precision: str = option("auto", choices=("auto", "fp32", "tf32", "bf16", "fp16"), identity=False)
-    """fp32, tf32 (fp32 with products in TF32, on a GPU of Ampere or newer), or autocast with float32 weights: bf16, or
-    fp16 with a dynamic loss scale, for a GPU without bf16. auto is bf16 on a GPU that has it, else fp32."""
-    compile: str = option("auto", choices=("auto", "on", "off"), identity=False)
-    """torch.compile of each block; auto is on for a run on a GPU that is long enough (`normlab list auto`)."""
-    deterministic: bool | None = option(None, identity=False)
-    """Whether runs repeat bit for bit on one machine; unless set, true on a CPU and false on a GPU."""
-    results_dir: str = option("results", longest=4096, identity=False)
-    """Folder of the runs."""
-    plugins: list[str] = option([], identity=False)
-    """Your Python files that register norms or placements."""
+    seed: int = option(
+        0, at_least=0, at_most=2**63 - 1,
+        help="Seed of the initial weights and, unless data.seed is set, of the order of the data.",
+    )  # fmt: skip
+    init: str = option("auto", "Init rule; auto is the rule of the placement.")
+    device: str = option(
+        "auto", choices=("auto", "cuda", "cpu"), identity=False,
+        help="Device; auto is a GPU if the machine has one. The run id depends on the resolved device.",
+    )  # fmt: skip
+    devices: int = option(
+        1, at_least=1, at_most=1024, identity=False,
+        help="Devices that train the run together, a process each: GPUs; on a CPU, processes that share its cores.",
+    )  # fmt: skip
+    precision: str = option(
+        "auto", choices=("auto", "fp32", "tf32", "bf16", "fp16"), identity=False,
+        help="fp32, tf32 (fp32 with products in TF32, on a GPU of Ampere or newer), or autocast with float32 weights: "
+        "bf16, or fp16 with a dynamic loss scale, for a GPU without bf16. auto is bf16 on a GPU that has it, "
+        "else fp32.",
+    )  # fmt: skip
+    compile: str = option(
+        "auto", choices=("auto", "on", "off"), identity=False,
+        help="torch.compile of each block; auto is on for a run on a GPU that is long enough (`normlab list auto`).",
+    )  # fmt: skip
+    deterministic: bool | None = option(
+        None, identity=False,
+        help="Whether runs repeat bit for bit on one machine; unless set, true on a CPU and false on a GPU.",
+    )  # fmt: skip
+    results_dir: str = option("results", "Folder of the runs.", longest=4096, identity=False)
+    plugins: list[str] = option([], "Your Python files that register norms or placements.", identity=False)
 
     @property
     def init_rule(self) -> str:

@@ -23,26 +23,32 @@ NODE_GPU_BYTES = 16 * 2**30
 class SlurmOptions:
     """Slurm resources of each pack."""
 
-    cluster: str = option("slurm", choices=("slurm", "local"))
-    """slurm; or local, to try submitit without Slurm: all tasks start at once on this machine."""
-    partition: str | None = option(None, longest=200)
-    """Partition, or several separated by commas; default: Slurm's."""
-    account: str | None = option(None, longest=200)
-    """Account to charge; default: Slurm's."""
-    time_minutes: int = option(240, at_least=5, at_most=525_600)
-    """Time limit of a task; two minutes earlier, the pack writes a checkpoint, is queued again and resumes."""
-    nodes: int = option(1, at_least=1, at_most=1024)
-    """Nodes of a task; `devices` must be a multiple."""
-    gpus: int = option(1, at_least=0, at_most=64)
-    """GPUs of a task on each node: `devices` / `nodes`, or 0 to train on CPUs, also with device=auto."""
-    gpu_type: str | None = option(None, longest=200)
-    """Type of GPU, as the cluster names it; default: any."""
-    cpus: int = option(4, at_least=1, at_most=1024)
-    """Cores of a task on each node, and its threads unless OMP_NUM_THREADS is set."""
-    memory_gb: float = option(16.0, above=0, at_most=100_000)
-    """Memory of a task on each node, in GiB; a pack that exceeds it is split into two packs."""
-    extra: list[str] = option([], longest=1000)
-    """Further options of sbatch, by their long names: [qos=high,constraint=a100,exclusive]."""
+    cluster: str = option(
+        "slurm", choices=("slurm", "local"),
+        help="slurm; or local, to try submitit without Slurm: all tasks start at once on this machine.",
+    )  # fmt: skip
+    partition: str | None = option(None, "Partition, or several separated by commas; default: Slurm's.", longest=200)
+    account: str | None = option(None, "Account to charge; default: Slurm's.", longest=200)
+    time_minutes: int = option(
+        240, at_least=5, at_most=525_600,
+        help="Time limit of a task; two minutes earlier, the pack writes a checkpoint, is queued again and resumes.",
+    )  # fmt: skip
+    nodes: int = option(1, "Nodes of a task; `devices` must be a multiple.", at_least=1, at_most=1024)
+    gpus: int = option(
+        1, at_least=0, at_most=64,
+        help="GPUs of a task on each node: `devices` / `nodes`, or 0 to train on CPUs, also with device=auto.",
+    )  # fmt: skip
+    gpu_type: str | None = option(None, "Type of GPU, as the cluster names it; default: any.", longest=200)
+    cpus: int = option(
+        4, "Cores of a task on each node, and its threads unless OMP_NUM_THREADS is set.", at_least=1, at_most=1024
+    )
+    memory_gb: float = option(
+        16.0, above=0, at_most=100_000,
+        help="Memory of a task on each node, in GiB; a pack that exceeds it is split into two packs.",
+    )  # fmt: skip
+    extra: list[str] = option(
+        [], "Further options of sbatch, by their long names: ['qos=high',exclusive].", longest=1000
+    )
 
     def validate(self) -> None:
         """Check which options have an effect, and the form of `extra`; `check` has checked the limits.
@@ -58,7 +64,7 @@ class SlurmOptions:
             if not re.fullmatch(r"[a-z][a-z-]*(=.+)?", text):
                 raise ConfigError(
                     f"sweep.slurm.extra={text}: is not an option of sbatch; write name=value, or the name of a flag, "
-                    "without leading dashes: [qos=high,exclusive]"
+                    "without leading dashes: ['qos=high',exclusive]"
                 )
             if (name := text.partition("=")[0]) in _RESERVED:
                 raise ConfigError(
@@ -71,24 +77,33 @@ class SlurmOptions:
 class SweepOptions:
     """Name, packing and execution of a sweep."""
 
-    name: str | None = option(None, longest=100)
-    """Name of the sweep and of its folder in results/sweeps; default: the varied options and a hash of the runs."""
-    pack: str = "auto"
-    """Maximum number of runs that train stacked: a number, off, or auto (by the table of `normlab list auto`).
-
-    On this machine, auto limits the size so that each of the `jobs` gets a pack.
-    """
-    on: str = option("local", choices=("local", "slurm"))
-    """local: processes on this machine; slurm: an array job with a task per pack."""
-    jobs: int | None = option(None, at_least=1, at_most=1024)
-    """Packs that train at once, on each GPU if they train on GPUs; they share the cores evenly.
-
-    Default: by the table of `normlab list auto`; no limit in Slurm.
-    """
-    gpus: str = option("all", longest=10_000)
-    """GPUs of the packs, one for each: all that are visible, or some by index, UUID or MIG name (0,2,5)."""
-    timeout_minutes: float = option(30.0, above=0, at_most=525_600)
-    """Minutes after which a pack is stopped as hung if it writes neither to a run's record nor to its log."""
+    name: str | None = option(
+        None, longest=100,
+        help="Name of the sweep and of its folder in results/sweeps; default: the varied options and a hash of the "
+        "runs.",
+    )  # fmt: skip
+    pack: str = option(
+        "auto",
+        help="Maximum number of runs that train stacked: a number, off, or auto (by the table of `normlab list "
+        "auto`). On this machine, auto limits the size so that each of the `jobs` gets a pack.",
+    )  # fmt: skip
+    on: str = option(
+        "local", choices=("local", "slurm"),
+        help="local: processes on this machine; slurm: an array job with a task per pack.",
+    )  # fmt: skip
+    jobs: int | None = option(
+        None, at_least=1, at_most=1024,
+        help="Packs that train at once, on each GPU if they train on GPUs; they share the cores evenly. Default: by "
+        "the table of `normlab list auto`; no limit in Slurm.",
+    )  # fmt: skip
+    gpus: str = option(
+        "all", longest=10_000,
+        help="GPUs of the packs, one for each: all that are visible, or some by index, UUID or MIG name (0,2,5).",
+    )  # fmt: skip
+    timeout_minutes: float = option(
+        30.0, above=0, at_most=525_600,
+        help="Minutes after which a pack is stopped as hung if it writes neither to a run's record nor to its log.",
+    )  # fmt: skip
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
 
     def validate(self) -> None:

@@ -44,7 +44,7 @@ class NormConfig:
     formula: ClassVar[str] = ""
     """The formula on one line, for display; `verify` uses `reference`."""
     formulas: ClassVar[Mapping[str, str]] = {}
-    """The formula under each override that changes it, such as `eps_mode=outside`."""
+    """The formula under each override that changes it, such as `eps_mode=outside`, or under several: `a=1, b=2`."""
     source: ClassVar[str] = ""
     """Author, year, arXiv id and equation."""
     verified_by: ClassVar[str] = ""
@@ -75,8 +75,7 @@ class NormConfig:
 
     name: str
     """The registered name, fixed by the norm."""
-    preset: str = option("", identity=False)
-    """The preset that these options came from; a label only."""
+    preset: str = option("", "The preset that these options came from; a label only.", identity=False)
 
     @property
     def label(self) -> str:
@@ -144,12 +143,11 @@ class AffineNormConfig(NormConfig):
 
     initial_values: ClassVar[Mapping[str, str]] = {"affine.gain": "[1 - unit_offset] * D", "affine.bias": "[0] * D"}
 
-    gain: bool = True
-    """Learn a gain per channel."""
-    unit_offset: bool = False
-    """Multiply by 1 + gain, with gain initially 0 (Gemma): weight decay then pulls towards the identity."""
-    bias: bool = False
-    """Learn a bias per channel, initially 0."""
+    gain: bool = option(True, "Learn a gain per channel.")
+    unit_offset: bool = option(
+        False, "Multiply by 1 + gain, with gain initially 0 (Gemma): weight decay then pulls towards the identity."
+    )
+    bias: bool = option(False, "Learn a bias per channel, initially 0.")
 
     @property
     def has_gain(self) -> bool:

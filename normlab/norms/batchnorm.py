@@ -85,14 +85,13 @@ class BatchNormConfig(AffineNormConfig):
     synchronised: ClassVar[bool] = True
 
     name: str = "batchnorm"
-    eps: float = option(1e-5, at_least=0)
-    """Added to the variance, unit of x squared."""
-    momentum: float = option(0.1, above=0, at_most=1)
-    """Weight of the newest batch in the running statistics."""
-    running_var: str = option("unbiased", choices=("unbiased", "biased"))
-    """Variance for evaluation: over N - 1 as in torch, or over N as in much public code."""
-    bias: bool = True
-    """Learn a bias per channel, initially 0."""
+    eps: float = option(1e-5, "Added to the variance, unit of x squared.", at_least=0)
+    momentum: float = option(0.1, "Weight of the newest batch in the running statistics.", above=0, at_most=1)
+    running_var: str = option(
+        "unbiased", choices=("unbiased", "biased"),
+        help="Variance for evaluation: over N - 1 as in torch, or over N as in much public code.",
+    )  # fmt: skip
+    bias: bool = option(True, "Learn a bias per channel, initially 0.")
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's batch_norm in training; not `F.batch_norm`, which rejects a batch of one token."""

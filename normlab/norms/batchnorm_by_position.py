@@ -90,8 +90,10 @@ class BatchNormPastConfig(BatchNormConfig):
     causal: ClassVar[bool] = True
 
     name: str = "batchnorm_past"
-    running_var: str = option("unbiased", choices=("unbiased", "biased"))
-    """Variance for evaluation: over N - 1, or over N, for N tokens of the batch."""
+    running_var: str = option(
+        "unbiased", choices=("unbiased", "biased"),
+        help="Variance for evaluation: over N - 1, or over N, for N tokens of the batch.",
+    )  # fmt: skip
 
     def matmul_flops(self, shape: Sequence[int]) -> int:
         """Two averages over the past, each a product of (T, T) constants and (T, D), and its gradient."""
@@ -145,8 +147,10 @@ class BatchNormPositionConfig(BatchNormConfig):
     causal: ClassVar[bool] = True
 
     name: str = "batchnorm_position"
-    running_var: str = option("unbiased", choices=("unbiased", "biased"))
-    """Variance for evaluation: over N - 1, or over N, for N tokens of the batch."""
+    running_var: str = option(
+        "unbiased", choices=("unbiased", "biased"),
+        help="Variance for evaluation: over N - 1, or over N, for N tokens of the batch.",
+    )  # fmt: skip
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's batch_norm with positions and channels as features; `F.batch_norm` rejects one sequence."""

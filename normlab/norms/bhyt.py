@@ -57,14 +57,12 @@ class BHyTConfig(AffineNormConfig):
     )
 
     name: str = "bhyt"
-    eps: float = option(1e-6, at_least=0)
-    """Added to the mean square, unit of x squared."""
-    lam: float = option(2.0, above=0)
-    """Argument of tanh for an input of kappa times the rms; the public scripts try 1 to 5."""
-    kappa: float = option(10.0, above=0)
-    """Multiple of the rms that maps to tanh(lam)."""
-    learn_lam: bool = True
-    """Learn lam, one scalar, as every configuration of the authors does."""
+    eps: float = option(1e-6, "Added to the mean square, unit of x squared.", at_least=0)
+    lam: float = option(
+        2.0, "Argument of tanh for an input of kappa times the rms; the public scripts try 1 to 5.", above=0
+    )
+    kappa: float = option(10.0, "Multiple of the rms that maps to tanh(lam).", above=0)
+    learn_lam: bool = option(True, "Learn lam, one scalar, as every configuration of the authors does.")
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's tanh of torch's rms_norm."""

@@ -50,8 +50,7 @@ class CRMSNormConfig(NormConfig):
     )
 
     name: str = "crmsnorm"
-    eps: float = option(1e-5, at_least=0)
-    """Added to the mean square, unit of x squared."""
+    eps: float = option(1e-5, "Added to the mean square, unit of x squared.", at_least=0)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's layer_norm of D + 1 channels, where the last one makes the mean 0."""

@@ -63,14 +63,10 @@ class GatedNormConfig(AffineNormConfig):
     )
 
     name: str = "gatednorm"
-    eps: float = option(1e-6, at_least=0)
-    """Added to the mean square, unit of x squared."""
-    rank: int = option(16, at_least=1)
-    """Rows of down, R."""
-    std: float = option(0.02, above=0)
-    """Initial standard deviation of both matrices."""
-    gate_scale: float = option(1.0, above=0)
-    """Factor on the gate; with 2 a gate of 1/2 has no effect."""
+    eps: float = option(1e-6, "Added to the mean square, unit of x squared.", at_least=0)
+    rank: int = option(16, "Rows of down, R.", at_least=1)
+    std: float = option(0.02, "Initial standard deviation of both matrices.", above=0)
+    gate_scale: float = option(1.0, "Factor on the gate; with 2 a gate of 1/2 has no effect.", above=0)
 
     def matmul_flops(self, shape: Sequence[int]) -> int:
         """Two products of R * D weights for each vector, 2 FLOPs per weight forward and 4 backward."""

@@ -52,12 +52,9 @@ class GroupNormConfig(AffineNormConfig):
     )
 
     name: str = "groupnorm"
-    eps: float = option(1e-5, at_least=0)
-    """Added to the variance, unit of x squared."""
-    groups: int = option(4, at_least=1)
-    """Groups of neighbouring channels; must divide the width."""
-    bias: bool = True
-    """Learn a bias per channel, initially 0."""
+    eps: float = option(1e-5, "Added to the variance, unit of x squared.", at_least=0)
+    groups: int = option(4, "Groups of neighbouring channels; must divide the width.", at_least=1)
+    bias: bool = option(True, "Learn a bias per channel, initially 0.")
 
     def check_width(self, width: int) -> None:
         """Reject a width that the groups do not divide.

@@ -56,12 +56,9 @@ class L2NormConfig(NormConfig):
     )
 
     name: str = "l2norm"
-    eps: float = option(1e-12, at_least=0)
-    """Smallest divisor, unit of x."""
-    radius: float | None = option(1.0, above=0)
-    """Length of the output; null for sqrt(D)."""
-    learn_radius: bool = False
-    """Learn the radius, one scalar, initially the value of `radius`."""
+    eps: float = option(1e-12, "Smallest divisor, unit of x.", at_least=0)
+    radius: float | None = option(1.0, "Length of the output; null for sqrt(D).", above=0)
+    learn_radius: bool = option(False, "Learn the radius, one scalar, initially the value of `radius`.")
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's normalize, times the radius."""
@@ -87,9 +84,6 @@ class ScaleNormConfig(L2NormConfig):
     )
 
     name: str = "scalenorm"
-    eps: float = option(1e-5, at_least=0)
-    """Smallest divisor, unit of x."""
-    radius: float | None = option(None, above=0)
-    """Initial value of g; null for sqrt(D)."""
-    learn_radius: bool = True
-    """Learn g."""
+    eps: float = option(1e-5, "Smallest divisor, unit of x.", at_least=0)
+    radius: float | None = option(None, "Initial value of g; null for sqrt(D).", above=0)
+    learn_radius: bool = option(True, "Learn g.")

@@ -50,7 +50,11 @@ class LayerNormConfig(AffineNormConfig):
 
     module = LayerNorm
     formula: ClassVar[str] = "(x - mean(x)) / sqrt(var(x) + eps) * gain + bias"
-    formulas: ClassVar[Mapping[str, str]] = {"eps_mode=outside": "(x - mean(x)) / (sqrt(var(x)) + eps) * gain + bias"}
+    formulas: ClassVar[Mapping[str, str]] = {
+        "eps_mode=outside": "(x - mean(x)) / (sqrt(var(x)) + eps) * gain + bias",
+        "bias=false": "(x - mean(x)) / sqrt(var(x) + eps) * gain",
+        "gain=false, bias=false": "(x - mean(x)) / sqrt(var(x) + eps)",
+    }
     source: ClassVar[str] = "Ba, Kiros & Hinton 2016, arXiv:1607.06450, eq. 4"
     verified_by: ClassVar[str] = "torch's group_norm of one group; with eps_mode=outside by algebra"
     reference_kind: ClassVar[str] = "external"
@@ -64,12 +68,11 @@ class LayerNormConfig(AffineNormConfig):
     )
 
     name: str = "layernorm"
-    eps: float = option(1e-5, at_least=0)
-    """Added to the variance, unit of x squared, or to sigma, unit of x."""
-    eps_mode: str = option("inside", choices=("inside", "outside"))
-    """inside: eps is added to the variance; outside: eps is added to sigma."""
-    bias: bool = True
-    """Learn a bias per channel, initially 0."""
+    eps: float = option(1e-5, "Added to the variance, unit of x squared, or to sigma, unit of x.", at_least=0)
+    eps_mode: str = option(
+        "inside", "inside: eps is added to the variance; outside: eps is added to sigma.", choices=("inside", "outside")
+    )
+    bias: bool = option(True, "Learn a bias per channel, initially 0.")
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's group_norm of one group; eps outside: with eps = 0, times sigma / (sigma + eps)."""

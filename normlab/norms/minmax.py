@@ -48,10 +48,8 @@ class MinMaxConfig(AffineNormConfig):
     )
 
     name: str = "minmax"
-    eps: float = option(1e-6, at_least=0)
-    """Added to the range, unit of x."""
-    gain: bool = False
-    """Learn a gain per channel."""
+    eps: float = option(1e-6, "Added to the range, unit of x.", at_least=0)
+    gain: bool = option(False, "Learn a gain per channel.")
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """(x - min) / (range + eps) as slope * x + offset; extremes are averaged over ties."""

@@ -61,12 +61,9 @@ class BoundedConfig(AffineNormConfig):
 
     initial_values: ClassVar[Mapping[str, str]] = {"alpha": "alpha", "shift": "0"}
 
-    alpha: float = option(0.5, above=0)
-    """Initial value of the learned scalar alpha."""
-    shift: bool = False
-    """Learn a scalar that is added to alpha x, initially 0."""
-    bias: bool = True
-    """Learn a bias per channel, initially 0."""
+    alpha: float = option(0.5, "Initial value of the learned scalar alpha.", above=0)
+    shift: bool = option(False, "Learn a scalar that is added to alpha x, initially 0.")
+    bias: bool = option(True, "Learn a bias per channel, initially 0.")
 
 
 @register_norm
@@ -92,8 +89,7 @@ class PointwiseConfig(BoundedConfig):
     )
 
     name: str = "pointwise"
-    function: str = option("tanh", choices=tuple(FUNCTIONS))
-    """The function f."""
+    function: str = option("tanh", "The function f.", choices=tuple(FUNCTIONS))
 
     def build(self, width: int) -> nn.Module:
         """Return the module for vectors of this width."""
@@ -147,6 +143,7 @@ class DyTConfig(BoundedConfig):
     """
 
     formula: ClassVar[str] = "tanh(alpha * x) * gain + bias"
+    formulas: ClassVar[Mapping[str, str]] = {"bias=false": "tanh(alpha * x) * gain"}
     source: ClassVar[str] = "Zhu, Chen, He, LeCun & Liu 2025, arXiv:2503.10622"
     verified_by: ClassVar[str] = "torch.sigmoid: tanh(z) = 2 sigmoid(2 z) - 1"
     reference_kind: ClassVar[str] = "identity"
@@ -193,8 +190,7 @@ class DerfConfig(BoundedConfig):
     )
 
     name: str = "derf"
-    shift: bool = True
-    """Learn a scalar that is added to alpha x, initially 0."""
+    shift: bool = option(True, "Learn a scalar that is added to alpha x, initially 0.")
 
     def build(self, width: int) -> nn.Module:
         """Return the module for vectors of this width."""

@@ -53,12 +53,11 @@ class PRMSNormConfig(AffineNormConfig):
     )
 
     name: str = "prmsnorm"
-    eps: float = option(1e-8, at_least=0)
-    """Added to the root mean square, unit of x."""
-    fraction: float = option(0.0625, above=0, at_most=1)
-    """Share of the channels, from the first, in the root mean square."""
-    count: str = option("floor", choices=("floor", "ceil"))
-    """How to round fraction * D."""
+    eps: float = option(1e-8, "Added to the root mean square, unit of x.", at_least=0)
+    fraction: float = option(
+        0.0625, "Share of the channels, from the first, in the root mean square.", above=0, at_most=1
+    )
+    count: str = option("floor", "How to round fraction * D.", choices=("floor", "ceil"))
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """The rms of the first channels is the mean of x * rms_norm(x), with torch's rms_norm."""

@@ -78,6 +78,9 @@ class RMSNormConfig(AffineNormConfig):
         "eps_mode=inside_sum": "x / sqrt(sum(x^2) + eps) * gain",
         "eps_mode=clamp": "x / max(sqrt(mean(x^2)), eps) * gain",
         "eps_mode=none": "x / sqrt(mean(x^2)) * gain",
+        "unit_offset=true": "x / sqrt(mean(x^2) + eps) * (1 + gain)",
+        "gain=false": "x / sqrt(mean(x^2) + eps)",
+        "eps_mode=inside_sum, gain=false": "x / sqrt(sum(x^2) + eps)",
     }
     source: ClassVar[str] = "Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4"
     verified_by: ClassVar[str] = (
@@ -95,14 +98,18 @@ class RMSNormConfig(AffineNormConfig):
     )
 
     name: str = "rmsnorm"
-    eps: float = option(1e-6, at_least=0)
-    """Unit of x squared in inside_ms and inside_sum, of x in outside_rms and clamp."""
-    eps_mode: str = option("inside_ms", choices=EPS_MODES)
-    """Place of eps in the formula."""
-    compute: str = option("fp32", choices=("fp32", "input"))
-    """fp32: upcast a narrower input and compute in float32; input: compute in the input's own dtype."""
-    rounding: str = option("scale_then_cast", choices=("scale_then_cast", "cast_then_scale"))
-    """Cast back to the input's dtype after the affine (Gemma, OLMo) or before it (Llama, Qwen3 in HF)."""
+    eps: float = option(
+        1e-6, "Unit of x squared in inside_ms and inside_sum, of x in outside_rms and clamp.", at_least=0
+    )
+    eps_mode: str = option("inside_ms", "Place of eps in the formula.", choices=EPS_MODES)
+    compute: str = option(
+        "fp32", choices=("fp32", "input"),
+        help="fp32: upcast a narrower input and compute in float32; input: compute in the input's own dtype.",
+    )  # fmt: skip
+    rounding: str = option(
+        "scale_then_cast", choices=("scale_then_cast", "cast_then_scale"),
+        help="Cast back to the input's dtype after the affine (Gemma, OLMo) or before it (Llama, Qwen3 in HF).",
+    )  # fmt: skip
 
     def validate(self) -> None:
         """Reject options without effect.

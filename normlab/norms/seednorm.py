@@ -67,12 +67,11 @@ class SeeDNormConfig(NormConfig):
     )
 
     name: str = "seednorm"
-    eps: float = option(1e-6, at_least=0)
-    """Added to the mean square, unit of x squared."""
-    alpha: float = option(1.0)
-    """Initial value of every channel of alpha."""
-    unit_offset: bool = False
-    """Use 1 + gamma, with gamma initially 0: weight decay then pulls towards the identity."""
+    eps: float = option(1e-6, "Added to the mean square, unit of x squared.", at_least=0)
+    alpha: float = option(1.0, "Initial value of every channel of alpha.")
+    unit_offset: bool = option(
+        False, "Use 1 + gamma, with gamma initially 0: weight decay then pulls towards the identity."
+    )
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's rms_norm times the gain, tanh(z) written 2 sigmoid(2 z) - 1."""

@@ -44,6 +44,7 @@ class ZScoreConfig(AffineNormConfig):
 
     module = ZScore
     formula: ClassVar[str] = "(x - mean(x)) / (sigma(x) + eps)"
+    formulas: ClassVar[Mapping[str, str]] = {"gain=true, bias=true": "(x - mean(x)) / (sigma(x) + eps) * gain + bias"}
     source: ClassVar[str] = "the textbook's standard score"
     verified_by: ClassVar[str] = "torch's layer_norm at eps = 0, times sigma / (sigma + eps)"
     reference_kind: ClassVar[str] = "identity"
@@ -56,12 +57,11 @@ class ZScoreConfig(AffineNormConfig):
     )
 
     name: str = "zscore"
-    eps: float = option(1e-6, at_least=0)
-    """Added to sigma, unit of x."""
-    sigma: str = option("population", choices=("population", "sample"))
-    """population: divide by D; sample: divide by D - 1."""
-    gain: bool = False
-    """Learn a gain per channel."""
+    eps: float = option(1e-6, "Added to sigma, unit of x.", at_least=0)
+    sigma: str = option(
+        "population", "population: divide by D; sample: divide by D - 1.", choices=("population", "sample")
+    )
+    gain: bool = option(False, "Learn a gain per channel.")
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Torch's layer_norm, rescaled from the population sigma to (sigma + eps) of either kind."""

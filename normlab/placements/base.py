@@ -87,10 +87,12 @@ class Placement:
 
     name: str
     """The registered name, fixed by the placement."""
-    embedding_norm: bool | None = option(None, absent=None)
-    """A norm on the embeddings, before the first block; null for the placement's default."""
-    final_norm: bool | None = option(None, absent=None)
-    """A norm on the stream, before the LM head; null for the placement's default."""
+    embedding_norm: bool | None = option(
+        None, "A norm on the embeddings, before the first block; null for the placement's default.", absent=None
+    )
+    final_norm: bool | None = option(
+        None, "A norm on the stream, before the LM head; null for the placement's default.", absent=None
+    )
 
     @property
     def is_plain_sum(self) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator
@@ -19,26 +17,16 @@ from normlab.report.tables import Row, render_table
 
 Entry = dict[str, Any]
 
-_DECLARED = (
-    "formula", "formulas", "embedding_formula", "head_formula", "inside", "incompatible_inits", "source", "note",
-    "verified_by", "reference_kind", "parameters", "initial_values", "unit_length",
-    "invariant_to", "equals", "pitfalls", "causal", "init",
-)  # fmt: skip
-"""Class attributes of a plugin's norm or placement that become keys of its entry."""
-
 
 def _norms() -> list[Entry]:
-    plugins = [(name, NORMS[name]) for kind, name in registered_by_plugins() if kind == "norm"]
-    entries = [_plugin_entry(norm, name) | {"initial_values": norm.all_initial_values()} for name, norm in plugins]
-    for entry in entries:
-        entry["initial_values"] = catalogue.existing_values(entry["initial_values"], catalogue.default_options(entry))
-    return catalogue.norms() + entries
+    names = [name for kind, name in registered_by_plugins() if kind == "norm"]
+    return catalogue.norms() + [catalogue.describe(NORMS[name], name) for name in names]
 
 
 def _placements() -> list[Entry]:
     names = [name for kind, name in registered_by_plugins() if kind == "placement"]
-    entries = [_plugin_entry(PLACEMENTS[name], name) | {"causal": catalogue.CAUSAL} for name in names]
-    return catalogue.placements() + entries
+    plugins = [catalogue.describe(PLACEMENTS[name], name) | {"causal": catalogue.CAUSAL} for name in names]
+    return catalogue.placements() + plugins
 
 
 def _statistics() -> list[Entry]:
@@ -53,30 +41,6 @@ def _statistics() -> list[Entry]:
     ]
 
 
-def _plugin_entry(part: Any, name: str) -> Entry:
-    """Return the declarations, options and documentation of a norm's class or of a placement."""
-    cls = part if isinstance(part, type) else type(part)
-    about = catalogue.options_of(inspect.getsource(inspect.getmodule(cls) or cls), cls.__name__)
-    options = [
-        {"option": field.name, "default": _default(field), "about": about.get(field.name, "")}
-        | {key: limit for key, limit in field.metadata.items() if limit not in (None, ()) and key != "identity"}
-        for field in dataclasses.fields(cls)
-        if field.name not in ("name", "preset")
-    ]
-    documentation = inspect.getdoc(cls) or ""
-    # A placement of the algebra declares some attributes on its row, and the others on its class.
-    owners = {key: each for key in _DECLARED for each in (part, getattr(part, "row", part)) if hasattr(each, key)}
-    declared = {key: getattr(owner, key) for key, owner in owners.items()}
-    about = documentation.partition("\n")[0]
-    return declared | {"name": name, "about": about, "options": options, "documentation": documentation}
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return None if field.default is dataclasses.MISSING else field.default
-
-
 ENTRIES: dict[str, Callable[[], list[Entry]]] = {
     "norms": _norms,
     "placements": _placements,
@@ -85,6 +49,7 @@ ENTRIES: dict[str, Callable[[], list[Entry]]] = {
     "optim": catalogue.optim,
     "init": catalogue.init,
     "stats": _statistics,
+    "options": catalogue.options,
 }
 """The complete entries of each kind, for `--json`; the kind is the word after `normlab list`."""
 
@@ -112,6 +77,7 @@ _COLUMNS: dict[str, dict[str, str | Callable[[Entry], Any]]] = {
         "init": "name", "formula": "formula", "placements": lambda entry: ", ".join(entry["placements"]),
         "source": "source",
     },
+    "options": {"option": "name", "default": lambda entry: _text_of(entry["default"]), "about": "about"},
     "stats": {"statistic": "name", **{key: key for key in ("tier", "of", "formula", "unit", "question")}},
 }  # fmt: skip
 """The columns of each kind's table: the title, and the key of the entry or a function of it."""
@@ -258,10 +224,12 @@ def _paragraphs(text: str, width: int) -> Iterator[str]:
 
 
 def _option_text(option: Entry) -> str:
-    value = option["default"]
-    default = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
     choices = f" ({', '.join(option['choices'])})" if option.get("choices") else ""
-    return f"{option['option']}={default}{choices}: {option['about']}"
+    return f"{option['option']}={_text_of(option['default'])}{choices}: {option['about']}"
+
+
+def _text_of(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _fold(text: str, width: int, indent: int) -> list[str]:

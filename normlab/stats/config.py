@@ -14,21 +14,31 @@ from normlab.stats.statistic import CORE, EXTENDED, PROBE, TIERS
 class StatsConfig:
     """The statistics that a run measures. None of these options changes training."""
 
-    preset: str = option("", identity=False)
-    """The preset of these options; a label only."""
-    tiers: list[str] = option([CORE], identity=False)
-    """Tiers of statistics: core, in the step itself; extended, in a pass over a fixed batch; probe, at a few steps."""
-    also: list[str] = option([], identity=False)
-    """More statistics to measure (`normlab list stats`); a derived one adds its inputs."""
-    without: list[str] = option([], identity=False)
-    """Statistics to leave out; a derived one leaves out the inputs that no other statistic needs."""
-    every: int | None = option(None, at_least=1, at_most=10**9, identity=False)
-    """Steps between two measured steps, from step 0 on; default 10."""
-    extended_every: int | None = option(None, at_least=1, at_most=10**9, identity=False)
-    """Steps between two passes over the fixed batch, the first before step 0; default 200."""
+    preset: str = option("", "The preset of these options; a label only.", identity=False)
+    tiers: list[str] = option(
+        [CORE], identity=False,
+        help="Tiers of statistics: core, in the step itself; extended, in a pass over a fixed batch; probe, at a few "
+        "steps.",
+    )  # fmt: skip
+    also: list[str] = option(
+        [], "More statistics to measure (`normlab list stats`); a derived one adds its inputs.", identity=False
+    )
+    without: list[str] = option(
+        [], identity=False,
+        help="Statistics to leave out; a derived one leaves out the inputs that no other statistic needs.",
+    )  # fmt: skip
+    every: int | None = option(
+        None, "Steps between two measured steps, from step 0 on; default 10.", at_least=1, at_most=10**9, identity=False
+    )
+    extended_every: int | None = option(
+        None, at_least=1, at_most=10**9, identity=False,
+        help="Steps between two passes over the fixed batch, the first before step 0; default 200.",
+    )  # fmt: skip
 
-    probe_share: float | None = option(None, above=0, at_most=1, identity=False)
-    """Share of a run's time that its probes may take; default 0.03. It limits the number of probes."""
+    probe_share: float | None = option(
+        None, above=0, at_most=1, identity=False,
+        help="Share of a run's time that its probes may take; default 0.03. It limits the number of probes.",
+    )  # fmt: skip
 
     def resolve(self) -> None:
         """Fill in the default cadences.

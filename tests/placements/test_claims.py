@@ -15,8 +15,7 @@ from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.norms.base import NORMS
-from normlab.placements.algebra import AlgebraPlacement, EarlyPlacement
-from normlab.placements.base import PLACEMENTS, Placement, load_all
+from normlab.placements.base import PLACEMENTS, load_all
 from support.reference_blocks import DEPTH, VOCAB, WIDTH, build_test_model, composed, config_of
 
 load_all()
@@ -157,17 +156,6 @@ def test_every_proof_belongs_to_a_declaration() -> None:
 def test_the_proof_can_fail(ours: str, theirs: str) -> None:
     with pytest.raises(AssertionError, match="not close"):
         assert_equal(config_with(ours), config_with(theirs))
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_catalogue_entry_equals_the_declarations(name: str) -> None:
-    placement, entry = PLACEMENTS[name], OURS[name]
-    declared: Placement | object = placement.row if isinstance(placement, AlgebraPlacement) else placement
-    for field in ("formula", "source", "parameters", "equals", "note", "pitfalls"):
-        assert entry[field] == getattr(declared, field)
-    switches = {option["option"] for option in entry["options"]} & {"embedding_norm", "final_norm"}
-    assert bool(switches) == placement.has_switches
-    assert isinstance(placement, EarlyPlacement) == ("early_blocks" in {o["option"] for o in entry["options"]})
 
 
 def test_pitfalls_are_sentences() -> None:

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normlab import catalogue
 from normlab.config.compose import compose_run
 from normlab.config.schema import config_from_record
 from normlab.errors import ConfigError
@@ -232,16 +231,6 @@ def b2t_around_the_mlp(model: GPT, x: Tensor) -> Tensor:
 def test_the_comparison_can_fail(name: str, wrong: StreamFormula) -> None:
     with pytest.raises(AssertionError, match="not close"):
         assert_equals_formula(name, wrong)
-
-
-@pytest.mark.parametrize("name", REFERENCE_FORMULAS)
-def test_catalogue_has_the_formulas_of_the_wiring(name: str) -> None:
-    placement = PLACEMENTS[name]
-    (entry,) = [entry for entry in catalogue.placements() if entry["name"] == name]
-    for field in ("formula", "source", "init"):
-        assert entry[field] == getattr(placement, field)
-    assert entry.get("embedding_formula", "") == placement.embedding_formula
-    assert entry.get("head_formula", "") == placement.head_formula
 
 
 # Placements at initialisation, and with added parts switched off

@@ -46,8 +46,7 @@ class Hypersphere(Placement):
     init: ClassVar[str] = "gpt2"
 
     name: str = "hypersphere"
-    alpha: float = option(0.05, above=0)
-    """Where the learned rate alpha starts."""
+    alpha: float = option(0.05, "Where the learned rate alpha starts.", above=0)
 
     def has_norms(self, depth):
         return False

@@ -42,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     overrides = [
         "data=files", f"data.path=[{CORPUS}]", "device=cpu", "tracking.wandb=off", "model=gpt2_nano",
         "placement=peri", "model.depth=3", "train.steps=21", "train.batch_size=4", "eval.sequences=4",
-        f"results_dir={tmp_path_factory.mktemp('inspect')}", "run.name=it's peri",
+        f"results_dir={tmp_path_factory.mktemp('inspect')}", "run.name=\"it's peri\"",
     ]  # fmt: skip
     return train(compose_run(overrides), trackers=[]).folder
 

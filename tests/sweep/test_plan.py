@@ -13,8 +13,7 @@ import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from normlab.config.compose import compose_run, compose_sweep, to_config
-from normlab.config.override_errors import rewrite_overrides
+from normlab.config.compose import compose_grid, compose_run, compose_sweep, to_config
 from normlab.config.schema import config_from_record
 from normlab.config.sweep_options import SweepOptions
 from normlab.errors import ConfigError, StoreError
@@ -40,7 +39,6 @@ from normlab.sweeps.packs import make_packs, pack_key
 from normlab.sweeps.plan import PlannedSweep, make_plan
 from normlab.sweeps.progress import plan_lines
 from normlab.training.start import train
-from support.grid import compose_grid
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -57,13 +55,13 @@ def plan(overrides: list[str]) -> Callable[..., PlannedSweep]:
     [
         ["norm=layernorm,rmsnorm_llama", "model=gpt2_nano,llama_nano", "optim=adamw,sgd", "model.depth=1,3"],
         ["stats=core,full", "stats.every=3", "optim.schedule=wsd", "optim.decay_fraction=0.1,0.5", "seed=range(2)"],
-        ["data=files", "data.path=[a.jsonl,b.parquet]", "data.column=it's", "run.name=x y,'1,2'"],
+        ["data=files", "data.path=[a.jsonl,b.parquet]", 'data.column="it\'s"', "run.name=x y,'1,2'"],
         ["norm=rmsnorm", "++norm.eps=1e-3,1e-4", "model.width=64", "model.mlp_width=${model.width}"],
     ],
 )
 def test_grid_composed_once_equals_one_composition_per_job(grid: list[str]) -> None:
     """Compare every job of a grid with a composition of its own."""
-    parsed = OverridesParser.create().parse_overrides(rewrite_overrides(grid))
+    parsed = OverridesParser.create().parse_overrides(grid)
     (jobs,) = BasicSweeper.split_arguments(parsed, None)
     assert len(jobs) > 1
     configs = [plain_tree(config) for config in compose_grid(grid)]
@@ -161,13 +159,13 @@ def test_name_of_another_sweep_is_an_error(plan: Callable[..., PlannedSweep]) ->
 @pytest.mark.parametrize(
     ("override", "texts"),
     [
-        ("sweep.nam=x", ["sweep.nam=x", "jobs, name, on, pack, slurm, timeout_minutes", "did you mean 'name'?"]),
+        ("sweep.nam=x", ["sweep.nam=x", "jobs, name, on, pack, slurm, timeout_minutes", "did you mean 'sweep.name'?"]),
         ("sweep.pack=of", ["sweep.pack=of", "auto, off", "did you mean 'off'?"]),
         ("sweep.pack=0", ["sweep.pack=0", "auto, off"]),
-        ("sweep.pack=2,3", ["sweep.pack=2,3: several values of a sweep option"]),
+        ("sweep.pack=2,3", ["sweep.pack=2,3: choose auto, off, or a number"]),
         ("sweep.on=slrm", ["sweep.on=slrm", "local, slurm", "did you mean 'slurm'?"]),
         ("sweep.jobs=0", ["sweep.jobs=0", "at least 1"]),
-        ("sweep.jobs=many", ["sweep.jobs=many", "must be of type int or null"]),
+        ("sweep.jobs=many", ["sweep.jobs=many: Value 'many' of type 'str' could not be converted"]),
         ("sweep.timeout_minutes=0", ["sweep.timeout_minutes=0", "greater than 0"]),
         ("sweep.name=../x", ["sweep.name=../x", "folder"]),
         ("sweep.name=", ["sweep.name="]),
@@ -176,16 +174,15 @@ def test_name_of_another_sweep_is_an_error(plan: Callable[..., PlannedSweep]) ->
         ("run.fresh=true,false", ["run.fresh=true", "leave it out"]),
         ("results_dir=a,b", ["results_dir=a,b", "one results folder"]),
         ("seed=range(0)", ["no value", "no runs"]),
-        ("seed=range(10001)", ["seed=range", "10001 runs", "at most 10000"]),
+        ("seed=range(10001)", ["seed=range", "more than 10000 runs"]),
         ("model.heads=2,5", ["model.heads=5", "model.width=32"]),
         ("norm=rmsnorm,rmsnrm", ["rmsnrm", "did you mean 'rmsnorm'"]),
         ("nrom=rmsnorm,layernorm", ["nrom=rmsnorm", "did you mean 'norm'"]),
         ("model.width=64,131072", ["model.width=131072", "memory"]),
         ("data.path=no_such.txt", ["no_such.txt"]),
-        ("data.path=a,b.txt", ["no such file or folder 'a'", """quote a text with commas: data.path='"a,b.txt"'"""]),
         *(
-            (override, [f"{override}: has an empty value beside a comma; remove the comma"])
-            for override in ("optim.lr=1e-3,,3e-3", "seed=0,1,", "seed=,1", "tracking.tags=[a,,b]", "norm=,none")
+            (override, [f"{override}: not option=value in Hydra's grammar"])
+            for override in ("optim.lr=1e-3,,3e-3", "seed=0,1,", "tracking.tags=[a,,b]", "norm=,none")
         ),
         ("--nope", ["--nope"]),
     ],

@@ -201,7 +201,7 @@ def finish(folder: Path, number: int) -> None:
 def test_options_of_the_sbatch_script(overrides: list[str], tmp_path: Path, cluster: Cluster) -> None:
     folder = sweep_folder(tmp_path / "results", "x")
     settings = ["partition=short,long", "account=lab", "time_minutes=90", "gpus=1", "gpu_type=a100", "cpus=7"]
-    settings += ["memory_gb=12.5", "extra=[qos=high,exclusive]"]
+    settings += ["memory_gb=12.5", "extra=['qos=high',exclusive]"]
     grid = [override for override in overrides if not override.startswith("device=")]
     grid += [*THERE, "sweep.slurm.gpus=1", "device=cuda", "precision=bf16", "seed=range(3)", "sweep.jobs=2"]
     grid += ["sweep.pack=off"]
@@ -455,8 +455,8 @@ def test_without_submitit_or_slurm(
         (["sweep.on=slurm", "sweep.slurm.nodes=2"], r"devices=1: cannot be divided among sweep.slurm.nodes=2"),
         (["sweep.on=slurm", "sweep.slurm.nodes=2", "sweep.slurm.cluster=local"], r"nodes=2: has no effect"),
         (["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.slurm.gpu_type=a100"], r"gpu_type=a100: has no effect"),
-        (["sweep.on=slurm", "sweep.slurm.extra=[--qos=high]"], r"extra=--qos=high: is not an option of sbatch"),
-        (["sweep.on=slurm", "sweep.slurm.extra=[time=3]"], r"extra=time=3: normlab sets time"),
+        (["sweep.on=slurm", "sweep.slurm.extra=['--qos=high']"], r"extra=--qos=high: is not an option of sbatch"),
+        (["sweep.on=slurm", "sweep.slurm.extra=['time=3']"], r"extra=time=3: normlab sets time"),
         (["sweep.on=slurm", "sweep.slurm.time_minutes=1"], r"sweep.slurm.time_minutes=1: must be at least 5"),
         (["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.slurm.memory_gb=0.001"], r"a task \(sweep.slurm.memory_gb\)"),
         (["sweep.on=slurm", "sweep.slurm.partitoin=x"], r"partitoin.*did you mean"),

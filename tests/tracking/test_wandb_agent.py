@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from normlab.config.compose import compose_grid
 from normlab.store.query import find_runs
-from support.grid import compose_grid
 from support.processes import wait_for
 from support.small_run import small_run
 from support.wandb_runs import ROOT, environment, followers

@@ -248,11 +248,7 @@ def _limits(node: ast.expr | None) -> Entry:
     """Return the limits given to `option(...)`."""
     if not isinstance(node, ast.Call) or _called_name(node) != "option":
         return {}
-    return {
-        keyword.arg or "": _value(keyword.value)
-        for keyword in node.keywords
-        if keyword.arg not in ("identity", "absent")
-    }
+    return {keyword.arg or "": _value(keyword.value) for keyword in node.keywords if keyword.arg != "identity"}
 
 
 def _docstring(node: ast.stmt | None) -> str:

@@ -1,4 +1,4 @@
-"""`normlab propagation`, and its former name `normlab probe`."""
+"""`normlab propagation`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import typer
 from normlab.cli.app import HydraCommand, app, echo, overrides_argument, show_progress
 
 
-@app.command("probe", cls=HydraCommand, context_settings={"ignore_unknown_options": True}, hidden=True)
 @app.command(cls=HydraCommand, context_settings={"ignore_unknown_options": True})
 def propagation(
     overrides: Annotated[list[str] | None, overrides_argument("A grid: placement=pre,post model.depth=6,12")] = None,

@@ -38,9 +38,6 @@ def summarize(
     target: Annotated[
         float | None, typer.Option("--target", metavar="LOSS", help="Steps and seconds to this validation loss.")
     ] = None,
-    spikes: Annotated[
-        bool, typer.Option("--spikes", help="Count loss spikes from metrics where a status has no count.")
-    ] = False,
     test: Annotated[
         str | None,
         typer.Option("--test", metavar="TEST", help="Print a test: interaction, trend or counts (see below)."),
@@ -84,7 +81,7 @@ def summarize(
     from normlab.store.query import select_runs
 
     options = {
-        "--by": by, "--against": against, "--lr": lr, "--target": target, "--spikes": spikes or None, "--test": test,
+        "--by": by, "--against": against, "--lr": lr, "--target": target, "--test": test,
         "--over": over, "--columns": columns, "--sort": sort,
     }  # fmt: skip
     given = [option for option, value in options.items() if value is not None]
@@ -100,9 +97,7 @@ def summarize(
     from normlab.report.cells_table import summarize_by
     from normlab.report.cells_text import render_cells, render_tests
 
-    table = summarize_by(
-        selection, split_names(by), where=where or (), against=against, lr=lr, target=target, spikes=spikes
-    )
+    table = summarize_by(selection, split_names(by), where=where or (), against=against, lr=lr, target=target)
     if test is not None:
         from normlab.report.factor_tests import run_test
 

@@ -30,9 +30,9 @@ class DataConfig:
     """Name of the corpus; chosen by `data=`."""
     tokenizer: str = "bytes"
     """bytes (UTF-8), chars or bpe (fitted to the training text), or pretrained: gpt2, org/name, a tokenizer.json."""
-    vocab_size: int | None = option(None, at_least=257, at_most=MAX_VOCAB_SIZE, absent=None)
+    vocab_size: int | None = option(None, at_least=257, at_most=MAX_VOCAB_SIZE)
     """Largest vocabulary of bpe, including the end-of-document token; 4096 unless set. Only with tokenizer=bpe."""
-    max_tokens: int | None = option(None, at_least=2, absent=None)
+    max_tokens: int | None = option(None, at_least=2)
     """Most tokens of training and validation together; the rest of the text is not read. null for no limit."""
     seed: int | None = option(None, at_least=0, at_most=2**63 - 1)
     """Seed of the order of the training windows; the value of `seed` unless set."""

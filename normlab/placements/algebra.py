@@ -258,7 +258,7 @@ class AlgebraPlacement(Placement):
 class EarlyPlacement(AlgebraPlacement):
     """A row whose first blocks differ from the others."""
 
-    early_blocks: int | None = option(None, at_least=0, absent=None)
+    early_blocks: int | None = option(None, at_least=0)
     """Number of early blocks, from the first; null for the row's number."""
 
     def without_defaults(self, depth: int) -> Self:
@@ -301,9 +301,9 @@ class EarlyPlacement(AlgebraPlacement):
 class FirstBlockPlacement(AlgebraPlacement):
     """A row whose first block differs between public implementations."""
 
-    first_block: str = option("attention_pre", choices=("attention_pre", "pre", "same"), absent="same")
+    first_block: str = option("attention_pre", choices=("attention_pre", "pre", "same"))
     """The first block. `attention_pre`: pre-norm attention and the MLP N(x + M(N(x))); `pre`: pre-norm for both;
-    `same`: like all other blocks, as in every run recorded without this option."""
+    `same`: like all other blocks."""
 
     @property
     def row(self) -> Row:
@@ -317,12 +317,10 @@ class FirstBlockPlacement(AlgebraPlacement):
 class DepthScaledPlacement(AlgebraPlacement):
     """A row whose output norms start with c times the row's initial gain."""
 
-    c_attn: float = option(0.283, above=0, absent=1.0)
-    """c of the output norm of attention: 0.283 as reported for Pangu Ultra; 1 in Arcee Trinity and in every run
-    recorded without this option."""
-    c_mlp: float = option(0.432, above=0, absent=1.0)
-    """c of the output norm of the MLP: 0.432 as reported for Pangu Ultra; 1 in Arcee Trinity and in every run
-    recorded without this option."""
+    c_attn: float = option(0.283, above=0)
+    """c of the output norm of attention: 0.283 as reported for Pangu Ultra; 1 in Arcee Trinity."""
+    c_mlp: float = option(0.432, above=0)
+    """c of the output norm of the MLP: 0.432 as reported for Pangu Ultra; 1 in Arcee Trinity."""
 
     @property
     def row(self) -> Row:

@@ -88,8 +88,8 @@ class NGPT(Placement):
     }
 
     name: str = "ngpt"
-    normalize_embeddings: bool = option(False, absent=True)
-    """Also normalise the input of the first block in the forward pass, as in every run recorded without this option."""
+    normalize_embeddings: bool = option(False)
+    """Also normalise the input of the first block in the forward pass."""
 
     @property
     def embedding_formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -29,7 +29,6 @@ from normlab.report.tables import Row, name_some
 from normlab.store.format import number
 from normlab.store.outcome import loss_of
 from normlab.store.query import Selection, select_runs
-from normlab.store.record import RunRecord
 from normlab.store.series import Evaluation, evaluations
 
 BEST, SHARED = "", "shared_"
@@ -130,7 +129,6 @@ def build_table(
     against: str | None = None,
     lr: float | None = None,
     target: float | None = None,
-    spikes: bool = False,
     warnings: Sequence[str] = (),
 ) -> CellsTable:
     """Return the table of cells of some runs.
@@ -141,7 +139,6 @@ def build_table(
         against: The baseline, such as `norm=layernorm`.
         lr: The shared learning rate; by default the one with the best mean rank.
         target: A validation loss; the rows then have the steps and seconds to reach it.
-        spikes: Count spikes from the metrics of runs whose status has no count.
         warnings: Warnings to put before those about the table.
 
     Raises:
@@ -152,7 +149,7 @@ def build_table(
     if lr is not None and not any(lr in cell.losses for cell in cells):
         choices = ", ".join(format_setting(rate) for rate in sorted({rate for cell in cells for rate in cell.losses}))
         raise ConfigError(f"--lr {format_setting(lr)}: no run has this learning rate; choose one of {choices}")
-    rows = [_row(cell, by, shared, target, spikes) for cell in cells]
+    rows = [_row(cell, by, shared, target) for cell in cells]
     if against is not None:
         baselines = _find_baselines(cells, by, against)
         _add_comparisons(rows, cells, baselines, {cell.key: cell.best_lr for cell in cells}, BEST)
@@ -169,7 +166,7 @@ def build_table(
     return table
 
 
-def _row(cell: Cell, by: Sequence[str], shared: float | None, target: float | None, spikes: bool) -> Row:
+def _row(cell: Cell, by: Sequence[str], shared: float | None, target: float | None) -> Row:
     k, warnings = len(cell.losses), cell.warnings()
     selected = f"lowest mean final validation loss of {k} learning rates, on that same loss" if k > 1 else None
     return {
@@ -184,7 +181,7 @@ def _row(cell: Cell, by: Sequence[str], shared: float | None, target: float | No
         **_sensitivity(cell),
         **_costs(cell),
         **(_to_target(cell, target, warnings) if target is not None else {}),
-        "spikes": _spikes(cell, from_metrics=spikes),
+        "spikes": _spikes(cell),
         "corpora": sorted({str(run.settings["corpus"]) for run in cell.runs}),
         "devices": sorted({str(run.settings["device"]) for run in cell.runs}),
         "precisions": sorted({str(run.settings["precision"]) for run in cell.runs}),
@@ -273,16 +270,11 @@ def _to_target(cell: Cell, target: float, warnings: list[str]) -> Row:
     }
 
 
-def _spikes(cell: Cell, *, from_metrics: bool) -> dict[str, Row]:
-    """Return, by rule, the number of runs, spikes and judged steps at the best learning rate.
-
-    Args:
-        cell: The runs.
-        from_metrics: Count spikes from the metrics of runs whose status has no count.
-    """
+def _spikes(cell: Cell) -> dict[str, Row]:
+    """Return, by rule, the number of runs, spikes and judged steps at the best learning rate."""
     totals: dict[str, Row] = {}
     for run in cell.runs_at(cell.best_lr):
-        for rule, counts in _spikes_of(run.record, from_metrics).items():
+        for rule, counts in (run.record.status.spikes or {}).items():
             total = totals.setdefault(rule, {"runs": 0, "spikes": 0, "of_steps": 0})
             total["runs"] += 1
             for key in ("spikes", "of_steps"):
@@ -290,16 +282,6 @@ def _spikes(cell: Cell, *, from_metrics: bool) -> dict[str, Row]:
     for total in totals.values():
         total["share"] = total["spikes"] / total["of_steps"] if total["of_steps"] else None
     return totals
-
-
-def _spikes_of(run: RunRecord, from_metrics: bool) -> Mapping[str, Any]:
-    if run.status.spikes is not None or not from_metrics:
-        return run.status.spikes or {}
-    from normlab.stats.spikes import count_spikes
-    from normlab.store.series import series
-
-    counts = count_spikes(series(run.folder))
-    return {count.rule.name: {"spikes": len(count.spikes), "of_steps": count.scored} for count in counts}
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -19,7 +19,7 @@ from normlab.report.results import STATES
 from normlab.report.settings import format_setting, sort_key
 from normlab.report.tables import Row, escape_markdown, fold_lines, render, terminal_width
 from normlab.store.format import FINISHED
-from normlab.store.outcome import DESCRIPTIONS, STUCK, WHOLE_TEXT_NOTE
+from normlab.store.outcome import DESCRIPTIONS, STUCK
 from normlab.store.throughput import format_mfu, format_tflops
 
 SPIKE_RULE = "loss_olmo_core"
@@ -350,9 +350,6 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
         for state, rule in DESCRIPTIONS.items()
         if state in columns
     ]
-    old = sum(run.record.references.whole_text for cell in table.cells for run in cell.runs)
-    if old:
-        lines.append(f"runs of an older normlab, whose outcomes use {WHOLE_TEXT_NOTE}: {old}")
     defined = [f"{name}: {text}" for name, text in DEFINITIONS.items() if name in columns]
     lines += [f"bad learning rate: {BAD}", *defined] if defined else []
     if "vs baseline" in columns and any(row.get("baseline") for row in rows):

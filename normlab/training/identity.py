@@ -7,7 +7,6 @@ id: the same command on the same machine finds the same folder again, and a norm
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import platform
 import subprocess
@@ -15,7 +14,6 @@ import sys
 import time
 from dataclasses import asdict
 from functools import cache
-from glob import escape
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,10 +23,8 @@ from normlab.data.batches import validation_windows
 from normlab.data.corpus import Corpus
 from normlab.model.flops import flops_per_token
 from normlab.options import plain_tree
-from normlab.parsing import from_json
 from normlab.placements.init_rules import INIT_RULE_VERSIONS
 from normlab.plugins import version_of
-from normlab.store.format import RUN_FILE
 from normlab.training.machine import RuntimeSettings
 from normlab.version import __version__
 
@@ -46,35 +42,14 @@ def identity(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> di
 
 
 def versions(config: RunConfig) -> dict[str, int | str]:
-    """Return the versions of the norm, the placement and the init rule; for a plugin the SHA-256 of its file.
-
-    The version of the optimiser is left out while it is 1: the ids of older runs do not have it.
-    """
+    """Return the versions of the norm, placement, init rule and optimiser; for a plugin the SHA-256 of its file."""
     norm, placement, rule = config.norm, config.placement, config.init_rule
     return {
         "norm": version_of("norm", norm.name, norm.version),
         "placement": version_of("placement", placement.name, placement.version),
         "init": version_of("init rule", rule, INIT_RULE_VERSIONS.get(rule, 1)),
-        **({"optim": config.optim.version} if config.optim.version > 1 else {}),
+        "optim": config.optim.version,
     }
-
-
-def runs_with_source_hashes(runs: Path, run_id: str, identity: dict[str, Any]) -> list[str]:
-    """Return the ids of older runs with equal settings whose identity has hashes of source code, not versions.
-
-    Args:
-        runs: The folder of all runs.
-        run_id: The id that `identity` gives today; older ids differ only in the hash at the end.
-        identity: The identity to compare with, apart from its versions.
-    """
-    settings = {name: value for name, value in identity.items() if name != "versions"}
-    found = []
-    for path in sorted(runs.glob(f"{escape(run_id.rpartition('-')[0])}-*/{RUN_FILE}")):
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # damaged records have their own messages
-            recorded = from_json(path.read_bytes())["identity"]
-            if recorded.pop("sources", None) and recorded == settings:
-                found.append(path.parent.name)
-    return found
 
 
 def prefix_hash(identity: dict[str, Any]) -> str | None:

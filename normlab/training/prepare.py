@@ -32,7 +32,7 @@ from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack, Status
 from normlab.training import checkpoint
-from normlab.training.identity import describe, runs_with_source_hashes
+from normlab.training.identity import describe
 from normlab.training.machine import RuntimeSettings
 from normlab.training.parent_run import find_parent_run
 from normlab.training.training_run import FRESH, TrainingRun
@@ -109,7 +109,7 @@ def status_if_completed(run: TrainingRun) -> Status | None:
     changed = [
         option
         for option, value in new.options.items()
-        if option.startswith("stats.") and option != "stats.preset" and recorded.options.get(option, value) != value
+        if option.startswith("stats.") and option != "stats.preset" and recorded.options.get(option) != value
     ]
     if changed:
         warn(
@@ -231,11 +231,6 @@ def _create(run: TrainingRun) -> None:
     if parent is not None:
         parent.branch(folder)
         record["continued_from"] = {"run_id": parent.folder.run_id, "step": parent.checkpoint.step}
-    for other in runs_with_source_hashes(folder.path.parent, record["run_id"], record["identity"]):
-        warn(
-            f"run {other} has these settings, but was recorded before norms and placements had versions: it cannot be "
-            f"resumed, and {record['run_id']} starts from step 0"
-        )
     RunFolder.create(folder.path, record)
 
 

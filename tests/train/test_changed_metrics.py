@@ -99,7 +99,7 @@ def test_longer_run_does_not_branch_from_changed_metrics(run: RunFolder, run_com
     assert not load("longer", run.path.parents[1]).record.is_branch
 
 
-def test_resumed_branched_and_old_runs_are_not_reported(run: RunFolder, run_command: Command) -> None:
+def test_branched_and_running_runs_are_not_reported(run: RunFolder) -> None:
     results = str(run.path.parents[1])
     assert run.metrics_problem() == ""
     assert run.status()["metrics"]["rows"] == len(run.rows().rows)
@@ -107,12 +107,8 @@ def test_resumed_branched_and_old_runs_are_not_reported(run: RunFolder, run_comm
     longer = train(compose_run([*OVERRIDES, *CONSTANT, "train.steps=20", f"results_dir={results}"]), trackers=[]).folder
     assert longer.run()["continued_from"]["run_id"] == run.run_id
     assert longer.metrics_problem() == ""
-    before = {name: value for name, value in run.status().items() if name != "metrics"}
-    run.write_status(before)
+    run.write_status({**run.status(), "state": "running"})
     rewrite(run, drop_rows)
-    assert run.metrics_problem() == ""
-    assert run_command("inspect", run.run_id, "spikes", "--results-dir", results)[2] == ""
-    run.write_status({**before, "state": "running", "metrics": {"rows": 1, "sha256": ""}})
     assert run.metrics_problem() == ""
 
 

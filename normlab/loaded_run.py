@@ -276,20 +276,7 @@ class LoadedRun:
 
     def _warn_about_other_versions(self) -> None:
         """Print a warning if the run trained another version of its norm or placement than the installed one."""
-        identity = self._run_json.get("identity")
-        if isinstance(identity, dict) and "sources" in identity:
-            warn(
-                f"run {self.folder.run_id} was recorded before norms and placements had versions; its model may "
-                "compute something else than the one that was trained"
-            )
-            return
-        trained = identity.get("versions") if isinstance(identity, dict) else None
-        if not isinstance(trained, dict):
-            raise StoreError(
-                f"{self.folder.path / RUN_FILE}: is damaged (it has no versions of its norm and placement); "
-                "restore a copy of the run"
-            )
-        defined = versions(self.config)
+        trained, defined = self.record.code_versions, versions(self.config)
         if other := [part for part in ("norm", "placement") if trained.get(part) != defined[part]]:
             warn(
                 f"run {self.folder.run_id} was trained with another version of its {' and its '.join(other)} than this "

@@ -43,7 +43,6 @@ def option(
     below: float | None = None,
     longest: int | None = None,
     identity: bool = True,
-    absent: Any = _UNSET,
 ) -> Any:
     """Return a dataclass field with help and limits.
 
@@ -60,16 +59,11 @@ def option(
         below: Exclusive upper limit.
         longest: Most characters of a text, or of each text in a list; the text must then be printable and not empty.
         identity: Whether the option can change the numbers of a run. Cadences, names and trackers cannot.
-        absent: For a field that was added after runs had been recorded: the value that gives the behaviour from before
-            the field existed. A field with this value is left out of the identity, so old runs keep their id. Never
-            change it, even if the default changes.
     """
     metadata: dict[str, Any] = {
         "choices": choices, "at_least": at_least, "above": above, "at_most": at_most, "below": below,
         "longest": longest, "identity": identity, "help": help,
     }  # fmt: skip
-    if absent is not _UNSET:
-        metadata["absent"] = absent
     if default is _UNSET:
         return dataclasses.field(metadata=metadata)
     if isinstance(default, list):
@@ -138,11 +132,8 @@ def identity_tree(config: Any) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if not field.metadata.get("identity", True):
-            continue
-        if "absent" in field.metadata and value == field.metadata["absent"]:
-            continue
-        tree[field.name] = identity_tree(value) if dataclasses.is_dataclass(value) else value
+        if field.metadata.get("identity", True):
+            tree[field.name] = identity_tree(value) if dataclasses.is_dataclass(value) else value
     return tree
 
 
@@ -175,30 +166,25 @@ def flatten_options(config: Any, prefix: str = "") -> dict[str, Any]:
 def from_tree(kind: Any, tree: Mapping[str, Any]) -> Any:
     """Return a config of class `kind` from its plain values.
 
-    A missing field takes its `absent` value or its default.
-
     A part is given as plain values too, or as an object if it is one of several classes.
 
     Raises:
-        ConfigError: The tree has an unknown key, lacks a field that changes numbers, or has a value of another type.
+        ConfigError: The tree has an unknown key, lacks a field, or has a value of another type.
     """
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{kind.__name__} is {tree!r:.40}")
-    fields = {field.name: field for field in dataclasses.fields(kind)}
+    fields = [field.name for field in dataclasses.fields(kind)]
     if extra := [name for name in tree if name not in fields]:
-        raise ConfigError(f"{kind.__name__} has no option {', '.join(extra)}: written by a newer normlab; update it")
+        raise ConfigError(f"{kind.__name__} has no option {', '.join(extra)}")
     hints = typing.get_type_hints(kind)
     values = dict(tree)
-    for name, field in fields.items():
-        if name in tree:
-            if dataclasses.is_dataclass(part := hints[name]) and not dataclasses.is_dataclass(tree[name]):
-                values[name] = from_tree(part, tree[name])
-            elif not _is_instance(tree[name], hints[name]):
-                raise ConfigError(f"{kind.__name__}.{name} is {tree[name]!r:.40}")
-        elif "absent" in field.metadata:
-            values[name] = field.metadata["absent"]
-        elif field.metadata.get("identity", True):
+    for name in fields:
+        if name not in tree:
             raise ConfigError(f"{kind.__name__} lacks {name}")
+        if dataclasses.is_dataclass(part := hints[name]) and not dataclasses.is_dataclass(tree[name]):
+            values[name] = from_tree(part, tree[name])
+        elif not _is_instance(tree[name], hints[name]):
+            raise ConfigError(f"{kind.__name__}.{name} is {tree[name]!r:.40}")
     return kind(**values)
 
 

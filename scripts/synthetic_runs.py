@@ -32,7 +32,7 @@ from normlab.stats.profiles import Array
 from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE
 from normlab.store.format import COMPLETED_STATES, DIVERGED, FAILED, FINISHED, RUNS_FOLDER
-from normlab.store.outcome import STUCK
+from normlab.store.outcome import STUCK, References, outcome
 from normlab.store.plans import Pack, Plan, PlannedRun, sweep_folder, write_plan
 from normlab.store.runs import RunFolder
 
@@ -121,16 +121,22 @@ class Record:
         config, on = self.config, self.stats_every is not None
         return {
             **config,
-            "norm": {"preset": "", **config["norm"]},
+            "norm": {"preset": "", **config["norm"], "compute": "fp32", "rounding": "scale_then_cast"},
+            "placement": {**config["placement"], "embedding_norm": None, "final_norm": None},
+            "data": {**config["data"], "vocab_size": None, "max_tokens": None},
             "model": {"preset": "gpt2_tiny", **config["model"]},
-            "train": {**config["train"], "log_every": LOG_EVERY, "checkpoint_every": CHECKPOINT_EVERY},
+            "train": {
+                **config["train"], "start_from": None, "log_every": LOG_EVERY, "checkpoint_every": CHECKPOINT_EVERY,
+                "graph": "auto",
+            },
             "eval": {"every": EVAL_EVERY, "sequences": 64},
             "stats": {
                 "preset": "core" if on else "off", "tiers": ["core"] if on else [], "also": [], "without": [],
                 "every": self.stats_every, "extended_every": None, "probe_share": None,
             },
             "tracking": {
-                "wandb": "off", "project": "normlab", "entity": None, "group": None, "tags": [], "layers": False,
+                "wandb": "off", "also": [], "project": "normlab", "entity": None, "group": None, "job_type": None,
+                "tags": [],
             },
             "run": {"name": None, "fresh": False},
             "init": "auto", "device": "auto", "devices": 1, "precision": "auto", "compile": "auto",
@@ -159,7 +165,8 @@ class Record:
             "config": self.complete_config(),
             "resolved": {
                 "device": "cpu", "precision": "fp32", "compile": "off", "deterministic": True, "init": "gpt2_scaled",
-                "device_name": "cpu", "threads": 1, "instructions": "AVX2",
+                "device_name": "cpu", "device_uuid": None, "devices": 1, "graph": "off", "threads": 1,
+                "wait_policy": "default", "instructions": "AVX2", "decayed": "matrices",
             },
             "corpus": {
                 "name": "stdlib", "sha256": "b" * 64, "tokenizer": "bytes", "vocab_size": 257,
@@ -168,7 +175,7 @@ class Record:
             },
             "identity": {
                 "config": self.config, "corpus": "b" * 64, "device": "cpu", "precision": "fp32", "compile": "off",
-                "versions": {"norm": 1, "placement": 1, "init": 1},
+                "versions": {"norm": 1, "placement": 1, "init": 1, "optim": 1},
             },
             "flops_per_token": self.flops_per_token,
             "warnings": [],
@@ -340,7 +347,10 @@ def _status(record: Record, numbers: Series, speed: float) -> dict[str, Any]:
         "checkpoint": record.last if state == FINISHED else record.last // CHECKPOINT_EVERY * CHECKPOINT_EVERY,
     }
     if state in COMPLETED_STATES:
-        status |= {"initial_val_loss": numbers.validation[0], "outcome": record.outcome}
+        losses = [BASELINES[name] for name in ("uniform", "unigram", "bigram")]
+        references = References(*losses, numbers.validation[0])
+        name = outcome(status["val_loss"], status["best_val_loss"], references, finite=state != DIVERGED)
+        status |= {"initial_val_loss": numbers.validation[0], "outcome": name}
         status["spikes"] = {
             detection.rule.name: {"spikes": len(detection.spikes), "of_steps": detection.scored}
             for detection in detections

@@ -68,7 +68,6 @@ def rewrite(folder: RunFolder, option: str, value: Any) -> None:
         ("config.model.heads", 3, "model.heads=3: does not divide model.width=32"),
         ("config", 3, "holds no config that this version of normlab knows"),
         ("config.optim.lecay", 1, "AdamW has no option lecay"),
-        ("identity", None, "run.json: is damaged (it has no versions of its norm and placement)"),
     ],
 )
 def test_invalid_records_fail_in_one_line_before_building_a_model(

@@ -16,8 +16,6 @@ from normlab.config.compose import compose_run
 from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError
 from normlab.norms.base import NORMS
-from normlab.store.format import CHECKSUM_KEY, with_checksum
-from normlab.store.runs import RunFolder
 from normlab.training.identity import describe
 from normlab.training.machine import resolve
 from normlab.training.start import train
@@ -168,25 +166,6 @@ def test_model_of_another_version_of_its_norm_loads_with_a_warning(
     monkeypatch.setattr(NORMS["rmsnorm"], "version", 2)
     assert normlab.load(folder.path).model
     assert "was trained with another version of its norm" in capsys.readouterr().err
-
-
-def recorded_before_versions(folder: RunFolder) -> Path:
-    """Rewrite a run as one whose identity holds hashes of source code, under another id."""
-    run = json.loads((folder.path / "run.json").read_text())
-    del run["identity"]["versions"], run[CHECKSUM_KEY]
-    run["identity"]["sources"] = {"norm": "a" * 64, "placement": "b" * 64, "init": "c" * 64}
-    run["run_id"] = f"{folder.run_id.rpartition('-')[0]}-0123456789"
-    path = folder.path.with_name(run["run_id"])
-    folder.path.rename(path)
-    (path / "run.json").write_bytes(with_checksum(run))
-    return path
-
-
-def test_run_recorded_before_versions_loads(overrides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    config = compose_run([*overrides, "train.steps=2"])
-    old = recorded_before_versions(train(config, trackers=[]).folder)
-    assert normlab.load(old).model
-    assert "was recorded before norms and placements had versions" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from normlab.config.optim import AdamW
 from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE
 from normlab.store.format import LOCK_FILE
+from normlab.store.parts import flatten
 from normlab.store.query import select_runs
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
@@ -48,11 +49,15 @@ def test_files_and_keys_equal_those_of_a_real_run(overrides, tmp_path):
         path.name for path in made.path.iterdir()
     }
     assert made.run().keys() == real.run().keys()
+    for part in ("resolved", "identity"):
+        assert made.run()[part].keys() == real.run()[part].keys()
+    for group in {*real.run()["config"]} - {"data"}:  # the real corpus is of files
+        assert group in made.run()["config"]
+        assert flatten(made.run()["config"][group]).keys() == flatten(real.run()["config"][group]).keys()
     assert made.status().keys() == real.status().keys()
     assert made.status()["spikes"].keys() == real.status()["spikes"].keys()
     kinds = [{row["kind"]: tuple(row) for row in folder.rows().rows} for folder in (made, real)]
     assert kinds[0] == kinds[1]
-    assert made.run()["config"].keys() == real.run()["config"].keys()
     assert not made.statistics.missing_steps(60)
 
 

@@ -33,7 +33,7 @@ _READERS: dict[str, Callable[[RunRecord], Setting]] = {
     "device": lambda run: run.machine.device,
     "precision": lambda run: run.machine.precision,
     "compile": lambda run: run.machine.compile,
-    "train.graph": lambda run: run.machine.graph or "off",
+    "train.graph": lambda run: run.machine.graph,
     "deterministic": lambda run: run.machine.deterministic,
     "init": lambda run: run.machine.init,
 }
@@ -52,7 +52,7 @@ RESOLVED: dict[str, Callable[[RunRecord], Setting]] = {
     "pack size": lambda run: len(run.status.pack.runs or run.pack.runs) or 1,
     "device": lambda run: _join(run.machine.device, run.machine.device_name),
     "deterministic": _READERS["deterministic"],
-    "devices": lambda run: run.machine.devices or 1,
+    "devices": lambda run: run.machine.devices,
     "instructions": lambda run: run.machine.instructions,
 }
 """Settings that a run resolves from other options or from the machine, most important first; None if unknown."""

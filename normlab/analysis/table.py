@@ -173,7 +173,7 @@ def summarize_by(
         results_dir: The folder in which names are looked up.
         options: `against`: the baseline, such as `norm=layernorm`. `lr`: the shared learning rate; by default the one
             with the best mean rank. `target`: a validation loss; the results then have the steps and seconds to reach
-            it. `spikes`: whether to count spikes from the metrics of runs whose status has no count.
+            it.
 
     Raises:
         ConfigError: An option of `by`, a condition, the baseline or the learning rate is unknown.
@@ -213,7 +213,6 @@ def build_table(
     against: str | None = None,
     lr: float | None = None,
     target: float | None = None,
-    spikes: bool = False,
     warnings: Sequence[str] = (),
     among: Sequence[RunResult] = (),
 ) -> CellsTable:
@@ -226,13 +225,13 @@ def build_table(
     if lr is not None and not any(lr in cell.losses for cell in cells):
         choices = ", ".join(format_setting(rate) for rate in sorted({rate for cell in cells for rate in cell.losses}))
         raise ConfigError(f"--lr {format_setting(lr)}: no run has this learning rate; choose one of {choices}")
-    rows = [_result(cell, shared, target, spikes) for cell in cells]
+    rows = [_result(cell, shared, target) for cell in cells]
     if against is not None:
         rows = _with_baselines(rows, by, against)
     return CellsTable(by, rows, [*warnings, *table_warnings(cells, by)], among, has_baseline=against is not None)
 
 
-def _result(cell: Cell, shared: float | None, target: float | None, spikes: bool) -> CellResult:
+def _result(cell: Cell, shared: float | None, target: float | None) -> CellResult:
     starts = [loss_of(run.record.corpus.baselines.uniform) for run in cell.runs]
     loss_at_start = max((start for start in starts if start is not None), default=None)
     warnings = cell.warnings()
@@ -251,7 +250,7 @@ def _result(cell: Cell, shared: float | None, target: float | None, spikes: bool
         flops_per_s=mean(known(lambda run: run.flops_per_s)),
         mfu=mean(known(lambda run: run.mfu)),
         peak_memory_bytes=max(known(lambda run: run.status.peak_memory_bytes), default=None),
-        spikes=_spikes(cell, from_metrics=spikes),
+        spikes=_spikes(cell),
         target=None if target is None else _to_target(cell, target, warnings),
         warnings=warnings,
     )
@@ -273,27 +272,17 @@ def _to_target(cell: Cell, target: float, warnings: list[str]) -> Target:
     return Target(target, runs, reached)
 
 
-def _spikes(cell: Cell, *, from_metrics: bool) -> dict[str, SpikeCounts]:
-    """Return the spikes at the best learning rate by rule; counted from the metrics where a status has no count."""
+def _spikes(cell: Cell) -> dict[str, SpikeCounts]:
+    """Return the spikes at the best learning rate by rule."""
     totals: dict[str, SpikeCounts] = {}
     for run in cell.runs_at(cell.best_lr):
-        for rule, counts in _spikes_of(run.record, from_metrics).items():
+        for rule, counts in (run.record.status.spikes or {}).items():
             total = totals.setdefault(rule, SpikeCounts())
             counts = counts if isinstance(counts, dict) else {}
             total.runs += 1
             total.spikes += number(counts.get("spikes")) or 0
             total.of_steps += number(counts.get("of_steps")) or 0
     return totals
-
-
-def _spikes_of(run: RunRecord, from_metrics: bool) -> Mapping[str, Any]:
-    if run.status.spikes is not None or not from_metrics:
-        return run.status.spikes or {}
-    from normlab.stats.spikes import count_spikes
-    from normlab.store.series import series
-
-    counts = count_spikes(series(run.folder))
-    return {count.rule.name: {"spikes": len(count.spikes), "of_steps": count.scored} for count in counts}
 
 
 # Comparison with a baseline

@@ -48,6 +48,7 @@ def inspect(
     statistics.check_statistic(statistic, probe=probe)
     if trust and not probe:
         raise ConfigError("--trust: has no effect without --probe, since only --probe builds the model; leave it out")
+    folder.run()  # rejects a run of another format, and one whose run.json is damaged
     record = RunRecord.read(folder)
     if not probe and record.problem:
         warn(record.problem)

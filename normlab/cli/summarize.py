@@ -47,9 +47,6 @@ def summarize(
     target: Annotated[
         float | None, typer.Option("--target", metavar="LOSS", help="Steps and seconds to this validation loss.")
     ] = None,
-    spikes: Annotated[
-        bool, typer.Option("--spikes", help="Count loss spikes from metrics where a status has no count.")
-    ] = False,
     test: Annotated[
         str | None,
         typer.Option("--test", metavar="TEST", help="Print a test: interaction, trend or counts (see below)."),
@@ -93,7 +90,7 @@ def summarize(
     from normlab.store.query import select_runs
 
     options = {
-        "--by": by, "--against": against, "--lr": lr, "--target": target, "--spikes": spikes or None, "--test": test,
+        "--by": by, "--against": against, "--lr": lr, "--target": target, "--test": test,
         "--over": over, "--columns": columns, "--sort": sort,
     }  # fmt: skip
     given = [option for option, value in options.items() if value is not None]
@@ -109,9 +106,7 @@ def summarize(
     from normlab.analysis.table import summarize_by
     from normlab.report.cells_table import render_cells
 
-    table = summarize_by(
-        selection, split_names(by), where=where or (), against=against, lr=lr, target=target, spikes=spikes
-    )
+    table = summarize_by(selection, split_names(by), where=where or (), against=against, lr=lr, target=target)
     if test is not None:
         from normlab.analysis.factor_tests import run_test
         from normlab.report.tests_table import render_tests

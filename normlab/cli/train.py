@@ -75,7 +75,7 @@ def train_one(config: RunConfig) -> int:
         ending = "" if loss is None else f", validation loss {format_loss(loss)}"
         echo(f"{name} at step {record.status.step}{ending}: nothing to do (run.fresh=true starts another run)")
     if outcome.state == "diverged":
-        echo(f"diverged at step {record.divergence.step}: {record.divergence}")
+        echo(f"diverged at step {record.status.diverged.step}: {record.status.diverged}")
     if outcome.state == "interrupted":
         echo(f"interrupted at step {record.status.step}: the same command resumes it")
     echo(os.path.relpath(outcome.folder.path))

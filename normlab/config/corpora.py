@@ -34,12 +34,12 @@ class DataConfig:
         "tokenizer.json.",
     )  # fmt: skip
     vocab_size: int | None = option(
-        None, at_least=257, at_most=MAX_VOCAB_SIZE, absent=None,
+        None, at_least=257, at_most=MAX_VOCAB_SIZE,
         help="Largest vocabulary of bpe, including the end-of-document token; 4096 unless set. Only with "
         "tokenizer=bpe.",
     )  # fmt: skip
     max_tokens: int | None = option(
-        None, at_least=2, absent=None,
+        None, at_least=2,
         help="Most tokens of training and validation together; the rest of the text is not read. null for no limit.",
     )  # fmt: skip
     seed: int | None = option(

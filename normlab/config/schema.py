@@ -19,7 +19,7 @@ from normlab.errors import ConfigError, no_effect, unknown
 from normlab.norms.base import NORMS, NormConfig
 from normlab.norms.base import load_all as load_norms
 from normlab.options import check, from_tree, identity_tree, option
-from normlab.placements.base import FORMER_NAMES, PLACEMENTS, Placement
+from normlab.placements.base import PLACEMENTS, Placement
 from normlab.placements.base import load_all as load_placements
 from normlab.placements.init_rules import INIT_RULES
 from normlab.plugins import load_plugins, plugin_file
@@ -367,12 +367,10 @@ def config_from_record(tree: Mapping[str, Any]) -> RunConfig:
         parts: dict[str, Any] = dict(tree)
         for group, registry in (("norm", NORMS), ("placement", PLACEMENTS), ("optim", OPTIMIZERS)):
             name: str = tree[group]["name"]
-            if group == "placement":
-                name = FORMER_NAMES.get(name, name)
             if name not in registry:
                 raise ConfigError(unknown(group, name, registry))
             entry: Any = registry[name]
-            parts[group] = from_tree(entry if isinstance(entry, type) else type(entry), {**tree[group], "name": name})
+            parts[group] = from_tree(entry if isinstance(entry, type) else type(entry), tree[group])
         # Any name that is not a corpus of normlab is a dataset of the hub.
         parts["data"] = from_tree(DATA.get(tree["data"]["name"], HubData), tree["data"])
         config: RunConfig = from_tree(RunConfig, parts)

@@ -259,7 +259,7 @@ class EarlyPlacement(AlgebraPlacement):
     """A row whose first blocks differ from the others."""
 
     early_blocks: int | None = option(
-        None, "Number of early blocks, from the first; null for the row's number.", at_least=0, absent=None
+        None, "Number of early blocks, from the first; null for the row's number.", at_least=0
     )
 
     def without_defaults(self, depth: int) -> Self:
@@ -303,9 +303,9 @@ class FirstBlockPlacement(AlgebraPlacement):
     """A row whose first block differs between public implementations."""
 
     first_block: str = option(
-        "attention_pre", choices=("attention_pre", "pre", "same"), absent="same",
+        "attention_pre", choices=("attention_pre", "pre", "same"),
         help="The first block. `attention_pre`: pre-norm attention and the MLP N(x + M(N(x))); `pre`: pre-norm for "
-        "both; `same`: like all other blocks, as in every run recorded without this option.",
+        "both; `same`: like all other blocks.",
     )  # fmt: skip
 
     @property
@@ -321,15 +321,11 @@ class DepthScaledPlacement(AlgebraPlacement):
     """A row whose output norms start with c times the row's initial gain."""
 
     c_attn: float = option(
-        0.283, above=0, absent=1.0,
-        help="c of the output norm of attention: 0.283 as reported for Pangu Ultra; 1 in Arcee Trinity and in every "
-        "run recorded without this option.",
-    )  # fmt: skip
+        0.283, "c of the output norm of attention: 0.283 as reported for Pangu Ultra; 1 in Arcee Trinity.", above=0
+    )
     c_mlp: float = option(
-        0.432, above=0, absent=1.0,
-        help="c of the output norm of the MLP: 0.432 as reported for Pangu Ultra; 1 in Arcee Trinity and in every run "
-        "recorded without this option.",
-    )  # fmt: skip
+        0.432, "c of the output norm of the MLP: 0.432 as reported for Pangu Ultra; 1 in Arcee Trinity.", above=0
+    )
 
     @property
     def row(self) -> Row:

@@ -88,10 +88,10 @@ class Placement:
     name: str
     """The registered name, fixed by the placement."""
     embedding_norm: bool | None = option(
-        None, "A norm on the embeddings, before the first block; null for the placement's default.", absent=None
+        None, "A norm on the embeddings, before the first block; null for the placement's default."
     )
     final_norm: bool | None = option(
-        None, "A norm on the stream, before the LM head; null for the placement's default.", absent=None
+        None, "A norm on the stream, before the LM head; null for the placement's default."
     )
 
     @property
@@ -225,8 +225,6 @@ def projects(placement: Placement) -> bool:
 
 PLACEMENTS: dict[str, Placement] = {}
 """Each placement with its default options, by name."""
-FORMER_NAMES = {"residual": "resi_dual"}
-"""Names of placements in older records, and the names they have now."""
 
 
 def register_placement(placement: Placement, *, same: bool | None = None) -> Placement:

@@ -88,11 +88,7 @@ class NGPT(Placement):
     }
 
     name: str = "ngpt"
-    normalize_embeddings: bool = option(
-        False, absent=True,
-        help="Also normalise the input of the first block in the forward pass, as in every run recorded without this "
-        "option.",
-    )  # fmt: skip
+    normalize_embeddings: bool = option(False, "Also normalise the input of the first block in the forward pass.")
 
     @property
     def embedding_formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]

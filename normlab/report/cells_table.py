@@ -22,7 +22,7 @@ from normlab.analysis.table import AtRate, CellResult, CellsTable, Target
 from normlab.errors import ConfigError, printable, unknown
 from normlab.report.tables import Row, escape_markdown, fold_lines, format_p, render, terminal_width
 from normlab.store.format import FINISHED
-from normlab.store.outcome import DESCRIPTIONS, STUCK, WHOLE_TEXT_NOTE
+from normlab.store.outcome import DESCRIPTIONS, STUCK
 from normlab.store.throughput import format_mfu, format_tflops
 
 SPIKE_RULE = "loss_olmo_core"
@@ -341,9 +341,6 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
         for state, rule in DESCRIPTIONS.items()
         if state in columns
     ]
-    old = sum(run.record.references.whole_text for cell in table.cells for run in cell.runs)
-    if old:
-        lines.append(f"runs of an older normlab, whose outcomes use {WHOLE_TEXT_NOTE}: {old}")
     defined = [f"{name}: {text}" for name, text in DEFINITIONS.items() if name in columns]
     lines += [f"bad learning rate: {BAD}", *defined] if defined else []
     tests = [at.comparison.test for result in results for at in result.rates if at.comparison and at.comparison.test]

@@ -291,7 +291,7 @@ def _layers(cells: Sequence[Cell], channels: Channels, statistic: str, moment: s
     panels = _line_panels(cells, channels, points)
     if not any(panel.lines for panel in panels):
         raise ConfigError(_no_profile(name, site, known))
-    unit = STATISTICS[name].unit if name in STATISTICS else "1"
+    unit = STATISTICS[name].unit
     return Figure(
         "layers",
         "layer",

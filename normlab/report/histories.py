@@ -107,10 +107,9 @@ def history(profiles: Sequence[Profiles], name: str) -> list[History]:
         ConfigError: The statistic is unknown.
         StatisticsError: The statistic was not measured.
     """
-    if name not in STATISTICS and not any(name in part for part in profiles):
+    if name not in STATISTICS:
         raise ConfigError(unknown("statistic", name, [*STATISTICS, SPIKES]))
-    statistic = STATISTICS.get(name)
-    needs = (name, *statistic.needs) if statistic else (name,)
+    needs = (name, *STATISTICS[name].needs)
     by_site: dict[str, list[tuple[Profiles, Array]]] = {}
     layers: dict[str, set[int]] = {}
     problem: StatisticsError | None = None
@@ -133,15 +132,10 @@ def _join_parts(name: str, site: str, parts: Sequence[tuple[Profiles, Array]], l
     steps = np.concatenate([part.steps for part, _ in parts])
     order = np.argsort(steps, kind="stable")
     values = np.concatenate([values for _, values in parts])[order]
-    statistic, counts, notes = STATISTICS.get(name), None, list[str]()
-    if statistic is not None and statistic.averaged:
-        sizes = [[1] * len(part.steps) if name in part else later_half_sizes(len(part.steps)) for part, _ in parts]
-        counts = np.concatenate(sizes)[order].tolist()
-        if any(name in part for part, _ in parts):
-            notes.append("n = 1: an older normlab recorded ratios of single steps, which have a large variance")
-    if statistic is not None and statistic.undefined:
-        present = values[:, layers] if values.ndim == 2 else values
-        if np.isnan(present).any():
-            notes.append(f"nan: {statistic.undefined}")
-    is_per_step = values.ndim == 1 or (statistic is not None and statistic.of == "model")
-    return History(site, steps[order].tolist(), values, layers, counts, tuple(notes), is_per_step)
+    statistic, counts, notes = STATISTICS[name], None, ()
+    if statistic.averaged:
+        counts = np.concatenate([later_half_sizes(len(part.steps)) for part, _ in parts])[order].tolist()
+    if statistic.undefined and np.isnan(values[:, layers] if values.ndim == 2 else values).any():
+        notes = (f"nan: {statistic.undefined}",)
+    is_per_step = values.ndim == 1 or statistic.of == "model"
+    return History(site, steps[order].tolist(), values, layers, counts, notes, is_per_step)

@@ -93,8 +93,8 @@ def rows_of(profiles: Sequence[Profiles], name: str | None = None) -> list[Row]:
 
 
 def _rows(name: str, part: History) -> list[Row]:
-    statistic = STATISTICS.get(name)
-    about: Row = {"formula": statistic.formula, "unit": statistic.unit} if statistic else {}
+    statistic = STATISTICS[name]
+    about: Row = {"formula": statistic.formula, "unit": statistic.unit}
     if part.counts is not None:
         about["n"] = part.counts
     if part.notes:
@@ -239,9 +239,7 @@ def spike_table(rows: Sequence[Row]) -> list[Row]:
 
 def definition(name: str) -> str:
     """Return the formula, the unit, the tensors, the question and the source of a statistic."""
-    statistic = STATISTICS.get(name)
-    if statistic is None:
-        return f"{name}: not a statistic of this version of normlab; the run's stats/*.json have its definition"
+    statistic = STATISTICS[name]
     return (
         f"{name}: {statistic.formula}; unit {statistic.unit}; measured on {OF[statistic.of]}\n"
         f"question: {statistic.question}\nsource: {statistic.source}"
@@ -250,8 +248,7 @@ def definition(name: str) -> str:
 
 def reading(rows: Sequence[Row]) -> str:
     """Return how to read the table of a statistic: its rows, its first and last layer, its sites and its columns."""
-    statistic = STATISTICS.get(rows[0]["statistic"])
-    of = statistic.of if statistic else ""
+    of = STATISTICS[rows[0]["statistic"]].of
     sites, layers = _by_site(rows), dict.fromkeys(row["layer"] for row in rows if row["layer"])
     terms = _STREAM_LAYERS if of == "resid" else _LAYERS
     described = [f"{layer}: {terms[layer]}" for layer in layers if layer in terms]

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import os
 from collections.abc import Sequence
-from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -27,7 +26,7 @@ from normlab.store.format import (
     number,
 )
 from normlab.store.outcome import OUTCOMES, final_losses
-from normlab.store.parts import Setting, finite
+from normlab.store.parts import finite
 from normlab.store.query import Selection, select_runs
 from normlab.store.reading import HOW_TO_FIX
 from normlab.store.record import RunRecord
@@ -87,7 +86,7 @@ def list_runs(path: str | os.PathLike[str], results_dir: str = "results") -> lis
         StoreError: There is no run.
     """
     runs = select_runs([os.fspath(path)], results_dir).started
-    newest_first = sorted(runs, key=lambda run: _unix_time(run.created), reverse=True)
+    newest_first = sorted(runs, key=lambda run: run.created or 0, reverse=True)
     return [{key: row[key] for key in RUN_COLUMNS} for row in map(row_of, newest_first)]
 
 
@@ -97,8 +96,7 @@ def row_of(run: RunRecord) -> Row:
     `state`: the outcome of a completed run (`store/outcome.py`), else running, interrupted, killed, failed or damaged.
     `val_loss`: the final validation loss, or the latest of an unfinished run; None for a diverged run.
     `last_val_loss`: the last finite validation loss of a diverged run; None for other runs.
-    `vs_bigram`: `val_loss` minus the bigram entropy. `baselines`: `whole text` for an older record, whose bigram
-    entropy is of the whole validation text; None if the entropy is of the evaluated windows.
+    `vs_bigram`: `val_loss` minus the bigram entropy.
     `flops_per_token`: model FLOPs of a training step per token; `flops_per_s`: of this run alone; `mfu`: from 0 to 1,
     of the device with all runs of a pack, None if its peak is not known (`store/throughput.py`).
     `pack`: the number of runs that trained together, which share `seconds`; None for a run that trained alone.
@@ -128,7 +126,6 @@ def row_of(run: RunRecord) -> Row:
         "last_val_loss": last_val_loss,
         "train_loss": status.train_loss,
         "vs_bigram": None if val_loss is None or bigram is None else val_loss - bigram,
-        "baselines": "whole text" if run.references.whole_text else None,
         "corpus": run.corpus.name,
         "corpus_sha256": run.corpus.sha256,
         "device": run.machine.device,
@@ -145,7 +142,6 @@ def row_of(run: RunRecord) -> Row:
         _state_note(run, row),
         unreadable,
         *(f"resumed {text}" for text in status.changes_at_resume),
-        f"fields that this normlab does not know: {', '.join(run.unknown_fields)}" if run.unknown_fields else "",
     ]
     return row | {"note": "; ".join(filter(None, notes))}
 
@@ -185,11 +181,12 @@ def unreadable_lines_note(damaged: int) -> str:
 
 def _state_note(run: RunRecord, row: Row) -> str:
     """Return why a run has no final loss or an incomplete status, or an empty text."""
+    divergence = run.status.diverged
     at_step = f" at step {or_unknown(row['step'])} of {or_unknown(row['steps'])}"
     if run.state == DAMAGED:
         return run.problem
     if run.outcome == DIVERGED:
-        return f"diverged at step {or_unknown(run.divergence.step)}: {run.divergence}"
+        return f"diverged at step {or_unknown(divergence.step)}: {divergence}"
     if run.state == FAILED:
         lines = (run.status.error or "").strip().splitlines()
         return f"failed{at_step}: {lines[0]}" if lines else f"failed{at_step}"
@@ -214,10 +211,3 @@ def _sort_key(row: Row) -> tuple[Any, ...]:
         loss if has_loss else 0.0,
         row["id"],
     )
-
-
-def _unix_time(created: Setting) -> float:
-    try:
-        return number(created) or datetime.fromisoformat(str(created)).timestamp()
-    except ValueError:
-        return 0.0

@@ -21,7 +21,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,7 +28,7 @@ from normlab.analysis.phrases import counted
 from normlab.analysis.settings import format_setting
 from normlab.errors import NormlabError, printable, unknown
 from normlab.store.format import encode, number
-from normlab.store.outcome import WHOLE_TEXT_NOTE, format_loss
+from normlab.store.outcome import format_loss
 from normlab.store.throughput import format_mfu, format_tflops
 
 T = TypeVar("T")
@@ -199,7 +198,7 @@ COLUMNS = {
     "corpus_sha256": Column("corpus sha256", is_hidden=True),
     "flops_per_token": Column("FLOPs/token", "{:.4g}".format, is_hidden=True),
     "flops_per_s": Column("TFLOP/s", format_tflops, is_hidden=True),
-    **dict.fromkeys(("id", "baselines", "note"), _HIDDEN),
+    **dict.fromkeys(("id", "note"), _HIDDEN),
 }  # fmt: skip
 """The columns by key, in the order in which a table that is too wide leaves them out; others are kept texts."""
 _TEXT = Column(is_kept=True)
@@ -233,8 +232,7 @@ def _title(key: str) -> str:
 
 def _local_time(created: Any) -> Any:
     try:
-        seconds = datetime.fromisoformat(created).timestamp() if isinstance(created, str) else created
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(created))
     except (TypeError, ValueError, OverflowError, OSError):
         return created
 
@@ -242,12 +240,6 @@ def _local_time(created: Any) -> Any:
 def _corpus_label(row: Row) -> str:
     """Return the name of a corpus and the beginning of its hash; names are not unique."""
     return f"{format_value('corpus', row['corpus'])} {format_value('corpus_sha256', row['corpus_sha256'])[:8]}".strip()
-
-
-def _old_baselines_note(rows: Sequence[Row]) -> str:
-    """Return a note on runs whose `vs_bigram` uses whole-text baselines, or an empty text."""
-    old = sum(bool(row.get("baselines")) and row.get("vs_bigram") is not None for row in rows)
-    return f"vs bigram of {counted(old, 'run')} with older records: {WHOLE_TEXT_NOTE}" if old else ""
 
 
 def _corpora_note(rows: Sequence[Row]) -> str:
@@ -288,7 +280,7 @@ def render_table(rows: Sequence[Row], width: int, fixed: Collection[str] = ()) -
     dropped, widths = _fit(columns, width, fixed)
     named = zip(_names(rows), rows, strict=True)
     below = [f"{name}: {format_value('note', row['note'])}" for name, row in named if row.get("note")]
-    below += [_old_baselines_note(rows), _corpora_note(rows)]
+    below.append(_corpora_note(rows))
     if dropped:
         titles = ", ".join(_title(key) for key in dropped)
         below.append(f"not shown: {titles} (use a wider terminal, or JSON for all values)")

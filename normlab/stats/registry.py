@@ -400,16 +400,14 @@ def layers_of(profiles: Profiles, name: str) -> dict[str, NDArray[np.bool_]]:
 def values_of(profiles: Profiles, name: str) -> dict[str, Array]:
     """Return a measured or derived statistic by site: (S, L + 2), NaN at layers without it, or (S,).
 
-    Statistics that older records hold and that are derived today are returned as recorded.
-
     Raises:
         StatisticsError: The statistic, or one that it is derived from, was not measured.
     """
-    if name in profiles:
+    statistic = STATISTICS[name]
+    if statistic.derive is None:
+        if name not in profiles:
+            raise StatisticsError(f"{name}: was not measured")
         return profiles.get(name)
-    statistic = STATISTICS.get(name)
-    if statistic is None or statistic.derive is None:
-        raise StatisticsError(f"{name}: was not measured")
     for need in statistic.needs:
         if need not in profiles:
             raise StatisticsError(f"{name}: is derived from {need}, which was not measured")

@@ -30,7 +30,7 @@ from normlab.stats.registry import STATISTICS
 from normlab.stats.statistic import CORE, OF, TIERS
 from normlab.store.files import AppendFile, io_error, make_folder, write_atomic
 from normlab.store.format import STATISTICS_FOLDER, with_checksum
-from normlab.store.reading import read_bytes, read_record
+from normlab.store.reading import OtherFormat, read_bytes, read_record
 
 ROW = "little-endian: the step, int64; the values, float32 each; CRC-32 of the bytes before it, uint32"
 LAYERS = "0: the embeddings; 1 to depth: the blocks; depth + 1: the head"
@@ -130,13 +130,18 @@ class StatisticsFiles:
         """Yield the tier and part of each readable file, the parts of a tier oldest first.
 
         Args:
-            problems: Receives a message for each description that is missing, damaged or from a newer normlab.
+            problems: Receives a message for each description that is missing or damaged.
+
+        Raises:
+            OtherFormat: Another normlab wrote a description.
         """
         matches = filter(None, map(_NAME.fullmatch, self.file_names()))
         for tier, number in sorted({(match["tier"], int(match["part"] or 1)) for match in matches}):
             path = self._description_path(tier, number)
             try:
                 layout = Layout.from_tree(read_record(path))
+            except OtherFormat:
+                raise
             except StoreError as error:
                 problems.append(str(error))
             except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-RECORD_VERSION = 1
-"""Written into run.json and status.json. Raised when an older reader would misread a newer record."""
+RECORD_VERSION = 2
+"""The format of every file with a `version`: raised with each change, since only files of this format are read."""
 
 CHECKSUM_KEY = "sha256"
 """The field of run.json, status.json and a checkpoint's manifest that holds the hash of the others."""
@@ -51,12 +51,6 @@ KILLED = "killed"
 DAMAGED = "damaged"
 """State that readers give to a run whose run.json or status.json cannot be read."""
 
-_RENAMED = {
-    "doubts": "warnings",
-    "elsewhere": "changes_at_resume",
-    "record_bytes": "metrics_bytes",
-}
-"""Fields of run.json, status.json and a checkpoint's meta.json that older normlabs wrote under another name."""
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _TEXT_FIELDS = frozenset({"kind", "state", "error"})
 
@@ -84,11 +78,6 @@ def decode(value: Any) -> Any:
     if isinstance(value, list):
         return [decode(item) for item in value]
     return value
-
-
-def with_new_names(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record whose fields have today's names, where an older normlab wrote other ones."""
-    return {_RENAMED.get(name, name): value for name, value in record.items()}
 
 
 def number(value: Any) -> float | None:

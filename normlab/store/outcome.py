@@ -51,8 +51,6 @@ DESCRIPTIONS = {
     f"{MARGIN:g} nat/token above ln V and the initial loss",
 }
 """The outcomes in short, for notes below tables; the table above has the complete rules."""
-WHOLE_TEXT_NOTE = "baselines of the whole validation text"
-"""Note on records of an older normlab; the baselines of newer ones are of the evaluated windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +63,6 @@ class References:
     bigram: float | None
     initial: float | None = None
     """Validation loss before the first update."""
-    whole_text: bool = False
-    """Whether the baselines are of the whole validation text, not of the evaluated windows."""
 
     @property
     def start(self) -> float:
@@ -142,7 +138,7 @@ def explain_loss(outcome: str | None, final: float, best: float | None, referenc
     elif references.bigram is not None:
         side = "below" if final < references.bigram else "above"
         text = f"{abs(final - references.bigram):.4f} {side} bigram {references.bigram:.4f}"
-    return f"{text} ({WHOLE_TEXT_NOTE})" if text and references.whole_text else text
+    return text
 
 
 def loss_of(value: Any) -> float | None:

@@ -1,6 +1,6 @@
 """Convert dataclasses to JSON, and read them from JSON that may be damaged.
 
-A field that is missing (in an older record) or has the wrong type gets its default, usually None:
+A field that is missing or has the wrong type gets its default, usually None:
 
     @dataclass(frozen=True, slots=True)
     class Pack:

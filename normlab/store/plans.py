@@ -24,9 +24,6 @@ from normlab.store.format import LOCK_FILE, PLAN_FILE, QUEUE_FILE, RUNS_FOLDER, 
 from normlab.store.reading import HOW_TO_FIX, read_record, read_rows
 from normlab.store.runs import RunFolder
 
-_TIMED_NOTE = "an older normlab chose the sizes of its packs by timing: the same command may choose others elsewhere"
-"""The note of an older plan with timing trials."""
-
 OUTCOMES_FILE = "ends.jsonl"
 
 FINISHED = "finished"
@@ -87,7 +84,7 @@ class Plan:
     parallel_packs: int = 1
     """Packs that train at once, on each GPU, by a command without `sweep.jobs`."""
     threads: int | None = None
-    """Threads of each process, because bits depend on them; None in Slurm (`sweep.slurm.cpus`) and in an older plan."""
+    """Threads of each process, because bits depend on them; None in Slurm (`sweep.slurm.cpus`)."""
 
     def runs_of(self, pack: Pack) -> list[PlannedRun]:
         """Return the runs of a pack."""
@@ -140,7 +137,7 @@ class PackOutcome:
     time: float
     """When it ended: unix time, seconds."""
     gpu: str = ""
-    """UUIDs of the GPUs that the supervisor gave to the process; empty on a CPU, in Slurm and in an older record."""
+    """UUIDs of the GPUs that the supervisor gave to the process; empty on a CPU and in Slurm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,24 +181,19 @@ def write_plan(folder: Path, plan: Plan) -> None:
     Raises:
         StoreError: The system refused; the file is unchanged.
     """
-    record = asdict(plan)
-    for part in (record, *record["packs"]):
-        part["jobs"] = part.pop("runs")  # the stored name
-    write_atomic(folder / PLAN_FILE, with_checksum(record))
+    write_atomic(folder / PLAN_FILE, with_checksum(asdict(plan)))
 
 
 def read_plan(folder: Path) -> Plan:
     """Return a sweep's plan.
 
     Raises:
-        StoreError: The file is missing or damaged, or was written by a newer normlab.
+        StoreError: The file is missing or damaged, or has another format.
     """
     path = folder / PLAN_FILE
     record = read_record(path)
     try:
-        # An older plan has `words` in place of `overrides`.
-        key = "overrides" if all("overrides" in run for run in record["jobs"]) else "words"
-        runs = [PlannedRun(run["run_id"], run[key], run["config"]) for run in record["jobs"]]
+        runs = [PlannedRun(**run) for run in record["runs"]]
         # A run id is the name of a folder, never a path that leads out of the runs' folder.
         if invalid := [run.run_id for run in runs if not is_file_name(run.run_id)]:
             raise ValueError(f"{invalid[0]!r:.40} is not a run id")
@@ -211,7 +203,7 @@ def read_plan(folder: Path) -> Plan:
             raise ValueError("an override is not a text")
         if not all(isinstance(run.config, dict) for run in runs):
             raise ValueError("a config is not an object")
-        packs = [Pack(pack["number"], pack["jobs"], pack.get("halved_from")) for pack in record["packs"]]
+        packs = [Pack(**pack) for pack in record["packs"]]
         halved = [pack.halved_from for pack in packs if pack.halved_from is not None]
         if not all(map(_is_count, [*halved, *(pack.number for pack in packs)])) or len(
             {pack.number for pack in packs}
@@ -224,19 +216,18 @@ def read_plan(folder: Path) -> Plan:
         members = [index for pack in packs for index in pack.runs]
         if len({*members}) < len(members):
             raise ValueError("a run is in two packs, or twice in one")
-        notes = record.get("notes", [_TIMED_NOTE] if record.get("tried") else [])
-        memory_bytes, parallel_packs = record.get("memory_bytes"), record.get("parallel_packs", 1)
-        threads = record.get("threads")
+        values = {field.name: record[field.name] for field in dataclasses.fields(Plan)}
+        plan = Plan(**{**values, "runs": runs, "packs": packs})
         is_valid = {
-            "pack": isinstance(record["pack"], str),
-            "notes": _are_texts(notes),
-            "memory_bytes": memory_bytes is None or _is_count(memory_bytes),
-            "parallel_packs": _is_count(parallel_packs) and parallel_packs > 0,
-            "threads": threads is None or (_is_count(threads) and threads > 0),
+            "pack": isinstance(plan.pack, str),
+            "notes": _are_texts(plan.notes),
+            "memory_bytes": plan.memory_bytes is None or _is_count(plan.memory_bytes),
+            "parallel_packs": _is_count(plan.parallel_packs) and plan.parallel_packs > 0,
+            "threads": plan.threads is None or (_is_count(plan.threads) and plan.threads > 0),
         }
         if wrong := [name for name, valid in is_valid.items() if not valid]:
             raise ValueError(f"{wrong[0]} is {record[wrong[0]]!r:.40}")
-        return Plan(record["name"], record["pack"], runs, packs, notes, memory_bytes, parallel_packs, threads)
+        return plan
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{path}: is not a valid plan ({error}); {HOW_TO_FIX[PLAN_FILE]}") from error
 
@@ -292,15 +283,12 @@ def read_outcomes(folder: Path) -> list[PackOutcome]:
 def _outcome_of(record: Mapping[str, Any]) -> PackOutcome | None:
     """Return the outcome in a record; None if a field is missing or invalid."""
     fields = dataclasses.fields(PackOutcome)
-    required = {field.name for field in fields if field.default is dataclasses.MISSING}
-    if not record.keys() >= required:
+    if not record.keys() >= {field.name for field in fields}:
         return None
-    values = {field.name: record[field.name] for field in fields if field.name in record}
+    values = {field.name: record[field.name] for field in fields}
     kinds = {name: kind | int if kind is float else kind for name, kind in typing.get_type_hints(PackOutcome).items()}
     if not all(isinstance(value, kinds[name]) and not isinstance(value, bool) for name, value in values.items()):
         return None
-    if values["cause"] == "lost":
-        values["cause"] = UNREPORTED  # its name today
     if values["cause"] not in (FINISHED, INTERRUPTED, GPU_FAULT, *FAILURES):
         return None
     return PackOutcome(**values)
@@ -328,7 +316,7 @@ def read_queue(folder: Path) -> dict[int, SubmittedPack]:
     """Return the submitted packs, by their numbers.
 
     Raises:
-        StoreError: The file is damaged, or was written by a newer normlab.
+        StoreError: The file is damaged, or has another format.
     """
     path = slurm_folder(folder) / QUEUE_FILE
     if not path.exists():

@@ -63,11 +63,15 @@ class Rows:
     """Whether the last line is cut short: a kill leaves that, and it is harmless."""
 
 
+class OtherFormat(StoreError):
+    """A file that an older or a newer normlab wrote."""
+
+
 def read_record(path: Path) -> dict[str, Any]:
     """Return the content of a file with a checksum, without the checksum; numbers stay encoded.
 
     Raises:
-        StoreError: The file is missing or damaged, or was written by a newer normlab.
+        StoreError: The file is missing or damaged, or has another format.
     """
     try:
         record = from_json(read_at_most(path, LARGEST_PLAN if path.name == PLAN_FILE else LARGEST_RECORD))
@@ -78,18 +82,29 @@ def read_record(path: Path) -> dict[str, Any]:
         raise StoreError(f"{path}: is missing; {_how_to_fix(path)}") from None
     except OSError as error:
         raise io_error(path, "read", error) from error
-    # Check the checksum first: one flipped bit of the version would make the file look like a newer normlab's.
+    # Check the checksum first: one flipped bit of the version would make the file look like another normlab's.
     if not has_valid_checksum(record):
         raise _damaged(path, "its checksum does not match")
-    version = record.get("version")
-    if type(version) is not int or version < 1:
-        raise _damaged(path, f"there is no record version {version!r}")
-    if version > RECORD_VERSION:
-        raise StoreError(
-            f"{path}: has record version {version}, and this normlab reads versions 1 to {RECORD_VERSION}; "
-            "update normlab"
-        )
+    check_format(path, record.get("version"))
     return {key: value for key, value in record.items() if key != CHECKSUM_KEY}
+
+
+def check_format(path: Path, version: object) -> None:
+    """Check the `version` of a file.
+
+    Raises:
+        OtherFormat: An older or a newer normlab wrote the file.
+        StoreError: The version is not a number.
+    """
+    if type(version) is not int:
+        raise _damaged(path, f"there is no format {version!r:.40}")
+    if version < RECORD_VERSION:
+        raise OtherFormat(
+            f"{path}: was written by an older normlab (format {version}); move its folder away and train again, or "
+            "check out the normlab that wrote it"
+        )
+    if version > RECORD_VERSION:
+        raise OtherFormat(f"{path}: was written by a newer normlab (format {version}); update normlab")
 
 
 def read_bytes(path: Path) -> bytes:

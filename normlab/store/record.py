@@ -7,14 +7,14 @@ read at all makes the run damaged, and `problem` gives the reason.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from normlab.errors import StoreError
 from normlab.store.files import io_error
-from normlab.store.format import DAMAGED, DIVERGED
+from normlab.store.format import DAMAGED, DIVERGED, FINISHED
 from normlab.store.outcome import References, loss_of
 from normlab.store.parts import (
     Setting,
@@ -29,15 +29,10 @@ from normlab.store.parts import (
     text,
     texts,
 )
+from normlab.store.reading import OtherFormat
 from normlab.store.runs import RunFolder
-from normlab.store.status import Divergence, RecordedPack, Status, divergence_at_end, outcome_of
+from normlab.store.status import RecordedPack, Status
 from normlab.store.throughput import Compute
-
-RUN_FIELDS = frozenset({
-    "command", "config", "corpus", "created", "fingerprint", "flops_per_token", "git", "identity",
-    "name", "norm", "pack", "placement", "resolved", "run_id", "version", "versions", "warnings",
-})  # fmt: skip
-"""Fields of run.json. Readers report fields that a newer normlab added under the same record version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +106,10 @@ class Machine:
     device: str | None = json_field(text)
     device_name: str | None = json_field(text)
     devices: Setting = json_field(as_setting)
-    """Number of devices; None in an older record, whose run had one."""
     precision: str | None = json_field(text)
     compile: Setting = json_field(as_setting)
     graph: Setting = json_field(as_setting)
-    """Whether steps were replayed as CUDA graphs; None in an older record."""
+    """Whether steps were replayed as CUDA graphs."""
     deterministic: Setting = json_field(as_setting)
     init: str | None = json_field(text)
     decayed: str | None = json_field(text)
@@ -131,8 +125,6 @@ class Baselines:
     uniform: float | None = json_field(number)
     unigram: float | None = json_field(number)
     bigram: float | None = json_field(number)
-    targets: float | None = json_field(finite)
-    """Number of evaluated tokens; None in an older record, whose baselines are of the whole validation text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +159,7 @@ class Corpus:
     def references(self, initial_loss: Any = None) -> References:
         """Return the reference losses of a run, given its validation loss before the first update."""
         recorded = (self.baselines.uniform, self.baselines.unigram, self.baselines.bigram, initial_loss)
-        losses = [finite(loss_of(loss)) for loss in recorded]
-        return References(*losses, whole_text=losses[1] is not None and self.baselines.targets is None)
+        return References(*(finite(loss_of(loss)) for loss in recorded))
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,22 +192,20 @@ class RunRecord:
     machine: Machine
     corpus: Corpus
     identity: Mapping[str, Setting]
-    """The options that the numbers depend on, by dotted name; empty in an older record."""
+    """The options that the numbers depend on, by dotted name."""
     code_versions: Mapping[str, Any]
-    """Versions of the norm, the placement and the init rule; in an older record the hashes of their source code."""
+    """Versions of the norm, the placement, the init rule and the optimiser."""
     versions: Mapping[str, Any]
     """Versions of normlab, Python and the libraries."""
     git: Git
     fingerprint: Setting
-    """Hash of what the block computes; None in an older record."""
+    """Hash of what the block computes."""
     pack: RecordedPack
     compute: Compute
-    created: Setting
-    """Unix time, seconds; a text in an older record."""
+    created: float | None
+    """Unix time, seconds."""
     given_name: str | None
     status: Status
-    unknown_fields: tuple[str, ...]
-    """Fields that this normlab does not know."""
 
     @classmethod
     def parse(
@@ -233,16 +222,15 @@ class RunRecord:
             machine=parse_part(Machine, run.get("resolved")),
             corpus=parse_part(Corpus, run.get("corpus")),
             identity=flatten(identity.get("config")),
-            code_versions=mapping(identity.get("versions")) or mapping(identity.get("sources")),
+            code_versions=mapping(identity.get("versions")),
             versions=mapping(run.get("versions")),
             git=parse_part(Git, run.get("git")),
             fingerprint=as_setting(run.get("fingerprint")),
             pack=parse_part(RecordedPack, run.get("pack")),
             compute=Compute.parse({**run, "pack": status.get("pack")}),
-            created=as_setting(run.get("created")),
+            created=finite(run.get("created")),
             given_name=text(run.get("name")),
             status=parse_part(Status, status),
-            unknown_fields=tuple(sorted({*run, *status} - RUN_FIELDS - {each.name for each in fields(Status)})),
         )
 
     @classmethod
@@ -254,6 +242,8 @@ class RunRecord:
         problems: list[str] = []
         try:
             run = folder.run()
+        except OtherFormat as error:  # status.json has that format too
+            return cls.parse(folder, {}, {}, DAMAGED, str(error))
         except StoreError as error:
             problems.append(str(error))
         try:
@@ -279,10 +269,10 @@ class RunRecord:
         """The run's reference losses."""
         return self.corpus.references(self.status.initial_val_loss)
 
-    @cached_property
+    @property
     def outcome(self) -> str | None:
-        """The run's outcome; None if it is not completed, or its record has no final loss."""
-        return outcome_of(self.state, self.status, self.references)
+        """The run's outcome; None if it is not completed."""
+        return DIVERGED if self.state == DIVERGED else self.status.outcome if self.state == FINISHED else None
 
     @property
     def flops_per_s(self) -> float | None:
@@ -298,9 +288,3 @@ class RunRecord:
         if any(name in change for change in self.status.changes_at_resume for name in ("devices", "device_name")):
             return None
         return self.compute.mfu(self.status.tokens_per_s)
-
-    @property
-    def divergence(self) -> Divergence:
-        """How the run diverged, for a run whose outcome is diverged."""
-        # An older record may be called finished although its final loss is a divergence.
-        return self.status.diverged if self.state == DIVERGED else divergence_at_end(self.status, self.references)

@@ -38,7 +38,6 @@ from normlab.store.format import (
     decode,
     to_json,
     with_checksum,
-    with_new_names,
 )
 from normlab.store.lock import file_lock, is_locked, owner_of
 from normlab.store.parts import parse_part
@@ -100,15 +99,15 @@ class RunFolder:
         """Return the content of run.json.
 
         Raises:
-            StoreError: The file is missing or damaged, or was written by a newer normlab.
+            StoreError: The file is missing or damaged, or has another format.
         """
-        return with_new_names(read_record(self.path / RUN_FILE))
+        return read_record(self.path / RUN_FILE)
 
     def last_pack(self) -> list[str]:
         """Return the ids of the runs that the run last trained with in one pack, its own among them.
 
         Raises:
-            StoreError: run.json or status.json is damaged, or was written by a newer normlab.
+            StoreError: run.json or status.json is damaged, or has another format.
         """
         for record in (self.status(), self.run()):
             if runs := parse_part(RecordedPack, record.get("pack")).runs:
@@ -134,12 +133,12 @@ class RunFolder:
         """Return the content of status.json, decoded; a run that has none yet is running.
 
         Raises:
-            StoreError: The file is damaged, or was written by a newer normlab.
+            StoreError: The file is damaged, or has another format.
         """
         path = self.path / STATUS_FILE
         if not path.exists():
             return {"state": RUNNING}
-        status = decode(with_new_names(read_record(path)))
+        status = decode(read_record(path))
         if not isinstance(status.get("state"), str):
             raise StoreError(f"{path}: is damaged (it names no state); {HOW_TO_FIX[STATUS_FILE]}")
         return status
@@ -307,9 +306,9 @@ class RunFolder:
         return {"rows": rows, "sha256": hashlib.sha256(content).hexdigest()}
 
     def metrics_problem(self) -> str:
-        """Return how the metrics of a completed run differ from its last status, in a line; empty if they do not.
+        """Return how the metrics of a run differ from its last status, in a line; empty if they do not.
 
-        Empty too where the run is not completed, or its status has no digest: older normlabs wrote none.
+        Empty too before the run is completed: a run that diverged has no digest while its pack trains.
         """
         try:
             status = self.status()  # before the metrics, in case that the run completes in between

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from normlab.store.format import DIVERGED, FINISHED
-from normlab.store.outcome import MARGIN, STUCK, References, format_loss, loss_of, outcome
+from normlab.store.outcome import MARGIN, OUTCOMES, STUCK, References, format_loss, outcome
 from normlab.store.parts import finite, json_field, json_part, mapping_or_none, number, parse_part, text, texts
 
 
@@ -79,13 +79,13 @@ class Status:
     diverged: Divergence = json_part(Divergence, optional=True)
     error: str | None = json_field(text, optional=True)
     initial_val_loss: float | None = json_field(number, optional=True)
-    """Validation loss before the first update; None before the run is completed, and in an older record."""
-    outcome: str | None = json_field(text, optional=True)
-    """None before the run is completed, and in an older record, whose outcome is `RunRecord.outcome`."""
+    """Validation loss before the first update; None before the run is completed."""
+    outcome: str | None = json_field(lambda value: value if value in OUTCOMES else None, optional=True)
+    """None before the run is completed."""
     metrics: Mapping[str, Any] | None = json_field(mapping_or_none, optional=True)
     """Number of rows and SHA-256 of the metrics of a completed run, by which readers notice a changed file."""
     spikes: Mapping[str, Any] | None = json_field(mapping_or_none, optional=True)
-    """Spikes by rule; None in an older record."""
+    """Spikes by rule; None if they could not be counted."""
     updated: float | None = json_field(finite, optional=True)
     """Unix time of the file, seconds."""
 
@@ -101,36 +101,31 @@ class Status:
             references: The run's reference losses.
             last_finite: The last training step with finite loss and gradient norm.
         """
-        name = outcome_of(self.state, self, references)
-        if name is None:
+        final = self.val_loss
+        if self.state == DIVERGED:
+            return replace(self, initial_val_loss=references.initial, outcome=DIVERGED)
+        if self.state != FINISHED or final is None:
             return self
+        best = final if self.best_val_loss is None else min(self.best_val_loss, final)
+        name = outcome(final, best, references)
+        if name == STUCK and self.steps == 0:
+            name = FINISHED  # an untrained model is not stuck
         result = replace(self, initial_val_loss=references.initial, outcome=name)
-        if name == DIVERGED and self.state != DIVERGED:
-            divergence = replace(divergence_at_end(self, references), last_finite=last_finite)
-            result = replace(result, state=DIVERGED, diverged=divergence)
-        return result
+        if name != DIVERGED:
+            return result
+        reason = _reason_of_divergence(final, references)
+        divergence = Divergence(self.step, self.train_loss, reason=reason, last_finite=last_finite)
+        return replace(result, state=DIVERGED, diverged=divergence)
 
 
-def outcome_of(state: str | None, status: Status, references: References) -> str | None:
-    """Return the outcome of a run; None if it is not completed, or its status has no final loss."""
-    final, best = loss_of(status.val_loss), loss_of(status.best_val_loss)
-    if state == DIVERGED:
-        return DIVERGED
-    if state != FINISHED or final is None:
-        return None
-    name = outcome(final, final if best is None else min(best, final), references)
-    return FINISHED if name == STUCK and status.steps == 0 else name
-
-
-def divergence_at_end(status: Status, references: References) -> Divergence:
-    """Return the step, the training loss and the reason of a final validation loss that is a divergence."""
-    final = status.val_loss
+def _reason_of_divergence(final: float, references: References) -> str:
+    """Return why a final validation loss is a divergence."""
     reason = f"its final validation loss is {format_loss(final)}"
-    if final is not None and math.isfinite(final):
+    if math.isfinite(final):
         losses = {"ln V": references.uniform, "the initial loss": references.initial}
         start = " and ".join(f"{name} {value:.4f}" for name, value in losses.items() if value is not None)
         reason += f", more than {MARGIN:g} nat above {start}: worse than a uniform guess"
-    return Divergence(status.step, status.train_loss, reason=reason)
+    return reason
 
 
 def or_unknown(value: float | None) -> str:

@@ -49,7 +49,7 @@ class Compute:
     """What a run computes for each token, and where. The speeds are None if the record lacks what they need."""
 
     flops_per_token: float | None
-    """Forward and backward pass; None in an older record."""
+    """Forward and backward pass."""
     peak: float | None
     """Peak FLOP/s of all devices of the run together."""
     runs: int

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from normlab.errors import printable, warn
+from normlab.errors import StoreError, printable, warn
 from normlab.report.pages.shell import write_output
+from normlab.store.reading import check_format
 
 INTRODUCTION = """\
 # Studies
@@ -40,8 +41,11 @@ def write_index(folder: Path) -> None:
     parts = [INTRODUCTION]
     for path in sorted(folder.glob("*/report.json")):
         try:
-            section = _section(json.loads(path.read_text()) | {"folder": path.parent.name})
-            parts.append("\n".join(map(printable, section)))
+            report = json.loads(path.read_text())
+            check_format(path, report["version"])
+            parts.append("\n".join(map(printable, _section(report | {"folder": path.parent.name}))))
+        except StoreError as error:
+            warn(str(error))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             warn(
                 f"{path}: is damaged ({error!r}), so {folder / 'README.md'} leaves it out; restore a copy, or delete it"
@@ -66,11 +70,11 @@ def _section(report: dict[str, Any]) -> Iterator[str]:
     yield "| claim | source | verdict | estimate, interval | criterion | n |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for row in report["claims"]:
-        verdict = f"under review (these runs: {row['verdict']})" if row.get("under_review") else f"**{row['verdict']}**"
-        cells = [row["text"], row["source"], verdict, row.get("interval", ""), row["criterion"], str(row["n"])]
+        verdict = f"under review (these runs: {row['verdict']})" if row["under_review"] else f"**{row['verdict']}**"
+        cells = [row["text"], row["source"], verdict, row["interval"], row["criterion"], str(row["n"])]
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
     for row in report["claims"]:
-        if row.get("under_review"):
+        if row["under_review"]:
             yield ""
             yield f"Under review: {row['text']} Reason: {row['under_review']}."
     controls = [f"{row['text'].removesuffix('.')} ({row['verdict']})" for row in report["controls"]]

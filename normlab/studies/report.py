@@ -24,7 +24,8 @@ from normlab.report.figure_data import make_figure
 from normlab.report.figure_draw import SETTINGS, render_figure, write_figure
 from normlab.report.pages.shell import page, write_output
 from normlab.store.files import check_links
-from normlab.store.format import decode, to_json
+from normlab.store.format import RECORD_VERSION, decode, to_json
+from normlab.store.reading import check_format
 from normlab.studies.base import SIZES, VOID, Study
 from normlab.studies.estimators import Estimate
 from normlab.studies.index import as_text, write_index
@@ -93,6 +94,7 @@ def rewrite_report(study: Study, size: str, folder: Path) -> tuple[Verdicts, Pat
     train = f"train its runs with `normlab study run {study.name}`"
     try:
         report = decode(json.loads(path.read_bytes()))
+        check_format(path, report["version"])
         criterion, facts = report["criterion"], {name: report[name] for name in FACTS}
         if criterion != now:
             raise StoreError(f"{path}: was judged by criterion {criterion} of study {study.name}, now {now}; {train}")
@@ -121,6 +123,7 @@ def _write(verdicts: Verdicts, facts: Mapping[str, Any], folder: Path) -> Path:
 def _data(verdicts: Verdicts, facts: Mapping[str, Any]) -> dict[str, Any]:
     study = verdicts.study
     return {
+        "version": RECORD_VERSION,
         "study": study.name,
         "question": study.question,
         "size": verdicts.size,

@@ -65,7 +65,7 @@ class LocalExecutor:
         load = Counter(gpu for process in self._processes for gpu in process.gpus or (None,))
         rest: list[Pack] = []
         for position, pack in enumerate(waiting):
-            count = int(plan.runs_of(pack)[0].config.get("devices", 1)) if self._devices != [None] else 1
+            count = int(plan.runs_of(pack)[0].config["devices"]) if self._devices != [None] else 1
             if count > len(self._devices):  # for a sweep whose other GPUs have failed
                 rest.append(pack)
                 continue

@@ -40,7 +40,7 @@ _PROCESS_OPTIONS = ("device", "precision", "compile", "deterministic", "plugins"
 def process_options(plan: Plan, pack: Pack) -> dict[str, object]:
     """Return the options that all packs of a process share."""
     config = plan.runs_of(pack)[0].config
-    return {name: config.get(name) for name in _PROCESS_OPTIONS}
+    return {name: config[name] for name in _PROCESS_OPTIONS}
 
 
 class WorkerProcess:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from normlab.errors import printable
 from normlab.stats.profiles import Profiles
 from normlab.store.format import DIVERGED
-from normlab.store.outcome import WHOLE_TEXT_NOTE, explain_loss, format_loss
+from normlab.store.outcome import explain_loss, format_loss
 from normlab.store.parts import finite, parse_part
 from normlab.store.record import Corpus, TextRead
 from normlab.store.status import Status
@@ -206,15 +206,13 @@ class SafeStream:
 def _header(run: Mapping[str, Any], first_step: int) -> Iterator[tuple[str, str]]:
     config, corpus, resolved = run["config"], run["corpus"], run["resolved"]
     norm, model = config["norm"], config["model"]
-    name = run.get("name")
-    yield "run", run["run_id"] + (f" ({name})" if name and name != run["run_id"] else "")
-    yield "norm", f"{norm.get('preset') or norm['name']}, placement {config['placement']['name']}"
-    devices = f"{resolved['devices']} x " if resolved.get("devices", 1) > 1 else ""
+    yield "run", run["run_id"] + (f" ({run['name']})" if run["name"] != run["run_id"] else "")
+    yield "norm", f"{norm['preset'] or norm['name']}, placement {config['placement']['name']}"
+    devices = f"{resolved['devices']} x " if resolved["devices"] > 1 else ""
     device = f"{devices}{resolved['device']} {resolved['precision']}"
     yield "model", f"depth {model['depth']} x width {model['width']}, {device}"
     baselines = ", ".join(f"{kind} {corpus['baselines'][kind]:.4f}" for kind in ("uniform", "unigram", "bigram"))
-    note = f" ({WHOLE_TEXT_NOTE})" if parse_part(Corpus, corpus).references().whole_text else ""
-    yield "corpus", f"{corpus['name']}: {baselines} nats/token{note}"
+    yield "corpus", f"{corpus['name']}: {baselines} nats/token"
     read = parse_part(Corpus, corpus).read
     if corpus["name"] != "stdlib" and read.formats:
         yield "text", _text_read(read)

@@ -216,19 +216,17 @@ def labels_of(run: Mapping[str, Any], plan: Plan | None) -> Labels:
     config = run["config"]
     tracking, model = config["tracking"], config["model"]
     overrides = next((list(each.overrides) for each in plan.runs if each.run_id == run["run_id"]), []) if plan else []
-    norm = config["norm"].get("preset") or config["norm"]["name"]
+    norm = config["norm"]["preset"] or config["norm"]["name"]
     configuration = [f"norm={norm}", f"placement={config['placement']['name']}", f"model.depth={model['depth']}"]
     tags = overrides or configuration
     job_type = [each for each in overrides if each.partition("=")[0] not in ("seed", "data.seed")] or configuration
     given_name = None if run["name"] == run["run_id"] else run["name"]
-    group = tracking.get("group") or (plan.name if plan else None)
-    chosen = tracking.get("job_type")
+    group = tracking["group"] or (plan.name if plan else None)
     return Labels(
         name=_shorten(given_name or " ".join(overrides) or run["run_id"], LONGEST_NAME),
         group=group and _shorten(group, LONGEST_NAME),
-        # "train" was the default in older records.
-        job_type=_shorten(" ".join(job_type) if chosen in (None, "train") else chosen, LONGEST_TAG),
-        tags=tuple(dict.fromkeys(_shorten(tag, LONGEST_TAG) for tag in [*tracking.get("tags", ()), *tags])),
+        job_type=_shorten(tracking["job_type"] or " ".join(job_type), LONGEST_TAG),
+        tags=tuple(dict.fromkeys(_shorten(tag, LONGEST_TAG) for tag in [*tracking["tags"], *tags])),
     )
 
 

@@ -48,14 +48,14 @@ class Upload:
         path = _file(run, service, "json")
         try:
             content = from_json(read_at_most(path, LARGEST_RECORD))
-            known = {each.name: content.get(each.name, each.default) for each in fields(cls)}
+            known = {each.name: content[each.name] for each in fields(cls)}
             if wrong := [name for name, value in known.items() if not _is_valid(name, value)]:
                 raise ValueError(f"{wrong[0]} is {known[wrong[0]]!r:.40}")
         except FileNotFoundError:
             return cls()
         except OSError as error:
             raise io_error(path, "read", error) from error
-        except ValueError as error:
+        except (ValueError, KeyError) as error:
             reason = "not a JSON object" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else error
             raise StoreError(f"{path}: is damaged ({reason}); delete it, and the next upload writes it anew") from None
         return cls(**known)

@@ -36,12 +36,11 @@ from normlab.config import memory
 from normlab.errors import StoreError
 from normlab.parsing import from_json, read_at_most
 from normlab.store.files import io_error, sync
-from normlab.store.format import CHECKSUM_KEY, decode, has_valid_checksum, to_json, with_checksum, with_new_names
-from normlab.store.reading import LARGEST_RECORD
+from normlab.store.format import decode, has_valid_checksum, to_json, with_checksum
+from normlab.store.reading import LARGEST_RECORD, check_format
 
 FOLDER = "checkpoints"
 """The name of the checkpoints folder in a run's folder."""
-VERSION = 1
 _NAME = re.compile(r"step_(\d{8,})")
 
 
@@ -108,7 +107,7 @@ def save(
         parts = {name: _digest(temporary / name) for name in ("state.safetensors", "meta.json")}
         for name in parts:
             sync(temporary / name)
-        (temporary / "manifest.json").write_bytes(with_checksum({"step": step, "files": parts}, VERSION))
+        (temporary / "manifest.json").write_bytes(with_checksum({"step": step, "files": parts}))
         sync(temporary / "manifest.json")
         if final.exists():
             # An existing checkpoint of this step is damaged, because an intact one would have been resumed from.
@@ -140,22 +139,15 @@ def read(folder: Path, step: int) -> Checkpoint:
 
     Raises:
         DamagedCheckpoint: A file is missing or damaged.
-        StoreError: The checkpoint has a newer version, or a file cannot be read.
+        StoreError: The checkpoint has another format, or a file cannot be read.
         MemoryError: The checkpoint does not fit into this machine's memory.
     """
     path = folder / f"step_{step:08d}"
     try:
         manifest = from_json(read_at_most(path / "manifest.json", LARGEST_RECORD))
-        # Only old manifests, of version 1, have no checksum.
-        if not has_valid_checksum(manifest) and (CHECKSUM_KEY in manifest or manifest["version"] != 1):
+        if not has_valid_checksum(manifest):
             raise DamagedCheckpoint(f"{path / 'manifest.json'}: damaged (its checksum does not match)")
-        if type(manifest["version"]) is not int or manifest["version"] < 1:
-            raise DamagedCheckpoint(f"{path / 'manifest.json'}: damaged (its version is {manifest['version']!r})")
-        if manifest["version"] > VERSION:
-            raise StoreError(
-                f"{path}: has checkpoint version {manifest['version']}, "
-                f"this normlab reads up to {VERSION}; update normlab"
-            )
+        check_format(path / "manifest.json", manifest["version"])
         if manifest["step"] != step:
             raise DamagedCheckpoint(f"{path}: holds the checkpoint of step {manifest['step']}")
         for name in ("state.safetensors", "meta.json"):
@@ -165,9 +157,7 @@ def read(folder: Path, step: int) -> Checkpoint:
                 raise DamagedCheckpoint(f"{path / name}: damaged (its size or SHA-256 differs from the manifest)")
             if length > memory.available_bytes():
                 raise MemoryError(f"{path / name}: has {length} bytes, more than this machine's memory")
-        meta = with_new_names(decode(from_json(read_at_most(path / "meta.json", LARGEST_RECORD))))
-        if isinstance(meta.get("progress"), dict):
-            meta["progress"] = with_new_names(meta["progress"])
+        meta = decode(from_json(read_at_most(path / "meta.json", LARGEST_RECORD)))
         return Checkpoint(step, load_file(path / "state.safetensors"), meta)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise DamagedCheckpoint(f"{path}: damaged or incomplete ({error.filename}: {error.strerror})") from error

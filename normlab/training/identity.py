@@ -42,16 +42,13 @@ def identity(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> di
 
 
 def versions(config: RunConfig) -> dict[str, int | str]:
-    """Return the versions of the norm, the placement and the init rule; for a plugin the SHA-256 of its file.
-
-    The version of the optimiser is left out while it is 1: the ids of older runs do not have it.
-    """
+    """Return the versions of the norm, placement, init rule and optimiser; for a plugin the SHA-256 of its file."""
     norm, placement, rule = config.norm, config.placement, config.init_rule
     return {
         "norm": version_of("norm", norm.name, norm.version),
         "placement": version_of("placement", placement.name, placement.version),
         "init": version_of("init rule", rule, INIT_RULE_VERSIONS.get(rule, 1)),
-        **({"optim": config.optim.version} if config.optim.version > 1 else {}),
+        "optim": config.optim.version,
     }
 
 

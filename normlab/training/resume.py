@@ -263,10 +263,7 @@ def report_changes(run: TrainingRun) -> None:
     )
     warn_of_kept_options(recorded, today)
     old, new = _environment(recorded), _environment(today)
-    # A record from before a field existed does not hold it.
-    differences = [
-        f"{name} changed from {old[name]} to {new[name]}" for name in old if old[name] not in (None, new[name])
-    ]
+    differences = [f"{name} changed from {old[name]} to {new[name]}" for name in old if old[name] != new[name]]
     if differences:
         text = "; ".join(differences)
         run.progress.changes_at_resume.append(f"from step {run.progress.step}: {text}")
@@ -276,7 +273,7 @@ def report_changes(run: TrainingRun) -> None:
 def _environment(run: RunRecord) -> dict[str, Setting]:
     """Return what a run's bits depend on besides its identity."""
     return {
-        "devices": run.machine.devices or 1,
+        "devices": run.machine.devices,
         "threads": run.machine.threads,
         "instructions": run.machine.instructions,
         "device_name": run.machine.device_name,

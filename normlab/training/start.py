@@ -280,7 +280,7 @@ def _status_if_completed(run: TrainingRun) -> Status | None:
     changed = [
         option
         for option, value in new.options.items()
-        if option.startswith("stats.") and option != "stats.preset" and recorded.options.get(option, value) != value
+        if option.startswith("stats.") and option != "stats.preset" and recorded.options.get(option) != value
     ]
     if changed:
         warn(
@@ -413,7 +413,7 @@ def _finish(loop: Loop, stop: StopRequest, statuses: Sequence[Status]) -> list[S
 
 def _with_spikes(folder: RunFolder, status: Status) -> Status:
     """Return the status with the number of spikes by each rule, and write it if the run has ended."""
-    with contextlib.suppress(StoreError):  # the outcome stands without them: a report can count them again
+    with contextlib.suppress(StoreError):  # the outcome stands without them
         spikes = {
             each.rule.name: {"spikes": len(each.spikes), "of_steps": each.scored}
             for each in count_spikes(series(folder))

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from normlab.config.schema import RunConfig
-from normlab.errors import StoreError, warn
+from normlab.errors import StoreError
 from normlab.stats.profiles import Profiles
 from normlab.store.format import CLIP_FACTOR_KEY, DIVERGED
 from normlab.store.parts import parse_part, part_to_json
@@ -201,9 +201,16 @@ class TrainingRun:
         """Restore the progress, and the state into `tensors` in place, from a checkpoint of this run.
 
         Raises:
-            StoreError: The checkpoint belongs to another run or another version of normlab.
+            StoreError: The checkpoint belongs to another run, or its meta.json is not complete.
         """
-        meta = _known_meta(saved)
+        try:
+            meta = {name: saved.meta[name] for name in META}
+            progress = Progress(**meta["progress"])
+        except (KeyError, TypeError) as error:
+            raise StoreError(
+                f"the checkpoint of step {saved.step} has no complete meta.json ({error}); restore the run's own, or "
+                f"{FRESH}"
+            ) from error
         if meta["run_id"] != self.folder.run_id:
             raise StoreError(
                 f"the checkpoint of step {saved.step} is of run {meta['run_id']}; restore this run's own, or {FRESH}"
@@ -216,23 +223,8 @@ class TrainingRun:
             )
         for name, tensor in tensors.items():
             tensor.copy_(saved.tensors[name])
-        self.progress = Progress(**meta["progress"])
+        self.progress = progress
         self.saved_step = saved.step
         last_finite, diverged = meta["last_finite"], meta["diverged"]
         self.last_finite = None if last_finite is None else parse_part(StepNumbers, last_finite)
         self.diverged = None if diverged is None else parse_part(Divergence, diverged)
-
-
-def _known_meta(saved: checkpoint.Checkpoint) -> dict[str, Any]:
-    """Return a checkpoint's meta without unknown fields, and print their names."""
-    try:
-        meta = {name: saved.meta[name] for name in META}
-        progress = {each.name: meta["progress"][each.name] for each in fields(Progress)}
-    except (KeyError, TypeError) as error:
-        raise StoreError(
-            f"the checkpoint of step {saved.step} has no {error} in its meta.json: it is of another version of "
-            f"normlab; restore the run's own, or {FRESH}"
-        ) from error
-    if unknown := sorted({*saved.meta} - {*META} | {*meta["progress"]} - {*progress}):
-        warn(f"the checkpoint of step {saved.step} has unknown fields: {', '.join(unknown)}")
-    return meta | {"progress": progress}

@@ -62,7 +62,4 @@ def verify_runs(runs: Sequence[LoadedRun]) -> Iterator[Check]:
 
 def _is_trained_block(run: LoadedRun) -> Check:
     subject, claim = f"run {run.folder.run_id}", "has the block that was trained"
-    recorded = run.record.fingerprint
-    if not recorded:
-        return Check(subject, claim, passed=True, result="an older normlab recorded no fingerprint", skipped=True)
-    return check_equal(subject, claim, recorded, fingerprint(run.config))
+    return check_equal(subject, claim, run.record.fingerprint, fingerprint(run.config))

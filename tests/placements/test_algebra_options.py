@@ -17,14 +17,12 @@ from normlab.model.init import build_model
 from normlab.norms.base import load_all as load_norms
 from normlab.norms.layernorm import LayerNormConfig
 from normlab.norms.rmsnorm import RMSNormConfig
-from normlab.options import from_tree, identity_tree
 from normlab.placements import base
 from normlab.placements.algebra import (
     AlgebraPlacement,
     DepthScaledPlacement,
     EarlyBlocks,
     EarlyPlacement,
-    FirstBlockPlacement,
     Row,
     SubLayer,
     register_row,
@@ -145,13 +143,6 @@ def test_first_block_without_effect_is_rejected_with_norm_none() -> None:
         compose_run([*overrides, "placement.first_block=pre"]).reject_unused_options()
     compose_run([*overrides, "placement.first_block=same"]).reject_unused_options()  # it has the factor 2L
     compose_run(overrides).reject_unused_options()
-
-
-def test_record_without_first_block_means_same() -> None:
-    placement = from_tree(FirstBlockPlacement, {"name": "keel", "embedding_norm": None, "final_norm": None})
-    assert placement == FirstBlockPlacement(name="keel", first_block="same")
-    assert placement.sub_layers(1, 3) == placement.sub_layers(2, 3)
-    assert identity_tree(placement).keys() == {"name"}
 
 
 def test_row_of_an_unknown_kind_is_rejected() -> None:
@@ -292,12 +283,6 @@ def test_depth_scaled_sandwich_has_the_initial_gain_c_over_sqrt_depth(
     for name, gain in gains.items():
         start = c[name.split(".")[3]] / math.sqrt(DEPTH) if name in out else 1.0
         torch.testing.assert_close(gain, torch.full((WIDTH,), start))
-
-
-def test_record_without_c_means_c_equals_1() -> None:
-    tree = {"name": "depth_scaled_sandwich", "embedding_norm": None, "final_norm": None}
-    placement = from_tree(DepthScaledPlacement, tree)
-    assert (placement.c_attn, placement.c_mlp) == (1.0, 1.0)
 
 
 NORM_KINDS = {name: kind() for name, kind in load_norms().items()}  # pyright: ignore[reportCallIssue]

@@ -14,12 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normlab.config.compose import compose_run
-from normlab.config.schema import config_from_record
-from normlab.errors import ConfigError
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
-from normlab.options import plain_tree
 from normlab.placements.algebra import AlgebraPlacement
 from normlab.placements.base import PLACEMENTS, load_all
 from normlab.placements.ngpt import NGPT
@@ -313,11 +309,3 @@ def test_ngpt_projects_its_matrices_to_length_one() -> None:
         torch.testing.assert_close(lengths(name, matrix), torch.ones_like(lengths(name, matrix)))
         for run in stacked[name]:
             torch.testing.assert_close(run, matrix, rtol=1e-12, atol=1e-12)
-
-
-def test_record_with_a_former_placement_name_is_read() -> None:
-    tree = plain_tree(compose_run(["placement=resi_dual"]))
-    tree["placement"]["name"] = "residual"
-    assert config_from_record(tree).placement == PLACEMENTS["resi_dual"]
-    with pytest.raises(ConfigError, match="did you mean 'resi_dual'"):
-        compose_run(["placement=residual"])

@@ -17,7 +17,6 @@ from torch import Tensor
 from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
-from normlab.options import from_tree
 from normlab.placements.algebra import FirstBlockPlacement
 from normlab.placements.base import Placement, load_all
 from normlab.placements.ngpt import NGPT
@@ -177,7 +176,3 @@ def test_normalised_embeddings_give_the_same_logits_and_another_gradient() -> No
     along = (grads[name] * rows).sum(-1, keepdim=True) * rows
     assert along.norm() > 1e-3 * grads[name].norm()
     torch.testing.assert_close(grads[name] - along, other_grads[name], rtol=1e-10, atol=1e-10)
-
-
-def test_ngpt_record_without_the_option_means_normalised_embeddings() -> None:
-    assert from_tree(NGPT, {"name": "ngpt", "embedding_norm": None, "final_norm": None}).normalize_embeddings

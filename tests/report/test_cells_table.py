@@ -154,16 +154,6 @@ def test_each_shown_column_about_learning_rates_is_defined_once(shown, make, tmp
     assert all(limit in defined.get(name, limit) for name, limit in limits.items())
 
 
-def test_older_baselines_are_noted_once(make, tmp_path):
-    old = {
-        "corpus": {"name": "stdlib", "sha256": "a" * 64, "baselines": {"uniform": 5.5, "unigram": 3.2, "bigram": 2.5}}
-    }
-    make("rmsnorm", 1e-3, 0, 2.0, run=old)
-    make("rmsnorm", 1e-3, 1, 2.0)
-    lines = notes(summarize_by(tmp_path, ["norm"]))
-    assert lines.count("runs of an older normlab, whose outcomes use baselines of the whole validation text: 1") == 1
-
-
 def test_mixed_settings_are_a_warning(make, tmp_path):
     other = {"corpus": {"name": "files", "sha256": "f" * 64, "baselines": {"uniform": 5.5}}}
     gpu = {"resolved": {"device": "cuda", "precision": "bf16", "compile": "on"}}
@@ -377,15 +367,11 @@ def test_steps_and_seconds_to_a_target_are_read_from_the_metrics(make, tmp_path)
     assert table_rows(report)[0]["to 2.25"] == "1 of 2"
 
 
-def test_spikes_come_from_the_status_or_from_the_metrics(make, tmp_path):
-    make("rmsnorm", 1e-3, 0, 2.0, status={"spikes": {"clipped": {"spikes": 3, "of_steps": 100}}})
-    old = make("rmsnorm", 1e-3, 1, 2.0)
-    clips = [0.5, 1.0, 0.9, 1.0]
-    old.append([{"kind": "train", "step": i, "loss": 2.0, "grad_norm": 1.0, "clip": c} for i, c in enumerate(clips)])
+def test_spikes_are_those_of_the_statuses(make, tmp_path):
+    for seed, count in enumerate((3, 2)):
+        make("rmsnorm", 1e-3, seed, 2.0, status={"spikes": {"clipped": {"spikes": count, "of_steps": 100}}})
     (row,) = rows(tmp_path).values()
-    assert row["spikes"] == {"clipped": {"runs": 1, "spikes": 3, "of_steps": 100, "share": 0.03}}
-    (row,) = rows(tmp_path, spikes=True).values()
-    assert row["spikes"]["clipped"] == {"runs": 2, "spikes": 5, "of_steps": 104, "share": 5 / 104}
+    assert row["spikes"] == {"clipped": {"runs": 2, "spikes": 5, "of_steps": 200, "share": 0.025}}
 
 
 def test_json_and_csv_have_all_values(make, tmp_path):
@@ -423,7 +409,7 @@ def test_sweep_is_found_by_name_and_unstarted_runs_are_a_warning(make, tmp_path,
     assert (code, "rmsnorm" in out) == (0, True)
     assert "warning: runs that have not started: 1 of 3" in err
     assert run_command("summarize", "mine")[1].count("rmsnorm") >= 1
-    for content in ("{", '{"jobs": []}', '{"jobs": [{"run_id": "../runs"}]}', '{"jobs": 3}'):
+    for content in ("{", '{"runs": []}', '{"runs": [{"run_id": "../runs"}]}', '{"runs": 3}'):
         (sweep / "plan.json").write_text(content)
         with pytest.raises(StoreError, match="is damaged"):
             summarize_by("mine", ["norm"])

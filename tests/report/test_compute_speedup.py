@@ -97,7 +97,7 @@ def test_no_speedup_without_budgets_flops_or_a_decreasing_law(make, summarize):
         make("rmsnorm", tokens, law(tokens))
     make("dyt", 1500, law(3000))
     assert not any("speedup" in row for row in rows_of(summarize("--format", "json")).values())
-    make("rmsnorm", 4e3, law(4e3), flops=None)  # an older record
+    make("rmsnorm", 4e3, law(4e3), flops=None)
     assert not any("speedup" in row for row in rows_of(summarize("--format", "json")).values())
     make("rmsnorm", 8e3, law(500))  # a longer run with a higher loss
     assert not any("speedup" in row for row in rows_of(summarize("--format", "json")).values())

@@ -15,6 +15,7 @@ from normlab.cli.app import echo, show_progress
 from normlab.errors import notify, printable, warn
 from normlab.report.pages.shell import write_output
 from normlab.report.tables import FORMATS, render
+from normlab.store.format import RECORD_VERSION
 from normlab.store.runs import RunFolder
 from normlab.studies.base import Study
 from normlab.studies.index import write_index
@@ -135,9 +136,10 @@ def test_reports_of_studies(tmp_path: Path) -> None:
     for output in (as_markdown(blocks), as_page(Study("study", TEXT, {}, []), blocks, tmp_path)):
         assert_shown(output)
         assert "<script>alert" not in output
-    claim = {"text": TEXT, "source": TEXT, "verdict": TEXT, "criterion": TEXT, "n": 1, "under_review": TEXT}
-    report = {"study": TEXT, "question": TEXT, "size": "small", "runs": 1, "tokens": 1, "claims": [claim],
-              "controls": [claim], "amendments": {"hash": TEXT}}  # fmt: skip
+    claim = {"text": TEXT, "source": TEXT, "verdict": TEXT, "criterion": TEXT, "n": 1, "interval": TEXT}
+    claim["under_review"] = TEXT
+    report = {"version": RECORD_VERSION, "study": TEXT, "question": TEXT, "size": "small", "runs": 1, "tokens": 1,
+              "claims": [claim], "controls": [claim], "amendments": {"hash": TEXT}}  # fmt: skip
     write_output(tmp_path / "study" / "report.json", json.dumps(report).encode())
     write_index(tmp_path)
     index = (tmp_path / "README.md").read_text()
@@ -148,11 +150,11 @@ def test_reports_of_studies(tmp_path: Path) -> None:
 def test_lines_for_the_user(capsys: pytest.CaptureFixture[str]) -> None:
     for line in (echo, warn, notify, show_progress):
         line(TEXT)
-    config = {"norm": {"name": TEXT}, "placement": {"name": TEXT}, "model": {"depth": 1, "width": 8},
+    config = {"norm": {"name": TEXT, "preset": ""}, "placement": {"name": TEXT}, "model": {"depth": 1, "width": 8},
               "train": {"steps": 1}, "eval": {"every": 1}}  # fmt: skip
     corpus = {"name": TEXT, "baselines": {"uniform": 1.0, "unigram": 1.0, "bigram": 1.0}}
     run = {"run_id": TEXT, "name": f"{TEXT}2", "config": config, "corpus": corpus,
-           "resolved": {"device": TEXT, "precision": "fp32"}}  # fmt: skip
+           "resolved": {"device": TEXT, "precision": "fp32", "devices": 1}}  # fmt: skip
     Console().start(run, 0)
     captured = capsys.readouterr()
     assert_shown(captured.out + captured.err)
@@ -160,7 +162,8 @@ def test_lines_for_the_user(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_labels_at_a_service() -> None:
     tracking = {"group": TEXT, "job_type": TEXT, "tags": [TEXT]}
-    config = {"norm": {"name": TEXT}, "placement": {"name": TEXT}, "model": {"depth": 1}, "tracking": tracking}
+    config = {"norm": {"name": TEXT, "preset": ""}, "placement": {"name": TEXT}, "model": {"depth": 1}}
+    config["tracking"] = tracking
     labels = labels_of({"run_id": "id", "name": TEXT, "config": config}, None)
     for label in (labels.name, labels.group, labels.job_type, *labels.tags):
         assert_shown(str(label))

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -98,18 +97,6 @@ def test_statistic_by_layer_and_over_training(run: RunFolder, command: Command) 
 )
 def test_how_to_read_a_table(run: RunFolder, statistic: str, expected: str) -> None:
     assert reading(inspect(run, statistic)).startswith(f"to read: {expected}")
-
-
-def test_statistic_of_another_version_is_shown(run: RunFolder, command: Command) -> None:
-    with mock.patch.dict(STATISTICS):  # restores the order too
-        del STATISTICS["adj_cos"]
-        code, out, err = command(run.run_id, "adj_cos")
-    assert (code, err) == (0, "")
-    definition, reading, _, _, _, *lines = out.strip().splitlines()
-    expected = "adj_cos: not a statistic of this version of normlab; the run's stats/*.json have its definition"
-    assert definition == expected
-    assert reading.startswith("to read: a row is a layer; a column is a measured step; ")
-    assert [line[:7] for line in lines] == ["layer 1", "layer 2", "layer 3"]
 
 
 def test_overview_is_short(command: Command, run: RunFolder) -> None:
@@ -330,7 +317,7 @@ def test_noise_scale_averages_across_the_parts_of_a_run(overrides: list[str], ru
     assert "n = measured steps averaged: 1 at step 0, 1 at step 2, 2 at step 4, 3 at step 8, 3 at step 10" in out
 
 
-def test_undefined_and_older_noise_scales_are_noted(tmp_path: Path, run_command: Command) -> None:
+def test_undefined_noise_scales_are_noted(tmp_path: Path) -> None:
     columns = [NumberOf("gns_trace", "w", 1), NumberOf("gns_square", "w", 1)]
     layout, order = Layout.of(columns, 1, {})
     (tmp_path / "stats").mkdir()
@@ -339,13 +326,6 @@ def test_undefined_and_older_noise_scales_are_noted(tmp_path: Path, run_command:
     (row, *_) = inspect(RunFolder(tmp_path), "gns")
     assert (str(row["values"]), row["n"]) == ("[nan, 2.0]", [1, 1])
     assert row["notes"] == [f"nan: {STATISTICS['gns'].undefined}"]
-    # An older record holds the ratio itself.
-    arrays.append(
-        EXTENDED, Profiles(Layout.of([NumberOf("gns", "w", 1)], 1, {})[0], np.array([0]), np.array([[-3623]]))
-    )
-    (row, *_) = inspect(RunFolder(tmp_path), "gns")
-    assert (row["steps"], str(row["values"]), row["n"]) == ([0, 2, 4], "[-3623.0, nan, 2.0]", [1, 1, 1])
-    assert row["notes"][0] == "n = 1: an older normlab recorded ratios of single steps, which have a large variance"
 
 
 def test_inspect_does_not_import_torch(run: RunFolder) -> None:

@@ -9,10 +9,10 @@ from normlab.report.runs_table import RUN_COLUMNS, list_runs
 from normlab.report.tables import render
 
 
-def test_runs_are_listed_newest_first_in_any_time_format(make_run, tmp_path):
+def test_runs_are_listed_newest_first(make_run, tmp_path):
     make_run("old", run={"created": 1_700_000_000.5})
-    make_run("new", run={"created": "2026-08-02T10:00:00+00:00"})
-    make_run("middle", "diverged", run={"created": "2024-08-02T10:00:00Z"})
+    make_run("new", run={"created": 1_780_000_000.0})
+    make_run("middle", "diverged", run={"created": 1_720_000_000})
     make_run("unknown", run={"created": None})
     rows = list_runs(tmp_path)
     assert [row["id"] for row in rows] == ["new", "middle", "old", "unknown"]
@@ -24,15 +24,14 @@ def test_times_are_local_times(make_run, tmp_path, monkeypatch):
     monkeypatch.setenv("TZ", "UTC-2")
     time.tzset()
     try:
-        make_run("aa", run={"created": "2026-08-02T10:00:00Z"})
+        make_run("aa", run={"created": 1_785_664_800})
         make_run("bb", run={"created": 0})
-        make_run("cc", run={"created": "yesterday"})
         make_run("dd", run={"created": 1e300})
         text = render(list_runs(tmp_path), "table", 160)
     finally:
         monkeypatch.undo()
         time.tzset()
-    for created in ("2026-08-02 12:00", "1970-01-01 02:00", "yesterday", "1e+300"):
+    for created in ("2026-08-02 12:00", "1970-01-01 02:00", "1e+300"):
         assert created in text
 
 

@@ -359,7 +359,7 @@ def test_errors_of_tests(losses, summarize, arguments, message):
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("option", ["--columns=runs", "--sort=val_loss", "--target=2", "--spikes"])
+@pytest.mark.parametrize("option", ["--columns=runs", "--sort=val_loss", "--target=2"])
 def test_options_of_cells_are_rejected_with_a_test(losses, summarize, option):
     assert f"{option.partition('=')[0]}: has no effect with --test" in summarize("--test", "trend", option, fails=True)
 

@@ -9,8 +9,7 @@ import pytest
 from normlab.analysis.results import comparability_warnings, read_results
 from normlab.analysis.table import summarize_by
 from normlab.report.cells_table import json_rows
-from normlab.store.format import with_checksum
-from normlab.store.plans import Plan, PlannedRun, read_plan, sweep_folder, write_plan
+from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
 from normlab.store.record import RunRecord
 
 OF_ONE_SWEEP = [{"sweep": "first", "runs": ["a", "b", "c"]}, {"sweep": "first", "runs": ["d"]}]
@@ -49,10 +48,3 @@ def test_a_sweep_does_not_warn_of_pack_sizes_that_its_plan_has_reported(make_run
     assert not any("pack size" in warning for warning in row["warnings"])
     (row,) = json_rows(summarize_by(tmp_path, ["norm"]))
     assert any("pack size" in warning for warning in row["warnings"])
-
-
-def test_an_older_plan_is_read(tmp_path) -> None:
-    """Its jobs have `words`, which are empty in a sweep of one run."""
-    jobs = [{"run_id": "a", "words": [], "config": {}}]
-    (tmp_path / "plan.json").write_bytes(with_checksum({"name": "old", "pack": "off", "jobs": jobs, "packs": []}))
-    assert read_plan(tmp_path).runs == [PlannedRun("a", [], {})]

@@ -51,13 +51,13 @@ def test_other_folders_are_left_out(results):
 def test_damaged_runs_are_found_with_their_problem(results):
     runs = results / "runs"
     (runs / "aa11" / "run.json").write_text("garbage")
-    (runs / "aa22" / "status.json").write_text(with_checksum({}, version=9).decode())
+    (runs / "aa22" / "status.json").write_text(with_checksum({}).decode())
     (runs / "bb33" / "run.json").unlink()
     first, second, third = find_runs(results)
     assert [entry.state for entry in (first, second, third)] == ["damaged"] * 3
     assert "run.json: is damaged" in first.problem
     assert first.status.step == 7
-    assert "record version 9" in second.problem
+    assert "status.json: is damaged (it names no state)" in second.problem
     assert second.name == "second"
     assert "run.json: is missing" in third.problem
 

@@ -52,7 +52,14 @@ def make_up(name: str, folder: Path) -> Evidence:
             }
             loss = 2.5 + 0.1 * (np.log(config.optim.lr) - best) ** 2 / 5 + float(rng.normal(0, 0.01))
             run = RunFolder.create(folder / "runs" / run_id, record)
-            status = {"state": "finished", "step": 1, "steps": 1, "val_loss": loss, "best_val_loss": loss}
+            status = {
+                "state": "finished",
+                "outcome": "finished",
+                "step": 1,
+                "steps": 1,
+                "val_loss": loss,
+                "best_val_loss": loss,
+            }
             run.write_status(status | {"train_loss": loss, "tokens_per_s": 1.0, "seconds": 1.0, "tokens": 256})
     selection = Selection(find_runs(folder), "", folder)
     return Evidence(read_results(selection.records)[0], {}, [], selection, 0)

@@ -124,7 +124,6 @@ COMMANDS: dict[str, str] = {
     "rates-against": "summarize rates --against placement=pre --lr 0.001 --format json",
     "rates-selection": "summarize rates --where lr<0.02",
     "seeds-target": "summarize seeds --target 2.6 --format json",
-    "seeds-spikes": "summarize seeds --spikes",
     "seeds-run-spikes": "inspect seeds norm=rmsnorm,seed=3 spikes",
     "layers-trend": "summarize layers --test trend",
     "layers-trend-rows": "summarize layers --test trend --format json",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from normlab.store.parts import parse_part, part_to_json
+from normlab.store.record import Corpus
 from normlab.store.runs import RunFolder
+from normlab.store.status import Status
 
 
 @pytest.fixture
@@ -40,7 +43,8 @@ def make_run(tmp_path):
             },
             "created": 1_760_000_000,
         }
-        folder = RunFolder.create(tmp_path / "runs" / run_id, record | (run or {}))
+        record |= run or {}
+        folder = RunFolder.create(tmp_path / "runs" / run_id, record)
         if state is not None:
             numbers = {
                 "step": 100,
@@ -51,7 +55,14 @@ def make_run(tmp_path):
                 "tokens_per_s": 12345.6,
                 "seconds": 65.43,
             }
-            folder.write_status({"state": state} | numbers | (status or {}))
+            content = {"state": state} | numbers | (status or {})
+            parsed = parse_part(Status, content)
+            final = parsed.completed(parse_part(Corpus, record["corpus"]).references(parsed.initial_val_loss), None)
+            if final.outcome is not None:
+                content = {"outcome": final.outcome} | content
+            if final.state != state:
+                content |= {"state": final.state, "diverged": part_to_json(final.diverged)}
+            folder.write_status(content)
         return folder
 
     return make

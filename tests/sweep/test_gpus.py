@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
 import subprocess
@@ -423,12 +422,6 @@ def test_cause_of_an_exit_on_a_gpu(code: int, log: list[str], cause: str) -> Non
     exits = {"completed": False, "stopped": None, "memory_kill": False}
     assert process.cause_of_exit(code, log, **exits, on_gpu=True)[0] == cause
     assert process.cause_of_exit(code, log, **exits, on_gpu=False)[0] != GPU_FAULT
-
-
-def test_older_outcome_has_no_gpu(tmp_path: Path) -> None:
-    line = {"pack": 1, "cause": "finished", "detail": "", "code": 0, "seconds": 1.0, "time": 2.0}
-    (tmp_path / "ends.jsonl").write_text(json.dumps(line) + "\n")
-    assert read_outcomes(tmp_path) == [PackOutcome(**line, gpu="")]
 
 
 def test_worker_whose_gpu_is_gone(

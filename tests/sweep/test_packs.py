@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import time
@@ -17,7 +16,6 @@ from normlab.config import memory
 from normlab.config.compose import compose_run, compose_sweep
 from normlab.config.schema import RunConfig, config_from_record
 from normlab.config.sweep_options import SweepOptions
-from normlab.store.format import CHECKSUM_KEY, PLAN_FILE, with_checksum
 from normlab.store.plans import Plan, read_plan, run_of, write_plan
 from normlab.store.runs import RunFolder
 from normlab.sweeps import local, process
@@ -25,9 +23,7 @@ from normlab.sweeps import plan as sweep_plan
 from normlab.sweeps.packs import split
 from normlab.sweeps.plan import PlannedSweep, make_plan
 from normlab.sweeps.progress import plan_lines
-from normlab.sweeps.supervisor import supervise
 from normlab.training.start import train, train_pack
-from support.processes import RecordingDisplay
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -112,7 +108,7 @@ def test_a_resumed_sweep_keeps_its_threads(plan: Callable[..., PlannedSweep], mo
 
     real = subprocess.Popen
     assert threads_of_processes() == {"3"}
-    assert threads_of_processes(replace(again.plan, threads=None)) == {"32"}, "an older plan does not know"
+    assert threads_of_processes(replace(again.plan, threads=None)) == {"32"}, "of a sweep in Slurm"
     notes = [line for line in plan_lines(again, options, with_packs=False) if "thread" in line]
     assert notes == [
         "jobs    2 packs at once, 3 threads each (sweep.jobs=2)",
@@ -288,33 +284,3 @@ def record_of(overrides: list[str], config: RunConfig, made: Plan, number: int) 
     run = train(elsewhere, trackers=[]).folder.run()
     ids = [job.run_id for job in made.runs_of(made.pack_of(number))]
     return {**run, "pack": {"sweep": made.name, "number": number, "runs": ids}}
-
-
-# Plans of older normlabs.
-
-
-@pytest.mark.exhaustive
-def test_a_plan_with_timing_trials_reads_and_resumes(plan: Callable[..., PlannedSweep], overrides: list[str]) -> None:
-    """An older normlab timed packs: the packs stay, and the plan notes how they were chosen."""
-    grid = ("train.steps=2", "seed=range(4)", "sweep.name=x")
-    made = plan(*grid)
-    made.folder.mkdir(parents=True)
-    write_plan(made.folder, made.plan)
-    record = json.loads((made.folder / PLAN_FILE).read_text())
-    del record["notes"], record["memory_bytes"], record[CHECKSUM_KEY]
-    ids = [job.run_id for job in made.plan.runs]
-    trial = {"runs": 2, "first_s": 10.0, "step_s": 0.1, "peak_bytes": None, "error": ""}
-    record["tried"] = [{"runs": ids, "most": 2, "why": "all of them", "trials": [trial]}]
-    record["packs"] = [{"number": n, "jobs": jobs, "halved_from": None} for n, jobs in ((1, [0, 1]), (2, [2, 3]))]
-    (made.folder / PLAN_FILE).write_bytes(with_checksum(record))
-    options, composed = compose_sweep([*overrides, *grid])
-    again = make_plan(options, composed)
-    assert sizes_of(again.plan) == [2, 2]
-    assert again.plan.notes == [
-        "an older normlab chose the sizes of its packs by timing: the same command may choose others elsewhere"
-    ]
-    outcome = supervise(again.folder, again.plan, options, RecordingDisplay())
-    assert outcome.code == 0
-    assert {len(run_of(again.folder, job).last_pack()) for job in again.plan.runs} == {2}
-    assert "tried" in json.loads((made.folder / PLAN_FILE).read_text()), "a plan is frozen"
-    assert read_plan(made.folder) == again.plan

@@ -23,7 +23,6 @@ from normlab.store.format import PLAN_FILE
 from normlab.store.plans import (
     FINISHED,
     KILLED,
-    UNREPORTED,
     Pack,
     PackOutcome,
     Plan,
@@ -355,11 +354,6 @@ def test_a_wrongly_typed_field_of_an_outcome_is_a_warning(
     assert capsys.readouterr().err == (
         f"warning: {path}: 1 of 2 lines hold no valid outcome of a pack; they are ignored\n"
     )
-
-
-def test_former_name_of_a_cause_is_read(tmp_path: Path) -> None:
-    append_outcome(tmp_path, PackOutcome(1, "lost", "", None, 0.0, 1.0))
-    assert [outcome.cause for outcome in read_outcomes(tmp_path)] == [UNREPORTED]
 
 
 def test_reading_a_plan_imports_no_torch() -> None:

@@ -30,7 +30,7 @@ RUN: dict[str, Any] = {
         "train": {"steps": 1000, "batch_size": 16},
         "eval": {"every": 250},
     },
-    "resolved": {"device": "cpu", "precision": "fp32"},
+    "resolved": {"device": "cpu", "precision": "fp32", "devices": 1},
     "corpus": {
         "name": "[bold]stdlib",
         "baselines": {"uniform": 5.5491, "unigram": 3.2134, "bigram": 2.5046, "targets": 8192},
@@ -124,7 +124,7 @@ def test_plain_output_is_about_twenty_lines_and_one_per_evaluation() -> None:
 
 
 def test_speed_in_flops_is_printed_where_the_record_has_it():
-    resolved = {"device": "cuda", "precision": "bf16", "device_name": "NVIDIA A100 80GB PCIe"}
+    resolved = {"device": "cuda", "devices": 1, "precision": "bf16", "device_name": "NVIDIA A100 80GB PCIe"}
     lines = {}
     for name, run in {"gpu": {**RUN, "resolved": resolved}, "cpu": RUN}.items():
         stream = io.StringIO()
@@ -276,17 +276,6 @@ def test_last_line(end: Status, line: str) -> None:
     tracker.start(RUN, 0)
     tracker.finish(end)
     assert stream.getvalue().splitlines()[-1] == line
-
-
-def test_baselines_of_an_older_record_are_named() -> None:
-    stream = io.StringIO()
-    tracker = Console(stream)
-    old = {name: value for name, value in RUN["corpus"]["baselines"].items() if name != "targets"}
-    tracker.start(RUN | {"corpus": {"name": "stdlib", "baselines": old}}, 0)
-    tracker.finish(status())
-    of_all = "(baselines of the whole validation text)"
-    assert stream.getvalue().splitlines()[3].endswith(f"nats/token {of_all}")
-    assert stream.getvalue().splitlines()[-1].endswith(f"0.1046 below bigram 2.5046 {of_all}")
 
 
 def test_default_stream_is_stderr(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

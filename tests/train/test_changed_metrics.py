@@ -91,7 +91,7 @@ def test_every_reader_reports_lost_added_or_changed_rows(
     assert [warning for warning in row["warnings"] if message in warning]
 
 
-def test_started_and_old_runs_are_not_reported(run: RunFolder, run_command: Command) -> None:
+def test_started_and_running_runs_are_not_reported(run: RunFolder) -> None:
     results = str(run.path.parents[1])
     assert run.metrics_problem() == ""
     assert run.status()["metrics"]["rows"] == len(run.rows().rows)
@@ -99,12 +99,8 @@ def test_started_and_old_runs_are_not_reported(run: RunFolder, run_command: Comm
     start = ("train.steps=20", f"train.start_from={run.run_id}")
     longer = train(compose_run([*OVERRIDES, *CONSTANT, *start, f"results_dir={results}"]), trackers=[]).folder
     assert longer.metrics_problem() == ""
-    before = {name: value for name, value in run.status().items() if name != "metrics"}
-    run.write_status(before)
+    run.write_status({**run.status(), "state": "running"})
     rewrite(run, drop_rows)
-    assert run.metrics_problem() == ""
-    assert run_command("inspect", run.run_id, "spikes", "--results-dir", results)[2] == ""
-    run.write_status({**before, "state": "running", "metrics": {"rows": 1, "sha256": ""}})
     assert run.metrics_problem() == ""
 
 

@@ -138,7 +138,7 @@ def test_flops_are_summed_where_every_record_has_them(trained, compare):
     trained("a", run={"flops_per_token": 3e6}, status={"tokens": 1000}, seed=0)
     trained("b", run={"flops_per_token": 3e6}, status={"tokens": 500}, seed=1)
     assert compare()["cells"][0]["flops"] == 4.5e9
-    trained("older", status={"tokens": 500}, seed=2)
+    trained("c", status={"tokens": 500}, seed=2)
     assert compare()["cells"][0]["flops"] is None
 
 

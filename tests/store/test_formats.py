@@ -1,0 +1,85 @@
+"""A file that another normlab wrote is refused in one line, which names the file and says what to do."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from synthetic_runs import Record, write_sweep
+
+from normlab.errors import StoreError
+from normlab.stats.statistic import CORE
+from normlab.store.format import CHECKS_FILE, CHECKSUM_KEY, RECORD_VERSION, with_checksum
+from normlab.store.plans import SubmittedPack, read_plan, read_queue, slurm_folder, write_queue
+from normlab.store.runs import RunFolder
+from normlab.studies.base import STUDIES, load_studies
+from normlab.studies.report import rewrite_report
+from normlab.tracking.payloads import checks_of
+from normlab.training import checkpoint
+
+Command = Callable[..., tuple[int, str, str]]
+READERS: dict[str, Callable[[RunFolder, Path], Any]] = {
+    "run.json": lambda run, sweep: run.run(),
+    "status.json": lambda run, sweep: run.status(),
+    "core.json": lambda run, sweep: run.statistics.read(CORE),
+    "manifest.json": lambda run, sweep: checkpoint.read_newest(run.path / checkpoint.FOLDER),
+    CHECKS_FILE: lambda run, sweep: checks_of(run),
+    "plan.json": lambda run, sweep: read_plan(sweep),
+    "queue.json": lambda run, sweep: read_queue(sweep),
+    "report.json": lambda run, sweep: rewrite_report(STUDIES["noise"], "small", sweep),
+}
+OLDER, NEWER = RECORD_VERSION - 1, RECORD_VERSION + 1
+ADVICE = {
+    OLDER: f"was written by an older normlab (format {OLDER}); move its folder away and train again, or check out the "
+    "normlab that wrote it",
+    NEWER: f"was written by a newer normlab (format {NEWER}); update normlab",
+}
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Write a sweep of one run with a file of each kind, and return its folder."""
+    load_studies()
+    sweep = write_sweep(tmp_path, "mine", [Record(steps=20)])
+    run = folder_of(sweep).path
+    checkpoint.save(run / checkpoint.FOLDER, 20, {"x": torch.zeros(4)}, {})
+    (run / CHECKS_FILE).write_bytes(with_checksum({"checks": 3, "failed": []}))
+    (sweep / "report.json").write_bytes(with_checksum({"study": "noise"}))
+    slurm_folder(sweep).mkdir()
+    write_queue(sweep, {0: SubmittedPack("slurm", "1_0")})
+    return sweep
+
+
+def folder_of(sweep: Path) -> RunFolder:
+    (path,) = (sweep.parent.parent / "runs").iterdir()
+    return RunFolder(path)
+
+
+def rewrite(sweep: Path, name: str, version: int) -> Path:
+    """Give the only file of this name another format."""
+    (path,) = sweep.parent.parent.rglob(name)
+    record = json.loads(path.read_bytes())
+    path.write_bytes(with_checksum({key: value for key, value in record.items() if key != CHECKSUM_KEY}, version))
+    return path
+
+
+@pytest.mark.parametrize("version", ADVICE)
+@pytest.mark.parametrize("name", READERS)
+def test_each_kind_of_file_of_another_format_is_refused(name: str, version: int, sweep: Path) -> None:
+    path = rewrite(sweep, name, version)
+    with pytest.raises(StoreError, match=f"^{re.escape(f'{path}: {ADVICE[version]}')}$"):
+        READERS[name](folder_of(sweep), sweep)
+
+
+def test_a_command_prints_one_line(sweep: Path, run_command: Command) -> None:
+    run = folder_of(sweep)
+    expected = f"{rewrite(sweep, 'run.json', OLDER)}: {ADVICE[OLDER]}"
+    for command in ("inspect", "sample"):
+        assert run_command(command, str(run.path)) == (2, "", f"error: {expected}\n")
+    code, out, _ = run_command("summarize", str(run.path), "--format", "json")
+    assert (code, [(row["state"], row["note"]) for row in json.loads(out)]) == (0, [("damaged", expected)])

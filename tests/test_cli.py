@@ -37,7 +37,7 @@ def files_below(folder: Path) -> set[str]:
         ("placement=prre", "did you mean 'pre'"),
         ("model=gpt2_tny", "did you mean 'gpt2_tiny'"),
         ("model.heads=5", "1, 2, 4, 8"),
-        ("train.steps=-3", "at least 1"),
+        ("train.steps=-3", "at least 0"),
         ("train.steps=many", "train.steps=many: Value 'many' of type 'str' could not be converted to Integer"),
         ("norm.momentum=0.5 norm=rmsnorm", "the chosen norm has no option 'momentum': choose one of bias"),
         ("sweep.pack=4", "sweep.pack=4: is an option of normlab sweep only"),

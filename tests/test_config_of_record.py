@@ -21,15 +21,10 @@ def test_record_round_trips(tree: dict[str, Any]) -> None:
     assert plain_tree(config_from_record(tree)) == tree
 
 
-def test_option_outside_the_identity_may_be_missing(tree: dict[str, Any]) -> None:
-    del tree["tracking"]["tags"], tree["run"]["name"]
-    assert config_from_record(tree).tracking.tags == []
-
-
 @pytest.mark.parametrize(
-    "option", ["norm", "norm.name", "norm.eps", "model", "model.width", "seed", "optim.lr", "train"]
+    "option", ["norm", "norm.name", "norm.eps", "model", "model.width", "seed", "optim.lr", "train", "tracking.tags"]
 )
-def test_missing_option_of_the_identity_is_rejected(tree: dict[str, Any], option: str) -> None:
+def test_missing_option_is_rejected(tree: dict[str, Any], option: str) -> None:
     group, _, name = option.partition(".")
     del (tree[group] if name else tree)[name or group]
     with pytest.raises(ConfigError):

@@ -63,6 +63,15 @@ def _working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def _plugins() -> Iterator[None]:
+    """Forget the plugins of every test: tests have norms of the same name."""
+    from support.plugins import forget_plugins
+
+    with forget_plugins():
+        yield
+
+
 @pytest.fixture(scope="session")
 def slurm(_isolated: None) -> Iterator[SlurmCluster]:
     """Return a Slurm cluster of one node; without Slurm skip the test, or fail if `NORMLAB_SLURM=required` is set."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -174,7 +174,7 @@ def test_names_of_files() -> None:
 def test_names_in_a_record_of_uploads_are_checked(field: str, value: object, tmp_path: Path) -> None:
     if (field, value) == ("where", "a/b"):
         return
-    (tmp_path / "wandb.json").write_text(json.dumps({field: value}))
+    (tmp_path / "wandb.json").write_text(json.dumps(asdict(Upload()) | {field: value}))
     with pytest.raises(StoreError, match=rf"wandb\.json: is damaged \({field} is .*delete it") as refused:
         Upload.read(tmp_path, "offline")
     assert str(refused.value).isprintable()
@@ -192,7 +192,7 @@ def test_a_foreign_id_stops_what_sends_and_no_training(
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     (run.path / "wandb" / "offline-run-1").mkdir(parents=True)
-    (run.path / "wandb.json").write_text('{"id": "/../../../../../victim"}')
+    (run.path / "wandb.json").write_text(json.dumps(asdict(Upload()) | {"id": "/../../../../../victim"}))
     before = contents(tmp_path / "victim")
     for first, *command in (["sync", "first", "--to", "wandb"], ["train", *OVERRIDES, "tracking.wandb=offline"]):
         code, _, err = run_command(first, *command)

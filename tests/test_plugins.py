@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from hydra.core.config_store import ConfigStore
 
 import normlab
 from normlab.config.compose import compose_run
@@ -19,7 +18,7 @@ from normlab.norms.base import NORMS
 from normlab.training.identity import describe
 from normlab.training.machine import resolve
 from normlab.training.start import train
-from support.plugins import NORM, forget_plugins
+from support.plugins import NORM
 
 ROW = """
 from normlab.placements.algebra import Row, SubLayer, register_row
@@ -45,15 +44,6 @@ OUTSIDE = 0.02
 def tiny(weight):
     return STD if weight.layer else OUTSIDE
 """
-
-
-@pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
-    """Let nothing that a test registers be known after it."""
-    with forget_plugins():
-        yield
-    for group, name in (("norm", "mine"), ("placement", "scaled")):
-        ConfigStore.instance().repo[group].pop(f"{name}.yaml", None)
 
 
 @pytest.fixture

@@ -7,17 +7,15 @@ import py_compile
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hydra.core.config_store import ConfigStore
 
 import normlab
 from normlab.config.compose import compose_run, compose_sweep
 from normlab.errors import StoreError
-from normlab.norms.base import NORMS
 from normlab.store.plans import has_plan, read_plan, sweep_folder, write_plan
 from normlab.store.runs import RunFolder
 from normlab.sweeps.plan import make_plan
@@ -29,18 +27,6 @@ Command = Callable[..., tuple[int, str, str]]
 FOREIGN = "\nfrom pathlib import Path\nPath('MARKER').write_text('executed')\n"
 """Foreign code; executing it leaves a file in the current folder."""
 MARKER = Path("MARKER")
-
-
-@pytest.fixture(autouse=True)
-def _unregister() -> Iterator[None]:
-    """Unregister the norm of a test afterwards."""
-    modules = set(sys.modules)
-    yield
-    NORMS.pop("mine", None)
-    ConfigStore.instance().repo["norm"].pop("mine.yaml", None)
-    for name in set(sys.modules) - modules:
-        if name.startswith("normlab_plugin_"):
-            del sys.modules[name]
 
 
 @pytest.fixture

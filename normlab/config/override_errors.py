@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from normlab.config.corpora import DATA
+from normlab.config.corpora import DATA, HubData
 from normlab.config.optim import OPTIMIZERS
 from normlab.config.option_names import hint
 from normlab.config.schema import RunConfig
@@ -55,7 +55,7 @@ def text_options() -> set[str]:
 
 def all_options() -> set[str]:
     """Return the names of all config groups, and of all options of runs and sweeps."""
-    fixed = {f"{group}.{name}" for group in GROUPS for name in ("name", "preset")}
+    fixed = {f"{group}.{name}" for group in GROUPS for name in ("name", "preset")} - {"data.name"}  # of data=hub
     return _option_types().keys() - fixed | {*GROUPS, "+experiment"}
 
 
@@ -133,7 +133,7 @@ def no_such_option(key: str, job: Sequence[Override], section_type: Any = None) 
     known = all_options()
     if not section or not dataclasses.is_dataclass(section_type):
         return ConfigError(f"{typed}: no such option{hint(key, known)}; normlab list options prints all")
-    fixed = ("name", "preset") if section in GROUPS else ()
+    fixed = () if section not in GROUPS else ("preset",) if section_type is HubData else ("name", "preset")
     options = sorted(field.name for field in dataclasses.fields(section_type) if field.name not in fixed)
     choices = f"choose one of {', '.join(options)}" if options else "it has no options"
     if key in known:  # for example norm.eps with norm=dyt

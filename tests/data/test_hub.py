@@ -574,7 +574,7 @@ def test_finished_run_needs_neither_text_nor_tokenizer(
         (["data=hub"], r"data=hub needs a dataset's name; set data.name=roneneldan/TinyStories"),
         (["data=hub", "data.name=stdlib"], r"data.name=stdlib: is a corpus.*use data=stdlib"),
         (["data=stdlib", "data.name=org/x"], r"data.name=org/x: cannot be set;.*data=hub"),
-        (["data=hub", "data.nam=org/x"], r"did you mean 'name'"),
+        (["data=hub", "data.nam=org/x"], r"did you mean 'data.name'.*name"),
         (["data=tinystorys"], r"did you mean 'tinystories'"),
         (["data=tinystories"], r"data=tinystories: HF_HUB_OFFLINE is set.*data=stdlib.*data=files"),
     ],

@@ -43,7 +43,7 @@ def make_sweep(make_run, tmp_path):
             record["config"]["optim"]["warmup_steps"] = warmup
             folder = type(run).create(tmp_path / "sweep" / "runs" / run.path.name, strip(record))
             folder.write_status({
-                "state": state, "step": 100, "steps": 100, "train_loss": loss, "val_loss": loss,
+                "state": state, "outcome": state, "step": 100, "steps": 100, "train_loss": loss, "val_loss": loss,
                 "best_val_loss": loss, "tokens_per_s": 1.0, "seconds": 1.0,
             })  # fmt: skip
         return summarize_by(tmp_path / "sweep"), pd.DataFrame(rows)

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from hydra.core.config_store import ConfigStore
+
 from normlab.config.compose import register
 from normlab.norms.base import NORMS
 from normlab.placements.algebra import ROWS_BY_NAME
@@ -33,7 +35,15 @@ class Mine(NormConfig):
 def forget_plugins() -> Iterator[None]:
     """Forget at the end what plugins have registered."""
     register()  # the package's own first
-    registries: list[dict[str, Any]] = [NORMS, PLACEMENTS, ROWS_BY_NAME, INIT_RULES]
+    groups: dict[str, Any] = ConfigStore.instance().repo
+    registries: list[dict[str, Any]] = [
+        NORMS,
+        PLACEMENTS,
+        ROWS_BY_NAME,
+        INIT_RULES,
+        groups["norm"],
+        groups["placement"],
+    ]
     before, modules = [dict(registry) for registry in registries], set(sys.modules)
     yield
     for registry, content in zip(registries, before, strict=True):

@@ -114,7 +114,7 @@ def test_a_process_that_may_use_no_gpu(files: tuple[str, ...], machine_with: Mac
     ("files", "state", "finding"),
     [
         ((), "ok", "no GPU"),
-        ((DRIVER,), "note", "the NVIDIA driver 550.54.14 is loaded, but this process may use no GPU"),
+        ((DRIVER,), "note", "the NVIDIA driver 550.54.14 is loaded, but this process has no access to a GPU"),
         ((DRIVER, GPU), "bad", "is built without CUDA, so it cannot use the NVIDIA GPU (driver 550.54.14)"),
     ],
 )

@@ -14,7 +14,6 @@ from normlab.norms.base import load_all as load_norms
 from normlab.placements.base import load_all as load_placements
 from normlab.sweeps.plan import make_plan
 from normlab.training import start as training
-from support.plugins import forget_plugins
 from support.run_folders import Train, differences
 from support.small_steps import norm_in
 
@@ -61,18 +60,16 @@ def test_plugin_that_draws_random_numbers_resumes_bit_identically(
 ) -> None:
     (tmp_path / "noise.py").write_text(DRAWING)
     options = (f"plugins=[{tmp_path}/noise.py]", "norm=noise")
-    with forget_plugins():
-        whole = train(*options, results="whole")
-        interrupt(6)
-        assert train(*options).state() == "interrupted"
-        assert differences(whole.path, train(*options).path) == []
+    whole = train(*options, results="whole")
+    interrupt(6)
+    assert train(*options).state() == "interrupted"
+    assert differences(whole.path, train(*options).path) == []
 
 
 def test_runs_that_draw_random_numbers_train_alone(tmp_path: Path, overrides: list[str]) -> None:
     (tmp_path / "noise.py").write_text(DRAWING)
     options = [*overrides, f"plugins=[{tmp_path}/noise.py]", "model.width=32", "seed=0,1"]
-    with forget_plugins():
-        for pack in ("auto", "2"):
-            for norm, sizes in (("noise", [1, 1]), ("rmsnorm", [2])):
-                plan = make_plan(*compose_sweep([*options, f"norm={norm}", f"sweep.pack={pack}", "sweep.jobs=1"])).plan
-                assert [len(each.runs) for each in plan.packs] == sizes
+    for pack in ("auto", "2"):
+        for norm, sizes in (("noise", [1, 1]), ("rmsnorm", [2])):
+            plan = make_plan(*compose_sweep([*options, f"norm={norm}", f"sweep.pack={pack}", "sweep.jobs=1"])).plan
+            assert [len(each.runs) for each in plan.packs] == sizes

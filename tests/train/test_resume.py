@@ -13,20 +13,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hydra.core.config_store import ConfigStore
 
 import normlab
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 from normlab.data.batches import validation_windows
 from normlab.data.corpus import open_corpus
-from normlab.norms.base import NORMS
 from normlab.options import plain_tree
 from normlab.report.runs_table import summarize
 from normlab.store.format import with_checksum
@@ -424,18 +422,12 @@ class Halved(nn.Module):
 
 
 @pytest.fixture
-def plugin(tmp_path: Path) -> Iterator[Path]:
-    """A plugin with a norm, in a folder with a space in its name; unregistered after the test."""
+def plugin(tmp_path: Path) -> Path:
+    """A plugin with a norm, in a folder with a space in its name."""
     path = tmp_path / "my norms" / "my_norm.py"
     path.parent.mkdir()
     path.write_text(PLUGIN)
-    modules = set(sys.modules)
-    yield path
-    for name in set(sys.modules) - modules:
-        if name.startswith("normlab_plugin_"):
-            del sys.modules[name]
-    NORMS.pop("halved", None)
-    ConfigStore.instance().repo["norm"].pop("halved.yaml", None)
+    return path
 
 
 @pytest.mark.process

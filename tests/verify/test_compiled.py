@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from normlab.verify import compiled, selection
 from normlab.verify.check import Check
 from normlab.verify.compiled import bf16_check, compiled_check, graphs_check
 from normlab.verify.variants import LARGE_EPS
-from support.plugins import forget_plugins
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -236,10 +235,9 @@ class ScaledConfig(NormConfig):
 
 
 @pytest.fixture
-def number_per_layer(tmp_path: Path) -> Iterator[str]:
+def number_per_layer(tmp_path: Path) -> str:
     (tmp_path / "numbers.py").write_text(NUMBER_PER_LAYER)
-    with forget_plugins():
-        yield f"plugins=[{tmp_path}/numbers.py]"
+    return f"plugins=[{tmp_path}/numbers.py]"
 
 
 @pytest.mark.parametrize("choice", ["placement=inverse", "norm=scaled"])

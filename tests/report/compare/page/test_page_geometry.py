@@ -42,7 +42,7 @@ def test_points_are_where_the_axis_says(browser, path):
         for point in line["points"]
         if point["y"] is not None
     ]
-    assert len(ticks) > 2
+    assert len(ticks) >= 2
     assert circles == pytest.approx(expected, abs=0.01)
 
 

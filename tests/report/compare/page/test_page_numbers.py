@@ -177,7 +177,7 @@ def test_answer_equals_summarize_at_each_depth(browser, path, sweep, cells, runs
     tokens, minutes = sum(run["step"] for run in runs) * 8 * 128, sum(run["seconds"] for run in runs) / 60
     flops = sum(run["step"] * 8 * 128 * run["flops_per_token"] for run in runs)
     compute = f"{flops:.2e}".replace("e+", "e")
-    assert f"36 runs, {tokens / 1e6:.3g}M tokens, {compute} FLOPs, {minutes:.3g} minutes of training" in text
+    assert f"36 runs, {tokens / 1e6:#.3g}M tokens, {compute} FLOPs, {minutes:#.3g} minutes of training" in text
 
 
 def test_best_at_each_level_of_the_x_axis_equals_summarize(browser, path, cells):

@@ -1,4 +1,4 @@
-"""A sample of scripts/mutate_catalogue.py: mutants are detected, and equivalent mutants have a reason."""
+"""A sample of scripts/prove/mutate_catalogue.py: mutants are detected, and equivalent mutants have a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scripts/synthetic_runs.py: synthetic run folders have the format of real ones and the requested content."""
+"""scripts/bench/synthetic_runs.py: synthetic run folders have the format of real ones and the requested content."""
 
 from __future__ import annotations
 

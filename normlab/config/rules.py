@@ -31,7 +31,7 @@ SHARE = 0.5
 """Assumed share of the peak bandwidth and of the peak FLOPs that kernels reach."""
 WEIGHT_PASSES, VALUE_PASSES = 45, 17
 """Reads and writes of each weight and of each saved value in a step of a pack, from the bytes that
-`scripts/gpu_estimate.py` counts for 2x32, 4x128 and 6x384."""
+`scripts/bench/gpu_estimate.py` counts for 2x32, 4x128 and 6x384."""
 LAUNCH_SHARE = 0.2
 """Launches of a pack's step over its computation, in seconds, from which on a larger pack would gain little."""
 

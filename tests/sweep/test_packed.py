@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kill_and_resume import differences
+from compare_runs import differences
 
 from normlab.config.compose import compose_run
 from normlab.store.plans import read_outcomes, read_plan, sweep_folder

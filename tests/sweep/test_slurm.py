@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kill_and_resume import differences
+from compare_runs import differences
 
 from normlab.config.compose import compose_sweep
 from normlab.errors import ConfigError, StoreError

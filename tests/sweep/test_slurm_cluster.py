@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kill_and_resume import differences
+from compare_runs import differences
 from slurm_cluster import NODES, ClusterError, SlurmCluster
 
 from normlab.store.plans import log_of, read_outcomes, read_plan, read_queue, run_of, sweep_folder

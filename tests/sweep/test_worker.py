@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from kill_and_resume import differences
+from compare_runs import differences
 
 from normlab.config.compose import compose_sweep
 from normlab.norms.base import NORMS, load_all

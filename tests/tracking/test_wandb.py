@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from normlab.store.runs import RunFolder
 from normlab.tracking.uploads import Upload
 from support.disk import fill
 from support.processes import children_of, wait_for
+from support.wandb_records import write_record
 from support.wandb_runs import call, followers, overrides_of, read_offline, start
 from support.wandb_server import Server, UploadedRun
 
@@ -106,7 +106,7 @@ def test_sent_late_with_the_labels_of_its_sweep(server: Server, tmp_path: Path) 
 
 
 def test_the_server_is_enough_for_the_tables(server: Server, tmp_path: Path) -> None:
-    """A script rebuilds records from what the server has; `summarize` prints the same of both."""
+    """Records are rebuilt from what the server has; `summarize` prints the same of both."""
     grid = [
         *overrides_of(tmp_path, "tracking.wandb=off", "norm=layernorm,rmsnorm", "seed=range(3)"),
         "optim.lr=1e-3,3e-3,1e30", "optim.clip=null", "optim.warmup_steps=1",  # one of the rates diverges
@@ -114,14 +114,10 @@ def test_the_server_is_enough_for_the_tables(server: Server, tmp_path: Path) -> 
     ]  # fmt: skip
     assert call(tmp_path, server, "sweep", *grid).returncode == 0
     assert call(tmp_path, server, "sync", "first").returncode == 0
-    runs: list[dict[str, Any]] = []
     for run in server.runs.values():
         config = {key: each["value"] for key, each in json.loads(run.known["config"]).items()}
-        runs.append({"config": config, "summary": run.summary, "history": run.rows})
-    (tmp_path / "runs.json").write_text(json.dumps(runs))
-    script = Path(__file__).parents[2] / "scripts" / "wandb_to_record.py"
-    rebuilt = call(tmp_path, None, "runs.json", "rebuilt", program=(sys.executable, str(script)))
-    assert rebuilt.returncode == 0, rebuilt.stderr
+        rebuilt = {"config": config, "summary": run.summary, "history": run.rows}
+        write_record(json.loads(json.dumps(rebuilt)), tmp_path / "rebuilt")
     assert sum(run.summary["outcome"] == "diverged" for run in server.runs.values()) == 6
     for options in ([], ["--against", "norm=layernorm"], ["--runs"]):
         expected, printed = (

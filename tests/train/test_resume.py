@@ -1,6 +1,6 @@
 """A run that was interrupted, killed or damaged and then resumed equals an uninterrupted run.
 
-`scripts/kill_and_resume.py` repeats this with random kills and compiled models.
+`scripts/prove/kill_and_resume.py` repeats this with random kills and compiled models.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Write the folders of synthetic runs, which benchmarks and tests read instead of trained runs.
 
-    python scripts/synthetic_runs.py FOLDER                 # a results folder with the sweep `demo24` and its 24 runs
-    python scripts/synthetic_runs.py FOLDER --runs 200      # the first 200 runs of a larger grid, as sweep `demo200`
+    python scripts/bench/synthetic_runs.py FOLDER               # a results folder with the sweep `demo24` and its runs
+    python scripts/bench/synthetic_runs.py FOLDER --runs 200    # the first 200 runs of a larger grid, as `demo200`
 
 `RunFolder`, normlab's own writer, writes the content of a real run: run.json, a row for every step, a pace for every
 ten, evaluations, a status with the counts of spikes, and statistics in the columns of a real run

@@ -1,6 +1,6 @@
 """Print how the estimators and criteria of studies behave where the truth is known, by simulation.
 
-    python scripts/study_characteristics.py [--draws 4000]
+    python scripts/prove/study_characteristics.py [--draws 4000]
 
 Coverage of the 95 and 90 % intervals over seeds; the rate at which a criterion supports a claim that is false by a hair
 (at most 2.5 % for a bound, 5 % for two one-sided tests); the size of Fisher's test; the false positives of the whole

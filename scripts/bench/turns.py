@@ -149,3 +149,20 @@ def _serve(pipe: Connection, work: Work, folder: str) -> None:
     except BaseException as error:
         lines = "".join(traceback.format_exception(error)).splitlines()
         pipe.send("\n".join(lines[-12:]))
+
+
+def shorten(value: Any) -> str:
+    """Return a value in a few characters."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    if isinstance(value, list):
+        return "-".join(map(shorten, value))
+    return "" if value is None else " ".join(str(value).splitlines()[-1:])[:300]
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str] | None = None) -> str:
+    """Return rows as a table in Markdown; `columns` maps keys to titles, and leaves out what no row has."""
+    columns = columns or {key: key for row in rows for key in row}
+    used = {key: title for key, title in columns.items() if any(row.get(key) is not None for row in rows)}
+    lines = [[*used.values()], ["---"] * len(used), *([shorten(row.get(key)) for key in used] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import io
 import logging
+import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -27,20 +28,20 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from turns import Pause
+from turns import Pause, Side
 
 from normlab.config.compose import compose_run
 from normlab.config.optim import AdamW
 from normlab.config.schema import RunConfig
 from normlab.data.corpus import Corpus, open_corpus
 from normlab.data.tokenizers import BytesTokenizer
-from normlab.model.gpt import GPT
+from normlab.model.flops import flops_per_token
 from normlab.model.init import build_model
 from normlab.openmp import SPIN_COUNT
 from normlab.tracking.console import Console
 from normlab.tracking.tracker import Row
 from normlab.training import start as run_module
-from normlab.training.machine import RuntimeSettings, resolve
+from normlab.training.machine import resolve
 from normlab.training.optim import learning_rate
 
 TURN = 10
@@ -195,65 +196,59 @@ class PlainLoop(Training):
     """The mode of `torch.compile`: "reduce-overhead" replays CUDA graphs."""
 
     def __call__(self, pause: Pause, folder: Path) -> None:
-        """Make updates."""
-        config = self.config()
-        plain = Plain(config, resolve(config), self.corpus(config, folder), compiled=self.compiled, mode=self.mode)
-        plain.steps((WARM_UP - 1) * TURN)
-        while True:
-            plain.steps(TURN)
-            pause()
-
-
-class Plain:
-    """A plain training loop over normlab's model."""
-
-    def __init__(
-        self, run: RunConfig, resolved: RuntimeSettings, corpus: Corpus, *, compiled: bool, mode: str | None = None
-    ) -> None:
-        self.run, self.device = run, resolved.torch_device
-        self.autocast = resolved.autocast()
-        self.model: GPT = build_model(run, corpus.tokenizer.vocab_size).to(self.device)
-        self.forward: Callable[[Tensor], Tensor] = torch.compile(self.model, mode=mode) if compiled else self.model
-        optim = run.optim
+        """Make updates on random windows."""
+        run, corpus = self.config(), self.corpus(self.config(), folder)
+        resolved, optim, context = resolve(run), run.optim, run.model.context
+        device, autocast = resolved.torch_device, resolved.autocast()
+        model: torch.nn.Module = build_model(run, corpus.tokenizer.vocab_size).to(device)
+        forward = torch.compile(model, mode=self.mode) if self.compiled else model
         assert isinstance(optim, AdamW)
-        parameters = list(self.model.parameters())
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": optim.weight_decay},
-                {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-            ],
-            lr=optim.lr,
-            betas=(optim.beta1, optim.beta2),
-            eps=optim.eps,
-            fused=True,
-        )
-        self.tokens_N = torch.from_numpy(corpus.train.astype("int64")).to(self.device)
-        self.done = 0
-        self.log = io.StringIO()
+        decayed = [p for p in model.parameters() if p.dim() >= 2]
+        others = [p for p in model.parameters() if p.dim() < 2]
+        groups = [{"params": decayed, "weight_decay": optim.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        betas = (optim.beta1, optim.beta2)
+        optimizer = torch.optim.AdamW(groups, lr=optim.lr, betas=betas, eps=optim.eps, fused=True)
+        tokens_N = torch.from_numpy(corpus.train.astype("int64")).to(device)
+        span_T = torch.arange(context + 1, device=device)
+        for step in range(MANY_STEPS):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(optim, run.train.steps, step)
+            starts_B = torch.randint(len(tokens_N) - context, (run.train.batch_size, 1), device=device)
+            windows = tokens_N[starts_B + span_T]
+            with autocast():
+                logits_BTV: Tensor = forward(windows[:, :-1].contiguous())
+                loss = F.cross_entropy(logits_BTV.flatten(0, 1), windows[:, 1:].flatten())
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            if optim.clip is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip)
+            optimizer.step()
+            if (step + 1) % TURN == 0:
+                print(f"step {step + 1}: loss {loss.item():.4f}", file=io.StringIO())
+                if step + 1 >= WARM_UP * TURN:
+                    pause()
 
-    def step(self, x_BT: Tensor, y_BT: Tensor) -> Tensor:
-        """Make one update and return the loss before it."""
-        with self.autocast():
-            logits_BTV = self.forward(x_BT)
-            loss = F.cross_entropy(logits_BTV.flatten(0, 1), y_BT.flatten())
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if self.run.optim.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.run.optim.clip)
-        self.optimizer.step()
-        return loss.detach()
 
-    def steps(self, count: int) -> None:
-        """Make updates on random windows and print a line every 10."""
-        run, context = self.run, self.run.model.context
-        span_T = torch.arange(context + 1, device=self.device)
-        for _ in range(count):
-            lr = learning_rate(run.optim, run.train.steps, self.done)
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
-            starts_B = torch.randint(len(self.tokens_N) - context, (run.train.batch_size, 1), device=self.device)
-            windows = self.tokens_N[starts_B + span_T]
-            loss = self.step(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
-            self.done += 1
-            if self.done % TURN == 0:
-                print(f"step {self.done}: loss {loss.item():.4f}", file=self.log, flush=True)
+def describe(side: Side, work: Training, seconds: Sequence[float] | None = None) -> dict[str, Any]:
+    """Return the measurement of the turns of a side; `seconds` of each turn, if the side did not measure them."""
+    config, runs = work.config(), work.runs if isinstance(work, Normlab) else 1
+    seconds = [turn.seconds for turn in side.turns] if seconds is None else seconds
+    middle = 1000 * statistics.median(seconds) / TURN
+    quartiles = [1000 * each / TURN for each in statistics.quantiles(seconds, n=4)[::2]] if len(seconds) > 3 else None
+    tokens_per_s = 1000 / middle * runs * config.train.batch_size * config.model.context
+    peak_bytes = side.turns[-1].peak_bytes
+    return {
+        "batch": f"{config.train.batch_size}x{config.model.context}",
+        "side": side.name,
+        "runs": runs,
+        "ms_per_step": middle,
+        "quartiles": quartiles,
+        "ms_per_step_and_run": middle / runs,
+        "cpu_ms_per_step_and_run": 1000 * statistics.median(turn.cpu_seconds for turn in side.turns) / TURN / runs,
+        "tokens_per_s": tokens_per_s,
+        "flops_per_s": tokens_per_s * flops_per_token(config, work.vocab_size or 257),
+        "precision": config.precision,
+        "peak_gib": None if peak_bytes is None else peak_bytes / 2**30,
+        "setup_s": side.setup_s,
+        "turns": len(seconds),
+    }

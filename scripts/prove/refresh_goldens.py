@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Write the goldens again, after a change of maths or of an output that the commit explains.
 
-Usage: OMP_NUM_THREADS=1 .venv/bin/python scripts/refresh_goldens.py losses     # tests/golden/*.json
-       OMP_NUM_THREADS=1 .venv/bin/python scripts/refresh_goldens.py outputs    # tests/golden/outputs/*
+Usage: OMP_NUM_THREADS=1 .venv/bin/python scripts/prove/refresh_goldens.py losses     # tests/golden/*.json
+       OMP_NUM_THREADS=1 .venv/bin/python scripts/prove/refresh_goldens.py outputs    # tests/golden/outputs/*
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "scripts" / "bench")]
 
 from support import frozen_outputs  # noqa: E402
 from support.golden_losses import GOLDEN, environment, losses  # noqa: E402

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kill training runs, resume them, and compare them bit for bit with uninterrupted runs.
 
-    .venv/bin/python scripts/kill_and_resume.py [--kills 25] [--in-save 5] [--compiled 5] [--seed 0]
+    .venv/bin/python scripts/prove/kill_and_resume.py [--kills 25] [--in-save 5] [--compiled 5] [--seed 0]
 
 Every run is `python -m normlab train ...` in a process of its own. A kill is SIGKILL: from outside at a random step,
 or inside the write of a checkpoint, where the process kills itself at a chosen point (functions are replaced in that
@@ -26,7 +26,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,11 +33,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from compare_runs import checkpoints, differences
 from safetensors.torch import save
 
 from normlab import cli
 from normlab.errors import NormlabError
-from normlab.store.runs import RunFolder
 from normlab.training import checkpoint
 
 STEPS, CHECKPOINT_EVERY = 120, 9
@@ -57,8 +56,7 @@ EAGER = {
 }
 COMPILED = {"batchnorm compiled": "norm=batchnorm placement=pre model.depth=1 compile=on"}
 
-TIMES = {"seconds", "tokens_per_s", "peak_memory_bytes", "updated", "metrics"}
-"""Keys that differ between any two runs."""
+EQUAL = "bit for bit"
 
 SESSION_SECONDS = 600
 """Time limit of a process; a busy machine compiles slowly."""
@@ -117,46 +115,30 @@ def run_to_point(point: str, number: int, arguments: Sequence[str]) -> None:
 # Processes.
 
 
-class Processes:
-    """The child processes; `close` kills all of them."""
+RUNNING: set[subprocess.Popen[bytes]] = set()
 
-    def __init__(self, environment: dict[str, str]) -> None:
-        self._environment = environment
-        self._running: set[subprocess.Popen[bytes]] = set()
-        self._lock = threading.Lock()
-        self._closed = False
 
-    @contextlib.contextmanager
-    def start(self, arguments: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-        """Start a Python process in a new session; kill it and its children at the end."""
-        with self._lock, log.open("wb") as file:
-            if self._closed:
-                raise InterruptedError("closed: starts no more processes")
-            process = subprocess.Popen(
-                [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-                env=self._environment, start_new_session=True,
-            )  # fmt: skip
-            self._running.add(process)
-        try:
-            yield process
-        finally:
-            with self._lock:
-                self._running.discard(process)
-                kill_group(process)
-            process.wait()
+@contextlib.contextmanager
+def started(arguments: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a Python process in a new session; kill it and its children at the end."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+        )
+    RUNNING.add(process)
+    try:
+        yield process
+    finally:
+        RUNNING.discard(process)
+        kill_group(process)
+        process.wait()
 
-    def run(self, arguments: Sequence[str], log: Path) -> int:
-        """Run a process and return its exit status; 124 on a timeout."""
-        with self.start(arguments, log) as process, contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(SESSION_SECONDS)
-        return 124
 
-    def close(self) -> None:
-        """Kill the running processes and start no more."""
-        with self._lock:
-            self._closed = True
-            for process in self._running:
-                kill_group(process)
+def run(arguments: Sequence[str], log: Path) -> int:
+    """Run a process and return its exit status; 124 on a timeout."""
+    with started(arguments, log) as process, contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(SESSION_SECONDS)
+    return 124
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
@@ -168,9 +150,10 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 # Reading a run's folder, also while a process writes it.
 
 
-def run_folder(results: Path) -> Path:
-    """Return the only run of a results folder, or a path that does not exist."""
-    return next((results / "runs").glob("*"), results / "runs" / "none")
+def run_folder(folder: Path) -> Path:
+    """Return the only run of the results in a folder, or a path that does not exist."""
+    runs = folder / "results" / "runs"
+    return next(runs.glob("*"), runs / "none")
 
 
 def recorded_steps(folder: Path) -> int:
@@ -181,11 +164,6 @@ def recorded_steps(folder: Path) -> int:
                 if (row := json.loads(line))["kind"] == "train":
                     return row["step"] + 1
     return 0
-
-
-def checkpoints(folder: Path) -> list[int]:
-    """Return the steps of the checkpoints, complete or not."""
-    return checkpoint.steps(folder / "checkpoints")
 
 
 def newest(folder: Path) -> int:
@@ -215,7 +193,6 @@ class Kill:
 class Trial:
     """One run that is killed at least once and then finished."""
 
-    number: int
     variant: str
     folder: Path
     """The folder of the results and of the logs."""
@@ -226,61 +203,54 @@ class Trial:
     """The kills that took place."""
     verdict: str = ""
 
-    @property
-    def results(self) -> Path:
-        """Return the results folder."""
-        return self.folder / "results"
-
-    def run(self, processes: Processes, reference: Path) -> Trial:
+    def run(self, reference: Path) -> Trial:
         """Start, kill and resume the run, finish it, and compare it."""
         self.folder.mkdir()
         try:
-            self.verdict = self._run(processes, reference)
+            self.verdict = self._run(reference)
         except NormlabError as error:
             self.verdict = str(error)
         return self
 
-    def _run(self, processes: Processes, reference: Path) -> str:
+    def _run(self, reference: Path) -> str:
         start = 0
         for session, kill in enumerate(self.planned):
             log = self.folder / f"session_{session}.log"
             if start > LAST_TARGET:
                 break
-            code = self._run_until_kill(kill, start, len(self.planned) - session, processes, log)
+            code = self._run_until_kill(kill, start, len(self.planned) - session, log)
             if code not in (0, -signal.SIGKILL):
                 return f"exit {code}, see {log}"
             if problem := wrong_start(log, start):
                 return problem
             if code == 0:
                 break  # the run finished before the kill
-            folder = run_folder(self.results)
+            folder = run_folder(self.folder)
             start = kill.resumed = newest(folder)
             kill.recorded, kill.checkpoints = recorded_steps(folder), checkpoints(folder)
             self.kills.append(kill)
-        log = self.folder / "last.log"
-        code = processes.run(self.arguments, log)
-        problems = [f"exit {code}, see {log}"] if code else differences(reference, run_folder(self.results))
-        return wrong_start(log, start) or "; ".join(problems[:3]) or "bit for bit"
+        code = run(self.arguments, log := self.folder / "last.log")
+        problems = [f"exit {code}, see {log}"] if code else differences(reference, run_folder(self.folder))
+        return wrong_start(log, start) or "; ".join(problems[:3]) or EQUAL
 
-    def _run_until_kill(self, kill: Kill, start: int, left: int, processes: Processes, log: Path) -> int:
+    def _run_until_kill(self, kill: Kill, start: int, left: int, log: Path) -> int:
         """Run until the kill, early enough for the remaining kills, and return the exit status."""
         if kill.point is None:
-            last = start + (LAST_TARGET - start) // left
-            return self._kill_at_step(self.draw.randint(start, last), processes, log)
+            return self._kill_at_step(self.draw.randint(start, start + (LAST_TARGET - start) // left), log)
         # The remaining saves; all but the first two of a run remove an older checkpoint.
         saves = (STEPS - 1) // CHECKPOINT_EVERY - start // CHECKPOINT_EVERY + 1
         if "pruning" in kill.point:
-            saves -= max(0, 2 - len(checkpoints(run_folder(self.results))))
+            saves -= max(0, 2 - len(checkpoints(run_folder(self.folder))))
         number = str(self.draw.randint(1, -(-saves // left)))
         # The arguments begin with `-m normlab`, which the child replaces.
-        return processes.run([__file__, "--child", kill.point, number, *self.arguments[2:]], log)
+        return run([__file__, "--child", kill.point, number, *self.arguments[2:]], log)
 
-    def _kill_at_step(self, target: int, processes: Processes, log: Path) -> int:
+    def _kill_at_step(self, target: int, log: Path) -> int:
         """Kill the run when its record has `target` steps; for 0, when its folder exists."""
         before, deadline = self._changed(), time.monotonic() + SESSION_SECONDS
-        with processes.start(self.arguments, log) as process:
+        with started(self.arguments, log) as process:
             while process.poll() is None and time.monotonic() < deadline:
-                folder = run_folder(self.results)
+                folder = run_folder(self.folder)
                 # The rows of an earlier process do not count: a resumed run truncates them first.
                 reached = self._changed() != before and recorded_steps(folder) >= target
                 if reached or (target == 0 and folder.exists()):
@@ -291,7 +261,7 @@ class Trial:
 
     def _changed(self) -> int:
         try:
-            return (run_folder(self.results) / "metrics.jsonl").stat().st_mtime_ns
+            return (run_folder(self.folder) / "metrics.jsonl").stat().st_mtime_ns
         except FileNotFoundError:
             return 0
 
@@ -303,62 +273,6 @@ def wrong_start(log: Path, start: int) -> str:
     step = int(match[1]) if match else 0
     # The line about the first step comes after the header.
     return f"resumed from {step}, not {start}, see {log}" if "\nstep " in text and step != start else ""
-
-
-# Comparing.
-
-
-def differences(reference: Path, other: Path) -> list[str]:
-    """Return the differences between two runs' folders, except times and memory."""
-    names, other_names = ({str(path.relative_to(f)) for path in f.rglob("*")} for f in (reference, other))
-    if names != other_names or reference.name != other.name:
-        return [f"files {sorted(names ^ other_names)} of {reference.name} and {other.name}"]
-    problems = [line for step in checkpoints(reference) for line in differing_state(reference, other, step)]
-    for one, two in itertools.zip_longest(rows(reference), rows(other)):
-        if one != two:
-            problems.append(f"record: {one} and {two}")
-            break
-    for one, two in zip(statistics(reference), statistics(other), strict=True):
-        if one.read_bytes() != two.read_bytes():
-            problems.append(f"statistics: {one.name}")
-    status, other_status = (timeless(RunFolder(f).status()) for f in (reference, other))
-    if status != other_status or status["state"] not in ("finished", "diverged"):
-        problems.append(f"status: {status} and {other_status}")
-    return problems
-
-
-def differing_state(reference: Path, other: Path, step: int) -> list[str]:
-    """Return the differences between two checkpoints of a step."""
-    one, two = (checkpoint.read(folder / "checkpoints", step) for folder in (reference, other))
-    problems = [
-        f"step {step}: {name}"
-        for name in sorted({*one.tensors, *two.tensors})
-        if bits(one.tensors.get(name)) != bits(two.tensors.get(name))
-    ]
-    # The record's length varies with the digits of its times.
-    metas = [timeless(saved.meta["progress"]) | {"last": saved.meta["last_finite"]} for saved in (one, two)]
-    return problems + ([f"step {step}: {metas[0]} and {metas[1]}"] if metas[0] != metas[1] else [])
-
-
-def bits(tensor: Any) -> Any:
-    """Return a tensor as bytes, so that NaN equals NaN and 0 differs from -0."""
-    return tensor if tensor is None else (tensor.dtype, tensor.shape, tensor.contiguous().numpy().tobytes())
-
-
-def rows(folder: Path) -> list[str]:
-    """Return the record's lines without times."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [line for line in lines if json.loads(line)["kind"] != "pace"]
-
-
-def statistics(folder: Path) -> list[Path]:
-    """Return the files of the statistics."""
-    return sorted((folder / "stats").glob("*"))
-
-
-def timeless(numbers: dict[str, Any]) -> dict[str, Any]:
-    """Return the numbers without times and memory."""
-    return {name: value for name, value in numbers.items() if name not in TIMES}
 
 
 # The command.
@@ -387,65 +301,56 @@ def run_all(options: argparse.Namespace, scratch: Path) -> list[Trial]:
     vocabulary = ["".join(draw.choices("abcdefghijklmnop", k=draw.randint(1, 7))) for _ in range(60)]
     text = scratch / "text.txt"
     text.write_text("\n".join(" ".join(draw.choices(vocabulary, k=10)) for _ in range(300)))
-    environment = {
-        "NORMLAB_CACHE": str(scratch / "cache"),
-        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
-    processes = Processes(os.environ | environment)
+    os.environ |= {
+        "NORMLAB_CACHE": str(scratch / "cache"), "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
+    }  # fmt: skip
 
-    def command(variant: str, results: Path) -> list[str]:
+    def command(variant: str, folder: Path) -> list[str]:
         arguments = f"-m normlab train {COMMON} {(EAGER | COMPILED)[variant]}".split()
-        return [*arguments, f"data.path={text}", f"results_dir={results}"]
+        return [*arguments, f"data.path={text}", f"results_dir={folder / 'results'}"]
 
     def uninterrupted(variant: str) -> Path:
         folder = scratch / f"reference_{variant.replace(' ', '_')}"
         folder.mkdir()
-        code = processes.run(command(variant, folder / "results"), folder / "log")
+        code = run(command(variant, folder), folder / "log")
         if code != 0:
             raise RuntimeError(f"the uninterrupted run of {variant}: exit {code}\n{(folder / 'log').read_text()}")
-        return run_folder(folder / "results")
+        return run_folder(folder)
 
     trials: list[Trial] = []
-    pool = ThreadPoolExecutor(options.jobs)
-    try:
-        runs = plan(options)
-        # The compiled runs are the slowest and come first.
-        pending = {variant: pool.submit(uninterrupted, variant) for variant in dict.fromkeys(v for v, _ in runs)}
-        references = {variant: future.result() for variant, future in pending.items()}
-        for _ in range(5):
-            batch = [
-                Trial(
-                    number, variant, scratch / f"trial_{number}", command(variant, scratch / f"trial_{number}/results"),
-                    kills, random.Random(f"{options.seed}/{number}"),
-                )
-                for number, (variant, kills) in enumerate(runs, len(trials) + 1)
-            ]  # fmt: skip
-            futures = [pool.submit(trial.run, processes, references[trial.variant]) for trial in batch]
-            trials += [future.result() for future in futures]
-            # Kills planned for a step after the end of their run are repeated with another run.
-            runs = [(t.variant, missed) for t in batch if (missed := t.planned[len(t.kills) :])]
-            if not runs:
-                break
-    finally:
-        processes.close()
-        pool.shutdown(cancel_futures=True)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        try:
+            runs = plan(options)
+            # The compiled runs are the slowest and come first.
+            pending = {variant: pool.submit(uninterrupted, variant) for variant in dict.fromkeys(v for v, _ in runs)}
+            references = {variant: future.result() for variant, future in pending.items()}
+            for _ in range(5):
+                batch = []
+                for number, (variant, kills) in enumerate(runs, len(trials)):
+                    folder, draw = scratch / f"trial_{number}", random.Random(f"{options.seed}/{number}")
+                    batch.append(Trial(variant, folder, command(variant, folder), kills, draw))
+                futures = [pool.submit(trial.run, references[trial.variant]) for trial in batch]
+                trials += [future.result() for future in futures]
+                # Kills planned for a step after the end of their run are repeated with another run.
+                runs = [(t.variant, missed) for t in batch if (missed := t.planned[len(t.kills) :])]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in [*RUNNING]:
+                kill_group(process)
+            raise
     return trials
 
 
 def report(trials: list[Trial], options: argparse.Namespace) -> bool:
     """Print the table and the counts; return whether all runs are equal and enough were killed."""
-    trials = [trial for trial in trials if trial.kills or trial.verdict != "bit for bit"]
-    form = "{:>5}  {:<18}  {:>9}  {:<18}  {:>7}  {:<20}  {}"
-    print(form.format("trial", "variant", "killed at", "checkpoints", "resumed", "inside the save", "verdict"))
+    form = "{:<20}  {:>9}  {:<18}  {:>7}  {:<20}  {}"
+    print(form.format("variant", "killed at", "checkpoints", "resumed", "inside the save", "verdict"))
     for trial in trials:
-        for index, kill in enumerate(trial.kills, 1):
+        for kill in trial.kills:
             steps = " ".join(map(str, kill.checkpoints)) or "none"
-            verdict = trial.verdict if index == len(trial.kills) else "killed again"
-            cells = kill.recorded, steps, kill.resumed, kill.point or "", verdict
-            print(form.format(trial.number, trial.variant, *cells))
+            verdict = trial.verdict if kill is trial.kills[-1] else "killed again"
+            print(form.format(trial.variant, kill.recorded, steps, kill.resumed, kill.point or "", verdict))
     kills = [(trial, kill) for trial in trials for kill in trial.kills]
     counts = {
         "kills": (len(kills), options.kills),
@@ -453,39 +358,32 @@ def report(trials: list[Trial], options: argparse.Namespace) -> bool:
         "inside a save": (sum(kill.point is not None for _, kill in kills), options.in_save),
         "compiled": (sum(trial.variant in COMPILED for trial, _ in kills), options.compiled),
     }
-    print(", ".join(f"{number} {name}" for name, (number, _) in counts.items()), f"in {len(trials)} runs")
     missing = [f"{number} {name}, fewer than {least}" for name, (number, least) in counts.items() if number < least]
-    differing = [f"trial {trial.number}: {trial.verdict}" for trial in trials if trial.verdict != "bit for bit"]
-    print("\n".join([*missing, *differing]) or f"all {len(kills)} bit for bit")
+    differing = [f"{trial.folder}: {trial.verdict}" for trial in trials if trial.verdict != EQUAL]
+    print(", ".join(f"{number} {name}" for name, (number, _) in counts.items()))
+    print("\n".join([*missing, *differing]) or f"all {len(kills)} {EQUAL}")
     return not missing and not differing
 
 
 def main() -> int:
     """Run the trials and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    helps = {
-        "kills": (25, "number of kills"),
-        "in-save": (5, "kills inside a save"),
-        "compiled": (5, "kills of compiled runs"),
-        "seed": (0, "seed of the steps and points"),
-        "jobs": (2, "processes at a time"),
-    }
-    for name, (default, text) in helps.items():
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"{text} (default {default})")
+    parser.add_argument("--kills", type=int, default=25, help="number of kills (default 25)")
+    parser.add_argument("--in-save", type=int, default=5, help="kills inside a save (default 5)")
+    parser.add_argument("--compiled", type=int, default=5, help="kills of compiled runs (default 5)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the steps and points (default 0)")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default 2)")
     options = parser.parse_args()
     if options.kills < options.in_save + options.compiled:
         parser.error("--kills: must be at least --in-save plus --compiled")
-    # SIGTERM must run the `finally` blocks, which kill the children.
+    # SIGTERM must run the `except` block, which kills the children.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    since = time.monotonic()
     scratch = Path(tempfile.mkdtemp(prefix="normlab_kill_"))
-    passed = None
-    try:
-        passed = report(run_all(options, scratch), options)
-        print(f"{time.monotonic() - since:.0f} s" + ("" if passed else f"; the files are in {scratch}"))
-    finally:
-        if passed is not False:
-            shutil.rmtree(scratch, ignore_errors=True)
+    passed = report(run_all(options, scratch), options)
+    if passed:
+        shutil.rmtree(scratch, ignore_errors=True)
+    else:
+        print(f"the files are in {scratch}")
     return 0 if passed else 1
 
 

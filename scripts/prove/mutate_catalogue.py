@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Put mistakes into the catalogue, and test that `normlab verify` detects them.
 
-    .venv/bin/python scripts/mutate_catalogue.py [--only rmsnorm,deepnorm] [--list] [--json] [--workers 2]
+    .venv/bin/python scripts/prove/mutate_catalogue.py [--only rmsnorm,deepnorm] [--list] [--json] [--workers 2]
 
 A mutant is an entry with one mistake of a kind that public code has made:
 

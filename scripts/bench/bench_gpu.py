@@ -2,11 +2,10 @@
 
     scripts/gpu --minutes 9 --nanogpt DIR    # all parts, the most important first
     scripts/gpu --part correctness --part packs
-    scripts/gpu --page FOLDER                # makes FOLDER/results.md again from FOLDER/measurements.jsonl
     scripts/gpu --dry-run                    # the same parts with tiny models on a CPU, in a minute
 
 Each measurement is one line of JSON in measurements.jsonl as soon as it is made, so a machine that is taken away leaves
-what was measured before; a second command adds its lines. Each part has its seconds, and is stopped after them; a part
+what was measured before. Each part has its seconds, and is stopped after them; a part
 that fails is one line with its error, and the others run. results.md is a page of the measurements; messages.txt has
 what the parts print.
 
@@ -25,7 +24,6 @@ import os
 import platform
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -40,14 +38,12 @@ from typing import Any
 import nanogpt
 import torch
 from bench_sweep import nanogpt_seconds, sweep_seconds
-from sides import MODELS_ON_GPU, TURN, VOCABULARIES, NanoGPT, Normlab, PlainLoop, Training
-from turns import Side, SideError, take_turns
+from sides import MODELS_ON_GPU, VOCABULARIES, NanoGPT, Normlab, PlainLoop, Training, describe
+from turns import Side, SideError, shorten, table, take_turns
 
-from normlab.model.flops import flops_per_token
-from normlab.report.tables import render
 from normlab.store.throughput import peak_flops
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MEASUREMENTS, PAGE, MESSAGES = "measurements.jsonl", "results.md", "messages.txt"
 SETUP_SHARE = 0.7
 """Share of a part's time after which sides that are not set up are left out."""
@@ -63,11 +59,6 @@ class Options:
     nanogpt: Path | None
     deadline: float = 0.0
     """Of the part, in `time.monotonic` seconds."""
-
-    @property
-    def device(self) -> str:
-        """Where the models train."""
-        return "cpu" if self.dry_run else "cuda"
 
     @property
     def rounds(self) -> int:
@@ -153,7 +144,7 @@ def compare(options: Options, model: str, sides: Mapping[str, Training]) -> Iter
     if ready:
         take_turns(ready, options.rounds)
     for each in ready:
-        yield describe(model, each, sides[each.name], [turn.seconds for turn in each.turns])
+        yield {"model": model, **describe(each, sides[each.name])}
     stop(ready)
 
 
@@ -161,31 +152,6 @@ def stop(sides: Sequence[Side]) -> None:
     """Stop sides that were started in this order."""
     for side in reversed(sides):  # a process holds copies of the pipes of those that were forked before it
         side.stop()
-
-
-def describe(model: str, side: Side, work: Training, seconds: Sequence[float]) -> Measurement:
-    """Return the measurement of the turns of a side."""
-    config = work.config()
-    runs = work.runs if isinstance(work, Normlab) else 1
-    middle = 1000 * statistics.median(seconds) / TURN
-    quartiles = [1000 * each / TURN for each in statistics.quantiles(seconds, n=4)[::2]] if len(seconds) > 3 else None
-    tokens_per_s = 1000 / middle * runs * config.train.batch_size * config.model.context
-    peak_bytes = side.turns[-1].peak_bytes
-    return {
-        "model": model,
-        "batch": f"{config.train.batch_size}x{config.model.context}",
-        "side": side.name,
-        "runs": runs,
-        "ms_per_step": middle,
-        "quartiles": quartiles,
-        "ms_per_step_and_run": middle / runs,
-        "tokens_per_s": tokens_per_s,
-        "flops_per_s": tokens_per_s * flops_per_token(config, work.vocab_size or 257),
-        "precision": config.precision,
-        "peak_gib": None if peak_bytes is None else peak_bytes / 2**30,
-        "setup_s": side.setup_s,
-        "turns": len(seconds),
-    }
 
 
 def at_once(options: Options, model: str, name: str, work: Training, count: int) -> Iterator[Measurement]:
@@ -201,9 +167,8 @@ def at_once(options: Options, model: str, name: str, work: Training, count: int)
                 side.start_turn()
             ready[0].turns.append(max((side.wait() for side in ready), key=lambda turn: turn.seconds))
             seconds.append(time.perf_counter() - start)
-        found = describe(model, ready[0], work, seconds[1:])
-        for key in ("runs", "tokens_per_s", "flops_per_s"):
-            found[key] *= count
+        found = {"model": model, **describe(ready[0], work, seconds[1:])}
+        found |= {key: count * found[key] for key in ("runs", "tokens_per_s", "flops_per_s")}
         found["ms_per_step_and_run"] /= count
         yield found | {"side": f"{name}: {count} processes at once"}
     stop(ready)
@@ -214,28 +179,17 @@ def at_once(options: Options, model: str, name: str, work: Training, count: int)
 
 def machine(options: Options) -> Iterator[Measurement]:
     """The machine and the software."""
-    git = [["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"]]
-    commit, changes = (subprocess.run(c, cwd=ROOT, capture_output=True, text=True).stdout.strip() for c in git)
     yield {
         "time": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "commit": (commit or "unknown") + (" with uncommitted changes" if changes else ""),
+        "commit": nanogpt.commit_of(ROOT),
         "nanogpt_commit": None if options.nanogpt is None else nanogpt.commit_of(options.nanogpt),
         "device_name": "cpu (dry run)" if options.dry_run else torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
-        "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
         "nvidia_smi": nvidia_smi(),
     }
-
-
-def cpu_model() -> str:
-    """Return the name of the CPU."""
-    cpuinfo = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
-    return found[1] if found else platform.processor() or "unknown"
 
 
 def nvidia_smi() -> str | None:
@@ -252,24 +206,16 @@ def correctness(options: Options) -> Iterator[Measurement]:
     """Tests marked gpu."""
     where = "tests/train/test_gpu.py" if options.dry_run else "tests"
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "-p", "no:cacheprovider", "-p", "no:xdist", where]
-    counts: dict[str, int] = dict.fromkeys(("PASSED", "FAILED", "ERROR", "SKIPPED"), 0)
     start, line = time.monotonic(), ""
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)  # to the messages
-            if found := re.match(r"(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)\b", line):
-                counts[found[2]] += 1
-                if found[2] in ("FAILED", "ERROR"):
-                    yield {"side": found[1], "error": f"{found[2].lower()}; see {MESSAGES}"}
-                elif counts["PASSED"] % 10 == 1 and found[2] == "PASSED":  # what a stop leaves
-                    yield {"side": "so far", "passed": counts["PASSED"], "seconds": time.monotonic() - start}
-    failed = counts["FAILED"] + counts["ERROR"]
-    found = {"passed": counts["PASSED"], "failed": failed, "skipped": counts["SKIPPED"]}
-    found |= {"seconds": time.monotonic() - start, "exit_code": process.returncode}
-    if process.returncode and not failed:
-        found["error"] = f"pytest ended with exit code {process.returncode} ({line.strip()}); see {MESSAGES}"
-    yield {"side": "all", **found}
+            if found := re.match(r"(\S+::.+?) (FAILED|ERROR)\b", line):
+                yield {"side": found[1], "error": f"{found[2].lower()}; see {MESSAGES}"}
+    counts = {f"{each}": int(number) for number, each in re.findall(r"(\d+) (passed|failed|skipped)", line)}
+    found = {"side": "all", **counts, "seconds": time.monotonic() - start}
+    yield found | ({"error": f"pytest: exit code {process.returncode}"} if process.returncode else {})
 
 
 def single(options: Options) -> Iterator[Measurement]:
@@ -312,14 +258,6 @@ def measured(options: Options) -> Iterator[Measurement]:
     yield from compare(options, "4x128", choose(options, sides, ".*"))
 
 
-def medium(options: Options) -> Iterator[Measurement]:
-    """6x384: single runs, and packs of 8."""
-    sides = baselines(options, "6x384") | ways(options, "6x384")
-    sides |= choose(options, ways(options, "6x384", 2 if options.dry_run else 8), ".*, eager", ".*, graph")
-    kinds = ("nanoGPT, .*", "normlab.*, eager", "normlab.*, graph", "normlab, compiled")
-    yield from compare(options, "6x384", choose(options, sides, *kinds))
-
-
 def sweeps(options: Options) -> Iterator[Measurement]:
     """Wall clock of 16 runs of 500 steps of 4x128, with the starts of processes."""
     runs, steps = (2, 20) if options.dry_run else (16, 500)
@@ -334,14 +272,6 @@ def sweeps(options: Options) -> Iterator[Measurement]:
             yield {**found, "side": side, "seconds": seconds, "s_per_run": seconds / runs}
 
 
-def two_packs(options: Options) -> Iterator[Measurement]:
-    """4x128, two packs on one GPU at the same time; compare with one pack in the part packs."""
-    sizes = (2,) if options.dry_run else (16,)
-    for runs in sizes:
-        for name, work in choose(options, ways(options, "4x128", runs), ".*, eager", ".*, graph").items():
-            yield from at_once(options, "4x128", name, work, 2)
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """A part of the measurements."""
@@ -354,13 +284,11 @@ class Part:
 PARTS: Mapping[str, Part] = {
     "machine": Part(10, machine),
     "correctness": Part(120, correctness),
-    "single": Part(80, single),
-    "packs": Part(90, packs),
-    "gpt2_124m": Part(80, large),
+    "single": Part(100, single),
+    "packs": Part(110, packs),
+    "gpt2_124m": Part(100, large),
     "statistics": Part(40, measured),
-    "6x384": Part(50, medium),
     "sweeps": Part(50, sweeps),
-    "two_packs": Part(20, two_packs),
 }
 """The most important first."""
 
@@ -408,15 +336,6 @@ def measure_part(name: str, options: Options, deadline: float, pipe: Connection,
         pipe.send({"error": f"{type(error).__name__}: {error}"})
 
 
-def shorten(value: Any) -> str:
-    """Return a value in a few characters."""
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    if isinstance(value, list):
-        return "-".join(map(shorten, value))
-    return "" if value is None else " ".join(str(value).splitlines()[-1:])[:300]
-
-
 # The page.
 
 COLUMNS = {
@@ -428,22 +347,13 @@ COLUMNS = {
 
 
 def page(lines: Sequence[Measurement]) -> str:
-    """Return the page of some measurements, in Markdown; of a part that was measured twice, the last ones."""
-    commands, parts = 0, dict[str, tuple[int, list[Measurement]]]()
-    for line in lines:
-        commands += line["part"] == "machine"  # the first part of each command
-        number, of_part = parts.get(line["part"], (commands, []))
-        parts[line["part"]] = (commands, [*of_part, line] if number == commands else [line])
-    here = next((line for line in reversed(lines) if "device_name" in line), {})
+    """Return the page of some measurements, in Markdown."""
+    here = next((line for line in lines if "device_name" in line), {})
     sections = [f"# Measured by scripts/gpu: {here.get('device_name', 'unknown machine')}\n"]
     sections += [f"- {name}: {value}" for name, value in here.items() if name != "part" and value is not None]
     for name, part in PARTS.items():
-        rows = [with_mfu(line, here) for line in parts.get(name, (0, []))[1] if line is not here]
-        rows = [row for row in rows if row.get("side") != "so far" or row is rows[-1]]
-        if rows:
-            used = [key for key in COLUMNS if any(row.get(key) is not None for row in rows)]
-            table = [{COLUMNS[key]: shorten(row.get(key)) for key in used} for row in rows]
-            sections.append(f"\n## {name}: {part.measure.__doc__}\n\n{render(table, 'markdown')}")
+        if rows := [with_mfu(line, here) for line in lines if line["part"] == name and line is not here]:
+            sections.append(f"\n## {name}: {part.measure.__doc__}\n\n{table(rows, COLUMNS)}")
     return "\n".join(sections) + "\n"
 
 
@@ -454,12 +364,6 @@ def with_mfu(line: Measurement, here: Measurement) -> Measurement:
     return line | {"mfu": f"{line['flops_per_s'] / peak:.1%}"} if peak and "flops_per_s" in line else line
 
 
-def write_page(folder: Path) -> None:
-    """Write the page of the measurements in a folder."""
-    lines = [json.loads(line) for line in (folder / MEASUREMENTS).read_text().splitlines()]
-    (folder / PAGE).write_text(page(lines))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--part", action="append", choices=PARTS, help="a part to measure (default: all)")
@@ -467,16 +371,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder of the results (default: results/bench/gpu)")
     nanogpt.add_option(parser, " as a baseline")
     parser.add_argument("--dry-run", action="store_true", help="tiny models on the CPU")
-    parser.add_argument("--page", type=Path, metavar="FOLDER", help="only write the page of the measurements there")
     options = parser.parse_args(arguments)
     if not 0 < options.minutes < math.inf:
         parser.error(f"--minutes {options.minutes:g}: must be above 0")
-    if options.page is not None:
-        if not (options.page / MEASUREMENTS).is_file():
-            parser.error(f"--page {options.page}: has no {MEASUREMENTS}")
-        write_page(options.page)
-        print(options.page / PAGE)
-        return 0
     if options.dry_run:  # small enough for one thread, which needs no idle cores
         torch.set_num_threads(1)
         os.environ["OMP_NUM_THREADS"] = "1"
@@ -484,12 +381,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = ["machine", *(name for name in PARTS if name != "machine" and name in (options.part or PARTS))]
     scale = min(1.0, 60 * options.minutes / sum(PARTS[name].seconds for name in names))
     folder = options.out or ROOT / "results" / "bench" / ("gpu-dry-run" if options.dry_run else "gpu")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        parser.error(f"--out {folder}: cannot be created: {error.strerror}")
-    failed = False
-    with (folder / MEASUREMENTS).open("a") as file, (folder / MESSAGES).open("a") as messages:
+    folder.mkdir(parents=True, exist_ok=True)
+    lines: list[Measurement] = []
+    with (folder / MEASUREMENTS).open("w") as file, (folder / MESSAGES).open("w") as messages:
         for name in names:
             left = end - time.monotonic()
             seconds = min(left, PARTS[name].seconds * (1 if options.dry_run else scale))
@@ -501,14 +395,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 line = {"part": name, **measurement}
                 file.write(json.dumps(line) + "\n")
                 file.flush()
-                failed |= "error" in line
+                lines.append(line)
                 print("  ".join(f"{key} {shorten(value)}" for key, value in line.items()), flush=True)
                 if name == "machine" and "error" in line and not options.dry_run:
                     print("error: torch sees no GPU; use --dry-run, or a machine with a GPU", file=sys.stderr)
                     return 2
-            write_page(folder)  # after each part: the machine may be taken away
+            (folder / PAGE).write_text(page(lines))  # after each part: the machine may be taken away
     print(folder / PAGE)
-    return int(failed)
+    return int(any("error" in line for line in lines))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Start a Slurm cluster of two nodes on this machine, with accounting, to try `sweep.on=slurm` and for the tests.
 
-    sudo scripts/slurm_cluster.py up         # then: export SLURM_CONF=..., as printed
-    sudo scripts/slurm_cluster.py down
+    sudo scripts/prove/slurm_cluster.py up         # then: export SLURM_CONF=..., as printed
+    sudo scripts/prove/slurm_cluster.py down
 
 It needs root on Debian or Ubuntu: apt-get install slurm-wlm slurmdbd mariadb-server. Everything that it writes, keys
 and logs included, is in one folder ($SLURM_HOME, default /tmp/slurm-cluster), and its daemons listen on loopback.
@@ -263,7 +263,7 @@ def main() -> int:
     elif sys.argv[1:] == ["down"]:
         cluster.stop()
     else:
-        print("usage: scripts/slurm_cluster.py up|down", file=sys.stderr)
+        print("usage: scripts/prove/slurm_cluster.py up|down", file=sys.stderr)
         return 2
     return 0
 

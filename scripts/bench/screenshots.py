@@ -1,29 +1,25 @@
 """Take screenshots of pages, light and dark, at desktop and phone width.
 
-    python scripts/screenshots.py compare=PAGE.html explain=PAGE.html --to results/pages
+    python scripts/bench/screenshots.py compare=PAGE.html explain=PAGE.html --to results/pages
 
 Each shows the full page in a headless Chromium without a network: NAME-light-wide.png (1280 pixels),
 NAME-light-phone.png (375 pixels) and both dark; NAME.png is the first screen. Exits with 1 if a page writes to its
-console or is wider than its window. Needs Playwright, pillow (`pip install '.[test]'`) and Chromium.
+console or is wider than its window. Needs Playwright (`pip install '.[test]'`) and Chromium.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import itertools
 import os
 import sys
 from pathlib import Path
 
 from browser import FLAGS, find_browser
-from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 SIZES = {"wide": (1280, 900), "phone": (375, 812)}
 THEMES = ("light", "dark")
-COLOURS = 256
-"""Size of the palette, which makes a file three times smaller without a visible change."""
 
 
 def screenshot(
@@ -51,17 +47,6 @@ def screenshot(
     return png, problems
 
 
-def smaller(png: bytes) -> bytes:
-    """Return the picture with a palette."""
-    content = io.BytesIO()
-    image = Image.open(io.BytesIO(png)).convert("RGB")
-    # Use every third pixel, because Pillow's sums overflow on tens of millions of pixels.
-    sample = image.resize((image.width // 3, image.height // 3), Image.Resampling.NEAREST)
-    palette = sample.quantize(COLOURS, kmeans=2)
-    image.quantize(palette=palette, dither=Image.Dither.NONE).save(content, "PNG", optimize=True)
-    return content.getvalue()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="+", metavar="NAME=PAGE.html")
@@ -85,7 +70,7 @@ def main() -> int:
             pictures[name] = screenshot(browser, Path(path), "light", SIZES["wide"], full_page=False)
             for target, (png, problems) in pictures.items():
                 file = args.to / f"{target}.png"
-                file.write_bytes(smaller(png))
+                file.write_bytes(png)
                 print(file, f"{file.stat().st_size / 1e3:.0f} kB", *problems, sep="  ")
                 code |= bool(problems)
         browser.close()

@@ -1,7 +1,7 @@
 """Estimate the time of steps on an H100 from counts on a pretended one; nothing is measured.
 
-    python scripts/gpu_estimate.py                       # 4x128: single runs and packs
-    python scripts/gpu_estimate.py --nanogpt DIR         # also train.py's step of a clone of karpathy/nanoGPT
+    python scripts/bench/gpu_estimate.py                 # 4x128: single runs and packs
+    python scripts/bench/gpu_estimate.py --nanogpt DIR         # also train.py's step of a clone of karpathy/nanoGPT
 
 `tests/gpu/pretended_gpu.py` takes the steps with fake tensors; it needs g++. The table starts with its assumptions.
 """
@@ -37,13 +37,11 @@ from sides import MODELS
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+from turns import table
 
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 from normlab.data.corpus import open_corpus
-from normlab.model.init import build_model
-from normlab.model.runner import StackedRuns
-from normlab.report.tables import render
 from normlab.store.throughput import PEAK_TFLOPS
 
 LAUNCH_US = 2.5
@@ -61,12 +59,7 @@ ASSUMPTIONS = f"""\
 - A launch is an aten operation that is no view. Its bytes are those of its arguments and results, each read or written
   once in HBM, none in a cache. Its FLOPs are those of torch.utils.flop_counter.
 - A step of normlab in a run is plain in 9 of 10 steps, and measured in one. Evaluations, checkpoints, records, starts
-  and compilation are left out, on all sides.
-- Compiled: the launches of the forward and backward pass are the nodes that Inductor's scheduler has after fusion, for
-  a CPU in float32, and the bytes half of those that it counts there. The rest of the step is eager. nanoGPT's launches
-  take the host {LAUNCH_US} us each: train.py's compile captures no graph. Guards and wrappers cost the host nothing."""
-COMPILED_PACK = 16
-"""Size of the pack that is also estimated with compiled blocks."""
+  and compilation are left out, on all sides."""
 ATEN = torch.ops.aten
 READ_ROWS = {ATEN.embedding.default, ATEN.index.Tensor, ATEN.index_select.default, ATEN.gather.default}
 """Operations that read as many values as they return, and their indices, instead of their whole first argument."""
@@ -168,23 +161,6 @@ def steps_of(config: RunConfig, runs: int) -> tuple[Counts, Counts]:
         return count(lambda: loop.take_step(1)), count(lambda: loop.take_step(10))
 
 
-def passes_of(config: RunConfig, runs: int) -> Counts:
-    """Return the counts of the forward and backward pass of a plain step."""
-    configs = [dataclasses.replace(config, seed=seed) for seed in range(runs)]
-    corpus = open_corpus(config.data)
-    with pretended_gpu():
-        loop = loop_of(configs, corpus)
-        loop.take_step(0)
-        runner, (tokens, targets) = loop.runner, loop.batches.batch(1)
-
-        def passes() -> None:
-            with loop.settings.autocast()():
-                loss = runner.loss(tokens, targets).loss
-            torch.autograd.grad(loss.sum(), list(runner.params.values()))
-
-        return count(passes)
-
-
 # nanoGPT.
 
 
@@ -210,85 +186,25 @@ def attention(q: Any, k: Any, v: Any, attn_mask: None, dropout_p: float, is_caus
     return fused_attention(q, k, v, is_causal=is_causal, scale=1 / math.sqrt(q.shape[-1]))
 
 
-def nanogpt_steps(clone: Path, config: RunConfig) -> tuple[Counts, Counts]:
-    """Return the counts of the forward and backward pass, and of the rest of train.py's step, both eager."""
+def nanogpt_step(clone: Path, config: RunConfig) -> Counts:
+    """Return the counts of train.py's step, eager."""
     with pretended_gpu(), mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", attention):
         model = model_of(clone, config).to("cuda")
         with contextlib.redirect_stdout(io.StringIO()):
             optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cuda")
         shape = (config.train.batch_size, config.model.context)
 
-        def batch() -> list[torch.Tensor]:
-            return [torch.zeros(shape, dtype=torch.int64).to("cuda", non_blocking=True) for _ in range(2)]
-
-        def passes() -> None:
+        def step() -> None:
+            inputs = [torch.zeros(shape, dtype=torch.int64).to("cuda", non_blocking=True) for _ in range(2)]
             with torch.autocast("cuda", dtype=torch.bfloat16):
                 _, loss = model(*inputs)
             (loss / 1).backward()
-
-        def rest() -> None:
-            batch()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
-        inputs = batch()
-        passes()
-        rest()
-        return count(passes), count(rest)
-
-
-# Compiled.
-
-
-def inductor_graphs(forward: Callable[[], torch.Tensor]) -> list[tuple[int, float]]:
-    """Return the launches and the bytes of each graph of a forward pass and its backward, in pairs."""
-    from torch._inductor import config
-    from torch._inductor.scheduler import NopKernelSchedulerNode, Scheduler
-
-    real, graphs = Scheduler.codegen, list[tuple[int, float]]()
-
-    def counting(scheduler: Any) -> Any:
-        nodes = [node for node in scheduler.nodes if not isinstance(node, NopKernelSchedulerNode)]
-        # Half of the bytes of float32.
-        graphs.append((len(nodes), sum(node.get_read_write_buffers_sizes() for node in nodes) / 2))
-        return real(scheduler)
-
-    with config.patch(force_disable_caches=True), mock.patch.object(Scheduler, "codegen", counting):
-        torch.compiler.reset()
-        loss = forward()
-        count_forward = len(graphs)
-        loss.backward()
-    if len(graphs) == count_forward:  # the backward graphs were compiled with the forward ones
-        return graphs
-    pairs = zip(graphs[:count_forward], reversed(graphs[count_forward:]), strict=True)
-    return [graph for pair in pairs for graph in pair]
-
-
-def compiled_passes(graphs: Sequence[tuple[int, float]], eager: Counts) -> Counts:
-    """Return the counts of a compiled forward and backward pass with the FLOPs of the eager one."""
-    launches, moved = sum(count for count, _ in graphs), sum(size for _, size in graphs)
-    work_s = max(moved / BYTES_PER_S, eager.flops / (1e12 * FLOPS_PER_S[torch.bfloat16]))
-    return Counts(launches, moved, eager.flops, work_s, max(work_s, launches * KERNEL_US * 1e-6))
-
-
-def nanogpt_graphs(clone: Path, config: RunConfig) -> list[tuple[int, float]]:
-    """Return the launches and the bytes of each graph of nanoGPT's model."""
-    tokens = torch.zeros((config.train.batch_size, config.model.context), dtype=torch.int64)
-    model = torch.compile(model_of(clone, config))
-    return inductor_graphs(lambda: model(tokens, tokens)[1])
-
-
-def normlab_graphs(config: RunConfig, runs: int) -> list[tuple[int, float]]:
-    """Return the launches and the bytes of each graph of a pack; all blocks share a pair of graphs."""
-    models = [build_model(config, open_corpus(config.data).tokenizer.vocab_size) for _ in range(runs)]
-    runner = StackedRuns(models, compiled=True)
-    runner.train(True)
-    tokens = torch.zeros((runs, config.train.batch_size, config.model.context), dtype=torch.int64)
-    graphs = inductor_graphs(lambda: runner.loss(tokens, tokens).loss.sum())
-    embed, block, head = graphs[:2], graphs[2:4], graphs[-2:]  # the block may be compiled twice, for its first layer
-    assert len(graphs) >= 6
-    return [*embed, *block * config.model.depth, *head]
+        step()
+        return count(step)
 
 
 # The table.
@@ -307,7 +223,7 @@ def row(name: str, counts: Counts, seconds: float, runs: int, steps: int) -> dic
     }
 
 
-def estimate(model: str, clone: Path | None, sizes: Sequence[int], steps: int, *, compiled: bool) -> Iterator[str]:
+def estimate(model: str, clone: Path | None, sizes: Sequence[int], steps: int) -> Iterator[str]:
     """Yield the lines of the page of a model."""
     config = compose(MODELS[model])
     rows: list[dict[str, str]] = []
@@ -324,26 +240,16 @@ def estimate(model: str, clone: Path | None, sizes: Sequence[int], steps: int, *
             ]
         mean = plain * 0.9 + measured * 0.1
         rows.append(row(f"{name}, mean step, captured", mean, mean.captured_s, runs, steps))
-        per_run[f"{name} captured"] = mean.captured_s / runs
-        if compiled and runs > 1 and runs == COMPILED_PACK:
-            passes = passes_of(config, runs)
-            both = plain + passes * -1 + compiled_passes(normlab_graphs(config, runs), passes)
-            rows.append(row(f"{name}, plain step, compiled and captured", both, both.captured_s, runs, steps))
-            per_run[f"{name} compiled and captured, plain steps"] = both.captured_s / runs
-    if clone is not None:
-        passes, rest = nanogpt_steps(clone, config)
-        rows.append(row("nanoGPT, eager", passes + rest, (passes + rest).eager_s, 1, steps))
-        per_run["nanoGPT, eager"] = (passes + rest).eager_s
-        if compiled:
-            together = compiled_passes(nanogpt_graphs(clone, config), passes) + rest
-            rows.append(row("nanoGPT, compiled", together, together.eager_s, 1, steps))
-            per_run["nanoGPT, compiled"] = together.eager_s
+        per_run[name] = mean.captured_s / runs
     batch = f"{config.train.batch_size}x{config.model.context}"
+    if clone is not None:
+        theirs = nanogpt_step(clone, config)
+        rows.append(row("nanoGPT, eager", theirs, theirs.eager_s, 1, steps))
     yield f"## Estimate for {model}, batch {batch}, bfloat16 on an H100 (not measured)\n"
-    yield render(rows, "markdown")
-    for other in (name for name in per_run if name.startswith("nanoGPT")):
-        for name in (name for name in per_run if "pack" in name):
-            yield f"\nEstimated ratio of the time per run, {other} / {name}: {per_run[other] / per_run[name]:.1f}"
+    yield table(rows)
+    if clone is not None:
+        for name, seconds in per_run.items():
+            yield f"\nEstimated ratio of the time per run, nanoGPT, eager / {name}: {theirs.eager_s / seconds:.1f}"
 
 
 def main() -> int:
@@ -352,7 +258,6 @@ def main() -> int:
     parser.add_argument("--packs", nargs="*", type=int, default=[8, 16, 32], help="sizes of packs (default: 8 16 32)")
     parser.add_argument("--steps", type=int, default=500, help="steps of a run (default: 500)")
     nanogpt.add_option(parser, "")
-    parser.add_argument("--no-compile", action="store_true", help="leave out what is compiled, which takes minutes")
     options = parser.parse_args()
     clone = options.nanogpt
     print(f"# Estimate for an H100 from counted operations (not measured)\n\nAssumptions:\n{ASSUMPTIONS}\n")
@@ -363,7 +268,7 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
     for model in options.models:
-        for line in estimate(model, clone, options.packs, options.steps, compiled=not options.no_compile):
+        for line in estimate(model, clone, options.packs, options.steps):
             print(line, flush=True)
     return 0
 

@@ -9,7 +9,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parents[1] / "tests" / "gpu"
+TESTS = Path(__file__).resolve().parents[2] / "tests" / "gpu"
 
 
 def load_guard() -> None:

@@ -1,16 +1,7 @@
-#!/usr/bin/env python3
-"""Write the records of runs from what W&B has of them: the inverse of `normlab sync`, without statistics.
-
-    scripts/wandb_to_record.py runs.json results        # then: normlab summarize results
-
-runs.json is a list of runs, each with `config`, `summary` and `history` (a list of rows) as W&B's public API returns
-them. If `summarize` prints the same of these records, W&B has all that the tables need.
-"""
+"""Records of runs from what W&B has of them: the inverse of `normlab sync`, without statistics."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +12,7 @@ from normlab.tracking.payloads import ROW_KEYS
 
 
 def write_record(run: Mapping[str, Any], results: Path) -> None:
-    """Write the folder of one run."""
+    """Write the folder of one run, with `config`, `summary` and `history` as W&B's public API returns them."""
     config = {key: value for key, value in run["config"].items() if key not in ("record", "_wandb")}
     record = {**run["config"]["record"]}
     record["config"] = config | record.pop("unresolved")
@@ -37,17 +28,3 @@ def write_record(run: Mapping[str, Any], results: Path) -> None:
             if numbers:
                 rows.append({"kind": kind, "step": sent["_step"], **numbers})
     folder.metrics_path.write_bytes(b"".join(map(to_json, rows)))
-
-
-def main() -> int:
-    """Run the command line, and return the exit code."""
-    if len(sys.argv) != 3:
-        print("usage: scripts/wandb_to_record.py runs.json RESULTS", file=sys.stderr)
-        return 2
-    for run in json.loads(Path(sys.argv[1]).read_text()):
-        write_record(run, Path(sys.argv[2]))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

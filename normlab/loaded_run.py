@@ -16,8 +16,7 @@ import torch
 from normlab.analysis.factors import find_run
 from normlab.config import memory
 from normlab.config.schema import RunConfig, config_from_record
-from normlab.data.tokenizer_check import LARGEST_TOKENIZER, check_definition
-from normlab.data.tokenizers import Tokenizer, from_state
+from normlab.data.tokenizers import LARGEST_TOKENIZER, Tokenizer, from_state
 from normlab.errors import ConfigError, DataError, StoreError, unknown, warn
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model, weight_shapes
@@ -199,10 +198,7 @@ class LoadedRun:
         """The tokenizer of the run."""
         path = self.folder.path / TOKENIZER_FILE
         try:
-            state = from_json(read_at_most(path, LARGEST_TOKENIZER))
-            if "definition" in state:
-                check_definition(state["definition"])
-            return from_state(state)
+            return from_state(from_json(read_at_most(path, LARGEST_TOKENIZER)))
         except OSError as error:
             raise io_error(path, "read", error) from error
         except (DataError, ValueError, KeyError, TypeError, AttributeError) as error:

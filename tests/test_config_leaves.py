@@ -261,7 +261,6 @@ DATA_ROWS = {
         "path": Row(f"[{HERE / 'corpus.txt'}]", f"[{HERE / 'make_corpus.py'}]", corpus),
         "column": Row("text", "other", corpus, ("data.path=[two_columns.jsonl]",)),
         "format": Row("auto", "text", corpus, ("data.path=[two_columns.jsonl]",)),
-        "skip": Row("empty", "null", corpus_or_error, ("data.path=[nulls/train.jsonl]",)),
     },
     # These run the code of the hub on folders; tests/data/test_hub.py uses a server.
     "hub": SHARED_DATA | {
@@ -270,7 +269,6 @@ DATA_ROWS = {
         "subset": Row("one", "two", corpus, ("data.name=with_subsets",)),
         "split": Row("train", "test", corpus),
         "revision": Row("null", "main", corpus_or_error),
-        "skip": Row("empty", "null", corpus_or_error, ("data.name=nulls",)),
     },
     "shakespeare": SHARED_DATA,
     "tinystories": SHARED_DATA,
@@ -393,7 +391,7 @@ def write_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in {
         "two_columns.jsonl": rows * 40, "a_dataset/train.jsonl": many, "a_dataset/test.jsonl": rows * 40,
         "another/train.jsonl": rows * 40, "with_subsets/README.md": subsets, "with_subsets/a.jsonl": many,
-        "with_subsets/b.jsonl": rows * 40, "nulls/train.jsonl": f'{{"text": null}}\n{many}',
+        "with_subsets/b.jsonl": rows * 40,
     }.items():  # fmt: skip
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(text)

@@ -12,18 +12,10 @@ import pytest
 
 import normlab
 from normlab.config import memory
-from normlab.data import tokenizer_check
 from normlab.errors import StoreError
 from normlab.store.format import CHECKSUM_KEY, with_checksum
 from normlab.store.runs import RunFolder
 from support.run_folders import Command, contents
-
-REPLACE = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 1000}
-BOMB = json.dumps({
-    "version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
-    "normalizer": {"type": "Sequence", "normalizers": [REPLACE] * 6},
-})  # fmt: skip
-"""A tokenizer.json that makes 10^18 characters of each."""
 
 
 @pytest.fixture
@@ -146,18 +138,15 @@ def test_huge_tokenizer_file_is_damage(folder: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("state", "problem"),
     [
-        ({"name": "chars", "characters": "a\ud800"}, "surrogates not allowed"),
-        ({"name": "x", "definition": "[" * 200_000}, "nested too deeply"),
+        ({"name": "x", "definition": "[" * 200_000}, "not a tokenizer.json"),
         ({"name": "x", "definition": '{"model": 3}'}, "not a tokenizer.json"),
-        ({"name": "x", "definition": 3}, "has no attribute"),
-        ({"name": "x", "definition": BOMB}, "takes more than 0.5 GiB"),
+        ({"name": "chars"}, "characters"),
     ],
-    ids=["surrogate", "nested", "no tokenizer", "no text", "expands"],
+    ids=["nested", "no tokenizer", "no characters"],
 )
-def test_hostile_tokenizer_fails_in_one_line(
-    state: dict[str, Any], problem: str, folder: RunFolder, run_command: Command, monkeypatch: pytest.MonkeyPatch
+def test_damaged_tokenizer_fails_in_one_line(
+    state: dict[str, Any], problem: str, folder: RunFolder, run_command: Command
 ) -> None:
-    monkeypatch.setattr(tokenizer_check, "MEMORY_BYTES", 2**29)
     (folder.path / "tokenizer.json").write_text(json.dumps(state))
     before = contents(folder.path)
     code, out, err = run_command("sample", str(folder.path), "--tokens=3")

@@ -163,7 +163,7 @@ def _compile(command: list[str], code: str) -> str:
 
 def _corpus() -> tuple[str, str, str]:
     from normlab.config.corpora import StdlibData
-    from normlab.data.corpus_files import find_sources
+    from normlab.data.files import find_sources
 
     try:
         sources = find_sources(StdlibData())

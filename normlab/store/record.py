@@ -133,16 +133,11 @@ class TextRead:
 
     formats: Mapping[str, Any] = json_field(mapping)
     """Number of files of each format."""
-    bytes: float | None = json_field(finite)
     documents: float | None = json_field(finite)
     empty: float | None = json_field(finite)
     """Texts of no characters, which were left out."""
     null: float | None = json_field(finite)
     """Rows without a text, which were left out."""
-    byte_order_marks: float | None = json_field(finite)
-    """Byte order marks, which were removed."""
-    left_out: tuple[str, ...] = json_field(texts)
-    """Output of normlab, which was not read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,8 +228,8 @@ def _text_read(read: TextRead) -> str:
 
     formats = [(finite(count), name) for name, count in read.formats.items()]
     files = ", ".join(counted(count, name if name == "dataset" else f"{name} file") for count, name in formats)
-    left_out = {"empty row": read.empty, "null row": read.null, "byte order mark": read.byte_order_marks}
-    without = ", ".join([*(counted(count, noun) for noun, count in left_out.items() if count), *read.left_out])
+    left_out = {"empty row": read.empty, "null row": read.null}
+    without = ", ".join(counted(count, noun) for noun, count in left_out.items() if count)
     return f"{counted(read.documents, 'document')} ({files})" + (f", without {without}" if without else "")
 
 

@@ -21,7 +21,7 @@ from normlab.config import memory, rules
 from normlab.config.corpora import FilesData
 from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SlurmOptions
-from normlab.data.corpus_files import find_sources
+from normlab.data.files import find_sources
 from normlab.errors import ConfigError
 from normlab.openmp import wait_policy
 from normlab.training.nvidia import has_kernels, missing_for_triton, unused_gpu

@@ -17,7 +17,6 @@ from synthetic_runs import Record, write_sweep
 
 from normlab.analysis.table import summarize_by
 from normlab.errors import ConfigError, NormlabError
-from normlab.paths import is_output_file
 from normlab.report.channels import MAX_PANELS
 from normlab.report.figure_data import KINDS, make_figure
 from normlab.report.figure_draw import draw, write_figure
@@ -350,8 +349,6 @@ def test_files(table, tmp_path, kind, suffix):
         assert content.startswith(b"\x89PNG")
     write_figure(figure, again)
     assert again.read_bytes() == content
-    assert is_output_file(file)  # data=files leaves it out
-    assert is_output_file(again)
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 

@@ -43,8 +43,7 @@ FORMAT = 3
 """Version of the cache format; raise it when folders of an older version must not be used any more."""
 
 PARTS = ("train", "val")
-COUNTS_FILE = "counts.npz"
-FILES = {"train": "train.bin", "val": "val.bin", "counts": COUNTS_FILE}
+FILES = {"train": "train.bin", "val": "val.bin", "counts": "counts.npz"}
 """Files of a corpus, whose hashes are in meta.json."""
 
 
@@ -67,7 +66,7 @@ class Corpus:
 
     def baselines(self, tokens: np.ndarray, targets: np.ndarray) -> dict[str, float]:
         """Return the loss of each baseline model on validation targets, in nats/token."""
-        return baselines(Counts.load(self.folder / COUNTS_FILE), tokens, targets)
+        return baselines(Counts.load(self.folder / FILES["counts"]), tokens, targets)
 
 
 def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
@@ -110,7 +109,10 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
             meta = _write(new, documents, pretrained, config)
             if _text(config).key != text.key:
                 raise DataError(f"{config.override}: the text changed while it was read; try again")
-            meta |= key_parts | {"source": text.provenance, "read": asdict(text.counts)}
+            meta["description"] |= {
+                "read": asdict(text.counts),
+                **({"source": text.provenance} if text.provenance else {}),
+            }
             meta["meta_sha256"] = canonical_hash(meta)
             (new / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
             replace_folder(folder, new)
@@ -159,34 +161,39 @@ def _write(folder: Path, documents: Spool, pretrained: Tokenizer | None, config:
     if config.max_tokens is not None:
         num_val = round(config.max_tokens * sum(len(val) for _, val in split()) / sum(lengths))
         max_tokens = {"train": config.max_tokens - num_val, "val": num_val}
-    files = _write_tokens(folder, split(), tokenizer, max_tokens)
+    sizes = _write_tokens(folder, split(), tokenizer, max_tokens)
     for part in PARTS:
         if max_tokens is not None and max_tokens[part] == 0:
             raise DataError(f"data.max_tokens={config.max_tokens}: leaves no tokens for {part}; raise it")
-    if files["val"]["tokens"] == 0:
+    if sizes["val"] == 0:
         raise DataError(
             f"{config.override}: no text is held out: the corpus has fewer than {MIN_DOCUMENTS} distinct documents, "
             f"and data.val_fraction={config.val_fraction} of the longest ({max(lengths)}) is less than a character; "
             "add documents, or raise data.val_fraction"
         )
     train_N, val_N = (_memmap(folder, part, tokenizer) for part in PARTS)
-    count_tokens(train_N, val_N, tokenizer.vocab_size).save(folder / COUNTS_FILE)
-    files["counts"] = {"sha256": _sha256(folder / COUNTS_FILE)}
-    return {
+    count_tokens(train_N, val_N, tokenizer.vocab_size).save(folder / FILES["counts"])
+    hashes = {part: _sha256(folder / name) for part, name in FILES.items()}
+    sha256 = canonical_hash({part: hashes[part] for part in PARTS} | {"tokenizer": tokenizer.state()})
+    description = {
+        "name": config.name,
+        "sha256": sha256,
+        "tokenizer": tokenizer.name,
+        "vocab_size": tokenizer.vocab_size,
+        "train_tokens": sizes["train"],
+        "val_tokens": sizes["val"],
+        "documents": len(lengths),
         "split": "documents" if held_out else "tails",
-        "num_documents": len(lengths),
-        "tokenizer_state": tokenizer.state(),
-        "files": files,
     }
+    return {"description": description, "tokenizer": tokenizer.state(), "files": hashes}
 
 
 def _write_tokens(
     folder: Path, split_texts: Iterable[tuple[str, str]], tokenizer: Tokenizer, max_tokens: dict[str, int] | None
-) -> dict[str, dict[str, Any]]:
-    """Write the tokens of both parts; return the length and the hash of each file."""
+) -> dict[str, int]:
+    """Write the tokens of both parts; return their numbers."""
     dtype = token_dtype(tokenizer.vocab_size)
     end = np.array([tokenizer.end_of_document], dtype)
-    hashes = {part: hashlib.sha256() for part in PARTS}
     sizes: dict[str, int] = dict.fromkeys(PARTS, 0)
     with (folder / FILES["train"]).open("wb") as train, (folder / FILES["val"]).open("wb") as val:
         files = {"train": train, "val": val}
@@ -196,13 +203,11 @@ def _write_tokens(
                 content_T = np.concatenate([tokens_T, end]) if is_last else tokens_T
                 if max_tokens is not None:
                     content_T = content_T[: max_tokens[part] - sizes[part]]
-                content = content_T.astype(dtype, copy=False).tobytes()
-                files[part].write(content)
-                hashes[part].update(content)
+                files[part].write(content_T.astype(dtype, copy=False).tobytes())
                 sizes[part] += len(content_T)
             if sizes == max_tokens:
                 break
-    return {part: {"tokens": sizes[part], "sha256": hashes[part].hexdigest()} for part in PARTS}
+    return sizes
 
 
 def _batches(split_texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str, bool]]]:
@@ -228,27 +233,13 @@ def _read(folder: Path) -> Corpus | None:
         meta = from_json((folder / "meta.json").read_bytes())
         if meta.pop("meta_sha256") != canonical_hash(meta):
             return None
-        for part, name in FILES.items():
-            if _sha256(folder / name) != meta["files"][part]["sha256"]:
-                return None
-        tokenizer = tokenizers.from_state(meta["tokenizer_state"])
+        if any(_sha256(folder / name) != meta["files"][part] for part, name in FILES.items()):
+            return None
+        tokenizer = tokenizers.from_state(meta["tokenizer"])
         train_N, val_N = (_memmap(folder, part, tokenizer) for part in PARTS)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # missing or damaged
         return None
-    sha256 = canonical_hash({part: meta["files"][part]["sha256"] for part in PARTS} | {"tokenizer": tokenizer.state()})
-    description = {
-        "name": meta["name"],
-        "sha256": sha256,
-        "tokenizer": tokenizer.name,
-        "vocab_size": tokenizer.vocab_size,
-        "train_tokens": len(train_N),
-        "val_tokens": len(val_N),
-        "documents": meta["num_documents"],
-        "split": meta["split"],
-        "read": meta["read"],
-        **({"source": meta["source"]} if meta["source"] else {}),
-    }
-    return Corpus(train_N, val_N, tokenizer, sha256, description, folder)
+    return Corpus(train_N, val_N, tokenizer, meta["description"]["sha256"], meta["description"], folder)
 
 
 def _memmap(folder: Path, part: str, tokenizer: Tokenizer) -> np.memmap:

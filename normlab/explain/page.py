@@ -59,7 +59,7 @@ def write(path: Path, norm: str = "rmsnorm") -> None:
         parts[name] = [make("a", card.get("id"), href=f"#{card.get('id')}") for card in cards]
     texts = {name: "".join(tostring(each, "unicode", "html") for each in part) for name, part in parts.items()}
     body = Template((HERE / "body.html").read_text(encoding="utf-8")).substitute(texts, norm=norm, version=__version__)
-    write_page(path, page("What normalisation does", body, {}, [HERE / "explain.css", HERE / "explain.js"]))
+    write_page(path, page("What normalisation does", body, {}, [HERE / "explain.css"]))
 
 
 def norm_card(entry: catalogue.Entry) -> Element:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import Any
 
 from normlab import catalogue
@@ -13,7 +11,7 @@ from normlab.errors import ConfigError, unknown
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS
 from normlab.plugins import registered_by_plugins
-from normlab.report.tables import Row, render_table
+from normlab.report.tables import Row
 
 Entry = dict[str, Any]
 
@@ -55,7 +53,7 @@ ENTRIES: dict[str, Callable[[], list[Entry]]] = {
 
 _COLUMNS: dict[str, dict[str, str | Callable[[Entry], Any]]] = {
     "norms": {
-        "norm": "name", "formula": lambda entry: _preset_text(entry) or entry["formula"], "parameters": "parameters",
+        "norm": "name", "formula": "formula", "parameters": "parameters",
         "causal": lambda entry: "yes" if entry["causal"] else "no", "equals": "equals",
         "source": lambda entry: entry.get("source") or entry["about"],
     },
@@ -91,18 +89,6 @@ def table_rows(kind: str, entries: list[Entry]) -> list[Row]:
     ]
 
 
-@cache
-def _norm_formulas() -> dict[str | None, str]:
-    return {norm["name"]: norm["formula"] for norm in catalogue.norms()}
-
-
-def _preset_text(entry: Entry) -> str:
-    """Return `layernorm with bias=False` for a preset with its norm's formula, else no text."""
-    if entry["formula"] != _norm_formulas().get(entry.get("preset_of")):
-        return ""
-    return f"{entry['preset_of']} with {', '.join(f'{option}={value}' for option, value in entry['sets'].items())}"
-
-
 # One entry
 
 HEADINGS = {
@@ -120,9 +106,6 @@ INDENT = 19
 def entry_text(kind: str, name: str, width: int) -> str:
     """Return an entry as text: formula, properties, documentation, options and pitfalls.
 
-    For a name of another kind, return the commands that print it. For a name from the literature, return a table of the
-    entries that it may mean.
-
     Args:
         kind: norms, placements, models, data, optim, init or stats.
         name: The entry's name.
@@ -131,15 +114,6 @@ def entry_text(kind: str, name: str, width: int) -> str:
     Raises:
         ConfigError: The name is unknown.
     """
-    entries = ENTRIES[kind]()
-    if all(entry["name"] != name for entry in entries):
-        if kinds := [other for other, list_ in ENTRIES.items() if any(entry["name"] == name for entry in list_())]:
-            return "\n".join(
-                [f"{name!r} is not one of the {kind}; see", *(f"  normlab list {k} {name}" for k in kinds)]
-            )
-        if candidates := [entry for entry in entries if _may_mean(name, entry)]:
-            table = render_table(table_rows(kind, candidates), width)
-            return f"{name!r} is not one of the {kind}; it may mean:\n\n{table}"
     return "\n".join(_lines(_with_texts(kind, one_entry(kind, name)), max(width, 56)))
 
 
@@ -153,20 +127,6 @@ def one_entry(kind: str, name: str) -> Entry:
     if name not in entries:
         raise ConfigError(f"list {kind}: " + unknown(kind.removesuffix("s"), name, entries))
     return entries[name]
-
-
-def _may_mean(name: str, entry: Entry) -> bool:
-    """Whether a word of an entry's name or description begins with a name."""
-    letters = re.sub(r"[\W_]", "", name.lower())
-    stem = re.sub("(norm|ln)$", "", letters)
-    description = " ".join(entry.get(key) or "" for key in ("note", "source", "about"))
-    # Two letters match too many entries.
-    return len(stem) > 2 and (_has_word(entry["name"], stem) or _has_word(description, letters))
-
-
-def _has_word(text: str, letters: str) -> bool:
-    """Whether a word of a text begins with these letters, as in `Post-Norm` and `post_norm`."""
-    return re.search(r"(?<![^\W_])" + r"[\W_]*".join(letters), text.lower()) is not None
 
 
 def _with_texts(kind: str, entry: Entry) -> Entry:

@@ -30,7 +30,7 @@ LOGARITHMIC_FROM = 30
 ROOM = 0.08
 """Room beyond the values, as a share of their range."""
 TICKS = 6
-"""Most ticks of an axis of numbers."""
+"""Most steps between the ticks of an axis of numbers."""
 _HEAT = ("#002051", "#3c4d6e", "#7f7c75", "#bbaf71", "#fdea45")
 """The colours of a heat map, from low to high: cividis."""
 
@@ -228,7 +228,7 @@ def short_number(value: float) -> str:
 
 
 def number_ticks(low: float, high: float, *, is_log: bool = False) -> list[tuple[float, str]]:
-    """Return at most `TICKS` round numbers in a range, with their texts."""
+    """Return the round numbers of a range, about `TICKS`, with their texts."""
     ticks: list[float] = []
     if is_log:
         decades = math.log10(high / low)

@@ -46,10 +46,11 @@ def table_of(tmp_path):
     return make
 
 
-def choose(table, *, has_x, **options):
+def choose(table, *, has_x=True, **options):
     """Return the options on x, on colour, on style and of the panels."""
     runs = [run.record for cell in table.cells for run in cell.runs]
-    channels = choose_channels(table.factors, runs, has_x=has_x, **options)
+    channels = choose_channels(table.factors, runs, **options)
+    channels = channels if has_x else channels.without_x()
     single = [factor and factor.option for factor in (channels.x, channels.color, channels.style)]
     return (*single, [factor.option for factor in channels.panel])
 
@@ -83,7 +84,7 @@ def choose(table, *, has_x, **options):
 def test_defaults(table_of, options, with_x, without_x):
     """The numeric factor with the most levels is on x, the other one with the most levels is the colour."""
     table = table_of(*options)
-    assert choose(table, has_x=True) == with_x
+    assert choose(table) == with_x
     assert choose(table, has_x=False) == without_x
 
 
@@ -103,6 +104,7 @@ def test_defaults(table_of, options, with_x, without_x):
         (False, {"color": "model.depth"}, (None, "model.depth", None, ["norm", "placement"])),
         (False, {"style": "placement"}, (None, "norm", "placement", ["model.depth"])),
         (False, {"panel": ["norm", "placement"]}, (None, "model.depth", None, ["norm", "placement"])),
+        (False, {"panel": ["placement"]}, (None, "norm", None, ["model.depth", "placement"])),
         (False, {"color": "norm", "style": "depth"}, (None, "norm", "model.depth", ["placement"])),
     ],
 )
@@ -111,23 +113,21 @@ def test_explicit_channels(table_of, has_x, given, expected):
 
 
 @pytest.mark.parametrize(
-    ("has_x", "given", "message"),
+    ("given", "message"),
     [
-        (True, {"x": "dpth"}, "--x dpth: no run has this option (did you mean "),
-        (True, {"color": "model.heads"}, "--color model.heads: is not one of the factors of these runs (norm, "),
-        (True, {"style": "lr"}, "--style optim.lr: is not one of the factors of these runs (norm, placement, "),
-        (True, {"x": "norm", "color": "norm"}, "--color norm: is on another channel already; name each factor once"),
-        (True, {"panel": ["norm", "norm"]}, "--panel norm: is on another channel already"),
-        (True, {"style": "depth", "panel": ["model.depth"]}, "--panel model.depth: is on another channel already"),
-        (False, {"x": "model.depth"}, "--x model.depth: this figure has its own x axis; use --color, --style or "),
-        (True, {"x": "depth", "color": "norm", "panel": []}, "--panel: placement is on no channel; add it to --panel"),
-        (False, {"panel": ["placement"]}, "--panel: model.depth is on no channel; add it to --panel, or select one"),
+        ({"x": "dpth"}, "--x dpth: no run has this option (did you mean "),
+        ({"color": "model.heads"}, "--color model.heads: is not one of the factors of these runs (norm, "),
+        ({"style": "lr"}, "--style optim.lr: is not one of the factors of these runs (norm, placement, "),
+        ({"x": "norm", "color": "norm"}, "--color norm: is on another channel already; name each factor once"),
+        ({"panel": ["norm", "norm"]}, "--panel norm: is on another channel already"),
+        ({"style": "depth", "panel": ["model.depth"]}, "--panel model.depth: is on another channel already"),
+        ({"x": "depth", "color": "norm", "panel": []}, "--panel: placement is on no channel; add it to --panel"),
     ],
 )
-def test_errors(table_of, has_x, given, message):
+def test_errors(table_of, given, message):
     table = table_of("norm", "placement", "model.depth")
     with pytest.raises(ConfigError, match="^" + re.escape(message)):
-        choose(table, has_x=has_x, **given)
+        choose(table, **given)
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,7 @@ from synthetic_runs import Record, write_sweep
 
 import normlab
 from normlab.config.compose import compose_run
-from normlab.report.inspect import MAX_LAYERS, inspect, left_out, overview_reading, reading, table_rows
-from normlab.report.tables import sparkline
+from normlab.report.inspect import MAX_LAYERS, inspect, notes, reading, sparkline, table_rows
 from normlab.stats.profiles import Column as NumberOf
 from normlab.stats.profiles import Layout, Profiles
 from normlab.stats.registry import STATISTICS
@@ -61,7 +60,7 @@ def test_statistic_by_layer_and_over_training(run: RunFolder, command: Command) 
     assert question.startswith("question: How large is the residual stream in each layer? ")
     assert source.startswith("source: Xiong et al. 2020, arXiv:2002.04745; ")
     assert reading == (
-        "to read: a row is a layer; a column is a measured step; layer 1: the output of the embeddings; "
+        "to read: a row is a layer; layer 1: the output of the embeddings; "
         "head: the output of the last layer; over training: all measured steps"
     )
     assert head.split("  ")[0] == "layer"
@@ -78,19 +77,19 @@ def test_statistic_by_layer_and_over_training(run: RunFolder, command: Command) 
 @pytest.mark.parametrize(
     ("statistic", "expected"),
     [
-        ("adj_cos", "a row is a layer; a column is a measured step; over training: all measured steps"),
+        ("adj_cos", "a row is a layer; over training: all measured steps"),
         (
             "norm_gain",
-            "a row is a site and a layer; a column is a measured step; head: after the last layer; site: a norm; "
+            "a row is a site and a layer; head: after the last layer; site: a norm; "
             "in: before attention or the MLP; out: after it; close: before the LM head; "
             "over training: all measured steps",
         ),
         (
             "grad_norm",
-            "a row is a site and a layer; a column is a measured step; embed: the embeddings; head: after the last "
-            "layer; site: a parameter, or several together; over training: all measured steps",
+            "a row is a site and a layer; embed: the embeddings; head: after the last "
+            "layer; over training: all measured steps",
         ),
-        ("grad_share", "a row is a site; a column is a measured step; site: a parameter, or several together; "),
+        ("grad_share", "a row is a site and a layer; "),
         ("logz", "a row is a measured step; head: after the last layer; over training: all measured steps"),
         ("resid_growth", "a row is a measured step; over training: all measured steps"),
     ],
@@ -118,7 +117,6 @@ def test_overview_is_short(command: Command, run: RunFolder) -> None:
         rf"speed: {re.escape(f'{flops:.4g}')} FLOPs/token, [\d,]+ tok/s, [\d.e-]+ TFLOP/s", lines.pop(0)
     )
     assert lines[0].startswith("to read: a row is a statistic at a site; a / b: its values in the first and the last ")
-    assert "; first: step 0; last: step 20; by layer: at the last step; over training: the last layer" in lines[0]
     assert lines[-1].endswith("normlab list stats lists the statistics")
 
 
@@ -193,13 +191,6 @@ def test_damaged_rows_are_left_out_with_a_warning(overrides: list[str], run_comm
     code, out, err = run_command("inspect", str(folder.path), "logz", "--json")
     assert (code, err) == (0, f"warning: {folder.path / 'stats'}: damaged rows, left out: 1\n")
     assert len(json.loads(out)[0]["steps"]) == 5
-
-
-def test_overview_names_statistics_measured_at_other_steps() -> None:
-    steps = {"resid_rms": [0, 10, 990], "logz": [0, 10, 990], "token_cos": [0, 800], "attn_sink": [0, 800]}
-    line = overview_reading([{"statistic": name, "steps": each} for name, each in steps.items()])
-    assert "; first: step 0; last: step 990; attn_sink, token_cos: steps 0 and 800; by layer: " in line
-    assert overview_reading([]) == ""
 
 
 def test_changed_statistics_of_a_finished_run_have_no_effect(
@@ -425,11 +416,8 @@ def test_table_of_a_deep_model_is_thinned(tmp_path: Path) -> None:
     assert len(rows) == 201
     shown = table_rows(rows)
     assert len(shown) == MAX_LAYERS
-    assert left_out(rows) == "24 of 201 layers, 5 of 30 measured steps; --json has all"
-    assert left_out(rows[:24]) == "5 of 30 measured steps; --json has all"
-    few = [row | {"steps": row["steps"][:5], "values": row["values"][:5]} for row in rows]
-    assert left_out(few) == "24 of 201 layers; --json has all"
-    assert left_out(few[:24]) == ""
+    few = [row | {"steps": row["steps"][:5], "values": row["values"][:5]} for row in rows[:24]]
+    assert [bool(notes(each)) for each in (rows, rows[:24], few)] == [True, True, False]
     assert (shown[0]["layer"], shown[-1]["layer"]) == ("layer 1", "head")
     assert [key for key in shown[0] if key.startswith("step")] == [f"step {step}" for step in (0, 7, 14, 22, 29)]
 

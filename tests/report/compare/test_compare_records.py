@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from normlab.report.compare.write import ComparePage
+from normlab.report.figure_points import MOMENTS
 from normlab.stats.profiles import Profiles
 from normlab.store.format import with_checksum
 from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
 from normlab.store.query import select_runs
 from normlab.store.runs import RunFolder
+from support.compare_pages import lines_of
 
 IMG = "<img src=x onerror=alert(1)>"
 ODD = [
@@ -74,7 +76,6 @@ def test_missing_damaged_and_running_records_are_listed(trained, compare, run_co
     assert note["running"].startswith("still running")
     assert note["torn"].startswith("2 lines of the metrics cannot be read")
     assert note["new"] == "planned by the sweep mine, not started"
-    assert {name for name, run in runs.items() if run["cell"] is None} == {"bare", "hollow", "new"}
     assert data["title"] == "mine"
     lines = [f"warning: {warning}" for warning in data["warnings"]]
     assert err.splitlines()[: len(lines)] == lines
@@ -93,8 +94,7 @@ def test_page_without_any_readable_run(trained, compare):
     for name in "ab":
         (trained(name).path / "run.json").write_text("no")
     data = compare()
-    assert data["cells"] == []
-    assert (data["order"], data["sizes"], data["margins"]) == ([], [], [])
+    assert data["cell_table"]["rows"] == data["figures"] == []
     assert data["summary"] == [
         "No run has a final loss yet: there is nothing to compare.", "Of 2 runs, 2 in no cell: damaged (2).",
     ]  # fmt: skip
@@ -181,7 +181,8 @@ def test_absurd_rows(trained, compare, value):
         file.write(json.dumps({"kind": value}).encode() + b"\n" + json.dumps([value]).encode() + b"\n[[[[\n")
     data = compare()
     assert [run["state"] for run in data["run_table"]["rows"]] == ["finished"]
-    assert len(data["cells"][0]["curves"]["train_loss"]) >= 20
+    (points,) = lines_of(data, "loss", "train_loss").values()
+    assert len(points) >= 20
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -205,7 +206,7 @@ def test_absurd_statistics(trained, compare, seed):
     trained("sound", measured=[0, 5, 10], seed=99)
     data = compare()
     assert len(data["run_table"]["rows"]) == 17
-    assert data["cells"][0]["layers"]
+    assert data["figures"][-1]["id"] == "layers"
 
 
 def test_statistics_that_overflow(trained, compare):
@@ -215,9 +216,12 @@ def test_statistics_that_overflow(trained, compare):
         for step, value in ((5, np.inf), (6, np.nan), (7, 3e38), (8, 0.0)):
             values = np.full((1, part.layout.width), value)
             folder.statistics.append("core", Profiles(part.layout, np.array([step]), values))
-    (cell,) = compare()["cells"]
-    assert cell["layers"]["resid_rms"]["last"] == [[layer, 0, 0, 0] for layer in range(1, 4)]
-    assert cell["layers"]["resid_rms"]["warmup"] == []  # all are infinite
+    data = compare()
+    last, first = (lines_of(data, "layers", "resid_rms", MOMENTS[at]) for at in ("last", "first"))
+    assert [*last.values()] == [[[layer, 0, 0, 0] for layer in range(1, 4)]]
+    assert len(first) == 1
+    (figure,) = [figure for figure in data["figures"] if figure["id"] == "layers"]
+    assert MOMENTS["warmup"] not in figure["variants"]["resid_rms"]  # all are infinite
 
 
 @pytest.mark.exhaustive

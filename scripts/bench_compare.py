@@ -48,12 +48,9 @@ LIMITS = {WRITE: 30.0, SUMMARIZE: 2.0, SIZE: 20.0, PICTURE: 3.0}
 CONTROL_LIMIT = 0.2
 """The limit of the median of each control, seconds."""
 CONTROLS = {
-    "hide a level": "document.querySelector('.chip').click()",
-    "another channel": "choose('[data-option=\"norm\"]', 'panel')",
-    "another curve": "choose('#series', 'train_loss')",
-    "another unit": "choose('#unit', 'tokens')",
+    "hide a line": "document.querySelector('.legend button').click()",
+    "another curve": "choose('[data-figure=loss] select', 'train_loss')",
     "another statistic": "choose('[data-figure=layers] select', 'attn_rms')",
-    "theme": "choose('#theme', 'dark')",
 }
 """What a user does, as statements of JavaScript."""
 TIMED = """async () => {

@@ -40,7 +40,11 @@ LARGEST_GROWTH = 1.25
 """Largest ratio of the memory at the end to that in the middle."""
 KILLED_RUN = 3
 """Number of the run, from 1, whose worker is killed."""
-SHOWN = "DATA.unfinished.map((run) => [run.id, run.curves.train_loss.at(-1)?.[0] ?? -1])"
+SHOWN = """() => {
+  const at = DATA.run_table.columns.indexOf('step');
+  return DATA.run_table.rows.map(({id, values}) => [id, Number(values[at].replaceAll(',', '')) - 1]);
+}"""
+"""The last step of each run on the page: a row counts steps from 0, the table completed steps."""
 
 
 def resident_mib(process: int) -> float:

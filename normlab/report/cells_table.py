@@ -24,8 +24,6 @@ from normlab.store.format import FINISHED
 from normlab.store.outcome import DESCRIPTIONS, STUCK
 from normlab.store.throughput import format_mfu, format_tflops
 
-SPIKE_RULE = "loss_olmo_core"
-"""The spike rule of the table's column; JSON has the counts of all rules."""
 PREFIXES = ("", "shared_")
 """Prefixes of keys of JSON: at the cell's best learning rate, and at the one that all cells share."""
 
@@ -202,70 +200,65 @@ def _flatten(row: Row) -> dict[str, Any]:
 
 
 class Column(NamedTuple):
-    """A column of the text: its title, the text of a cell, and its definition, if the table needs one."""
+    """A column of the text."""
 
     title: str
-    text: Callable[[CellResult], str]
+    value: Callable[[CellResult], Any]
+    """The value of a cell; None for no text."""
+    format: Callable[[Any], str] = str
     note: str = ""
+    """The definition, if the table needs one."""
     is_default: bool = True
     """Whether the table has it without a request, if a text is not empty."""
+
+    def text(self, result: CellResult) -> str:
+        """Return the text of a cell."""
+        return "" if (value := self.value(result)) is None else self.format(value)
 
 
 def columns_of(table: CellsTable) -> list[Column]:
     """Return the columns of the text after the factors, in order."""
     results, cells = table.results, table.cells
-    unigram = _unigram_text(cells)
-    states = {state: f"{state}: {rule}{unigram if state == STUCK else ''}" for state, rule in DESCRIPTIONS.items()}
-    rate_notes = {name: f"{name}: {text}" for name, text in DEFINITIONS.items()}
+    states = {state: f"{state}: {rule}" for state, rule in DESCRIPTIONS.items()}
+    states[STUCK] += _unigram_text(cells)
     differ = any(result.best.lr != result.shared.lr for result in results)
-    columns = [Column("runs", lambda result: f"{len(result.cell.runs)}")]
-    for state in STATES:
-        if state != FINISHED:
-            columns.append(
-                Column(state, lambda at, state=state: f"{at.cell.count(state) or ''}", states.get(state, ""))
-            )
-    columns += [
-        Column("best lr", lambda result: _text(result.best.lr, format_setting)),
-        Column("val loss", lambda result: loss_text(result.best.final)),
-        Column("best val", lambda result: loss_text(result.best.lowest), is_default=False),
-        *(_comparison_columns(lambda result: result.best.comparison, "") if table.has_baseline else []),
-        Column("val loss at shared lr", lambda result: loss_text(result.shared.final), is_default=differ),
-    ]
-    if table.has_baseline:
-        columns += _comparison_columns(lambda result: result.shared.comparison, " at shared lr", is_default=differ)
-    if table.has_speedup:
-        columns.append(Column("compute speed-up", lambda result: str(result.speedup or ""), _speedup_note(results)))
-    columns += [
-        Column("S", _sensitivity_text, rate_notes["S"]),
-        Column("near-best lr", _near_best_text, rate_notes["near-best lr"]),
-        Column("too-high lr", lambda at: _text(at.sensitivity.too_high, format_setting), rate_notes["too-high lr"]),
-    ]
-    if results and (target := results[0].target):
-        note = "steps and training time until an evaluation reaches this loss, at the best lr, mean over seeds"
-        columns.append(Column(f"to {target.loss:g}", _target_text, f"to {target.loss:g}: {note}"))
+    target = results[0].target if results else None
     packed = max((run.record.status.pack_size for cell in cells for run in cell.runs), default=1) > 1
-    of_pack = "tok/s: of one run; the runs of a pack train together, so a pack of n runs processes n times as many"
-    return [
-        *columns,
-        Column("tok/s", lambda result: _text(result.tokens_per_s, "{:,.0f}".format), of_pack if packed else ""),
-        Column(
-            "TFLOP/s",
-            lambda result: _text(result.flops_per_s, format_tflops),
-            "TFLOP/s: of one run: tok/s times the model FLOPs per token, 6 N + 12 L T D (PaLM, appendix B)",
-            is_default=False,
+    columns = [
+        Column("runs", lambda at: len(at.cell.runs)),
+        *(
+            Column(state, lambda at, state=state: at.cell.count(state) or None, note=states.get(state, ""))
+            for state in STATES
+            if state != FINISHED
         ),
-        Column(
-            "MFU",
-            lambda result: _text(result.mfu, format_mfu),
-            "MFU: model FLOP/s of all runs of a pack, as a share of the device's peak in the run's precision",
-        ),
-        Column("memory", lambda result: _text(result.peak_memory_bytes, lambda size: f"{size / 2**30:.2f} GiB")),
-        Column(
-            "spikes",
-            _spikes_text,
-            f"spikes: loss spikes by the rule {SPIKE_RULE}, of the steps that it judges, at the best lr",
-        ),
+        Column("best lr", lambda at: at.best.lr, format_setting),
+        Column("val loss", lambda at: at.best.final, loss_text),
+        Column("vs baseline", lambda at: at.best.comparison, _difference_text),
+        Column("p (Holm)", lambda at: at.best.comparison, _p_text),
+        Column("val loss at shared lr", lambda at: at.shared.final, loss_text, is_default=differ),
+        Column("vs baseline at shared lr", lambda at: at.shared.comparison, _difference_text, is_default=differ),
+        Column("p (Holm) at shared lr", lambda at: at.shared.comparison, _p_text, is_default=differ),
+        Column("compute speed-up", lambda at: at.speedup, note=_speedup_note(results)),
+        Column("S", _sensitivity_text, note=f"bad learning rate: {BAD}; S: {DEFINITIONS['S']}"),
+        Column(_target_title(target), lambda at: at.target, _target_text, f"{_target_title(target)}: {TARGET_NOTE}"),
+        Column("tok/s", lambda at: at.tokens_per_s, "{:,.0f}".format, PACK_NOTE if packed else ""),
+        Column("TFLOP/s", lambda at: at.flops_per_s, format_tflops, FLOPS_NOTE, is_default=False),
+        Column("MFU", lambda at: at.mfu, format_mfu, MFU_NOTE),
     ]
+    with_baseline = ("vs baseline", "p (Holm)")
+    return [
+        column
+        for column in columns
+        if (table.has_baseline or not column.title.startswith(with_baseline))
+        and (table.has_speedup or column.title != "compute speed-up")
+        and (target or column.title != _target_title(target))
+    ]
+
+
+TARGET_NOTE = "steps and training time until an evaluation reaches this loss, at the best lr, mean over seeds"
+PACK_NOTE = "tok/s: of one run; the runs of a pack train together, so a pack of n runs processes n times as many"
+FLOPS_NOTE = "TFLOP/s: of one run: tok/s times the model FLOPs per token, 6 N + 12 L T D (PaLM, appendix B)"
+MFU_NOTE = "MFU: model FLOP/s of all runs of a pack, as a share of the device's peak in the run's precision"
 
 
 def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
@@ -291,27 +284,18 @@ def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
 
 
 def _sensitivity_text(result: CellResult) -> str:
-    return _text(result.sensitivity.value, "{:.4f}".format) or ("-" if len(result.cell.losses) > 1 else "")
+    value = result.sensitivity.value
+    return f"{value:.4f}" if value is not None else "-" if len(result.cell.losses) > 1 else ""
 
 
-def _near_best_text(result: CellResult) -> str:
-    return "-".join(format_setting(lr) for lr in dict.fromkeys(result.sensitivity.near_best or ()))
+def _target_title(target: Target | None) -> str:
+    return f"to {target.loss:g}" if target else ""
 
 
-def _spikes_text(result: CellResult) -> str:
-    counts = result.spikes.get(SPIKE_RULE)
-    return f"{counts.spikes} of {counts.of_steps}" if counts and counts.of_steps else ""
-
-
-def _target_text(result: CellResult) -> str:
-    target = result.target
-    if target is None or target.steps is None:
-        return f"{len(target.reached)} of {target.runs}" if target else ""
+def _target_text(target: Target) -> str:
+    if target.steps is None:
+        return f"{len(target.reached)} of {target.runs}"
     return f"{target.steps:,.0f} steps" + ("" if target.seconds is None else f", {target.seconds:,.1f} s")
-
-
-def _text(value: float | None, form: Callable[[float], str]) -> str:
-    return "" if value is None else form(value)
 
 
 def loss_text(mean: SeedMean) -> str:
@@ -322,26 +306,18 @@ def loss_text(mean: SeedMean) -> str:
     return f"{format_losses(mean.losses)} (n={design_of(mean.losses)})" if mean.losses else ""
 
 
-def _comparison_columns(
-    comparison: Callable[[CellResult], Comparison | None], suffix: str, *, is_default: bool = True
-) -> list[Column]:
-    """Return the columns of the difference, `-0.0123 [-0.0200, -0.0046] (n=5)`, and of its corrected p-value."""
+def _difference_text(comparison: Comparison) -> str:
+    """Return the difference, `-0.0123 [-0.0200, -0.0046] (n=5)`."""
+    test = comparison.test
+    if test is None:
+        return ""
+    interval = "" if test.low is None else f" [{test.low:+.4f}, {test.high:+.4f}]"
+    ranks = " by ranks" if test.test.startswith("signed-rank") else ""
+    return f"{test.estimate:+.4f}{interval} (n={test.design}{ranks})"
 
-    def difference(result: CellResult) -> str:
-        test = (found := comparison(result)) and found.test
-        if not test:
-            return ""
-        interval = "" if test.low is None else f" [{test.low:+.4f}, {test.high:+.4f}]"
-        ranks = " by ranks" if test.test.startswith("signed-rank") else ""
-        return f"{test.estimate:+.4f}{interval} (n={test.design}{ranks})"
 
-    def p_value(result: CellResult) -> str:
-        return format_p((found := comparison(result)) and found.p_holm)
-
-    return [
-        Column(f"vs baseline{suffix}", difference, is_default=is_default),
-        Column(f"p (Holm){suffix}", p_value, is_default=is_default),
-    ]
+def _p_text(comparison: Comparison) -> str:
+    return format_p(comparison.p_holm)
 
 
 # Definitions
@@ -358,7 +334,7 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
         *_design_notes(results),
         *table.resolved_differences,
     ]
-    if grid and grid[-1] > 1 and columns & {"best lr", "val loss", "best val"}:
+    if grid and grid[-1] > 1 and columns & {"best lr", "val loss"}:
         k = "-".join(map(str, dict.fromkeys((grid[0], grid[-1]))))
         lines.append(
             f"best lr: the best of {k} learning rates, selected on this same loss, so the loss is optimistic; a "
@@ -371,8 +347,6 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
             f"shared lr: {format_setting(results[0].shared.lr)} for every cell: the learning rate of --lr, else the "
             "one with the best mean rank"
         )
-    if columns & set(DEFINITIONS):
-        lines.append(f"bad learning rate: {BAD}")
     comparisons = [at.comparison for result in results for at in result.rates if at.comparison]
     if "vs baseline" in columns and any(result.baseline for result in results):
         lines.append(

@@ -19,16 +19,13 @@ from normlab.store.format import (
     DAMAGED,
     DIVERGED,
     FAILED,
-    FINISHED,
     INTERRUPTED,
     KILLED,
-    STATUS_FILE,
     number,
 )
 from normlab.store.outcome import OUTCOMES, final_losses
 from normlab.store.parts import finite
 from normlab.store.query import Selection, select_runs
-from normlab.store.reading import HOW_TO_FIX
 from normlab.store.record import RunRecord
 from normlab.store.series import evaluations
 from normlab.store.status import Status, or_unknown
@@ -37,8 +34,6 @@ _OPTIONS_IN_COLUMNS = ("norm", "placement", "model.depth", "model.width", "devic
 """Settings that a row has under other names."""
 RUN_COLUMNS = ("run", "id", "state", "norm", "placement", "depth", "steps", "val_loss", "created")
 """Keys of a row of `normlab list runs`, in order."""
-_FINISHED_COLUMNS = ("step", "val_loss", "best_val_loss", "train_loss", "tokens_per_s", "seconds")
-"""Columns that the status of every finished run fills, from `train_loss` on only if the run has steps."""
 
 
 def summarize(
@@ -72,9 +67,10 @@ def summarize(
     others = {name: read for name, read in (options | resolved).items() if name not in _OPTIONS_IN_COLUMNS}
     rows = []
     for run in runs:
-        values = [(key, value) for key, value in row_of(run).items() if key != "created"]
-        at = [key for key, _ in values].index("seed")
-        row = dict([*values[:at], *((name, read(run)) for name, read in others.items()), *values[at:]])
+        row = row_of(run)
+        row.pop("created")
+        rest = {key: row.pop(key) for key in list(row)[list(row).index("seed") :]}
+        row |= {name: read(run) for name, read in others.items()} | rest
         rows.append(row | {"options": dict(run.options)} if with_options else row)
     return sorted(rows, key=_sort_key)
 
@@ -192,22 +188,10 @@ def _state_note(run: RunRecord, row: Row) -> str:
         return f"failed{at_step}: {lines[0]}" if lines else f"failed{at_step}"
     if run.state in (KILLED, INTERRUPTED):
         return f"{run.state}{at_step}; the same command resumes it from its newest checkpoint"
-    filled = _FINISHED_COLUMNS if row["steps"] else _FINISHED_COLUMNS[: _FINISHED_COLUMNS.index("train_loss")]
-    missing = [key for key in filled if row[key] is None]
-    if run.state == FINISHED and missing:
-        return f"its {STATUS_FILE} has no {', '.join(missing)}: {HOW_TO_FIX[STATUS_FILE]}"
     return ""
 
 
 def _sort_key(row: Row) -> tuple[Any, ...]:
-    loss = row["val_loss"]
-    has_loss = loss is not None and not math.isnan(loss)
-    return (
-        row["corpus_sha256"] is None,
-        str(row["corpus"]),
-        str(row["corpus_sha256"]),
-        row["state"] not in OUTCOMES,
-        not has_loss,
-        loss if has_loss else 0.0,
-        row["id"],
-    )
+    loss = math.inf if row["val_loss"] is None or math.isnan(row["val_loss"]) else row["val_loss"]
+    corpus = row["corpus_sha256"] is None, str(row["corpus"]), str(row["corpus_sha256"])
+    return *corpus, row["state"] not in OUTCOMES, loss, row["id"]

@@ -130,26 +130,6 @@ def test_errors(table_of, given, message):
         choose(table, **given)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["loss", "--x", "model.depth"], "--x model.depth: this figure has its own x axis"),
-        (["factor", "--color", "nrom"], "--color nrom: no run has this option (did you mean 'norm'?)"),
-        (["factor", "--color", "norm", "--panel", "norm"], "--panel norm: is on another channel already"),
-        (["factor", "--style", "optim.lr"], "--style optim.lr: is not one of the factors of these runs"),
-    ],
-)
-def test_errors_of_the_command_are_one_line_and_leave_no_file(table_of, tmp_path, run_command, arguments, message):
-    table_of("norm", "model.depth")
-    file = tmp_path / "figure.pdf"
-    code, out, err = run_command(
-        "figure", arguments[0], "made", *arguments[1:], "-o", str(file), f"--results-dir={tmp_path}"
-    )
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"error: {message}")
-    assert not file.exists()
-
-
 # Colours and line styles
 
 
@@ -177,32 +157,6 @@ def test_a_level_has_one_colour_in_every_kind_of_figure(table_of, option, others
         figure = make_figure(kind, table, color=option, panel=others if kind != "factor" else None)
         lines = {(line.label, line.color) for panel in figure.panels for line in panel.lines}
         assert lines == {(names[level], color) for level, color in expected.items()}, kind
-
-
-def test_colours_do_not_depend_on_which_cells_of_a_panel_exist(tmp_path):
-    """A level that one panel lacks leaves a gap; the other levels keep their colours."""
-    missing = ("dyt", "pre")
-    grid = itertools.product(LEVELS["norm"], LEVELS["placement"])
-    records = [
-        Record(**SMALL, stats_every=None, norm=norm, placement=placement)
-        for norm, placement in grid
-        if (norm, placement) != missing
-    ]
-    write_sweep(tmp_path, "made", records)
-    figure = make_figure("loss", summarize_by("made", results_dir=tmp_path), color="norm", panel=["placement"])
-    post, pre = figure.panels
-    assert [line.label for line in pre.lines] == ["LayerNorm", "RMSNorm"]
-    assert {(line.label, line.color) for line in pre.lines} < {(line.label, line.color) for line in post.lines}
-
-
-def test_a_filter_of_another_factor_keeps_the_colours(table_of):
-    every = make_figure("lr", table_of("norm", "placement"), color="norm", panel=["placement"])
-    filtered = make_figure("lr", table_of(where=["placement=pre"]), color="norm")
-    colors = [
-        {line.label: line.color for panel in figure.panels for line in panel.lines} for figure in (every, filtered)
-    ]
-    assert colors[0] == colors[1]
-    assert len(colors[0]) == 3
 
 
 def test_each_level_of_the_style_has_a_line_style(table_of):

@@ -437,34 +437,9 @@ def test_the_command_prints_the_caption_and_the_path(results, tmp_path, run_comm
     assert re.match("warning: ", err)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["bars", "made"], "error: figure bars: unknown figure 'bars'"),
-        (["lr", "made", "--columns", "3"], "error: --columns 3: must be 1 or 2"),
-        (["lr", "made", "-o", "figure.gif"], "error: -o figure.gif: a figure ends in .pdf, .svg, .png"),
-        (["lr", "mode"], "error: mode: neither a folder nor a sweep"),
-        (["lr", "made", "--where", "depth=3"], "error: --where model.depth=3: no run matches"),
-    ],
-)
-def test_errors_of_the_command(results, tmp_path, run_command, arguments, message):
-    code, out, err = run_command("figure", *arguments, f"--results-dir={results}")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(message)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_notebook_shows_the_figure(table):
     shown, _ = DisplayFormatter().format(draw(make_figure("factor", table)))
     assert shown["image/png"].startswith(b"\x89PNG")
-
-
-def test_a_file_that_cannot_be_written_is_one_line(results, run_command, tmp_path):
-    (tmp_path / "blocked").write_text("")
-    output = str(tmp_path / "blocked" / "figure.pdf")
-    code, _, err = run_command("figure", "factor", "made", "-o", output, "--results-dir", str(results))
-    assert (code, err.count("\n")) == (2, 1)
-    assert err.endswith("choose another name (-o)\n")
 
 
 def test_stuck_runs_are_open_points_and_named_in_the_caption(tmp_path):

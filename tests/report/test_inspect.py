@@ -21,7 +21,7 @@ from synthetic_runs import Record, write_sweep
 
 import normlab
 from normlab.config.compose import compose_run
-from normlab.report.inspect import MAX_LAYERS, inspect, notes, reading, sparkline, table_rows
+from normlab.report.inspect import MAX_LAYERS, inspect, notes, sparkline, table_rows
 from normlab.stats.profiles import Column as NumberOf
 from normlab.stats.profiles import Layout, Profiles
 from normlab.stats.registry import STATISTICS
@@ -72,30 +72,6 @@ def test_statistic_by_layer_and_over_training(run: RunFolder, command: Command) 
         texts = line[7:].split()
         assert texts[:3] == [f"{value:.4g}" for value in values[:, place]]
         assert texts[3] == sparkline(values[:, place].tolist())
-
-
-@pytest.mark.parametrize(
-    ("statistic", "expected"),
-    [
-        ("adj_cos", "a row is a layer; over training: all measured steps"),
-        (
-            "norm_gain",
-            "a row is a site and a layer; head: after the last layer; site: a norm; "
-            "in: before attention or the MLP; out: after it; close: before the LM head; "
-            "over training: all measured steps",
-        ),
-        (
-            "grad_norm",
-            "a row is a site and a layer; embed: the embeddings; head: after the last "
-            "layer; over training: all measured steps",
-        ),
-        ("grad_share", "a row is a site and a layer; "),
-        ("logz", "a row is a measured step; head: after the last layer; over training: all measured steps"),
-        ("resid_growth", "a row is a measured step; over training: all measured steps"),
-    ],
-)
-def test_how_to_read_a_table(run: RunFolder, statistic: str, expected: str) -> None:
-    assert reading(inspect(run, statistic)).startswith(f"to read: {expected}")
 
 
 def test_overview_is_short(command: Command, run: RunFolder) -> None:
@@ -304,8 +280,6 @@ def test_noise_scale_averages_across_the_parts_of_a_run(overrides: list[str], ru
     assert row["values"][0] == trace[0] / square[0]
     assert row["values"][5] == pytest.approx(trace[3:].mean() / square[3:].mean(), rel=1e-6)
     assert len(rows["all", ""]["values"]) == 6
-    _, out, _ = run_command("inspect", str(folder.path), "gns")
-    assert "n = measured steps averaged: 1 at step 0, 1 at step 2, 2 at step 4, 3 at step 8, 3 at step 10" in out
 
 
 def test_undefined_noise_scales_are_noted(tmp_path: Path) -> None:
@@ -396,13 +370,6 @@ def test_runs_that_differ_in_no_option_are_named_by_id(tmp_path: Path, run_comma
     message = f"{tmp_path} depth>0: 2 runs, which differ in no option; give the id of one, for example copy\n"
     assert (code, out, err) == (2, "", f"error: {message}")
     assert run_command("inspect", "one", "--results-dir", str(tmp_path))[0] == 0
-
-
-def test_sample_accepts_factors(run: RunFolder, run_command: Command) -> None:
-    flags = ["--tokens", "1", "--results-dir", str(run.path.parents[1])]
-    named = run_command("sample", "it's peri", "placement=peri,depth=3", *flags)
-    assert named == run_command("sample", run.run_id, *flags)
-    assert named[0] == 0
 
 
 def test_table_of_a_deep_model_is_thinned(tmp_path: Path) -> None:

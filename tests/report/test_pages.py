@@ -95,40 +95,10 @@ def visit(browser, path, text: str) -> tuple[bool, str]:
     return ran == "yes", "\n".join(messages)
 
 
-@pytest.mark.parametrize("name", ["page.html", "page.HTM", "page", "new/page.html"])
-def test_valid_page_names(tmp_path, name):
-    check_page(tmp_path / name, "-o")
-
-
 @pytest.mark.parametrize("name", ["page.png", "page.json", "page.html.gz"])
 def test_names_with_another_suffix_are_refused(tmp_path, name):
     with pytest.raises(ConfigError, match=r"^-o .*\.html$"):
         check_page(tmp_path / name, "-o")
-
-
-@pytest.mark.parametrize("start", [b"<!doctype html>", b"<!DOCTYPE HTML PUBLIC", b"<HTML>"])
-def test_page_without_suffix_can_be_replaced(tmp_path, start):
-    (tmp_path / "page").write_bytes(start)
-    check_page(tmp_path / "page", "-o")
-
-
-@pytest.mark.parametrize("start", [b"", b"all:\n\tcc", b" <html", b"<htm"])
-def test_existing_file_that_is_not_html_is_refused(tmp_path, start):
-    path = tmp_path / "Makefile"
-    path.write_bytes(start)
-    with pytest.raises(ConfigError, match=r"^-o .*Makefile: exists and is not HTML; choose another name, .*\.html$"):
-        check_page(path, "-o")
-
-
-def test_pipe_is_refused_without_reading(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match="exists and is not HTML"):
-        check_page(tmp_path / "pipe", "-o")
-
-
-def test_folder_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=f"is a folder.*{tmp_path / 'page.html'}$"):
-        check_page(tmp_path, "-o")
 
 
 def test_page_is_replaced_atomically_in_a_new_folder(tmp_path, monkeypatch):
@@ -145,23 +115,6 @@ def test_page_is_replaced_atomically_in_a_new_folder(tmp_path, monkeypatch):
         write_page(path, "newest")
     assert path.read_bytes() == "new ä".encode()
     assert os.listdir(path.parent) == ["page.html"]
-
-
-def test_write_error_is_one_line(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match=r"page\.html: cannot be written") as refused:
-        write_page(tmp_path / "file" / "page.html", "text")
-    assert str(refused.value).endswith("; choose another name (-o)")
-    assert "\n" not in str(refused.value)
-
-
-def test_permission_error_suggests_another_name(tmp_path, monkeypatch):
-    def denied(*_):
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(os, "replace", denied)
-    with pytest.raises(StoreError, match=rf"; make {tmp_path} writable, or choose another name \(-o\)$"):
-        write_page(tmp_path / "page.html", "text")
 
 
 @pytest.mark.parametrize("existing", [False, True])

@@ -144,7 +144,7 @@ def test_a_list_chooses_the_statistic_and_the_step_of_one_figure(browser, path):
         figures = ready(page).locator("[data-figure=layers]")
         assert [figure.locator("select").first.input_value() for figure in figures.all()] == ["dresid_rms", "resid_rms"]
         names, steps = figures.first.locator("select").all()
-        before = figures.first.locator("svg").first.inner_html()
+        before = figures.first.locator(".panel svg").first.inner_html()
         names.select_option("attn_rms")
         assert figures.first.locator(".axis-name.y").inner_text().startswith("↑ attn_rms")
         assert "attention" in figures.first.locator(".muted").first.inner_text()
@@ -152,13 +152,13 @@ def test_a_list_chooses_the_statistic_and_the_step_of_one_figure(browser, path):
         page.keyboard.press("ArrowDown")
         assert steps.input_value() == "first measured step"
         assert page.evaluate("document.activeElement.tagName") == "SELECT"
-        assert figures.first.locator("svg").first.inner_html() != before
+        assert figures.first.locator(".panel svg").first.inner_html() != before
         assert figures.last.locator("select").first.input_value() == "resid_rms"
 
 
 def test_tables_equal_summarize_and_are_sorted_by_a_click(browser, path):
     table = normlab("summarize", str(path.parent / "sweeps" / "two norms"), "--format", "markdown").splitlines()
-    expected = [line.strip("| ").split(" | ") for line in table if line.startswith("| ") and "---" not in line]
+    expected = [line[2:-2].split(" | ") for line in table if line.startswith("| ") and "---" not in line]
     with opened(browser, path) as page:
         assert not ready(page).locator("#tables details[open]").count()
         open_table(page, "cells")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from normlab.analysis.cells import BAD_OUTCOMES, GRID_OF_DECAYS, Cell
 from normlab.analysis.factor_tests import LOGARITHMIC
@@ -149,28 +150,17 @@ def _level(factor: Factor | None, cell: Cell) -> Setting:
 
 
 def make_figure(
-    kind: str,
-    table: CellsTable,
-    *,
-    x: str | None = None,
-    color: str | None = None,
-    style: str | None = None,
-    panel: Sequence[str] | None = None,
-    statistic: str | None = None,
-    moment: str = "last",
+    kind: str, table: CellsTable, *, statistic: str | None = None, moment: str = "last", **channels: Any
 ) -> Figure:
     """Return the description of a figure.
 
     Args:
         kind: One of `KINDS`.
         table: The cells.
-        x: The option on the x axis (factor), or of the columns (matrix).
-        color: The option with the colours, or of the rows (matrix).
-        style: The option with the line styles.
-        panel: The options with one panel for each combination of levels.
         statistic: For `layers` a statistic, such as `resid_rms` (the default) or `norm_in_rms attn.in`, which names a
             site too; for `loss` one of `SERIES`, by default `val_loss`.
         moment: The step of `layers`, one of `MOMENTS`.
+        channels: Options of `choose_channels`. A matrix has `x` in its columns and `color` in its rows.
 
     Raises:
         ConfigError: The kind, the statistic, the moment or an option is unknown, or a factor is left without a channel.
@@ -178,11 +168,11 @@ def make_figure(
     """
     if kind not in KINDS:
         raise ConfigError(f"figure {kind}: " + unknown("figure", kind, KINDS))
-    if x is not None and kind not in WITH_FACTOR:
-        raise ConfigError(f"--x {x}: this figure has its own x axis; use --color, --style or --panel")
+    if channels.get("x") is not None and kind not in WITH_FACTOR:
+        raise ConfigError(f"--x {channels['x']}: this figure has its own x axis; use --color, --style or --panel")
     runs = [run.record for cell in table.cells for run in cell.runs]
-    channels = choose_channels(table.factors, runs, x=x, color=color, style=style, panel=panel)
-    layout, cache = layout_of(kind, table.cells, channels), ReadCache()
+    layout = layout_of(kind, table.cells, choose_channels(table.factors, runs, **channels))
+    cache = ReadCache()
     figure = describe(kind, layout, cache, statistic, moment)
     for problem in dict.fromkeys(line for lines in cache.problems.values() for line in lines):
         warn(problem)

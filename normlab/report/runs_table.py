@@ -27,7 +27,6 @@ from normlab.store.outcome import OUTCOMES, final_losses
 from normlab.store.parts import finite
 from normlab.store.query import Selection, select_runs
 from normlab.store.record import RunRecord
-from normlab.store.series import evaluations
 from normlab.store.status import Status, or_unknown
 
 _OPTIONS_IN_COLUMNS = ("norm", "placement", "model.depth", "model.width", "device", "precision", "pack size")
@@ -91,7 +90,7 @@ def row_of(run: RunRecord) -> Row:
 
     `state`: the outcome of a completed run (`store/outcome.py`), else running, interrupted, killed, failed or damaged.
     `val_loss`: the final validation loss, or the latest of an unfinished run; None for a diverged run.
-    `last_val_loss`: the last finite validation loss of a diverged run; None for other runs.
+    `last_val_loss`: the latest validation loss of a diverged run, if it is finite; None for other runs.
     `vs_bigram`: `val_loss` minus the bigram entropy.
     `flops_per_token`: model FLOPs of a training step per token; `flops_per_s`: of this run alone; `mfu`: from 0 to 1,
     of the device with all runs of a pack, None if its peak is not known (`store/throughput.py`).
@@ -102,8 +101,6 @@ def row_of(run: RunRecord) -> Row:
         run, unreadable = _with_progress(run)
     status = run.status
     val_loss, last_val_loss = final_losses(run.outcome, status.val_loss)
-    if run.outcome == DIVERGED and last_val_loss is None:
-        last_val_loss = _last_finite_loss(run)
     bigram = run.corpus.baselines.bigram
     row = {
         "run": run.name,
@@ -160,14 +157,6 @@ def _with_progress(run: RunRecord) -> tuple[RunRecord, str]:
     known = {key: value for key in progress.__slots__ if (value := getattr(run.status, key)) is not None}
     status = dataclasses.replace(progress, **known)
     return dataclasses.replace(run, status=status), unreadable_lines_note(metrics.damaged)
-
-
-def _last_finite_loss(run: RunRecord) -> float | None:
-    try:
-        losses = [evaluation.loss for evaluation in evaluations(run.folder)]
-    except StoreError:
-        return None
-    return next(filter(math.isfinite, reversed(losses)), None)
 
 
 def unreadable_lines_note(damaged: int) -> str:

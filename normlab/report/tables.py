@@ -276,20 +276,16 @@ def _fit(columns: Columns, width: int, fixed: Collection[str] | None) -> tuple[l
 
 
 def _widths(columns: Columns, width: int, min_text: int) -> dict[str, int]:
-    """Return column widths; text columns shrink until the table fits, to `min_text` at least.
+    """Return column widths; the widest text shrinks until the table fits, to `min_text` at least.
 
-    Columns in which no word has to be cut shrink first. The first column does not fold, because users copy names from
-    it; a run's name folds, because it can have any length.
+    The first column does not fold, because users copy names from it, but for the names of runs, which may be long.
     """
     first = next(iter(columns))
-    cells = {key: [_title(key), *texts] for key, texts in columns.items()}
-    widths = {key: max(map(_cell_len, texts)) for key, texts in cells.items()}
+    widths = {key: max(map(len, [_title(key), *texts])) for key, texts in columns.items()}
     foldable = [key for key in columns if not column(key).format and (key != first or key == "run")]
-    words = {key: max(map(_cell_len, " ".join(cells[key]).split())) for key in foldable}
     widths |= {key: min(widths[key], width) for key in foldable}
     while _total(widths) > width and (wide := [key for key in foldable if widths[key] > min_text]):
-        widest = max([key for key in wide if widths[key] > words[key]] or wide, key=widths.__getitem__)
-        widths[widest] -= 1
+        widths[max(wide, key=widths.__getitem__)] -= 1
     return widths
 
 
@@ -299,27 +295,16 @@ def _total(widths: dict[str, int]) -> int:
 
 def _grid(columns: Columns, widths: dict[str, int]) -> str:
     lines: list[str] = []
-    for row in [tuple(_title(key) for key in columns), *zip(*columns.values(), strict=True)]:
-        folded = [_fold(text, widths[key]) for key, text in zip(columns, row, strict=True)]
+    for row in [tuple(map(_title, columns)), *zip(*columns.values(), strict=True)]:
+        folded = [
+            textwrap.wrap(text, widths[key], break_on_hyphens=False) or [""]
+            for key, text in zip(columns, row, strict=True)
+        ]
         for texts in itertools.zip_longest(*folded, fillvalue=""):
-            padded: list[str] = []
-            for key, text in zip(columns, texts, strict=True):
-                gap = " " * (widths[key] - _cell_len(text))
-                padded.append(gap + text if column(key).format else text + gap)
+            pairs = zip(columns, texts, strict=True)
+            padded = [text.rjust(widths[key]) if column(key).format else text.ljust(widths[key]) for key, text in pairs]
             lines.append((" " * _GAP).join(padded).rstrip())
-    return "\n".join([lines[0], "-" * max(map(_cell_len, lines)), *lines[1:]])
-
-
-def _fold(text: str, width: int) -> list[str]:
-    # textwrap counts characters, but a wide character takes two columns of the terminal.
-    is_wide = _cell_len(text) > len(text)
-    return textwrap.wrap(text, width // 2 if is_wide else width, break_on_hyphens=False) or [""]
-
-
-def _cell_len(text: str) -> int:
-    from rich.cells import cell_len
-
-    return cell_len(text)
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
 def fold_lines(lines: Sequence[str], width: int, indent: int = 2) -> str:

@@ -169,18 +169,6 @@ def test_different_corpora_are_a_warning(make_run, tmp_path, format):
     assert expected in text
 
 
-def test_wide_characters_keep_the_alignment(make_run, tmp_path):
-    from rich.cells import cell_len
-
-    make_run("aa11", run={"name": "\u5c42\u5f52\u4e00\u5316" * 12})
-    make_run("bb22", seed=1)
-    lines = render(summarize(tmp_path), "table", 80).splitlines()
-    assert max(map(cell_len, lines)) <= 80
-    ends = [cell_len(line[: line.index(" 2.0000")]) for line in lines if " 2.0000" in line]
-    assert len(ends) == 2
-    assert ends[0] == ends[1]
-
-
 def test_width_without_a_terminal_is_160(rows, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr("sys.__stdout__", None)

@@ -161,7 +161,11 @@ def _cost(cells: Sequence[Cell]) -> Fact:
         math.fsum(run.status.seconds / run.status.pack_size for run in runs if run.status.seconds is not None) / 60
     )
     time = f"{minutes:.3g} minutes" if minutes < 60 else f"{minutes / 60:.3g} hours"
-    compute = "" if None in flops else f"{sum(map(float, filter(None, flops))):.2e} FLOPs, ".replace("e+", "e")
+    compute = (
+        ""
+        if None in flops
+        else f"{sum(map(float, filter(None, flops))):.2e} FLOPs, ".replace("e+0", "e").replace("e+", "e")
+    )
     return Fact(f"{counted(len(runs), 'run')}, {short_number(tokens)} tokens, {compute}{time} of training.", "cost")
 
 

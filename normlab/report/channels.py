@@ -17,11 +17,8 @@ from normlab.store.record import RunRecord
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#a0458a", "#b07d00", "#2f8fc4", "#5b4ba8", "#5f6670")
 """Colours of named levels, distinct with any colour vision (after Okabe & Ito 2008)."""
-DARK_COLORS = ("#56a9e8", "#ff8a3d", "#35c79b", "#e79bd0", "#e8b530", "#9bd4f7", "#b3a5ff", "#b7bec8")
-"""The same on a dark ground."""
 _SCALE = ("#440154", "#46317e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#9fda3a")
 """Colours of numeric levels, from low to high: viridis without its lightest end."""
-_DARK_SCALE = ("#7d6fc8", "#5f8fd0", "#41a9bd", "#2fbf9c", "#63d176", "#a8df4a", "#fde725")
 STYLES = ("solid", "dash", "dot", "dashdot")
 MANY_PANELS, MAX_PANELS = 4, 24
 
@@ -43,9 +40,9 @@ class Channels:
             return replace(self, x=None, color=self.color or self.x)
         return replace(self, x=None, panel=(self.x, *self.panel))
 
-    def colors(self, *, dark: bool = False) -> dict[Setting, str]:
+    def colors(self) -> dict[Setting, str]:
         """Return the colour of each level of the colour factor."""
-        return level_colors(self.color, dark=dark) if self.color else {None: (DARK_COLORS if dark else COLORS)[0]}
+        return level_colors(self.color) if self.color else {None: COLORS[0]}
 
     def styles(self) -> dict[Setting, str]:
         """Return the line style of each level of the style factor."""
@@ -60,22 +57,20 @@ class Channels:
         return label(options, [values[option] for option in options]) if options else ""
 
 
-def level_colors(factor: Factor, *, dark: bool = False) -> dict[Setting, str]:
+def level_colors(factor: Factor) -> dict[Setting, str]:
     """Return the colour of each level: from a scale for numbers, else from a list."""
-    every, colors = factor.all_levels or factor.levels, DARK_COLORS if dark else COLORS
-    if factor.is_numeric and len(every) > 1:
-        scale = _DARK_SCALE if dark else _SCALE
-        by_level = {level: mix(scale, index / (len(every) - 1)) for index, level in enumerate(every)}
-    else:
-        by_level = {level: _nth_color(colors, index) for index, level in enumerate(every)}
+    every = factor.all_levels or factor.levels
+    is_scale = factor.is_numeric and len(every) > 1
+    colors = [mix(_SCALE, i / (len(every) - 1)) if is_scale else _nth_color(i) for i in range(len(every))]
+    by_level = dict(zip(every, colors, strict=True))
     return {level: by_level[level] for level in factor.levels}
 
 
-def _nth_color(colors: Sequence[str], index: int) -> str:
+def _nth_color(index: int) -> str:
     """Return a colour of the list; behind its end, the colours again, lighter and then darker."""
-    base = colors[index % len(colors)]
+    base = COLORS[index % len(COLORS)]
     tint = {0: base, 1: mix((base, "#ffffff"), 0.5), 2: mix((base, "#000000"), 0.5)}
-    return tint[index // len(colors) % 3]
+    return tint[index // len(COLORS) % 3]
 
 
 def mix(scale: Sequence[str], share: float) -> str:

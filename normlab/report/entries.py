@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable
 from typing import Any
@@ -117,8 +118,10 @@ def entry_text(kind: str, name: str, width: int) -> str:
             heading = "    - "
         lines += [line for text in texts for line in _fold(heading + text, width, INDENT if len(texts) == 1 else 6)]
     about = entry.get("documentation") or entry.get("about") or ""
-    paragraphs = [_fold(f"  {' '.join(part.split())}", width, 2) for part in about.split("\n\n") if part.strip()]
-    return "\n".join([*lines, *(line for paragraph in paragraphs for line in ("", *paragraph))])
+    paragraphs = [
+        _fold(f"  {' '.join(part.split())}", width, 2) for part in re.split(r"\n\n|\n(?=- )", about) if part.strip()
+    ]
+    return "\n".join([*lines, "", *(line for paragraph in paragraphs for line in paragraph)]).rstrip()
 
 
 def _texts_of(value: Any) -> list[str]:

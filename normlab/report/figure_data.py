@@ -53,8 +53,6 @@ class Line:
 
     label: str
     color: str
-    dark_color: str
-    """The colour on a dark ground."""
     style: str
     points: Sequence[Point]
     crosses: Sequence[float] = ()
@@ -118,14 +116,13 @@ class Layout:
 
     def _lines(self, cells: Sequence[Cell]) -> list[tuple[Line, list[Cell]]]:
         channels, lines = self.channels, []
-        styles, dark = channels.styles(), channels.colors(dark=True)
         for color, color_text in channels.colors().items():
-            for style, style_text in styles.items():
+            for style, style_text in channels.styles().items():
                 pairs = [pair for pair in ((channels.color, color), (channels.style, style)) if pair[0]]
                 members = [cell for cell in cells if all(_level(factor, cell) == level for factor, level in pairs)]
                 label = ", ".join(level_label(factor.option, level) for factor, level in pairs if factor)
                 if members:
-                    lines.append((Line(label, color_text, dark[color], style_text, ()), members))
+                    lines.append((Line(label, color_text, style_text, ()), members))
         return lines
 
     def draw(
@@ -140,7 +137,7 @@ class Layout:
             for line, cells in lines:
                 if found := points(cells):
                     steps = [step for cell in cells for step in crosses(cell)] if crosses else ()
-                    drawn.append(Line(line.label, line.color, line.dark_color, line.style, found, steps))
+                    drawn.append(Line(line.label, line.color, line.style, found, steps))
             panels.append(Panel(title, drawn))
         return panels
 

@@ -231,7 +231,8 @@ def reading(rows: Sequence[Row]) -> str:
     if len(sites := _by_site(rows)) > 1:
         parts = dict.fromkeys(site.rpartition(".")[2] for site in sites) if of in ("norm", "gain") else ()
         described += [f"{part}: {_NORM_SITES[part]}" for part in parts if part in _NORM_SITES]
-    axes = "a row is a site and a layer" if len(rows) > 1 else "a row is a measured step"  # a single row is a column
+    kinds = ["a site"] * (len(sites) > 1) + ["a layer"] * bool(layers)
+    axes = f"a row is {' and '.join(kinds)}" if len(rows) > 1 else "a row is a measured step"  # one row is a column
     return "; ".join([f"to read: {axes}", *described, "over training: all measured steps"])
 
 

@@ -169,7 +169,6 @@ def test_each_level_of_the_style_has_a_line_style(table_of):
     ]
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_twenty_four_named_levels_have_different_colours(dark):
+def test_twenty_four_named_levels_have_different_colours():
     factor = Factor("norm", tuple(f"norm{index:02}" for index in range(24)))
-    assert len(set(level_colors(factor, dark=dark).values())) == 24
+    assert len(set(level_colors(factor).values())) == 24

@@ -289,7 +289,7 @@ def test_wrong_suffix_or_columns_leave_no_file(table, tmp_path, name, columns, m
 
 
 def curve_points(*values: float) -> list[Panel]:
-    return [Panel("", [Line("", "", "", "solid", [Point(x, y, y, y) for x, y in enumerate(values)])])]
+    return [Panel("", [Line("", "", "solid", [Point(x, y, y, y) for x, y in enumerate(values)])])]
 
 
 def test_ticks_are_round_numbers_in_the_range():

@@ -60,7 +60,7 @@ def test_statistic_by_layer_and_over_training(run: RunFolder, command: Command) 
     assert question.startswith("question: How large is the residual stream in each layer? ")
     assert source.startswith("source: Xiong et al. 2020, arXiv:2002.04745; ")
     assert reading == (
-        "to read: a row is a site and a layer; layer 1: the output of the embeddings; "
+        "to read: a row is a layer; layer 1: the output of the embeddings; "
         "head: the output of the last layer; over training: all measured steps"
     )
     assert head.split("  ")[0] == "layer"

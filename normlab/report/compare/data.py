@@ -247,7 +247,7 @@ def _unfinished(layout: Layout, series: str, options: Sequence[str], cache: Read
                 if points := mean_curve([cache.curves(run.record)[series]]):
                     levels = [setting(run.record, option) for option in options]
                     label = f"{short_label(options, levels) or run.record.name}, {run.record.state}"
-                    drawn.append(Line(label, line.color, line.dark_color, line.style, points))
+                    drawn.append(Line(label, line.color, line.style, points))
                     count += 1
         if drawn:
             panels.append(Panel(title, drawn))
@@ -270,7 +270,7 @@ def _figure_values(figure: Figure, styles: dict[tuple[str, ...], int]) -> Row:
     """Return a figure as JSON values; `styles` receives the label, the colours and the style of its lines."""
 
     def values(line: Line) -> list[Any]:
-        style = line.label, line.color, line.dark_color, line.style
+        style = line.label, line.color, line.style
         points = [_band_values(point) if figure.is_band else _mark_values(point) for point in line.points]
         return [styles.setdefault(style, len(styles)), points, *([list(line.crosses)] if line.crosses else [])]
 

@@ -8,7 +8,8 @@ function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") element.addEventListener(name, value);
-    else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value === true ? "" : value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
   }
   element.append(...children.filter((child) => child !== null && child !== undefined));
   return element;
@@ -27,8 +28,8 @@ function makeSvg(tag, attributes = {}, ...children) {
  * content is not replaced, so that a list that the user has opened stays.
  */
 function replaceContent(place, ...children) {
-  const isSame = children.length === place.children.length && children.every((child, i) => child.isEqualNode(place.children[i]));
-  if (isSame) return;
+  const isSame = (child, index) => child.isEqualNode(place.children[index]);
+  if (children.length === place.children.length && children.every(isSame)) return;
   const details = () => [...place.querySelectorAll("details[data-fold]")];
   const open = details().flatMap((element) => (element.open ? [element.dataset.fold] : []));
   const controls = () => [...place.querySelectorAll("button, select")];

@@ -4,6 +4,8 @@ const MAX_TICK = 18; // characters of a turned tick
 const DASHES = { solid: "", dash: "6 4", dot: "2 3", dashdot: "8 3 2 3" };
 let clips = 0; // the number of frames, for their ids
 
+/** A colour, lighter on a dark ground. */
+const themed = (colour) => `light-dark(${colour}, color-mix(in srgb, ${colour}, white 35%))`;
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
 /** A function from values of an axis to pixels. */
@@ -15,7 +17,10 @@ function scaleOf({ low, high, is_log: isLog }, [from, to]) {
 
 /** The elements of the panels, with their titles. */
 const panelsOf = (panels, draw) =>
-  panels.map((panel) => make("div", { class: "panel" }, make("p", { class: "panel-title" }, panel.title), draw(panel)));
+  panels.map((panel) => {
+    const title = make("p", { class: "panel-title" }, panel.title);
+    return make("div", { class: "panel" }, title, draw(panel));
+  });
 
 /**
  * Draw line plots, one panel each.
@@ -46,7 +51,8 @@ function drawLines(place, drawing) {
   const frame = { left, top, right: width, bottom: height - bottom, slot: (width - left) / Math.max(ticks.length, 1) };
   place.replaceChildren(
     ...panelsOf(panels, ({ title, lines }) => {
-      const svg = makeSvg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": title || y.name });
+      const label = title || y.name;
+      const svg = makeSvg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": label });
       const clip = `clip${(clips += 1)}`;
       const inner = { x: left, y: top, width: width - left, height: height - bottom - top };
       svg.append(makeSvg("clipPath", { id: clip }, makeSvg("rect", inner)));
@@ -71,9 +77,10 @@ function drawLines(place, drawing) {
         const offset = index - (shown.length - 1) / 2;
         const slot = clamp((frame.slot * 0.7) / shown.length, 2, 26);
         const shift = drawing.is_band ? 0 : offset * (drawing.is_connected ? 4 : slot);
-        const [label, light, dark, dash] = DATA.lines[line[0]];
-        const style = { label, colour: `light-dark(${light}, ${dark})`, dash: DASHES[dash] };
-        (drawing.is_band ? drawBand : drawMarks)(svg, style, line, { toX, toY, shift, frame, clip, drawing, shown, marks });
+        const [label, colour, dash] = DATA.lines[line[0]];
+        const style = { label, colour: themed(colour), dash: DASHES[dash] };
+        const place = { toX, toY, shift, frame, clip, drawing, shown, marks };
+        (drawing.is_band ? drawBand : drawMarks)(svg, style, line, place);
       }
       svg.addEventListener("pointermove", (event) => showTip(svg, marks.hits, event));
       svg.addEventListener("pointerleave", hideTip);
@@ -91,10 +98,13 @@ function drawBand(svg, { label, colour, dash }, [, points, crosses = []], { toX,
   const curve = points.map(([x, y], index) => at(x, y, index)).join("");
   svg.append(makeSvg("path", { d: band, fill: colour, "fill-opacity": 0.13, ...clipped }));
   svg.append(makeSvg("path", { d: curve, stroke: colour, "stroke-dasharray": dash, class: "curve", ...clipped }));
-  if (points.length === 1) svg.append(makeSvg("circle", { cx: toX(points[0][0]), cy: toY(points[0][1]), r: 3.6, fill: colour }));
+  if (points.length === 1)
+    svg.append(makeSvg("circle", { cx: toX(points[0][0]), cy: toY(points[0][1]), r: 3.6, fill: colour }));
   for (const step of crosses) svg.append(cross(toX(step), frame.top - 6, colour));
-  for (const [x, y] of points)
-    marks.hits.push([toX(x), clamp(toY(y), frame.top, frame.bottom), `${label}: ${+y.toPrecision(5)} at ${+x.toPrecision(6)}`]);
+  for (const [x, y] of points) {
+    const text = `${label}: ${+y.toPrecision(5)} at ${+x.toPrecision(6)}`;
+    marks.hits.push([toX(x), clamp(toY(y), frame.top, frame.bottom), text]);
+  }
 }
 
 /** Draw points with intervals, seeds and diverged seeds. */
@@ -103,8 +113,11 @@ function drawMarks(svg, { label, colour, dash }, [, points], { toX, toY, shift, 
   const at = ({ x }) => toX(x) + shift;
   const inside = (value) => clamp(toY(value), frame.top, frame.bottom);
   const curve = known.map((point, index) => `${index ? "L" : "M"}${at(point)},${toY(point.y)}`).join("");
+  const clipped = { "clip-path": `url(#${clip})` };
   if (drawing.is_connected && known.length > 1)
-    svg.append(makeSvg("path", { d: curve, stroke: colour, "stroke-dasharray": dash, class: "curve", "clip-path": `url(#${clip})` }));
+    svg.append(
+      makeSvg("path", { d: curve, stroke: colour, "stroke-dasharray": dash, class: "curve", ...clipped }),
+    );
   let strokes = "";
   for (const point of known) {
     const [px, isAbove] = [at(point), toY(point.y) < frame.top];
@@ -114,7 +127,9 @@ function drawMarks(svg, { label, colour, dash }, [, points], { toX, toY, shift, 
       for (const [end, direction] of [[point.low, 1], [point.high, -1]]) {
         const [py, isOut] = [inside(end), inside(end) !== toY(end)];
         const tail = 5 * direction;
-        strokes += isOut ? `M${px - 4},${py - tail}L${px},${py}L${px + 4},${py - tail}` : `M${px - 3.5},${py}L${px + 3.5},${py}`;
+        strokes += isOut
+          ? `M${px - 4},${py - tail}L${px},${py}L${px + 4},${py - tail}`
+          : `M${px - 3.5},${py}L${px + 3.5},${py}`;
       }
     }
     const fill = point.is_open ? { fill: "var(--ground)", stroke: colour, "stroke-width": 1.8 } : { fill: colour };
@@ -144,7 +159,8 @@ function drawMarks(svg, { label, colour, dash }, [, points], { toX, toY, shift, 
   }
 }
 
-const cross = (x, y, colour) => makeSvg("path", { d: `M${x - 4},${y - 4}l8,8m0,-8l-8,8`, stroke: colour, "stroke-width": 2 });
+const cross = (x, y, colour) =>
+  makeSvg("path", { d: `M${x - 4},${y - 4}l8,8m0,-8l-8,8`, stroke: colour, "stroke-width": 2 });
 
 /** Show the text of the point nearest to the pointer. */
 function showTip(svg, hits, event) {
@@ -173,11 +189,13 @@ function drawGrid(place, { panels, x, y }) {
       const at = new Map(fields.map((each) => [`${each[0]},${each[1]}`, each]));
       const heads = x.ticks.map(([, title]) => make("th", { scope: "col" }, title));
       const row = ([, title], row) => {
-        const cells = x.ticks.map((_, column) => at.get(`${column},${row}`)).map((each) => (each ? field(each) : make("td")));
+        const found = x.ticks.map((_, column) => at.get(`${column},${row}`));
+        const cells = found.map((each) => (each ? field(each) : make("td")));
         return make("tr", {}, make("th", { scope: "row" }, title), ...cells);
       };
       const head = make("thead", {}, make("tr", {}, make("th"), ...heads));
-      return make("div", { class: "wide" }, make("table", { class: "heat" }, head, make("tbody", {}, ...y.ticks.map(row))));
+      const table = make("table", { class: "heat" }, head, make("tbody", {}, ...y.ticks.map(row)));
+      return make("div", { class: "wide" }, table);
     }),
   );
 }

@@ -71,7 +71,8 @@ function newFigure(spec, statistic) {
     parts[part] = make("p", { class: part.length > 1 ? "small muted" : `axis-name ${part}` });
   const { controls, about, legend, y, panels, x, caption } = parts;
   const title = make("h2", {}, spec.title);
-  const element = make("div", { class: "chart", "data-figure": spec.id }, title, controls, about, legend, y, panels, x, caption);
+  const children = [title, controls, about, legend, y, panels, x, caption];
+  const element = make("div", { class: "chart", "data-figure": spec.id }, ...children);
   byId(spec.id === "factor" ? "factor" : "figures").append(element);
   NEAR.observe(element);
   return { element, parts, spec, chosen: { statistic, moment: "" }, isDirty: true, isNear: false };
@@ -98,7 +99,8 @@ function drawNow(figure) {
   const drawing = spec.variants[chosen.statistic][chosen.moment];
   const isGrid = drawing.panels.some((panel) => panel.fields);
   parts.about.textContent = spec.about[chosen.statistic] ?? "";
-  parts.y.textContent = isGrid ? `rows: ${drawing.y.name}` : `↑ ${drawing.y.name}${drawing.y.is_log ? ", logarithmic" : ""}`;
+  const { name, is_log: isLog } = drawing.y;
+  parts.y.textContent = isGrid ? `rows: ${name}` : `↑ ${name}${isLog ? ", logarithmic" : ""}`;
   parts.x.textContent = `${drawing.x.name} →`;
   parts.caption.textContent = spec.caption;
   const styles = new Set(drawing.panels.flatMap(({ lines }) => (lines ?? []).map(([style]) => style)));
@@ -107,13 +109,13 @@ function drawNow(figure) {
 }
 
 /** A button of a legend, which hides and shows its lines in every figure. */
-function legendEntry(label, light, dark, style) {
+function legendEntry(label, colour, style) {
   const toggle = () => {
     if (!HIDDEN.delete(label)) HIDDEN.add(label);
     redraw();
   };
   const attributes = { type: "button", "aria-pressed": String(!HIDDEN.has(label)), "data-label": label, click: toggle };
-  return make("button", attributes, swatchOf({ colour: `light-dark(${light}, ${dark})`, dash: DASHES[style] }), label || "all runs");
+  return make("button", attributes, swatchOf({ colour: themed(colour), dash: DASHES[style] }), label || "all runs");
 }
 
 function redraw() {
@@ -133,7 +135,9 @@ function addTable(id, read) {
   let [by, direction] = [null, 1]; // the name of a column
   const [head, body] = [make("thead"), make("tbody")];
   const numberIn = (text) =>
-    /^[-+]?[\d.,]+(e[-+]?\d+)?( |$|\/)/.test(text) && !text.includes("diverged") ? parseFloat(text.replaceAll(",", "")) : NaN;
+    /^[-+]?[\d.,]+(e[-+]?\d+)?( |$|\/)/.test(text) && !text.includes("diverged")
+      ? parseFloat(text.replaceAll(",", ""))
+      : NaN;
   const compare = (a, b) => {
     const [x, y] = [numberIn(a), numberIn(b)];
     if (Number.isNaN(x) !== Number.isNaN(y)) return Number.isNaN(x) ? 1 : -1; // texts come last

@@ -70,12 +70,12 @@ def loss_point(cell: Cell, lr: float | None, x: float) -> Point:
     """Return the final loss of a cell at a learning rate."""
     final = cell.final_at(lr)
     interval = final.interval
-    has_interval = interval is not None and interval.design.n > 2
+    shown = interval if interval and interval.design.n > 2 else None
     return Point(
         x=x,
         y=interval.estimate if interval and not final.diverged else None,
-        low=interval.low if has_interval else None,
-        high=interval.high if has_interval else None,
+        low=shown.low if shown else None,
+        high=shown.high if shown else None,
         seeds=tuple(sorted(final.finite)),
         diverged=final.diverged,
         n=len(final.losses),

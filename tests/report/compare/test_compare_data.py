@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
@@ -46,16 +45,15 @@ def test_margins_equal_comparisons_of_summarize(grid, compare, run_command, tmp_
         where = ["--where", f"depth={depth}", "--by", "norm,placement", "--against", against]
         rows = {row["cell"]: row for row in printed(run_command, str(tmp_path), *where)}
         row = rows[second["cell"]]
-        assert float(re.search(r"paired difference ([-+\d.]+)", margin["sentence"])[1]) == pytest.approx(
-            -row["difference"], abs=6e-5
-        )
-        p = holm([each["p"] for each in rows.values() if each["cell"] != best["cell"]])[
-            [cell for cell in rows if cell != best["cell"]].index(second["cell"])
-        ]
+        found = re.search(r"paired difference ([-+\d.]+)", margin["sentence"])
+        assert found
+        assert float(found[1]) == pytest.approx(-row["difference"], abs=6e-5)
+        others = [each for cell, each in rows.items() if cell != best["cell"]]
+        p = holm([each["p"] for each in others])[others.index(row)]
+        assert p is not None
         assert f"p = {p:.2g}" in margin["sentence"]
-        assert margin["badges"] == [
-            ["significant", "yes"] if row["difference_low"] > 0 and p < 0.05 else ["not significant", "no"]
-        ]
+        is_lower = row["difference_low"] > 0 and p < 0.05
+        assert margin["badges"] == [["significant", "yes"] if is_lower else ["not significant", "no"]]
 
 
 def test_curves_are_means_and_ranges_of_the_seeds(trained, compare):
@@ -94,12 +92,13 @@ def test_layers_are_medians_and_ranges_of_the_seeds(trained, compare):
     measured = [{(name, each.site): each for name, each in histories(read_statistics(run, []))} for run in made]
     moments = {"first": 0, "warmup": 3, "last": -1}  # warm-up ends at step 5, so the first step after it is 6
     assert len(figure["variants"]) > 5
-    for key, (moment, at) in itertools.product(figure["variants"], moments.items()):
+    for key in figure["variants"]:
         name, _, site = key.partition(" ")
-        (points,) = lines_of(data, "layers", key, MOMENTS[moment]).values()
-        for layer, mean, low, high in points:
-            values = [float(run[name, site].values[at, layer]) for run in measured]
-            assert (mean, low, high) == pytest.approx((np.median(values), min(values), max(values)), rel=1e-5)
+        for moment, at in moments.items():
+            (points,) = lines_of(data, "layers", key, MOMENTS[moment]).values()
+            for layer, mean, low, high in points:
+                values = [float(run[name, site].values[at, layer]) for run in measured]
+                assert (mean, low, high) == pytest.approx((np.median(values), min(values), max(values)), rel=1e-5)
 
 
 def test_a_large_page_has_fewer_steps_of_layers(trained, compare, monkeypatch):

@@ -292,7 +292,7 @@ def test_the_end_waits_for_the_data_of_the_end(trained, tmp_path, monkeypatch):
         assert may_read.wait(30)
         return data
 
-    def ask_twice(address: str) -> list[int]:
+    def ask_twice(address: str) -> list[float]:
         early = data_of(address)
         time.sleep(0.5)
         return [last_point(data)[0] for data in (early, data_of(address))]

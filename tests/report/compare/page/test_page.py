@@ -177,6 +177,7 @@ def test_tooltip_names_the_nearest_point(browser, path):
     with opened(browser, path) as page:
         point = lines_of(ready(page).evaluate("DATA"), "factor")["post-norm", "LayerNorm"][0]
         box = page.locator('[data-figure=factor] circle[r="3.6"]').first.bounding_box()
+        assert box
         page.mouse.move(box["x"] + 4, box["y"] + 4)
         text = page.locator("#tip").inner_text()
         assert text == f"LayerNorm: {point['text']}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from normlab.errors import warn
 from normlab.report.compare.data import ReadCache, page_data
-from normlab.report.pages.shell import CHART, check_page, page, write_page
+from normlab.report.pages.shell import CHART, check_page, page, write_output
 from normlab.report.tables import Row
 from normlab.store.files import check_links
 from normlab.store.query import Selection, select_runs
@@ -88,7 +88,7 @@ class ComparePage:
         data = self.data(selection)
         for line in [*data["warnings"], *data["problems"]]:
             warn(line)
-        write_page(path, self.html(data))
+        write_output(path, self.html(data).encode())
         return data["summary"], path
 
     @property

@@ -64,17 +64,12 @@ def page(title: str, body: str, data: Mapping[str, Any], assets: Sequence[Path],
     )
 
 
-def write_page(path: Path, text: str) -> None:
-    """Write or replace a page, and create its folders.
+def write_output(path: Path, content: bytes) -> None:
+    """Write or replace the file of -o, and create its folders.
 
     Raises:
-        StoreError: The file could not be written; an existing page is unchanged.
+        StoreError: The file could not be written; an existing file is unchanged.
     """
-    write_output(path, text.encode())
-
-
-def write_output(path: Path, content: bytes) -> None:
-    """Write or replace the file of -o, and create its folders; errors as in `write_page`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

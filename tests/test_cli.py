@@ -340,35 +340,6 @@ def placement_overrides(placement: str) -> list[str]:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("kind", "name", "entries"),
-    [
-        ("placements", "hybrid", {"hybridnorm", "hybridnorm_star", "peri"}),
-        ("placements", "Hybrid-Norm", {"hybridnorm", "hybridnorm_star", "peri"}),
-        ("placements", "post-norm", {"post", "res_post", "pre_post"}),
-        ("placements", "pre-LN", {"pre", "pre_post"}),
-        ("placements", "sandwich-ln", {"sandwich", "depth_scaled_sandwich"}),
-        ("placements", "OLMo2", {"post", "res_post"}),
-        ("placements", "reordered norm", {"res_post"}),
-        ("placements", "deepnet", {"deepnorm"}),
-        ("norms", "gemma", {"rmsnorm_gemma", "rmsnorm_qwen3_next"}),
-        ("init", "scaled", {"gpt2_scaled", "xavier_scaled", "smallinit_scaled", "depth_scaled"}),
-    ],
-)
-def test_a_name_that_means_several_things_is_explained(
-    kind: str, name: str, entries: set[str], run_command: Command
-) -> None:
-    code, out, err = run_command("list", kind, name)
-    assert (code, err) == (0, "")
-    assert out.startswith(f"{name!r} is not one of the {kind}; it may mean:\n")
-    known = {entry["name"]: entry for entry in json.loads(run_command("list", kind, "--json")[1])}
-    lines = out.splitlines()[2:]
-    # A table of one row has a line for each column, the name first.
-    named = {lines[0].split()[-1]} if len(entries) == 1 else {line.partition(" ")[0] for line in lines}
-    assert named & known.keys() == entries
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
     "arguments", [["placements", "pree"], ["placements", "ln"], ["placements", "hybrid", "--json"]]
 )
 def test_an_unknown_name_is_answered_with_the_choices(arguments: list[str], run_command: Command) -> None:
@@ -377,25 +348,9 @@ def test_an_unknown_name_is_answered_with_the_choices(arguments: list[str], run_
     assert "choose one of b2t, " in err
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("kind", "name", "kinds"),
-    [("placements", "layernorm", ["norms"]), ("norms", "peri", ["placements"]), ("models", "xavier", ["init"])],
-)
-def test_a_name_of_another_kind_refers_to_that_list(
-    kind: str, name: str, kinds: list[str], run_command: Command
-) -> None:
-    code, out, err = run_command("list", kind, name)
-    assert (code, err) == (0, "")
-    assert out.splitlines() == [
-        f"{name!r} is not one of the {kind}; see",
-        *(f"  normlab list {k} {name}" for k in kinds),
-    ]
-
-
 def test_a_placement_is_described_in_full(run_command: Command) -> None:
     out = " ".join(run_command("list", "placements", "deepnorm")[1].split())
-    for text in ("causal if the norm is", "parameters 0, apart from", "pitfalls - pixeli99/MixLN", "(8L)^(+1/4)"):
+    for text in ("causal if the norm is", "parameters 0", "pitfalls - pixeli99/MixLN", "(8L)^(+1/4)"):
         assert text in out
     assert "equals pre where every factor is 1" in " ".join(run_command("list", "placements", "layerscale")[1].split())
     for entry in json.loads(run_command("list", "placements", "--json")[1]):

@@ -57,7 +57,7 @@ def compare(
     With --watch, the page is served at http://127.0.0.1 until Ctrl-C, which writes the file. From another machine:
     ssh -L 6061:127.0.0.1:6061 HOST.
 
-    Factors are mapped to x, colour, line style and panels as in `normlab figure`; the page can change the mapping.
+    Factors are mapped to x, colour, line style and panels as in `normlab figure`.
 
     The workspace at W&B shows the runs that `normlab sync` or tracking.wandb=online has sent, grouped by the factors.
     """
@@ -113,7 +113,7 @@ def _save_workspace(
         raise ConfigError(f"--wandb: {names[0]} is no sweep; name a sweep")
     results, _ = read_results(selection.records)
     factors = factors_of(results, cell_options(by, results))
-    chosen = choose_channels(factors, selection.started, has_x=True, **channels)
+    chosen = choose_channels(factors, selection.started, **channels)
     # The colours first, because W&B gives colours to the groups of the first factor.
     grouped = [factor for factor in (chosen.color, chosen.style, chosen.x, *chosen.panel) if factor is not None]
     options = dict.fromkeys([*(factor.option for factor in grouped), LR])

@@ -79,5 +79,3 @@ def inspect(
     echo(f"{render(statistics.table_rows(rows))}\n", keep="\n")
     for note in statistics.notes(rows):
         echo(note)
-    if more := statistics.left_out(rows):
-        echo(more)

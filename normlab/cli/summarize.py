@@ -63,9 +63,6 @@ def summarize(
     columns: Annotated[
         str | None, typer.Option("--columns", metavar="COLUMNS", help="Columns to show besides the factors.")
     ] = None,
-    sort: Annotated[
-        str | None, typer.Option("--sort", metavar="COLUMN", help="Sort by a column of JSON; -COLUMN: largest first.")
-    ] = None,
     results_dir: ResultsDir = "results",
 ) -> None:
     """Print outcome, losses and speed of each cell of a sweep, or of each run.
@@ -91,7 +88,7 @@ def summarize(
 
     options = {
         "--by": by, "--against": against, "--lr": lr, "--target": target, "--test": test,
-        "--over": over, "--columns": columns, "--sort": sort,
+        "--over": over, "--columns": columns,
     }  # fmt: skip
     given = [option for option, value in options.items() if value is not None]
     if runs and given:
@@ -109,11 +106,11 @@ def summarize(
     table = summarize_by(selection, split_names(by), where=where or (), against=against, lr=lr, target=target)
     if test is not None:
         from normlab.analysis.factor_tests import run_test
-        from normlab.report.tests_table import render_tests
+        from normlab.report.cells_table import render_tests
 
         rows = run_test(test, table.cells, table.factors, over=split_names(over) or (), against=against, lr=lr)
         echo(render_tests(rows, format), keep="\n")
     else:
-        echo(render_cells(table, format, split_names(columns) or (), sort or ""), keep="\n")
+        echo(render_cells(table, format, split_names(columns) or ()), keep="\n")
     for warning in table.warnings:
         warn(warning)

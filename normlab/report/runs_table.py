@@ -19,26 +19,20 @@ from normlab.store.format import (
     DAMAGED,
     DIVERGED,
     FAILED,
-    FINISHED,
     INTERRUPTED,
     KILLED,
-    STATUS_FILE,
     number,
 )
 from normlab.store.outcome import OUTCOMES, final_losses
 from normlab.store.parts import finite
 from normlab.store.query import Selection, select_runs
-from normlab.store.reading import HOW_TO_FIX
 from normlab.store.record import RunRecord
-from normlab.store.series import evaluations
 from normlab.store.status import Status, or_unknown
 
 _OPTIONS_IN_COLUMNS = ("norm", "placement", "model.depth", "model.width", "device", "precision", "pack size")
 """Settings that a row has under other names."""
 RUN_COLUMNS = ("run", "id", "state", "norm", "placement", "depth", "steps", "val_loss", "created")
 """Keys of a row of `normlab list runs`, in order."""
-_FINISHED_COLUMNS = ("step", "val_loss", "best_val_loss", "train_loss", "tokens_per_s", "seconds")
-"""Columns that the status of every finished run fills, from `train_loss` on only if the run has steps."""
 
 
 def summarize(
@@ -72,9 +66,10 @@ def summarize(
     others = {name: read for name, read in (options | resolved).items() if name not in _OPTIONS_IN_COLUMNS}
     rows = []
     for run in runs:
-        values = [(key, value) for key, value in row_of(run).items() if key != "created"]
-        at = [key for key, _ in values].index("seed")
-        row = dict([*values[:at], *((name, read(run)) for name, read in others.items()), *values[at:]])
+        row = row_of(run)
+        row.pop("created")
+        rest = {key: row.pop(key) for key in list(row)[list(row).index("seed") :]}
+        row |= {name: read(run) for name, read in others.items()} | rest
         rows.append(row | {"options": dict(run.options)} if with_options else row)
     return sorted(rows, key=_sort_key)
 
@@ -95,7 +90,7 @@ def row_of(run: RunRecord) -> Row:
 
     `state`: the outcome of a completed run (`store/outcome.py`), else running, interrupted, killed, failed or damaged.
     `val_loss`: the final validation loss, or the latest of an unfinished run; None for a diverged run.
-    `last_val_loss`: the last finite validation loss of a diverged run; None for other runs.
+    `last_val_loss`: the latest validation loss of a diverged run, if it is finite; None for other runs.
     `vs_bigram`: `val_loss` minus the bigram entropy.
     `flops_per_token`: model FLOPs of a training step per token; `flops_per_s`: of this run alone; `mfu`: from 0 to 1,
     of the device with all runs of a pack, None if its peak is not known (`store/throughput.py`).
@@ -106,8 +101,6 @@ def row_of(run: RunRecord) -> Row:
         run, unreadable = _with_progress(run)
     status = run.status
     val_loss, last_val_loss = final_losses(run.outcome, status.val_loss)
-    if run.outcome == DIVERGED and last_val_loss is None:
-        last_val_loss = _last_finite_loss(run)
     bigram = run.corpus.baselines.bigram
     row = {
         "run": run.name,
@@ -166,14 +159,6 @@ def _with_progress(run: RunRecord) -> tuple[RunRecord, str]:
     return dataclasses.replace(run, status=status), unreadable_lines_note(metrics.damaged)
 
 
-def _last_finite_loss(run: RunRecord) -> float | None:
-    try:
-        losses = [evaluation.loss for evaluation in evaluations(run.folder)]
-    except StoreError:
-        return None
-    return next(filter(math.isfinite, reversed(losses)), None)
-
-
 def unreadable_lines_note(damaged: int) -> str:
     """Return a note on the number of unreadable lines of the metrics, or an empty text."""
     return f"{counted(damaged, 'line')} of the metrics cannot be read" if damaged else ""
@@ -192,22 +177,10 @@ def _state_note(run: RunRecord, row: Row) -> str:
         return f"failed{at_step}: {lines[0]}" if lines else f"failed{at_step}"
     if run.state in (KILLED, INTERRUPTED):
         return f"{run.state}{at_step}; the same command resumes it from its newest checkpoint"
-    filled = _FINISHED_COLUMNS if row["steps"] else _FINISHED_COLUMNS[: _FINISHED_COLUMNS.index("train_loss")]
-    missing = [key for key in filled if row[key] is None]
-    if run.state == FINISHED and missing:
-        return f"its {STATUS_FILE} has no {', '.join(missing)}: {HOW_TO_FIX[STATUS_FILE]}"
     return ""
 
 
 def _sort_key(row: Row) -> tuple[Any, ...]:
-    loss = row["val_loss"]
-    has_loss = loss is not None and not math.isnan(loss)
-    return (
-        row["corpus_sha256"] is None,
-        str(row["corpus"]),
-        str(row["corpus_sha256"]),
-        row["state"] not in OUTCOMES,
-        not has_loss,
-        loss if has_loss else 0.0,
-        row["id"],
-    )
+    loss = math.inf if row["val_loss"] is None or math.isnan(row["val_loss"]) else row["val_loss"]
+    corpus = row["corpus_sha256"] is None, str(row["corpus"]), str(row["corpus_sha256"])
+    return *corpus, row["state"] not in OUTCOMES, loss, row["id"]

@@ -21,8 +21,7 @@ from synthetic_runs import Record, write_sweep
 
 import normlab
 from normlab.config.compose import compose_run
-from normlab.report.inspect import MAX_LAYERS, inspect, left_out, overview_reading, reading, table_rows
-from normlab.report.tables import sparkline
+from normlab.report.inspect import MAX_LAYERS, inspect, notes, sparkline, table_rows
 from normlab.stats.profiles import Column as NumberOf
 from normlab.stats.profiles import Layout, Profiles
 from normlab.stats.registry import STATISTICS
@@ -61,7 +60,7 @@ def test_statistic_by_layer_and_over_training(run: RunFolder, command: Command) 
     assert question.startswith("question: How large is the residual stream in each layer? ")
     assert source.startswith("source: Xiong et al. 2020, arXiv:2002.04745; ")
     assert reading == (
-        "to read: a row is a layer; a column is a measured step; layer 1: the output of the embeddings; "
+        "to read: a row is a layer; layer 1: the output of the embeddings; "
         "head: the output of the last layer; over training: all measured steps"
     )
     assert head.split("  ")[0] == "layer"
@@ -73,30 +72,6 @@ def test_statistic_by_layer_and_over_training(run: RunFolder, command: Command) 
         texts = line[7:].split()
         assert texts[:3] == [f"{value:.4g}" for value in values[:, place]]
         assert texts[3] == sparkline(values[:, place].tolist())
-
-
-@pytest.mark.parametrize(
-    ("statistic", "expected"),
-    [
-        ("adj_cos", "a row is a layer; a column is a measured step; over training: all measured steps"),
-        (
-            "norm_gain",
-            "a row is a site and a layer; a column is a measured step; head: after the last layer; site: a norm; "
-            "in: before attention or the MLP; out: after it; close: before the LM head; "
-            "over training: all measured steps",
-        ),
-        (
-            "grad_norm",
-            "a row is a site and a layer; a column is a measured step; embed: the embeddings; head: after the last "
-            "layer; site: a parameter, or several together; over training: all measured steps",
-        ),
-        ("grad_share", "a row is a site; a column is a measured step; site: a parameter, or several together; "),
-        ("logz", "a row is a measured step; head: after the last layer; over training: all measured steps"),
-        ("resid_growth", "a row is a measured step; over training: all measured steps"),
-    ],
-)
-def test_how_to_read_a_table(run: RunFolder, statistic: str, expected: str) -> None:
-    assert reading(inspect(run, statistic)).startswith(f"to read: {expected}")
 
 
 def test_overview_is_short(command: Command, run: RunFolder) -> None:
@@ -118,7 +93,6 @@ def test_overview_is_short(command: Command, run: RunFolder) -> None:
         rf"speed: {re.escape(f'{flops:.4g}')} FLOPs/token, [\d,]+ tok/s, [\d.e-]+ TFLOP/s", lines.pop(0)
     )
     assert lines[0].startswith("to read: a row is a statistic at a site; a / b: its values in the first and the last ")
-    assert "; first: step 0; last: step 20; by layer: at the last step; over training: the last layer" in lines[0]
     assert lines[-1].endswith("normlab list stats lists the statistics")
 
 
@@ -193,13 +167,6 @@ def test_damaged_rows_are_left_out_with_a_warning(overrides: list[str], run_comm
     code, out, err = run_command("inspect", str(folder.path), "logz", "--json")
     assert (code, err) == (0, f"warning: {folder.path / 'stats'}: damaged rows, left out: 1\n")
     assert len(json.loads(out)[0]["steps"]) == 5
-
-
-def test_overview_names_statistics_measured_at_other_steps() -> None:
-    steps = {"resid_rms": [0, 10, 990], "logz": [0, 10, 990], "token_cos": [0, 800], "attn_sink": [0, 800]}
-    line = overview_reading([{"statistic": name, "steps": each} for name, each in steps.items()])
-    assert "; first: step 0; last: step 990; attn_sink, token_cos: steps 0 and 800; by layer: " in line
-    assert overview_reading([]) == ""
 
 
 def test_changed_statistics_of_a_finished_run_have_no_effect(
@@ -313,8 +280,6 @@ def test_noise_scale_averages_across_the_parts_of_a_run(overrides: list[str], ru
     assert row["values"][0] == trace[0] / square[0]
     assert row["values"][5] == pytest.approx(trace[3:].mean() / square[3:].mean(), rel=1e-6)
     assert len(rows["all", ""]["values"]) == 6
-    _, out, _ = run_command("inspect", str(folder.path), "gns")
-    assert "n = measured steps averaged: 1 at step 0, 1 at step 2, 2 at step 4, 3 at step 8, 3 at step 10" in out
 
 
 def test_undefined_noise_scales_are_noted(tmp_path: Path) -> None:
@@ -407,13 +372,6 @@ def test_runs_that_differ_in_no_option_are_named_by_id(tmp_path: Path, run_comma
     assert run_command("inspect", "one", "--results-dir", str(tmp_path))[0] == 0
 
 
-def test_sample_accepts_factors(run: RunFolder, run_command: Command) -> None:
-    flags = ["--tokens", "1", "--results-dir", str(run.path.parents[1])]
-    named = run_command("sample", "it's peri", "placement=peri,depth=3", *flags)
-    assert named == run_command("sample", run.run_id, *flags)
-    assert named[0] == 0
-
-
 def test_table_of_a_deep_model_is_thinned(tmp_path: Path) -> None:
     columns = [NumberOf("resid_rms", "", place) for place in range(1, 202)]
     layout, order = Layout.of(columns, 200, {})
@@ -425,11 +383,8 @@ def test_table_of_a_deep_model_is_thinned(tmp_path: Path) -> None:
     assert len(rows) == 201
     shown = table_rows(rows)
     assert len(shown) == MAX_LAYERS
-    assert left_out(rows) == "24 of 201 layers, 5 of 30 measured steps; --json has all"
-    assert left_out(rows[:24]) == "5 of 30 measured steps; --json has all"
-    few = [row | {"steps": row["steps"][:5], "values": row["values"][:5]} for row in rows]
-    assert left_out(few) == "24 of 201 layers; --json has all"
-    assert left_out(few[:24]) == ""
+    few = [row | {"steps": row["steps"][:5], "values": row["values"][:5]} for row in rows[:24]]
+    assert [bool(notes(each)) for each in (rows, rows[:24], few)] == [True, True, False]
     assert (shown[0]["layer"], shown[-1]["layer"]) == ("layer 1", "head")
     assert [key for key in shown[0] if key.startswith("step")] == [f"step {step}" for step in (0, 7, 14, 22, 29)]
 

@@ -32,6 +32,7 @@ from normlab.store import added
 from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
 from normlab.store.reading import parse_rows
 from normlab.store.record import RunRecord
+from support.compare_pages import lines_of
 from support.processes import children_of, wait_for
 
 
@@ -70,29 +71,38 @@ def data_of(address: str) -> dict:
     return json.loads(get(address)[2])
 
 
+def states_of(data: dict) -> list[str]:
+    return [run["state"] for run in data["run_table"]["rows"]]
+
+
+def last_point(data: dict, figure: str = "unfinished", series: str = "train_loss") -> list[float]:
+    """Return the last point of the first line of a figure."""
+    return next(iter(lines_of(data, figure, series).values()))[-1]
+
+
 def test_the_data_are_sent_once_until_a_record_changes(trained, tmp_path):
     trained("a", norm="rmsnorm")
     running = trained("b", norm="layernorm", state="running")
     with running.lock(), serve(ComparePage(names=[str(tmp_path)])) as address:
         status, headers, body = get(address)
         assert (status, headers["Content-Type"]) == (200, "application/json")
-        (unfinished,) = json.loads(body)["unfinished"]
-        assert (unfinished["state"], unfinished["curves"]["train_loss"][-1][0]) == ("running", 19)
+        assert states_of(json.loads(body)) == ["finished", "running"]
+        assert last_point(json.loads(body))[0] == 19
         assert get(address, If_None_Match=headers["ETag"])[0] == 304
         assert get(address, If_None_Match='"other"')[0] == 200
         running.append([{"kind": "train", "step": 20, "loss": 3.25, "grad_norm": 1.0, "clip": 1.0, "lr": 1e-3}])
         status, after, body = get(address, If_None_Match=headers["ETag"])
         assert status == 200
         assert after["ETag"] != headers["ETag"]
-        assert json.loads(body)["unfinished"][0]["curves"]["train_loss"][-1][:2] == [20, 3.25]
+        assert last_point(json.loads(body))[:2] == [20, 3.25]
 
 
 def test_a_killed_run_and_a_new_run_are_noticed(trained, tmp_path):
     running = trained("b", norm="layernorm", state="running")
     with serve(ComparePage(names=[str(tmp_path)])) as address:
         with running.lock():
-            assert [run["state"] for run in data_of(address)["unfinished"]] == ["running"]
-        assert [run["state"] for run in data_of(address)["unfinished"]] == ["killed"]  # no file has changed
+            assert states_of(data_of(address)) == ["running"]
+        assert states_of(data_of(address)) == ["killed"]  # no file has changed
         trained("c", norm="dyt")
         assert [run["id"] for run in data_of(address)["run_table"]["rows"]] == ["b", "c"]
 
@@ -190,7 +200,7 @@ def test_a_damaged_record_is_named_and_the_others_stay(trained, tmp_path):
     trained("a", norm="rmsnorm")
     broken = trained("b", norm="layernorm")
     with serve(ComparePage(names=[str(tmp_path)])) as address:
-        assert len(data_of(address)["cells"]) == 2
+        assert len(data_of(address)["cell_table"]["rows"]) == 2
         for name, content in (("status.json", b"{"), ("run.json", b'{"run_id": "b"'), ("metrics.jsonl", b"\xff{\n{")):
             (broken.path / name).write_bytes(content)
             data = data_of(address)
@@ -210,7 +220,7 @@ def test_an_error_is_shown_with_the_last_data(trained, tmp_path, monkeypatch):
         after = data_of(address)
     assert during == before | {"error": "ZeroDivisionError: division by zero"}
     assert after["error"] == ""
-    assert after["cells"][0]["curves"]["val_loss"][-1][0] == 30
+    assert last_point(after, "loss", "val_loss")[0] == 30
 
 
 def test_a_sweep_without_a_plan_or_without_a_run(trained, tmp_path):
@@ -224,7 +234,8 @@ def test_a_sweep_without_a_plan_or_without_a_run(trained, tmp_path):
         folder.mkdir(parents=True)
         write_plan(folder, Plan("first", "off", [PlannedRun("a", [], {}), PlannedRun("b", [], {})], []))
         data = data_of(address)
-        assert (data["error"], data["title"], data["missing"]) == ("", "first", [["not started", 2]])
+        assert (data["error"], data["title"]) == ("", "first")
+        assert "not started (2)" in data["summary"][1]
         trained("a", norm="rmsnorm")
         assert [run["state"] for run in data_of(address)["run_table"]["rows"]] == ["finished", "not started"]
 
@@ -282,10 +293,10 @@ def test_the_end_waits_for_the_data_of_the_end(trained, tmp_path, monkeypatch):
         assert may_read.wait(30)
         return data
 
-    def ask_twice(address: str) -> list[int]:
+    def ask_twice(address: str) -> list[float]:
         early = data_of(address)
         time.sleep(0.5)
-        return [data["unfinished"][0]["curves"]["train_loss"][-1][0] for data in (early, data_of(address))]
+        return [last_point(data)[0] for data in (early, data_of(address))]
 
     with ThreadPoolExecutor() as threads, running.lock():
         with serve(ComparePage(names=[str(tmp_path)])) as address:

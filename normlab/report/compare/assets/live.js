@@ -3,7 +3,7 @@
 const POLL_MS = 1000;
 const TIMEOUT_MS = 60000; // the first reading of many runs takes long
 const mark = make("span", { id: "live", class: "badge no" }, "live");
-byId("theme-place").prepend(mark);
+byId("status").append(mark);
 let etag = null;
 let isConnected = true;
 let isPolling = false;
@@ -49,7 +49,6 @@ async function poll() {
     if (data && (data.command !== DATA.command || data.version !== DATA.version)) location.reload();
     else if (data) {
       useData(data);
-      addFigures(KINDS);
       redraw();
     }
   } catch (error) {

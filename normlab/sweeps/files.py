@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,11 +102,8 @@ def append_outcome(folder: Path, outcome: PackOutcome) -> None:
     Raises:
         StoreError: The system refused.
     """
-    file = AppendFile(folder / OUTCOMES_FILE, lines=True)
-    try:
+    with closing(AppendFile(folder / OUTCOMES_FILE, lines=True)) as file:
         file.append(to_json(asdict(outcome)))
-    finally:
-        file.close()
 
 
 def read_outcomes(folder: Path) -> list[PackOutcome]:

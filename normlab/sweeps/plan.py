@@ -43,8 +43,9 @@ _OTHER_NAME = "choose another name, or leave it out: runs that are completed are
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRun:
-    """The config of a run with the settings that it will train with."""
+    """A planned run with the settings that it will train with."""
 
+    planned: PlannedRun
     config: RunConfig
     machine: RuntimeSettings
     vocab_size: int
@@ -97,9 +98,24 @@ def make_plan(
     gpu = min(gpus, key=lambda gpu: gpu.memory_bytes, default=None)
     for _, config in composed:
         check_machine(config, options.slurm if options.on == "slurm" else None, gpu)
-    corpora, warnings = dict[str, Corpus](), dict[str, None]()
-    planned: dict[str, PlannedRun] = {}
-    resolved: dict[str, ResolvedRun] = {}
+    runs, warnings = _resolve_runs(options, composed, gpu, show_progress)
+    name = options.name or _default_name(options, [run.planned for run in runs])
+    folder = sweep_folder(runs[0].config.results_dir, name)
+    plan = Plan(name, options.pack, [run.planned for run in runs], [])
+    plan = (
+        reconcile(read_plan(folder), plan, folder) if has_plan(folder) else _grouped(options, plan, folder, runs, gpus)
+    )
+    return PlannedSweep(plan, folder, warnings, gpus)
+
+
+def _resolve_runs(
+    options: SweepOptions,
+    composed: Sequence[tuple[list[str], RunConfig]],
+    gpu: Gpu | None,
+    show_progress: Callable[[str], None],
+) -> tuple[list[ResolvedRun], list[str]]:
+    """Return the different runs, and the warnings about them; `gpu` has the least memory."""
+    corpora, warnings, runs = dict[str, Corpus](), dict[str, None](), dict[str, ResolvedRun]()
     for number, (overrides, unresolved) in enumerate(composed, 1):
         show_progress(f"planning: {number} of {len(composed)} runs")
         config = resolve_start(unresolved)
@@ -110,42 +126,36 @@ def make_plan(
         machine = resolve(config, options.has_gpu, gpu)
         run_identity = identity(config, machine, corpora[key])
         run_id = run_id_of(config, run_identity)
-        if run_id in planned:
-            first = " ".join(planned[run_id].overrides) or "an earlier run"
+        if run_id in runs:
+            first = " ".join(runs[run_id].planned.overrides) or "an earlier run"
             warnings[f"{' '.join(overrides) or 'a run'}: is the same run as {first}, and is trained once"] = None
             continue
         if not RunFolder(Path(config.results_dir) / RUNS_FOLDER / run_id).exists():
             check_start(config, run_identity)
-        planned[run_id] = PlannedRun(run_id, list(overrides), plain_tree(config))
+        planned = PlannedRun(run_id, list(overrides), plain_tree(config))
         # Each GPU has a memory of its own, and so has each node.
         processes = config.devices // options.slurm.nodes if machine.device == "cpu" else 1
-        resolved[run_id] = ResolvedRun(config, machine, corpora[key].tokenizer.vocab_size, processes)
+        runs[run_id] = ResolvedRun(planned, config, machine, corpora[key].tokenizer.vocab_size, processes)
         warnings |= dict.fromkeys(config.warnings())
     show_progress("")
-    configs = [each.config for each in resolved.values()]
-    name = options.name or _default_name(options, list(planned.values()))
-    folder = sweep_folder(configs[0].results_dir, name)
-    plan = Plan(name, options.pack, list(planned.values()), [])
-    if has_plan(folder):
-        plan = reconcile(read_plan(folder), plan, folder)
-        return PlannedSweep(plan, folder, list(warnings), gpus)
-    runs = [run_of(folder, run) for run in plan.runs]
-    for run in runs:
-        _check_not_in_another_pack(run, name)
-    jobs = _jobs(options, list(resolved.values()))
-    size, memory_bytes = _pack_size(options, list(resolved.values()), gpus, jobs)
-    left = [index for index, run in enumerate(runs) if not is_completed(run)]
-    alone = _runs_with_random_forward(configs) | {index for index in left if runs[index].exists()}
-    packs = make_packs(configs, left, alone, size)
-    notes = []
-    if (options.largest_pack or 1) > 1:
-        reasons = dict.fromkeys(map(reason_to_train_alone, configs))
-        notes = [f"sweep.pack={options.pack} does not apply to all runs: {reason}" for reason in reasons if reason]
-    numbered = [Pack(number, pack) for number, pack in enumerate(sorted(packs), 1)]
+    return list(runs.values()), list(warnings)
+
+
+def _grouped(options: SweepOptions, plan: Plan, folder: Path, runs: Sequence[ResolvedRun], gpus: Sequence[Gpu]) -> Plan:
+    """Return a plan with the packs of the runs that are not completed."""
+    folders, configs = [run_of(folder, run) for run in plan.runs], [run.config for run in runs]
+    for run in folders:
+        _check_not_in_another_pack(run, plan.name)
+    jobs = _jobs(options, runs)
+    size, memory_bytes = _pack_size(options, runs, gpus, jobs)
+    left = [index for index, run in enumerate(folders) if not is_completed(run)]
+    alone = _runs_with_random_forward(configs) | {index for index in left if folders[index].exists()}
+    packs = [Pack(number, pack) for number, pack in enumerate(sorted(make_packs(configs, left, alone, size)), 1)]
+    reasons = dict.fromkeys(map(reason_to_train_alone, configs)) if (options.largest_pack or 1) > 1 else ()
+    notes = [f"sweep.pack={options.pack} does not apply to all runs: {reason}" for reason in reasons if reason]
     jobs = jobs if gpus else max(1, min(jobs, len(packs)))
     threads = None if options.on == "slurm" else threads_of((options.jobs or jobs) * max(1, len(gpus)))
-    plan = replace(plan, packs=numbered, notes=notes, memory_bytes=memory_bytes, parallel_packs=jobs, threads=threads)
-    return PlannedSweep(plan, folder, list(warnings), gpus)
+    return replace(plan, packs=packs, notes=notes, memory_bytes=memory_bytes, parallel_packs=jobs, threads=threads)
 
 
 def threads_of(processes: int) -> int:
@@ -164,12 +174,7 @@ def _runs_with_random_forward(configs: Sequence[RunConfig]) -> set[int]:
 
 
 def _gpus_of(options: SweepOptions, configs: Sequence[RunConfig]) -> list[Gpu]:
-    """Return the GPUs of a sweep; none if it runs in Slurm, or on a CPU only.
-
-    Raises:
-        ConfigError: `sweep.gpus` names no GPU of this machine, or has no effect on a CPU; or `precision=auto` depends
-            on the GPU.
-    """
+    """Return the GPUs of a sweep; none if it runs in Slurm, or on a CPU only."""
     if options.on == "slurm":
         return []
     if "cuda" not in map(resolve_device, configs):
@@ -205,8 +210,7 @@ def _pack_size(
 ) -> tuple[int, int | None]:
     """Return the largest pack size and, with sweep.pack=auto, the bytes that limit it.
 
-    With sweep.pack=auto, the size is the smallest of the sizes for each run. On this machine, it leaves runs for
-    every job.
+    That of auto is the smallest of the sizes for each run, and leaves runs for every job on this machine.
     """
     if options.largest_pack is not None:
         return options.largest_pack, None

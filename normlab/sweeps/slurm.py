@@ -131,11 +131,7 @@ class SlurmExecutor:
                 files.write_queue(self._folder, self._queue)
 
     def _ask_slurm(self, packs: dict[str, int]) -> None:
-        """Note which tasks are out of the queue, and report the states of the others if they have changed.
-
-        Args:
-            packs: The number of the pack of each task.
-        """
+        """Note which tasks are out of the queue, and report new states of the others; `packs` are the packs by task."""
         listed = ask(packs, "squeue", "--array", "--states=all", "--format=%i|%T|%r")
         if listed is None:
             return
@@ -168,7 +164,7 @@ class SlurmExecutor:
         if all_completed(self._folder, plan.runs_of(plan.pack_of(number))):
             return PackOutcome(number, FINISHED)
         remedy = {MEMORY: "raise sweep.slurm.memory_gb", INTERRUPTED: "the same command resumes it"}
-        detail = f"Slurm state {state}" if state else "squeue and sacct do not list its task"
+        detail = f"Slurm state {state}" if state else "its task ended without an outcome"
         return PackOutcome(
             number, cause, f"{detail}; {remedy.get(cause, f'the log of the task is {os.path.relpath(log)}')}"
         )

@@ -122,30 +122,18 @@ def test_name_of_another_sweep_is_an_error(plan: Callable[..., PlannedSweep]) ->
     [
         ("sweep.nam=x", ["sweep.nam=x", "jobs, name, on, pack, slurm, timeout_minutes", "did you mean 'sweep.name'?"]),
         ("sweep.pack=of", ["sweep.pack=of", "auto, off", "did you mean 'off'?"]),
-        ("sweep.pack=0", ["sweep.pack=0", "auto, off"]),
         ("sweep.pack=2,3", ["sweep.pack=2,3: choose auto, off, or a number"]),
-        ("sweep.on=slrm", ["sweep.on=slrm", "local, slurm", "did you mean 'slurm'?"]),
         ("sweep.jobs=0", ["sweep.jobs=0", "at least 1"]),
         ("sweep.jobs=many", ["sweep.jobs=many: Value 'many' of type 'str' could not be converted"]),
-        ("sweep.timeout_minutes=0", ["sweep.timeout_minutes=0", "greater than 0"]),
         ("sweep.name=../x", ["sweep.name=../x", "folder"]),
-        ("sweep.name=", ["sweep.name="]),
-        ("~sweep.name", ["sweep.name"]),
         ("run.fresh=true", ["run.fresh=true", "leave it out"]),
-        ("run.fresh=true,false", ["run.fresh=true", "leave it out"]),
         ("results_dir=a,b", ["results_dir=a,b", "one results folder"]),
         ("seed=range(0)", ["no value", "no runs"]),
         ("seed=range(10001)", ["seed=range", "more than 10000 runs"]),
         ("model.heads=2,5", ["model.heads=5", "model.width=32"]),
-        ("norm=rmsnorm,rmsnrm", ["rmsnrm", "did you mean 'rmsnorm'"]),
-        ("nrom=rmsnorm,layernorm", ["nrom=rmsnorm", "did you mean 'norm'"]),
         ("model.width=64,131072", ["model.width=131072", "memory"]),
         ("data.path=no_such.txt", ["no_such.txt"]),
-        *(
-            (override, [f"{override}: not option=value in Hydra's grammar"])
-            for override in ("optim.lr=1e-3,,3e-3", "seed=0,1,", "tracking.tags=[a,,b]", "norm=,none")
-        ),
-        ("--nope", ["--nope"]),
+        ("optim.lr=1e-3,,3e-3", ["optim.lr=1e-3,,3e-3: not option=value in Hydra's grammar"]),
     ],
 )
 def test_error_is_one_line_and_leaves_nothing(
@@ -258,11 +246,6 @@ def test_run_in_a_pack_of_another_sweep_is_an_error(plan: Callable[..., PlannedS
         plan("seed=0", "sweep.name=second")
     run.write_status({"state": "finished"})
     assert plan("seed=0", "sweep.name=second").plan.packs == []
-
-
-def test_jobs_has_no_effect_with_submitits_processes(plan: Callable[..., PlannedSweep]) -> None:
-    with pytest.raises(ConfigError, match=r"sweep.jobs=1: has no effect with sweep.slurm.cluster=local"):
-        plan("sweep.on=slurm", "sweep.slurm.cluster=local", "sweep.slurm.gpus=0", "sweep.jobs=1")
 
 
 def test_last_row_of_a_long_record(tmp_path: Path) -> None:

@@ -278,7 +278,7 @@ def test_task_that_left_the_queue_without_an_outcome_has_failed(
     assert outcome.code == 1
     log = os.path.relpath(folder / "slurm" / "12_1_0_log.out")
     assert {number: (end.cause, end.detail) for number, end in outcome.failed.items()} == {
-        2: ("failed", f"squeue and sacct do not list its task; the log of the task is {log}")
+        2: ("failed", f"its task ended without an outcome; the log of the task is {log}")
     }
     outcome, events, _ = run_sweep(grid)
     assert events == [("start", 0, [2])]
@@ -404,7 +404,7 @@ def test_without_submitit_or_slurm(
 
 
 @pytest.mark.parametrize(
-    ("overrides", "events"),
+    ("overrides", "message"),
     [
         (["sweep.slurm.cpus=4"], r"sweep.slurm.cpus=4: has no effect with sweep.on=local"),
         (["sweep.on=slurm", "device=cpu"], r"device=cpu: sweep.slurm.gpus is 1; set sweep.slurm.gpus=0"),
@@ -420,16 +420,14 @@ def test_without_submitit_or_slurm(
         (["sweep.on=slurm", "sweep.slurm.nodes=2"], r"devices=1: cannot be divided among sweep.slurm.nodes=2"),
         (["sweep.on=slurm", "sweep.slurm.nodes=2", "sweep.slurm.cluster=local"], r"nodes=2: has no effect"),
         (["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.slurm.gpu_type=a100"], r"gpu_type=a100: has no effect"),
+        (["sweep.on=slurm", "sweep.slurm.cluster=local", "sweep.jobs=1"], r"sweep.jobs=1: has no effect"),
         (["sweep.on=slurm", "sweep.slurm.extra=['--qos=high']"], r"extra=--qos=high: is not an option of sbatch"),
         (["sweep.on=slurm", "sweep.slurm.extra=['time=3']"], r"extra=time=3: normlab sets time"),
-        (["sweep.on=slurm", "sweep.slurm.time_minutes=1"], r"sweep.slurm.time_minutes=1: must be at least 5"),
         (["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.slurm.memory_gb=0.001"], r"a task \(sweep.slurm.memory_gb\)"),
-        (["sweep.on=slurm", "sweep.slurm.partitoin=x"], r"partitoin.*did you mean"),
-        (["sweep.on=slurms"], r"sweep.on=slurms \(did you mean 'slurm'\?\): choose one of local, slurm"),
     ],
 )
-def test_invalid_slurm_options(overrides: list[str], events: str) -> None:
-    with pytest.raises(ConfigError, match=events):
+def test_invalid_slurm_options(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         make_plan(*compose_sweep(overrides))
 
 

@@ -88,20 +88,6 @@ def test_used_process_gives_the_bits_of_a_new_one(overrides: list[str], tmp_path
             assert any((folders[0] / "checkpoints").iterdir())
 
 
-@pytest.mark.process
-def test_logs_of_packs_are_separate(overrides: list[str], tmp_path: Path) -> None:
-    planned = planned_in(tmp_path / "results", overrides, "seed=0,1", "sweep.pack=off")
-    first, second = planned.plan.packs
-    with started(planned, first) as worker:
-        assert train(planned, worker, first)
-        assert train(planned, worker, second)
-    for pack in (first, second):
-        (run,) = planned.plan.runs_of(pack)
-        text = log_of(planned.folder, pack.number).read_text()
-        assert text.count("finished at step 12/12") == 1
-        assert run.run_id in text
-
-
 PLUGIN = """
 from normlab.norms.rmsnorm import RMSNormConfig
 from normlab.norms.base import register_norm

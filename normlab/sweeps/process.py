@@ -146,16 +146,13 @@ class RunningPack:
         code = self.worker.exit_code()  # first: an answer may come just before the end
         answer = self.worker.answer()
         if answer is None and code is None:
-            silent = self._seconds_silent()
-            if silent > 60 * self._timeout_minutes:
-                detail = f"wrote nothing for {silent:.0f} s (sweep.timeout_minutes={self._timeout_minutes:.3g})"
-                self.stop(FAILED, detail)
-            if time.monotonic() > self._kill_at:
-                self.worker.kill()
+            self._check_time()
             return None
-        memory_kill = _memory_kills() > self._memory_kills_before
-        death = cause_of_death(code or 0, self._log_tail(), memory_kill=memory_kill, on_gpu=bool(self.worker.gpus))
-        cause, detail, can_continue = answer or (*death, False)
+        if answer is None:
+            memory_kill = _memory_kills() > self._memory_kills_before
+            on_gpu = bool(self.worker.gpus)
+            answer = (*cause_of_death(code or 0, self._log_tail(), memory_kill=memory_kill, on_gpu=on_gpu), False)
+        cause, detail, can_continue = answer
         if self._stopped is not None and cause != FINISHED:
             cause, detail = self._stopped
         self.is_idle = can_continue and self._stopped is None  # the signal may arrive after the answer
@@ -165,6 +162,13 @@ class RunningPack:
             self.pack.number, cause, one_line(detail), ",".join(gpu.uuid for gpu in self.worker.gpus)
         )
         return self._ended
+
+    def _check_time(self) -> None:
+        if (silent := self._seconds_silent()) > 60 * self._timeout_minutes:
+            detail = f"wrote nothing for {silent:.0f} s (sweep.timeout_minutes={self._timeout_minutes:.3g})"
+            self.stop(FAILED, detail)
+        if time.monotonic() > self._kill_at:
+            self.worker.kill()
 
     def stop(self, cause: str = INTERRUPTED, detail: str = STOPPED) -> None:
         """Stop the worker with a checkpoint (SIGTERM); `poll` kills it after `GRACE_S`."""

@@ -38,6 +38,7 @@ def plan_lines(sweep: PlannedSweep, options: SweepOptions, *, with_packs: bool) 
     completed = len(plan.runs) - len(left)
     yield f"sweep   {plan.name}"
     yield f"runs    {len(plan.runs)}" + (f" ({completed} completed already, not trained again)" if completed else "")
+    yield from (f"note    {note}" for note in plan.notes)
     if not packs:
         yield "packs   none: nothing is left to train"
         return
@@ -51,7 +52,6 @@ def plan_lines(sweep: PlannedSweep, options: SweepOptions, *, with_packs: bool) 
     elif options.on == "local" and jobs > 1:
         threads = threads_of(jobs) if "OMP_NUM_THREADS" in os.environ else plan.threads or threads_of(jobs)
         yield f"jobs    {jobs} packs at once, {counted(threads, 'thread')} each (sweep.jobs={jobs})"
-    yield from (f"note    {note}" for note in plan.notes)
     yield f"tokens  {sum(tokens_of(plan.runs[index]) for index in left):,} to train on"
     for pack in packs if with_packs else ():
         yield f"pack {pack.number:<3} {label_of(plan, pack)}"

@@ -29,25 +29,6 @@ from normlab.sweeps.slurm import SlurmExecutor
 from normlab.training.machine import Gpu
 
 
-@dataclass(slots=True)
-class SweepResult:
-    """The result of `supervise`."""
-
-    plan: Plan
-    """The latest plan."""
-    failed: dict[int, PackOutcome]
-    """The outcomes of the failed packs, by number, also of those that failed in an earlier command."""
-    incomplete: int = 0
-    """Packs that are neither completed nor failed."""
-    signal: int | None = None
-    """The signal that stopped the sweep."""
-
-    @property
-    def code(self) -> int:
-        """The exit code: 0 if all packs are completed, 128 + n after signal n, else 1."""
-        return 128 + self.signal if self.signal else int(bool(self.failed or self.incomplete))
-
-
 def supervise(
     folder: Path,
     plan: Plan,
@@ -56,7 +37,7 @@ def supervise(
     gpus: Sequence[Gpu] = (),
     *,
     retry_failed: bool = False,
-) -> SweepResult:
+) -> Supervision:
     """Train the packs of a sweep that are not completed.
 
     Args:
@@ -99,19 +80,35 @@ def supervise(
                 f"sweep {plan.name}: job {jobs} in Slurm has {counted(len(queue), 'pack')} of it; use sweep.on=slurm "
                 f"to watch them, or cancel the job and delete {files.queue_file(folder)}"
             )
-        return _Supervisor(folder, plan, executor, display).run(retry_failed)
+        supervision = Supervision(folder, plan, executor, display)
+        supervision.run(retry_failed)
+        return supervision
 
 
 @dataclass(slots=True)
-class _Supervisor:
+class Supervision:
+    """The training of the packs of a sweep, and its result."""
+
     folder: Path
     plan: Plan
+    """The latest plan."""
     executor: LocalExecutor | SlurmExecutor
     display: ProgressDisplay
     waiting: list[Pack] = field(default_factory=list)
     failed: dict[int, PackOutcome] = field(default_factory=dict)
+    """The outcomes of the failed packs, by number, also of those that failed in an earlier command."""
+    incomplete: int = 0
+    """Packs that are neither completed nor failed."""
+    signal: int | None = None
+    """The signal that stopped the sweep."""
 
-    def run(self, retry_failed: bool) -> SweepResult:
+    @property
+    def code(self) -> int:
+        """The exit code: 0 if all packs are completed, 128 + n after signal n, else 1."""
+        return 128 + self.signal if self.signal else int(bool(self.failed or self.incomplete))
+
+    def run(self, retry_failed: bool) -> None:
+        """Train the packs that are left, without those that have failed unless `retry_failed`."""
         latest = {outcome.pack: outcome for outcome in files.read_outcomes(self.folder)}
         active = self.executor.active
         for pack in list(self.plan.packs):
@@ -144,8 +141,8 @@ class _Supervisor:
                     self.display.refresh()
         finally:
             self.executor.close()
-        incomplete = sum(not (pack.number in self.failed or self._is_completed(pack)) for pack in self.plan.packs)
-        return SweepResult(self.plan, self.failed, incomplete, signals[0] if signals else None)
+        self.signal = signals[0] if signals else None
+        self.incomplete = sum(not (pack.number in self.failed or self._is_completed(pack)) for pack in self.plan.packs)
 
     def _record(self, outcome: PackOutcome) -> None:
         files.append_outcome(self.folder, outcome)

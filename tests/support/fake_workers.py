@@ -19,7 +19,7 @@ from normlab.store.runs import RunFolder
 from normlab.sweeps import local, supervisor
 from normlab.sweeps.files import GPU_FAULT, MEMORY
 from normlab.sweeps.plan import make_plan
-from normlab.sweeps.supervisor import SweepResult, supervise
+from normlab.sweeps.supervisor import Supervision, supervise
 from normlab.training.machine import Gpu
 from support.processes import RecordingDisplay
 from support.small_run import one_run_at_a_time
@@ -103,7 +103,7 @@ class FakeSweeps:
 
     def __call__(
         self, *more: str, ways: dict[int | str, str] | None = None, on: Sequence[Gpu] = (), retry: bool = False
-    ) -> tuple[SweepResult, list[Any], Path]:
+    ) -> tuple[Supervision, list[Any], Path]:
         """Return the result, the calls of the display and the folder of a sweep on some GPUs."""
         for name, value in {"ways": ways or {}, "all": [], "most_at_once": 0}.items():
             self.monkeypatch.setattr(FakeWorker, name, value, raising=False)

@@ -15,7 +15,7 @@ from normlab.store.plans import Pack, Plan
 from normlab.sweeps.files import PackOutcome
 from normlab.sweeps.plan import make_plan
 from normlab.sweeps.progress import ProgressDisplay
-from normlab.sweeps.supervisor import SweepResult, supervise
+from normlab.sweeps.supervisor import Supervision, supervise
 
 
 class RecordingDisplay(ProgressDisplay):
@@ -40,7 +40,7 @@ class RecordingDisplay(ProgressDisplay):
 
 def run_sweep(
     overrides: Sequence[str], on_refresh: Callable[[], object] = lambda: None, *, retry_failed: bool = False
-) -> tuple[SweepResult, list[Any], Path]:
+) -> tuple[Supervision, list[Any], Path]:
     """Run a sweep; return its result, the calls of its display, and its folder."""
     options, composed = compose_sweep(overrides)
     planned, display = make_plan(options, composed), RecordingDisplay(on_refresh)

@@ -24,7 +24,7 @@ from normlab.options import flatten_options
 from normlab.placements.base import load_all as load_placements
 from normlab.stats.measure.schedule import probe_steps
 from normlab.tracking.payloads import labels_of
-from normlab.tracking.settings import services_of
+from normlab.tracking.uploads import services_of
 from normlab.training.machine import resolve
 from normlab.training.start import Outcome, train
 
@@ -124,7 +124,7 @@ def followers(config: RunConfig) -> Any:
 def wandb_labels(config: RunConfig) -> Any:
     """Return the labels of the run at W&B, and where it is sent."""
     run = train(config, trackers=[]).folder.run()
-    return *labels_of(run, None), run["config"]["tracking"]["project"], run["config"]["tracking"]["entity"]
+    return labels_of(run, None), run["config"]["tracking"]["project"], run["config"]["tracking"]["entity"]
 
 
 def resolved(config: RunConfig) -> Any:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import webbrowser
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from normlab.cli.app import By, Color, Panel, ResultsDir, Style, Where, X, app, echo, split_names
+from normlab.cli.app import (
+    By,
+    Color,
+    Panel,
+    ResultsDir,
+    Style,
+    Where,
+    X,
+    app,
+    echo,
+    replace_interrupt_handler,
+    split_names,
+)
 from normlab.errors import ConfigError, one_line
 from normlab.version import __version__
 
@@ -75,17 +90,16 @@ def compare(
         output=None if output is None else Path(output), results_dir=results_dir, version=__version__,
     )  # fmt: skip
     if watch:
-        from normlab.report.compare.watch import interrupts, serve
+        from normlab.report.compare.watch import serve
 
-        with interrupts() as interrupted:  # until the page is written
-            with serve(page, port, check=True) as address:
-                echo(f"live at {address} (Ctrl-C ends it and writes the page)")
-                if open:
-                    webbrowser.open(address)
-                interrupted.wait()
-            summary, path = page.write()
-    else:
-        summary, path = page.write()
+        page.data(page.select(must_have_started=False))  # a wrong condition is an error of the command
+        replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)
+        with suppress(KeyboardInterrupt), serve(page, port) as address:
+            echo(f"live at {address} (Ctrl-C ends it and writes the page)")
+            if open:
+                webbrowser.open(address)
+            threading.Event().wait()
+    summary, path = page.write()
     for line in map(one_line, summary):
         echo(line)
     echo(path)
@@ -104,7 +118,6 @@ def _save_workspace(
     from normlab.analysis.settings import LR
     from normlab.analysis.table import cell_options
     from normlab.report.channels import choose_channels
-    from normlab.store.plans import read_plan
     from normlab.store.query import select_runs
     from normlab.tracking.workspace import save_workspace
 
@@ -117,4 +130,4 @@ def _save_workspace(
     # The colours first, because W&B gives colours to the groups of the first factor.
     grouped = [factor for factor in (chosen.color, chosen.style, chosen.x, *chosen.panel) if factor is not None]
     options = dict.fromkeys([*(factor.option for factor in grouped), LR])
-    return save_workspace(read_plan(selection.home), [run.record.folder.path for run in results], list(options))
+    return save_workspace(selection.name, [run.record for run in results], list(options))

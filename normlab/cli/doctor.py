@@ -177,16 +177,16 @@ def _wandb() -> tuple[str, str, str]:
     from normlab.tracking.wandb import NO_LOGIN, wandb_environment
 
     try:
-        settings = wandb_environment()
+        mode, host = wandb_environment()
     except ValueError as error:  # from pydantic, over several lines
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = " ".join(lines[1:3])
         return NOTE, f"invalid W&B settings ({reason}): runs are not sent", "fix the WANDB_ variables"
-    if settings.mode == "online":
-        return GOOD, f"online at {settings.host}", ""
-    if settings.mode == NO_LOGIN:
-        return NOTE, f"no login at {settings.host}: runs are not sent; `normlab sync` sends them later", "wandb login"
-    return GOOD, f"{settings.mode} (set by the user)", ""
+    if mode == "online":
+        return GOOD, f"online at {host}", ""
+    if mode == NO_LOGIN:
+        return NOTE, f"no login at {host}: runs are not sent; `normlab sync` sends them later", "wandb login"
+    return GOOD, f"{mode} (set by the user)", ""
 
 
 def _disk(folder: Path, remedy: str) -> tuple[str, str, str]:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from normlab.cli.app import ResultsDir, app, echo, replace_interrupt_handler
-from normlab.errors import warn
+from normlab.errors import ConfigError, warn
 
 
 @app.command()
@@ -35,8 +35,7 @@ def sync(
     from normlab.store.files import check_links
     from normlab.store.query import select_runs
     from normlab.tracking.background import Task, start_follower
-    from normlab.tracking.settings import may_have_login
-    from normlab.tracking.uploads import is_sending, upload_lines
+    from normlab.tracking.uploads import is_sending, may_have_login, upload_lines
 
     codes: list[int] = []
     # Ctrl-C and SIGTERM have to end the follower too.
@@ -54,14 +53,13 @@ def sync(
         service = "online" if to == "wandb" else to
         for folder in folders:
             check_links(folder)
-        if to == "tensorboard" or may_have_login():
-            follower = start_follower(Task(runs=folders, service=service, sweep=sweep, until_end=False))
-            try:
-                codes.append(follower.wait())
-            finally:
-                follower.terminate()
-        else:
-            codes.append(2)
+        if to == "wandb" and not may_have_login():
+            raise ConfigError("--to wandb: no login at W&B; log in with `wandb login`")
+        follower = start_follower(Task(runs=folders, service=service, sweep=sweep, until_end=False))
+        try:
+            codes.append(follower.wait())
+        finally:
+            follower.terminate()
         codes += [2 for run in folders if is_sending(run, service)]  # another process does, and may fail
         options = [] if results_dir == "results" else ["--results-dir", results_dir]
         for line in upload_lines(folders, service, [*options, name]):

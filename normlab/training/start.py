@@ -40,7 +40,6 @@ from normlab.store.series import series
 from normlab.store.status import RecordedPack, Status
 from normlab.tracking.background import follow_training
 from normlab.tracking.console import Console
-from normlab.tracking.tracker import Tracker
 from normlab.training import checkpoint
 from normlab.training.identity import describe
 from normlab.training.launch import train_on_devices
@@ -78,7 +77,7 @@ class Outcome:
     """Whether the run had ended before the call."""
 
 
-def train(config: RunConfig, trackers: Sequence[Tracker] | None = None, *, ends_process: bool = False) -> Outcome:
+def train(config: RunConfig, trackers: Sequence[Console] | None = None, *, ends_process: bool = False) -> Outcome:
     """Train the run of a validated config, or resume it, or return the outcome that it has already.
 
     Args:
@@ -94,7 +93,7 @@ def train(config: RunConfig, trackers: Sequence[Tracker] | None = None, *, ends_
 
 def train_pack(
     configs: Sequence[RunConfig],
-    trackers: Sequence[Sequence[Tracker]] | None = None,
+    trackers: Sequence[Sequence[Console]] | None = None,
     *,
     pack: Mapping[str, Any] | None = None,
     ends_process: bool = False,

@@ -21,7 +21,7 @@ from normlab.store.format import CLIP_FACTOR_KEY, DIVERGED
 from normlab.store.parts import parse_part, part_to_json
 from normlab.store.runs import RunFolder
 from normlab.store.status import Divergence, RecordedPack, Status, StepNumbers
-from normlab.tracking.tracker import Row, Tracker
+from normlab.tracking.console import Console, Row
 from normlab.training import checkpoint
 from normlab.training.optim import kept_step, learning_rate
 from normlab.training.writer import Writer
@@ -63,7 +63,7 @@ class TrainingRun:
     """The run.json that a start today would write."""
     run_json: dict[str, Any] = field(default_factory=dict)
     """The run.json that the folder holds: `new_run_json`, or that of the first start."""
-    trackers: Sequence[Tracker] = ()
+    trackers: Sequence[Console] = ()
     writer: Writer = field(default_factory=Writer)
     """The writer of all runs of the loop."""
     progress: Progress = field(default_factory=Progress)
@@ -124,10 +124,8 @@ class TrainingRun:
             tracker.log(rows)
 
     def record_statistics(self, tier: str, profiles: Profiles) -> None:
-        """Add statistics to the record, and give them to the trackers."""
+        """Add statistics to the record."""
         self.writer.add(partial(self.write_statistics, self.folder.statistics.append, tier, profiles))
-        for tracker in self.trackers:
-            tracker.log_statistics(profiles)
 
     def cut_statistics(self, step: int) -> None:
         """Remove the statistics of the steps from `step` on from the record."""

@@ -38,8 +38,7 @@ from normlab.data.tokenizers import BytesTokenizer
 from normlab.model.flops import flops_per_token
 from normlab.model.init import build_model
 from normlab.openmp import SPIN_COUNT
-from normlab.tracking.console import Console
-from normlab.tracking.tracker import Row
+from normlab.tracking.console import Console, Row
 from normlab.training import start as run_module
 from normlab.training.machine import resolve
 from normlab.training.optim import learning_rate
@@ -104,9 +103,6 @@ class Turns:
             self._turns += 1
             if self._turns >= WARM_UP:
                 self._pause()
-
-    def log_statistics(self, profiles: Any) -> None:
-        """Do nothing."""
 
     def finish(self, status: object) -> None:
         """Do nothing."""

@@ -59,8 +59,6 @@ class Interrupting:
         if any(row["step"] == MIDDLE and row["kind"] == "train" for row in rows):
             os.kill(os.getpid(), signal.SIGINT)
 
-    def log_statistics(self, profiles: Any) -> None:
-        """Do nothing."""
 
     def finish(self, status: Any) -> None:
         """Do nothing."""

@@ -165,7 +165,7 @@ def test_labels_at_a_service() -> None:
     config = {"norm": {"name": TEXT, "preset": ""}, "placement": {"name": TEXT}, "model": {"depth": 1}}
     config["tracking"] = tracking
     labels = labels_of({"run_id": "id", "name": TEXT, "config": config}, None)
-    for label in (labels.name, labels.group, labels.job_type, *labels.tags):
+    for label in (labels["name"], labels["group"], labels["job_type"], *labels["tags"]):
         assert_shown(str(label))
 
 

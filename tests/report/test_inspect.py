@@ -192,8 +192,6 @@ class StopAfterSixUpdates:
         if rows[-1]["step"] == 6:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def log_statistics(self, profiles: Any) -> None: ...
-
     def finish(self, status: Any) -> None: ...
 
 

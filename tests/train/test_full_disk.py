@@ -10,8 +10,7 @@ import pytest
 
 from normlab.store.query import find_runs
 from normlab.store.runs import RunFolder
-from normlab.tracking.console import Console
-from normlab.tracking.tracker import Row
+from normlab.tracking.console import Console, Row
 from normlab.training import checkpoint
 from normlab.training import start as training
 from support.disk import fill

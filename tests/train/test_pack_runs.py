@@ -60,9 +60,6 @@ class SignallingTracker:
                 raise self.error
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def log_statistics(self, profiles: Any) -> None:
-        pass
-
     def finish(self, status: Any) -> None:
         pass
 

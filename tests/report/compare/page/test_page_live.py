@@ -68,7 +68,7 @@ def test_new_points_come_without_a_reload_and_choices_stay(browser, trained, tmp
     page.on("pageerror", lambda error: errors.append(str(error)))
     with running.lock():
         page.goto(address)
-        until(page, "document.querySelector('#live')?.textContent.startsWith('live · last record')")
+        until(page, "document.querySelector('#live')?.textContent.startsWith('live · updated')")
         # What the user chooses.
         page.evaluate("globalThis.isSamePage = true")
         page.locator("[data-figure=loss] [data-label=RMSNorm]").click()
@@ -127,7 +127,7 @@ def test_a_page_reconnects_and_accumulates_nothing(browser, trained, tmp_path, w
     process, address = watching()
     page = browser.new_page()
     page.goto(address)
-    until(page, "document.querySelector('#live')?.textContent.startsWith('live · last record')")
+    until(page, "document.querySelector('#live')?.textContent.startsWith('live · updated')")
     page.evaluate("globalThis.isSamePage = true")
     count = "[document.querySelectorAll('*').length, FIGURES.size, TABLES.length]"
     for step in range(20, 23):

@@ -13,7 +13,7 @@ from scipy import stats
 
 from normlab.analysis.results import MAX_DAMAGED
 from normlab.analysis.table import summarize_by
-from normlab.errors import ConfigError, NormlabError, StoreError
+from normlab.errors import ConfigError, StoreError
 from normlab.report.cells_table import json_rows, notes, render_cells, table_rows
 from normlab.store.format import with_checksum
 from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
@@ -88,72 +88,6 @@ def test_the_best_learning_rate_has_no_diverged_seed(make, tmp_path):
     assert row["lr_sensitivity"] == pytest.approx((2.5 + (2.0 + 5.5) / 2) / 2 - 2.5)
 
 
-def test_one_seed_has_no_interval_and_one_learning_rate_no_sensitivity(make, tmp_path):
-    make("rmsnorm", 1e-3, 0, 2.5)
-    report = summarize_by(tmp_path, ["norm"])
-    (row,) = json_rows(report)
-    assert (row["val_loss"], row["val_loss_low"], row["seeds"]) == (2.5, None, 1)
-    assert (row["lr_sensitivity"], row["selected"]) == (None, None)
-    assert table_rows(report)[0]["val loss"] == "2.5000 (n=1)"
-
-
-def test_each_run_has_one_outcome(make, tmp_path):
-    # The band is 3.04 to 3.36.
-    for seed, (loss, best) in enumerate([(3.17, 3.17), (4.0, 3.2), (3.3, 2.8), (3.0, 3.0), (4.9, 4.9), (2.3e9, 5.4)]):
-        make("post", 1e-3, seed, loss, status={"best_val_loss": best})
-    make("post", 1e-3, 6, math.inf)
-    make("post", 1e-3, 7, 2.0, "failed")
-    row = rows(tmp_path)["post"]
-    counted = {key: row[key] for key in ("finished", "stuck", "regressed", "diverged", "failed", "unfinished")}
-    assert counted == {"finished": 2, "stuck": 1, "regressed": 2, "diverged": 2, "failed": 1, "unfinished": 0}
-    assert sum(counted.values()) == row["runs"]
-    lines = notes(summarize_by(tmp_path, ["norm"]))
-    assert [note.split(":")[0] for note in lines[1:4]] == ["stuck", "regressed", "diverged"]
-
-
-def test_runs_that_never_train_have_no_sensitivity(make, tmp_path):
-    for lr, short, stuck, trained, mixed in (
-        (1e-3, 4.91, 3.22, 2.2, 2.4),
-        (3e-3, 4.93, 3.21, 2.0, 2.0),
-        (1e-2, 4.92, 3.2, 2.1, 2.0),
-    ):
-        for seed in (0, 1):
-            make("short", lr, seed, short)
-            make("stuck", lr, seed, stuck)
-            make("trained", lr, seed, trained)
-            make("mixed", lr, seed, 3.2 if seed and lr == 3e-3 else math.inf if seed and lr == 1e-2 else mixed)
-    found = rows(tmp_path)
-    for cell in ("short", "stuck"):
-        keys = ("lr_sensitivity", "near_best_lr", "too_high_lr", "bad_lrs")
-        assert [found[cell][key] for key in keys] == [None, None, None, [1e-3, 3e-3, 1e-2]]
-    assert found["trained"]["lr_sensitivity"] == pytest.approx((0.2 + 0.0 + 0.1) / 3)
-    # The best learning rate is not one at which a seed is stuck or diverged.
-    assert found["mixed"]["lr"] == 1e-3
-    assert found["mixed"]["near_best_lr"] == [1e-3, 1e-3]
-    assert found["mixed"]["too_high_lr"] == 3e-3
-    assert found["mixed"]["lr_sensitivity"] == pytest.approx((0 + 0.2 + (2.0 + 5.5) / 2 - 2.4) / 3)
-    report = summarize_by(tmp_path, ["norm"])
-    assert {row["norm"]: row["S"] for row in table_rows(report)} == {
-        "short": "-", "stuck": "-", "trained": "0.1000", "mixed": "0.5167",
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("shown", [["val loss"], ["S"], ["near-best lr"], ["too-high lr"], ["S", "too-high lr"]])
-def test_each_shown_column_about_learning_rates_is_defined_once(shown, make, tmp_path):
-    for lr, loss in ((1e-3, 2.1), (3e-3, 2.0), (1e-2, 2.01), (3e-2, 2.2), (1e-1, 3.2)):
-        make("rmsnorm", lr, 0, loss)
-    table = summarize_by(tmp_path, ["norm"])
-    row = table_rows(table)[0]
-    assert (row["near-best lr"], row["too-high lr"]) == ("0.003-0.01", "0.03")
-    texts = [note.partition(": ") for note in notes(table, ["norm", *shown])]
-    defined = {name: text for name, _, text in texts if name in ("S", "near-best lr", "too-high lr")}
-    assert list(defined) == [name for name in shown if name != "val loss"]
-    assert all(" bad" in text for text in defined.values())
-    assert sum(name == "bad learning rate" for name, _, _ in texts) == bool(defined)
-    limits = {"near-best lr": "0.02 nats/token", "too-high lr": "0.1 nats/token"}
-    assert all(limit in defined.get(name, limit) for name, limit in limits.items())
-
-
 def test_mixed_settings_are_a_warning(make, tmp_path):
     other = {"corpus": {"name": "files", "sha256": "f" * 64, "baselines": {"uniform": 5.5}}}
     gpu = {"resolved": {"device": "cuda", "precision": "bf16", "compile": "on"}}
@@ -187,12 +121,8 @@ def test_seeds_and_learning_rates_are_not_mixed_settings(make, tmp_path):
         "seeds with several runs at one learning rate, averaged to one value each: 1",
         "the learning rates have different seeds (number of seeds: 0.001: 1, 0.003: 1, 0.01: 1)",
     ]
-
-
-def test_best_learning_rate_at_the_end_of_the_grid_is_a_warning(make, tmp_path):
-    make("rmsnorm", 1e-3, 0, 2.1)
-    make("rmsnorm", 3e-3, 0, 2.0)
-    assert "highest of the grid" in rows(tmp_path)["rmsnorm"]["warnings"][0]
+    (row,) = rows(tmp_path, where=["lr<0.01"]).values()
+    assert "the best learning rate is the highest of the grid; a higher one may be better" in row["warnings"]
 
 
 def test_cells_that_differ_in_other_options_are_a_warning(make, tmp_path):
@@ -234,11 +164,6 @@ def test_pair_with_a_diverged_run_counts_as_a_loss(make, tmp_path):
     found = rows(tmp_path, against="norm=layernorm")
     row = found["rmsnorm"]
     assert (row["pairs"], row["test"]) == (8, "signed-rank (2 of 8 pairs with a diverged run)")
-    ranked = [100.0, 100.0, *(1.9 + s / 90 - 2.0 - s / 100 for s in range(2, 8))]
-    shifted = stats.permutation_test(
-        (stats.rankdata(np.abs(ranked)) * np.sign(ranked),), np.sum, permutation_type="samples", n_resamples=np.inf
-    )
-    assert row["p"] == pytest.approx(shifted.pvalue)
     assert "seeds with a result only in the cell or only in its baseline: 1" in row["warnings"]
     assert "by ranks" in table_rows(summarize_by(tmp_path, ["norm"], against="norm=layernorm"))[2][
         "vs baseline"
@@ -252,24 +177,15 @@ def test_pair_with_a_diverged_run_counts_as_a_loss(make, tmp_path):
         ({"against": "placement=pre"}, r"placement is not in --by norm"),
         ({"against": "norm>layernorm"}, r"write option=value"),
         ({"where": ["model.dpth>3"]}, r"did you mean 'model.depth'"),
+        ({"by": "norm,placment"}, r"--by placment: no run has this option .did you mean 'placement'"),
+        ({"by": "norm,norm"}, r"--by norm,norm: name at least one option, each once, such as norm,placement"),
+        ({"by": ""}, r"--by : name at least one option"),
     ],
 )
 def test_invalid_options_are_errors(make, tmp_path, options, message):
     make("layernorm", 1e-3, 0, 2.0)
     with pytest.raises(ConfigError, match=message):
         rows(tmp_path, **options)
-
-
-def test_by_and_format_are_checked(make, tmp_path):
-    make("layernorm", 1e-3, 0, 2.0)
-    with pytest.raises(ConfigError, match=r"--by placment: no run has this option .did you mean 'placement'"):
-        rows(tmp_path, "norm,placment")
-    for bad in ("norm,norm", "norm,", ""):
-        with pytest.raises(ConfigError) as caught:
-            rows(tmp_path, bad)
-        assert str(caught.value) == f"--by {bad}: name at least one option, each once, such as norm,placement"
-    with pytest.raises(NormlabError, match="unknown format 'xml'"):
-        render_cells(summarize_by(tmp_path, ["norm"]), "xml")
 
 
 def test_short_option_names_are_accepted_where_they_mean_one_option(make, tmp_path):
@@ -302,13 +218,10 @@ def test_damaged_runs_are_left_out_with_a_warning(make, tmp_path):
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda content: b"",
-        lambda content: content[: len(content) // 2],
-        lambda content: content.replace(b'"state": "finished"', b'"state": "finisied"'),
         lambda content: content.replace(b'"val_loss": 2.0', b'"val_loss": 1.0'),
         lambda content: with_checksum({"state": "finished", "step": 100}),
     ],
-    ids=["empty", "cut", "flipped state", "flipped loss", "no loss"],
+    ids=["flipped loss", "no loss"],
 )
 def test_damaged_status_is_counted_and_reported_with_its_reason(damage, make, tmp_path, run_command):
     make("layernorm", 1e-3, 0, 2.0)
@@ -392,43 +305,16 @@ def test_metrics_are_not_read_without_need(make, tmp_path, monkeypatch):
 
 
 def test_sweep_is_found_by_name_and_unstarted_runs_are_a_warning(make, tmp_path, run_command):
-    first, second = make("rmsnorm", 1e-3, 0, 2.0), make("rmsnorm", 1e-3, 1, 2.0)
+    runs = [make("rmsnorm", 1e-3, 0, 2.0), make("rmsnorm", 1e-3, 1, 2.0)]
     make("other", 1e-3, 0, 2.0)
-    results = tmp_path / "results"
-    results.mkdir()
-    (tmp_path / "runs").rename(results / "runs")
-    sweep = sweep_folder(results, "mine")
+    sweep = sweep_folder(tmp_path, "mine")
     sweep.mkdir(parents=True)
-    jobs = [PlannedRun(run_id, [], {}) for run_id in (first.run_id, second.run_id, "later")]
-    write_plan(sweep, Plan("mine", "off", jobs, []))
-    for path in ("mine", sweep):
-        report = summarize_by(path, ["norm"])
-        assert [row["cell"] for row in json_rows(report)] == ["rmsnorm"]
-        assert report.table_warnings == ["runs that have not started: 1 of 3"]
-    code, out, err = run_command("summarize", "mine", "--by", "norm")
-    assert (code, "rmsnorm" in out) == (0, True)
-    assert "warning: runs that have not started: 1 of 3" in err
-    assert run_command("summarize", "mine")[1].count("rmsnorm") >= 1
-    for content in ("{", '{"runs": []}', '{"runs": [{"run_id": "../runs"}]}', '{"runs": 3}'):
-        (sweep / "plan.json").write_text(content)
-        with pytest.raises(StoreError, match="is damaged"):
-            summarize_by("mine", ["norm"])
-
-
-def test_summarize_command(make, tmp_path, run_command):
-    make("rmsnorm", 1e-3, 0, 2.0, depth=4)
-    make("rmsnorm", 1e-3, 1, 2.0, depth=8)
-    code, out, err = run_command("summarize", str(tmp_path), "--by", "norm")
-    assert (code, err) == (0, "warning: RMSNorm: mixes model.depth 4 and 8\n")
-    assert "2.0000 and 2.0000 (n=2)" in out
-    code, out, err = run_command("summarize", str(tmp_path), "--by", "norm", "--where", "model.depth>=8")
-    assert (code, err) == (0, "")
-    assert "2.0000 (n=1)" in out
-    assert len(json.loads(run_command("summarize", str(tmp_path), "--where", "seed=1", "--format", "json")[1])) == 1
-    code, _, err = run_command("summarize", str(tmp_path), "--against", "norm=rmsnorm")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "norm is not in --by model.depth; add it there" in err
-    assert run_command("summarize", str(tmp_path), "--by", "norm", "--where", "nrom=a")[0] == 2
+    write_plan(
+        sweep, Plan("mine", "off", [PlannedRun(each, [], {}) for each in (*(r.run_id for r in runs), "later")], [])
+    )
+    code, out, err = run_command("summarize", "mine", "--by", "norm", "--results-dir", str(tmp_path))
+    assert (code, "rmsnorm" in out, "other" in out) == (0, True, False)
+    assert err == "warning: runs that have not started: 1 of 3\n"
 
 
 def crossed_runs(make, a: int, b: int) -> dict[str, np.ndarray]:
@@ -473,11 +359,3 @@ def test_fixed_seed_is_noted_once(make, tmp_path, factor, what):
         f"{what} fixed ({factor}): its variance is not in the intervals"
     ]
     assert {text["val loss"][-5:] for text in table_rows(report)} == {"(n=3)"}
-
-
-def test_incomplete_crossing_is_noted(make, tmp_path):
-    for seed, data_seed in [(0, 0), (1, 0), (2, 0), (1, 1), (2, 2)]:
-        make("rmsnorm", 1e-3, seed, 2.1 + seed / 100 + data_seed / 50, data_seed=data_seed)
-    report = summarize_by(tmp_path, ["norm"])
-    assert table_rows(report)[0]["val loss"].endswith("(n=5 of 3x3)")
-    assert any("incomplete crossing" in note for note in notes(report))

@@ -98,17 +98,14 @@ def test_the_interval_holds_those_of_all_learning_rates_that_may_be_the_best(run
     assert min(each.low for each in intervals) < max(each.low for each in intervals)
 
 
-def test_a_single_learning_rate_uses_all_seeds(runs, table):
-    estimate = difference("placement=post", "placement=pre").estimate(runs(loss_in(table), rates=RATES[1:2]))
-    assert estimate.n == len(SEEDS)
-
-
-def test_a_common_learning_rate(runs, table):
+def test_a_common_and_a_single_learning_rate(runs, table):
     table[1, 0, 0, :CHOOSING_SEEDS] = 0.1  # the best of post
     made = runs(loss_in(table))
     assert difference("placement=post", "placement=pre").estimate(made).rates["placement=post"] == 1e-3
     rates = difference("placement=post", "placement=pre", lr="common").estimate(made).rates
     assert len(set(rates.values())) == 1
+    single = StudyRuns([run for run in made.results if run.lr == RATES[1]])
+    assert difference("placement=post", "placement=pre").estimate(single).n == len(SEEDS)
 
 
 @pytest.mark.parametrize("margin", [0.02, 0.06, 0.08])
@@ -218,11 +215,10 @@ def test_deviation_over_seeds(runs, table):
     assert (estimate.low, estimate.high) == pytest.approx((low, high))
 
 
-def test_false_positives_of_equal_and_of_unequal_seeds(runs):
-    rng = np.random.default_rng(3)
-    noise = rng.normal(0, 0.01, (len(RATES), 16))
-    table = (2 + noise + np.array([0.3, 0.0, 0.2])[:, None])[None, None]
-    made = runs(lambda _p, _d, lr, seed: float(table[0, 0, RATES.index(lr), seed]), ("pre",), seeds=range(16))
+def test_false_positives_of_equal_arms(runs):
+    noise = np.random.default_rng(3).normal(0, 0.01, (len(RATES), 16))
+    losses = 2 + noise + np.array([0.3, 0.0, 0.2])[:, None]
+    made = runs(lambda _p, _d, lr, seed: float(losses[RATES.index(lr), seed]), ("pre",), seeds=range(16))
     estimate = FalsePositives("placement=pre").estimate(made)
     assert estimate.n == 1000
     assert 0.03 < estimate.value < 0.07

@@ -35,13 +35,7 @@ class Comparison:
 
 
 def compare_with_baselines(cells: Sequence[Cell], baselines: Sequence[Cell | None], lrs: Rates) -> list[Comparison]:
-    """Return the comparison of each cell with its baseline, corrected for all of them.
-
-    Args:
-        cells: The cells.
-        baselines: The baseline of each cell, or None.
-        lrs: The learning rate at which each cell is compared, by its key.
-    """
+    """Return the comparison of each cell with its baseline, at the given learning rates, corrected for all of them."""
     pool = pool_cells(cells, lrs)
     tests = [
         compare_cells(cell, baseline, lrs, pool) if baseline else None

@@ -53,11 +53,7 @@ def speedups(cells: Sequence[Cell], levels: Mapping[str, Setting]) -> list[Speed
     None for a baseline cell, for a cell with a diverged run, and where the baseline has fewer than `MIN_BUDGETS`
     budgets with the cell's other options, or a loss that does not decrease. None for all if two of `SIZE_OPTIONS` vary:
     the losses of deeper models and of longer runs are not on one curve over FLOPs, so that a baseline would differ from
-    itself.
-
-    Args:
-        cells: All cells of a table.
-        levels: The value of each option of the baseline.
+    itself. `levels` has the value of each option of the baseline.
     """
     if len(size_options(cells)) > 1:
         return [None] * len(cells)

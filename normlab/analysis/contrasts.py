@@ -52,9 +52,7 @@ def weighted_sums(weights: Iterable[float], values: Sequence[Mapping[Replicate, 
 def contrast(terms: Sequence[Term], pool: Pool | None = None) -> PairedTest | None:
     """Test a contrast over the replicates that all of its cells have; return None if there is none.
 
-    Args:
-        terms: The cells, weights and learning rates.
-        pool: The pooled residual variance, which is used if it includes all cells.
+    The pooled residual variance is used if it includes all cells.
     """
     weights = [weight for _, weight, _ in terms]
     sums = weighted_sums(weights, [cell.losses_at(lr) for cell, _, lr in terms])

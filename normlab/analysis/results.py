@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from normlab.analysis.settings import SEEDS, differing_settings, select_where, setting, settings_of
+from normlab.analysis.settings import SEEDS, differing_settings, is_config_option, select_where, setting, settings_of
 from normlab.store.format import COMPLETED_STATES, DAMAGED, DIVERGED, FAILED, FINISHED, RUN_FILE, STATUS_FILE
 from normlab.store.outcome import OUTCOMES, loss_of
 from normlab.store.parts import Setting
@@ -100,11 +100,7 @@ def select_results(results: Sequence[RunResult], where: Sequence[str], flag: str
 
 
 def damaged_run_warnings(damaged: Mapping[str, str]) -> list[str]:
-    """Return a warning for each of the first `MAX_DAMAGED` damaged runs, and one for the others.
-
-    Args:
-        damaged: The problem of each damaged record, by run id.
-    """
+    """Return a warning for each of the first `MAX_DAMAGED` damaged runs, with its problem, and one for the others."""
     first, more = list(damaged.items())[:MAX_DAMAGED], list(damaged)[MAX_DAMAGED:]
     lines = [f"run {run_id} is damaged and is left out: {problem}" for run_id, problem in first]
     return lines + ([f"{len(more)} more runs are damaged and are left out: {', '.join(more)}"] if more else [])
@@ -127,6 +123,12 @@ def mixed_settings(results: Sequence[RunResult], ignored: Iterable[str] = ()) ->
             *first, last = [*values[:MAX_VALUES], *more]
             phrases[name] = f"{name} {', '.join(first)} and {last}"
     return phrases
+
+
+def comparability_warnings(results: Sequence[RunResult]) -> list[str]:
+    """Return a line that names the circumstances in which runs differ, or no line."""
+    mixed = [phrase for name, phrase in mixed_settings(results).items() if not is_config_option(name)]
+    return [f"the runs differ in {'; '.join(mixed)}"] if mixed else []
 
 
 def reason_not_comparable(results: Sequence[RunResult]) -> str:

@@ -112,9 +112,7 @@ def over_rates(
 ) -> Estimate:
     """Return the contrast at the first learning rate of each arm, with the union of the intervals at all of them.
 
-    Args:
-        tables: For each arm its values by learning rate and replicate.
-        weights: The weight of each arm.
+    A table has the values of an arm by learning rate and replicate.
     """
     found = [over_seeds(weighted_sums(weights, each)) for each in product(*(table.values() for table in tables))]
     if not found:

@@ -12,8 +12,8 @@ import numpy as np
 from normlab.analysis.arms import StudyRuns
 from normlab.analysis.cells import group_cells, resolved_differences
 from normlab.analysis.factors import distinguishing_options
-from normlab.analysis.results import RunResult, mixed_settings, reason_not_comparable
-from normlab.analysis.settings import format_setting, is_config_option
+from normlab.analysis.results import RunResult, comparability_warnings, reason_not_comparable
+from normlab.analysis.settings import format_setting
 from normlab.errors import ConfigError
 from normlab.studies.base import SIZES, SUPPORTED, UNDECIDED, VOID, Claim, Study, Within
 from normlab.studies.estimators import BOUNDS, Contrast, Estimate
@@ -102,10 +102,9 @@ def judge(
     failed = [each for each in controls if each.verdict != SUPPORTED]
     control = f"the control {failed[0].claim.name} is {failed[0].verdict}" if failed else ""
     claims = [_judge(claim, size, results, unverified, reason, control) for claim in study.claims]
-    mixed = [phrase for name, phrase in mixed_settings(results).items() if not is_config_option(name)]
     unfinished = sum(not run.has_loss for run in results)
     more = [
-        *([f"the runs differ in {'; '.join(mixed)}"] if mixed else []),
+        *comparability_warnings(results),
         *resolved_differences(group_cells(results, distinguishing_options(results))),
         *([f"runs without an outcome: {unfinished} of {len(results)}"] if unfinished else []),
     ]

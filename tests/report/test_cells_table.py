@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
 
@@ -11,7 +12,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from normlab.analysis.results import MAX_DAMAGED
 from normlab.analysis.table import summarize_by
 from normlab.errors import ConfigError, StoreError
 from normlab.report.cells_table import json_rows, notes, render_cells, table_rows
@@ -79,36 +79,22 @@ def test_diverged_runs_are_outcomes_and_failed_runs_are_not(make, tmp_path):
     assert "RMSNorm: unfinished runs, left out: 1 of 6" in report.warnings
 
 
-def test_the_best_learning_rate_has_no_diverged_seed(make, tmp_path):
-    for seed in (0, 1):
-        make("rmsnorm", 1e-3, seed, 2.5)
-        make("rmsnorm", 3e-3, seed, 2.0 if seed else math.inf)
-    row = rows(tmp_path)["rmsnorm"]
-    assert (row["lr"], row["val_loss"], row["diverged"]) == (1e-3, 2.5, 1)
-    assert row["lr_sensitivity"] == pytest.approx((2.5 + (2.0 + 5.5) / 2) / 2 - 2.5)
-
-
 def test_mixed_settings_are_a_warning(make, tmp_path):
     other = {"corpus": {"name": "files", "sha256": "f" * 64, "baselines": {"uniform": 5.5}}}
     gpu = {"resolved": {"device": "cuda", "precision": "bf16", "compile": "on"}}
     make("rmsnorm", 1e-3, 0, 2.0)
-    make("rmsnorm", 1e-3, 1, 2.0, depth=8)
-    make("rmsnorm", 1e-3, 2, 2.0, placement="post")
-    make("rmsnorm", 1e-3, 3, 2.0, run=other)
-    make("rmsnorm", 1e-3, 4, 2.0, run=gpu)
+    make("rmsnorm", 1e-3, 1, 2.0, depth=8, placement="post", run=other | gpu)
+    mixtures = {
+        "model.depth 4 and 8", "placement post and pre", "corpus files ffffffff and stdlib aaaaaaaa",
+        "precision bf16 and fp32", "numerics (compile) null and on", "device cpu and cuda",
+    }  # fmt: skip
     (row,) = rows(tmp_path).values()
-    warnings = "\n".join(row["warnings"])
-    for warning in (
-        "mixes model.depth 4 and 8",
-        "mixes placement post and pre",
-        "mixes corpus files ffffffff and stdlib aaaaaaaa",
-        "mixes precision bf16 and fp32",
-        "mixes numerics (compile) null and on",
-    ):
-        assert warning in warnings
-    assert "mixes device cpu and cuda" in warnings
-    assert not [warning for row in rows(tmp_path, "norm,model.depth,placement,corpus,device").values()
-                for warning in row["warnings"]]  # fmt: skip
+    assert {f"mixes {mixture}" for mixture in mixtures} <= set(row["warnings"])
+    table = summarize_by(tmp_path, ["norm", "placement"])
+    assert not [warning for result in table.results for warning in result.warnings]
+    assert table.table_warnings[0].startswith(
+        "the cells differ in more than norm, placement: corpus files ffffffff and"
+    )
 
 
 def test_seeds_and_learning_rates_are_not_mixed_settings(make, tmp_path):
@@ -123,14 +109,6 @@ def test_seeds_and_learning_rates_are_not_mixed_settings(make, tmp_path):
     ]
     (row,) = rows(tmp_path, where=["lr<0.01"]).values()
     assert "the best learning rate is the highest of the grid; a higher one may be better" in row["warnings"]
-
-
-def test_cells_that_differ_in_other_options_are_a_warning(make, tmp_path):
-    make("rmsnorm", 1e-3, 0, 2.1)
-    make("layernorm", 3e-3, 0, 2.0, depth=8)
-    warnings = summarize_by(tmp_path, ["norm"]).table_warnings
-    assert warnings[0] == "the cells differ in more than norm: model.depth 4 and 8"
-    assert warnings[1].startswith("the cells have different learning rates")
 
 
 def test_comparison_with_a_baseline_is_paired_by_seed_and_corrected(make, tmp_path):
@@ -245,17 +223,6 @@ def test_damaged_status_is_counted_and_reported_with_its_reason(damage, make, tm
     assert [warning in line for line in err.splitlines() if str(status) in line] == [True]
 
 
-def test_only_the_first_damaged_runs_are_reported_with_their_reasons(make, tmp_path):
-    for seed in range(9):
-        (make("layernorm", 1e-3, seed, 2.0).path / "status.json").write_text("")
-    (row,) = json_rows(summarize_by(tmp_path, ["norm"]))
-    named = [warning for warning in row["warnings"] if "damaged" in warning]
-    assert len(named) == MAX_DAMAGED + 1
-    assert named[-1] == (
-        "4 more runs are damaged and are left out: " + ", ".join(f"run{number:04}" for number in range(5, 9))
-    )
-
-
 def test_cell_without_an_outcome_has_a_row(make, tmp_path):
     make("layernorm", 1e-3, 0, 2.0, "failed")
     make("rmsnorm", 1e-3, 0, 2.0)
@@ -278,13 +245,6 @@ def test_steps_and_seconds_to_a_target_are_read_from_the_metrics(make, tmp_path)
     assert (row["steps_to_target"], row["target_reached"], row["target_runs"]) == (None, 1, 2)
     report = summarize_by(tmp_path, ["norm"], target=2.25)
     assert table_rows(report)[0]["to 2.25"] == "1 of 2"
-
-
-def test_spikes_are_those_of_the_statuses(make, tmp_path):
-    for seed, count in enumerate((3, 2)):
-        make("rmsnorm", 1e-3, seed, 2.0, status={"spikes": {"clipped": {"spikes": count, "of_steps": 100}}})
-    (row,) = rows(tmp_path).values()
-    assert row["spikes"] == {"clipped": {"runs": 2, "spikes": 5, "of_steps": 200, "share": 0.025}}
 
 
 def test_json_and_csv_have_all_values(make, tmp_path):
@@ -317,32 +277,16 @@ def test_sweep_is_found_by_name_and_unstarted_runs_are_a_warning(make, tmp_path,
     assert err == "warning: runs that have not started: 1 of 3\n"
 
 
-def crossed_runs(make, a: int, b: int) -> dict[str, np.ndarray]:
-    """Make runs of two norms with a seeds crossed with b data seeds; return the losses by norm, shape (a, b)."""
-    draw = np.random.default_rng(0)
-    losses = {}
-    for norm, mean in (("layernorm", 2.5), ("rmsnorm", 2.4)):
-        losses[norm] = mean + draw.normal(0, 0.02, (a, 1)) + draw.normal(0, 0.02, (1, b)) + draw.normal(0, 1e-3, (a, b))
-        for (seed, data_seed), loss in np.ndenumerate(losses[norm]):
-            make(norm, 1e-3, seed, float(loss), data_seed=data_seed)
-    return losses
-
-
 def test_crossed_seeds_are_not_independent_runs(make, tmp_path):
-    losses = crossed_runs(make, 6, 6)
+    for norm, seed, data_seed in itertools.product(("layernorm", "rmsnorm"), range(3), range(3)):
+        loss = 2.4 + 0.1 * (norm == "layernorm") + seed / 100 + data_seed / 70 + seed * data_seed / 900
+        make(norm, 1e-3, seed, loss, data_seed=data_seed)
     report = summarize_by(tmp_path, ["norm"], against="norm=layernorm")
-    row = {row["cell"]: row for row in json_rows(report)}["rmsnorm"]
-    assert (row["seeds"], row["seeds_crossed"], row["seeds_fixed"]) == (36, [6, 6], None)
-    assert (row["pairs"], row["pairs_crossed"]) == (36, [6, 6])
-    values = losses["rmsnorm"]
-    means = [values.mean(axis).var(ddof=1) / 6 for axis in (0, 1)]
-    half = stats.t.ppf(0.975, 5) * math.sqrt(sum(means))  # except for the small residual variance
-    assert row["val_loss_high"] - row["val_loss"] == pytest.approx(half, rel=0.01)
-    independent = stats.t.ppf(0.975, 35) * values.std(ddof=1) / 6
-    assert row["val_loss_high"] - row["val_loss"] > 2 * independent
-    text = {row["norm"]: row for row in table_rows(report)}["rmsnorm"]
-    assert text["val loss"].endswith("(n=6x6)")
-    assert text["vs baseline"].endswith("(n=6x6)")
+    row, text = json_rows(report)[1], table_rows(report)[1]
+    assert (row["seeds"], row["seeds_crossed"], row["seeds_fixed"]) == (9, [3, 3], None)
+    assert (row["pairs"], row["pairs_crossed"]) == (9, [3, 3])
+    assert text["val loss"].endswith("(n=3x3)")
+    assert text["vs baseline"].endswith("(n=3x3)")
     assert sum("two random effects" in note for note in notes(report)) == 1
     assert "fixed" not in "".join(notes(report))
 

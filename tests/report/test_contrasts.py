@@ -33,25 +33,18 @@ def make_sweep(make_run, tmp_path):
         rows = []
         for placement, depth, warmup, seed in itertools.product(("pre", "post"), depths, (0, 100), seeds):
             loss = losses_of(placement, depth, warmup, rng) + 0.05 * seed
-            state = (outcomes or {}).get((placement, depth, warmup, seed), "finished")
             rows.append({"placement": placement, "depth": depth, "warmup": warmup, "seed": seed, "loss": loss})
-            run = make_run(
-                f"{placement}-{depth}-{warmup}-{seed}", None, placement=placement, depth=depth, seed=seed, lr=1e-3
-            )
-            record = run.run()
-            record["config"]["optim"]["warmup_steps"] = warmup
-            folder = type(run).create(tmp_path / "sweep" / "runs" / run.path.name, strip(record))
-            folder.write_status({
-                "state": state, "outcome": state, "step": 100, "steps": 100, "train_loss": loss, "val_loss": loss,
-                "best_val_loss": loss, "tokens_per_s": 1.0, "seconds": 1.0,
-            })  # fmt: skip
-        return summarize_by(tmp_path / "sweep"), pd.DataFrame(rows)
+            config = {
+                "norm": {"name": "rmsnorm"}, "placement": {"name": placement}, "model": {"depth": depth, "width": 128},
+                "optim": {"name": "adamw", "lr": 1e-3, "warmup_steps": warmup}, "train": {"steps": 100},
+                "data": {"seed": seed}, "seed": seed,
+            }  # fmt: skip
+            state = (outcomes or {}).get((placement, depth, warmup, seed), "finished")
+            losses = {"val_loss": loss, "best_val_loss": loss}
+            make_run(f"{placement}-{depth}-{warmup}-{seed}", state, run={"config": config}, status=losses)
+        return summarize_by(tmp_path), pd.DataFrame(rows)
 
     return make
-
-
-def strip(record: dict) -> dict:
-    return {key: value for key, value in record.items() if key not in ("version", "checksum")}
 
 
 def test_interaction_is_that_of_statsmodels(make_sweep):
@@ -140,15 +133,7 @@ def test_cells_that_cannot_be_pooled(problem):
     assert pool_residuals(table) is None
 
 
-@pytest.mark.parametrize(
-    ("cells", "seeds", "seed_effect"),
-    [
-        (4, 2, 0.0),
-        (6, 3, 3.0),
-        *(pytest.param(*case, marks=pytest.mark.exhaustive)
-          for case in [(4, 2, 3.0), (8, 2, 0.0), (8, 2, 3.0), (6, 3, 0.0)]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("cells", "seeds", "seed_effect"), [(4, 2, 0.0), (6, 3, 3.0)])
 def test_coverage(cells, seeds, seed_effect):
     """95 % intervals of a difference cover it in 95 % of sweeps with equally variable cells, for any effect of seeds.
 

@@ -45,19 +45,13 @@ def results_of(tmp_path):
             "RMSNorm w128 s3 lr0.001",
         ),
         ({"norm": "none", "placement": "pre"}, "no norm, pre-norm", "no norm pre-norm"),
-        ({"norm": "rmsnorm_of_mine"}, "rmsnorm_of_mine", "rmsnorm_of_mine"),
         ({"norm.eps": 1e-05}, "norm eps 1e-05", "norm eps 1e-05"),
         ({"model.bias": True, "norm.bias": False}, "bias, no norm bias", "bias no norm bias"),
         ({"model.positions": "none"}, "no positions", "no positions"),
-        ({"model.qk_norm": "head"}, "QK norm per head", "QK norm per head"),
         ({"model.qk_norm": "full"}, "QK norm over all heads", "QK norm over all heads"),
-        ({"model.qk_norm": "off"}, "no QK norm", "no QK norm"),
         ({"optim.clip": None}, "no clip", "no clip"),
         ({"model.dropout": 0.0}, "no dropout", "no dropout"),
-        ({"model.dropout": 0.1}, "dropout 0.1", "dropout 0.1"),
-        ({"optim.beta1": 0}, "beta1 0", "beta1 0"),
         ({"model.mlp_width": 512}, "MLP width 512", "MLP width 512"),
-        ({"corpus": 'Bob\'s "big" text 1a2b'}, 'corpus Bob\'s "big" text 1a2b', 'corpus Bob\'s "big" text 1a2b'),
         ({}, "all runs", ""),
     ],
 )
@@ -78,13 +72,8 @@ def test_only_numbers_are_numeric(levels, is_numeric):
 
 
 def test_levels_are_sorted(results_of):
-    results = results_of(
-        *(
-            Record(**SMALL, placement=placement, depth=depth)
-            for placement in ("pre", "deepnorm")
-            for depth in (16, 2, 8)
-        )
-    )
+    grid = itertools.product(("pre", "deepnorm"), (16, 2, 8))
+    results = results_of(*(Record(**SMALL, placement=placement, depth=depth) for placement, depth in grid))
     assert [(factor.option, factor.levels, factor.name) for factor in factors_of(results)] == [
         ("placement", ("deepnorm", "pre"), "placement"),
         ("model.depth", (2, 8, 16), "depth"),

@@ -15,7 +15,7 @@ from normlab.analysis.factor_tests import run_test
 from normlab.analysis.factors import Factor, level_label, level_title, option_name, short_label, varying_options
 from normlab.analysis.intervals import LEVEL
 from normlab.analysis.phrases import counted
-from normlab.analysis.results import RunResult, read_results
+from normlab.analysis.results import RunResult, comparability_warnings, read_results
 from normlab.analysis.settings import format_setting, select_where, setting
 from normlab.analysis.table import CellsTable, build_table, cell_options
 from normlab.errors import ConfigError
@@ -150,7 +150,7 @@ def page_data(
         "all_bad": all_bad(),
         "missing": [[state, missing.count(state)] for state in dict.fromkeys(missing)],
         "warnings": table.warnings,
-        "caveats": [*table.warnings, *selection_note(cells)],
+        "caveats": [*comparability_warnings(results), *table.warnings, *selection_note(cells)],
         "by": options,
         "level": LEVEL,
         "max_compared": MAX_COMPARED,

@@ -1,4 +1,4 @@
-"""The results of runs: state, losses and seeds; and warnings about runs whose results are not comparable.
+"""The results of runs: state, losses and seeds; and the settings in which runs differ, as text.
 
 Runs differ in options, which the user sets, and in circumstances: corpus, device, torch version. Only options define
 cells.
@@ -11,13 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from normlab.analysis.settings import (
-    NUMERICS,
-    SEEDS,
-    differing_settings,
-    setting,
-    settings_of,
-)
+from normlab.analysis.settings import SEEDS, differing_settings, is_config_option, select_where, setting, settings_of
 from normlab.store.format import COMPLETED_STATES, DAMAGED, DIVERGED, FAILED, FINISHED, RUN_FILE, STATUS_FILE
 from normlab.store.outcome import OUTCOMES, loss_of
 from normlab.store.parts import Setting
@@ -32,13 +26,6 @@ MAX_VALUES = 6
 """Most values that a warning lists."""
 MAX_DAMAGED = 5
 """Most damaged runs with a warning of their own; one line lists the ids of the others."""
-_CIRCUMSTANCES = {
-    "corpus": ("corpora", "their losses are not comparable"),
-    "tokenizer": ("tokenizers", "tokens differ, so their losses are not comparable"),
-    "precision": ("precisions", "a difference between them may be rounding"),
-    "device": ("devices", "their speeds and last digits are not comparable"),
-}
-"""The plural of each circumstance, and the consequence of a difference."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,12 +75,15 @@ class RunResult:
         """What the loss depends on, as `settings_of`."""
         return settings_of(self.record)
 
+    @property
+    def damage(self) -> str:
+        """What is wrong with the record of a damaged run."""
+        path = self.record.folder.path / STATUS_FILE
+        return self.record.problem or f"{path}: has no final validation loss; {HOW_TO_FIX[STATUS_FILE]}"
+
 
 def read_results(records: Sequence[RunRecord]) -> tuple[list[RunResult], list[str]]:
-    """Return the result of each started run with a learning rate on record, and warnings.
-
-    The warnings are about the other runs.
-    """
+    """Return the result of each started run with a learning rate on record, and warnings about the other runs."""
     not_started = count_not_started(records)
     warnings = [f"runs that have not started: {not_started} of {len(records)}"] if not_started else []
     records = [record for record in records if record.state not in NO_RUN_STATES]
@@ -103,25 +93,17 @@ def read_results(records: Sequence[RunRecord]) -> tuple[list[RunResult], list[st
     return results, warnings + damaged_run_warnings(damaged)
 
 
+def select_results(results: Sequence[RunResult], where: Sequence[str], flag: str = "--where") -> list[RunResult]:
+    """Return the runs that meet all conditions; errors as in `select_where`."""
+    selected = set(select_where([run.record for run in results], where, flag))
+    return [run for run in results if run.record in selected]
+
+
 def damaged_run_warnings(damaged: Mapping[str, str]) -> list[str]:
-    """Return a warning for each of the first `MAX_DAMAGED` damaged runs, and one for the others.
-
-    Args:
-        damaged: The problem of each damaged record, by run id.
-    """
-    ids = list(damaged)
-    lines = [f"run {run_id} is damaged and is left out: {damaged[run_id]}" for run_id in ids[:MAX_DAMAGED]]
-    more = ids[MAX_DAMAGED:]
+    """Return a warning for each of the first `MAX_DAMAGED` damaged runs, with its problem, and one for the others."""
+    first, more = list(damaged.items())[:MAX_DAMAGED], list(damaged)[MAX_DAMAGED:]
+    lines = [f"run {run_id} is damaged and is left out: {problem}" for run_id, problem in first]
     return lines + ([f"{len(more)} more runs are damaged and are left out: {', '.join(more)}"] if more else [])
-
-
-def damage_of(result: RunResult) -> str:
-    """Return the problem of a damaged run's record."""
-    path = result.record.folder.path / STATUS_FILE
-    return result.record.problem or f"{path}: has no final validation loss; {HOW_TO_FIX[STATUS_FILE]}"
-
-
-# Settings that differ
 
 
 def mixed_settings(results: Sequence[RunResult], ignored: Iterable[str] = ()) -> dict[str, str]:
@@ -144,31 +126,13 @@ def mixed_settings(results: Sequence[RunResult], ignored: Iterable[str] = ()) ->
 
 
 def comparability_warnings(results: Sequence[RunResult]) -> list[str]:
-    """Return a warning for each difference that makes losses, speeds or bits not comparable."""
-    differing = differing_settings([run.settings for run in results])
-    warnings = [
-        f"the runs use {len(values)} {plural}: {', '.join(values)}: {consequence}"
-        for name, (plural, consequence) in _CIRCUMSTANCES.items()
-        if (values := differing.get(name))
-    ]
-    numerics = [
-        f"{name.removeprefix(NUMERICS).removesuffix(')')} {' and '.join(values)}"
-        for name, values in differing.items()
-        if name.startswith(NUMERICS)
-    ]
-    if numerics:
-        warnings.append(
-            f"the runs differ in numerics: {'; '.join(numerics)}: equal options and seeds give different bits"
-        )
-    return warnings
+    """Return a line that names the circumstances in which runs differ, or no line."""
+    mixed = [phrase for name, phrase in mixed_settings(results).items() if not is_config_option(name)]
+    return [f"the runs differ in {'; '.join(mixed)}"] if mixed else []
 
 
 def reason_not_comparable(results: Sequence[RunResult]) -> str:
     """Return why the losses of the runs cannot be ranked, or an empty text."""
-    differing = differing_settings([run.settings for run in results])
-    listed = [
-        f"{len(values)} {_CIRCUMSTANCES[name][0]} ({', '.join(values)})"
-        for name in ("corpus", "tokenizer")
-        if (values := differing.get(name))
-    ]
-    return f"the runs use {' and '.join(listed)}, so their losses are not comparable" if listed else ""
+    mixed = mixed_settings(results)
+    different = [mixed[name] for name in ("corpus", "tokenizer") if name in mixed]
+    return f"the runs differ in {'; '.join(different)}, so their losses are not comparable" if different else ""

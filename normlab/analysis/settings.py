@@ -7,12 +7,10 @@ of torch). Both kinds have names, and `is_config_option` distinguishes them.
 from __future__ import annotations
 
 import contextlib
-import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from typing import Any
 
 from normlab.config.option_names import hint, meanings
@@ -41,7 +39,6 @@ _READERS: dict[str, Callable[[RunRecord], Setting]] = {
 
 NUMERICS = "numerics ("
 """Prefix of the names of settings that change the last bits."""
-_PACK_SIZE = "numerics (pack size)"
 RESOLVED: dict[str, Callable[[RunRecord], Setting]] = {
     "init": _READERS["init"],
     "weight decay": lambda run: run.machine.decayed,
@@ -66,10 +63,8 @@ _ENVIRONMENT: dict[str, Callable[[RunRecord], Setting]] = {
         for name in ("compile", "deterministic", "devices", "threads", "instructions")
     },
     f"{NUMERICS}torch)": lambda run: as_setting(run.versions.get("torch")),
-    _PACK_SIZE: lambda run: len(run.pack.runs) or 1,
-    "sweep": lambda run: run.pack.sweep,
 }
-"""Settings outside the config that the loss depends on, and the sweep, whose plan fixes the sizes of its packs."""
+"""Settings outside the config that the loss depends on. The plan of a sweep lists the sizes of its packs."""
 
 _CODE = {"norm": "the norm's code", "placement": "the placement's code", "optim": "the optimiser's code"}
 """Parts of the code with a version in a run's identity, and the name of the version as a setting."""
@@ -106,22 +101,18 @@ def resolve_options(names: Iterable[str], runs: Sequence[RunRecord], flag: str) 
     Raises:
         ConfigError: No run has an option, or a short name is ambiguous; the message suggests the nearest options.
     """
-    known = options_of(runs)
-    return [_resolve_option(name, known, flag) for name in names]
-
-
-def _resolve_option(name: str, known: set[str], flag: str) -> str:
-    if name in known:
-        return name
-    options = meanings(name, known) if "." not in name else []
-    if len(options) == 1:
-        return options[0]
-    if options:
-        raise ConfigError(f"{flag} {name}: is ambiguous; write {' or '.join(options)}")
-    raise ConfigError(
-        f"{flag} {name}: no run has this option{hint(name, known)}; "
-        f"choose one of {', '.join(_READERS)} or a config option such as model.depth"
-    )
+    known, resolved = options_of(runs), []
+    for name in names:
+        options = [name] if name in known else meanings(name, known) if "." not in name else []
+        if len(options) > 1:
+            raise ConfigError(f"{flag} {name}: is ambiguous; write {' or '.join(options)}")
+        if not options:
+            raise ConfigError(
+                f"{flag} {name}: no run has this option{hint(name, known)}; "
+                f"choose one of {', '.join(_READERS)} or a config option such as model.depth"
+            )
+        resolved += options
+    return resolved
 
 
 def options_of(runs: Iterable[RunRecord]) -> set[str]:
@@ -132,14 +123,9 @@ def options_of(runs: Iterable[RunRecord]) -> set[str]:
 # Conditions: `--where 'model.depth>=8,norm!=none'`. Nothing is evaluated as code.
 
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<=": operator.le,
-    ">=": operator.ge,
-    "=": operator.eq,
-    "<": operator.lt,
+    "==": operator.eq, "!=": operator.ne, "<=": operator.le, ">=": operator.ge, "=": operator.eq, "<": operator.lt,
     ">": operator.gt,
-}
+}  # fmt: skip
 _CONDITION = re.compile(r"\s*([\w.]+)\s*(==|!=|<=|>=|=|<|>)\s*([^=<>!]+?)\s*")
 
 
@@ -154,26 +140,16 @@ class Condition:
     def __str__(self) -> str:
         return f"{self.option}{self.sign}{self.value}"
 
-    def holds(self, run: RunRecord) -> bool:
-        """Whether a run meets the condition; a setting that the record lacks is `null`.
-
-        Raises:
-            ConfigError: As for `accepts`.
-        """
-        return self.accepts(setting(run, self.option))
-
     def accepts(self, actual: Setting) -> bool:
-        """Whether a value of the option meets the condition. Integers are compared exactly.
+        """Whether a value of the option, None for `null`, meets the condition. Integers are compared exactly.
 
         Raises:
             ConfigError: The operator compares numbers, and the value is not a number.
         """
         if isinstance(actual, int | float) and not isinstance(actual, bool):
-            with contextlib.suppress(ValueError):
-                bound = float(self.value)
-                # As a float, 9007199254740993.0 would equal the seed 9007199254740992.
-                exact = Decimal(self.value) if isinstance(actual, int) and math.isfinite(bound) else bound
-                return OPERATORS[self.sign](actual, exact)
+            for number in (int, float):  # as a float, the seed 9007199254740993 would equal 9007199254740992
+                with contextlib.suppress(ValueError):
+                    return OPERATORS[self.sign](actual, number(self.value))
         if self.sign in ("=", "==", "!="):
             return (self.value == format_setting(actual)) == (self.sign != "!=")
         if actual is None:
@@ -206,14 +182,12 @@ def select_where(runs: Sequence[RunRecord], where: Sequence[str], flag: str = "-
         ConfigError: A condition is invalid, an option is unknown, or no run meets all conditions; the message lists
             the values of the runs that meet the earlier conditions.
     """
-    known = options_of(runs)
-    conditions = [
-        replace(condition, option=_resolve_option(condition.option, known, flag))
-        for condition in parse_conditions(where, flag)
-    ]
+    conditions = parse_conditions(where, flag)
+    options = resolve_options([condition.option for condition in conditions], runs, flag) if conditions else []
+    conditions = [replace(each, option=option) for each, option in zip(conditions, options, strict=True)]
     selected = list(runs)
     for index, condition in enumerate(conditions):
-        matches = [run for run in selected if condition.holds(run)]
+        matches = [run for run in selected if condition.accepts(setting(run, condition.option))]
         if not matches:
             among = f" with {','.join(map(str, conditions[:index]))}" if index else ""
             values = sorted({setting(run, condition.option) for run in selected}, key=sort_key)
@@ -255,8 +229,7 @@ def differing_settings(runs: Sequence[Mapping[str, Setting]]) -> dict[str, list[
 
     Different norms, placements or optimisers are reported by name, without their options. Different init rules are
     reported if the option `init` differs, not if they follow from the placement. Different code is reported if no
-    option explains the difference. Pack sizes are reported across sweeps only, because the plan of one sweep lists
-    them.
+    option explains the difference.
 
     Args:
         runs: The `settings_of` each run.
@@ -269,8 +242,6 @@ def differing_settings(runs: Sequence[Mapping[str, Setting]]) -> dict[str, list[
             different[name] = _sorted_values(values)
     if different.pop(_INIT_RULE, None) is None:
         different.pop("init", None)
-    if different.pop("sweep", None) is None:
-        different.pop(_PACK_SIZE, None)
     for group in ("norm", "placement", "optim"):
         if names := different.pop(f"{group}.name", None):
             different = {name: values for name, values in different.items() if not name.startswith(f"{group}.")}

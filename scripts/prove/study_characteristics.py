@@ -61,7 +61,7 @@ def equal_arms(gap: float, n: int, draws: int, seed: int) -> Iterator[Estimate]:
             best = rates[int(losses[:, :CHOOSING_SEEDS].mean(1).argmin())]
             chosen = plausible_lrs(best, by_rate, ())
             tables.append({lr: {k: x for k, x in by_rate[lr].items() if k[0] >= CHOOSING_SEEDS} for lr in chosen})
-        yield over_rates(tables, lambda values: values[0] - values[1])
+        yield over_rates(tables, (1.0, -1.0))
 
 
 def covers(estimate: Estimate, truth: float) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +17,15 @@ from normlab.errors import notify, printable, warn
 from normlab.report.pages.shell import write_output
 from normlab.report.tables import FORMATS, render
 from normlab.store.format import RECORD_VERSION
+from normlab.store.query import Selection
 from normlab.store.runs import RunFolder
-from normlab.studies.base import Study
+from normlab.studies.base import AtLeast, Claim, Study
+from normlab.studies.estimators import Estimate, difference
 from normlab.studies.index import write_index
-from normlab.studies.report import Block, as_markdown, as_page
+from normlab.studies.judge import Judgement, Verdicts
+from normlab.studies.report import FORMATS as FIGURES
+from normlab.studies.report import write_report
+from normlab.studies.run import Evidence
 from normlab.tracking.console import Console
 from normlab.tracking.payloads import labels_of
 
@@ -130,12 +136,15 @@ def test_the_page(runs: list[str], run_command: Command) -> None:
     assert "<img src=x" not in page
 
 
-def test_reports_of_studies(tmp_path: Path) -> None:
-    blocks = [Block(kind, TEXT) for kind in ("title", "heading", "text")]
-    blocks += [Block("list", [TEXT]), Block("table", [[TEXT], [TEXT]]), Block("code", [TEXT])]
-    for output in (as_markdown(blocks), as_page(Study("study", TEXT, {}, []), blocks, tmp_path)):
-        assert_shown(output)
-        assert "<script>alert" not in output
+def test_reports_of_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normlab.studies.report.draw_verdicts", lambda judgements: dict.fromkeys(FIGURES, b""))
+    named = Claim("x", TEXT, difference(TEXT, TEXT), AtLeast(0.0), source=TEXT, under_review=TEXT)
+    study = Study("x", TEXT, {"small": []}, [named], [named], background=TEXT, limits=TEXT, amendments={"hash": TEXT})
+    judgements = [Judgement(named, "void", TEXT, Estimate(math.nan), None)]
+    evidence = Evidence([], {}, [], Selection([], "", tmp_path), 0)
+    page = write_report(Verdicts(study, "small", judgements, judgements, [TEXT]), evidence, tmp_path / "x").read_text()
+    assert_shown(page)
+    assert "<script>alert" not in page
     claim = {"text": TEXT, "source": TEXT, "verdict": TEXT, "criterion": TEXT, "n": 1, "interval": TEXT}
     claim["under_review"] = TEXT
     report = {"version": RECORD_VERSION, "study": TEXT, "question": TEXT, "size": "small", "runs": 1, "tokens": 1,

@@ -99,10 +99,8 @@ def results(make_run, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("test", [[], ["--test", "counts"]])
 def test_every_format_of_a_table_has_the_line(test: list[str], results: Path, run_command) -> None:
-    arguments = ["summarize", str(results), "--by", "placement", *test]
-    texts = {
-        form: run_command(*arguments, "--format", form)[1] for form in ("table", "markdown", "latex", "json", "csv")
-    }
+    arguments = ["summarize", str(results), "--by", "placement", *test, "--format"]
+    texts = {form: run_command(*arguments, form)[1] for form in ("table", "markdown", "latex", "json", "csv")}
     assert LINE in texts["table"].replace("\n  ", " ").split("\n")
     assert f"- {LINE}" in texts["markdown"].split("\n")
     assert f"% {LINE}" in texts["latex"].split("\n")
@@ -110,22 +108,10 @@ def test_every_format_of_a_table_has_the_line(test: list[str], results: Path, ru
     assert all(LINE in row["resolved_differences"] for row in csv.DictReader(io.StringIO(texts["csv"])))
 
 
-@pytest.mark.parametrize("format", ["table", "markdown", "latex", "json", "csv"])
-def test_the_table_of_runs_has_the_resolved_init(format: str, results: Path, run_command) -> None:
-    _, out, _ = run_command("summarize", str(results), "--runs", "--format", format)
-    assert "init" in out
-    assert all(init.replace("_", r"\_" if format == "latex" else "_") in out for init in INITS.values())
-    _, out, _ = run_command("summarize", str(results / "runs" / "pre0"), "--runs", "--format", format)
-    assert "gpt2_scaled" not in out.replace(r"\_", "_")
-
-
-def test_the_headline_and_the_page_have_the_line(results: Path) -> None:
+def test_the_page_figures_and_python_have_the_line(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = page_data(select_runs([str(results)], results), ["placement"], ())
     assert f"{LINE[0].upper()}{LINE[1:]}." in page["summary"]
     assert LINE in page["notes"]
-
-
-def test_figures_and_python_warn(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     normlab.summarize(results, by="placement")
     assert LINE in capsys.readouterr().err
     normlab.figure("factor", results, by="placement")

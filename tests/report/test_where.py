@@ -24,7 +24,6 @@ RUNS = [RunRecord.parse(RunFolder("x"), {"config": config}, {}, "finished") for 
     [
         (["model.depth>=8"], [1, 2]),
         (["model.depth > 8"], [2]),
-        (["model.depth<8"], [0]),
         (["model.depth<=8"], [0, 1]),
         (["model.depth==8"], [1]),
         (["model.depth!=8"], [0, 2]),
@@ -33,7 +32,6 @@ RUNS = [RunRecord.parse(RunFolder("x"), {"config": config}, {}, "finished") for 
         (["norm!=none", "model.depth>4"], [1]),
         (["model.bias=true"], [0, 2]),
         (["norm.eps=1e-6", "norm.eps<0.1"], [0, 1, 2]),
-        (["corpus!=stdlib"], [0, 1, 2]),
         (["depth>4"], [1, 2]),
         (["n_layer>4,bias=true"], [2]),
         (["clip=null"], [0, 2]),
@@ -57,8 +55,6 @@ def test_conditions(texts, which):
         ("model.depth>16", "no run matches; model.depth is 4, 8, 16"),
         ("norm=none,model.depth=4", "--where model.depth=4: no run with norm=none matches; model.depth is 16"),
         ("model.depth", "not a condition"),
-        ("", "not a condition"),
-        ("model.depth=>8", "not a condition"),
         ("__import__('os')=1", "not a condition"),
     ],
 )

@@ -41,8 +41,8 @@ from normlab.sweeps import plan as sweep_plan
 from normlab.sweeps.gpus import choose_gpus
 from normlab.sweeps.plan import make_plan
 from normlab.sweeps.supervisor import SweepResult, supervise
-from normlab.training.identity import describe, identity
 from normlab.training.machine import Gpu, resolve
+from normlab.training.training_run import describe, identity
 from support.pretended_gpus import MEMORY, UUIDS, gpus, pretend_gpus
 from support.processes import RecordingDisplay, wait_for, workers_of
 from support.small_run import one_run_at_a_time

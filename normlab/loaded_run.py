@@ -32,8 +32,7 @@ from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.status import Status
 from normlab.training import checkpoint
-from normlab.training.identity import versions
-from normlab.training.training_run import FRESH, PLUGINS, TOKENIZER_FILE
+from normlab.training.training_run import FRESH, PLUGINS, TOKENIZER_FILE, versions
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -73,7 +73,10 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     result = check("compile")
-    assert (result["state"], result["finding"]) == ("note", "no C++ compiler 'g++', so compile=on does not work")
+    assert (result["state"], result["finding"]) == (
+        "note",
+        "the C++ compiler 'g++' was not found, so compile=on does not work",
+    )
 
 
 def test_a_compiler_that_does_not_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -89,7 +92,7 @@ def test_a_compiler_that_does_not_work(monkeypatch: pytest.MonkeyPatch, tmp_path
 @pytest.mark.parametrize("compiler", ["env g++", "no_such_compiler", ""])
 def test_a_compiler_that_torch_does_not_find(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", compiler)
-    assert f"no C++ compiler {compiler!r}" in check("compile")["finding"]
+    assert f"the C++ compiler {compiler!r} was not found" in check("compile")["finding"]
     with pytest.raises(ConfigError, match=r"compile=on: the C.. compiler .* was not found; install"):
         resolve(compose_run(["compile=on", "device=cpu"]))
 

@@ -9,7 +9,7 @@ import pytest
 
 from normlab.errors import ConfigError, OutOfMemoryError, is_out_of_memory
 from normlab.sweeps.process import cause_of_death
-from normlab.training.torch_errors import convert_torch_errors
+from normlab.training.machine import convert_torch_errors
 
 MESSAGES = [
     # torch: c10/cuda/CUDACachingAllocator.cpp, class torch.OutOfMemoryError

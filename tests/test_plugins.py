@@ -15,9 +15,9 @@ from normlab.config.compose import compose_run
 from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError
 from normlab.norms.base import NORMS
-from normlab.training.identity import describe
 from normlab.training.machine import resolve
 from normlab.training.start import train
+from normlab.training.training_run import describe
 from support.plugins import NORM
 
 ROW = """

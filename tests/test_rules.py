@@ -108,7 +108,7 @@ def test_jobs_on_a_cpu(overrides: str, cores: int, memory_bytes: int, jobs: int)
 
 def test_a_short_run_does_not_compile_and_a_long_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch)
-    monkeypatch.setattr("normlab.training.machine.missing_for_triton", lambda: "")
+    monkeypatch.setattr("normlab.training.machine.missing_compiler", lambda device: "")
 
     def compiled(*overrides: str) -> str:
         return resolve(compose_run(overrides)).compile

@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -84,24 +85,14 @@ def _versions() -> tuple[str, str, str]:
 def _device() -> tuple[str, str, str]:
     import torch
 
-    from normlab.training.machine import check_kernels, gpu_of
-    from normlab.training.nvidia import driver_version, unused_gpu
+    from normlab.training.machine import NO_GPU, may_use_gpu
 
     if not torch.cuda.is_available():
         finding = f"CPU ({torch.backends.cpu.get_cpu_capability()}), fp32"
-        if problem := unused_gpu():
-            problem, _, do = problem.rpartition("; ")
-            return BAD, f"{finding}; {problem}", f"{do}, or train with device=cpu"
-        if version := driver_version():
-            finding = f"{finding}; the NVIDIA driver {version} is loaded, but this process has no access to a GPU"
-            return NOTE, finding, "give the container or the job a GPU, or train with device=cpu"
+        if may_use_gpu():
+            do = "check nvidia-smi, the driver and the build of torch, or train with device=cpu"
+            return BAD, f"{finding}; {NO_GPU}, but this process has access to an NVIDIA GPU", do
         return GOOD, f"{finding}; no GPU", ""
-    for index in range(torch.cuda.device_count()):
-        try:
-            check_kernels(gpu_of(index), "device=auto", "device=cpu")
-        except NormlabError as error:
-            problem, _, do = str(error).rpartition("; ")
-            return BAD, problem, do
     precision = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     free, total = torch.cuda.mem_get_info()
     finding = f"{torch.cuda.get_device_name()}, {precision}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
@@ -125,26 +116,21 @@ def _threads() -> tuple[str, str, str]:
 def _compiler() -> tuple[str, str, str]:
     import torch
 
-    from normlab.training.machine import cpp_compiler
-    from normlab.training.nvidia import c_compiler, missing_for_triton, python_headers
+    from normlab.training.machine import compiler_of, missing_compiler
 
-    if torch.cuda.is_available():
-        if missing := missing_for_triton():
-            problem, _, do = missing.rpartition("; ")
-            return NOTE, f"{problem}, so compile=on does not work", f"{do}, or train with compile=off"
-        options = ["-x", "c", "-I", str(python_headers())]
-        if problem := _compile(
-            [c_compiler(), *options], "#include <Python.h>\nint x(void) { return PY_VERSION_HEX; }\n"
-        ):
-            return NOTE, f"{c_compiler()} does not work: {problem}", "install gcc with its headers, or set CC"
-        return GOOD, f"triton {metadata.version('triton')}, {c_compiler()}", ""
-    compiler = shutil.which(cpp_compiler())
-    if compiler is None:
-        do = "install g++, or set CXX to a compiler (compile=off is the default on a CPU)"
-        return NOTE, f"no C++ compiler {cpp_compiler()!r}, so compile=on does not work", do
-    code = '#include <cmath>\n#include <omp.h>\nextern "C" double x(double y) { return std::exp(y); }\n'
-    if problem := _compile([compiler, "-x", "c++", "-fopenmp"], code):
-        return NOTE, f"{compiler} does not work: {problem}", "install g++ with its headers, or set CXX to a compiler"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if missing := missing_compiler(device):
+        problem, _, do = missing.rpartition("; ")
+        return NOTE, f"{problem}, so compile=on does not work", f"{do}, or train with compile=off"
+    if device == "cuda":
+        options = ["-x", "c", "-I", sysconfig.get_paths()["include"]]
+        code = "#include <Python.h>\nint x(void) { return PY_VERSION_HEX; }\n"
+    else:
+        options = ["-x", "c++", "-fopenmp"]
+        code = '#include <cmath>\n#include <omp.h>\nextern "C" double x(double y) { return std::exp(y); }\n'
+    compiler = compiler_of(device)
+    if problem := _compile([compiler, *options], code):
+        return NOTE, f"{compiler} does not work: {problem}", "install it with its headers and those of Python"
     return GOOD, compiler, ""
 
 

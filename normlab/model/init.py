@@ -62,7 +62,7 @@ def initialise(model: GPT, rule_name: str, seed: int) -> None:
     for name, parameter in model.named_parameters():
         role = role_of(name)
         if role is None:
-            if _is_linear_bias(model, name):
+            if name.endswith(".bias") and role_of(name.removesuffix("bias") + "weight") is not None:
                 parameter.zero_()
             continue
         fan_out, fan_in = parameter.shape
@@ -71,15 +71,6 @@ def initialise(model: GPT, rule_name: str, seed: int) -> None:
         generator = np.random.Generator(np.random.Philox(key=derive_seed(seed, name)))
         values = generator.standard_normal(math.prod(parameter.shape), dtype=np.float32)
         parameter.copy_(torch.from_numpy(values).reshape(parameter.shape) * std)
-
-
-def _is_linear_bias(model: nn.Module, name: str) -> bool:
-    owner, _, parameter_name = name.rpartition(".")
-    return (
-        parameter_name == "bias"
-        and isinstance(model.get_submodule(owner), nn.Linear)
-        and role_of(owner + ".weight") is not None
-    )
 
 
 def build_model(config: RunConfig, vocab_size: int) -> GPT:

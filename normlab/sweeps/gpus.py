@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from normlab.errors import ConfigError
-from normlab.training.machine import NO_GPU, Gpu, check_kernels, gpu_of
+from normlab.training.machine import NO_GPU, Gpu, gpu_of
 
 _FAULTS = (
     "uncorrectable ECC error encountered",
@@ -31,8 +31,7 @@ def choose_gpus(choice: str) -> list[Gpu]:
     """Return the GPUs that `sweep.gpus=choice` names: by index, or by the beginning of a UUID, as CUDA does.
 
     Raises:
-        ConfigError: A name matches no visible GPU or several, two names match the same GPU, or this build of torch has
-            no kernels for a GPU.
+        ConfigError: A name matches no visible GPU or several, or two names match the same GPU.
     """
     visible = [gpu_of(index) for index in range(torch.cuda.device_count())]
     chosen: list[Gpu] = []
@@ -43,10 +42,7 @@ def choose_gpus(choice: str) -> list[Gpu]:
             problem = f"{problem} visible GPU is named {name}" if problem else f"GPU {matches[0].index} is listed twice"
             raise ConfigError(f"sweep.gpus={choice}: {problem}; choose from {', '.join(map(str, visible))}")
         chosen += matches
-    chosen = chosen or visible
-    for gpu in chosen:
-        check_kernels(gpu, f"sweep.gpus={choice}", "other GPUs by sweep.gpus")
-    return chosen
+    return chosen or visible
 
 
 def fault_of(log: Sequence[str]) -> str:

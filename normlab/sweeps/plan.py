@@ -24,7 +24,6 @@ from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack
 from normlab.sweeps.gpus import choose_gpus
 from normlab.sweeps.packs import make_packs, pack_key, reason_to_train_alone
-from normlab.training.identity import identity, run_id_of
 from normlab.training.machine import (
     Gpu,
     RuntimeSettings,
@@ -34,7 +33,8 @@ from normlab.training.machine import (
     resolve,
     resolve_device,
 )
-from normlab.training.resume import check_start, resolve_start
+from normlab.training.start_from import check_start, resolve_start
+from normlab.training.training_run import identity, run_id_of
 
 _LONGEST_KEYS = 60
 """Most characters of a generated name before its hash."""

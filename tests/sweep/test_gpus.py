@@ -20,8 +20,8 @@ from normlab.sweeps.gpus import choose_gpus
 from normlab.sweeps.plan import make_plan
 from normlab.sweeps.process import cause_of_death
 from normlab.sweeps.supervisor import supervise
-from normlab.training.identity import describe, identity
 from normlab.training.machine import resolve
+from normlab.training.training_run import describe, identity
 from support.fake_workers import ECC, FakeSweeps, FakeWorker
 from support.pretended_gpus import MEMORY, UUIDS, gpus, pretend_gpus
 from support.processes import RecordingDisplay

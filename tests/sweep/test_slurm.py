@@ -407,17 +407,14 @@ def test_without_submitit_or_slurm(
     ("overrides", "message"),
     [
         (["sweep.slurm.cpus=4"], r"sweep.slurm.cpus=4: has no effect with sweep.on=local"),
-        (["sweep.on=slurm", "device=cpu"], r"device=cpu: sweep.slurm.gpus is 1; set sweep.slurm.gpus=0"),
-        (
-            ["sweep.on=slurm", "sweep.slurm.gpus=0", "device=cuda"],
-            r"device=cuda: sweep.slurm.gpus is 0",
-        ),
-        (["sweep.on=slurm", "sweep.slurm.gpus=4", "precision=bf16"], r"gpus=4: a run uses devices=1 GPUs on 1 node;"),
+        (["sweep.on=slurm", "device=cpu"], r"gpus=1: does not fit devices=1, device=cpu and sweep.slurm.nodes=1; set"),
+        (["sweep.on=slurm", "sweep.slurm.gpus=0", "device=cuda"], r"gpus=0: does not fit devices=1, device=cuda"),
+        (["sweep.on=slurm", "sweep.slurm.gpus=4", "precision=bf16"], r"gpus=4: does not fit devices=1"),
         (
             ["sweep.on=slurm", "sweep.slurm.nodes=2", "sweep.slurm.gpus=4", "devices=4", "precision=bf16"],
-            r"gpus=4: a run uses devices=4 GPUs on 2 nodes; set sweep.slurm.gpus=2",
+            r"gpus=4: does not fit devices=4, device=auto and sweep.slurm.nodes=2; set it to devices / nodes",
         ),
-        (["sweep.on=slurm", "sweep.slurm.nodes=2"], r"devices=1: cannot be divided among sweep.slurm.nodes=2"),
+        (["sweep.on=slurm", "sweep.slurm.nodes=2"], r"does not fit devices=1, device=auto and sweep.slurm.nodes=2"),
         (["sweep.on=slurm", "sweep.slurm.nodes=2", "sweep.slurm.cluster=local"], r"nodes=2: has no effect"),
         (["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.slurm.gpu_type=a100"], r"gpu_type=a100: has no effect"),
         (["sweep.on=slurm", "sweep.slurm.cluster=local", "sweep.jobs=1"], r"sweep.jobs=1: has no effect"),

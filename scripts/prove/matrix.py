@@ -59,7 +59,6 @@ class Interrupting:
         if any(row["step"] == MIDDLE and row["kind"] == "train" for row in rows):
             os.kill(os.getpid(), signal.SIGINT)
 
-
     def finish(self, status: Any) -> None:
         """Do nothing."""
 

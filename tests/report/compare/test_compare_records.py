@@ -15,9 +15,8 @@ from normlab.stats.profiles import Profiles
 from normlab.store.format import with_checksum
 from normlab.store.plans import Plan, PlannedRun, sweep_folder
 from normlab.store.query import select_runs
-from support.compare_pages import lines_of
-from normlab.store.runs import RunFolder
 from normlab.sweeps.files import write_plan
+from support.compare_pages import lines_of
 
 IMG = "<img src=x onerror=alert(1)>"
 ODD = [

@@ -305,7 +305,7 @@ def test_ticks_are_round_numbers_in_the_range():
         for is_log in {False, low > 0}:
             ticks = [tick for tick, _ in number_ticks(low, high, is_log=is_log)]
             assert 2 <= len(ticks) <= TICKS + 1
-            assert all(low - 1e-9 * abs(low) <= tick <= high * (1 + 1e-9) for tick in ticks)
+            assert all(0 <= (tick - low) / (high - low) + 1e-9 <= 1 + 2e-9 for tick in ticks)
 
 
 @pytest.mark.parametrize(

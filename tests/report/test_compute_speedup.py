@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
@@ -19,20 +20,16 @@ def law(tokens: float, offset: float = 2.0) -> float:
 @pytest.fixture
 def make(make_run):
     """Make a run of some tokens and a loss."""
-    made = iter(range(10_000))
+    number = itertools.count()
 
-    def make_one(norm: str, tokens: float, loss: float, seed: int = 0, *, flops: float | None = FLOPS_PER_TOKEN, **run):
+    def make_one(norm: str, tokens: float, loss: float, seed: int = 0, *, flops: float | None = FLOPS_PER_TOKEN):
         config = {
-            "norm": {"name": norm},
-            "placement": {"name": run.get("placement", "pre")},
-            "model": {"depth": 4, "width": 128},
-            "optim": {"name": "adamw", "lr": 1e-3},
-            "train": {"steps": int(tokens)},
-            "data": {"seed": seed},
+            "norm": {"name": norm}, "placement": {"name": "pre"}, "model": {"depth": 4, "width": 128},
+            "optim": {"name": "adamw", "lr": 1e-3}, "train": {"steps": int(tokens)}, "data": {"seed": seed},
             "seed": seed,
-        }
+        }  # fmt: skip
         status = {"tokens": tokens, "val_loss": loss, "best_val_loss": loss}
-        return make_run(f"run{next(made):04}", run={"config": config, "flops_per_token": flops}, status=status)
+        return make_run(f"run{next(number):04}", run={"config": config, "flops_per_token": flops}, status=status)
 
     return make_one
 

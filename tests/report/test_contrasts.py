@@ -68,14 +68,6 @@ def test_interaction_is_that_of_statsmodels(make_sweep):
         assert row["method"] == f"pooled t, {int(fit.df_resid)} degrees of freedom"
 
 
-def test_interaction_of_three_factors_is_the_change_of_the_interaction_of_two(make_sweep):
-    table, _ = make_sweep()
-    two = run_test("interaction", table.cells, table.factors, over=["placement", "warmup_steps"])
-    three = run_test("interaction", table.cells, table.factors, over=["placement", "warmup_steps", "depth"])
-    expected = [two[i]["estimate"] - two[0]["estimate"] for i in (1, 2)]
-    assert [row["estimate"] for row in three] == pytest.approx(expected, abs=1e-12)
-
-
 def test_without_pooling_the_interval_is_that_of_a_t_test(make_sweep):
     """Five seeds are enough: each contrast has its own variance."""
     table, frame = make_sweep(seeds=range(5))

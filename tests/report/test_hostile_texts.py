@@ -138,11 +138,11 @@ def test_the_page(runs: list[str], run_command: Command) -> None:
 
 def test_reports_of_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("normlab.studies.report.draw_verdicts", lambda judgements: dict.fromkeys(FIGURES, b""))
-    named = Claim("x", TEXT, difference(TEXT, TEXT), AtLeast(0.0), source=TEXT, under_review=TEXT)
-    study = Study("x", TEXT, {"small": []}, [named], [named], background=TEXT, limits=TEXT, amendments={"hash": TEXT})
+    named = Claim("x", "It is.", difference("a", "b"), AtLeast(0.0))
+    study = Study("x", "Is it?", {"small": []}, [named])
     judgements = [Judgement(named, "void", TEXT, Estimate(math.nan), None)]
     evidence = Evidence([], {}, [], Selection([], "", tmp_path), 0)
-    page = write_report(Verdicts(study, "small", judgements, judgements, [TEXT]), evidence, tmp_path / "x").read_text()
+    page = write_report(Verdicts(study, "small", judgements, [], [TEXT]), evidence, tmp_path / "x").read_text()
     assert_shown(page)
     assert "<script>alert" not in page
     claim = {"text": TEXT, "source": TEXT, "verdict": TEXT, "criterion": TEXT, "n": 1, "interval": TEXT}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 WANDB_SWEEPS = "wandb"
@@ -23,9 +24,9 @@ _FILE_MARKS = {
     "": _PAGE_MARK, ".html": _PAGE_MARK, ".htm": _PAGE_MARK, ".md": b"<!-- Written by normlab. -->",
     ".pdf": b"/Creator (normlab)", ".svg": b"<dc:title>normlab</dc:title>", ".png": b"Software\0normlab",
 }  # fmt: skip
-"""By suffix: what a page or a figure of normlab contains near its start (.md: at its start; .pdf: near its end)."""
-_START, _END = 2**12, 2**16
-"""Bytes of a file that may have the mark; a PDF ends with 20 bytes for each of its objects."""
+"""By suffix: what a page or a figure of normlab contains near its start (.md: at its start; .pdf: anywhere)."""
+_START = 2**12
+"""Bytes of a file, other than a PDF, that may have the mark."""
 
 
 def config_dir() -> Path:
@@ -51,35 +52,27 @@ def is_output_folder(folder: Path) -> bool:
     parent = folder.parent
     if parent.name == "tokens":  # the lock of a corpus is made before the corpus, and is never deleted
         return (parent.parent / CACHE_LOCKS / folder.name).is_file()
-    if folder.name == CACHE_LOCKS:
-        return True
     if parent.name not in _OUTPUT_FILES:
-        return False
+        return folder.name == CACHE_LOCKS
     name, mark = _OUTPUT_FILES[parent.name]
     # A run or sweep that was killed at its start has only the lock, which is empty or names its owner.
     lock = _content(folder / "lock") if parent.name != "studies" else None
-    return mark in (_content(folder / name) or b"") or (lock is not None and (not lock or lock.startswith(b'{"pid":')))
+    return mark in (_content(folder / name) or b"") or lock == b"" or (lock or b"").startswith(b'{"pid":')
 
 
 def is_output_file(path: Path) -> bool:
     """Return whether normlab wrote a file: a page, a figure, or the table of all studies."""
-    mark = _FILE_MARKS.get(path.suffix.lower())
-    if mark is None or not path.is_file():  # reading a pipe can block forever
+    suffix = path.suffix.lower()
+    content = _content(path, None if suffix == ".pdf" else _START) if suffix in _FILE_MARKS else None
+    if content is None:
         return False
-    try:
-        with path.open("rb") as file:
-            if path.suffix.lower() == ".pdf":
-                file.seek(max(0, path.stat().st_size - _END))
-                return mark in file.read()
-            start = file.read(_START)
-            return start.startswith(mark) if path.suffix.lower() == ".md" else mark in start
-    except OSError:
-        return False
+    return content.startswith(_FILE_MARKS[suffix]) if suffix == ".md" else _FILE_MARKS[suffix] in content
 
 
-def _content(path: Path) -> bytes | None:
-    """Return the content of a file; None if there is none that can be read."""
+def _content(path: Path, most: int | None = None) -> bytes | None:
+    """Return the first bytes of a file; None if there is none that can be read, or a pipe, which could block."""
     try:
-        return path.read_bytes() if path.is_file() else None
+        with path.open("rb") if path.is_file() else nullcontext() as file:
+            return file and file.read(most)
     except OSError:
         return None

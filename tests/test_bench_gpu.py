@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import bench_gpu
-import bench_sweep
 import bench_train
 import nanogpt
 import pytest
@@ -89,45 +87,6 @@ def test_a_part_that_fails_or_takes_too_long_is_one_line_and_the_others_run(
     assert len([*tmp_path.iterdir()]) <= 8
 
 
-def test_parts_without_time_are_skipped_with_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_parts(monkeypatch, single=bench_gpu.Part(5, lambda options: iter([{"side": "measured"}])))
-    assert bench_gpu.main(["--out", str(tmp_path), "--minutes", "0.001"]) == 0
-    assert [line.get("side", line.get("skipped_part")) for line in read_lines(tmp_path)] == [
-        "the minutes are used up",
-        "the minutes are used up",
-    ]
-
-
-def test_without_a_gpu_it_is_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    if bench_gpu.nvidia_smi() is not None:
-        pytest.skip("there is a GPU")
-    assert bench_gpu.main(["--out", str(tmp_path)]) == 2
-    assert "torch sees no GPU" in capfd.readouterr().err
-    assert [line["part"] for line in read_lines(tmp_path)] == ["machine"]
-
-
-def test_a_second_command_keeps_the_lines_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for milliseconds in (17.0, 18.0):
-        line = {"side": "first", "ms_per_step": milliseconds}
-        with_parts(monkeypatch, single=bench_gpu.Part(5, lambda options, line=line: iter([line])))
-        assert bench_gpu.main(["--out", str(tmp_path)]) == 0
-    assert [line.get("ms_per_step") for line in read_lines(tmp_path)] == [None, 17.0, None, 18.0]
-    page = (tmp_path / bench_gpu.PAGE).read_text()
-    assert ("| 17 |" in page, "| 18 |" in page) == (False, True)
-
-
-@pytest.mark.process
-def test_a_kill_leaves_what_was_measured(tmp_path: Path) -> None:
-    command = [ROOT / "scripts" / "gpu", "--dry-run", "--part", "sweeps", "--out", tmp_path]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("part machine")
-        process.kill()
-    assert [line["part"] for line in read_lines(tmp_path)] == ["machine"]
-    assert bench_gpu.main(["--page", str(tmp_path)]) == 0
-    assert "Measured by scripts/gpu: cpu (dry run)" in (tmp_path / bench_gpu.PAGE).read_text()
-
-
 @pytest.mark.process
 def test_dry_run_of_every_part(tmp_path: Path, clone: Path) -> None:
     subprocess.run([ROOT / "scripts" / "gpu", "--dry-run", "--out", tmp_path, "--nanogpt", clone], check=True)
@@ -142,52 +101,7 @@ def test_dry_run_of_every_part(tmp_path: Path, clone: Path) -> None:
     assert {line["part"] for line in lines if "nanoGPT" in line.get("side", "")} >= {"single", "packs", "sweeps"}
 
 
-@pytest.mark.process
-def test_loop_against_a_clone(clone: Path) -> None:
-    overrides = ("model=gpt2_nano", "device=cpu")
-    ours, theirs = bench_train.Normlab(overrides), bench_train.NanoGPT(overrides, clone=clone)
-    line = bench_train.bench_loop(ours, theirs, 2, 1, "nanoGPT", None)
-    assert len(line.ratios) == 2
-    assert all(turn.seconds > 0.01 for turn in line.theirs)  # ten steps of a millisecond each
-
-
-@pytest.mark.process
-def test_wall_clock_of_processes_of_a_clone(clone: Path) -> None:
-    start = time.perf_counter()
-    seconds = bench_sweep.nanogpt_seconds(clone, ["model=gpt2_nano", "device=cpu"], runs=3, steps=10, at_once=2)
-    assert 0.02 < seconds < time.perf_counter() - start  # two of the three are one after the other
-
-
-def test_a_folder_that_is_no_clone_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as error:
-        bench_gpu.main(["--nanogpt", str(tmp_path)])
-    assert error.value.code == 2
-    assert "has no train.py" in capsys.readouterr().err
-
-
 def test_both_steps_do_the_same_work() -> None:
     line = bench_train.bench_step(["model=gpt2_nano"], 2, "cpu", compiled=False)
     assert len(line.ratios) == 20
     assert float(line.note.rpartition(" ")[2]) < 1e-5
-
-
-@pytest.mark.process
-def test_estimate_counts_the_launches_of_the_budget(tmp_path: Path) -> None:
-    """The launches are those that the pretended GPU counts itself, and nothing is called measured."""
-    command = [sys.executable, ROOT / "scripts" / "gpu_estimate.py", "--models", "2x32", "--packs", "2"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if "g++" in done.stderr:
-        pytest.skip("there is no g++ to compile the guard of the pretended GPU")
-    assert done.returncode == 0, done.stderr
-    headings = [line for line in done.stdout.splitlines() if line.startswith("#")]
-    assert len(headings) == 2
-    assert all("Estimate" in line and "not measured" in line for line in headings)
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if line[:1] == "|"]
-    values = {row[0]: [float(cell) for cell in row[1:]] for row in rows[2:]}
-    eager, captured = values["normlab, plain step, eager"], values["normlab, plain step, captured"]
-    pack = values["normlab, pack of 2, mean step, captured"]
-    assert eager[:3] == captured[:3]
-    assert eager[3] == pytest.approx(eager[0] * 2.5e-3, abs=1e-3)  # so small a step is bound by the host's launches
-    assert captured[0] * 1.5e-3 <= captured[3] + 1e-3
-    assert pack[1] > captured[1]
-    assert pack[4] == pytest.approx(pack[3] / 2, abs=1e-3)

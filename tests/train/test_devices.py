@@ -169,7 +169,7 @@ def test_each_sequence_of_a_batch_belongs_to_one_device(tmp_path: Path) -> None:
         ),
         (
             ["devices=4", "norm=batchnorm", "train.batch_size=8", "train.accumulation=4"],
-            "devices=4: norm=batchnorm takes statistics over a micro-batch, whose size 2 it does not divide; ",
+            "devices=4: does not divide train.batch_size=8 / train.accumulation=4; choose a number that does",
         ),
         (["devices=0"], "devices=0: "),
     ],

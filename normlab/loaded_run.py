@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from normlab.analysis.factors import find_run
-from normlab.config import memory
 from normlab.config.schema import RunConfig, config_from_record
 from normlab.data.tokenizers import LARGEST_TOKENIZER, Tokenizer, from_state
 from normlab.errors import ConfigError, DataError, StoreError, unknown, warn
@@ -233,15 +232,13 @@ class LoadedRun:
     def model_at(self, saved: checkpoint.Checkpoint) -> GPT:
         """Return the model of one of the run's checkpoints, on the CPU, in evaluation mode.
 
-        The sizes in the config are compared with the machine's memory and with the checkpoint before anything is
-        allocated.
+        The sizes in the config are compared with those in the checkpoint before anything is allocated.
 
         Raises:
             StoreError: The checkpoint belongs to another run, or the model does not fit into memory.
         """
         vocab_size = self.tokenizer.vocab_size
         try:
-            memory.check_weights_fit(self.config, memory.available_bytes(), "this machine")
             for name, shape in weight_shapes(self.config.model, vocab_size).items():
                 self._weights(saved, "param", name, shape)
             self._warn_about_other_versions()

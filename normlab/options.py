@@ -72,11 +72,7 @@ def option(
 
 
 def check(config: Any, prefix: str = "") -> None:
-    """Check every value of a config tree against its own limits.
-
-    Raises:
-        ConfigError: The message names the option, its value and the limit.
-    """
+    """Check every value of a config tree against its own limits."""
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), prefix + field.name
         if dataclasses.is_dataclass(value):

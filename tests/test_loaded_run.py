@@ -52,11 +52,9 @@ def rewrite(folder: RunFolder, option: str, value: Any) -> None:
     ("option", "value", "message"),
     [
         ("config.model.context", 2**20, "1048576"),
-        ("config.model.width", 2**17, "the weights of the model need about 1 TiB of memory, and this machine has "),
         ("config.model.mlp_width", 2**20, "has no param blocks.0.mlp.up.weight of shape (1048576, 32)"),
         ("config.model.depth", 10_000, "has no param blocks.2.attn.q.weight of shape (32, 32)"),
         ("config.model.width", 2**40, "model.width=1099511627776: must be at most 131072"),
-        ("config.model.depth", -1, "model.depth=-1: must be at least 1"),
         ("config.model.heads", 3, "model.heads=3: does not divide model.width=32"),
         ("config", 3, "holds no config that this version of normlab knows"),
         ("config.optim.lecay", 1, "AdamW has no option lecay"),
@@ -83,8 +81,6 @@ def test_invalid_records_fail_in_one_line_before_building_a_model(
         ("config.model.width", 2**40, "model.width=1099511627776: must be at most 131072"),
         ("config", 3, "a part of the config is missing or damaged"),
         ("identity", None, ""),
-        ("resolved", None, ""),
-        ("versions", None, ""),
         ("git", 3, ""),
         ("run_id", 5, ""),
         ("corpus", 3, ""),
@@ -109,15 +105,11 @@ def test_invalid_record_is_not_resumed(
 def test_weights_larger_than_the_memory_fail(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     run = normlab.load(folder.path)
     shutil.rmtree(folder.path / "checkpoints" / "step_00000012")
-    needed = 8 * memory.num_weights(run.config)
     size = (folder.path / "checkpoints" / "step_00000016" / "state.safetensors").stat().st_size
     assert run.model
     monkeypatch.setattr(memory, "available_bytes", lambda: size - 1)
     with pytest.raises(StoreError, match=r"the memory ran out while reading .*checkpoints"):
         assert normlab.load(folder.path).model
-    with pytest.raises(memory.ConfigError, match=r"this machine has .*; use a machine with more"):
-        memory.check_weights_fit(run.config, needed - 1, "this machine")
-    memory.check_weights_fit(run.config, needed, "this machine")
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "meta.json", "state.safetensors"])
@@ -127,12 +119,6 @@ def test_huge_checkpoint_file_is_damage(name: str, folder: RunFolder, run_comman
     assert (code, err.count("\n")) == (0, 1)
     assert "step_00000016" in err
     assert "using the previous checkpoint" in err
-
-
-def test_huge_tokenizer_file_is_damage(folder: RunFolder) -> None:
-    os.truncate(folder.path / "tokenizer.json", 2**40)
-    with pytest.raises(StoreError, match=r"tokenizer.json: is damaged"):
-        assert normlab.load(folder.path).tokenizer
 
 
 @pytest.mark.parametrize(

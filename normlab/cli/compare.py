@@ -5,16 +5,16 @@ from __future__ import annotations
 import signal
 import threading
 import webbrowser
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from normlab.cli.app import (
     By,
     Color,
+    Open,
     Panel,
     ResultsDir,
     Style,
@@ -33,10 +33,7 @@ from normlab.version import __version__
 def compare(
     paths: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="SWEEP|RUN",
-            help="Sweeps, runs or results folders: folder, name, id, or beginning of the id. Default: --results-dir.",
-        ),
+        Argument(metavar="SWEEP|RUN", help="Sweeps, runs or results folders, by folder, name or id. Default: all."),
     ] = None,
     by: By = None,
     where: Where = None,
@@ -45,22 +42,12 @@ def compare(
     style: Style = None,
     panel: Panel = None,
     output: Annotated[
-        str | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="HTML file to write. Default: compare.html in the sweep's folder."
-        ),
+        str | None, Option("--output", "-o", metavar="FILE", help="HTML file. Default: compare.html in the sweep.")
     ] = None,
-    open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Serve the page on this machine, with new points as the runs train.")
-    ] = False,
-    port: Annotated[
-        int | None,
-        typer.Option("--port", min=1, max=65535, help="Port of --watch. Default: 6061, or the next free one."),
-    ] = None,
-    wandb: Annotated[
-        bool, typer.Option("--wandb", help="Make or update the sweep's workspace at W&B too, and print its address.")
-    ] = False,
+    open: Open = False,
+    watch: Annotated[bool, Option("--watch", help="Serve the page here, with new points as the runs train.")] = False,
+    port: Annotated[int | None, Option(min=1, max=65535, help="Port of --watch. Default: 6061, or a free one.")] = None,
+    wandb: Annotated[bool, Option("--wandb", help="Also make or update the sweep's workspace at W&B.")] = False,
     results_dir: ResultsDir = "results",
 ) -> None:
     """Write an HTML page that compares runs.
@@ -71,19 +58,13 @@ def compare(
 
     With --watch, the page is served at http://127.0.0.1 until Ctrl-C, which writes the file. From another machine:
     ssh -L 6061:127.0.0.1:6061 HOST.
-
-    Factors are mapped to x, colour, line style and panels as in `normlab figure`.
-
-    The workspace at W&B shows the runs that `normlab sync` or tracking.wandb=online has sent, grouped by the factors.
     """
     from normlab.report.compare.write import ComparePage
 
     if port is not None and not watch:
         raise ConfigError(f"--port {port}: has no effect without --watch")
     if wandb and (len(paths or []) != 1 or where):
-        raise ConfigError(
-            "--wandb: makes the workspace of one sweep; name one, without --where (W&B has its own filters)"
-        )
+        raise ConfigError("--wandb: makes the workspace of one sweep; name one, without --where")
     channels = {"x": x, "color": color, "style": style, "panel": split_names(panel)}
     page = ComparePage(
         names=paths or [], by=split_names(by), where=where or (), channels=channels,
@@ -106,12 +87,10 @@ def compare(
     if open and not watch:
         webbrowser.open(path.resolve().as_uri())
     if wandb:
-        echo(_save_workspace(paths or [], split_names(by), channels, results_dir))
+        echo(_save_workspace(paths or [], by, channels, results_dir))
 
 
-def _save_workspace(
-    names: Sequence[str], by: Sequence[str] | None, channels: Mapping[str, Any], results_dir: str
-) -> str:
+def _save_workspace(names: list[str], by: str | None, channels: dict[str, Any], results_dir: str) -> str:
     """Make or update the workspace of a sweep at W&B, grouped as the page is, and return its address."""
     from normlab.analysis.factors import factors_of
     from normlab.analysis.results import read_results
@@ -125,7 +104,7 @@ def _save_workspace(
     if not selection.name:
         raise ConfigError(f"--wandb: {names[0]} is no sweep; name a sweep")
     results, _ = read_results(selection.records)
-    factors = factors_of(results, cell_options(by, results))
+    factors = factors_of(results, cell_options(split_names(by), results))
     chosen = choose_channels(factors, selection.started, **channels)
     # The colours first, because W&B gives colours to the groups of the first factor.
     grouped = [factor for factor in (chosen.color, chosen.style, chosen.x, *chosen.panel) if factor is not None]

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from normlab.cli.app import ResultsDir, Run, Trust, app, echo
 from normlab.errors import ConfigError, warn
+
+Arguments = Annotated[
+    list[str] | None,
+    Argument(
+        metavar="FACTORS|STATISTIC",
+        help="Of a sweep, the run with these factors: 'placement=post,depth=8,seed=0'. Then a statistic of `normlab "
+        "list stats`, or spikes.",
+    ),
+]
 
 
 @app.command()
 def inspect(
     run: Run,
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="FACTORS|STATISTIC",
-            help="Of a sweep, the run with these factors: 'placement=post,depth=8,seed=0'. Then a statistic of "
-            "`normlab list stats`, or spikes.",
-        ),
-    ] = None,
-    probe: Annotated[
-        bool, typer.Option("--probe", help="Measure the probe statistics, such as curvature, on the run's checkpoints.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, with every step and layer.")] = False,
+    arguments: Arguments = None,
+    probe: Annotated[bool, Option("--probe", help="Measure the probe statistics, such as curvature.")] = False,
+    json: Annotated[bool, Option("--json", help="Print JSON, with every step and layer.")] = False,
     trust: Trust = False,
     results_dir: ResultsDir = "results",
 ) -> None:
@@ -62,8 +62,7 @@ def inspect(
         from normlab.training.machine import limit_threads
 
         limit_threads()
-        probed = list(probe_checkpoints(LoadedRun(folder, trust=trust), statistic))
-        rows = statistics.rows_of(probed, statistic)
+        rows = statistics.rows_of(list(probe_checkpoints(LoadedRun(folder, trust=trust), statistic)), statistic)
     else:
         rows = statistics.inspect(folder, statistic)
     if json:
@@ -71,11 +70,16 @@ def inspect(
     if statistic is None:
         if speed := statistics.speed_line(record):
             echo(f"speed: {speed}")
-        echo(f"{statistics.overview_reading(rows)}\n", keep="\n")
-        echo(f"{render(statistics.overview_rows(rows))}\n", keep="\n")
+        echo(f"{statistics.overview_reading(rows)}\n\n{render(statistics.overview_rows(rows))}\n", keep="\n")
         command = f"normlab inspect RUN STATISTIC{' --probe' if probe else ''}"
         return echo(f"{command} prints one statistic by layer and step; normlab list stats lists the statistics")
     echo(f"{statistics.definition(statistic)}\n{statistics.reading(rows)}\n", keep="\n")
     echo(f"{render(statistics.table_rows(rows))}\n", keep="\n")
+<<<<<<< HEAD
     for note in statistics.notes(rows):
         echo(note)
+=======
+    for note in [*statistics.notes(rows), statistics.left_out(rows)]:
+        if note:
+            echo(note)
+>>>>>>> h5

@@ -6,7 +6,7 @@ import signal
 import sys
 from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from normlab.cli.app import ResultsDir, app, echo, replace_interrupt_handler
 from normlab.errors import ConfigError, warn
@@ -15,13 +15,9 @@ from normlab.errors import ConfigError, warn
 @app.command()
 def sync(
     runs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SWEEP|RUN...",
-            help="Sweeps, runs or results folders: folder, name, id, or beginning of the id.",
-        ),
+        list[str], Argument(metavar="SWEEP|RUN...", help="Sweeps, runs or results folders, by folder, name or id.")
     ],
-    to: Annotated[Literal["wandb", "tensorboard"], typer.Option("--to", help="The service.")] = "wandb",
+    to: Annotated[Literal["wandb", "tensorboard"], Option(help="The service.")] = "wandb",
     results_dir: ResultsDir = "results",
 ) -> None:
     """Send runs to W&B or TensorBoard, from their records.
@@ -49,12 +45,12 @@ def sync(
         folders = [record.folder.path for record in selection.started if not record.problem]
         if not folders:
             continue
-        sweep = selection.home if selection.name else None
         service = "online" if to == "wandb" else to
         for folder in folders:
             check_links(folder)
         if to == "wandb" and not may_have_login():
             raise ConfigError("--to wandb: no login at W&B; log in with `wandb login`")
+        sweep = selection.home if selection.name else None
         follower = start_follower(Task(runs=folders, service=service, sweep=sweep, until_end=False))
         try:
             codes.append(follower.wait())

@@ -188,8 +188,7 @@ def register_norm(cls: T) -> T:
         raise ConfigError(f"norm {name!r}: " + unknown("reference_kind", cls.reference_kind, REFERENCE_KINDS))
     for base in cls.__mro__:
         check_initial_values("norm", name, vars(base).get("initial_values", {}))
-    known = NORMS.get(name)
-    claim_name("norm", name, known=known is not None, same=known is not None and known.__qualname__ == cls.__qualname__)
+    claim_name("norm", name, known=name in NORMS)
     NORMS[name] = cls
     return cls
 

@@ -203,7 +203,7 @@ def register_study(study: Study) -> Study:
     Raises:
         ConfigError: The name is taken or is no identifier, a size is unknown, or two claims have the same name.
     """
-    claim_name("study", study.name, known=study.name in STUDIES, same=study == STUDIES.get(study.name))
+    claim_name("study", study.name, known=STUDIES.get(study.name, study) != study)
     if sizes := [size for size in study.grids if size not in SIZES]:
         raise ConfigError(f"study {study.name}: " + unknown("size", sizes[0], SIZES))
     names = [claim.name for claim in (*study.claims, *study.controls)]

@@ -121,7 +121,8 @@ def test_name_of_another_sweep_is_an_error(plan: Callable[..., PlannedSweep]) ->
     ("override", "texts"),
     [
         ("sweep.nam=x", ["sweep.nam=x", "jobs, name, on, pack, slurm, timeout_minutes", "did you mean 'sweep.name'?"]),
-        ("sweep.pack=of", ["sweep.pack=of", "auto, off", "did you mean 'off'?"]),
+        ("sweep.pack=of", ["sweep.pack=of", "auto, off"]),
+        ("sweep.pack=0", ["sweep.pack=0", "auto, off"]),
         ("sweep.pack=2,3", ["sweep.pack=2,3: choose auto, off, or a number"]),
         ("sweep.jobs=0", ["sweep.jobs=0", "at least 1"]),
         ("sweep.jobs=many", ["sweep.jobs=many: Value 'many' of type 'str' could not be converted"]),

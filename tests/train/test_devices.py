@@ -109,7 +109,7 @@ def assert_equal_runs(one: RunFolder, several: RunFolder) -> None:
         ),
         (
             ["devices=4", "norm=batchnorm", "train.batch_size=8", "train.accumulation=4"],
-            "devices=4: norm=batchnorm takes statistics over a micro-batch, whose size 2 it does not divide; ",
+            "devices=4: does not divide train.batch_size=8 / train.accumulation=4; choose a number that does",
         ),
         (["devices=0"], "devices=0: "),
     ],

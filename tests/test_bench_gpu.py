@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import bench_gpu
+import bench_sweep
 import bench_train
 import nanogpt
 import pytest

@@ -13,6 +13,7 @@ import pytest
 def test_mutated_inputs_are_refused_or_used_as_written(kind: str, count: int, seed: int) -> None:
     table, failures = fuzz_inputs.fuzz(seed, {kind: count})
     assert not failures, "\n".join(failures)
+    assert table[kind]["cases"] == count
     assert table[kind]["accepted"] + table[kind]["refused"] >= count
 
 

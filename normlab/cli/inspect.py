@@ -75,11 +75,5 @@ def inspect(
         return echo(f"{command} prints one statistic by layer and step; normlab list stats lists the statistics")
     echo(f"{statistics.definition(statistic)}\n{statistics.reading(rows)}\n", keep="\n")
     echo(f"{render(statistics.table_rows(rows))}\n", keep="\n")
-<<<<<<< HEAD
     for note in statistics.notes(rows):
         echo(note)
-=======
-    for note in [*statistics.notes(rows), statistics.left_out(rows)]:
-        if note:
-            echo(note)
->>>>>>> h5

@@ -265,10 +265,3 @@ def test_jobs_in_a_queue_are_checked(job: Any, tmp_path: Path) -> None:
     write_queue(tmp_path, {1: SubmittedPack("slurm", job)})
     with pytest.raises(StoreError, match="is not a valid queue"):
         read_queue(tmp_path)
-
-
-def test_members_of_a_pack_may_be_anything(run: RunFolder) -> None:
-    run.write_status({**run.status(), "pack": {"runs": [["a"], {}]}})
-    assert run.last_pack() == ["['a']", "{}"]
-    run.write_status({**run.status(), "pack": "text"})
-    assert run.last_pack() == [run.run_id]

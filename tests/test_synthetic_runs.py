@@ -16,9 +16,8 @@ from normlab.config.optim import AdamW
 from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE
 from normlab.store.format import LOCK_FILE
-from normlab.store.parts import flatten
 from normlab.store.query import select_runs
-from normlab.store.record import RunRecord
+from normlab.store.record import RunRecord, flatten
 from normlab.store.runs import RunFolder
 from normlab.store.series import series
 from normlab.training.optim import learning_rate

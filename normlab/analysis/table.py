@@ -23,8 +23,6 @@ from normlab.analysis.phrases import name_some
 from normlab.analysis.results import RunResult, mixed_settings, read_results
 from normlab.analysis.settings import format_setting, resolve_options, select_where
 from normlab.errors import ConfigError, StoreError
-from normlab.store.format import number
-from normlab.store.outcome import loss_of
 from normlab.store.query import Selection, select_runs
 from normlab.store.record import RunRecord
 from normlab.store.series import Evaluation, evaluations
@@ -67,8 +65,8 @@ class SpikeCounts:
     """The spikes of some runs by one rule."""
 
     runs: int = 0
-    spikes: float = 0
-    of_steps: float = 0
+    spikes: int = 0
+    of_steps: int = 0
     """The number of steps that the rule judges."""
 
     @property
@@ -87,7 +85,7 @@ class CellResult:
     shared: AtRate
     """At the learning rate that all cells share."""
     sensitivity: Sensitivity
-    loss_at_start: float | None
+    loss_at_start: float
     """ln V, the loss of a uniform guess."""
     tokens_per_s: float | None
     """As the other costs, the mean over the runs with a finite loss whose record has the number."""
@@ -232,8 +230,7 @@ def build_table(
 
 
 def _result(cell: Cell, shared: float | None, target: float | None) -> CellResult:
-    starts = [loss_of(run.record.corpus.baselines.uniform) for run in cell.runs]
-    loss_at_start = max((start for start in starts if start is not None), default=None)
+    loss_at_start = max(run.record.corpus.baselines.uniform for run in cell.runs)
     warnings = cell.warnings()
     records = [run.record for run in cell.runs if math.isfinite(run.loss)]
 
@@ -278,10 +275,9 @@ def _spikes(cell: Cell) -> dict[str, SpikeCounts]:
     for run in cell.runs_at(cell.best_lr):
         for rule, counts in (run.record.status.spikes or {}).items():
             total = totals.setdefault(rule, SpikeCounts())
-            counts = counts if isinstance(counts, dict) else {}
             total.runs += 1
-            total.spikes += number(counts.get("spikes")) or 0
-            total.of_steps += number(counts.get("of_steps")) or 0
+            total.spikes += counts.spikes
+            total.of_steps += counts.of_steps
     return totals
 
 

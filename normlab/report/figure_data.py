@@ -31,7 +31,7 @@ from normlab.report.figure_points import (
 from normlab.stats.registry import STATISTICS
 from normlab.store.format import DIVERGED
 from normlab.store.outcome import REGRESSED, STUCK
-from normlab.store.parts import Setting
+from normlab.store.record import Setting
 
 LOSS_AXIS = SERIES["val_loss"]
 

@@ -139,7 +139,7 @@ class CurveReader:
 
 
 def _curves_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
-    trained = series_of([row for row in rows if row.get("kind") == "train"])
+    trained = series_of([row for row in rows if row["kind"] == "train"])
     measured = [each for each in evaluations_of(rows) if 0 <= each.step <= MAX_STEP]
     steps = trained["step"]
     valid = (steps >= 0) & (steps <= MAX_STEP)
@@ -201,7 +201,7 @@ def read_profiles(record: RunRecord, problems: list[str]) -> dict[Statistic, Pro
     except StoreError as error:
         problems.append(str(error))
         parts = []
-    warmup = record.config.optim.warmup_steps
+    warmup = record.config.optim.warmup_steps or 0
     return {
         (name, each.site): _profile(each, warmup)
         for name, each in (histories(parts) if parts else ())
@@ -209,9 +209,9 @@ def read_profiles(record: RunRecord, problems: list[str]) -> dict[Statistic, Pro
     }
 
 
-def _profile(history: History, warmup: float | None) -> Profile:
+def _profile(history: History, warmup: int) -> Profile:
     at = {"first": 0, "last": -1}
-    if warmup is not None and history.steps[-1] >= warmup:
+    if history.steps[-1] >= warmup:
         at["warmup"] = int(np.searchsorted(history.steps, warmup))
     return {
         moment: {layer: float(history.values[at[moment], layer]) for layer in history.layers}

@@ -151,10 +151,10 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 
 def speed_line(record: RunRecord) -> str:
-    """Return a run's model FLOPs per token, its speed and its MFU; empty if the record lacks them."""
-    flops, speed = record.compute.flops_per_token, record.status.tokens_per_s
+    """Return a run's model FLOPs per token, its speed and its MFU, if they are known."""
+    speed = record.status.tokens_per_s
     parts = [
-        "" if flops is None else f"{format_value('flops_per_token', flops)} FLOPs/token",
+        f"{format_value('flops_per_token', record.compute.flops_per_token)} FLOPs/token",
         "" if speed is None else f"{format_value('tokens_per_s', speed)} tok/s",
         "" if record.flops_per_s is None else f"{format_value('flops_per_s', record.flops_per_s)} TFLOP/s",
         "" if record.mfu is None else f"MFU {format_value('mfu', record.mfu)}",

@@ -7,7 +7,6 @@ for a folder of many runs.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import itertools
@@ -27,7 +26,7 @@ from typing import Any, TypeVar
 from normlab.analysis.phrases import counted
 from normlab.analysis.settings import format_setting
 from normlab.errors import NormlabError, printable, unknown
-from normlab.store.format import encode, number
+from normlab.store.format import encode
 from normlab.store.outcome import format_loss
 from normlab.store.throughput import format_mfu, format_tflops
 
@@ -215,9 +214,8 @@ def format_value(key: str, value: Any) -> str:
         return ""
     if key == "created":
         value = _local_time(value)
-    elif (form := column(key).format) and (known := number(value)) is not None:
-        with contextlib.suppress(OverflowError):  # a damaged record may hold an integer above any float
-            return form(known)
+    elif (form := column(key).format) and isinstance(value, int | float):
+        return form(value)
     return printable(str(value))
 
 

@@ -422,7 +422,7 @@ class OverGrid:
         return math.log(max(learned)) if learned else math.log(rates[0]) - _step(rates)
 
     def _sensitivity(self, runs: Sequence[RunResult], others: Sequence[RunResult]) -> float:
-        start = max(run.record.corpus.baselines.uniform or math.inf for run in runs)
+        start = max(run.record.corpus.baselines.uniform for run in runs)
         reference = runs if any(run.has_learned for run in runs) else [*runs, *others]
         lowest = min(run.loss for run in reference)
         return float(np.mean([min(run.loss, start) for run in runs])) - lowest if lowest < math.inf else math.nan

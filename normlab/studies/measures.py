@@ -17,8 +17,6 @@ from normlab.analysis.intervals import Replicate
 from normlab.analysis.results import RunResult
 from normlab.errors import ConfigError, NormlabError
 from normlab.report.histories import History, history, read_statistics
-from normlab.store.format import number
-from normlab.store.outcome import loss_of
 from normlab.store.series import evaluations
 
 
@@ -82,7 +80,7 @@ class TokenTime:
     def value(self, run: RunResult) -> float:
         """Return ln(seconds), without the first interval, which includes the start; NaN with fewer than three."""
         rows = run.record.folder.rows("pace").rows[1:]
-        paces = [pace for row in rows if (pace := number(row.get("tokens_per_s"))) is not None]
+        paces = [row["tokens_per_s"] for row in rows]
         return -math.log(float(np.median(paces))) if len(paces) > 1 else math.nan
 
 
@@ -94,7 +92,7 @@ class BatchStatisticsLoss:
 
     def value(self, run: RunResult) -> float:
         """Return the loss; NaN for a norm that computes the same in both modes, whose record has none."""
-        loss = loss_of(run.record.status.val_loss_batch_statistics)
+        loss = run.record.status.val_loss_batch_statistics
         return loss if loss is not None else run.loss if math.isinf(run.loss) else math.nan
 
 
@@ -109,7 +107,7 @@ class EvalGap:
 
         NaN for a norm that computes the same in both modes.
         """
-        loss, in_training = loss_of(run.record.status.val_loss), BatchStatisticsLoss().value(run)
+        loss, in_training = run.record.status.val_loss, BatchStatisticsLoss().value(run)
         return run.loss if loss is None or math.isinf(in_training) else loss - in_training
 
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from normlab.analysis.arms import StudyRuns
 from normlab.analysis.results import RunResult, read_results
 from normlab.config.schema import canonical_hash
 from normlab.errors import ConfigError, StoreError
-from normlab.options import plain_tree
 from normlab.store.format import CHECKS_FILE, with_checksum
 from normlab.store.plans import has_plan, read_plan, sweep_folder
-from normlab.store.query import NOT_STARTED, Selection, select_runs
+from normlab.store.query import Selection, select_runs
 from normlab.store.reading import read_record
-from normlab.store.record import RunRecord
+from normlab.store.record import Machine, RunRecord
 from normlab.store.runs import RunFolder
+from normlab.store.status import RecordedPack
 from normlab.studies.base import Grid, Study
 
 if TYPE_CHECKING:
@@ -122,14 +121,28 @@ def check_arms(study: Study, configs: Sequence[RunConfig]) -> None:
 
 
 def _planned(config: RunConfig) -> RunResult:
-    run = {"config": plain_tree(config), "resolved": {"init": config.init_rule}}
-    return RunResult(RunRecord.parse(RunFolder(Path()), run, {}, NOT_STARTED), config.optim.lr)
+    machine = Machine(
+        device=None, device_name=None, devices=config.devices, precision=config.precision, compile=config.compile,
+        graph=config.train.graph, deterministic=config.deterministic is True, init=config.init_rule, decayed=None,
+        threads=None, instructions=None,
+    )  # fmt: skip
+    return RunResult(RunRecord.planned(RunFolder(config.config_hash), config, machine, RecordedPack()))
 
 
 def criterion_of(notes: Sequence[str]) -> str | None:
     """Return the hash of the criterion in the notes of a plan."""
     found = [match[1] for note in notes if (match := re.match(r"study \w+, size \w+, criterion ([0-9a-f]{12})$", note))]
     return found[0] if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockChecks:
+    """The content of `CHECKS_FILE`."""
+
+    checked: list[str]
+    """Names of blocks."""
+    failed: dict[str, str]
+    """The first failed check of a block, by its name."""
 
 
 def verify_blocks(composed: Sequence[Composed]) -> bytes:
@@ -144,7 +157,7 @@ def verify_blocks(composed: Sequence[Composed]) -> bytes:
             checked.add(block)
             wrong = [str(check) for check in checks_of_run(config) if not check.passed]
             failed |= {block: wrong[0]} if wrong else {}
-    return with_checksum({"checked": sorted(checked), "failed": failed})
+    return with_checksum(asdict(BlockChecks(sorted(checked), failed)))
 
 
 def block_of(norm: str | None, placement: str | None, init: object) -> str:
@@ -155,7 +168,7 @@ def block_of(norm: str | None, placement: str | None, init: object) -> str:
 def block_of_run(run: RunResult) -> str:
     """Return the name of a run's block."""
     norm = run.record.config.norm
-    return block_of(norm.preset or norm.name, run.record.config.placement.name, run.record.machine.init)
+    return block_of(norm.label, run.record.config.placement.name, run.record.machine.init)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +211,9 @@ def read_evidence(study: Study, size: str, results_dir: str) -> Evidence:
     checked: set[str] = set()
     for folder in folders:
         if (folder / CHECKS_FILE).exists():
-            checks = read_record(folder / CHECKS_FILE)
-            checked.update(checks["checked"])
-            unverified |= checks["failed"]
+            checks = read_record(folder / CHECKS_FILE, BlockChecks)
+            checked.update(checks.checked)
+            unverified |= checks.failed
     for block in {block_of_run(run) for run in results} - checked:
         unverified[block] = "it has not been checked"
     missing = len(selection.records) - len(results)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from normlab.analysis.cells import group_cells, resolved_differences
 from normlab.analysis.factors import distinguishing_options
 from normlab.analysis.results import RunResult
@@ -22,10 +24,8 @@ from normlab.errors import ConfigError, StoreError, no_effect
 from normlab.model.small import build_small, draws_random_numbers, shrink
 from normlab.options import plain_tree
 from normlab.store.format import COMPLETED_STATES, RUNS_FOLDER
-from normlab.store.parts import parse_part
 from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
-from normlab.store.query import NOT_STARTED
-from normlab.store.record import RunRecord
+from normlab.store.record import Machine, RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack
 from normlab.sweeps.gpus import choose_gpus
@@ -187,7 +187,7 @@ def _differences(plan: Plan, folder: Path, resolved: Mapping[str, ResolvedRun]) 
             resolved[planned.run_id].machine,
         )
         if run.exists():
-            record = RunRecord.read(run)
+            record = RunRecord.load(run)
         else:
             key = pack_key(config)
             if key not in decayed:
@@ -195,10 +195,9 @@ def _differences(plan: Plan, folder: Path, resolved: Mapping[str, ResolvedRun]) 
             # The worker of a pack chooses the number of threads; a task of Slurm has a GPU and a CPU of its node.
             unknown = ["threads", "instructions", *(["device", "device_name"] if machine.device_name == "cuda" else [])]
             machine_json = {**asdict(machine), "decayed": decayed[key], **dict.fromkeys(unknown)}
-            identity = {"config": config.identity()}
-            content = {"config": planned.config, "identity": identity, "resolved": machine_json}
-            record = RunRecord.parse(run, {**content, "pack": {"runs": packs.get(index, [])}}, {}, NOT_STARTED)
-        results.append(RunResult(record, config.optim.lr))
+            pack = RecordedPack(runs=tuple(packs.get(index, ())))
+            record = RunRecord.planned(run, config, msgspec.convert(machine_json, Machine), pack)
+        results.append(RunResult(record))
     return resolved_differences(group_cells(results, distinguishing_options(results)))
 
 
@@ -347,7 +346,7 @@ def is_completed(run: RunFolder) -> bool:
     Raises:
         StoreError: The status of the run cannot be read.
     """
-    return run.exists() and run.status()["state"] in COMPLETED_STATES
+    return run.exists() and run.read_status().state in COMPLETED_STATES
 
 
 def all_completed(folder: Path, runs: Sequence[PlannedRun]) -> bool:
@@ -388,7 +387,7 @@ def _default_name(options: SweepOptions, runs: Sequence[PlannedRun]) -> str:
 def _check_not_in_another_pack(run: RunFolder, name: str) -> None:
     if not run.exists() or is_completed(run):
         return
-    pack = parse_part(RecordedPack, run.run().get("pack"))
+    pack = msgspec.convert(run.run().get("pack", {}), RecordedPack)
     if len(pack.runs) > 1 and pack.sweep != name:
         raise ConfigError(
             f"run {run.run_id}: is not completed, and trains in a pack of {len(pack.runs)} runs of sweep "

@@ -382,14 +382,15 @@ def _count(number: int, noun: str) -> str:
 def _progress(run: RunFolder) -> tuple[str, float, float | None]:
     """Return a run's outcome or state, its number of updates, and its latest validation loss."""
     try:
-        status = run.status() if run.exists() else {"state": ""}
-        row = read_last_row(run.metrics_path) or {}
+        if not run.exists():
+            return "", 0, None
+        status, row = run.read_status(), read_last_row(run.metrics_path)
     except StoreError:
         return "", 0, None
     # The step of a training row counts from 0; the step of any other row is the number of updates so far.
-    step = (record_format.number(row.get("step")) or 0) + (row.get("kind") == "train")
-    state = status.get("outcome", status["state"])
-    return state, step, final_losses(state, record_format.number(status.get("val_loss")))[0]
+    step = row["step"] + (row["kind"] == "train") if row else 0
+    state = status.outcome or status.state
+    return state, step, final_losses(state, status.val_loss)[0]
 
 
 def _cost(run: PlannedRun) -> float:

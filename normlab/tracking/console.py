@@ -14,11 +14,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+import msgspec
+
 from normlab.errors import printable
 from normlab.stats.profiles import Profiles
 from normlab.store.format import DIVERGED
 from normlab.store.outcome import explain_loss, format_loss
-from normlab.store.parts import finite, parse_part
 from normlab.store.record import Corpus, TextRead
 from normlab.store.status import Status
 from normlab.store.throughput import Compute, format_mfu, format_tflops
@@ -45,7 +46,7 @@ class Console:
         self._latest: dict[str, float] = {}
         self._step = self._steps = 0
         self._run: Mapping[str, Any] = {}
-        self._compute = Compute.parse({})
+        self._compute = Compute(0.0, None, 1)
         self._printed_step: int | None = None
         self._evals_every = 0
         self._line_waits = False
@@ -104,12 +105,12 @@ class Console:
         elif self._line_waits:
             self._print_line(time.monotonic())
         outcome, loss = status.outcome, status.val_loss
-        at = status.step if status.diverged.step is None else status.diverged.step
+        at = status.step if status.diverged is None else status.diverged.step
         line = f"{outcome or status.state} at step {at}/{status.steps}"
         if status.state == DIVERGED:
             line += "" if loss is None else f"  last val {format_loss(loss)}"
         elif loss is not None:
-            references = parse_part(Corpus, self._run.get("corpus")).references(status.initial_val_loss)
+            references = msgspec.convert(self._run["corpus"], Corpus).references(status.initial_val_loss)
             meaning = explain_loss(outcome, loss, status.best_val_loss, references)
             line += f"  val {format_loss(loss)}" + (f", {meaning}" if meaning and math.isfinite(loss) else "")
         self._print(line)
@@ -213,7 +214,7 @@ def _header(run: Mapping[str, Any], first_step: int) -> Iterator[tuple[str, str]
     yield "model", f"depth {model['depth']} x width {model['width']}, {device}"
     baselines = ", ".join(f"{kind} {corpus['baselines'][kind]:.4f}" for kind in ("uniform", "unigram", "bigram"))
     yield "corpus", f"{corpus['name']}: {baselines} nats/token"
-    read = parse_part(Corpus, corpus).read
+    read = msgspec.convert(corpus, Corpus).read
     if corpus["name"] != "stdlib" and read.formats:
         yield "text", _text_read(read)
     if first_step:
@@ -223,11 +224,11 @@ def _header(run: Mapping[str, Any], first_step: int) -> Iterator[tuple[str, str]
 def _text_read(read: TextRead) -> str:
     """Return the number and the formats of the documents, and what was left out."""
 
-    def counted(count: float | None, noun: str) -> str:
-        return f"{count or 0:,.0f} {noun if count == 1 else f'{noun}s'}"
+    def counted(count: int, noun: str) -> str:
+        return f"{count:,} {noun if count == 1 else f'{noun}s'}"
 
-    formats = [(finite(count), name) for name, count in read.formats.items()]
-    files = ", ".join(counted(count, name if name == "dataset" else f"{name} file") for count, name in formats)
+    formats = read.formats.items()
+    files = ", ".join(counted(count, name if name == "dataset" else f"{name} file") for name, count in formats)
     left_out = {"empty row": read.empty, "null row": read.null, "byte order mark": read.byte_order_marks}
     without = ", ".join([*(counted(count, noun) for noun, count in left_out.items() if count), *read.left_out])
     return f"{counted(read.documents, 'document')} ({files})" + (f", without {without}" if without else "")

@@ -19,10 +19,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from normlab.errors import NormlabError, StoreError
-from normlab.store.files import is_file_name
 from normlab.store.format import RUNNING
 from normlab.store.lock import is_locked, try_lock
-from normlab.store.parts import mapping
 from normlab.store.plans import has_plan, read_plan, sweep_folder
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
@@ -147,7 +145,7 @@ class Follower:
                 run.steps = StepReader(run.folder, run.service.next_step)
             # The rows are read last: if the run has ended before, nothing is added to them.
             is_active = run.folder.is_active()
-            record = None if is_active else RunRecord.read(run.folder)
+            record = None if is_active else RunRecord.load(run.folder)
             state = record.state if record else RUNNING
             run.steps.read()
             if run.folder.is_active() != is_active:
@@ -157,7 +155,7 @@ class Follower:
             # A process that resumed the run after a kill has a follower of its own, which waits for the lock.
             is_resumed = self._task.process is not None and run.folder.owner() not in (None, self._task.process)
             if state != RUNNING or not self._task.until_end or is_resumed:
-                self._finish(run, run.service, record or RunRecord.read(run.folder), state)
+                self._finish(run, run.service, record or RunRecord.load(run.folder), state)
         except Exception as error:
             if not self._restart_after(error, run):
                 self._give_up(run, error)
@@ -215,13 +213,14 @@ class Follower:
             return False
         if time.monotonic() < run.retry_at:
             return False
+        name = RunRecord.load(run.folder).run.pack.sweep
         content = run.folder.run()
         if self._service == TENSORBOARD:
             run.service = TensorBoardRun(path)
             run.service.upload.write(path, self._service)
             return True
         sweep = task.sweep
-        if sweep is None and is_file_name(name := mapping(content.get("pack")).get("sweep")):
+        if sweep is None and name is not None:
             sweep = sweep_folder(path.parent.parent, name)
         labels = labels_of(content, read_plan(sweep) if sweep is not None and has_plan(sweep) else None)
         tracking = content["config"]["tracking"]

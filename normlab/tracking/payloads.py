@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +21,8 @@ from normlab.stats.profiles import Profiles
 from normlab.stats.registry import STATISTICS, layers_of, values_of
 from normlab.stats.statistic import TIERS
 from normlab.store.added import AddedRecord
-from normlab.store.format import CHECKS_FILE, COMPLETED_STATES, encode, number
+from normlab.store.format import CHECKS_FILE, COMPLETED_STATES, encode
 from normlab.store.outcome import final_losses
-from normlab.store.parts import mapping, part_to_json
 from normlab.store.plans import Plan
 from normlab.store.reading import read_record
 from normlab.store.record import RunRecord
@@ -145,16 +145,16 @@ def keys_of(folder: RunFolder, run: Mapping[str, Any]) -> set[str]:
 def _numbers(row: Mapping[str, Any], compute: Compute) -> Payload:
     """Return the numbers of a row by key, without what is no number."""
     names = ROW_KEYS.get(row["kind"], {})
-    numbers = {name: value for key, name in names.items() if (value := number(row.get(key))) is not None}
+    numbers = {name: row[key] for key, name in names.items() if key in row}
     tokens_per_s = numbers.get(ROW_KEYS["pace"]["tokens_per_s"])
     return numbers if tokens_per_s is None else numbers | _speeds(compute, tokens_per_s)
 
 
 def _speeds(compute: Compute, tokens_per_s: float) -> Payload:
     """Return the model FLOP/s in units of 10^12, and the MFU from 0 to 1, if they are known."""
-    flops_per_s, mfu = compute.flops(tokens_per_s), compute.mfu(tokens_per_s)
-    speeds = {"perf/tflops_per_s": None if flops_per_s is None else flops_per_s / 1e12, "perf/mfu": mfu}
-    return {key: value for key, value in speeds.items() if value is not None}
+    mfu = compute.mfu(tokens_per_s)
+    speeds = {"perf/tflops_per_s": compute.flops_per_token * tokens_per_s / 1e12}
+    return speeds if mfu is None else speeds | {"perf/mfu": mfu}
 
 
 def _add_statistics(by_step: dict[int, Payload], profiles: Profiles) -> None:
@@ -201,7 +201,7 @@ def config_of(run: Mapping[str, Any]) -> dict[str, Any]:
     run.json are under `record.unresolved`.
     """
     config = run["config"]
-    resolved = {option: value for option, value in mapping(run.get("resolved")).items() if option in config}
+    resolved = {option: value for option, value in run["resolved"].items() if option in config}
     record = {**run, "unresolved": {option: config[option] for option in resolved}}
     return {**config, **resolved, "record": {key: value for key, value in record.items() if key != "config"}}
 
@@ -242,9 +242,9 @@ def summary_of(record: RunRecord) -> dict[str, Any]:
     summary: dict[str, Any] = {"state": record.state, "outcome": record.outcome, "best_val_loss": status.best_val_loss}
     if record.state in COMPLETED_STATES:
         summary["val_loss"], summary["last_val_loss"] = final_losses(record.state, status.val_loss)
-    summary |= {f"spike/{rule}": spikes["spikes"] for rule, spikes in (status.spikes or {}).items()}
+    summary |= {f"spike/{rule}": spikes.spikes for rule, spikes in (status.spikes or {}).items()}
     numbers = {key: value for key, value in summary.items() if value is not None}
-    return numbers | {"status": encode(part_to_json(status))}  # W&B has no NaN in nested values
+    return numbers | {"status": encode(asdict(status))}  # W&B has no NaN in nested values
 
 
 def checks_of(folder: RunFolder) -> dict[str, int]:

@@ -15,7 +15,6 @@ from normlab.parsing import from_json, read_at_most
 from normlab.store.files import io_error, is_file_name, write_atomic
 from normlab.store.lock import is_locked
 from normlab.store.reading import LARGEST_RECORD
-from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.tracking.settings import TENSORBOARD, may_have_login
 
@@ -114,7 +113,7 @@ def upload_lines(runs: Sequence[Path], service: str, names: Sequence[str]) -> li
     for run in runs:
         folder = RunFolder(run)
         try:
-            upload = Upload.read(run, service)
+            upload, steps = Upload.read(run, service), folder.read_status().step
         except StoreError as error:
             problems.append(str(error))
             continue
@@ -124,7 +123,7 @@ def upload_lines(runs: Sequence[Path], service: str, names: Sequence[str]) -> li
             continue
         elif upload.where and not upload.problem and folder.is_active():
             training += 1
-        elif not _has_data(run, upload) or upload.steps < (RunRecord.read(folder).status.step or 0):
+        elif not _has_data(run, upload) or upload.steps < steps:
             problems.append(upload.problem or (NOT_SENT if has_login else NO_LOGIN))
         elif upload.problem:
             outdated.append(upload.problem)

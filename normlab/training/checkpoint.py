@@ -168,7 +168,7 @@ def read(folder: Path, step: int) -> Checkpoint:
         if cause.errno is None:
             raise DamagedCheckpoint(f"{path}: damaged (its files hold no checkpoint)") from error
         raise io_error(Path(cause.filename or path), "read", cause) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{path}: damaged (its files hold no checkpoint)") from error
 
 

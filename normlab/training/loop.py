@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -36,7 +37,6 @@ from normlab.stats.measure.schedule import StatisticsSchedule
 from normlab.stats.profiles import Profiles
 from normlab.stats.statistic import CORE
 from normlab.store.format import COMPLETED_STATES, DIVERGED, FAILED, INTERRUPTED, RUNNING
-from normlab.store.parts import parse_part
 from normlab.store.record import Corpus as RecordedCorpus
 from normlab.store.series import evaluations
 from normlab.store.status import Status
@@ -385,7 +385,7 @@ class Loop:
         """Return the status after the last step of the loop, with the outcome of a completed run."""
         status = self._status(run, state)
         initial_loss = next((each.loss for each in evaluations(run.folder) if each.step == 0), None)
-        references = parse_part(RecordedCorpus, run.run_json.get("corpus")).references(initial_loss)
+        references = msgspec.convert(run.run_json["corpus"], RecordedCorpus).references(initial_loss)
         return _with_digest(run, status.completed(references, run.last_finite))
 
     def status_after_error(self, run: TrainingRun, error: BaseException) -> Status:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from normlab.config.schema import RunConfig, TrackingConfig
 from normlab.errors import ConfigError, StoreError, notify, warn
@@ -23,14 +25,12 @@ from normlab.store.format import (
     COMPLETED_STATES,
     DIVERGED,
     FINISHED,
-    RUNNING,
     RUNS_FOLDER,
     STATISTICS_FOLDER,
     STATUS_FILE,
 )
-from normlab.store.parts import Setting, as_setting, flatten, part_to_json
 from normlab.store.query import is_run, resolve_run
-from normlab.store.record import RunRecord
+from normlab.store.record import Run, Setting, as_setting, flatten
 from normlab.store.runs import RunFolder
 from normlab.training import checkpoint
 from normlab.training.checkpoint import Checkpoint
@@ -98,7 +98,7 @@ def check_start(config: RunConfig, identity: Mapping[str, Any]) -> None:
         )
     if step >= config.train.steps:
         raise ConfigError(f"train.steps={config.train.steps}: must be greater than the step of {option}")
-    ours, theirs = (_fixed_settings(each) for each in (identity, other.run().get("identity")))
+    ours, theirs = (_fixed_settings(each) for each in (identity, other.run()["identity"]))
     different = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     if different:
         values = ", ".join(f"{name}={ours.get(name)} (there {theirs.get(name)})" for name in different[:3])
@@ -145,7 +145,7 @@ def _start(config: RunConfig) -> tuple[RunFolder, int]:
     return RunFolder(Path(config.results_dir) / RUNS_FOLDER / run_id), int(step)
 
 
-def _fixed_settings(identity: object) -> dict[str, Setting]:
+def _fixed_settings(identity: Mapping[str, Any]) -> dict[str, Setting]:
     """Return the parts of an identity that both runs must share, by option."""
     free = ("config.optim.", "config.train.steps", "config.train.start_from")
     return {
@@ -176,8 +176,6 @@ def resume_from_checkpoint(loop: Loop) -> None:
         folder.truncate(saved.meta["metrics_bytes"])
         # At the last step, statistics with the step's own number were measured after the last update and stay.
         folder.statistics.truncate(saved.step + (saved.step == run.config.train.steps))
-        for problem in folder.statistics.missing_warnings(saved.step):
-            warn(problem)
         if damaged := folder.rows().damaged:
             warn(f"{folder.metrics_path}: damaged rows: {damaged}; the run resumes from an intact checkpoint")
 
@@ -241,16 +239,16 @@ def _newest_checkpoint(run: TrainingRun, at_most: int | None = None) -> Checkpoi
                 f"{folder.path}: the run took steps, and has neither {STATUS_FILE} nor a checkpoint; put them back, or "
                 f"{FRESH}"
             )
-    if saved is not None and status.state == DIVERGED and saved.step == status.step:
+    if saved is not None and status.diverged is not None and saved.step == status.step:
         # The checkpoint may have been written before the step that diverged.
-        return replace(saved, meta={**saved.meta, "diverged": part_to_json(status.diverged)})
+        return replace(saved, meta={**saved.meta, "diverged": asdict(status.diverged)})
     return saved
 
 
-def warn_of_kept_options(recorded: RunRecord, new: RunRecord) -> None:
+def warn_of_kept_options(recorded: Mapping[str, Setting], new: Mapping[str, Setting]) -> None:
     """Warn of a name or a label that differs from the one that a run keeps from its first start."""
     for option, default in KEPT_OPTIONS.items():
-        old, value = recorded.options.get(option), new.options.get(option)
+        old, value = recorded.get(option), new.get(option)
         if value not in (old, as_setting(default)):
             kept = f"{option}={'null' if old is None else old}"
             warn(f"{option}={value}: has no effect, because the run keeps {kept} of its first start; {FRESH}")
@@ -258,11 +256,8 @@ def warn_of_kept_options(recorded: RunRecord, new: RunRecord) -> None:
 
 def report_changes(run: TrainingRun) -> None:
     """Warn of what differs from the run's start, and record what changes its bits."""
-    recorded, today = (
-        RunRecord.parse(run.folder, content, {}, RUNNING) for content in (run.run_json, run.new_run_json)
-    )
-    warn_of_kept_options(recorded, today)
-    old, new = _environment(recorded), _environment(today)
+    warn_of_kept_options(flatten(run.run_json["config"]), flatten(run.new_run_json["config"]))
+    old, new = (_environment(msgspec.convert(each, Run)) for each in (run.run_json, run.new_run_json))
     differences = [f"{name} changed from {old[name]} to {new[name]}" for name in old if old[name] != new[name]]
     if differences:
         text = "; ".join(differences)
@@ -270,17 +265,17 @@ def report_changes(run: TrainingRun) -> None:
         warn(f"since this run started, {text}; results will not be bit-identical")
 
 
-def _environment(run: RunRecord) -> dict[str, Setting]:
+def _environment(run: Run) -> dict[str, Setting]:
     """Return what a run's bits depend on besides its identity."""
     return {
-        "devices": run.machine.devices,
-        "threads": run.machine.threads,
-        "instructions": run.machine.instructions,
-        "device_name": run.machine.device_name,
-        "deterministic": run.machine.deterministic,
+        "devices": run.resolved.devices,
+        "threads": run.resolved.threads,
+        "instructions": run.resolved.instructions,
+        "device_name": run.resolved.device_name,
+        "deterministic": run.resolved.deterministic,
         "the size of its pack": len(run.pack.runs) or 1,
         "the block's fingerprint": run.fingerprint,
-        "torch": run.versions.get("torch"),
-        "normlab": run.versions.get("normlab"),
-        "normlab's commit": run.git.label,
+        "torch": run.versions["torch"],
+        "normlab": run.versions["normlab"],
+        "normlab's commit": run.git.label if run.git else "unknown",
     }

@@ -10,17 +10,18 @@ import contextlib
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from normlab.config.schema import RunConfig, canonical_hash, config_from_record
+import msgspec
+
+from normlab.config.schema import RunConfig, canonical_hash
 from normlab.data.corpus import Corpus, open_corpus
 from normlab.errors import ConfigError, StoreError, notify, warn
 from normlab.model.fingerprint import fingerprint
 from normlab.ranks import Ranks, local_statistics
 from normlab.stats.spikes import count_spikes
-from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.files import make_folder, write_atomic
 from normlab.store.format import (
     COMPLETED_STATES,
@@ -32,12 +33,11 @@ from normlab.store.format import (
     STATUS_FILE,
     to_json,
 )
-from normlab.store.parts import parse_part, part_to_json
-from normlab.store.reading import HOW_TO_FIX
-from normlab.store.record import RunRecord
+from normlab.store.reading import damaged
+from normlab.store.record import RunRecord, flatten
 from normlab.store.runs import RunFolder
 from normlab.store.series import series
-from normlab.store.status import RecordedPack, Status
+from normlab.store.status import RecordedPack, SpikeCount, Status
 from normlab.tracking.background import follow_training
 from normlab.tracking.console import Console
 from normlab.tracking.tracker import Tracker
@@ -134,7 +134,7 @@ def train_pack(
             if trackers is None and Ranks.current().rank == 0 and os.environ.get("WANDB_SWEEP_ID"):
                 follow_training([run.folder.path for run in runs], configs[0].tracking)
             return [
-                Outcome(run.folder, status.state or "", status, already_ended=True)
+                Outcome(run.folder, status.state, status, already_ended=True)
                 for run, status in zip(runs, completed, strict=True)
                 if status
             ]
@@ -144,7 +144,7 @@ def train_pack(
                 raise KeyboardInterrupt
             received = train_on_devices(configs[0], pack)
             status = runs[0].recorded_status()
-            return [Outcome(runs[0].folder, status.state or "", status, received)]
+            return [Outcome(runs[0].folder, status.state, status, received)]
         if (blocks := configs[0].model.depth * len(configs)) >= MANY_BLOCKS:
             notify(f"building {blocks:,} blocks takes a while; nothing is written yet, and Ctrl-C ends it at once")
         with local_statistics():  # rank 0 computes it alone
@@ -171,10 +171,6 @@ def train_pack(
             for index, run in enumerate(runs):
                 report_changes(run)
                 run.recorded = replace(run.progress), run.diverged
-                stats = run.config.stats
-                run.folder.statistics.set_cadence(
-                    run.progress.step, {CORE: stats.every, EXTENDED: stats.extended_every}
-                )
                 if trackers is not None:
                     run.trackers = trackers[index]
                 elif loop.is_single:  # the runs of a pack have no console
@@ -254,9 +250,10 @@ def _open(config: RunConfig, settings: RuntimeSettings, corpus: Corpus) -> Train
 def _is_stopped_fresh_run(folder: RunFolder) -> bool:
     """Return whether a run was started with run.fresh=true and is neither ended nor running."""
     try:
-        return bool(folder.run()["config"]["run"]["fresh"]) and folder.state() not in (*COMPLETED_STATES, RUNNING)
-    except (StoreError, KeyError, TypeError):  # a damaged record
+        record = RunRecord.load(folder)
+    except StoreError:  # a damaged record
         return False
+    return record.config.run.fresh and record.state not in (*COMPLETED_STATES, RUNNING)
 
 
 def _status_if_completed(run: TrainingRun) -> Status | None:
@@ -268,18 +265,19 @@ def _status_if_completed(run: TrainingRun) -> Status | None:
     folder, record = run.folder, run.new_run_json
     if not folder.exists():
         return None
-    old, status = folder.run(), folder.status()
-    if problem := _problem_of_record(old, record):
-        raise StoreError(f"{folder.path / RUN_FILE}: is damaged ({problem}); {HOW_TO_FIX[RUN_FILE]}")
-    if status["state"] not in COMPLETED_STATES:
+    recorded = RunRecord.load(folder)
+    # The tree, because an identity is of the class of a norm or of a placement.
+    if canonical_hash(folder.run()["identity"]) != canonical_hash(record["identity"]):
+        raise damaged(folder.path / RUN_FILE, f"it is not the record of run {record['run_id']}")
+    if recorded.state not in COMPLETED_STATES:
         return None
     if problem := folder.metrics_problem():
         warn(problem)
-    recorded, new = (RunRecord.parse(folder, each, status, status["state"]) for each in (old, record))
-    warn_of_kept_options(recorded, new)
+    new = flatten(record["config"])
+    warn_of_kept_options(recorded.options, new)
     changed = [
         option
-        for option, value in new.options.items()
+        for option, value in new.items()
         if option.startswith("stats.") and option != "stats.preset" and recorded.options.get(option) != value
     ]
     if changed:
@@ -290,28 +288,6 @@ def _status_if_completed(run: TrainingRun) -> Status | None:
     return recorded.status
 
 
-def _problem_of_record(old: Mapping[str, Any], record: Mapping[str, Any]) -> str:
-    """Return why a run.json does not describe the run of a new one, with every part of the right type; else empty."""
-    try:
-        config, identity = config_from_record(old["config"]).identity(), old["identity"]
-        same = canonical_hash([config, identity]) == canonical_hash([record["identity"]["config"], record["identity"]])
-        git, pack = old["git"] or {"commit": "", "diff": ""}, old.get("pack")
-        parts = ("run_id", "name", "resolved", "corpus", "versions")
-        if (
-            same
-            and all(isinstance(old[part], type(record[part])) for part in parts)
-            and all(isinstance(git[part], str) for part in ("commit", "diff"))
-            and isinstance(old["config"]["run"]["fresh"], bool)
-            and (pack is None or isinstance(pack["runs"], list))
-        ):
-            return ""
-    except ConfigError as error:
-        return str(error)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        pass
-    return f"it is not the record of run {record['run_id']}"
-
-
 def _check_pack(run: TrainingRun) -> None:
     """Check that a run resumes in the kind of pack that it started in, because its checkpoints are shared.
 
@@ -320,7 +296,7 @@ def _check_pack(run: TrainingRun) -> None:
     """
     if not run.folder.exists():
         return
-    old, new = (parse_part(RecordedPack, each.get("pack")) for each in (run.folder.run(), run.new_run_json))
+    old, new = (msgspec.convert(each.get("pack", {}), RecordedPack) for each in (run.folder.run(), run.new_run_json))
     if len(old.runs) > 1 and old.sweep != new.sweep:
         raise StoreError(
             f"run {run.folder.run_id} is one of a pack of {len(old.runs)} that trains together in sweep {old.sweep}; "
@@ -385,7 +361,7 @@ def _run(loop: Loop, stop: StopRequest) -> list[Outcome]:
     loop.writer.end()
     statuses = _finish(loop, stop, [loop.final_status(run, state) for run in loop.runs])
     return [
-        Outcome(run.folder, status.state or "", status, stop.received if status.state == INTERRUPTED else None)
+        Outcome(run.folder, status.state, status, stop.received if status.state == INTERRUPTED else None)
         for run, status in zip(loop.runs, statuses, strict=True)
     ]
 
@@ -414,11 +390,8 @@ def _finish(loop: Loop, stop: StopRequest, statuses: Sequence[Status]) -> list[S
 def _with_spikes(folder: RunFolder, status: Status) -> Status:
     """Return the status with the number of spikes by each rule, and write it if the run has ended."""
     with contextlib.suppress(StoreError):  # the outcome stands without them
-        spikes = {
-            each.rule.name: {"spikes": len(each.spikes), "of_steps": each.scored}
-            for each in count_spikes(series(folder))
-        }
+        spikes = {each.rule.name: SpikeCount(len(each.spikes), each.scored) for each in count_spikes(series(folder))}
         status = replace(status, spikes=spikes)
         if status.state in COMPLETED_STATES:
-            folder.write_status(part_to_json(status))
+            folder.write_status(asdict(status))
     return status

@@ -4,8 +4,7 @@ import pytest
 
 from normlab.analysis.settings import select_where
 from normlab.errors import ConfigError
-from normlab.store.record import RunRecord
-from normlab.store.runs import RunFolder
+from support.made_runs import record_of
 
 CONFIGS = [
     {
@@ -16,7 +15,7 @@ CONFIGS = [
     }
     for norm, depth, bias in (("rmsnorm", 4, True), ("layernorm", 8, False), ("none", 16, True))
 ]
-RUNS = [RunRecord.parse(RunFolder("x"), {"config": config}, {}, "finished") for config in CONFIGS]
+RUNS = [record_of({"config": config}) for config in CONFIGS]
 
 
 @pytest.mark.parametrize(

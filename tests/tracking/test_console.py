@@ -13,29 +13,29 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from synthetic_runs import Record
 
-from normlab.store.parts import parse_part
 from normlab.store.status import Status
 from normlab.tracking import console
 from normlab.tracking.console import Console
+from support.made_runs import merged
 
-RUN: dict[str, Any] = {
-    "run_id": "rmsnorm-pre-3fa9c1",
-    "name": "[red]mine[/red]",
-    "config": {
-        "norm": {"name": "rmsnorm", "preset": "llama"},
-        "placement": {"name": "pre"},
-        "model": {"preset": "nano", "depth": 4, "width": 128},
-        "train": {"steps": 1000, "batch_size": 16},
-        "eval": {"every": 250},
+RUN: dict[str, Any] = merged(
+    Record().run(),
+    {
+        "run_id": "rmsnorm-pre-3fa9c1",
+        "name": "[red]mine[/red]",
+        "config": {
+            "norm": {"preset": "llama"}, "model": {"preset": "nano"}, "train": {"steps": 1000, "batch_size": 16},
+            "eval": {"every": 250},
+        },
+        "corpus": {
+            "name": "[bold]stdlib", "baselines": {"uniform": 5.5491, "unigram": 3.2134, "bigram": 2.5046},
+        },
     },
-    "resolved": {"device": "cpu", "precision": "fp32", "devices": 1},
-    "corpus": {
-        "name": "[bold]stdlib",
-        "baselines": {"uniform": 5.5491, "unigram": 3.2134, "bigram": 2.5046, "targets": 8192},
-    },
-}
+)  # fmt: skip
 
 
 class Terminal(io.StringIO):
@@ -61,7 +61,7 @@ def interval(last: int, steps: int = 10, val: float | None = None, loss: float =
 
 def status(state: str = "finished", step: int = 1000, val_loss: float | None = 2.4, **more: Any) -> Status:
     numbers = {"step": step, "steps": 1000, "val_loss": val_loss, "best_val_loss": val_loss}
-    return parse_part(Status, {"state": state, **numbers, **more})
+    return msgspec.convert({"state": state, **numbers, **more}, Status)
 
 
 def whole_run(stream: io.StringIO, first: int = 0) -> list[str]:
@@ -94,11 +94,12 @@ def test_header(stream: io.StringIO) -> None:
 
 
 def test_header_has_what_was_read_of_a_text() -> None:
-    formats = {"formats": {"csv": 1, "text": 1200}, "documents": 1230}
+    nothing = RUN["corpus"]["read"]
+    formats = nothing | {"formats": {"csv": 1, "text": 1200}, "documents": 1230}
     left_out = {"empty": 60, "null": 1, "byte_order_marks": 2, "left_out": ["results"]}
     for read, line in (
         (formats, "1,230 documents (1 csv file, 1,200 text files)"),
-        ({"formats": {"dataset": 1}, "documents": 1}, "1 document (1 dataset)"),
+        (nothing | {"formats": {"dataset": 1}, "documents": 1}, "1 document (1 dataset)"),
         (
             formats | left_out,
             "1,230 documents (1 csv file, 1,200 text files), without 60 empty rows, 1 null row, 2 byte order marks, "
@@ -150,7 +151,7 @@ def test_a_narrow_bar_leaves_out_flops(monkeypatch, columns, shown):
     assert "12,346 tok/s" in drawn
     assert "left" in drawn
     assert ("TFLOP/s" in drawn) == shown
-    tracker.finish(parse_part(Status, {"state": "finished", "step": 499}))
+    tracker.finish(Status("finished", step=499))
 
 
 def test_plain_output_shows_evaluations_between_its_lines() -> None:

@@ -51,9 +51,9 @@ from normlab.report.runs_table import row_of
 from normlab.report.tables import Row, format_value
 from normlab.report.tests_table import format_tests, notes_on_tests
 from normlab.stats.registry import STATISTICS
-from normlab.store.format import DAMAGED, RUNNING
+from normlab.store.format import RUNNING
 from normlab.store.query import NO_RUN_STATES, NOT_STARTED, Selection
-from normlab.store.record import RunRecord
+from normlab.store.record import RunEntry, RunRecord
 
 MAX_LAYER_VALUES = 400_000
 """Most values of profiles over layers; a page of more keeps fewer of the `MOMENTS`, the last one at least."""
@@ -96,7 +96,7 @@ class ReadCache:
             self._points[key] = self._earlier.get(key) or (values, _numbers(combine(values, *arguments)))
         return self._points[key][1]
 
-    def read(self, read: Callable[[RunRecord, list[str]], Value], record: RunRecord, problems: list[str]) -> Value:
+    def read(self, read: Callable[[Any, list[str]], Value], record: RunEntry, problems: list[str]) -> Value:
         """Return `read(record, problems)`, or the value and the problems of the call with the same files."""
         key, stamp = (read, record.folder.path), record.folder.stamp()  # taken first: a later change is read next time
         if key not in self._kept or self._kept[key][0] != stamp:
@@ -137,7 +137,7 @@ def page_data(
     cells, factors = table.cells, table.factors
 
     in_cells = {run.record.folder.path for cell in cells for run in cell.runs}
-    missing = [_state(record) for record in records if record.folder.path not in in_cells]
+    missing = [record.state for record in records if record.folder.path not in in_cells]
     compared, problems = margins(cells), _Problems(cache)
     curves, (layers, moments) = list(_curves(cells, problems)), _layers(cells, problems)
     texts = table_rows(table)
@@ -183,10 +183,10 @@ class _Problems:
         self.cache = cache
         self._by_run: dict[str, list[str]] = {}
 
-    def read(self, read: Callable[[RunRecord, list[str]], Value], record: RunRecord) -> Value:
+    def read(self, read: Callable[[Any, list[str]], Value], record: RunEntry) -> Value:
         return self.cache.read(read, record, self.of(record))
 
-    def of(self, record: RunRecord) -> list[str]:
+    def of(self, record: RunEntry) -> list[str]:
         return self._by_run.setdefault(record.run_id, [])
 
     def lines(self, warnings: Sequence[str]) -> list[str]:
@@ -198,10 +198,6 @@ class _Problems:
         return [f"run {run}: {'; '.join(lines)}".replace(f" of run {run}", "") for run, lines in new.items() if lines]
 
 
-def _state(record: RunRecord) -> str:
-    return record.state if record.state in (*NO_RUN_STATES, DAMAGED) else "no settings on record"
-
-
 def _title(selection: Selection, kept: int) -> str:
     """Return the sweep's name or the number of runs, and how many conditions select."""
     total = len(selection.records)
@@ -211,7 +207,7 @@ def _title(selection: Selection, kept: int) -> str:
     return selection.name if kept == total else f"{selection.name}: {count}"
 
 
-def _about(records: Sequence[RunRecord], results: Sequence[RunResult], table: CellsTable) -> str:
+def _about(records: Sequence[RunEntry], results: Sequence[RunResult], table: CellsTable) -> str:
     """Return the number of runs, the definition of a cell, and the corpora and devices."""
     names = [sorted({str(run.settings[key]) for run in results}) for key in ("corpus", "device", "precision")]
     of_each = " x ".join(factor.name for factor in table.factors)
@@ -238,7 +234,7 @@ def _factor(factor: Factor) -> Row:
     }
 
 
-def _channels(factors: Sequence[Factor], records: Sequence[RunRecord], given: Mapping[str, Any]) -> dict[str, str]:
+def _channels(factors: Sequence[Factor], records: Sequence[RunEntry], given: Mapping[str, Any]) -> dict[str, str]:
     """Return the channel of each factor in figures with a factor on x: `x`, `color`, `style` or `panel`."""
     chosen = choose_channels(factors, records, has_x=True, **given)
     singles = (("color", chosen.color), ("style", chosen.style), ("x", chosen.x))  # a single factor on both is on x
@@ -250,9 +246,8 @@ def _cell(cell: Cell) -> Row:
     """Return what the page shows of a cell besides its row of `summarize`."""
     levels = {option: format_setting(value) for option, value in cell.levels.items()}
     statuses = [run.record.status for run in cell.runs]
-    tokens = [status.tokens for status in statuses if status.tokens is not None]
     flops = [run.record.compute.flops(run.record.status.tokens) for run in cell.runs]
-    seconds = [status.seconds / status.pack_size for status in statuses if status.seconds is not None]
+    seconds = [status.seconds / status.pack_size for status in statuses]
     batch, context = cell.runs[0].record.config.train.batch_size, cell.runs[0].record.config.model.context
     return {
         "levels": levels,
@@ -264,14 +259,16 @@ def _cell(cell: Cell) -> Row:
         "bad_rates": list(
             map(format_setting, sorted({run.lr for run in cell.runs if run.state in BAD_STATES.values()}))
         ),
-        "tokens": math.fsum(tokens),
-        "flops": None if None in flops else sum(map(float, filter(None, flops))),
+        "tokens": math.fsum(status.tokens for status in statuses),
+        "flops": math.fsum(filter(None, flops)),
         "hours": math.fsum(seconds) / 3600,
-        "tokens_per_step": batch * context if batch and context else None,
+        "tokens_per_step": batch * context,
         "point": dataclasses.asdict(loss_point(cell, cell.best_lr, 0)) if cell.losses else None,
         "rates": [{**dataclasses.asdict(loss_point(cell, lr, lr)), "text": format_setting(lr)} for lr in cell.losses],
         "diverged_at": [
-            run.record.status.diverged.step for run in cell.runs_at(cell.best_lr) if run.record.status.diverged.step
+            run.record.status.diverged.step
+            for run in cell.runs_at(cell.best_lr)
+            if run.record.status.diverged is not None
         ],
     }
 
@@ -299,12 +296,12 @@ def _unfinished(cells: Sequence[Cell], options: Sequence[str], problems: _Proble
             yield {"id": run.record.run_id, "cell": index, "label": label, "state": run.record.state, "curves": curves}
 
 
-def _row_of(record: RunRecord, problems: list[str]) -> Row:
+def _row_of(record: RunEntry, problems: list[str]) -> Row:
     # `ReadCache` keeps what is read after it looked at the files; the record may be older.
     return row_of(RunRecord.read(record.folder))
 
 
-def _metrics_problem(record: RunRecord, problems: list[str]) -> str:
+def _metrics_problem(record: RunEntry, problems: list[str]) -> str:
     return record.folder.metrics_problem()
 
 
@@ -382,7 +379,7 @@ def _descriptions(layers: Sequence[Layers]) -> Row:
     return {key: {"formula": s.formula, "unit": s.unit, "question": s.question} for key, s in by_key.items()}
 
 
-def _run_table(records: Sequence[RunRecord], options: Sequence[str], cells: Sequence[Cell], problems: _Problems) -> Row:
+def _run_table(records: Sequence[RunEntry], options: Sequence[str], cells: Sequence[Cell], problems: _Problems) -> Row:
     """Return the table of runs as text, with the index of each run's cell."""
     cell_of = {run.record.folder.path: index for index, cell in enumerate(cells) for run in cell.runs}
     rows = []

@@ -127,14 +127,14 @@ def test_names_that_a_terminal_would_obey(trained, run_command, tmp_path):
         assert ("is not the name of a sweep" in err) is bool(expected)
 
 
-def test_run_without_settings_is_in_no_cell(trained, compare):
+def test_run_without_settings_is_in_no_cell(trained, compare, tmp_path):
     trained("a")
     trained("b", run={"config": 7})
     data = compare()
-    assert data["summary"][1] == "Of 2 runs, 1 in no cell: no settings on record (1)."
+    assert data["summary"][1] == "Of 2 runs, 1 in no cell: damaged (1)."
     assert data["warnings"] == [
-        "run b is damaged and is left out: its run.json names no learning rate; "
-        "restore a copy, or delete the run's folder and run it again"
+        f"run b is damaged and is left out: {tmp_path}/runs/b/run.json: is damaged (Expected `object`, got `int` - at "
+        "`$.config`); restore a copy, or delete the run's folder and run it again"
     ]
 
 

@@ -21,13 +21,18 @@ def test_record_round_trips(tree: dict[str, Any]) -> None:
     assert plain_tree(config_from_record(tree)) == tree
 
 
-@pytest.mark.parametrize(
-    "option", ["norm", "norm.name", "norm.eps", "model", "model.width", "seed", "optim.lr", "train", "tracking.tags"]
-)
-def test_missing_option_is_rejected(tree: dict[str, Any], option: str) -> None:
-    group, _, name = option.partition(".")
-    del (tree[group] if name else tree)[name or group]
+@pytest.mark.parametrize("option", ["norm", "placement", "optim", "data"])
+def test_a_part_that_has_a_name_is_required(tree: dict[str, Any], option: str) -> None:
+    del tree[option]
     with pytest.raises(ConfigError):
+        config_from_record(tree)
+
+
+@pytest.mark.parametrize("option", ["new", "model.new", "norm.new", "placement.new", "optim.new", "data.new"])
+def test_an_unknown_option_is_rejected(tree: dict[str, Any], option: str) -> None:
+    group, _, name = option.partition(".")
+    (tree[group] if name else tree)[name or group] = 1
+    with pytest.raises(ConfigError, match="has no option new"):
         config_from_record(tree)
 
 

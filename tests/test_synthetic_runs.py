@@ -57,7 +57,6 @@ def test_files_and_keys_equal_those_of_a_real_run(overrides, tmp_path):
     assert made.status()["spikes"].keys() == real.status()["spikes"].keys()
     kinds = [{row["kind"]: tuple(row) for row in folder.rows().rows} for folder in (made, real)]
     assert kinds[0] == kinds[1]
-    assert not made.statistics.missing_steps(60)
 
 
 def test_without_statistics_files_equal_those_of_a_real_run(overrides, tmp_path):

@@ -22,7 +22,7 @@ from normlab.store.query import count_not_started
 from normlab.store.record import RunEntry, RunRecord, Setting
 
 UNFINISHED = "unfinished"
-STATES = (*OUTCOMES, FAILED, UNFINISHED)
+STATES = (*OUTCOMES, FAILED, DAMAGED, UNFINISHED)
 """The outcomes of completed runs, and the states of runs without an outcome."""
 MAX_VALUES = 6
 """Most values that a warning lists."""
@@ -50,7 +50,7 @@ class RunResult:
 
     @cached_property
     def state(self) -> str:
-        """One of `STATES`."""
+        """One of `STATES`; never damaged."""
         return self.record.outcome or (FAILED if self.record.state == FAILED else UNFINISHED)
 
     @cached_property

@@ -26,6 +26,8 @@ from normlab.store.format import (
     RECORD_VERSION,
     RUN_FILE,
     STATUS_FILE,
+    decode,
+    encode,
     has_valid_checksum,
 )
 
@@ -182,7 +184,9 @@ def parse_rows(content: bytes, *kinds: str, decoder: msgspec.json.Decoder[Any] =
     except ValueError:
         rows = []
     if len(rows) == len(lines):  # else a line is damaged
-        return Rows(msgspec.to_builtins(rows), damaged=0, torn=False)
+        rows = msgspec.to_builtins(rows)
+        # Each NaN is `math.nan`, so that two rows compare equal.
+        return Rows(list(map(decode, map(encode, rows))) if b'nan"' in content else rows, damaged=0, torn=False)
     parsed = [_parse(line, decoder) for line in lines]
     rows = [row for row in parsed if row is not None]
     return Rows(rows, len(parsed) - len(rows), torn=not is_complete and parsed[-1] is None)
@@ -216,6 +220,6 @@ def read_last_row(path: Path) -> dict[str, Any] | None:
 
 def _parse(line: bytes, decoder: msgspec.json.Decoder[Any] = _DECODER) -> dict[str, Any] | None:
     try:
-        return msgspec.to_builtins(decoder.decode(line))
+        return decode(encode(msgspec.to_builtins(decoder.decode(line))))
     except ValueError:
         return None

@@ -17,7 +17,7 @@ from normlab.config.schema import RunConfig, parse_config
 from normlab.errors import ConfigError, StoreError
 from normlab.options import plain_tree
 from normlab.store.files import io_error, is_file_name
-from normlab.store.format import DAMAGED, DIVERGED, RUN_FILE, RUNNING
+from normlab.store.format import DAMAGED, DIVERGED, FINISHED, RUN_FILE, RUNNING
 from normlab.store.outcome import References
 from normlab.store.reading import Count, damaged
 from normlab.store.runs import RunFolder
@@ -272,7 +272,7 @@ class RunRecord(RunEntry):
     @property
     def outcome(self) -> str | None:
         """The run's outcome; None if it is not completed."""
-        return DIVERGED if self.state == DIVERGED else self.status.outcome
+        return DIVERGED if self.state == DIVERGED else self.status.outcome if self.state == FINISHED else None
 
     @property
     def compute(self) -> Compute:

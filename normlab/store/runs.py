@@ -27,6 +27,8 @@ from normlab.store.format import (
     RUNNING,
     STATISTICS_FOLDER,
     STATUS_FILE,
+    decode,
+    encode,
     to_json,
     with_checksum,
 )
@@ -111,8 +113,8 @@ class RunFolder:
         return status
 
     def status(self) -> dict[str, Any]:
-        """Return `read_status` as nested plain values."""
-        return asdict(self.read_status())
+        """Return `read_status` as nested plain values; every NaN is `math.nan`, so that two statuses compare equal."""
+        return decode(encode(asdict(self.read_status())))
 
     def state_and_status(self) -> tuple[str, Status]:
         """Return the status and its state, or killed: the status is running while no process holds the run's lock."""

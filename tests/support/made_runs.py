@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -45,7 +46,7 @@ def make_run(tmp_path):
         record["identity"]["config"] = record["config"]
         folder = RunFolder.create(tmp_path / "runs" / run_id, record)
         if state is not None:
-            numbers = {
+            numbers: dict[str, Any] = {
                 "step": 100,
                 "steps": 100,
                 "train_loss": 1.9,
@@ -54,6 +55,8 @@ def make_run(tmp_path):
                 "tokens_per_s": 12345.6,
                 "seconds": 65.43,
             }
+            if state == "diverged":
+                numbers["diverged"] = {"step": 100, "loss": math.nan, "grad_norm": math.nan}
             made = msgspec.convert({"state": state} | numbers | (status or {}), Status, strict=False)
             references = msgspec.convert(record["corpus"], Corpus).references(made.initial_val_loss)
             folder.write_status(asdict(made.completed(references, None)))

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from synthetic_runs import Record
 
 from normlab.config.compose import compose_sweep
 from normlab.options import plain_tree
@@ -39,16 +40,23 @@ def jobs() -> list[PlannedRun]:
     ]
 
 
+TRAIN = {"kind": "train", "loss": 1.0, "grad_norm": 1.0, "clip": 1.0, "lr": 1e-3}
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return sweep_folder(tmp_path / "results", "x")
 
 
 def write(folder: Path, job: PlannedRun, state: str, step: int, **more: Any) -> None:
-    run = RunFolder.create(run_of(folder, job).path, {"run_id": job.run_id})
-    run.write_status({"state": state, **more})
+    run = RunFolder.create(run_of(folder, job).path, Record().run() | {"run_id": job.run_id, "config": job.config})
+    if state == "finished":
+        more = {"outcome": "finished", "best_val_loss": more["val_loss"]} | more
+    if state == "diverged":
+        more |= {"diverged": {"step": step, "loss": float("nan"), "grad_norm": 1.0}}
+    run.write_status({"state": state, "step": step, **more})
     with run.lock():
-        run.append([{"kind": "train", "step": step - 1, "loss": 1.0}, {"kind": "pace", "step": step}])
+        run.append([{"kind": "pace", "step": step, "seconds": 1.0, "tokens_per_s": 1.0}])
 
 
 def test_progress_of_a_pack(folder: Path, jobs: list[PlannedRun]) -> None:
@@ -65,7 +73,7 @@ def test_progress_of_a_pack(folder: Path, jobs: list[PlannedRun]) -> None:
     assert progress_of(1).loss == 2.5
     assert progress_of(2).loss is None
     with run_of(folder, jobs[0]).lock():
-        run_of(folder, jobs[0]).append([{"kind": "train", "step": 100, "loss": 1.0}])
+        run_of(folder, jobs[0]).append([TRAIN | {"step": 100}])
     assert progress_of(0).step == 101
     (run_of(folder, jobs[3]).path).mkdir()
     (run_of(folder, jobs[3]).path / "run.json").write_text("{}")

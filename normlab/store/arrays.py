@@ -29,7 +29,7 @@ from normlab.stats.registry import STATISTICS
 from normlab.stats.statistic import OF, TIERS
 from normlab.store.files import AppendFile, io_error, make_folder, write_atomic
 from normlab.store.format import STATISTICS_FOLDER, with_checksum
-from normlab.store.reading import OtherFormat, damaged, read_bytes, read_record
+from normlab.store.reading import damaged, read_bytes, read_record
 
 ROW = "little-endian: the step, int64; the values, float32 each; CRC-32 of the bytes before it, uint32"
 LAYERS = "0: the embeddings; 1 to depth: the blocks; depth + 1: the head"
@@ -69,11 +69,7 @@ class Part:
         return Profiles(self.layout, kept["step"].astype(np.int64), kept["values"]), len(rows) - len(kept)
 
     def has_torn_row(self) -> bool:
-        """Whether the last row is incomplete.
-
-        Raises:
-            StoreError: The file exists and cannot be read.
-        """
+        """Whether the last row is incomplete."""
         return len(read_bytes(self.file.path)) % row_type(self.layout.width).itemsize > 0
 
     def truncate(self, step: int) -> None:
@@ -121,18 +117,13 @@ class StatisticsFiles:
         """Yield the tier and part of each readable file, the parts of a tier oldest first.
 
         Args:
-            problems: Receives a message for each description that is missing or damaged.
-
-        Raises:
-            OtherFormat: Another normlab wrote a description.
+            problems: Receives a message for each description that is missing, damaged or of another format.
         """
         matches = filter(None, map(_NAME.fullmatch, self.file_names()))
         for tier, number in sorted({(match["tier"], int(match["part"] or 1)) for match in matches}):
             path = self._description_path(tier, number)
             try:
                 layout = Layout.from_tree(read_record(path))
-            except OtherFormat:
-                raise
             except StoreError as error:
                 problems.append(str(error))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -144,9 +135,6 @@ class StatisticsFiles:
         """Return the intact rows of a tier, one entry per part, and the number of damaged rows.
 
         Parts without a readable description are left out; `parts` reports them.
-
-        Raises:
-            StoreError: A file cannot be read.
         """
         profiles, damaged = [], 0
         for part_tier, part in self.parts([]):
@@ -163,11 +151,7 @@ class StatisticsFiles:
             part.truncate(step)
 
     def copy(self, path: Path, before: int) -> None:
-        """Copy the rows before a step into another run's folder.
-
-        Raises:
-            StoreError: A file cannot be read or written.
-        """
+        """Copy the rows before a step into another run's folder."""
         copies = StatisticsFiles(path)
         for tier in dict.fromkeys(tier for tier, _ in self.parts([])):
             for profiles in self.read(tier)[0]:
@@ -188,11 +172,7 @@ class StatisticsFiles:
         self._open.clear()
 
     def file_names(self) -> list[str]:
-        """Return the names of all files.
-
-        Raises:
-            StoreError: The folder cannot be read.
-        """
+        """Return the names of all files."""
         try:
             return os.listdir(self.path)
         except FileNotFoundError:

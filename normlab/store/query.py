@@ -14,12 +14,8 @@ from normlab.store.plans import has_plan, read_plan, run_of, sweep_folder
 from normlab.store.record import RunEntry, RunRecord, flatten
 from normlab.store.runs import RunFolder
 
-EMPTY = "empty"
-"""State of a folder without run.json and status.json: the run was killed before it started."""
 NOT_STARTED = "not started"
-"""State of a run that a sweep has planned, without a folder."""
-NO_RUN_STATES = (EMPTY, NOT_STARTED)
-"""States of records that have no run yet; cells and counts of runs exclude them."""
+"""State of a run that a sweep has planned and that has no record yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +23,7 @@ class Selection:
     """The runs that were selected by name."""
 
     records: Sequence[RunEntry]
-    """Each run once, including records whose state is in `NO_RUN_STATES`."""
+    """Each run once, including those that have not started."""
     name: str
     """The name of the sweep if the runs are those of one sweep, else empty."""
     home: Path
@@ -36,7 +32,7 @@ class Selection:
     @property
     def started(self) -> list[RunEntry]:
         """The runs that have started."""
-        return [record for record in self.records if record.state not in NO_RUN_STATES]
+        return [record for record in self.records if record.state != NOT_STARTED]
 
 
 def select_runs(
@@ -140,7 +136,7 @@ def _select(name: str, results_dir: str | os.PathLike[str]) -> Selection:
         return _sweep(folder)
     if is_run(folder):
         return Selection(find_runs(folder), "", Path(results_dir))
-    if records := find_runs(folder) + _empty_folders(folder):
+    if records := find_runs(folder):
         return Selection(records, "", folder.parent if folder.name == RUNS_FOLDER else folder)
     if has_plan(sweep):
         return _sweep(sweep)
@@ -168,25 +164,10 @@ def _sweep(folder: Path) -> Selection:
                 pack = replace(record.run.pack, sweep=plan.name)
                 record = replace(record, run=replace(record.run, pack=pack))
             records.append(record)
-        elif os.path.isdir(run.path):
-            records.append(replace(_empty(run), options=flatten(planned.config)))
         else:
             problem = f"planned by the sweep {name}, not started"
             records.append(RunEntry(run, NOT_STARTED, problem=problem, options=flatten(planned.config)))
     return Selection(records, name, folder)
-
-
-def _empty_folders(top: Path) -> list[RunEntry]:
-    """Return an entry for each folder without a run in a `runs` folder."""
-    runs = _runs_folder(top)
-    # Any other folder may hold folders that have nothing to do with runs.
-    children = _children(runs) if runs.name == RUNS_FOLDER else []
-    return [_empty(RunFolder(child)) for child in children if os.path.isdir(child) and not is_run(child)]
-
-
-def _empty(folder: RunFolder) -> RunEntry:
-    problem = "the folder holds no run: the run was killed before it started; run the same command again"
-    return RunEntry(folder, EMPTY, problem=problem)
 
 
 def _runs_folder(top: Path) -> Path:

@@ -107,11 +107,7 @@ def check_format(path: Path, version: object) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a run's metrics or statistics; empty where there is no file.
-
-    Raises:
-        StoreError: The file exists and cannot be read, or is too large.
-    """
+    """Return the content of a run's metrics or statistics; empty where there is no file."""
     try:
         return read_at_most(path, LARGEST_METRICS)
     except FileNotFoundError:
@@ -193,20 +189,12 @@ def parse_rows(content: bytes, *kinds: str, decoder: msgspec.json.Decoder[Any] =
 
 
 def read_rows(path: Path) -> Rows:
-    """Return the lines of a file that are JSON objects.
-
-    Raises:
-        StoreError: The file exists and cannot be read.
-    """
+    """Return the lines of a file that are JSON objects."""
     return parse_rows(read_bytes(path), decoder=_OBJECT)
 
 
 def read_last_row(path: Path) -> dict[str, Any] | None:
-    """Return the last complete row of a run's metrics, reading only the end; None if missing or damaged.
-
-    Raises:
-        StoreError: The file exists and cannot be read.
-    """
+    """Return the last complete row of a run's metrics, reading only the end; None if missing or damaged."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST_ROW))

@@ -168,7 +168,7 @@ class RunEntry:
 
     folder: RunFolder
     state: str
-    """One of `format.STATES`; killed or damaged; or one of `query.NO_RUN_STATES`."""
+    """One of `format.STATES`; killed, damaged or not started."""
     problem: str = field(default="", kw_only=True)
     """What cannot be read, or why there is no run; empty for a `RunRecord`."""
     options: Mapping[str, Setting] = field(default_factory=dict, kw_only=True)

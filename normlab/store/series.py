@@ -55,11 +55,7 @@ class Evaluation(NamedTuple):
 
 
 def evaluations(folder: RunFolder) -> list[Evaluation]:
-    """Return every evaluation of a run, oldest first.
-
-    Raises:
-        StoreError: The metrics exist and cannot be read.
-    """
+    """Return every evaluation of a run, oldest first."""
     return evaluations_of(folder.rows("eval", "pace").rows)
 
 

@@ -13,7 +13,6 @@ import torch
 from synthetic_runs import Record, write_sweep
 
 from normlab.errors import StoreError
-from normlab.stats.statistic import CORE
 from normlab.store.format import CHECKS_FILE, CHECKSUM_KEY, RECORD_VERSION, with_checksum
 from normlab.store.plans import SubmittedPack, read_plan, read_queue, slurm_folder, write_queue
 from normlab.store.runs import RunFolder
@@ -26,7 +25,6 @@ Command = Callable[..., tuple[int, str, str]]
 READERS: dict[str, Callable[[RunFolder, Path], Any]] = {
     "run.json": lambda run, sweep: run.run(),
     "status.json": lambda run, sweep: run.status(),
-    "core.json": lambda run, sweep: run.statistics.read(CORE),
     "manifest.json": lambda run, sweep: checkpoint.read_newest(run.path / checkpoint.FOLDER),
     CHECKS_FILE: lambda run, sweep: checks_of(run),
     "plan.json": lambda run, sweep: read_plan(sweep),

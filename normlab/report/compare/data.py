@@ -52,7 +52,7 @@ from normlab.report.tables import Row, format_value
 from normlab.report.tests_table import format_tests, notes_on_tests
 from normlab.stats.registry import STATISTICS
 from normlab.store.format import RUNNING
-from normlab.store.query import NO_RUN_STATES, NOT_STARTED, Selection
+from normlab.store.query import NOT_STARTED, Selection
 from normlab.store.record import RunEntry, RunRecord
 
 MAX_LAYER_VALUES = 400_000
@@ -385,7 +385,7 @@ def _run_table(records: Sequence[RunEntry], options: Sequence[str], cells: Seque
     rows = []
     for record in records:
         lines = problems.of(record)
-        row = row_of(record) if record.state in NO_RUN_STATES else problems.read(_row_of, record)
+        row = row_of(record) if record.state == NOT_STARTED else problems.read(_row_of, record)
         if record.state != NOT_STARTED:
             lines += filter(None, [record.problem, problems.read(_metrics_problem, record)])
         notes = [row["note"], record.problem, *([STILL_RUNNING] if record.state == RUNNING else []), *lines]

@@ -64,12 +64,11 @@ def test_missing_damaged_and_running_records_are_listed(trained, compare, run_co
     runs = {run["id"]: run for run in data["run_table"]["rows"]}
     note = {name: run["values"][-1] for name, run in runs.items()}
     assert {name: run["state"] for name, run in runs.items()} == {
-        "good": "finished", "bare": "damaged", "hollow": "empty", "killed": "killed", "running": "running",
+        "good": "finished", "bare": "damaged", "hollow": "not started", "killed": "killed", "running": "running",
         "torn": "finished", "new": "not started",
     }  # fmt: skip
     assert note["good"] == ""
     assert "is damaged (not a JSON object)" in note["bare"]
-    assert "holds no run" in note["hollow"]
     assert note["killed"].startswith("killed at step 20 of 100")
     assert note["running"].startswith("still running")
     assert note["torn"].startswith("2 lines of the metrics cannot be read")
@@ -78,15 +77,13 @@ def test_missing_damaged_and_running_records_are_listed(trained, compare, run_co
     assert data["title"] == "mine"
     lines = [f"warning: {warning}" for warning in data["warnings"]]
     assert err.splitlines()[: len(lines)] == lines
-    assert lines[0] == "warning: runs that have not started: 1 of 7"
+    assert lines[0] == "warning: runs that have not started: 2 of 7"
     broken = [line.split(": ")[:2] for line in err.splitlines()[len(lines) :]]
-    assert sorted(broken) == [["warning", f"run {name}"] for name in ("hollow", "torn")]
+    assert sorted(broken) == [["warning", f"run {name}"] for name in ("torn",)]
     assert [line.split(": ")[:2] for line in err.splitlines() if "bare" in line] == [
         ["warning", "run bare is damaged and is left out"]
     ]
-    assert "3 in no cell: damaged (1); empty (1); not started (1)" in data["summary"][1]
-    rows = compare(str(tmp_path))["run_table"]["rows"]
-    assert [run["id"] for run in rows if run["state"] == "empty"] == ["hollow"]
+    assert "3 in no cell: damaged (1); not started (2)" in data["summary"][1]
 
 
 def test_page_without_any_readable_run(trained, compare):

@@ -163,8 +163,8 @@ class Status:
 def _reason_of_divergence(final: float, references: References) -> str:
     """Return why a final validation loss is a divergence."""
     reason = f"its final validation loss is {format_loss(final)}"
-    if math.isfinite(final):
-        losses = {"ln V": references.uniform, "the initial loss": references.initial}
-        start = " and ".join(f"{name} {value:.4f}" for name, value in losses.items() if value is not None)
-        reason += f", more than {MARGIN:g} nat above {start}: worse than a uniform guess"
-    return reason
+    if not math.isfinite(final):
+        return reason
+    initial = "" if references.initial is None else f" and the initial loss {references.initial:.4f}"
+    start = f"ln V {references.uniform:.4f}{initial}"
+    return f"{reason}, more than {MARGIN:g} nat above {start}: worse than a uniform guess"

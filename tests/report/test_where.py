@@ -9,7 +9,7 @@ from support.made_runs import record_of
 CONFIGS = [
     {
         "norm": {"name": norm, "eps": 1e-6},
-        "model": {"depth": depth, "bias": bias},
+        "model": {"depth": depth, "bias": bias, "tie_embeddings": bias},
         "optim": {"clip": None if bias else 1.0},
         "seed": 0,
     }
@@ -34,7 +34,7 @@ RUNS = [record_of({"config": config}) for config in CONFIGS]
         (["norm.eps=1e-6", "norm.eps<0.1"], [0, 1, 2]),
         (["corpus!=stdlib"], [0, 1, 2]),
         (["depth>4"], [1, 2]),
-        (["n_layer>4,bias=true"], [2]),
+        (["n_layer>4,tie_embeddings=true"], [2]),
         (["clip=null"], [0, 2]),
         (["clip!=null"], [1]),
         (["clip>0.5"], [1]),

@@ -38,8 +38,6 @@ MOMENTS = {"first": "first measured step", "warmup": "first one after warm-up", 
 """The steps at which profiles over layers are shown."""
 MAX_POINTS = 160
 """Most points of a curve."""
-MAX_STEP = 2**53
-"""Larger steps, in a damaged record, are left out."""
 MAX_DEPTH = 10_000
 """Most blocks of a model; a record of more is damaged and is left out."""
 
@@ -140,13 +138,11 @@ class CurveReader:
 
 def _curves_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
     trained = series_of([row for row in rows if row["kind"] == "train"])
-    measured = [each for each in evaluations_of(rows) if 0 <= each.step <= MAX_STEP]
-    steps = trained["step"]
-    valid = (steps >= 0) & (steps <= MAX_STEP)
+    measured = evaluations_of(rows)
     return {
         "val_loss": Curve(np.array([e.step for e in measured], float), np.array([e.loss for e in measured], float)),
-        "train_loss": Curve(steps[valid], trained["loss"][valid]),
-        "grad_norm": Curve(steps[valid], trained["grad_norm"][valid]),
+        "train_loss": Curve(trained["step"], trained["loss"]),
+        "grad_norm": Curve(trained["step"], trained["grad_norm"]),
     }
 
 

@@ -239,7 +239,7 @@ def _newest_checkpoint(run: TrainingRun, at_most: int | None = None) -> Checkpoi
                 f"{folder.path}: the run took steps, and has neither {STATUS_FILE} nor a checkpoint; put them back, or "
                 f"{FRESH}"
             )
-    if saved is not None and status.diverged is not None and saved.step == status.step:
+    if saved is not None and status.state == DIVERGED and status.diverged and saved.step == status.step:
         # The checkpoint may have been written before the step that diverged.
         return replace(saved, meta={**saved.meta, "diverged": asdict(status.diverged)})
     return saved

@@ -16,7 +16,6 @@ from normlab.stats.profiles import Column, Layout, Profiles
 from normlab.stats.registry import STATISTICS
 from normlab.store import files
 from normlab.store.arrays import StatisticsFiles
-from normlab.store.runs import RunFolder
 
 COLUMNS = (
     Column("resid_rms", "", 2), Column("norm_in_rms", "attn.in", 1), Column("resid_rms", "", 1),
@@ -179,11 +178,3 @@ def test_other_files_are_ignored(name: str, stored: StatisticsFiles) -> None:
     problems: list[str] = []
     assert [tier for tier, _ in stored.parts(problems)] == ["core"]
     assert problems == []
-
-
-def test_run_without_statistics(tmp_path: Path) -> None:
-    statistics = RunFolder(tmp_path).statistics
-    assert statistics.read("core") == ([], 0)
-    statistics.truncate(0)
-    statistics.copy(tmp_path, before=3)
-    assert not statistics.path.exists()

@@ -85,10 +85,6 @@ def test_write_status_replaces_all_fields(folder):
     json.loads((folder.path / "status.json").read_text(), parse_constant=pytest.fail)
 
 
-def test_version_is_that_of_the_writer(folder):
-    assert RunFolder.create(folder.path.parent / "b", {"version": 7}).run() == {"version": RECORD_VERSION}
-
-
 @pytest.mark.parametrize("name", ["run.json", "status.json"])
 def test_every_changed_byte_is_noticed(folder, name):
     folder.write_status(FINISHED)
@@ -111,17 +107,6 @@ def test_record_without_a_seal_is_damaged(folder):
     (folder.path / "status.json").write_text('{"version": 1, "state": "finished"}')
     with pytest.raises(StoreError, match=r"its checksum does not match.*delete this one file"):
         folder.status()
-
-
-@pytest.mark.parametrize("name", ["run.json", "status.json"])
-def test_changed_bit_of_the_version_is_damage(folder, name):
-    read = folder.run if name == "run.json" else folder.status
-    path = folder.path / name
-    if name == "status.json":
-        folder.write_status(FINISHED)
-    path.write_text(path.read_text().replace(f'"version": {RECORD_VERSION}', f'"version": {RECORD_VERSION ^ 1}'))
-    with pytest.raises(StoreError, match=rf"{name}: is damaged \(its checksum does not match\)"):
-        read()
 
 
 @pytest.mark.parametrize(
@@ -172,15 +157,7 @@ def test_torn_last_line_is_skipped_and_counted(folder):
     assert (read.damaged, read.torn) == (1, False)
 
 
-def test_last_line_without_its_newline_is_read(folder):
-    folder.append(train(1, 2))
-    with folder.metrics_path.open("r+b") as file:
-        file.truncate(folder.size() - 1)
-    read = folder.rows()
-    assert ([row["step"] for row in read.rows], read.damaged) == ([1, 2], 0)
-
-
-@pytest.mark.parametrize("garbage", [b"\x00" * 9, b"\xff\xfe\x80", b"[" * 100_000, b"17", b"null", b"{]"])
+@pytest.mark.parametrize("garbage", [b"\xff\xfe\x80", b"[" * 100_000, b"null"])
 def test_garbage_in_the_middle_loses_only_its_line(folder, garbage):
     folder.append(train(1))
     with folder.metrics_path.open("ab") as file:

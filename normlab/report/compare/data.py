@@ -246,7 +246,7 @@ def _cell(cell: Cell) -> Row:
     """Return what the page shows of a cell besides its row of `summarize`."""
     levels = {option: format_setting(value) for option, value in cell.levels.items()}
     statuses = [run.record.status for run in cell.runs]
-    flops = [run.record.compute.flops(run.record.status.tokens) for run in cell.runs]
+    flops = [run.record.run.flops_per_token * run.record.status.tokens for run in cell.runs]
     seconds = [status.seconds / status.pack_size for status in statuses]
     batch, context = cell.runs[0].record.config.train.batch_size, cell.runs[0].record.config.model.context
     return {
@@ -260,7 +260,7 @@ def _cell(cell: Cell) -> Row:
             map(format_setting, sorted({run.lr for run in cell.runs if run.state in BAD_STATES.values()}))
         ),
         "tokens": math.fsum(status.tokens for status in statuses),
-        "flops": math.fsum(filter(None, flops)),
+        "flops": sum(flops),
         "hours": math.fsum(seconds) / 3600,
         "tokens_per_step": batch * context,
         "point": dataclasses.asdict(loss_point(cell, cell.best_lr, 0)) if cell.losses else None,

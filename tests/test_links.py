@@ -183,9 +183,9 @@ def test_a_damaged_record_of_uploads_counts_as_none(content: bytes, tmp_path: Pa
 def test_ids_in_a_plan_are_checked(run: RunFolder, run_command: Command) -> None:
     sweep = Path("results", "sweeps", "first")
     plan: Any = read_plan(sweep)
-    for value in ("", *PATHS):
+    for value in (3, "", *PATHS[:-1]):
         write_plan(sweep, replace(plan, runs=[replace(plan.runs[0], run_id=value)]))
-        with pytest.raises(StoreError, match="is not a run id"):
+        with pytest.raises(StoreError, match="is not a run id" if value != 3 else "got `int`"):
             read_plan(sweep)
     for command in (["summarize", "first"], ["sync", "first"], OF_SWEEP[0]):
         code, _, err = run_command(*command)
@@ -197,7 +197,7 @@ def test_every_field_of_a_plan_is_checked(run: RunFolder) -> None:
     plan: Any = read_plan(sweep)
     (pack,), (planned,) = plan.packs, plan.runs
     changes = [{"packs": [pack, pack]}, {"packs": [pack, replace(pack, number=2)]}]
-    changes += [{"packs": [replace(pack, number=value)]} for value in ("../../victim", 1.0, -1, 10**4000)]
+    changes += [{"packs": [replace(pack, number=value)]} for value in ("../../victim", 1.5, -1, 10**4000)]
     changes += [{"packs": [replace(pack, runs=value)]} for value in ([True], [0, 0], [], {}, "", 0)]
     changes += [{"packs": [replace(pack, halved_from=value)]} for value in ("x", "", True)]
     changes += [{"runs": [replace(planned, overrides=value)]} for value in ([3], None, "abc")]
@@ -205,11 +205,11 @@ def test_every_field_of_a_plan_is_checked(run: RunFolder) -> None:
     changes += [{"name": "../first"}, {"pack": 3}, {"pack": None}]
     changes += [{"notes": value} for value in ("abc", [1], None, {})]
     changes += [{"memory_bytes": value} for value in ("y", -1, 0.5, True)]
-    changes += [{"parallel_packs": value} for value in ("x", None, 0, -3, 1.0, True)]
-    changes += [{"threads": value} for value in ("x", 0, -3, 1.0, True)]
+    changes += [{"parallel_packs": value} for value in ("x", None, 0, -3, 1.5, True)]
+    changes += [{"threads": value} for value in ("x", 0, -3, 1.5, True)]
     for change in changes:
         write_plan(sweep, replace(plan, **change))
-        with pytest.raises(StoreError, match=r"plan.json: is not a valid plan \(.*\); delete this one file"):
+        with pytest.raises(StoreError, match=r"plan.json: is (damaged|not a valid plan) \(.*\); delete this one file"):
             read_plan(sweep)
 
 
@@ -228,10 +228,3 @@ def test_jobs_in_a_queue_are_checked(job: Any, tmp_path: Path) -> None:
     write_queue(tmp_path, {1: SubmittedPack("slurm", job)})
     with pytest.raises(StoreError, match="is not a valid queue"):
         read_queue(tmp_path)
-
-
-def test_members_of_a_pack_may_be_anything(run: RunFolder) -> None:
-    run.write_status({**run.status(), "pack": {"runs": [["a"], {}]}})
-    assert run.last_pack() == ["['a']", "{}"]
-    run.write_status({**run.status(), "pack": "text"})
-    assert run.last_pack() == [run.run_id]

@@ -12,9 +12,8 @@ from synthetic_statistics import Size, layout
 from normlab.analysis.results import read_results
 from normlab.config.compose import compose_run
 from normlab.stats.statistic import CORE
-from normlab.store.parts import flatten
 from normlab.store.query import select_runs
-from normlab.store.record import RunRecord
+from normlab.store.record import RunRecord, flatten
 from normlab.store.series import series
 from normlab.training.start import train
 
@@ -52,7 +51,6 @@ def test_files_and_keys_equal_those_of_a_real_run(overrides, tmp_path):
     assert made.status()["spikes"].keys() == real.status()["spikes"].keys()
     kinds = [{row["kind"]: tuple(row) for row in folder.rows().rows} for folder in (made, real)]
     assert kinds[0] == kinds[1]
-    assert not made.statistics.missing_steps(60)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from normlab.analysis.learning_rates import Losses, shared_lr
 from normlab.analysis.results import RunResult, mixed_settings, select_results
 from normlab.analysis.settings import setting, sort_key
 from normlab.errors import ConfigError
-from normlab.store.parts import Setting
+from normlab.store.record import Setting
 
 CHOOSING_SEEDS = 2
 """The first seeds of a grid, on which the learning rate of an arm is chosen; the others judge it."""

@@ -14,7 +14,7 @@ from normlab.analysis.factors import label
 from normlab.analysis.intervals import LEVEL, PairedTest, holm
 from normlab.analysis.learning_rates import badness
 from normlab.analysis.settings import sort_key
-from normlab.store.parts import Setting
+from normlab.store.record import Setting
 
 
 @dataclass(frozen=True, slots=True)

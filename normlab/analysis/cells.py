@@ -12,11 +12,11 @@ from normlab.analysis.factors import label, level_label
 from normlab.analysis.intervals import Interval, Replicate, mean_interval
 from normlab.analysis.learning_rates import Losses, Ranking, arrange, best_lr, ranking
 from normlab.analysis.phrases import name_some
-from normlab.analysis.results import UNFINISHED, RunResult, damaged_run_warnings, mixed_settings
+from normlab.analysis.results import UNFINISHED, RunResult, mixed_settings
 from normlab.analysis.settings import LR, NUMERICS, RESOLVED, format_setting, setting, sort_key
-from normlab.store.format import DAMAGED, DIVERGED
+from normlab.store.format import DIVERGED
 from normlab.store.outcome import REGRESSED, STUCK
-from normlab.store.parts import Setting
+from normlab.store.record import Setting
 
 SIZE_OPTIONS = (
     "model", "model.depth", "model.width", "model.heads", "model.mlp_width", "model.context", "train.steps",
@@ -110,7 +110,7 @@ class Cell:
     @cached_property
     def varies_decay(self) -> bool:
         """Whether the cell's learning rates also differ in weight decay."""
-        return len(self.losses) > 1 and any(run.record.options.get("optim.weight_decay") for run in self.runs)
+        return len(self.losses) > 1 and any(run.record.config.optim.weight_decay for run in self.runs)
 
     @cached_property
     def bad_lrs(self) -> frozenset[float]:
@@ -158,7 +158,6 @@ class Cell:
         warnings = [f"mixes {mixture}" for mixture in mixed_settings(self.runs).values()]
         if unfinished := self.count(UNFINISHED):
             warnings.append(f"unfinished runs, left out: {unfinished} of {len(self.runs)}")
-        warnings += damaged_run_warnings({run.record.run_id: run.damage for run in self.runs if run.state == DAMAGED})
         repeats = Counter((run.lr, run.replicate) for run in self.runs if run.has_loss)
         if repeated := sum(count > 1 for count in repeats.values()):
             warnings.append(f"seeds with several runs at one learning rate, averaged to one value each: {repeated}")

@@ -17,7 +17,7 @@ from itertools import pairwise
 from normlab.analysis.best import rank_cells, size_options
 from normlab.analysis.cells import SIZE_OPTIONS, Cell
 from normlab.analysis.intervals import Replicate, mean_interval
-from normlab.store.parts import Setting
+from normlab.store.record import Setting
 
 MIN_BUDGETS = 3
 """Fewest budgets of a baseline."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from normlab.analysis.cells import Cell
 from normlab.analysis.intervals import LEVEL, PairedTest, Replicate, design_of, paired_test
-from normlab.store.parts import Setting
+from normlab.store.record import Setting
 
 if TYPE_CHECKING:
     import numpy as np

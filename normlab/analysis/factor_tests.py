@@ -23,7 +23,7 @@ from normlab.analysis.intervals import holm
 from normlab.analysis.settings import LR, format_setting, parse_conditions, resolve_options, sort_key
 from normlab.config.option_names import meanings
 from normlab.errors import ConfigError, unknown
-from normlab.store.parts import Setting
+from normlab.store.record import Setting
 
 Row = dict[str, Any]
 LOGARITHMIC = ("model.depth", "model.width", "model.context", "train.batch_size", "train.steps", LR)

@@ -23,9 +23,9 @@ from normlab.analysis.settings import (
     sort_key,
 )
 from normlab.errors import ConfigError
-from normlab.store.parts import Setting
 from normlab.store.plans import has_plan, sweep_folder
 from normlab.store.query import resolve_run, select_runs
+from normlab.store.record import Setting
 from normlab.store.runs import RunFolder
 
 MAIN_OPTIONS = ("norm", "placement", "model.depth")

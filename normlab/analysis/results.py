@@ -11,13 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from normlab.analysis.settings import SEEDS, differing_settings, is_config_option, select_where, setting, settings_of
-from normlab.store.format import COMPLETED_STATES, DAMAGED, DIVERGED, FAILED, FINISHED, RUN_FILE, STATUS_FILE
-from normlab.store.outcome import OUTCOMES, loss_of
-from normlab.store.parts import Setting
-from normlab.store.query import NO_RUN_STATES, count_not_started
-from normlab.store.reading import HOW_TO_FIX
-from normlab.store.record import RunRecord
+from normlab.analysis.settings import (
+    differing_settings,
+    is_config_option,
+    select_where,
+    settings_of,
+)
+from normlab.store.format import DAMAGED, DIVERGED, FAILED, FINISHED
+from normlab.store.outcome import OUTCOMES
+from normlab.store.query import count_not_started
+from normlab.store.record import RunEntry, RunRecord, Setting
 
 UNFINISHED = "unfinished"
 STATES = (*OUTCOMES, FAILED, DAMAGED, UNFINISHED)
@@ -30,34 +33,35 @@ MAX_DAMAGED = 5
 
 @dataclass(frozen=True, eq=False)
 class RunResult:
-    """A run with a learning rate on record, and its state, losses and seeds."""
+    """A run, and its state, losses and seeds."""
 
     record: RunRecord
-    lr: float
-    """Peak learning rate."""
+
+    @property
+    def lr(self) -> float:
+        """Peak learning rate."""
+        return self.record.config.optim.lr
 
     @cached_property
     def state(self) -> str:
-        """One of `STATES`; a completed run without a final loss on record is damaged."""
-        if self.record.state in (FAILED, DAMAGED):
-            return self.record.state
-        return (self.record.outcome or DAMAGED) if self.record.state in COMPLETED_STATES else UNFINISHED
+        """One of `STATES`; never damaged."""
+        return self.record.outcome or (FAILED if self.record.state == FAILED else UNFINISHED)
 
     @cached_property
     def replicate(self) -> tuple[Setting, Setting]:
         """The seeds of the weights and of the data order; equal replicates of two cells form a pair."""
-        return setting(self.record, SEEDS[0]), setting(self.record, SEEDS[1])
+        return self.record.config.seed, self.record.config.data.seed
 
     @cached_property
     def loss(self) -> float:
         """Final validation loss, nats/token; infinite if the run diverged, NaN if it has no outcome."""
-        loss = loss_of(self.record.status.val_loss) if self.has_loss else None
+        loss = self.record.status.val_loss if self.has_loss else None
         return math.inf if self.state == DIVERGED else math.nan if loss is None else loss
 
     @property
     def best_loss(self) -> float:
         """Lowest validation loss; infinite if the run diverged, NaN if it has no outcome."""
-        lowest = loss_of(self.record.status.best_val_loss)
+        lowest = self.record.status.best_val_loss
         return self.loss if lowest is None or not math.isfinite(self.loss) else lowest
 
     @property
@@ -75,21 +79,13 @@ class RunResult:
         """What the loss depends on, as `settings_of`."""
         return settings_of(self.record)
 
-    @property
-    def damage(self) -> str:
-        """What is wrong with the record of a damaged run."""
-        path = self.record.folder.path / STATUS_FILE
-        return self.record.problem or f"{path}: has no final validation loss; {HOW_TO_FIX[STATUS_FILE]}"
 
-
-def read_results(records: Sequence[RunRecord]) -> tuple[list[RunResult], list[str]]:
-    """Return the result of each started run with a learning rate on record, and warnings about the other runs."""
+def read_results(records: Sequence[RunEntry]) -> tuple[list[RunResult], list[str]]:
+    """Return the result of each started run whose record is intact, and warnings about the other runs."""
     not_started = count_not_started(records)
     warnings = [f"runs that have not started: {not_started} of {len(records)}"] if not_started else []
-    records = [record for record in records if record.state not in NO_RUN_STATES]
-    results = [RunResult(record, lr) for record in records if (lr := record.config.optim.lr) is not None]
-    no_lr = f"its {RUN_FILE} names no learning rate; {HOW_TO_FIX[RUN_FILE]}"
-    damaged = {record.run_id: record.problem or no_lr for record in records if record.config.optim.lr is None}
+    damaged = {record.run_id: record.problem for record in records if record.state == DAMAGED}
+    results = [RunResult(record) for record in records if isinstance(record, RunRecord)]
     return results, warnings + damaged_run_warnings(damaged)
 
 

@@ -11,23 +11,27 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from normlab.config.option_names import hint, meanings
 from normlab.errors import ConfigError, did_you_mean
-from normlab.store.parts import Setting, as_setting
-from normlab.store.record import RunRecord
+from normlab.store.record import RunEntry, RunRecord, Setting, flatten
+
+Entry = TypeVar("Entry", bound=RunEntry)
 
 LR = "optim.lr"
 SEEDS = ("seed", "data.seed")
 """The options in which replicates differ: the seeds of the initial weights and of the data order."""
 
+_OF_CONFIG: dict[str, Callable[[Mapping[str, Setting]], Setting]] = {
+    "norm": lambda options: options.get("norm.preset") or options.get("norm.name"),
+    "placement": lambda options: options.get("placement.name"),
+    "model": lambda options: options.get("model.preset"),
+    "optim": lambda options: options.get("optim.name"),
+}
+"""Short names of config fields."""
 _READERS: dict[str, Callable[[RunRecord], Setting]] = {
-    "norm": lambda run: run.config.norm.preset or run.config.norm.name,
-    "placement": lambda run: run.config.placement.name,
-    "model": lambda run: run.config.model.preset,
-    "optim": lambda run: run.config.optim.name,
-    "corpus": lambda run: _join(run.corpus.name, (run.corpus.sha256 or "")[:8]),  # two texts can have one name
+    "corpus": lambda run: _join(run.corpus.name, run.corpus.sha256[:8]),  # two texts can have one name
     "device": lambda run: run.machine.device,
     "precision": lambda run: run.machine.precision,
     "compile": lambda run: run.machine.compile,
@@ -35,7 +39,7 @@ _READERS: dict[str, Callable[[RunRecord], Setting]] = {
     "deterministic": lambda run: run.machine.deterministic,
     "init": lambda run: run.machine.init,
 }
-"""Options that are not a config field, or whose value `auto` the run resolves."""
+"""Options that are not a config field, or whose value `auto` the run resolves; no value before a run has started."""
 
 NUMERICS = "numerics ("
 """Prefix of the names of settings that change the last bits."""
@@ -46,7 +50,7 @@ RESOLVED: dict[str, Callable[[RunRecord], Setting]] = {
     "CUDA graphs": _READERS["train.graph"],
     "threads": lambda run: run.machine.threads,
     "precision": _READERS["precision"],
-    "pack size": lambda run: len(run.status.pack.runs or run.pack.runs) or 1,
+    "pack size": lambda run: len(run.status.pack.runs or run.run.pack.runs) or 1,
     "device": lambda run: _join(run.machine.device, run.machine.device_name),
     "deterministic": _READERS["deterministic"],
     "devices": lambda run: run.machine.devices,
@@ -55,14 +59,14 @@ RESOLVED: dict[str, Callable[[RunRecord], Setting]] = {
 """Settings that a run resolves from other options or from the machine, most important first; None if unknown."""
 _ENVIRONMENT: dict[str, Callable[[RunRecord], Setting]] = {
     "corpus": _READERS["corpus"],
-    "tokenizer": lambda run: _join(*map(str, filter(None, [run.corpus.tokenizer, run.corpus.vocab_size]))) or "unknown",
+    "tokenizer": lambda run: f"{run.corpus.tokenizer} {run.corpus.vocab_size}",
     "device": RESOLVED["device"],
     "precision": RESOLVED["precision"],
     **{
         f"{NUMERICS}{name})": RESOLVED[name]
         for name in ("compile", "deterministic", "devices", "threads", "instructions")
     },
-    f"{NUMERICS}torch)": lambda run: as_setting(run.versions.get("torch")),
+    f"{NUMERICS}torch)": lambda run: run.run.versions["torch"],
 }
 """Settings outside the config that the loss depends on. The plan of a sweep lists the sizes of its packs."""
 
@@ -72,10 +76,13 @@ _INIT_RULE = "init rule"
 """The rule that `init=auto` resolves to."""
 
 
-def setting(run: RunRecord, option: str) -> Setting:
-    """Return a run's value of an option by its dotted name; None if the record lacks the option."""
-    read = _READERS.get(option)
-    return read(run) if read else run.options.get(option)
+def setting(run: RunEntry, option: str) -> Setting:
+    """Return a run's value of an option by its dotted name; None if it has no such option, or no value yet."""
+    if option in _OF_CONFIG:
+        return _OF_CONFIG[option](run.options)
+    if option in _READERS:
+        return _READERS[option](run) if isinstance(run, RunRecord) else None
+    return run.options.get(option)
 
 
 def format_setting(value: Setting) -> str:
@@ -95,7 +102,7 @@ def sort_key(value: Setting) -> tuple[int, float, str]:
     return (2, 0.0, "") if value is None else (1, 0.0, value)
 
 
-def resolve_options(names: Iterable[str], runs: Sequence[RunRecord], flag: str) -> list[str]:
+def resolve_options(names: Iterable[str], runs: Sequence[RunEntry], flag: str) -> list[str]:
     """Return the full name of each option; accept an unambiguous short name such as `depth`.
 
     Raises:
@@ -109,15 +116,15 @@ def resolve_options(names: Iterable[str], runs: Sequence[RunRecord], flag: str) 
         if not options:
             raise ConfigError(
                 f"{flag} {name}: no run has this option{hint(name, known)}; "
-                f"choose one of {', '.join(_READERS)} or a config option such as model.depth"
+                f"choose one of {', '.join([*_OF_CONFIG, *_READERS])} or a config option such as model.depth"
             )
         resolved += options
     return resolved
 
 
-def options_of(runs: Iterable[RunRecord]) -> set[str]:
+def options_of(runs: Iterable[RunEntry]) -> set[str]:
     """Return the options by which runs can be selected."""
-    return set(_READERS).union(*(run.options for run in runs))
+    return {*_OF_CONFIG, *_READERS}.union(*(run.options for run in runs))
 
 
 # Conditions: `--where 'model.depth>=8,norm!=none'`. Nothing is evaluated as code.
@@ -175,7 +182,7 @@ def parse_conditions(texts: Iterable[str], flag: str, signs: Sequence[str] = tup
     return conditions
 
 
-def select_where(runs: Sequence[RunRecord], where: Sequence[str], flag: str = "--where") -> list[RunRecord]:
+def select_where(runs: Sequence[Entry], where: Sequence[str], flag: str = "--where") -> list[Entry]:
     """Return the runs that meet all conditions.
 
     Raises:
@@ -211,12 +218,12 @@ def settings_of(run: RunRecord) -> dict[str, Setting]:
     """
     options = {
         option: value
-        for option, value in (run.identity or run.options).items()
-        if option not in (LR, *SEEDS) and not (run.corpus.sha256 and option.startswith("data."))
+        for option, value in flatten(run.run.identity.config).items()
+        if option not in (LR, *SEEDS) and not option.startswith("data.")
     }
     environment = {name: read(run) for name, read in _ENVIRONMENT.items()}
-    code = {name: str(run.code_versions.get(part, 1))[:8] for part, name in _CODE.items()}
-    return environment | options | code | {"init": run.options.get("init"), _INIT_RULE: run.machine.init}
+    code = {name: str(run.run.identity.versions[part])[:8] for part, name in _CODE.items()}
+    return environment | options | code | {"init": run.config.init, _INIT_RULE: run.machine.init}
 
 
 def is_config_option(name: str) -> bool:

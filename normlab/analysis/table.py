@@ -23,10 +23,10 @@ from normlab.analysis.phrases import name_some
 from normlab.analysis.results import RunResult, mixed_settings, read_results, select_results
 from normlab.analysis.settings import format_setting, resolve_options
 from normlab.errors import ConfigError, StoreError
-from normlab.store.outcome import loss_of
 from normlab.store.query import Selection, select_runs
 from normlab.store.record import RunRecord
 from normlab.store.series import Evaluation, evaluations
+from normlab.store.status import SpikeCount
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class SpikeCounts:
     """The spikes of some runs by one rule."""
 
     runs: int
-    spikes: float
-    of_steps: float
+    spikes: int
+    of_steps: int
     """The number of steps that the rule judges."""
 
     @property
@@ -86,7 +86,7 @@ class CellResult:
     shared: AtRate
     """At the learning rate that all cells share."""
     sensitivity: Sensitivity
-    loss_at_start: float | None
+    loss_at_start: float
     """ln V, the loss of a uniform guess."""
     tokens_per_s: float | None
     """As the other costs, the mean over the runs with a finite loss whose record has the number."""
@@ -226,8 +226,7 @@ def build_table(
 
 
 def _result(cell: Cell, shared: float | None, target: float | None) -> CellResult:
-    starts = [loss_of(run.record.corpus.baselines.uniform) for run in cell.runs]
-    loss_at_start = max((start for start in starts if start is not None), default=None)
+    loss_at_start = max(run.record.corpus.baselines.uniform for run in cell.runs)
     warnings = cell.warnings()
     records = [run.record for run in cell.runs if math.isfinite(run.loss)]
 
@@ -268,12 +267,14 @@ def _to_target(cell: Cell, target: float, warnings: list[str]) -> Target:
 
 def _spikes(cell: Cell) -> dict[str, SpikeCounts]:
     """Return the spikes at the best learning rate by rule."""
-    by_rule: dict[str, list[Mapping[str, Any]]] = {}
+    by_rule: dict[str, list[SpikeCount]] = {}
     for run in cell.runs_at(cell.best_lr):
         for rule, counts in (run.record.status.spikes or {}).items():
             by_rule.setdefault(rule, []).append(counts)
-    totals = {rule: [sum(each[key] for each in by_rule[rule]) for key in ("spikes", "of_steps")] for rule in by_rule}
-    return {rule: SpikeCounts(len(by_rule[rule]), *totals[rule]) for rule in by_rule}
+    return {
+        rule: SpikeCounts(len(runs), sum(run.spikes for run in runs), sum(run.of_steps for run in runs))
+        for rule, runs in by_rule.items()
+    }
 
 
 # Comparison with a baseline

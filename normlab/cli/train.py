@@ -71,14 +71,14 @@ def train_one(config: RunConfig) -> int:
     replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)  # training handles signals itself
     try:
         outcome = train(config, ends_process=True)
-        record = RunRecord.read(outcome.folder)
+        record = RunRecord.load(outcome.folder)
         if outcome.already_ended:
             name = record.outcome or outcome.state
             loss, _ = final_losses(name, record.status.val_loss)
             ending = "" if loss is None else f", validation loss {format_loss(loss)}"
             echo(f"{name} at step {record.status.step}{ending}: nothing to do (run.fresh=true starts another run)")
-        if outcome.state == "diverged":
-            echo(f"diverged at step {record.status.diverged.step}: {record.status.diverged}")
+        if (divergence := record.status.diverged) is not None:
+            echo(f"diverged at step {divergence.step}: {divergence}")
         if outcome.state == "interrupted":
             echo(f"interrupted at step {record.status.step}: the same command resumes it")
         echo(os.path.relpath(outcome.folder.path))

@@ -10,21 +10,25 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+import msgspec
 
 from normlab.config.corpora import DATA, DataConfig, HubData
 from normlab.config.optim import OPTIMIZERS, OptimConfig
 from normlab.errors import ConfigError, no_effect, unknown
 from normlab.norms.base import NORMS, NormConfig
 from normlab.norms.base import load_all as load_norms
-from normlab.options import check, from_tree, identity_tree, option
+from normlab.options import check, identity_tree, option
 from normlab.placements.base import PLACEMENTS, Placement
 from normlab.placements.base import load_all as load_placements
 from normlab.placements.init_rules import INIT_RULES
 from normlab.plugins import load_plugins
 from normlab.stats.config import StatsConfig
 from normlab.stats.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS, UPDATE_STATISTICS
+
+T = TypeVar("T")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -289,28 +293,59 @@ class RunConfig:
         return canonical_hash(self.identity())
 
 
+def parse_config(tree: Mapping[str, Any]) -> RunConfig:
+    """Return the config in a run's record, for readers.
+
+    The norm and the placement are of their base classes and lack the options of their own, because their classes may be
+    a plugin's. An option that a later version added has its default.
+
+    Raises:
+        ConfigError: An option is unknown (another version wrote the record), has a value of another type, or one
+            outside its limits.
+    """
+    config = _convert(tree, RunConfig)
+    if config.optim.name not in OPTIMIZERS:
+        raise ConfigError(unknown("optim", config.optim.name, OPTIMIZERS))
+    config.optim = _convert(tree["optim"], OPTIMIZERS[config.optim.name], "optim")
+    # Any name that is not a corpus of normlab is a dataset of the hub.
+    config.data = _convert(tree["data"], DATA.get(config.data.name, HubData), "data")
+    for group in ("model", "train", "eval", "stats", "tracking", "run"):
+        _convert(tree.get(group, {}), type(getattr(config, group)), group)
+    check(config)
+    return config
+
+
 def config_from_record(tree: Mapping[str, Any]) -> RunConfig:
     """Return the config in a run's record; its norm and its placement must be registered.
 
     Raises:
-        ConfigError: A name or an option is unknown (because another version wrote the record, or a plugin is missing),
-            or a value is outside the limits of its option.
+        ConfigError: As `parse_config`, or a norm or a placement is unknown because a plugin is missing.
+    """
+    config = parse_config(tree)
+    registries: dict[str, Mapping[str, Any]] = {"norm": NORMS, "placement": PLACEMENTS}
+    for group, registry in registries.items():
+        name = getattr(config, group).name
+        if name not in registry:
+            raise ConfigError(unknown(group, name, registry))
+        kind = registry[name] if isinstance(registry[name], type) else type(registry[name])
+        setattr(config, group, _convert(tree[group], kind, group))
+    check(config)
+    return config
+
+
+def _convert(tree: Mapping[str, Any], kind: type[T], group: str = "config") -> T:
+    """Return the options of a group as an object of its class.
+
+    Raises:
+        ConfigError: An option is unknown, or has a value of another type.
     """
     try:
-        parts: dict[str, Any] = dict(tree)
-        for group, registry in (("norm", NORMS), ("placement", PLACEMENTS), ("optim", OPTIMIZERS)):
-            name: str = tree[group]["name"]
-            if name not in registry:
-                raise ConfigError(unknown(group, name, registry))
-            entry: Any = registry[name]
-            parts[group] = from_tree(entry if isinstance(entry, type) else type(entry), tree[group])
-        # Any name that is not a corpus of normlab is a dataset of the hub.
-        parts["data"] = from_tree(DATA.get(tree["data"]["name"], HubData), tree["data"])
-        config: RunConfig = from_tree(RunConfig, parts)
-        check(config)
-        return config
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"a part of the config is missing or damaged: {error}") from error
+        options = msgspec.convert(tree, kind)
+    except ValueError as error:
+        raise ConfigError(f"{group}: {error}") from error
+    if extra := tree.keys() - {field.name for field in fields(kind)}:  # pyright: ignore[reportArgumentType]
+        raise ConfigError(f"{group} has no option {', '.join(sorted(extra))}")
+    return options
 
 
 def load_config(tree: Mapping[str, Any]) -> RunConfig:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from normlab.config.schema import ModelConfig, RunConfig
+from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
 from normlab.placements.init_rules import Weight, get_init_rule
 from normlab.stats.instrument import instrument
@@ -37,18 +37,6 @@ def role_of(name: str) -> str | None:
     if parts[0] == "blocks" and len(parts) == 5 and parts[2] in ("attn", "mlp") and parts[3] != "norm":
         return f"{parts[2]}.{parts[3]}"
     return None
-
-
-def weight_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of some weights by name, which show every size of a resolved config."""
-    assert config.mlp_width is not None, "ModelConfig.resolve() sets it"
-    shapes = {"embed.tokens.weight": (vocab_size, config.width)}
-    if config.positions == "learned":
-        shapes["embed.positions.weight"] = (config.context, config.width)
-    for layer in range(config.depth):
-        shapes[f"blocks.{layer}.attn.q.weight"] = (config.width, config.width)
-        shapes[f"blocks.{layer}.mlp.up.weight"] = (config.mlp_width, config.width)
-    return shapes
 
 
 @torch.no_grad()

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from normlab.analysis.factors import Factor, label
 from normlab.analysis.settings import resolve_options
 from normlab.errors import ConfigError
-from normlab.store.parts import Setting
-from normlab.store.record import RunRecord
+from normlab.store.record import RunEntry, Setting
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#a0458a", "#b07d00", "#2f8fc4", "#5b4ba8", "#5f6670")
 """Colours of named levels, distinct with any colour vision (after Okabe & Ito 2008)."""
@@ -83,7 +82,7 @@ def mix(scale: Sequence[str], share: float) -> str:
 
 def choose_channels(
     factors: Sequence[Factor],
-    runs: Sequence[RunRecord],
+    runs: Sequence[RunEntry],
     *,
     x: str | None = None,
     color: str | None = None,

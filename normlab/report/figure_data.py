@@ -24,7 +24,7 @@ from normlab.report.figure_points import MOMENTS, SERIES, Point, ReadCache, loss
 from normlab.stats.registry import STATISTICS
 from normlab.store.format import DIVERGED
 from normlab.store.outcome import REGRESSED, STUCK
-from normlab.store.parts import Setting
+from normlab.store.record import Setting
 
 LOGARITHMIC_FROM = 30
 """The ratio of the largest and the smallest value from which an axis may be logarithmic."""
@@ -373,7 +373,7 @@ def _losses(layout: Layout, cache: ReadCache, series: str) -> Figure:
 
     def crosses(cell: Cell) -> list[float]:
         divergences = [run.record.status.diverged for run in cell.runs_at(cell.best_lr)]
-        return [each.step for each in divergences if each.step]
+        return [each.step for each in divergences if each is not None]
 
     name, panels = SERIES[series].partition(",")[0], layout.draw(points, crosses)
     if not any(panel.lines for panel in panels):

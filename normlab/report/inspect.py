@@ -138,7 +138,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 
 def speed_line(record: RunRecord) -> str:
-    """Return a run's model FLOPs per token, its speed and its MFU; empty if the record lacks them."""
+    """Return a run's model FLOPs per token, its speed and its MFU, if they are known."""
     values = {"flops_per_token": record.compute.flops_per_token, "tokens_per_s": record.status.tokens_per_s,
               "flops_per_s": record.flops_per_s, "mfu": record.mfu}  # fmt: skip
     return ", ".join(f"{format_value(key, value)} {column(key).title}" for key, value in values.items() if value)

@@ -6,7 +6,6 @@ it. `rich` is not used, because it takes ten times as long for a folder of many 
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import itertools
@@ -25,7 +24,7 @@ from typing import Any
 from normlab.analysis.phrases import counted
 from normlab.analysis.settings import format_setting
 from normlab.errors import NormlabError, printable, unknown
-from normlab.store.format import encode, number
+from normlab.store.format import encode
 from normlab.store.outcome import format_loss
 from normlab.store.throughput import format_mfu, format_tflops
 
@@ -186,9 +185,8 @@ def format_value(key: str, value: Any) -> str:
     """Return a value as text, empty for None, with control characters escaped."""
     if value is None:
         return ""
-    if (form := column(key).format) and (known := number(value)) is not None:
-        with contextlib.suppress(OverflowError, ValueError, OSError):  # no float or clock holds some numbers
-            return form(known)
+    if (form := column(key).format) and isinstance(value, int | float):
+        return form(value)
     return printable(str(value))
 
 

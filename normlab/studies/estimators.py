@@ -397,7 +397,7 @@ def _highest_rate(runs: Sequence[RunResult], _: Sequence[RunResult]) -> float:
 
 
 def _sensitivity(runs: Sequence[RunResult], others: Sequence[RunResult]) -> float:
-    start = max(run.record.corpus.baselines.uniform or math.inf for run in runs)
+    start = max(run.record.corpus.baselines.uniform for run in runs)
     reference = runs if any(run.has_learned for run in runs) else [*runs, *others]
     lowest = min(run.loss for run in reference)
     return float(np.mean([min(run.loss, start) for run in runs])) - lowest if lowest < math.inf else math.nan

@@ -17,7 +17,6 @@ from normlab.analysis.intervals import Replicate
 from normlab.analysis.results import RunResult
 from normlab.errors import ConfigError, NormlabError
 from normlab.report.histories import History, history, read_statistics
-from normlab.store.outcome import loss_of
 from normlab.store.series import evaluations
 
 
@@ -95,7 +94,7 @@ class BatchStatisticsLoss:
     text = "final validation loss with batch statistics, nats/token"
 
     def value(self, run: RunResult) -> float:
-        loss = loss_of(run.record.status.val_loss_batch_statistics)
+        loss = run.record.status.val_loss_batch_statistics
         return loss if loss is not None else run.loss if math.isinf(run.loss) else math.nan
 
 
@@ -110,7 +109,7 @@ class EvalGap:
     text = "validation loss minus the same with batch statistics, nats/token"
 
     def value(self, run: RunResult) -> float:
-        loss, in_training = loss_of(run.record.status.val_loss), BatchStatisticsLoss().value(run)
+        loss, in_training = run.record.status.val_loss, BatchStatisticsLoss().value(run)
         return run.loss if loss is None or math.isinf(in_training) else loss - in_training
 
 

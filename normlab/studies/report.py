@@ -61,7 +61,7 @@ def write_report(verdicts: Verdicts, evidence: Evidence, folder: Path) -> Path:
         captions.append(figure.caption)
     facts = {
         "runs": len(runs),
-        "tokens": math.fsum(run.record.status.tokens or 0 for run in runs),
+        "tokens": math.fsum(run.record.status.tokens for run in runs),
         "devices": sorted({str(run.settings["device"]) for run in runs}),
         "corpora": sorted({str(run.settings["corpus"]) for run in runs}),
         "plugins": list(dict.fromkeys(name for run in runs for name in run.record.config.plugins)),

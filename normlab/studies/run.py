@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normlab.analysis.arms import StudyRuns
 from normlab.analysis.results import RunResult, read_results
-from normlab.analysis.settings import setting
 from normlab.config.schema import canonical_hash
 from normlab.errors import ConfigError, StoreError
-from normlab.options import plain_tree
 from normlab.store.format import CHECKS_FILE, with_checksum
 from normlab.store.plans import has_plan, read_plan, sweep_folder
-from normlab.store.query import NOT_STARTED, Selection, select_runs
+from normlab.store.query import Selection, select_runs
 from normlab.store.reading import read_record
-from normlab.store.record import RunRecord
+from normlab.store.record import Machine, RunRecord
 from normlab.store.runs import RunFolder
+from normlab.store.status import RecordedPack
 from normlab.studies.base import Grid, Study
 
 if TYPE_CHECKING:
@@ -113,8 +112,12 @@ def check_arms(study: Study, configs: Sequence[RunConfig]) -> None:
 
 
 def _planned(config: RunConfig) -> RunResult:
-    run = {"config": plain_tree(config), "resolved": {"init": config.init_rule}}
-    return RunResult(RunRecord.parse(RunFolder(Path()), run, {}, NOT_STARTED), config.optim.lr)
+    machine = Machine(
+        device=None, device_name=None, devices=config.devices, precision=config.precision, compile=config.compile,
+        graph=config.train.graph, deterministic=config.deterministic is True, init=config.init_rule, decayed=None,
+        threads=None, instructions=None,
+    )  # fmt: skip
+    return RunResult(RunRecord.planned(RunFolder(config.config_hash), config, machine, RecordedPack()))
 
 
 def criterion_of(notes: Sequence[str]) -> str | None:
@@ -123,13 +126,23 @@ def criterion_of(notes: Sequence[str]) -> str | None:
     return next((match[1] for match in found if match), None)
 
 
+@dataclass(frozen=True, slots=True)
+class BlockChecks:
+    """The content of `CHECKS_FILE`."""
+
+    checked: list[str]
+    """Names of blocks."""
+    failed: dict[str, str]
+    """The first failed check of a block, by its name."""
+
+
 def verify_blocks(composed: Sequence[Composed]) -> bytes:
     """Check the blocks of some runs by `normlab verify`; return the content of `CHECKS_FILE`."""
     from normlab.verify.selection import checks_of_run
 
     blocks = {block_of(config.norm.label, config.placement.name, config.init_rule): config for _, config in composed}
     wrong = {block: [str(each) for each in checks_of_run(blocks[block]) if not each.passed] for block in sorted(blocks)}
-    return with_checksum({"checked": list(wrong), "failed": {block: each[0] for block, each in wrong.items() if each}})
+    return with_checksum(asdict(BlockChecks(list(wrong), {block: each[0] for block, each in wrong.items() if each})))
 
 
 def block_of(norm: object, placement: object, init: object) -> str:
@@ -139,7 +152,8 @@ def block_of(norm: object, placement: object, init: object) -> str:
 
 def block_of_run(run: RunResult) -> str:
     """Return the name of a run's block."""
-    return block_of(setting(run.record, "norm"), setting(run.record, "placement"), run.record.machine.init)
+    config = run.record.config
+    return block_of(config.norm.label, config.placement.name, run.record.machine.init)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +191,11 @@ def read_evidence(study: Study, size: str, results_dir: str) -> Evidence:
     selection = select_runs([str(folder) for folder in folders], results_dir)
     results, notes = read_results(selection.records)
     notes += [note for folder in folders for note in _criterion_notes(study, size, read_plan(folder).notes)]
-    checks = [read_record(folder / CHECKS_FILE) for folder in folders if (folder / CHECKS_FILE).exists()]
-    checked = {block for each in checks for block in each["checked"]}
+    checks = [read_record(folder / CHECKS_FILE, BlockChecks) for folder in folders if (folder / CHECKS_FILE).exists()]
+    checked = {block for each in checks for block in each.checked}
     unverified = dict.fromkeys({*map(block_of_run, results)} - checked, "it has not been checked")
     for each in checks:
-        unverified |= each["failed"]
+        unverified |= each.failed
     return Evidence(results, unverified, list(dict.fromkeys(notes)), selection, len(selection.records) - len(results))
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from normlab.cgroup import allowed_cores
 from normlab.config import memory, rules
 from normlab.config.schema import RunConfig, canonical_hash
@@ -18,7 +20,6 @@ from normlab.errors import ConfigError, StoreError, no_effect
 from normlab.model.small import draws_random_numbers
 from normlab.options import plain_tree
 from normlab.store.format import COMPLETED_STATES, RUNS_FOLDER
-from normlab.store.parts import parse_part
 from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack
@@ -279,7 +280,7 @@ def is_completed(run: RunFolder) -> bool:
     Raises:
         StoreError: The status of the run cannot be read.
     """
-    return run.exists() and run.status()["state"] in COMPLETED_STATES
+    return run.exists() and run.read_status().state in COMPLETED_STATES
 
 
 def all_completed(folder: Path, runs: Sequence[PlannedRun]) -> bool:
@@ -320,7 +321,7 @@ def _default_name(options: SweepOptions, runs: Sequence[PlannedRun]) -> str:
 def _check_not_in_another_pack(run: RunFolder, name: str) -> None:
     if not run.exists() or is_completed(run):
         return
-    pack = parse_part(RecordedPack, run.run().get("pack"))
+    pack = msgspec.convert(run.run().get("pack", {}), RecordedPack)
     if len(pack.runs) > 1 and pack.sweep != name:
         raise ConfigError(
             f"run {run.run_id}: is not completed, and trains in a pack of {len(pack.runs)} runs of sweep "

@@ -12,7 +12,7 @@ from pathlib import Path
 from normlab.analysis.phrases import counted
 from normlab.config.sweep_options import SweepOptions
 from normlab.errors import StoreError, printable
-from normlab.store.format import DAMAGED, FINISHED, number
+from normlab.store.format import DAMAGED, FINISHED
 from normlab.store.outcome import OUTCOMES
 from normlab.store.plans import Pack, Plan, PlannedRun, run_of
 from normlab.store.reading import read_last_row
@@ -89,11 +89,9 @@ def _outcome(folder: Path, run: PlannedRun) -> str:
     """Return the outcome of a completed run, "damaged" for one that cannot be read, and "" for any other."""
     try:
         record = run_of(folder, run)
-        status = record.status() if record.exists() else {"state": ""}
+        return (record.read_status().outcome or "") if record.exists() else ""
     except StoreError:
         return DAMAGED
-    state = status.get("outcome", status["state"])
-    return state if state in OUTCOMES else ""
 
 
 class ProgressDisplay:
@@ -165,10 +163,10 @@ def _fraction(folder: Path, run: PlannedRun) -> float:
     if _outcome(folder, run) in OUTCOMES:
         return 1.0
     try:
-        row = read_last_row(run_of(folder, run).metrics_path) or {}
+        row = read_last_row(run_of(folder, run).metrics_path)
     except StoreError:
         return 0.0
-    return min(0.99, (number(row.get("step")) or 0) / max(1, run.config["train"]["steps"]))
+    return min(0.99, (row["step"] if row else 0) / max(1, run.config["train"]["steps"]))
 
 
 def _cost(run: PlannedRun) -> float:

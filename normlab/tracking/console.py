@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+import msgspec
+
 from normlab.errors import printable
 from normlab.store.format import DIVERGED
 from normlab.store.outcome import explain_loss, format_loss
-from normlab.store.parts import parse_part
 from normlab.store.record import Corpus
 from normlab.store.status import Status
 from normlab.store.throughput import Compute, format_mfu, format_tflops
@@ -44,8 +45,8 @@ class Console:
         self._bar = _make_bar(self._stream, redirect_stderr=is_stderr) if self._stream.is_terminal() else None
         self._latest: dict[str, float] = {}
         self._step = self._steps = self._evals_every = 0
-        self._corpus = Corpus()
-        self._compute = Compute.parse({})
+        self._corpus: Corpus | None = None
+        self._compute = Compute(0.0, None, 1)
         self._printed_step: int | None = None
         self._drawn_at = -math.inf
         self._pace_start: tuple[int, float] | None = None
@@ -60,7 +61,7 @@ class Console:
         """
         self._step, self._steps = first_step, run["config"]["train"]["steps"]
         self._evals_every = run["config"]["eval"]["every"]
-        self._corpus, self._compute = parse_part(Corpus, run["corpus"]), Compute.parse(run)
+        self._corpus, self._compute = msgspec.convert(run["corpus"], Corpus), Compute.parse(run)
         for label, text in _header(run, self._corpus, first_step):
             self._print(f"{label:8}{text}")
         if self._bar is not None:
@@ -95,11 +96,11 @@ class Console:
             self._draw(self._bar, time.monotonic())
             self._bar.stop()
         outcome, loss = status.outcome, status.val_loss
-        at = status.step if status.diverged.step is None else status.diverged.step
+        at = status.step if status.diverged is None else status.diverged.step
         line = f"{outcome or status.state} at step {at}/{status.steps}"
         if loss is not None and status.state == DIVERGED:
             line += f"  last val {format_loss(loss)}"
-        elif loss is not None:
+        elif loss is not None and self._corpus is not None:
             references = self._corpus.references(status.initial_val_loss)
             meaning = explain_loss(outcome, loss, status.best_val_loss, references)
             line += f"  val {format_loss(loss)}" + (f", {meaning}" if meaning and math.isfinite(loss) else "")
@@ -207,7 +208,7 @@ def _header(run: Mapping[str, Any], corpus: Corpus, first_step: int) -> Iterator
     yield "corpus", f"{corpus.name}: {baselines} nats/token"
     if corpus.name != "stdlib" and read.documents:
         removed = {"empty": read.empty, "null": read.null}
-        without = [f"{count:,.0f} {what}" for what, count in removed.items() if count]
-        yield "text", f"{read.documents:,.0f} documents" + (f", without {', '.join(without)}" if without else "")
+        without = [f"{count:,} {what}" for what, count in removed.items() if count]
+        yield "text", f"{read.documents:,} documents" + (f", without {', '.join(without)}" if without else "")
     if first_step:
         yield "resumes", f"from step {first_step}"

@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from normlab.errors import NormlabError, StoreError, one_line
-from normlab.store.files import is_file_name
 from normlab.store.format import RUNNING
 from normlab.store.lock import try_lock
-from normlab.store.parts import mapping
 from normlab.store.plans import has_plan, read_plan, sweep_folder
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
@@ -112,9 +110,7 @@ class Follower:
         if run.steps is None:
             run.steps = StepReader(run.folder, run.service.next_step)
         # The rows are read last: if the run has ended before, nothing is added to them.
-        record = RunRecord.read(run.folder)
-        if record.problem:
-            raise StoreError(record.problem)
+        record = RunRecord.load(run.folder)
         for step, payload in run.steps.read(record.state):
             run.service.log(step, payload)
         if record.state == RUNNING and self._task.until_end:
@@ -128,7 +124,7 @@ class Follower:
         if self._service == TENSORBOARD:
             return TensorBoardRun(folder.path)
         run, sweep = folder.run(), self._task.sweep
-        if sweep is None and is_file_name(name := mapping(run.get("pack")).get("sweep")):
+        if sweep is None and (name := RunRecord.load(folder).run.pack.sweep) is not None:
             sweep = sweep_folder(folder.path.parent.parent, name)
         labels = labels_of(run, read_plan(sweep) if sweep is not None and has_plan(sweep) else None)
         may_end = self._task.until_end or not folder.is_active()

@@ -18,9 +18,8 @@ from normlab.errors import StatisticsError, printable
 from normlab.stats.profiles import Profiles
 from normlab.stats.registry import STATISTICS, layers_of, values_of
 from normlab.store.added import AddedRecord
-from normlab.store.format import COMPLETED_STATES, number
+from normlab.store.format import COMPLETED_STATES
 from normlab.store.outcome import final_losses
-from normlab.store.parts import mapping
 from normlab.store.plans import Plan
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
@@ -94,7 +93,7 @@ class StepReader:
         for row in rows:
             if row["kind"] == "pace":
                 self._complete = row["step"]
-            if row["step"] >= self._first and row["kind"] in ROW_KEYS:
+            if row["step"] >= self._first:
                 self._by_step.setdefault(row["step"], {}).update(_numbers(row, self._compute))
         for profiles in parts:
             columns = _columns(profiles)
@@ -110,12 +109,11 @@ class StepReader:
 
 
 def _numbers(row: Mapping[str, Any], compute: Compute) -> Payload:
-    """Return the numbers of a row by key, without what is no number: model FLOP/s in 10^12, MFU from 0 to 1."""
-    names = ROW_KEYS.get(row["kind"], {})
-    numbers = {name: value for key, name in names.items() if (value := number(row.get(key))) is not None}
+    """Return the numbers of a row by key: model FLOP/s in 10^12, MFU from 0 to 1."""
+    numbers = {name: row[key] for key, name in ROW_KEYS[row["kind"]].items() if key in row}
     if (tokens_per_s := numbers.get("perf/tokens_per_s")) is not None:
-        flops_per_s, mfu = compute.flops(tokens_per_s), compute.mfu(tokens_per_s)
-        numbers |= {} if flops_per_s is None else {"perf/tflops_per_s": flops_per_s / 1e12}
+        mfu = compute.mfu(tokens_per_s)
+        numbers["perf/tflops_per_s"] = compute.flops_per_token * tokens_per_s / 1e12
         numbers |= {} if mfu is None else {"perf/mfu": mfu}
     return numbers
 
@@ -152,7 +150,7 @@ def config_of(run: Mapping[str, Any]) -> dict[str, Any]:
     The options have their resolved values, so that W&B shows what differs between runs with `auto`.
     """
     config = run["config"]
-    resolved = {option: value for option, value in mapping(run.get("resolved")).items() if option in config}
+    resolved = {option: value for option, value in run["resolved"].items() if option in config}
     return {**config, **resolved, "record": {key: value for key, value in run.items() if key != "config"}}
 
 
@@ -189,5 +187,5 @@ def summary_of(record: RunRecord) -> dict[str, Any]:
     summary: dict[str, Any] = {"state": record.state, "outcome": record.outcome, "best_val_loss": status.best_val_loss}
     if record.state in COMPLETED_STATES:
         summary["val_loss"], summary["last_val_loss"] = final_losses(record.state, status.val_loss)
-    summary |= {f"spike/{rule}": spikes["spikes"] for rule, spikes in (status.spikes or {}).items()}
+    summary |= {f"spike/{rule}": spikes.spikes for rule, spikes in (status.spikes or {}).items()}
     return {key: value for key, value in summary.items() if value is not None}

@@ -148,7 +148,7 @@ def read(folder: Path, step: int) -> Checkpoint:
         return Checkpoint(step, load_file(path / "state.safetensors"), meta)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise DamagedCheckpoint(f"{path}: damaged or incomplete ({error.filename}: {error.strerror})") from error
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         cause = _system_error(error) if isinstance(error, OSError | SafetensorError) else OSError()
         if cause.errno is None:
             raise DamagedCheckpoint(f"{path}: damaged (its files hold no checkpoint)") from error

@@ -10,18 +10,19 @@ import contextlib
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from normlab.config.schema import RunConfig, TrackingConfig, canonical_hash, config_from_record
+import msgspec
+
+from normlab.config.schema import RunConfig, TrackingConfig, canonical_hash
 from normlab.data.corpus import Corpus, open_corpus
 from normlab.errors import ConfigError, NormlabError, StoreError, notify, warn
 from normlab.model.fingerprint import fingerprint
 from normlab.options import flatten_options
 from normlab.ranks import Ranks, local_statistics
 from normlab.stats.spikes import count_spikes
-from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.files import make_folder, write_atomic
 from normlab.store.format import (
     COMPLETED_STATES,
@@ -35,13 +36,12 @@ from normlab.store.format import (
     STATUS_FILE,
     to_json,
 )
-from normlab.store.parts import Setting, as_setting, parse_part, part_to_json
-from normlab.store.reading import HOW_TO_FIX
+from normlab.store.reading import damaged
 from normlab.store.record import Corpus as RecordedCorpus
-from normlab.store.record import RunRecord
+from normlab.store.record import Run, RunRecord, Setting, as_setting, flatten
 from normlab.store.runs import RunFolder
 from normlab.store.series import evaluations, series
-from normlab.store.status import RecordedPack, Status
+from normlab.store.status import RecordedPack, SpikeCount, Status
 from normlab.tracking.background import follow_training
 from normlab.tracking.console import Console
 from normlab.training import checkpoint
@@ -76,7 +76,7 @@ class Outcome:
     @property
     def state(self) -> str:
         """Return finished, diverged or interrupted."""
-        return self.status.state or ""
+        return self.status.state
 
 
 def train(config: RunConfig, trackers: Sequence[Console] | None = None, *, ends_process: bool = False) -> Outcome:
@@ -159,8 +159,6 @@ def train_pack(
         for index, run in enumerate(runs):
             _report_changes(run)
             run.recorded = replace(run.progress), run.diverged
-            stats = run.config.stats
-            run.folder.statistics.set_cadence(run.progress.step, {CORE: stats.every, EXTENDED: stats.extended_every})
             if trackers is not None:
                 run.trackers = trackers[index]
             elif loop.is_single:  # the runs of a pack have no console
@@ -240,9 +238,10 @@ def _open(config: RunConfig, settings: RuntimeSettings, corpus: Corpus) -> Train
 def _is_stopped_fresh_run(folder: RunFolder) -> bool:
     """Return whether a run was started with run.fresh=true and is neither ended nor running."""
     try:
-        return bool(folder.run()["config"]["run"]["fresh"]) and folder.state() not in (*COMPLETED_STATES, RUNNING)
-    except (StoreError, KeyError, TypeError):  # a damaged record
+        record = RunRecord.load(folder)
+    except StoreError:  # a damaged record
         return False
+    return record.config.run.fresh and record.state not in (*COMPLETED_STATES, RUNNING)
 
 
 def _status_if_completed(run: TrainingRun) -> Status | None:
@@ -254,49 +253,29 @@ def _status_if_completed(run: TrainingRun) -> Status | None:
     folder, record = run.folder, run.new_run_json
     if not folder.exists():
         return None
-    old, status = folder.run(), folder.status()
-    if problem := _problem_of_record(old, record):
-        raise StoreError(f"{folder.path / RUN_FILE}: is damaged ({problem}); {HOW_TO_FIX[RUN_FILE]}")
-    if status["state"] not in COMPLETED_STATES:
+    recorded = RunRecord.load(folder)
+    # The tree, because an identity is of the class of a norm or of a placement.
+    if canonical_hash(folder.run()["identity"]) != canonical_hash(record["identity"]):
+        raise damaged(folder.path / RUN_FILE, f"it is not the record of run {record['run_id']}")
+    if recorded.state not in COMPLETED_STATES:
         return None
     if problem := folder.metrics_problem():
         warn(problem)
-    recorded, new = (RunRecord.parse(folder, each, status, status["state"]) for each in (old, record))
-    _warn_of_kept_options(recorded, new)
+    _warn_of_kept_options(recorded.options, flatten(record["config"]), is_completed=True)
     return recorded.status
 
 
-def _problem_of_record(old: Mapping[str, Any], record: Mapping[str, Any]) -> str:
-    """Return why a run.json does not describe the run of a new one, with every part of the right type; else empty."""
-    try:
-        config, identity = config_from_record(old["config"]).identity(), old["identity"]
-        same = canonical_hash([config, identity]) == canonical_hash([record["identity"]["config"], record["identity"]])
-        git, pack = old["git"] or {"commit": "", "diff": ""}, old.get("pack")
-        parts = ("run_id", "name", "resolved", "corpus", "versions")
-        if (
-            same
-            and all(isinstance(old[part], type(record[part])) for part in parts)
-            and all(isinstance(git[part], str) for part in ("commit", "diff"))
-            and isinstance(old["config"]["run"]["fresh"], bool)
-            and (pack is None or isinstance(pack["runs"], list))
-        ):
-            return ""
-    except ConfigError as error:
-        return str(error)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        pass
-    return f"it is not the record of run {record['run_id']}"
-
-
-def _warn_of_kept_options(recorded: RunRecord, new: RunRecord) -> None:
+def _warn_of_kept_options(
+    recorded: Mapping[str, Setting], new: Mapping[str, Setting], *, is_completed: bool = False
+) -> None:
     """Warn of options that have no effect: names and labels of a run that has started, statistics of one that ended."""
     ignored = {
         option: value
-        for option, value in new.options.items()
-        if value != recorded.options.get(option)
+        for option, value in new.items()
+        if value != recorded.get(option)
         and (
             (option in KEPT_OPTIONS and value != as_setting(KEPT_OPTIONS[option]))
-            or (recorded.state in COMPLETED_STATES and option.startswith("stats.") and option != "stats.preset")
+            or (is_completed and option.startswith("stats.") and option != "stats.preset")
         )
     }
     if ignored:
@@ -322,7 +301,7 @@ def _check_pack(run: TrainingRun) -> None:
     """Raise StoreError if a run started in the pack of another sweep, whose runs resume together."""
     if not run.folder.exists():
         return
-    old, new = (parse_part(RecordedPack, each.get("pack")) for each in (run.folder.run(), run.new_run_json))
+    old, new = (msgspec.convert(each.get("pack", {}), RecordedPack) for each in (run.folder.run(), run.new_run_json))
     if len(old.runs) > 1 and old.sweep != new.sweep:
         raise StoreError(
             f"run {run.folder.run_id} is one of a pack of {len(old.runs)} that trains together in sweep {old.sweep}; "
@@ -381,10 +360,8 @@ def _resume(loop: Loop) -> None:
         folder.truncate(saved.meta["metrics_bytes"])
         # At the last step, statistics with the step's own number were measured after the last update and stay.
         folder.statistics.truncate(saved.step + (saved.step == run.config.train.steps))
-        for problem in folder.statistics.missing_warnings(saved.step):
-            warn(problem)
-        if damaged := folder.rows().damaged:
-            warn(f"{folder.metrics_path}: damaged rows: {damaged}; the run resumes from an intact checkpoint")
+        if count := folder.rows().damaged:
+            warn(f"{folder.metrics_path}: damaged rows: {count}; the run resumes from an intact checkpoint")
 
 
 def _check_not_rewound(runs: Sequence[TrainingRun], checkpoints: Sequence[Checkpoint] | None) -> None:
@@ -432,19 +409,16 @@ def _newest_checkpoint(run: TrainingRun, at_most: int | None = None) -> Checkpoi
             raise StoreError(
                 f"{folder.path}: the run took steps, and its {checkpoint.FOLDER} are missing; put them back, or {FRESH}"
             )
-    if saved is not None and status.state == DIVERGED and saved.step == status.step:
+    if saved is not None and status.diverged is not None and saved.step == status.step:
         # The checkpoint may have been written before the step that diverged.
-        return replace(saved, meta={**saved.meta, "diverged": part_to_json(status.diverged)})
+        return replace(saved, meta={**saved.meta, "diverged": asdict(status.diverged)})
     return saved
 
 
 def _report_changes(run: TrainingRun) -> None:
     """Warn of what differs from the run's start, and record what changes its bits."""
-    recorded, today = (
-        RunRecord.parse(run.folder, content, {}, RUNNING) for content in (run.run_json, run.new_run_json)
-    )
-    _warn_of_kept_options(recorded, today)
-    old, new = _environment(recorded), _environment(today)
+    _warn_of_kept_options(flatten(run.run_json["config"]), flatten(run.new_run_json["config"]))
+    old, new = (_environment(msgspec.convert(each, Run)) for each in (run.run_json, run.new_run_json))
     differences = [f"{name} changed from {old[name]} to {new[name]}" for name in old if old[name] != new[name]]
     if differences:
         text = "; ".join(differences)
@@ -452,19 +426,19 @@ def _report_changes(run: TrainingRun) -> None:
         warn(f"since this run started, {text}; results will not be bit-identical")
 
 
-def _environment(run: RunRecord) -> dict[str, Setting]:
+def _environment(run: Run) -> dict[str, Setting]:
     """Return what a run's bits depend on besides its identity."""
     return {
-        "devices": run.machine.devices,
-        "threads": run.machine.threads,
-        "instructions": run.machine.instructions,
-        "device_name": run.machine.device_name,
-        "deterministic": run.machine.deterministic,
+        "devices": run.resolved.devices,
+        "threads": run.resolved.threads,
+        "instructions": run.resolved.instructions,
+        "device_name": run.resolved.device_name,
+        "deterministic": run.resolved.deterministic,
         "the size of its pack": len(run.pack.runs) or 1,
         "the block's fingerprint": run.fingerprint,
-        "torch": run.versions.get("torch"),
-        "normlab": run.versions.get("normlab"),
-        "normlab's commit": run.git.label,
+        "torch": run.versions["torch"],
+        "normlab": run.versions["normlab"],
+        "normlab's commit": run.git.label if run.git else "unknown",
     }
 
 
@@ -527,11 +501,12 @@ def _last_status(loop: Loop, run: TrainingRun, state: str, error: BaseException 
         status = replace(status, error=reason)
     if status.state in COMPLETED_STATES:
         initial_loss = next((each.loss for each in evaluations(run.folder) if each.step == 0), None)
-        references = parse_part(RecordedCorpus, run.run_json.get("corpus")).references(initial_loss)
+        references = msgspec.convert(run.run_json["corpus"], RecordedCorpus).references(initial_loss)
         status = status.completed(references, run.last_finite)
     with contextlib.suppress(StoreError):  # the outcome stands without them
-        spikes = {each.rule.name: {"spikes": len(each.spikes), "of_steps": each.scored}
-                  for each in count_spikes(series(run.folder))}  # fmt: skip
+        spikes = {
+            each.rule.name: SpikeCount(len(each.spikes), each.scored) for each in count_spikes(series(run.folder))
+        }
         status = replace(status, spikes=spikes)
     # By the digest of its rows, readers notice a changed record.
     return replace(status, metrics=run.folder.metrics_digest()) if status.state in COMPLETED_STATES else status

@@ -18,8 +18,8 @@ from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError, StoreError
 from normlab.store.files import write_atomic
 from normlab.store.format import RUNS_FOLDER, STATISTICS_FOLDER
-from normlab.store.parts import Setting, flatten
 from normlab.store.query import is_run, resolve_run
+from normlab.store.record import Setting, flatten
 from normlab.store.runs import RunFolder
 from normlab.training import checkpoint
 from normlab.training.checkpoint import Checkpoint
@@ -73,7 +73,7 @@ def check_start(config: RunConfig, identity: Mapping[str, Any]) -> None:
         )
     if step >= config.train.steps:
         raise ConfigError(f"train.steps={config.train.steps}: must be greater than the step of {option}")
-    ours, theirs = (_fixed_settings(each) for each in (identity, other.run().get("identity")))
+    ours, theirs = (_fixed_settings(each) for each in (identity, other.run()["identity"]))
     different = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     if different:
         values = ", ".join(f"{name}={ours.get(name)} (there {theirs.get(name)})" for name in different[:3])
@@ -119,7 +119,7 @@ def _start(config: RunConfig) -> tuple[RunFolder, int]:
     return RunFolder(Path(config.results_dir) / RUNS_FOLDER / run_id), int(step)
 
 
-def _fixed_settings(identity: object) -> dict[str, Setting]:
+def _fixed_settings(identity: Mapping[str, Any]) -> dict[str, Setting]:
     """Return the parts of an identity that both runs must share, by option."""
     free = ("config.optim.", "config.train.steps", "config.train.start_from")
     return {

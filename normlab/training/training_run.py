@@ -24,6 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from torch import Tensor
 
 from normlab.config.schema import RunConfig, canonical_hash
@@ -36,7 +37,6 @@ from normlab.placements.init_rules import INIT_RULE_VERSIONS
 from normlab.plugins import version_of
 from normlab.stats.profiles import Profiles
 from normlab.store.format import CLIP_FACTOR_KEY, DIVERGED
-from normlab.store.parts import parse_part, part_to_json
 from normlab.store.runs import RunFolder
 from normlab.store.status import Divergence, RecordedPack, Status, StepNumbers
 from normlab.tracking.console import Console, Row
@@ -97,7 +97,7 @@ class TrainingRun:
 
     def recorded_status(self) -> Status:
         """Return the status in the run's folder."""
-        return parse_part(Status, self.folder.status())
+        return self.folder.read_status()
 
     def add_steps(self, first: int, scalars: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
         """Update the progress by some steps and return their rows, up to the step that diverged, if one did.
@@ -153,22 +153,22 @@ class TrainingRun:
         tokens = progress.step * train.batch_size * self.config.model.context
         return Status(
             state=state,
-            **asdict(progress),
+            **asdict(progress) | {"changes_at_resume": tuple(progress.changes_at_resume)},
             steps=train.steps,
             tokens=tokens,
             tokens_per_s=tokens / progress.seconds if progress.seconds else None,
             peak_memory_bytes=peak_memory_bytes,
             checkpoint=self.saved_step,
-            pack=parse_part(RecordedPack, self.new_run_json.get("pack")),
-            diverged=self.diverged or Divergence(),
+            pack=msgspec.convert(self.new_run_json.get("pack", {}), RecordedPack),
+            diverged=self.diverged,
         )
 
     def meta(self) -> dict[str, Any]:
         """Return the content of meta.json of a checkpoint, but for the length of the record."""
         return {
             "progress": asdict(self.progress),
-            "last_finite": None if self.last_finite is None else part_to_json(self.last_finite),
-            "diverged": None if self.diverged is None else part_to_json(self.diverged),
+            "last_finite": None if self.last_finite is None else asdict(self.last_finite),
+            "diverged": None if self.diverged is None else asdict(self.diverged),
             "run_id": self.folder.run_id,
         }
 
@@ -190,7 +190,7 @@ class TrainingRun:
 
     def write_status(self, status: Status) -> None:
         """Write status.json, with the newest checkpoint that is written by now."""
-        self.folder.write_status(part_to_json(replace(status, checkpoint=self.saved_step)))
+        self.folder.write_status(asdict(replace(status, checkpoint=self.saved_step)))
         self.divergence_written = status.state == DIVERGED
 
     def save(self, step: int, meta: Mapping[str, Any], tensors: Callable[[], Mapping[str, Tensor]]) -> None:
@@ -229,9 +229,8 @@ class TrainingRun:
             tensor.copy_(saved.tensors[name])
         self.progress = Progress(**meta["progress"])
         self.saved_step = saved.step
-        last_finite, diverged = meta["last_finite"], meta["diverged"]
-        self.last_finite = None if last_finite is None else parse_part(StepNumbers, last_finite)
-        self.diverged = None if diverged is None else parse_part(Divergence, diverged)
+        self.last_finite = msgspec.convert(meta["last_finite"], StepNumbers | None)
+        self.diverged = msgspec.convert(meta["diverged"], Divergence | None)
 
 
 # The identity of a run.

@@ -19,7 +19,7 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -172,6 +172,9 @@ class Record:
             "corpus": {
                 "name": "stdlib", "sha256": "b" * 64, "tokenizer": "bytes", "vocab_size": 257,
                 "train_tokens": 11_392_404, "val_tokens": 688_061, "documents": 729, "split": "documents",
+                "read": {
+                    "formats": {}, "documents": 729, "empty": 0, "null": 0, "byte_order_marks": 0, "left_out": [],
+                },
                 "baselines": BASELINES,
             },
             "identity": {
@@ -290,11 +293,10 @@ def write_run(runs: Path, record: Record) -> RunFolder:
             statistics = synthetic_statistics.profiles(
                 size, steps, steps / record.steps, numbers.lr[steps], numbers.excess[steps], rng
             )
-            folder.statistics.set_cadence(0, {CORE: record.stats_every})
             folder.statistics.append(CORE, statistics)
         status = _status(record, numbers, speed)
         folder.write_status(
-            status | ({"metrics": folder.metrics_digest()} if status["state"] in COMPLETED_STATES else {})
+            status | ({"metrics": asdict(folder.metrics_digest())} if status["state"] in COMPLETED_STATES else {})
         )
     return folder
 

@@ -18,8 +18,8 @@ from normlab.errors import ConfigError
 from normlab.report.cells_table import json_rows, table_rows
 from normlab.report.compare.data import page_data
 from normlab.report.figure_data import factor_axis, make_figure
-from normlab.store.parts import Setting
 from normlab.store.query import select_runs
+from normlab.store.record import Setting
 
 DRAW = np.random.default_rng(0)
 FLOATS = [1e-3, 1.0, 1e6, 2.0**53, *(10 ** DRAW.uniform(-9, 9, 200)).tolist()]

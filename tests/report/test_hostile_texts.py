@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from synthetic_runs import Record
 
 from normlab.cli.app import echo, show_progress
 from normlab.errors import notify, printable, warn
@@ -28,6 +29,7 @@ from normlab.studies.report import write_report
 from normlab.studies.run import Evidence
 from normlab.tracking.console import Console
 from normlab.tracking.payloads import labels_of
+from support.made_runs import merged
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -159,11 +161,9 @@ def test_reports_of_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_lines_for_the_user(capsys: pytest.CaptureFixture[str]) -> None:
     for line in (echo, warn, notify, show_progress):
         line(TEXT)
-    config = {"norm": {"name": TEXT, "preset": ""}, "placement": {"name": TEXT}, "model": {"depth": 1, "width": 8},
-              "train": {"steps": 1}, "eval": {"every": 1}}  # fmt: skip
-    corpus = {"name": TEXT, "baselines": {"uniform": 1.0, "unigram": 1.0, "bigram": 1.0}}
-    run = {"run_id": TEXT, "name": f"{TEXT}2", "config": config, "corpus": corpus,
-           "resolved": {"device": TEXT, "precision": "fp32", "devices": 1}}  # fmt: skip
+    config = {"norm": {"name": TEXT}, "placement": {"name": TEXT}}
+    texts = {"run_id": TEXT, "name": f"{TEXT}2", "config": config, "corpus": {"name": TEXT}}
+    run = merged(Record().run(), texts | {"resolved": {"device": TEXT}})
     Console().start(run, 0)
     captured = capsys.readouterr()
     assert_shown(captured.out + captured.err)

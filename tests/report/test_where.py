@@ -4,19 +4,18 @@ import pytest
 
 from normlab.analysis.settings import select_where
 from normlab.errors import ConfigError
-from normlab.store.record import RunRecord
-from normlab.store.runs import RunFolder
+from support.made_runs import record_of
 
 CONFIGS = [
     {
         "norm": {"name": norm, "eps": 1e-6},
-        "model": {"depth": depth, "bias": bias},
+        "model": {"depth": depth, "bias": bias, "tie_embeddings": bias},
         "optim": {"clip": None if bias else 1.0},
         "seed": 0,
     }
     for norm, depth, bias in (("rmsnorm", 4, True), ("layernorm", 8, False), ("none", 16, True))
 ]
-RUNS = [RunRecord.parse(RunFolder("x"), {"config": config}, {}, "finished") for config in CONFIGS]
+RUNS = [record_of({"config": config}) for config in CONFIGS]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +32,7 @@ RUNS = [RunRecord.parse(RunFolder("x"), {"config": config}, {}, "finished") for 
         (["model.bias=true"], [0, 2]),
         (["norm.eps=1e-6", "norm.eps<0.1"], [0, 1, 2]),
         (["depth>4"], [1, 2]),
-        (["n_layer>4,bias=true"], [2]),
+        (["n_layer>4,tie_embeddings=true"], [2]),
         (["clip=null"], [0, 2]),
         (["clip!=null"], [1]),
         (["clip>0.5"], [1]),

@@ -13,7 +13,6 @@ import torch
 from synthetic_runs import Record, write_sweep
 
 from normlab.errors import StoreError
-from normlab.stats.statistic import CORE
 from normlab.store.format import CHECKS_FILE, CHECKSUM_KEY, RECORD_VERSION, with_checksum
 from normlab.store.plans import read_plan
 from normlab.store.reading import read_record
@@ -27,7 +26,6 @@ Command = Callable[..., tuple[int, str, str]]
 READERS: dict[str, Callable[[RunFolder, Path], Any]] = {
     "run.json": lambda run, sweep: run.run(),
     "status.json": lambda run, sweep: run.status(),
-    "core.json": lambda run, sweep: run.statistics.read(CORE),
     "manifest.json": lambda run, sweep: checkpoint.read_newest(run.path / checkpoint.FOLDER),
     CHECKS_FILE: lambda run, sweep: read_record(run.path / CHECKS_FILE),
     "plan.json": lambda run, sweep: read_plan(sweep),

@@ -255,7 +255,7 @@ def test_last_row_of_a_long_record(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     assert read_last_row(folder.metrics_path) is None
     with folder.lock():
-        folder.append({"kind": "train", "step": step, "loss": float("nan")} for step in range(2000))
+        folder.append({"kind": "eval", "step": step, "loss": float("nan")} for step in range(2000))
     assert (read_last_row(folder.metrics_path) or {})["step"] == 1999
     with folder.metrics_path.open("ab") as file:
         file.write(b'{"kind":"tr')

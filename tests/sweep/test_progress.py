@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from synthetic_runs import Record
 
 from normlab.config.compose import compose_sweep
 from normlab.options import plain_tree
@@ -17,6 +19,8 @@ from normlab.store.runs import RunFolder
 from normlab.sweeps import progress
 from normlab.sweeps.files import MEMORY, PackOutcome, log_of
 from normlab.sweeps.progress import ProgressDisplay, result_lines
+
+TRAIN = {"kind": "train", "loss": 1.0, "grad_norm": 1.0, "clip": 1.0, "lr": 1e-3}
 
 
 @pytest.fixture
@@ -33,10 +37,14 @@ def plan() -> Plan:
 
 
 def write(folder: Path, run: PlannedRun, state: str, step: int, **more: Any) -> None:
-    record = RunFolder.create(run_of(folder, run).path, {"run_id": run.run_id})
-    record.write_status({"state": state, **more})
+    record = RunFolder.create(run_of(folder, run).path, Record().run() | {"run_id": run.run_id, "config": run.config})
+    if state == "finished":
+        more = {"outcome": "finished", "val_loss": 2.0, "best_val_loss": 2.0} | more
+    if state == "diverged":
+        more |= {"outcome": "diverged", "diverged": {"step": step, "loss": math.nan, "grad_norm": 1.0}}
+    record.write_status({"state": state, "step": step, **more})
     with record.lock():
-        record.append([{"kind": "train", "step": step - 1, "loss": 1.0}, {"kind": "pace", "step": step}])
+        record.append([TRAIN | {"step": step - 1}, {"kind": "pace", "step": step, "seconds": 1.0, "tokens_per_s": 1.0}])
 
 
 def test_lines(folder: Path, plan: Plan, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,30 +8,32 @@ import re
 import sys
 from typing import Any
 
+import msgspec
 import pytest
+from synthetic_runs import Record
 
-from normlab.store.parts import parse_part
 from normlab.store.status import Status
 from normlab.tracking import console
 from normlab.tracking.console import Console
+from support.made_runs import merged
 
-RUN: dict[str, Any] = {
-    "run_id": "rmsnorm-pre-3fa9c1",
-    "name": "[red]mine[/red]",
-    "config": {
-        "norm": {"name": "rmsnorm", "preset": "llama"},
-        "placement": {"name": "pre"},
-        "model": {"preset": "nano", "depth": 4, "width": 128},
-        "train": {"steps": 1000, "batch_size": 16},
-        "eval": {"every": 250},
+RUN: dict[str, Any] = merged(
+    Record().run(),
+    {
+        "run_id": "rmsnorm-pre-3fa9c1",
+        "name": "[red]mine[/red]",
+        "config": {
+            "norm": {"name": "rmsnorm", "preset": "llama"}, "placement": {"name": "pre"},
+            "model": {"preset": "nano", "depth": 4, "width": 128}, "train": {"steps": 1000, "batch_size": 16},
+            "eval": {"every": 250},
+        },
+        "resolved": {"device": "cpu", "precision": "fp32", "devices": 1},
+        "corpus": {
+            "name": "[bold]mine", "baselines": {"uniform": 5.5491, "unigram": 3.2134, "bigram": 2.5046},
+            "read": {"documents": 1230, "empty": 60, "null": 2},
+        },
     },
-    "resolved": {"device": "cpu", "precision": "fp32", "devices": 1},
-    "corpus": {
-        "name": "[bold]mine",
-        "baselines": {"uniform": 5.5491, "unigram": 3.2134, "bigram": 2.5046, "targets": 8192},
-        "read": {"documents": 1230, "empty": 60, "null": 2},
-    },
-}
+)  # fmt: skip
 
 
 class Terminal(io.StringIO):
@@ -59,7 +61,7 @@ def evaluation(step: int, loss: float = 2.5) -> list[dict[str, Any]]:
 
 def status(state: str = "finished", step: int = 1000, val_loss: float | None = 2.4, **more: Any) -> Status:
     numbers = {"step": step, "steps": 1000, "val_loss": val_loss, "best_val_loss": val_loss}
-    return parse_part(Status, {"state": state, **numbers, **more})
+    return msgspec.convert({"state": state, **numbers, **more}, Status)
 
 
 def output(stream: io.StringIO, first: int = 0, end: Status | None = None) -> list[str]:

@@ -109,5 +109,5 @@ def test_each_run_of_a_pack_stores_the_digest_of_its_rows(tmp_path: Path) -> Non
     outcomes = train_pack(configs, [[], []], pack={"sweep": "some", "number": 0})
     assert [outcome.state for outcome in outcomes] == ["finished", "diverged"]
     for outcome in outcomes:
-        assert outcome.status.metrics == outcome.folder.metrics_digest() == outcome.folder.status()["metrics"]
+        assert outcome.status.metrics == outcome.folder.metrics_digest() == outcome.folder.read_status().metrics
     assert math.isfinite(outcomes[0].status.val_loss or math.nan)

@@ -72,8 +72,8 @@ def insert_a_row(folder: RunFolder) -> None:
         ),
         (
             insert_a_row,
-            "{run}/metrics.jsonl: no row ends at byte {bytes}, where the checkpoint says that one does; put the file "
-            "back, or run.fresh=true starts another run beside this one",
+            "{run}/metrics.jsonl: has {total} bytes where the checkpoint says that a row ends at byte {bytes}; put the "
+            "file back, or run.fresh=true starts another run beside this one",
         ),
     ],
 )
@@ -90,6 +90,7 @@ def test_run_that_cannot_resume_fails_and_stays_unchanged(
     change(folder)
     before = contents(folder.path)
     places = {"run": folder.path, "checkpoints": folder.path / "checkpoints", "bytes": size}
+    places |= {"total": folder.size()}
     assert command() == (2, "", f"error: {message.format(**places)}\n")
     assert contents(folder.path) == before
 

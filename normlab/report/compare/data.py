@@ -33,9 +33,9 @@ from normlab.report.figure_points import MOMENTS, SERIES, Point, ReadCache, mean
 from normlab.report.runs_table import row_of
 from normlab.report.tables import Row, column, format_value
 from normlab.stats.registry import STATISTICS
-from normlab.store.format import DAMAGED, RUNNING
-from normlab.store.query import NO_RUN_STATES, NOT_STARTED, Selection
-from normlab.store.record import RunRecord
+from normlab.store.format import RUNNING
+from normlab.store.query import NOT_STARTED, Selection
+from normlab.store.record import RunEntry, RunRecord
 
 MAX_LAYER_VALUES = 400_000
 """Most values of profiles over layers; a page of more keeps fewer of the `MOMENTS`, the last one at least."""
@@ -89,7 +89,7 @@ def page_data(
     table = build_table(results, options, warnings=warnings, among=among)
     chosen = choose_channels(table.factors, records, **channels or {})
     in_cells = {run.record.folder.path for cell in table.cells for run in cell.runs}
-    facts = summary_facts(table.cells, [_state(record) for record in records if record.folder.path not in in_cells])
+    facts = summary_facts(table.cells, [record.state for record in records if record.folder.path not in in_cells])
     figures, lines = _figures(table, chosen, varying_options(results), cache)
     texts = table_rows(table)
     return {
@@ -111,10 +111,6 @@ def page_data(
     }
 
 
-def _state(record: RunRecord) -> str:
-    return record.state if record.state in (*NO_RUN_STATES, DAMAGED) else "no settings on record"
-
-
 def _title(selection: Selection, kept: int) -> str:
     """Return the sweep's name or the number of runs, and how many conditions select."""
     total = len(selection.records)
@@ -124,7 +120,7 @@ def _title(selection: Selection, kept: int) -> str:
     return selection.name if kept == total else f"{selection.name}: {count}"
 
 
-def _about(records: Sequence[RunRecord], results: Sequence[RunResult], table: CellsTable) -> str:
+def _about(records: Sequence[RunEntry], results: Sequence[RunResult], table: CellsTable) -> str:
     """Return the number of runs, the definition of a cell, and the corpora and devices."""
     names = [sorted({str(run.settings[key]) for run in results}) for key in ("corpus", "device", "precision")]
     of_each = " x ".join(factor.name for factor in table.factors)
@@ -153,20 +149,15 @@ def _gradients(cells: Sequence[Cell], cache: ReadCache) -> list[Fact]:
 
 
 def _cost(cells: Sequence[Cell]) -> Fact:
-    """Return the number of runs, their tokens, FLOPs (if every record has them) and time; packs share theirs."""
+    """Return the number of runs, their tokens, FLOPs and time; the runs of a pack share its time."""
     runs = [run.record for cell in cells for run in cell.runs]
-    tokens = math.fsum(run.status.tokens for run in runs if run.status.tokens is not None)
-    flops = [run.compute.flops(run.status.tokens) for run in runs]
-    minutes = (
-        math.fsum(run.status.seconds / run.status.pack_size for run in runs if run.status.seconds is not None) / 60
-    )
+    tokens = math.fsum(run.status.tokens for run in runs)
+    flops = math.fsum(run.run.flops_per_token * run.status.tokens for run in runs)
+    minutes = math.fsum(run.status.seconds / run.status.pack_size for run in runs) / 60
     time = f"{minutes:.3g} minutes" if minutes < 60 else f"{minutes / 60:.3g} hours"
-    compute = (
-        ""
-        if None in flops
-        else f"{sum(map(float, filter(None, flops))):.2e} FLOPs, ".replace("e+0", "e").replace("e+", "e")
-    )
-    return Fact(f"{counted(len(runs), 'run')}, {short_number(tokens)} tokens, {compute}{time} of training.", "cost")
+    compute = f"{flops:.2e}".replace("e+0", "e").replace("e+", "e")
+    text = f"{counted(len(runs), 'run')}, {short_number(tokens)} tokens, {compute} FLOPs, {time} of training."
+    return Fact(text, "cost")
 
 
 # Figures
@@ -324,21 +315,21 @@ def _interactions(table: CellsTable) -> Row:
     return {"columns": list(texts[0]), "rows": [list(row.values()) for row in texts], "notes": notes_on_tests(rows)}
 
 
-def _row_of(record: RunRecord, problems: list[str]) -> Row:
+def _row_of(record: RunEntry, problems: list[str]) -> Row:
     # `ReadCache` keeps what is read after it looked at the files; the record may be older.
     return row_of(RunRecord.read(record.folder))
 
 
-def _metrics_problem(record: RunRecord, problems: list[str]) -> str:
+def _metrics_problem(record: RunEntry, problems: list[str]) -> str:
     return record.folder.metrics_problem()
 
 
-def _run_table(records: Sequence[RunRecord], options: Sequence[str], cache: ReadCache) -> Row:
+def _run_table(records: Sequence[RunEntry], options: Sequence[str], cache: ReadCache) -> Row:
     """Return the table of runs as text."""
     rows = []
     for record in records:
         lines = cache.problems_of(record)
-        row = row_of(record) if record.state in NO_RUN_STATES else cache.read(_row_of, record, lines)
+        row = row_of(record) if record.state == NOT_STARTED else cache.read(_row_of, record, lines)
         if record.state != NOT_STARTED:
             lines += filter(None, [record.problem, cache.read(_metrics_problem, record, lines)])
         notes = [row["note"], record.problem, *([STILL_RUNNING] if record.state == RUNNING else []), *lines]

@@ -66,12 +66,11 @@ def test_missing_damaged_and_running_records_are_listed(trained, compare, run_co
     runs = {run["id"]: run for run in data["run_table"]["rows"]}
     note = {name: run["values"][-1] for name, run in runs.items()}
     assert {name: run["state"] for name, run in runs.items()} == {
-        "good": "finished", "bare": "damaged", "hollow": "empty", "killed": "killed", "running": "running",
+        "good": "finished", "bare": "damaged", "hollow": "not started", "killed": "killed", "running": "running",
         "torn": "finished", "new": "not started",
     }  # fmt: skip
     assert note["good"] == ""
     assert "is damaged (not a JSON object)" in note["bare"]
-    assert "holds no run" in note["hollow"]
     assert note["killed"].startswith("killed at step 20 of 100")
     assert note["running"].startswith("still running")
     assert note["torn"].startswith("2 lines of the metrics cannot be read")
@@ -79,15 +78,13 @@ def test_missing_damaged_and_running_records_are_listed(trained, compare, run_co
     assert data["title"] == "mine"
     lines = [f"warning: {warning}" for warning in data["warnings"]]
     assert err.splitlines()[: len(lines)] == lines
-    assert lines[0] == "warning: runs that have not started: 1 of 7"
+    assert lines[0] == "warning: runs that have not started: 2 of 7"
     broken = [line.split(": ")[:2] for line in err.splitlines()[len(lines) :]]
-    assert sorted(broken) == [["warning", f"run {name}"] for name in ("hollow", "torn")]
+    assert sorted(broken) == [["warning", f"run {name}"] for name in ("torn",)]
     assert [line.split(": ")[:2] for line in err.splitlines() if "bare" in line] == [
         ["warning", "run bare is damaged and is left out"]
     ]
-    assert "3 in no cell: damaged (1); empty (1); not started (1)" in data["summary"][1]
-    rows = compare(str(tmp_path))["run_table"]["rows"]
-    assert [run["id"] for run in rows if run["state"] == "empty"] == ["hollow"]
+    assert "3 in no cell: damaged (1); not started (2)" in data["summary"][1]
 
 
 def test_page_without_any_readable_run(trained, compare):
@@ -101,14 +98,40 @@ def test_page_without_any_readable_run(trained, compare):
     assert [run["state"] for run in data["run_table"]["rows"]] == ["damaged", "damaged"]
 
 
-def test_run_without_settings_is_in_no_cell(trained, compare):
+def test_names_are_text(trained, compare, tmp_path):
+    trained("a", norm=IMG, run={"name": IMG})
+    trained("b", placement="</script>", run={"name": "</script><script>alert(1)</script>"})
+    data = compare()
+    text = (tmp_path / "page.html").read_text()
+    assert IMG not in text
+    assert "<script>alert" not in text
+    assert data["run_table"]["rows"][0]["values"][0] == IMG
+    assert IMG in data["summary"][0] + data["summary"][1]
+
+
+def test_names_that_a_terminal_would_obey(trained, run_command, tmp_path):
+    trained("a", norm="\x1b[31mred", run={"name": "\ud800\n"})
+    trained("b", norm="\ud800\u202e")
+    path = sweep_folder(tmp_path, "mine")
+    path.mkdir(parents=True)
+    config = {"norm": {"name": "\x1b[2J"}}
+    for name, expected in (("mine", 0), ("\ud800\x1b[2J", 2), (5, 2), (None, 2)):
+        write_plan(path, Plan(name, "1", [PlannedRun(run_id, [], config) for run_id in "abc"], []))  # pyright: ignore
+        code, out, err = run_command("compare", str(path))
+        assert code == expected
+        assert "\x1b" not in out + err
+        assert ((out or err).splitlines()[-1] == str(path / "compare.html")) is (not expected)
+        assert ("is not the name of a sweep" in err) is bool(expected)
+
+
+def test_run_without_settings_is_in_no_cell(trained, compare, tmp_path):
     trained("a")
     trained("b", run={"config": 7})
     data = compare()
-    assert data["summary"][1] == "Of 2 runs, 1 in no cell: no settings on record (1)."
+    assert data["summary"][1] == "Of 2 runs, 1 in no cell: damaged (1)."
     assert data["warnings"] == [
-        "run b is damaged and is left out: its run.json names no learning rate; "
-        "restore a copy, or delete the run's folder and run it again"
+        f"run b is damaged and is left out: {tmp_path}/runs/b/run.json: is damaged (Expected `object`, got `int` - at "
+        "`$.config`); restore a copy, or delete the run's folder and run it again"
     ]
 
 

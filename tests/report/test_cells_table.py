@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from normlab.analysis.results import MAX_DAMAGED
 from normlab.analysis.table import summarize_by
 from normlab.errors import ConfigError, StoreError
 from normlab.report.cells_table import json_rows, notes, render_cells, table_rows

@@ -34,11 +34,11 @@ MEMORY, GPU_FAULT = "out of memory", "gpu fault"
 CAUSES = (FINISHED, INTERRUPTED, FAILED, MEMORY, GPU_FAULT)
 """The causes of an outcome, and what the supervisor does about each:
 
-finished     every run of the pack has finished or diverged
-interrupted  a signal has stopped the pack; the same command resumes it
-failed       any other end; `--retry-failed` resumes it
+finished       every run of the pack has finished or diverged
+interrupted    a signal has stopped the pack; the same command resumes it
+failed         any other end; `--retry-failed` resumes it
 out of memory  two halves replace the pack in the plan; a single run has failed
-gpu fault    the GPU of the process is broken; the pack resumes on another one
+gpu fault      the GPU of the process is broken; the pack resumes on another one
 """
 
 
@@ -121,7 +121,7 @@ def read_outcomes(folder: Path) -> list[PackOutcome]:
 
 def _outcome_of(record: Mapping[str, Any]) -> PackOutcome | None:
     """Return the outcome in a record; None if it holds none."""
-    values = {name: record.get(name) for name in PackOutcome.__slots__}
+    values: dict[str, Any] = {name: record.get(name) for name in PackOutcome.__slots__}
     if type(values["pack"]) is not int or values["cause"] not in CAUSES or not isinstance(values["detail"], str):
         return None
     return PackOutcome(**values)
@@ -176,6 +176,7 @@ def write_task_outcome(folder: Path, outcome: PackOutcome) -> None:
 def read_task_outcome(folder: Path, number: int) -> PackOutcome | None:
     """Return the outcome that the task of a pack wrote, or None."""
     try:
-        return _outcome_of(read_record(task_outcome_file(folder, number)))
+        outcome = _outcome_of(read_record(task_outcome_file(folder, number)))
     except StoreError:
         return None
+    return outcome if outcome is not None and outcome.pack == number else None

@@ -246,7 +246,7 @@ def test_gpu_that_faults_is_taken_out(fake_sweep: FakeSweeps) -> None:
 
 
 def test_no_gpu_is_left_and_the_same_command_resumes(fake_sweep: FakeSweeps) -> None:
-    faults = {"GPU 0": "fault", "GPU 1": "fault"}
+    faults: dict[int | str, str] = {"GPU 0": "fault", "GPU 1": "fault"}
     result, events, _ = fake_sweep("seed=range(4)", on=gpus(0, 1), ways=faults)
     assert (result.code, result.failed, result.incomplete) == (1, {}, 4)
     assert events[-1] == "too few GPUs are left for 4 packs; the same command resumes the sweep"

@@ -13,7 +13,7 @@ from normlab.analysis.best import Comparison
 from normlab.analysis.cells import GRID_OF_DECAYS, Cell, SeedMean
 from normlab.analysis.contrasts import MIN_P_EQUAL, POOLED
 from normlab.analysis.factors import level_title, option_name
-from normlab.analysis.intervals import LEVEL, Design, design_of, format_losses
+from normlab.analysis.intervals import LEVEL, Design, Interval, PairedTest, design_of, format_losses
 from normlab.analysis.learning_rates import BAD, DEFINITIONS, NEAR_BEST
 from normlab.analysis.results import STATES
 from normlab.analysis.settings import format_setting
@@ -95,7 +95,7 @@ def json_rows(table: CellsTable) -> list[Row]:
 def _values(table: CellsTable, result: CellResult) -> Row:
     cell, k = result.cell, len(result.cell.losses)
     selected = f"lowest mean final validation loss of {k} learning rates, on that same loss" if k > 1 else None
-    best, shared = (_losses(at, prefix) for at, prefix in zip(result.rates, PREFIXES, strict=True))
+    best, shared = map(_losses, result.rates)
     row = {
         **cell.levels,
         "cell": cell.name,
@@ -104,7 +104,7 @@ def _values(table: CellsTable, result: CellResult) -> Row:
         **{state: cell.count(state) for state in STATES},
         **best,
         "selected": selected,
-        **shared,
+        **{f"shared_{key}": value for key, value in shared.items()},
         "learning_rates": list(cell.losses),
         "lr_sensitivity": result.sensitivity.value,
         "loss_at_start": result.loss_at_start,
@@ -132,46 +132,43 @@ def _values(table: CellsTable, result: CellResult) -> Row:
     if table.has_baseline:
         for at, prefix in zip(result.rates, PREFIXES, strict=True):
             row |= {f"{prefix}baseline": result.baseline and result.baseline.name}
-            row |= _comparison_values(at.comparison, prefix)
+            row |= {f"{prefix}{key}": value for key, value in _comparison_values(at.comparison).items()}
     if table.has_speedup:
-        row |= _fields(result.speedup, speedup="ratio")
-        row |= _fields(
-            result.speedup, "speedup_", **{name: name for name in ("low", "high", "seeds", "bound", "method")}
-        )
+        gain = result.speedup
+        row["speedup"] = gain and gain.ratio
+        row |= {f"speedup_{key}": gain and getattr(gain, key) for key in ("low", "high", "seeds", "bound", "method")}
     return row
 
 
-def _fields(source: object, prefix: str = "", **names: str) -> Row:
-    """Return attributes of an object by key, or None for each if there is no object."""
-    return {f"{prefix}{key}": None if source is None else getattr(source, name) for key, name in names.items()}
+def _interval_values(key: str, interval: Interval | PairedTest | None) -> Row:
+    names = {key: "estimate", f"{key}_low": "low", f"{key}_high": "high"}
+    return {name: interval and getattr(interval, attribute) for name, attribute in names.items()}
 
 
-_INTERVAL = {"": "estimate", "_low": "low", "_high": "high"}
-
-
-def _losses(at: AtRate, prefix: str) -> Row:
-    final = at.final.interval
+def _losses(at: AtRate) -> Row:
+    design = at.final.interval and at.final.interval.design
     return {
-        f"{prefix}lr": at.lr,
-        f"{prefix}seeds": len(at.final.losses),
-        f"{prefix}seeds_diverged": at.final.diverged,
-        **_fields(final and final.design, f"{prefix}seeds_", crossed="crossing", fixed="fixed"),
-        **_fields(final, f"{prefix}val_loss", **_INTERVAL),
-        f"{prefix}val_loss_of_others": at.final.mean_of_others,
-        **_fields(at.lowest.interval, f"{prefix}best_val_loss", **_INTERVAL),
-        f"{prefix}best_val_loss_of_others": at.lowest.mean_of_others,
+        "lr": at.lr,
+        "seeds": len(at.final.losses),
+        "seeds_diverged": at.final.diverged,
+        "seeds_crossed": design and design.crossing,
+        "seeds_fixed": design and design.fixed,
+        **_interval_values("val_loss", at.final.interval),
+        "val_loss_of_others": at.final.mean_of_others,
+        **_interval_values("best_val_loss", at.lowest.interval),
+        "best_val_loss_of_others": at.lowest.mean_of_others,
     }
 
 
-def _comparison_values(comparison: Comparison | None, prefix: str) -> Row:
+def _comparison_values(comparison: Comparison | None) -> Row:
     test = comparison and comparison.test
     return {
-        **_fields(test, f"{prefix}difference", **_INTERVAL),
-        **_fields(test, prefix, p="p"),
-        **_fields(comparison, prefix, p_holm="p_holm"),
-        f"{prefix}pairs": test.design.n if test else 0,
-        f"{prefix}pairs_crossed": test and test.design.crossing,
-        f"{prefix}test": test and test.test,
+        **_interval_values("difference", test),
+        "p": test and test.p,
+        "p_holm": comparison and comparison.p_holm,
+        "pairs": test.design.n if test else 0,
+        "pairs_crossed": test and test.design.crossing,
+        "test": test and test.test,
     }
 
 

@@ -210,24 +210,6 @@ def test_one_seed_and_two_seeds_have_no_interval(results):
         assert {(point.low, point.high, point.n, len(point.seeds)) for point in points} == {(None, None, seeds, seeds)}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_cell(kind, results, cells):
-    where = ["norm=rmsnorm", "placement=pre", "depth=4"]
-    table = summarize_by("made", where=where, results_dir=results)
-    row = cells("--where", ",".join(where), *BY)["rmsnorm", "pre", 4]
-    (panel,) = make_figure(kind, table).panels
-    if kind == "matrix":
-        assert list(panel.grid) == [(0, 0)]
-        point = panel.grid[0, 0].point
-    else:
-        (line,) = panel.lines
-        # Of lr, the best learning rate; else the end of the run, or the last layer.
-        point = next(point for point in reversed(line.points) if kind != "lr" or point.x == row["lr"])
-    assert point.n == 3
-    if kind != "layers":
-        assert point.y == pytest.approx(row["val_loss"], abs=1e-12)
-
-
 # Errors
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from normlab.errors import NormlabError
 from normlab.report.runs_table import summarize
-from normlab.report.tables import FORMATS, render
+from normlab.report.tables import render
 
 HOSTILE = [
     "[red]x[/red]",
@@ -125,11 +125,6 @@ def test_long_texts_fold():
     assert text.count("rms(x)") == 15
     assert text.count("Zhang") == 12
     assert all(f"a_very_long_word_of_a_name_{index}" in text for index in range(3))
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_text_has_no_newline_at_the_end(rows, format):
-    assert render(rows, format) == render(rows, format).strip()
 
 
 def test_numbers_are_aligned_to_the_right(rows):

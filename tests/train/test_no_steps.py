@@ -87,7 +87,7 @@ def test_every_command_reads_a_sweep_without_steps(overrides: list[str], run_com
     assert "nothing to do" in again[1]
     for arguments in (
         ("summarize", folder), ("summarize", folder, "--runs"), ("compare", folder),
-        ("summarize", folder, "--columns", "tok/s,tflop/s,spikes"),
+        ("summarize", folder, "--columns", "tok/s,tflop/s,mfu"),
         ("inspect", folder, "placement=post,seed=1", "grad_norm"), ("sample", folder, "placement=pre,seed=0"),
         ("figure", "layers", folder, "--statistic", "dresid_rms", "-o", "layers.svg"), ("figure", "loss", folder),
     ):  # fmt: skip

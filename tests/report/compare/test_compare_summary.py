@@ -172,11 +172,11 @@ def test_no_pair_with_a_diverged_cell(make, read_cells):
 
 def test_cells_have_labels(make, read_cells):
     make("rmsnorm", [2.0, 2.1], depth=200)
-    make("rmsnorm", [2.2, math.inf], depth=1e-5)
+    make("rmsnorm", [2.2, math.inf], depth=2)
     first, second, last, *_ = summary_sentences(read_cells("model.depth"))
-    assert first.startswith("depth 1e-05: validation loss 1 of 2 seeds diverged; ")
+    assert first.startswith("depth 2: validation loss 1 of 2 seeds diverged; ")
     assert second.startswith("depth 200: validation loss 2.0000 and 2.1000 nats/token (n=2), at learning rate 0.001; ")
-    assert last == "Of 4 runs, 1 diverged: depth 1e-05 (1)."
+    assert last == "Of 4 runs, 1 diverged: depth 2 (1)."
 
 
 def test_cells_are_compared_at_equal_depth_only(make, read_cells):

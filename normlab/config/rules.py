@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import starmap
 from typing import NamedTuple
 
 from normlab.config import memory
@@ -107,7 +108,7 @@ def _launch_bound(work: Workload) -> int:
 
 
 BENCH = "results/bench_sweep.md"
-RULES = tuple(Rule(*row) for row in (
+RULES: tuple[Rule, ...] = tuple(starmap(Rule, (
     ("compile", "cpu", "", "off", f"{BENCH}: one run compiled is as fast as eager, 4x128"),
     ("compile", "cuda", f"estimated_seconds >= {2 * COMPILE_S}", "on",
      f"estimated: compilation takes {COMPILE_S} s and halves the time of a step"),
@@ -132,7 +133,7 @@ RULES = tuple(Rule(*row) for row in (
     ("sweep.jobs", "cpu", "", "1", "not measured for larger models"),
     ("sweep.jobs", "cuda", "fp16", "1", "estimated: not packed, but several processes at once are not measured"),
     ("sweep.jobs", "cuda", "", "1", "estimated: packs fill the GPU"),
-))  # fmt: skip
+)))  # fmt: skip
 """The rows, in the order in which they are tried."""
 LEGEND = (
     "tokens: of a micro-batch on each device; estimated_seconds: of the run on an H100, without compilation and graphs"

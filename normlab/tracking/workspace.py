@@ -112,7 +112,7 @@ def _sections(factors: Sequence[str]) -> list[Any]:
         scatter = wr.ScatterPlot(title="Learning rates", x=wr.Config(LR), y=wr.SummaryMetric(FINAL_LOSS), log_x=True)
         final.append(scatter)
     keys = [f"{STATISTICS[name].of}/{name}" for name in LAYERED if STATISTICS[name].tier == CORE]
-    layers = [wr.LinePlot(title=f"{key} by layer", metric_regex=f"^{key}/(.*/)?L[0-9]+$") for key in keys]
+    layers: list[Any] = [wr.LinePlot(title=f"{key} by layer", metric_regex=f"^{key}/(.*/)?L[0-9]+$") for key in keys]
     return [
         ws.Section(name="Losses", panels=[wr.LinePlot(title=key, y=[key]) for key in LOSSES], is_open=True),
         ws.Section(name="Final losses", panels=final, is_open=True),

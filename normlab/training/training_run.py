@@ -150,10 +150,11 @@ class TrainingRun:
     def status(self, state: str, peak_memory_bytes: int | None) -> Status:
         """Return the status in a state."""
         progress, train = self.progress, self.config.train
+        numbers: dict[str, Any] = asdict(progress) | {"changes_at_resume": tuple(progress.changes_at_resume)}
         tokens = progress.step * train.batch_size * self.config.model.context
         return Status(
             state=state,
-            **asdict(progress) | {"changes_at_resume": tuple(progress.changes_at_resume)},
+            **numbers,
             steps=train.steps,
             tokens=tokens,
             tokens_per_s=tokens / progress.seconds if progress.seconds else None,

@@ -84,7 +84,9 @@ def test_a_setting_that_also_differs_within_a_cell_is_named() -> None:
 def test_factors_and_unknown_settings_are_left_out() -> None:
     runs = [{"placement": placement, "init": init} for placement, init in INITS.items()]
     assert differences(*runs, by=("placement", "init")) == []
-    assert differences(*runs, {"placement": "post"}) == [LINE]
+    runs = [{"placement": placement, "threads": threads} for threads, placement in enumerate(INITS, 1)]
+    line = "the cells also differ in threads: 2 (peri-LN), 1 (pre-norm)"
+    assert differences(*runs, {"placement": "post"}) == [line]
     assert differences(runs[0], {"placement": "post"}) == []
 
 

@@ -10,7 +10,7 @@ import errno
 import hashlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -108,14 +108,7 @@ def serve(page: ComparePage, port: int | None = None) -> Iterator[str]:
     Raises:
         ConfigError: The port cannot be used.
     """
-    candidates = range(PORT, PORT + PORTS) if port is None else [port]
-    for candidate in candidates:
-        try:
-            server = LiveServer(page, candidate)
-            break
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or candidate == candidates[-1]:
-                raise ConfigError(f"--port {candidate}: cannot be used ({error.strerror}); choose another") from error
+    server = _bind(page, range(PORT, PORT + PORTS) if port is None else [port])
     threading.Thread(target=server.serve_forever, name="live page", daemon=True).start()
     try:
         yield f"http://{HOST}:{server.server_port}"
@@ -125,3 +118,13 @@ def serve(page: ComparePage, port: int | None = None) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def _bind(page: ComparePage, ports: Sequence[int]) -> LiveServer:
+    """Return a server at the first port that is free."""
+    try:
+        return LiveServer(page, ports[0])
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE and len(ports) > 1:
+            return _bind(page, ports[1:])
+        raise ConfigError(f"--port {ports[0]}: cannot be used ({error.strerror}); choose another") from error

@@ -73,7 +73,7 @@ def test_missing_damaged_and_running_records_are_listed(trained, compare, run_co
     assert "is damaged (not a JSON object)" in note["bare"]
     assert note["killed"].startswith("killed at step 20 of 100")
     assert note["running"].startswith("still running")
-    assert note["torn"].startswith("2 lines of the metrics cannot be read")
+    assert note["torn"].startswith("3 lines of the metrics cannot be read")
     assert note["new"] == "planned by the sweep mine, not started"
     assert data["title"] == "mine"
     lines = [f"warning: {warning}" for warning in data["warnings"]]
@@ -121,7 +121,7 @@ def test_names_that_a_terminal_would_obey(trained, run_command, tmp_path):
         assert code == expected
         assert "\x1b" not in out + err
         assert ((out or err).splitlines()[-1] == str(path / "compare.html")) is (not expected)
-        assert ("is not the name of a sweep" in err) is bool(expected)
+        assert ("plan.json: is " in err) is bool(expected)
 
 
 def test_run_without_settings_is_in_no_cell(trained, compare, tmp_path):

@@ -188,9 +188,9 @@ def test_a_size_without_a_good_cell_and_more_sizes_than_are_shown(make, read_cel
 
 
 def test_many_failed_cells_are_counted(make, read_cells):
-    for depth in range(9):
+    for depth in range(1, 10):
         make("rmsnorm", [math.inf], depth=depth)
-    text = "Of 9 runs, 9 diverged: depth 0 (1); depth 1 (1); depth 2 (1); depth 3 (1); 5 more."
+    text = "Of 9 runs, 9 diverged: depth 1 (1); depth 2 (1); depth 3 (1); depth 4 (1); 5 more."
     assert text in summary_sentences(read_cells("model.depth"))
 
 
@@ -263,11 +263,11 @@ def test_stuck_or_regressed_cell_is_never_the_best(make, read_cells, loss, best)
 
 
 def test_cells_on_different_corpora_are_not_ranked(make, read_cells):
-    corpus = {"name": "a", "sha256": "b" * 64, "tokenizer": "bytes"}
+    corpus = {"name": "a", "sha256": "b" * 64, "tokenizer": "bpe"}
     make("rmsnorm", [2.0, 2.1])
     make("layernorm", [1.0, 1.1], run={"corpus": corpus})
     cells = read_cells()
     assert summary_sentences(cells)[0] == (
-        "No best cell: the runs differ in corpus a bbbbbbbb and stdlib aaaaaaaa; tokenizer bytes and unknown, so their "
+        "No best cell: the runs differ in corpus a bbbbbbbb and stdlib aaaaaaaa; tokenizer bpe 257 and bytes 257, so their "
         "losses are not comparable."
     )

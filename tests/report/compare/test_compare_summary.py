@@ -268,6 +268,6 @@ def test_cells_on_different_corpora_are_not_ranked(make, read_cells):
     make("layernorm", [1.0, 1.1], run={"corpus": corpus})
     cells = read_cells()
     assert summary_sentences(cells)[0] == (
-        "No best cell: the runs differ in corpus a bbbbbbbb and stdlib aaaaaaaa; tokenizer bpe 257 and bytes 257, so their "
-        "losses are not comparable."
+        "No best cell: the runs differ in corpus a bbbbbbbb and stdlib aaaaaaaa; tokenizer bpe 257 and bytes 257, so "
+        "their losses are not comparable."
     )

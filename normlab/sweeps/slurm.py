@@ -112,16 +112,15 @@ class SlurmExecutor:
     def outcomes(self, plan: Plan) -> Iterator[PackOutcome]:
         """Yield the outcome of each pack whose task has ended, with or without writing an outcome."""
         in_slurm = {each.job: number for number, each in self._queue.items() if each.cluster == "slurm"}
-        now = time.monotonic()
         if in_slurm:
-            if now - self._polled < POLL_EVERY_S:
+            if time.monotonic() - self._polled < POLL_EVERY_S:
                 return
-            self._polled = now
+            self._polled = time.monotonic()
             self._ask_slurm(in_slurm)
         for number, submitted in self._queue.items():
             if submitted.cluster == "local" and not is_alive(int(submitted.job)):
                 self._gone[number] = -float("inf"), ""
-        planned = {pack.number for pack in plan.packs}
+        now, planned = time.monotonic(), {pack.number for pack in plan.packs}
         for number, (since, state) in sorted(self._gone.items()):
             written = files.read_task_outcome(self._folder, number)
             if (written and state) or state == "CANCELLED" or now - since >= GONE_FOR_S:

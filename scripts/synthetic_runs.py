@@ -33,8 +33,9 @@ from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE
 from normlab.store.format import COMPLETED_STATES, DIVERGED, FAILED, FINISHED, RUNS_FOLDER
 from normlab.store.outcome import STUCK, References, outcome
-from normlab.store.plans import Pack, Plan, PlannedRun, sweep_folder, write_plan
+from normlab.store.plans import Pack, Plan, PlannedRun, sweep_folder
 from normlab.store.runs import RunFolder
+from normlab.sweeps.files import write_plan
 
 BASELINES = {"uniform": 5.549, "unigram": 3.238, "bigram": 2.512, "targets": 64 * 128}
 LOG_EVERY, EVAL_EVERY, CHECKPOINT_EVERY = 10, 100, 200

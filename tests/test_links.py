@@ -15,9 +15,10 @@ import pytest
 from normlab.config.compose import compose_run, compose_sweep
 from normlab.errors import StoreError
 from normlab.store.files import check_links, is_file_name
-from normlab.store.plans import SubmittedPack, read_plan, read_queue, slurm_folder, write_plan, write_queue
+from normlab.store.plans import read_plan
 from normlab.store.runs import RunFolder
 from normlab.studies.report import write_report
+from normlab.sweeps.files import SubmittedPack, read_queue, slurm_folder, write_plan, write_queue
 from normlab.sweeps.plan import make_plan
 from normlab.tracking.payloads import Labels
 from normlab.tracking.uploads import Upload

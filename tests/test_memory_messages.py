@@ -8,7 +8,7 @@ import os
 import pytest
 
 from normlab.errors import ConfigError, OutOfMemoryError, is_out_of_memory
-from normlab.sweeps.process import cause_of_exit
+from normlab.sweeps.process import cause_of_death
 from normlab.training.torch_errors import convert_torch_errors
 
 MESSAGES = [
@@ -68,8 +68,8 @@ def test_a_failed_allocation_is_recognised(message: str) -> None:
     with pytest.raises(OutOfMemoryError, match=r"^the memory ran out; lower train.batch_size"), convert_torch_errors():
         raise RuntimeError(message)
     log = ["terminate called after throwing an instance of 'c10::Error'", *message.splitlines(), "frame #0: abort"]
-    assert cause_of_exit(-6, log, completed=False, stopped=None, memory_kill=False)[0] == "memory"
-    assert cause_of_exit(-6, log, completed=False, stopped=None, memory_kill=False, on_gpu=True)[0] == "memory"
+    assert cause_of_death(-6, log)[0] == "out of memory"
+    assert cause_of_death(-6, log, on_gpu=True)[0] == "out of memory"
 
 
 @pytest.mark.parametrize("message", OTHERS)
@@ -77,7 +77,7 @@ def test_another_error_is_not_one_of_memory(message: str) -> None:
     with pytest.raises(RuntimeError, match=r".") as raised, convert_torch_errors():
         raise RuntimeError(message)
     assert str(raised.value) == message
-    assert cause_of_exit(-6, message.splitlines(), completed=False, stopped=None, memory_kill=False)[0] == "killed"
+    assert cause_of_death(-6, message.splitlines())[0] == "failed"
 
 
 def test_classes_of_errors() -> None:

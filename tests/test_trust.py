@@ -16,8 +16,9 @@ import pytest
 import normlab
 from normlab.config.compose import compose_run, compose_sweep
 from normlab.errors import StoreError
-from normlab.store.plans import has_plan, read_plan, sweep_folder, write_plan
+from normlab.store.plans import has_plan, read_plan, sweep_folder
 from normlab.store.runs import RunFolder
+from normlab.sweeps.files import write_plan
 from normlab.sweeps.plan import make_plan
 from normlab.training.start import train
 from support.plugins import NORM

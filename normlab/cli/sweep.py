@@ -47,8 +47,7 @@ def sweep(
     the default sizes and numbers of packs. The bits of a run depend on its threads and on the size and members
     of its pack, which the plan and the run record.
 
-    A process trains packs one after another; the results do not depend on that. It is replaced if it fails or leaks
-    memory.
+    A process trains packs one after another; the results do not depend on that. It is replaced if it fails.
 
     On a CPU, models up to width 128 train in as many packs at once as there are cores; wider models train in one pack
     at a time, which uses all cores. sweep.jobs sets another number of packs. The plan prints packs and threads.

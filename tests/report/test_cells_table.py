@@ -16,7 +16,8 @@ from normlab.analysis.table import summarize_by
 from normlab.errors import ConfigError, NormlabError, StoreError
 from normlab.report.cells_table import json_rows, notes, render_cells, table_rows
 from normlab.store.format import with_checksum
-from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
+from normlab.store.plans import Plan, PlannedRun, sweep_folder
+from normlab.sweeps.files import write_plan
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ import pytest
 from normlab.analysis.results import comparability_warnings, read_results
 from normlab.analysis.table import summarize_by
 from normlab.report.cells_table import json_rows
-from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
+from normlab.store.plans import Plan, PlannedRun, sweep_folder
 from normlab.store.record import RunRecord
+from normlab.sweeps.files import write_plan
 
 OF_ONE_SWEEP = [{"sweep": "first", "runs": ["a", "b", "c"]}, {"sweep": "first", "runs": ["d"]}]
 ACROSS_SWEEPS = [{"sweep": "first", "runs": ["a", "b", "c"]}, {"sweep": "second", "runs": ["d"]}]

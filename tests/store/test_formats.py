@@ -15,10 +15,11 @@ from synthetic_runs import Record, write_sweep
 from normlab.errors import StoreError
 from normlab.stats.statistic import CORE
 from normlab.store.format import CHECKS_FILE, CHECKSUM_KEY, RECORD_VERSION, with_checksum
-from normlab.store.plans import SubmittedPack, read_plan, read_queue, slurm_folder, write_queue
+from normlab.store.plans import read_plan
 from normlab.store.runs import RunFolder
 from normlab.studies.base import STUDIES, load_studies
 from normlab.studies.report import rewrite_report
+from normlab.sweeps.files import SubmittedPack, read_queue, slurm_folder, write_queue
 from normlab.tracking.payloads import checks_of
 from normlab.training import checkpoint
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
+from normlab.store.plans import Plan, PlannedRun, sweep_folder
+from normlab.sweeps.files import write_plan
 
 
 def page_data(page: Path):

@@ -12,9 +12,10 @@ import pytest
 from normlab.report.compare.write import ComparePage
 from normlab.stats.profiles import Profiles
 from normlab.store.format import with_checksum
-from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
+from normlab.store.plans import Plan, PlannedRun, sweep_folder
 from normlab.store.query import select_runs
 from normlab.store.runs import RunFolder
+from normlab.sweeps.files import write_plan
 
 IMG = "<img src=x onerror=alert(1)>"
 ODD = [

@@ -29,9 +29,10 @@ from normlab.report.compare.data import ReadCache
 from normlab.report.compare.write import ComparePage
 from normlab.report.figure_points import CurveReader, read_curves
 from normlab.store import added
-from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
+from normlab.store.plans import Plan, PlannedRun, sweep_folder
 from normlab.store.reading import parse_rows
 from normlab.store.record import RunRecord
+from normlab.sweeps.files import write_plan
 from support.processes import children_of, wait_for
 
 

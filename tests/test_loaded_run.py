@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 
-import normlab
-from normlab.config import memory
-from normlab.errors import StoreError
 from normlab.store.format import CHECKSUM_KEY, with_checksum
 from normlab.store.runs import RunFolder
 from support.run_folders import Command, contents
@@ -92,16 +89,6 @@ def test_invalid_record_is_not_resumed(
     assert {name: content for name, content in contents(trained.path).items() if name != "lock"} == {
         name: content for name, content in before.items() if name != "lock"
     }
-
-
-def test_weights_larger_than_the_memory_fail(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = normlab.load(folder.path)
-    shutil.rmtree(folder.path / "checkpoints" / "step_00000012")
-    size = (folder.path / "checkpoints" / "step_00000016" / "state.safetensors").stat().st_size
-    assert run.model
-    monkeypatch.setattr(memory, "available_bytes", lambda: size - 1)
-    with pytest.raises(StoreError, match=r"the memory ran out while reading .*checkpoints"):
-        assert normlab.load(folder.path).model
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "meta.json", "state.safetensors"])

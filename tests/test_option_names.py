@@ -9,6 +9,7 @@ import pytest
 
 from normlab.config.option_names import ALIASES
 from normlab.config.override_errors import all_options
+from support.fake_workers import FINISHED_STATUS
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -73,7 +74,7 @@ def make_run_at(tmp_path: Path) -> Callable[..., Path]:
         for run_id in run_ids:
             record = {"run_id": run_id, "name": f"name of {run_id}", "config": config, **run}
             folder = RunFolder.create(tmp_path / "kept" / "runs" / run_id, record)
-            folder.write_status({"state": "finished", "step": 9, "steps": 9, "val_loss": 2.0})
+            folder.write_status(FINISHED_STATUS | {"step": 9, "steps": 9})
         return tmp_path / "kept"
 
     return make

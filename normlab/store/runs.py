@@ -109,7 +109,7 @@ class RunFolder:
         path = self.path / STATUS_FILE
         status = read_record(path, Status) if path.exists() else Status(RUNNING)
         if missing := status.missing:
-            raise damaged(path, f"a run that is {status.state} has {missing}")
+            raise damaged(path, f"a run that is {status.state} has no {missing}")
         return status
 
     def status(self) -> dict[str, Any]:

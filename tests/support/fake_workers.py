@@ -24,6 +24,7 @@ from normlab.training.machine import Gpu
 from support.processes import RecordingDisplay
 from support.small_run import one_run_at_a_time
 
+FINISHED_STATUS = {"state": "finished", "outcome": "finished", "val_loss": 2.0, "best_val_loss": 2.0}
 ECC = "CUDA error: uncorrectable ECC error encountered"
 ANSWERS = {
     "finish": (FINISHED, "", True),
@@ -80,7 +81,7 @@ class FakeWorker:
             return None
         cause, detail, can_continue = ANSWERS[self.way]
         for run in self.runs if cause == FINISHED else ():
-            RunFolder.create(run_of(self.folder, run).path, {"run_id": run.run_id}).write_status({"state": "finished"})
+            RunFolder.create(run_of(self.folder, run).path, {"run_id": run.run_id}).write_status(FINISHED_STATUS)
         self.way, self.is_over = "", False
         return cause, detail, can_continue
 

@@ -23,6 +23,7 @@ from normlab.sweeps.files import write_plan
 from normlab.sweeps.packs import make_packs, pack_key
 from normlab.sweeps.plan import PlannedSweep, make_plan
 from normlab.training.start import train
+from support.fake_workers import FINISHED_STATUS
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -245,7 +246,7 @@ def test_run_in_a_pack_of_another_sweep_is_an_error(plan: Callable[..., PlannedS
     RunFolder.create(run.path, {"run_id": run.run_id, "pack": {"sweep": "first", "number": 1, "runs": ["a", "b"]}})
     with pytest.raises(ConfigError, match=r"is not completed, and trains in a pack of 2 runs of sweep first"):
         plan("seed=0", "sweep.name=second")
-    run.write_status({"state": "finished"})
+    run.write_status(FINISHED_STATUS)
     assert plan("seed=0", "sweep.name=second").plan.packs == []
 
 

@@ -26,12 +26,11 @@ def test_times_are_local_times(make_run, tmp_path, monkeypatch):
     try:
         make_run("aa", run={"created": 1_785_664_800})
         make_run("bb", run={"created": 0})
-        make_run("dd", run={"created": 1e300})
         text = render(list_runs(tmp_path), "table", 160)
     finally:
         monkeypatch.undo()
         time.tzset()
-    for created in ("2026-08-02 12:00", "1970-01-01 02:00", "1e+300"):
+    for created in ("2026-08-02 12:00", "1970-01-01 02:00"):
         assert created in text
 
 

@@ -73,10 +73,10 @@ def test_a_best_learning_rate_at_the_edge_of_its_grid_is_void(results, best, sid
 
 def test_a_block_that_verify_rejects_is_void(results):
     found = results()
-    judgement = verdict(STUDY, found, unverified={"rmsnorm post None": "FAIL block: formula"})
+    judgement = verdict(STUDY, found, unverified={"rmsnorm post gpt2_scaled": "FAIL block: formula"})
     assert judgement.verdict == "void"
-    assert judgement.reason == "`normlab verify` fails for the block rmsnorm post None: FAIL block: formula"
-    assert verdict(STUDY, found, unverified={"dyt pre None": "x"}).verdict == "supported"
+    assert judgement.reason == "`normlab verify` fails for the block rmsnorm post gpt2_scaled: FAIL block: formula"
+    assert verdict(STUDY, found, unverified={"dyt pre gpt2_scaled": "x"}).verdict == "supported"
 
 
 def test_an_arm_without_runs_a_small_size_and_runs_that_have_not_started_decide_nothing(results):

@@ -38,7 +38,7 @@ def make_run(tmp_path):
 
     def make(run_id: str, state: str | None = "finished", *, run=None, status=None, **options) -> RunFolder:
         preset, data_seed = options.pop("preset", ""), options.pop("data_seed", options.get("seed", 0))
-        record = Record(**{"steps": 100, **options}).run()
+        record = Record(**{"steps": 100, "stats_every": None, **options}).run()
         record |= {"run_id": run_id, "name": run_id}
         record = merged(record, {"config": {"norm": {"preset": preset}, "data": {"seed": data_seed}}})
         record["corpus"] |= {"sha256": "a" * 64, "baselines": {"uniform": 5.5, "unigram": 3.2, "bigram": 2.5}}

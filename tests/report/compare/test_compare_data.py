@@ -129,7 +129,7 @@ def test_the_smallest_gradient_is_that_of_the_profiles(compare, tmp_path):
 
 
 def test_cost_and_outcomes(trained, compare):
-    """The runs of a pack share its time; FLOPs are summed if every record has them."""
+    """The runs of a pack share its time."""
     pack = {"sweep": "s", "number": 0, "runs": ["a", "b"]}
     flops = {"flops_per_token": 3e6}
     trained("a", run=flops, status={"tokens": 1000, "seconds": 3600.0, "pack": pack}, seed=0)
@@ -141,7 +141,7 @@ def test_cost_and_outcomes(trained, compare):
     assert figure["variants"]["train_loss"][""]["panels"][0]["lines"][0][2] == [4]  # the step of the divergence
     trained("c", state="failed", status={"tokens": 0, "seconds": 900.0}, seed=2)
     data = compare()
-    assert "3 runs, 1500 tokens, 1.25 hours of training." in [fact["sentence"] for fact in data["facts"]]
+    assert "3 runs, 1500 tokens, 4.50e9 FLOPs, 1.25 hours of training." in [fact["sentence"] for fact in data["facts"]]
     badges = [fact["badges"] for fact in data["facts"] if fact["name"] == "outcomes"]
     assert badges == [[["1 diverged", "bad"], ["1 failed", "bad"]]]
 
@@ -198,7 +198,7 @@ def test_losses_that_are_not_comparable(trained, compare):
     trained("a", norm="rmsnorm", run={"corpus": corpora[0], "versions": {"torch": "2.1"}})
     trained("b", norm="layernorm", run={"corpus": corpora[1], "versions": {"torch": "2.2"}})
     data = compare()
-    corpora = "the runs differ in corpus ab abababab and cd cdcdcdcd; tokenizer bpe and bytes"
+    corpora = "the runs differ in corpus ab abababab and cd cdcdcdcd; tokenizer bpe 257 and bytes 257"
     assert data["caveats"][0] == f"{corpora}; numerics (torch) 2.1 and 2.2"
     assert data["interactions"]["rows"] == []
     assert data["summary"][0].startswith(f"No best cell: {corpora}, so ")

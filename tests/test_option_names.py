@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from synthetic_runs import Record
 
 from normlab.config.option_names import ALIASES
 from normlab.config.override_errors import all_options
@@ -67,12 +68,8 @@ def make_run_at(tmp_path: Path) -> Callable[..., Path]:
     from normlab.store.runs import RunFolder
 
     def make(*run_ids: str, **run: object) -> Path:
-        config = {
-            "norm": {"name": "rmsnorm", "eps": 1e-6}, "placement": {"name": "pre"}, "model": {"depth": 4},
-            "optim": {"name": "adamw", "lr": 1e-3, "eps": 1e-8}, "train": {"steps": 9}, "seed": 0,
-        }  # fmt: skip
         for run_id in run_ids:
-            record = {"run_id": run_id, "name": f"name of {run_id}", "config": config, **run}
+            record = Record(steps=9).run() | {"run_id": run_id, "name": f"name of {run_id}", **run}
             folder = RunFolder.create(tmp_path / "kept" / "runs" / run_id, record)
             folder.write_status(FINISHED_STATUS | {"step": 9, "steps": 9})
         return tmp_path / "kept"

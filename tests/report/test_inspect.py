@@ -174,10 +174,7 @@ def test_changed_statistics_of_a_finished_run_have_no_effect(
     assert "no effect" not in capfd.readouterr().err
     train(compose_run([*overrides, "stats=full"]), trackers=[])
     (expected,) = [line for line in capfd.readouterr().err.splitlines() if "no effect" in line]
-    assert expected.startswith(
-        "warning: stats.tiers, stats.every, stats.extended_every, stats.probe_share: no effect, "
-    )
-    assert "`normlab inspect RUN --probe`" in expected
+    assert all(f"stats.{name}=" in expected for name in ("tiers", "every", "extended_every", "probe_share"))
     assert "run.fresh=true" in expected
 
 
@@ -242,10 +239,10 @@ def test_noise_scale_averages_across_the_parts_of_a_run(overrides: list[str], ru
 def test_undefined_noise_scales_are_noted(tmp_path: Path) -> None:
     columns = [NumberOf("gns_trace", "w", 1), NumberOf("gns_square", "w", 1)]
     layout, order = Layout.of(columns, 1, {})
-    (tmp_path / "stats").mkdir()
-    arrays = RunFolder(tmp_path).statistics
-    arrays.append(EXTENDED, Profiles(layout, np.array([2, 4]), np.array([[6, -1], [6, 3]])[:, order]))
-    (row, *_) = inspect(RunFolder(tmp_path), "gns")
+    folder = RunFolder.create(tmp_path / "run", Record().run())
+    (folder.path / "stats").mkdir()
+    folder.statistics.append(EXTENDED, Profiles(layout, np.array([2, 4]), np.array([[6, -1], [6, 3]])[:, order]))
+    (row, *_) = inspect(folder, "gns")
     assert (str(row["values"]), row["n"]) == ("[nan, 2.0]", [1, 1])
     assert row["notes"] == [f"nan: {STATISTICS['gns'].undefined}"]
 
@@ -332,9 +329,9 @@ def test_runs_that_differ_in_no_option_are_named_by_id(tmp_path: Path, run_comma
 def test_table_of_a_deep_model_is_thinned(tmp_path: Path) -> None:
     columns = [NumberOf("resid_rms", "", place) for place in range(1, 202)]
     layout, order = Layout.of(columns, 200, {})
-    folder = RunFolder(tmp_path)
+    folder = RunFolder.create(tmp_path / "run", Record().run())
     values = np.random.default_rng(0).random((30, 201)).astype(np.float32)
-    (tmp_path / "stats").mkdir()
+    (folder.path / "stats").mkdir()
     folder.statistics.append("core", Profiles(layout, np.arange(30), values[:, order]))
     rows = inspect(folder, "resid_rms")
     assert len(rows) == 201

@@ -28,7 +28,7 @@ def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 def record_of(changes: Mapping[str, Any]) -> RunRecord:
     """Return the record of a run whose run.json has some other values."""
     run = merged(Record().run(), changes)
-    run["identity"]["config"] = run["config"]
+    run["identity"]["config"] = {name: run["config"][name] for name in run["identity"]["config"]}
     return RunRecord.parse(RunFolder("x"), msgspec.convert(run, Run), Status("running"), "running")
 
 
@@ -43,7 +43,7 @@ def make_run(tmp_path):
         record = merged(record, {"config": {"norm": {"preset": preset}, "data": {"seed": data_seed}}})
         record["corpus"] |= {"sha256": "a" * 64, "baselines": {"uniform": 5.5, "unigram": 3.2, "bigram": 2.5}}
         record = merged(record, run or {})
-        record["identity"]["config"] = record["config"]
+        record["identity"]["config"] = {name: record["config"][name] for name in record["identity"]["config"]}
         folder = RunFolder.create(tmp_path / "runs" / run_id, record)
         if state is not None:
             numbers: dict[str, Any] = {

@@ -163,11 +163,16 @@ def test_default_factors(trained, compare):
     assert compare()["by"] == ["norm", "placement"]
     trained("c", norm="rmsnorm", depth=4)
     assert compare()["by"] == ["model.depth"]
-    trained("d", norm="layernorm", placement="post", run={"resolved": {"device": "cuda", "precision": "bf16"}})
+    trained(
+        "d",
+        norm="layernorm",
+        placement="post",
+        run={"resolved": {"device": "cuda", "device_name": "H200", "precision": "bf16"}},
+    )
     data = compare()
     assert data["by"] == ["norm", "placement", "model.depth"]
     assert data["run_table"]["columns"][:6] == ["run", *data["by"], "optim.lr", "seed"]
-    assert data["caveats"][0] == "the runs differ in device cpu and cuda; precision bf16 and fp32"
+    assert data["caveats"][0] == "the runs differ in device cpu and cuda H200; precision bf16 and fp32"
 
 
 def test_channels_of_the_command(grid, compare):

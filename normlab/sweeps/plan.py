@@ -139,6 +139,12 @@ def _resolve_runs(
         runs[run_id] = ResolvedRun(planned, config, machine, corpora[key].tokenizer.vocab_size, processes)
         warnings |= dict.fromkeys(config.warnings())
     show_progress("")
+    rules: dict[str, dict[str, None]] = {}
+    for run in runs.values() if all(run.config.init == "auto" for run in runs.values()) else ():
+        rules.setdefault(run.config.init_rule, {})[run.config.placement.name] = None
+    if len(rules) > 1:
+        texts = "; ".join(f"{rule} ({', '.join(placements)})" for rule, placements in rules.items())
+        warnings[f"the placements also differ in their init rules: {texts}; init=... gives all of them one"] = None
     return list(runs.values()), list(warnings)
 
 

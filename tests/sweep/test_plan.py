@@ -92,6 +92,12 @@ def test_two_jobs_of_one_run_are_trained_once(plan: Callable[..., PlannedSweep])
     assert made.warnings == ["optim.lr=0.001: is the same run as optim.lr=0.001, and is trained once"]
 
 
+def test_placements_with_other_init_rules_are_named(plan: Callable[..., PlannedSweep]) -> None:
+    line = "the placements also differ in their init rules: gpt2_scaled (pre, post); gpt2 (peri); init=... gives all"
+    assert [each for each in plan("placement=pre,post,peri").warnings if each.startswith(line)]
+    assert not any("init rules" in each for each in plan("placement=pre,peri", "init=gpt2").warnings)
+
+
 def test_completed_runs_get_no_pack_and_interrupted_ones_their_own(
     plan: Callable[..., PlannedSweep], overrides: list[str]
 ) -> None:

@@ -57,6 +57,10 @@ class Divergence:
     last_finite: StepNumbers | None = None
     """The last step with finite loss and gradient norm."""
 
+    def __post_init__(self) -> None:
+        if self.reason is None and (self.loss is None or self.grad_norm is None):
+            raise ValueError("a divergence has neither a reason nor a loss and a gradient norm")
+
     def __str__(self) -> str:
         text = self.reason or f"loss {format_loss(self.loss)}, gradient norm {self.grad_norm:.4g}"
         last = self.last_finite

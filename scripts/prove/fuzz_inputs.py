@@ -241,7 +241,9 @@ def judge_overrides(folder: Path, result: Result, arguments: list[str]) -> str:
     config = yaml.safe_load(result.out)
     if not isinstance(config, dict) or "train" not in config:  # a help page
         return ""
-    options = {text.partition("=")[0].lstrip("+").strip(): text for text in arguments[1:] if not text.startswith("-")}
+    options = {
+        text.partition("=")[0].lstrip("+").strip(): text for text in arguments[1:] if "=" in text and text[0] != "-"
+    }
     for option, override in options.items():
         value: Any = config
         for part in option.split(".") if "=" in override and not option.startswith("hydra") else ():

@@ -43,7 +43,8 @@ def make_run(tmp_path):
         record = merged(record, {"config": {"norm": {"preset": preset}, "data": {"seed": data_seed}}})
         record["corpus"] |= {"sha256": "a" * 64, "baselines": {"uniform": 5.5, "unigram": 3.2, "bigram": 2.5}}
         record = merged(record, run or {})
-        record["identity"]["config"] = {name: record["config"][name] for name in record["identity"]["config"]}
+        if isinstance(record["config"], dict):
+            record["identity"]["config"] = {name: record["config"][name] for name in record["identity"]["config"]}
         folder = RunFolder.create(tmp_path / "runs" / run_id, record)
         if state is not None:
             numbers: dict[str, Any] = {

@@ -49,7 +49,7 @@ def test_each_block_is_checked_once_and_the_result_is_stored(
     ]  # fmt: skip
     for record in records:
         result = read_record(record.folder.path / CHECKS_FILE)
-        assert (result["fingerprint"], result["checks"]) == (record.fingerprint, 3)
+        assert (result["fingerprint"], result["checks"]) == (record.run.fingerprint, 3)
         assert result["failed"] == [f"FAIL  {record.config.norm.name}: is it  expected 1, found 2"]
 
 
@@ -60,7 +60,7 @@ def test_a_block_that_is_no_longer_the_trained_one_fails(
     monkeypatch.setattr(verify_runs, "fingerprint", lambda config: "0" * 16)
     code, out, _ = run_command("verify", records[0].run_id)
     assert code == 1
-    assert f"has the block that was trained  expected {records[0].fingerprint}, found {'0' * 16}" in out
+    assert f"has the block that was trained  expected {records[0].run.fingerprint}, found {'0' * 16}" in out
     assert [(record.folder.path / CHECKS_FILE).exists() for record in records] == [True, False, False, False]
 
 

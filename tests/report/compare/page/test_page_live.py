@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
 import subprocess
@@ -101,7 +102,9 @@ def test_new_points_come_without_a_reload_and_choices_stay(browser, trained, tmp
 
         # The run diverges.
         status = {"step": 22, "val_loss": float("nan"), "state": DIVERGED}
-        running.write_status({**running.status(), **status, "diverged": {"step": 22, "loss": float("nan")}})
+        running.write_status(
+            {**running.status(), **status, "diverged": {"step": 22, "loss": math.nan, "grad_norm": math.nan}}
+        )
     until(page, "document.querySelector('#facts').textContent.includes('1 diverged')")
     until(page, "document.querySelector('[data-figure=unfinished]').hidden")
     assert choices() == [before[0], page.evaluate("scrollY"), *before[2:]]

@@ -32,7 +32,7 @@ _claimed: set[tuple[str, str]] = set()
 """What the plugin that is running now has registered."""
 
 
-def claim_name(kind: str, name: str, *, known: bool) -> None:
+def claim_name(kind: str, name: str, *, known: bool, same: bool = True) -> None:
     """Record that the running plugin, or the package, registers `name`.
 
     A plugin replaces the names of another version of its file.
@@ -41,6 +41,7 @@ def claim_name(kind: str, name: str, *, known: bool) -> None:
         kind: norm, placement, init rule or study.
         name: The name to register.
         known: Whether the name is registered already.
+        same: Whether the registered object may be the same one, as in a notebook whose cell runs again.
 
     Raises:
         ConfigError: The name is not an identifier, or it belongs to the package, to another object of the same file, or
@@ -52,7 +53,7 @@ def claim_name(kind: str, name: str, *, known: bool) -> None:
             "use letters, digits and underscores"
         )
     owner = _owner.get((kind, name), "")
-    if _current and (kind, name) in _claimed:
+    if (kind, name) in _claimed if _current else known and not owner and not same:
         raise ConfigError(f"{kind} {name!r} is defined twice: rename one of them")
     if known and owner != _current:
         if not owner:

@@ -230,7 +230,12 @@ def test_list_includes_entries_of_plugins(run_command: Command, tmp_path: Path) 
     out = run_command("list", "norms", override)[1]
     assert "x * gain" in next(line for line in out.splitlines() if line.startswith("listed"))
     whole = run_command("list", "norms", "listed", override)[1]
-    for part in ("parameters         D + 1\n", "gain: [2] * D, shift: 0", "gentle=0.5: How gentle", "x times a gain."):
+    for part in (
+        "parameters         D + 1\n",
+        "- gain: [2] * D\n    - shift: 0",
+        "gentle=0.5: How gentle",
+        "x times a gain.",
+    ):
         assert part in whole
     (entry,) = (entry for entry in json.loads(run_command("list", "norms", override, "--json")[1])
                 if entry["name"] == "listed")  # fmt: skip

@@ -227,8 +227,8 @@ PLACEMENTS: dict[str, Placement] = {}
 """Each placement with its default options, by name."""
 
 
-def register_placement(placement: Placement) -> Placement:
-    """Register a placement, with its default options, under its name.
+def register_placement(placement: Placement, *, same: bool = True) -> Placement:
+    """Register a placement, with its default options, under its name; `same`: as for `claim_name`.
 
     Raises:
         ConfigError: The name is taken.
@@ -236,7 +236,7 @@ def register_placement(placement: Placement) -> Placement:
     initial_values = vars(type(placement)).get("initial_values", {})
     if not isinstance(initial_values, property):  # `register_row` checks the `initial_values` of a row
         check_initial_values("placement", placement.name, initial_values)
-    claim_name("placement", placement.name, known=placement.name in PLACEMENTS)
+    claim_name("placement", placement.name, known=placement.name in PLACEMENTS, same=same)
     PLACEMENTS[placement.name] = placement
     return placement
 

@@ -109,7 +109,7 @@ def entry_text(kind: str, name: str, width: int) -> str:
     entry, width = one_entry(kind, name), max(width, 56)
     lines = [name]
     for key, value in entry.items():
-        if value in (None, "", [], {}) or key in ("name", "about", "documentation"):
+        if value in (None, "", [], (), {}) or key in ("name", "about", "documentation"):
             continue
         texts = _texts_of(value)
         heading = f"  {key.replace('_', ' '):{INDENT - 2}}"

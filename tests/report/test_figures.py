@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from IPython.core.formatters import DisplayFormatter
 from synthetic_runs import Record, write_sweep
 
 from normlab.analysis.table import summarize_by
@@ -417,8 +416,8 @@ def test_the_command_prints_the_caption_and_the_path(results, tmp_path, run_comm
 
 
 def test_a_notebook_shows_the_figure(table):
-    shown, _ = DisplayFormatter().format(draw(make_figure("factor", table)))
-    assert shown["image/png"].startswith(b"\x89PNG")
+    shown = draw(make_figure("factor", table))._repr_png_()
+    assert shown.startswith(b"\x89PNG")
 
 
 def test_stuck_runs_are_open_points_and_named_in_the_caption(tmp_path):

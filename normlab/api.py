@@ -1,4 +1,8 @@
-"""The functions of `import normlab`, for scripts and notebooks. They do what the commands of the same names do."""
+"""The functions of `import normlab`, for scripts and notebooks. They do what the commands of the same names do.
+
+Their arguments are the options of these commands, which `normlab COMMAND --help` describes. A list of names may also be
+a text with commas.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Folder = str | os.PathLike[str]
+Names = str | Sequence[str]
 
 
 def train(*overrides: str) -> LoadedRun:
@@ -42,10 +47,6 @@ def train(*overrides: str) -> LoadedRun:
 def sweep(*overrides: str, retry_failed: bool = False) -> pd.DataFrame:
     """Train a grid of runs, or resume it, and return its `runs`: `normlab.sweep("norm=rmsnorm,dyt", "seed=range(3)")`.
 
-    Args:
-        overrides: As for `normlab sweep`.
-        retry_failed: Train failed runs again.
-
     Raises:
         ConfigError, DataError, StoreError: The message says what to do.
         NormlabError: A pack failed or was stopped.
@@ -60,27 +61,17 @@ def sweep(*overrides: str, retry_failed: bool = False) -> pd.DataFrame:
     planned = make_plan(options, configs)
     for warning in planned.warnings:
         warn(warning)
-    result = supervise(
-        planned.folder,
-        planned.plan,
-        options,
-        ProgressDisplay(planned.folder),
-        planned.gpus,
-        retry_failed=retry_failed,
-    )
-    report_uploads(planned.folder, result.plan)
+    folder = planned.folder
+    display = ProgressDisplay(folder)
+    result = supervise(folder, planned.plan, options, display, planned.gpus, retry_failed=retry_failed)
+    report_uploads(folder, result.plan)
     if result.code:
-        raise NormlabError("; ".join(result_lines(result.plan, planned.folder, result.failed)))
-    return runs(planned.folder)
+        raise NormlabError("; ".join(result_lines(result.plan, folder, result.failed)))
+    return runs(folder)
 
 
-def runs(path: Folder = "results", *, where: str | Sequence[str] = (), results_dir: Folder = "results") -> pd.DataFrame:
-    """Return a row for each run, with a column for each option in which the runs differ.
-
-    Args:
-        path: A sweep, a results folder or a run: its folder, name or id.
-        where: Conditions that the runs must meet, such as `model.depth>=8`.
-        results_dir: The folder in which names are looked up.
+def runs(path: Folder = "results", *, where: Names = (), results_dir: Folder = "results") -> pd.DataFrame:
+    """Return a row for each run of a sweep or folder, with a column for each option in which the runs differ.
 
     Raises:
         ConfigError: A condition is invalid, or no run meets it.
@@ -94,25 +85,15 @@ def runs(path: Folder = "results", *, where: str | Sequence[str] = (), results_d
 def summarize(
     path: Folder,
     *,
-    by: str | Sequence[str] | None = None,
+    by: Names | None = None,
     against: str | None = None,
-    where: str | Sequence[str] = (),
+    where: Names = (),
     lr: float | None = None,
     test: str | None = None,
-    over: str | Sequence[str] = (),
+    over: Names = (),
     results_dir: Folder = "results",
 ) -> pd.DataFrame:
     """Return a row for each cell, or for each contrast of a test; the columns are the keys of `--format json`.
-
-    Args:
-        path: A sweep, a results folder or a run: its folder, name or id.
-        by: The options that define cells; by default those in which the runs differ.
-        against: The baseline, such as `norm=layernorm`.
-        where: Conditions that the runs must meet.
-        lr: The shared learning rate; by default the one with the best mean rank.
-        test: interaction, trend or counts.
-        over: The options of the test.
-        results_dir: The folder in which names are looked up.
 
     Raises:
         ConfigError: An option, a condition, the baseline, the learning rate or the test is unknown.
@@ -139,31 +120,15 @@ def figure(
     x: str | None = None,
     color: str | None = None,
     style: str | None = None,
-    panel: str | Sequence[str] | None = None,
-    by: str | Sequence[str] | None = None,
-    where: str | Sequence[str] = (),
+    panel: Names | None = None,
+    by: Names | None = None,
+    where: Names = (),
     statistic: str | None = None,
     at: str = "last",
     columns: int = 2,
     results_dir: Folder = "results",
 ) -> Figure:
-    """Return a figure of a sweep, and write it to `output` if given.
-
-    Args:
-        kind: loss, lr, factor, layers or matrix.
-        path: A sweep, a results folder or a run: its folder, name or id.
-        output: The file to write: .pdf, .svg or .png.
-        x: The option on the x axis.
-        color: The option with the colours.
-        style: The option with the line styles.
-        panel: The options with one panel for each level.
-        by: The factors; by default the options in which the runs differ.
-        where: Conditions that the runs must meet.
-        statistic: The statistic of `layers` (by default `resid_rms`), or the curve of `loss` (`val_loss`, `train_loss`
-            or `grad_norm`).
-        at: The step of `layers`: first, warmup or last.
-        columns: The width in text columns, 1 or 2.
-        results_dir: The folder in which names are looked up.
+    """Return a figure of a sweep (kind: loss, lr, factor, layers or matrix), and write it to `output` if given.
 
     Raises:
         ConfigError: The kind, an option or a condition is unknown, or a factor has no channel.
@@ -183,6 +148,5 @@ def figure(
     return draw(data, columns)
 
 
-def _several(names: str | Sequence[str]) -> list[str]:
-    """Return a list of names from a list, or from a text with commas."""
+def _several(names: Names) -> list[str]:
     return [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)

@@ -1,8 +1,8 @@
 """The catalogue for `normlab list`, tab completion and `normlab explain`: each entry by its own declarations.
 
-Importing the norms and some placements needs torch. So `python -m normlab.catalogue` writes their entries to
-`catalogue.json`, which is read here; a test compares the file with the declarations. A preset is a YAML file in `conf/`
-whose first line is a comment that describes it.
+Importing the declarations takes seconds, of norms and some placements even torch. So `python -m normlab.catalogue`
+writes the entries to `catalogue.json`, which is read here; a test compares the file with the declarations. A preset is
+a YAML file in `conf/` whose first line is a comment that describes it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from normlab.options import LIMITS, option_fields
 from normlab.paths import config_dir
-from normlab.placements.base import SWITCHES
 
 FILE = Path(__file__).with_suffix(".json")
 
@@ -32,60 +32,33 @@ _DECLARED = (
 """Class attributes, or fields of a row of the algebra, that become keys of an entry."""
 
 
-def norms() -> list[Entry]:
-    """Return every norm, each followed by its presets."""
-    return _file()["norms"]
+def entries(kind: str) -> list[Entry]:
+    """Return every entry of a kind, from the file."""
+    return json.loads(FILE.read_bytes())[kind]
 
 
-def placements() -> list[Entry]:
-    """Return every placement: the rows of the algebra, then those with their own wiring."""
-    return _file()["placements"]
-
-
-def models() -> list[Entry]:
-    """Return every preset of the model, with the options that it sets."""
-    return _presets("model")
-
-
-def data() -> list[Entry]:
-    """Return every corpus."""
-    from normlab.config.corpora import DATA
-
-    return [describe(kind, name) for name, kind in DATA.items()]
-
-
-def optim() -> list[Entry]:
-    """Return every optimiser."""
-    from normlab.config.optim import OPTIMIZERS
-
-    return [describe(kind, name) for name, kind in OPTIMIZERS.items()]
-
-
-def init() -> list[Entry]:
-    """Return every init rule, with the placements that use it and those that it does not fit."""
-    from normlab.placements.init_rules import INIT_RULES
-
-    known = placements()
-    return [_rule(name, inspect.getdoc(rule) or "", known) for name, rule in INIT_RULES.items()]
-
-
-def stats() -> list[Entry]:
-    """Return every preset of statistics, with the options that it sets."""
-    return _presets("stats")
-
-
-def options() -> list[Entry]:
-    """Return every option of a run or a sweep outside norm, placement, data and optim, by its dotted name."""
-    from normlab.config.schema import RunConfig
-    from normlab.config.sweep_options import SweepOptions
-
-    found = _options(RunConfig) + _options(SweepOptions, "sweep.")
-    chosen = ("norm", "placement", "data", "optim")
-    return [{"name": option.pop("option"), **option} for option in found if option["option"] not in chosen]
+norms = partial(entries, "norms")
+"""Every norm, each followed by its presets."""
+placements = partial(entries, "placements")
+"""Every placement: the rows of the algebra, then those with their own wiring."""
+models = partial(entries, "models")
+"""Every preset of the model, with the options that it sets."""
+data = partial(entries, "data")
+"""Every corpus."""
+optim = partial(entries, "optim")
+"""Every optimiser."""
+init = partial(entries, "init")
+"""Every init rule, with the placements that use it and those that it does not fit."""
+stats = partial(entries, "stats")
+"""Every preset of statistics, with the options that it sets."""
+options = partial(entries, "options")
+"""Every option of a run or a sweep outside norm, placement, data and optim, by its dotted name."""
 
 
 def describe(part: Any, name: str) -> Entry:
     """Return the declarations, options and documentation of a class of options, or of a placement."""
+    from normlab.placements.base import SWITCHES
+
     kind = part if isinstance(part, type) else type(part)
     # A placement of the algebra declares some attributes on its row, and the others on its class.
     owners = {key: owner for key in _DECLARED for owner in (part, getattr(part, "row", part)) if hasattr(owner, key)}
@@ -110,12 +83,9 @@ def _options(kind: Any, prefix: str = "") -> list[Entry]:
 
 
 def _help(kind: Any, field: dataclasses.Field[Any]) -> str:
-    """Return the help of an option: that of the class, or of the first base class that has one."""
-    for base in kind.__mro__:
-        declared = vars(base).get("__dataclass_fields__", {}).get(field.name, field)
-        if text := declared.metadata.get("help"):
-            return text
-    return field.metadata.get("help", "")
+    """Return the help of an option: that of its field, or of the first base class that has one."""
+    declared = (vars(base).get("__dataclass_fields__", {}).get(field.name, field) for base in kind.__mro__)
+    return next((text for each in (field, *declared) if (text := each.metadata.get("help"))), "")
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -143,46 +113,45 @@ def _rule(name: str, documentation: str, known: list[Entry]) -> Entry:
 
 
 def _presets(group: str) -> list[Entry]:
-    return [_preset(path) for path in sorted((config_dir() / group).glob("*.yaml"))]
+    """Return the name, first comment and options of each preset of a group, and the class that it extends."""
+    import yaml
 
-
-def _preset(path: Path) -> Entry:
-    """Return a preset's name, first comment, options and the class that it extends."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    about = lines[0].lstrip("# ") if lines and lines[0].startswith("#") else ""
-    entry: Entry = {"name": path.stem, "about": about, "sets": {}}
-    for line in lines:
-        if line.startswith("  - ") and line.strip() != "- _self_":
-            entry["preset_of"] = line.strip()[2:]
-        name, colon, value = line.partition(": ")
-        if colon and not line.startswith(("#", " ")) and name != "preset":
-            entry["sets"][name] = value
-    return entry
-
-
-# The file
-
-
-def _file() -> dict[str, list[Entry]]:
-    return json.loads(FILE.read_bytes())
+    entries: list[Entry] = []
+    for path in sorted((config_dir() / group).glob("*.yaml")):
+        text = path.read_text(encoding="utf-8")
+        sets = yaml.load(text, yaml.BaseLoader)  # keeps the numbers as they are written
+        extended = sets.pop("defaults", None)
+        sets.pop("preset", None)
+        entries.append({"name": path.stem, "about": text.partition("\n")[0].lstrip("# "), "sets": sets})
+        entries[-1] |= {"preset_of": extended[0]} if extended else {}
+    return entries
 
 
 def declared_entries() -> dict[str, list[Entry]]:
-    """Return the content of the file, from the declarations of all norms and placements of the package."""
+    """Return the content of the file, from the declarations of the package."""
     from normlab.config.compose import norm_presets
-    from normlab.norms.base import NORMS
-    from normlab.placements.base import PLACEMENTS
+    from normlab.config.override_errors import GROUPS
+    from normlab.config.schema import RunConfig
+    from normlab.config.sweep_options import SweepOptions
+    from normlab.placements.init_rules import INIT_RULES
     from normlab.placements.table import ROWS
 
     presets, texts = norm_presets(), {entry["name"]: entry for entry in _presets("norm")}
     norms: list[Entry] = []
-    for name, kind in sorted(NORMS.items()):
+    for name, kind in sorted(GROUPS["norm"].items()):
         norms.append(describe(kind, name))
         norms[-1]["initial_values"] = _initial_values(kind(name=name))
         norms += [texts[preset.preset] | _properties(preset) for preset in presets if preset.name == name]
-    rows = [row.name for row in ROWS]
-    names = rows + sorted(PLACEMENTS.keys() - rows)
-    return {"norms": norms, "placements": [describe(PLACEMENTS[name], name) | {"causal": CAUSAL} for name in names]}
+    known, rows = GROUPS["placement"], [row.name for row in ROWS]
+    placements = [describe(known[name], name) | {"causal": CAUSAL} for name in rows + sorted(known.keys() - rows)]
+    options = _options(RunConfig) + _options(SweepOptions, "sweep.")
+    return {
+        "norms": norms, "placements": placements, "models": _presets("model"), "stats": _presets("stats"),
+        "data": [describe(kind, name) for name, kind in GROUPS["data"].items()],
+        "optim": [describe(kind, name) for name, kind in GROUPS["optim"].items()],
+        "init": [_rule(name, inspect.getdoc(rule) or "", placements) for name, rule in INIT_RULES.items()],
+        "options": [{"name": option.pop("option"), **option} for option in options if option["option"] not in GROUPS],
+    }  # fmt: skip
 
 
 def _properties(norm: Any) -> Entry:

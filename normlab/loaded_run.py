@@ -7,34 +7,41 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from normlab.analysis.factors import find_run
 from normlab.config import memory
 from normlab.config.schema import RunConfig, config_from_record
-from normlab.data.tokenizer_check import LARGEST_TOKENIZER, check_definition
-from normlab.data.tokenizers import Tokenizer, from_state
-from normlab.errors import ConfigError, DataError, StoreError, unknown, warn
+from normlab.data.batches import validation_windows
+from normlab.data.corpus import open_corpus
+from normlab.data.tokenizers import LARGEST_TOKENIZER, Tokenizer, from_state
+from normlab.errors import ConfigError, DataError, StoreError, notify, unknown, warn
 from normlab.model.gpt import GPT
-from normlab.model.init import build_model, weight_shapes
+from normlab.model.init import build_model
 from normlab.norms import base as norms
 from normlab.parsing import from_json, read_at_most
 from normlab.placements import base as placements
 from normlab.plugins import Plugin, read_plugins, run_plugins
 from normlab.report.histories import history, read_statistics
+from normlab.stats.measure.core import parameter_families
+from normlab.stats.measure.probe import Probe, adam_preconditioner
+from normlab.stats.measure.schedule import probe_examples
+from normlab.stats.profiles import Layout, Profiles
+from normlab.stats.registry import STATISTICS
+from normlab.stats.statistic import PROBE
 from normlab.store.files import io_error
 from normlab.store.format import CLIP_FACTOR_KEY, RUN_FILE
-from normlab.store.parts import parse_part
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.status import Status
 from normlab.training import checkpoint
-from normlab.training.identity import versions
-from normlab.training.training_run import FRESH, PLUGINS, TOKENIZER_FILE
+from normlab.training.training_run import FRESH, PLUGINS, TOKENIZER_FILE, versions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,10 +83,7 @@ class LoadedRun:
         """Whether plugins in the folder may be executed."""
         self.step = step
         """The step of the checkpoint of `model`; None for the newest one."""
-        self._run_json: dict[str, Any] = folder.run()
-        self.record = RunRecord.read(folder)
-        if self.record.problem:
-            warn(self.record.problem)
+        self.record = RunRecord.load(folder)
 
     def __repr__(self) -> str:
         return f"LoadedRun({self.folder.run_id!r}, {self.status.state})"
@@ -87,7 +91,7 @@ class LoadedRun:
     @property
     def status(self) -> Status:
         """The current content of status.json."""
-        return parse_part(Status, self.folder.status())
+        return self.folder.read_status()
 
     @cached_property
     def config(self) -> RunConfig:
@@ -103,7 +107,7 @@ class LoadedRun:
         placements.load_all()
         run_plugins(self._trusted_plugins())
         try:
-            config = config_from_record(self._run_json.get("config", {}))
+            config = config_from_record(self.record.run.config)
             config.validate()
             config.init = config.init_rule
         except ConfigError as error:
@@ -120,16 +124,13 @@ class LoadedRun:
             StoreError: A plugin is not trusted, and this process has not run the same bytes before.
         """
         plugins = read_plugins(sorted((self.folder.path / PLUGINS).glob("*.py")))
-        unknown = [plugin for plugin in plugins if not (self.trust or plugin.has_run)]
-        if unknown:
-            files = [f"{plugin.path} (SHA-256 {plugin.sha256})" for plugin in unknown[:MOST_NAMED]]
-            if len(unknown) > MOST_NAMED:
-                files.append(f"{len(unknown) - MOST_NAMED} more files")
+        if unknown := [plugin for plugin in plugins if not (self.trust or plugin.has_run)]:
+            files = ", ".join(f"{plugin.path} (SHA-256 {plugin.sha256})" for plugin in unknown[:MOST_NAMED])
+            more = f", {len(unknown) - MOST_NAMED} more files" if len(unknown) > MOST_NAMED else ""
             paths = " ".join(shlex.quote(str(plugin.path)) for plugin in unknown[:MOST_NAMED])
             raise StoreError(
-                f"run {self.folder.run_id} has plugins in its folder, which run only if you allow it: "
-                f"{', '.join(files)}; read it with `less {paths}`, then allow it with --trust "
-                "(in Python: trust=True)"
+                f"run {self.folder.run_id} has plugins in its folder, which run only if you allow it: {files}{more}; "
+                f"read it with `less {paths}`, then allow it with --trust (in Python: trust=True)"
             )
         return plugins
 
@@ -190,7 +191,7 @@ class LoadedRun:
         """
         known = checkpoint.steps(self.folder.path / checkpoint.FOLDER)
         if step not in known:
-            kept = ", ".join(map(str, sorted(known))) or "none"
+            kept = ", ".join(map(str, known)) or "none"
             raise StoreError(f"run {self.folder.run_id}: has no checkpoint of step {step}; kept steps: {kept}")
         return LoadedRun(self.folder, trust=self.trust, step=step)
 
@@ -199,10 +200,7 @@ class LoadedRun:
         """The tokenizer of the run."""
         path = self.folder.path / TOKENIZER_FILE
         try:
-            state = from_json(read_at_most(path, LARGEST_TOKENIZER))
-            if "definition" in state:
-                check_definition(state["definition"])
-            return from_state(state)
+            return from_state(from_json(read_at_most(path, LARGEST_TOKENIZER)))
         except OSError as error:
             raise io_error(path, "read", error) from error
         except (DataError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -238,50 +236,72 @@ class LoadedRun:
     def model_at(self, saved: checkpoint.Checkpoint) -> GPT:
         """Return the model of one of the run's checkpoints, on the CPU, in evaluation mode.
 
-        The sizes in the config are compared with the machine's memory and with the checkpoint before anything is
-        allocated.
+        The number of weights is compared with the checkpoint's before anything is allocated.
 
         Raises:
             StoreError: The checkpoint belongs to another run, or the model does not fit into memory.
         """
-        vocab_size = self.tokenizer.vocab_size
+        run_id = self.folder.run_id
         try:
-            memory.check_weights_fit(self.config, memory.available_bytes(), "this machine")
-            for name, shape in weight_shapes(self.config.model, vocab_size).items():
-                self._weights(saved, "param", name, shape)
-            self._warn_about_other_versions()
-            model = build_model(self.config, vocab_size)
+            stored = sum(values.numel() for name, values in saved.tensors.items() if name.startswith("param/"))
+            if (needed := memory.num_weights(self.config, self.tokenizer.vocab_size)) > stored:
+                raise ConfigError(
+                    f"it has {needed:,} weights, and the checkpoint {stored:,}; restore the run's own files"
+                )
+            trained, defined = self.record.run.identity.versions, versions(self.config)
+            if other := [part for part in ("norm", "placement") if trained[part] != defined[part]]:
+                warn(
+                    f"run {run_id} was trained with another version of its {' and its '.join(other)} than this normlab "
+                    "has; its model may compute something else"
+                )
+            model = build_model(self.config, self.tokenizer.vocab_size)
         except (ConfigError, MemoryError) as error:
             reason = str(error) or "the memory ran out"
-            raise StoreError(f"run {self.folder.run_id}: its model cannot be built ({reason})") from error
+            raise StoreError(f"run {run_id}: its model cannot be built ({reason})") from error
         with torch.no_grad():
             for kind, tensors in (("param", model.named_parameters()), ("buffer", model.named_buffers())):
                 for name, tensor in tensors:
-                    tensor.copy_(self._weights(saved, kind, name, tensor.shape))
+                    values = saved.tensors.get(f"{kind}/{name}")
+                    if values is None or values.shape != tensor.shape:
+                        raise StoreError(
+                            f"the checkpoint of step {saved.step} of run {run_id} has no {kind} {name} of shape "
+                            f"{tuple(tensor.shape)}: it is of another run or another version of normlab; restore the "
+                            "run's own"
+                        )
+                    tensor.copy_(values)
         return model.eval()
 
-    def _weights(self, saved: checkpoint.Checkpoint, kind: str, name: str, shape: Sequence[int]) -> torch.Tensor:
-        """Return a tensor of a checkpoint.
+    def probe(self, only: str | None = None) -> Iterator[Profiles]:
+        """Yield the probe statistics of each intact checkpoint, oldest first; print the time of each.
+
+        Args:
+            only: One statistic to measure; None for all of the probe's.
 
         Raises:
-            StoreError: The checkpoint has no tensor of this name and shape.
+            StoreError: There is no checkpoint.
+            ConfigError, DataError: The run's config or its corpus cannot be read.
         """
-        values = saved.tensors.get(f"{kind}/{name}")
-        if values is None or values.shape != torch.Size(shape):
-            raise StoreError(
-                f"the checkpoint of step {saved.step} of run {self.folder.run_id} has no {kind} {name} of "
-                f"shape {tuple(shape)}: it is of another run or another version of normlab; restore the run's own"
-            )
-        return values
-
-    def _warn_about_other_versions(self) -> None:
-        """Print a warning if the run trained another version of its norm or placement than the installed one."""
-        trained, defined = self.record.code_versions, versions(self.config)
-        if other := [part for part in ("norm", "placement") if trained.get(part) != defined[part]]:
-            warn(
-                f"run {self.folder.run_id} was trained with another version of its {' and its '.join(other)} than this "
-                "normlab has; its model may compute something else"
-            )
+        folder, config = self.folder.path / checkpoint.FOLDER, self.config
+        steps = checkpoint.steps(folder)
+        if not steps:
+            raise StoreError(f"run {self.folder.run_id} has no checkpoint to probe; the same `normlab train` makes one")
+        tokens, targets = validation_windows(open_corpus(config.data).val, config.model.context, config.eval.sequences)
+        count = probe_examples(config.train.batch_size)
+        names = frozenset(name for name, entry in STATISTICS.items() if entry.tier == PROBE and only in (None, name))
+        for step in steps:
+            start = time.perf_counter()
+            try:
+                saved = checkpoint.read(folder, step)
+            except checkpoint.DamagedCheckpoint as error:
+                warn(f"{error}; left out")
+                continue
+            model, prefix = self.model_at(saved), "square/"
+            squares = {n.removeprefix(prefix): tensor for n, tensor in saved.tensors.items() if n.startswith(prefix)}
+            preconditioner = adam_preconditioner(config.optim, squares, saved.tensors["count"])
+            measurement = Probe(model, names, tokens[:count], targets[:count], preconditioner)()
+            layout, order = Layout.of(measurement.columns, config.model.depth, parameter_families(model))
+            notify(f"probe of step {step} took {time.perf_counter() - start:.1f} s")
+            yield Profiles(layout, np.array([step]), measurement.values.numpy()[None, order])
 
     @torch.no_grad()
     def sample(self, prompt: str, *, tokens: int = 200, temperature: float = 0.8, seed: int = 0) -> str:

@@ -8,7 +8,7 @@ SPIN_COUNT = 2000
 """Iterations that a thread spins at a barrier before it sleeps: some tens of microseconds.
 
 libgomp's default, 300,000, is milliseconds. On a busy machine, spinning threads then occupy the core that the thread
-they wait for needs. A smaller count costs time on an idle machine. `scripts/bench_neighbour.py` measures both.
+they wait for needs. A smaller count costs time on an idle machine.
 """
 
 VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")

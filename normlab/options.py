@@ -9,9 +9,7 @@ import dataclasses
 import math
 import operator
 import struct
-import types
-import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from normlab.errors import ConfigError, did_you_mean
@@ -72,11 +70,7 @@ def option(
 
 
 def check(config: Any, prefix: str = "") -> None:
-    """Check every value of a config tree against its own limits.
-
-    Raises:
-        ConfigError: The message names the option, its value and the limit.
-    """
+    """Check every value of a config tree against its own limits."""
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), prefix + field.name
         if dataclasses.is_dataclass(value):
@@ -161,38 +155,3 @@ def flatten_options(config: Any, prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + field.name] = value
     return flat
-
-
-def from_tree(kind: Any, tree: Mapping[str, Any]) -> Any:
-    """Return a config of class `kind` from its plain values.
-
-    A part is given as plain values too, or as an object if it is one of several classes.
-
-    Raises:
-        ConfigError: The tree has an unknown key, lacks a field, or has a value of another type.
-    """
-    if not isinstance(tree, Mapping):
-        raise ConfigError(f"{kind.__name__} is {tree!r:.40}")
-    fields = [field.name for field in dataclasses.fields(kind)]
-    if extra := [name for name in tree if name not in fields]:
-        raise ConfigError(f"{kind.__name__} has no option {', '.join(extra)}")
-    hints = typing.get_type_hints(kind)
-    values = dict(tree)
-    for name in fields:
-        if name not in tree:
-            raise ConfigError(f"{kind.__name__} lacks {name}")
-        if dataclasses.is_dataclass(part := hints[name]) and not dataclasses.is_dataclass(tree[name]):
-            values[name] = from_tree(part, tree[name])
-        elif not _is_instance(tree[name], hints[name]):
-            raise ConfigError(f"{kind.__name__}.{name} is {tree[name]!r:.40}")
-    return kind(**values)
-
-
-def _is_instance(value: Any, hint: Any) -> bool:
-    """Return whether a value has a field's type; an int is a valid float, a bool is not."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return any(_is_instance(value, member) for member in typing.get_args(hint))
-    plain = typing.get_origin(hint) or hint
-    if plain in (int, float):
-        return isinstance(value, int | float if plain is float else int) and not isinstance(value, bool)
-    return isinstance(value, plain) if plain in (str, bool, list, dict, types.NoneType) else True

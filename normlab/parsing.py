@@ -8,9 +8,6 @@ import stat
 from pathlib import Path
 from typing import Any
 
-MAX_NESTING = 100
-"""Most levels of objects and lists in a JSON file of normlab; only options of plugins nest more than a few."""
-
 
 def read_at_most(path: Path, max_bytes: int) -> bytes:
     """Return the content of a file of at most `max_bytes` bytes.
@@ -30,10 +27,10 @@ def read_at_most(path: Path, max_bytes: int) -> bytes:
 
 
 def from_json(content: bytes) -> dict[str, Any]:
-    """Return the JSON object in `content`; every JSON file of normlab is read by this function.
+    """Return the JSON object in `content`.
 
     Raises:
-        ValueError: The content is not a JSON object, or is nested deeper than `MAX_NESTING`.
+        ValueError: The content is not a JSON object, or is nested too deeply.
     """
     try:
         value = json.loads(content)
@@ -41,14 +38,4 @@ def from_json(content: bytes) -> dict[str, Any]:
         raise ValueError("nested too deeply") from error
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
-    # The parser may accept deeper nesting than the recursive code that reads the value afterwards.
-    # Counting brackets is cheap and skips the walk for almost every file.
-    if content.count(b"{") + content.count(b"[") > MAX_NESTING and _is_nested(value, MAX_NESTING):
-        raise ValueError("nested too deeply")
     return value
-
-
-def _is_nested(value: dict[str, Any] | list[Any], levels: int) -> bool:
-    """Return whether `value` (included) has more than `levels` levels of objects and lists."""
-    items = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_is_nested(item, levels - 1) for item in items if isinstance(item, dict | list))

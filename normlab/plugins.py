@@ -20,26 +20,28 @@ LARGEST_PLUGIN = 2**22
 """Largest size of a plugin, in bytes."""
 _PLUGIN = "normlab_plugin_"
 """Prefix of the module names of plugins; the rest is the SHA-256 of the file."""
+_owner: dict[tuple[str, str], str] = {}
+"""The module of the plugin that registered a (kind, name) last; empty for the package."""
 _replaced: set[str] = set()
 """Modules of plugins whose names another version of the file has replaced; they must run again to be used."""
-_owner: dict[tuple[str, str], str] = {}
-"""The module of the plugin that registered a (kind, name); empty for the package."""
-_current = ""
-"""The module of the plugin that is running now; empty if none is."""
 _requested: set[str] = set()
 """The modules of the plugins of the last call of `run_plugins`."""
+_current = ""
+"""The module of the plugin that is running now; empty if none is."""
+_claimed: set[tuple[str, str]] = set()
+"""What the plugin that is running now has registered."""
 
 
-def claim_name(kind: str, name: str, *, known: bool, same: bool) -> None:
+def claim_name(kind: str, name: str, *, known: bool, same: bool = True) -> None:
     """Record that the running plugin, or the package, registers `name`.
 
     A plugin replaces the names of another version of its file.
 
     Args:
-        kind: norm, placement or init rule.
+        kind: norm, placement, init rule or study.
         name: The name to register.
         known: Whether the name is registered already.
-        same: Whether the registered object is the same one.
+        same: Whether the registered object may be the same one, as in a notebook whose cell runs again.
 
     Raises:
         ConfigError: The name is not an identifier, or it belongs to the package, to another object of the same file, or
@@ -51,7 +53,7 @@ def claim_name(kind: str, name: str, *, known: bool, same: bool) -> None:
             "use letters, digits and underscores"
         )
     owner = _owner.get((kind, name), "")
-    if known and owner == _current and not same:
+    if (kind, name) in _claimed if _current else known and not owner and not same:
         raise ConfigError(f"{kind} {name!r} is defined twice: rename one of them")
     if known and owner != _current:
         if not owner:
@@ -60,6 +62,7 @@ def claim_name(kind: str, name: str, *, known: bool, same: bool) -> None:
             raise ConfigError(f"{kind} {name!r} is defined by two plugins: rename one of them")
         _replaced.add(owner)
     _owner[kind, name] = _current
+    _claimed.add((kind, name))
 
 
 def version_of(kind: str, name: str, version: int) -> int | str:
@@ -68,13 +71,9 @@ def version_of(kind: str, name: str, version: int) -> int | str:
 
 
 def check_initial_values(kind: str, name: str, initial_values: object) -> None:
-    """Reject an `initial_values` that does not map names of parameters to expressions.
-
-    Raises:
-        ConfigError: The message shows the value and a correct line.
-    """
-    items = initial_values.items() if isinstance(initial_values, Mapping) else [(initial_values, None)]
-    if not all(isinstance(parameter, str) and isinstance(expression, str) for parameter, expression in items):
+    """Raise ConfigError if `initial_values` does not map names of parameters to expressions."""
+    pairs = initial_values.items() if isinstance(initial_values, Mapping) else [(None, None)]
+    if not all(isinstance(text, str) for pair in pairs for text in pair):
         raise ConfigError(
             f"{kind} {name!r}: initial_values is {initial_values!r:.60}, but must map each parameter's name to an "
             f"expression; write {initial_values_line({'gain': '[1] * D'})}"
@@ -131,14 +130,12 @@ def read_plugins(paths: Sequence[str | Path]) -> list[Plugin]:
     for name in paths:
         path = Path(name).expanduser()
         try:
-            if not path.is_file() or path.suffix != ".py":
-                problem = f"{str(name)!r} is not a Python file" if path.is_file() else f"no file {str(name)!r}"
-                raise ConfigError(f"plugins: {problem}; give the path of a Python file that registers a norm")
+            if path.suffix != ".py":
+                raise ValueError("is not a Python file")
             plugins.append(Plugin(path, read_at_most(path, LARGEST_PLUGIN)))
-        except OSError as error:
-            raise ConfigError(f"plugins: {name} cannot be read ({error.strerror}); make it readable") from error
-        except ValueError as error:
-            raise ConfigError(f"plugins: {name} {error}; give the path of a Python file") from error
+        except (OSError, ValueError) as error:
+            reason = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else error
+            raise ConfigError(f"plugins: {name} {reason}; give the path of a readable Python file") from error
     return plugins
 
 
@@ -154,9 +151,7 @@ def load_plugins(paths: Sequence[str]) -> None:
 
 
 def run_plugins(plugins: Sequence[Plugin]) -> None:
-    """Run plugins.
-
-    A plugin that has run before runs again only if another version has replaced its names since.
+    """Run plugins; one that has run before only if another version has replaced its names since.
 
     This function compiles `content`, because Python's import would prefer a `__pycache__` beside the file.
 
@@ -170,10 +165,10 @@ def run_plugins(plugins: Sequence[Plugin]) -> None:
         name, path = plugin.module, plugin.path
         if plugin.has_run and name not in _replaced:
             continue
-        module = ModuleType(name)
+        module = sys.modules[name] = ModuleType(name)
         module.__file__ = str(path.absolute())
-        sys.modules[name] = module
         _replaced.discard(name)
+        _claimed.clear()
         _current = name
         try:
             exec(compile(plugin.content, module.__file__, "exec", dont_inherit=True), vars(module))  # noqa: S102

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -106,28 +107,6 @@ def test_without_a_gpu_it_is_an_error(tmp_path: Path, capfd: pytest.CaptureFixtu
     assert [line["part"] for line in read_lines(tmp_path)] == ["machine"]
 
 
-def test_a_second_command_keeps_the_lines_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for milliseconds in (17.0, 18.0):
-        line = {"side": "first", "ms_per_step": milliseconds}
-        with_parts(monkeypatch, single=bench_gpu.Part(5, lambda options, line=line: iter([line])))
-        assert bench_gpu.main(["--out", str(tmp_path)]) == 0
-    assert [line.get("ms_per_step") for line in read_lines(tmp_path)] == [None, 17.0, None, 18.0]
-    page = (tmp_path / bench_gpu.PAGE).read_text()
-    assert ("| 17 |" in page, "| 18 |" in page) == (False, True)
-
-
-@pytest.mark.process
-def test_a_kill_leaves_what_was_measured(tmp_path: Path) -> None:
-    command = [ROOT / "scripts" / "gpu", "--dry-run", "--part", "sweeps", "--out", tmp_path]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("part machine")
-        process.kill()
-    assert [line["part"] for line in read_lines(tmp_path)] == ["machine"]
-    assert bench_gpu.main(["--page", str(tmp_path)]) == 0
-    assert "Measured by scripts/gpu: cpu (dry run)" in (tmp_path / bench_gpu.PAGE).read_text()
-
-
 @pytest.mark.process
 def test_dry_run_of_every_part(tmp_path: Path, clone: Path) -> None:
     subprocess.run([ROOT / "scripts" / "gpu", "--dry-run", "--out", tmp_path, "--nanogpt", clone], check=True)
@@ -143,12 +122,13 @@ def test_dry_run_of_every_part(tmp_path: Path, clone: Path) -> None:
 
 
 @pytest.mark.process
-def test_loop_against_a_clone(clone: Path) -> None:
-    overrides = ("model=gpt2_nano", "device=cpu")
-    ours, theirs = bench_train.Normlab(overrides), bench_train.NanoGPT(overrides, clone=clone)
-    line = bench_train.bench_loop(ours, theirs, 2, 1, "nanoGPT", None)
-    assert len(line.ratios) == 2
-    assert all(turn.seconds > 0.01 for turn in line.theirs)  # ten steps of a millisecond each
+def test_sides_take_turns_with_a_clone(clone: Path) -> None:
+    options = argparse.Namespace(nanogpt=clone, packs=[2])
+    rows = {row["side"]: row for row in bench_train.measure(bench_train.works_of("2x32", False, options), 2)}
+    assert [*rows] == ["plain loop", "nanoGPT", "normlab", "normlab, pack of 2"]
+    assert rows["nanoGPT"]["ms_per_step"] > 1  # a step of a millisecond
+    assert rows["normlab"]["nanoGPT"] > 0
+    assert rows["normlab, pack of 2"]["ms_per_step_and_run"] == rows["normlab, pack of 2"]["ms_per_step"] / 2
 
 
 @pytest.mark.process
@@ -165,16 +145,10 @@ def test_a_folder_that_is_no_clone_is_named(tmp_path: Path, capsys: pytest.Captu
     assert "has no train.py" in capsys.readouterr().err
 
 
-def test_both_steps_do_the_same_work() -> None:
-    line = bench_train.bench_step(["model=gpt2_nano"], 2, "cpu", compiled=False)
-    assert len(line.ratios) == 20
-    assert float(line.note.rpartition(" ")[2]) < 1e-5
-
-
 @pytest.mark.process
 def test_estimate_counts_the_launches_of_the_budget(tmp_path: Path) -> None:
     """The launches are those that the pretended GPU counts itself, and nothing is called measured."""
-    command = [sys.executable, ROOT / "scripts" / "gpu_estimate.py", "--models", "2x32", "--packs", "2"]
+    command = [sys.executable, ROOT / "scripts" / "bench" / "gpu_estimate.py", "--models", "2x32", "--packs", "2"]
     done = subprocess.run(command, capture_output=True, text=True)
     if "g++" in done.stderr:
         pytest.skip("there is no g++ to compile the guard of the pretended GPU")

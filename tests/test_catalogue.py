@@ -80,15 +80,7 @@ def test_the_file_of_the_catalogue_is_that_of_the_declarations() -> None:
     script = "import json; from normlab import catalogue; print(json.dumps(catalogue.declared_entries()))"
     declared = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     message = "run `python -m normlab.catalogue`"
-    assert json.loads(declared) == {"norms": NORMS, "placements": catalogue.placements()}, message
-
-
-def test_every_eps_mode_has_a_formula() -> None:
-    for norm in NORMS:
-        for option in norm.get("options", ()):
-            if option["option"] == "eps_mode":
-                others = {f"eps_mode={choice}" for choice in option["choices"]} - {f"eps_mode={option['default']}"}
-                assert {key for key in norm["formulas"] if key.startswith("eps_mode=") and ", " not in key} == others
+    assert json.loads(declared) == json.loads(catalogue.FILE.read_bytes()), message
 
 
 @pytest.mark.parametrize("entry", PRESETS, ids=lambda entry: entry["name"])
@@ -98,23 +90,14 @@ def test_preset_has_the_listed_number_of_parameters(entry: catalogue.Entry) -> N
     assert sum(parameter.numel() for parameter in norm.parameters()) == expected
 
 
-@pytest.mark.parametrize(
-    ("preset", "parameters"),
-    [("zscore_annotated", "2 * D"), ("dyt_llama", "D + 1"), ("layernorm_nobias", "D"), ("rmsnorm_simple", "0")],
-)
-def test_parameter_count_of_a_preset_has_no_needless_term(preset: str, parameters: str) -> None:
-    assert {entry["name"]: entry["parameters"] for entry in PRESETS}[preset] == parameters
-
-
 def test_preset_has_the_properties_of_its_norm(run_command: Command) -> None:
     out = " ".join(run_command("list", "norms", "rmsnorm_paper")[1].split())
     for text in (
-        "formula x / (sqrt(mean(x^2)) + eps) * gain parameters D", "initial value affine.gain: ",
-        "causal in training and evaluation",
-        "preset of rmsnorm", "sets eps=1.0e-08, eps_mode=outside_rms", "pitfalls - x / (rms(x) + eps) written with pow",
+        "formula x / (sqrt(mean(x^2)) + eps) * gain parameters D", "initial values affine.gain: ", "causal true",
+        "preset of rmsnorm", "sets - eps: 1.0e-08 - eps_mode: outside_rms", "- x / (rms(x) + eps) written with pow",
     ):  # fmt: skip
         assert text in out
-    assert "not in training" in run_command("list", "norms", "batchnorm_biased_var")[1]
+    assert "causal             false" in run_command("list", "norms", "batchnorm_biased_var")[1]
     out = " ".join(run_command("list", "norms", "layernorm")[1].split())
     assert "eps_mode=outside: (x - mean(x)) / (sqrt(var(x)) + eps) * gain + bias" in out
 
@@ -125,4 +108,3 @@ def test_table_shows_the_formula_of_a_preset_that_changes_it(
     monkeypatch.setenv("COLUMNS", "400")
     rows = {line.split()[0]: line for line in run_command("list", "norms")[1].splitlines()}
     assert " x / sqrt(sum(x^2) + eps) " in rows["rmsnorm_sum_of_squares"]
-    assert " rmsnorm with eps=1.0e-06" in rows["rmsnorm_llama"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import pytest
 import torch
 
 from normlab.cgroup import allowed_cores, limits
-from normlab.config.compose import compose_run
 from normlab.errors import ConfigError
 from normlab.training import machine
 from support.run_folders import Command
@@ -31,14 +28,10 @@ def write_files(root: Path, files: Mapping[str, str]) -> None:
 @pytest.mark.parametrize(
     ("cgroup", "quotas", "cores"),
     [
-        ("0::/user/job", {"user/job/cpu.max": "300000 100000"}, 3),
         ("0::/user/job", {"user/job/cpu.max": "max 100000", "user/cpu.max": "250000 100000"}, 2),
         ("0::/user/job", {"user/job/cpu.max": "50000 100000", "user/cpu.max": "800000 100000"}, 1),
-        ("0::/user/job", {"user/cpu.max": "max 100000"}, 8),
         ("0::/user/job", {"user/job/cpu.max": "1600000 100000"}, 8),
-        ("0::/user/job", {"other/cpu.max": "100000 100000"}, 8),
         ("0::/docker/0a1b", {"cpu.max": "400000 100000"}, 4),  # the path of the host, in a container
-        ("0::/../job", {"cpu.max": "400000 100000"}, 4),
         ("4:memory:/job\n0::/job", {"unified/job/cpu.max": "500000 100000"}, 5),
         (
             "3:cpu,cpuacct:/a/b\n0::/",
@@ -62,31 +55,6 @@ def test_memory_of_a_cgroup_around_the_one_of_the_process(tmp_path: Path) -> Non
     write_files(tmp_path, {"proc/self/cgroup": "7:memory:/a/b", "sys/fs/cgroup/memory/a/memory.limit_in_bytes": "4096"})
     assert [*limits("memory", "memory.limit_in_bytes", tmp_path)] == ["4096"]
     assert [*limits("memory", "memory.max", tmp_path / "nothing")] == []
-
-
-@pytest.mark.skipif(CORES < 2, reason="needs two cores")
-def test_affinity_decides() -> None:
-    script = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); "
-    script += "from normlab.cgroup import allowed_cores; print(os.cpu_count(), allowed_cores())"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [str(os.cpu_count()), "1"]
-
-
-def test_threads_of_a_run_are_the_allowed_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the record too; the user's number of threads stays."""
-    config, before = compose_run([]), torch.get_num_threads()
-    monkeypatch.setattr(machine, "allowed_cores", lambda: 2)
-    torch.set_num_threads(3)
-    try:
-        assert machine.resolve(config).threads == 3
-        monkeypatch.delenv("OMP_NUM_THREADS")
-        settings = machine.resolve(config)
-        machine.apply(settings)
-        assert settings.threads == torch.get_num_threads() == 2
-        torch.set_num_threads(1)
-        assert machine.resolve(config).threads == 1
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_threads_of_a_command_that_trains_nothing_are_the_allowed_cores(

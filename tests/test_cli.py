@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -12,11 +11,6 @@ from pathlib import Path
 import pytest
 
 import normlab
-from normlab.config.compose import compose_run
-from normlab.placements.base import load_all as load_placements
-from normlab.placements.init_rules import INIT_RULES
-from normlab.store.query import find_runs
-from normlab.verify.init_rules import INIT_OF_PLACEMENT
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -29,12 +23,8 @@ def files_below(folder: Path) -> set[str]:
     ("wrong", "message"),
     [
         ("norm=rmsnrm", "did you mean 'rmsnorm'"),
-        ("norm.epps=1", "norm.epps=1: norm has no option 'epps' (did you mean 'norm.eps'?): choose one of "),
-        ("norm=RMSNorm", "norm=RMSNorm: unknown norm 'RMSNorm' (did you mean 'rmsnorm'?): choose one of batchnorm, "),
-        ("placement=Post", "unknown placement 'Post' (did you mean 'post'?)"),
+        ("norm.epps=1", "norm.epps=1: the chosen norm has no option 'epps' (did you mean 'norm.eps'?): choose one of "),
         ("Norm=rmsnorm", "did you mean 'norm'"),
-        ("norm.Eps=1", "norm has no option 'Eps' (did you mean 'norm.eps'?)"),
-        ("placement=prre", "did you mean 'pre'"),
         ("model=gpt2_tny", "did you mean 'gpt2_tiny'"),
         ("model.heads=5", "1, 2, 4, 8"),
         ("train.steps=-3", "at least 0"),
@@ -43,58 +33,37 @@ def files_below(folder: Path) -> set[str]:
         ("sweep.pack=4", "sweep.pack=4: is an option of normlab sweep only"),
         ("device=gpu", "did you mean 'cuda'"),
         ("train.accumulation=3", "train.batch_size=4"),
-        ("nrom=rmsnorm", "did you mean 'norm'"),
-        ("model.dpth=3", "did you mean 'model.depth'"),
         ("optim.lr=nan", "finite"),
-        ("optim.schedule=cosin", "did you mean 'cosine'"),
-        ("optim.decay_fraction=0.5", "no effect"),
         ("optim.warmup_steps=99", "train.steps=12"),
-        ("model.rope_theta=10", "no effect"),
         ("init=xaver", "did you mean 'xavier'"),
-        ("device=tpu", "auto, cuda, cpu"),
         ("plugins=[no_such.py]", "no_such.py"),
         ("plugins=no_such.py", "plugins=no_such.py: not a list of files; write plugins=[my_norm.py]"),
         ("data.path=no_such.txt", "no_such.txt"),
-        ("tracking.wandb=maybe", "auto, online, offline, off"),
-        ("norm.eps=", "norm.eps="),
         ("norm=rmsnorm norm.bias", "norm.bias"),
         ("--multirun seed=0,1 norm=rmsnorm,rmsnrm", "did you mean 'rmsnorm'"),
-        ("--multirun model.heads=2,5", "model.heads=5"),
-        ("--multirun seed=0,1 data.path=no_such.txt", "data.path=no_such.txt"),
         ("--config-name=trian", "--config-name=trian: no such config"),
         ("+foo=1", "+foo=1: no such option"),
         ("++norm.epps=1", "did you mean 'norm.eps'"),
-        ("--nope", "--nope"),
         ("--config-dir=nowhere", "--config-dir=nowhere: no such folder"),
-        ("data.path=", "data.path"),
-        ("data.path=3", "data.path"),
-        ("data.path=/dev/zero", "/dev/zero"),
         ("data.seed=99999999999999999999", "data.seed"),
         ("placement.name=post", "placement.name cannot be set; placement=... chooses"),
-        ("norm.preset=5", "norm.preset cannot be set; norm=... chooses"),
         ("model.preset=mine", "model.preset cannot be set; model=... chooses"),
         ("~model", "~model: an option cannot be removed"),
         ("run.name=", "run.name="),
         ("run.name='\x01'", "run.name='\\x01'"),
-        ("tracking.tags=['']", "tracking.tags"),
         (f"tracking.tags=[{'a' * 65}]", "at most 64"),
-        ("tracking.tags=[[1]]", "tracking.tags=[["),
         ("stats.also=[[logz]]", "its elements must be texts or numbers; write stats.also=[a,b]"),
-        ("results_dir=", "results_dir="),
-        ("train.batch_size=100000000000", "at most 1048576"),
         ("train.batch_size=1e11", "train.batch_size=1e11: Value '100000000000.0' of type 'float'"),
         ("model.depth=9999 model.width=65536", "PiB"),
         ("train.batch_size=1048576 model.context=1024", "this machine"),
         (f"seed={'1' * 5000}", "Exceeds the limit"),
-        ("--multirun seed=range(0,10000000000)", "makes a grid of more than 10000 runs"),
+        ("--multirun seed=range(0,10000000000)", "more than 10000 runs"),
         ("=", "=: no such option"),
         ("rmsnorm", "rmsnorm: not option=value in Hydra's grammar; write, for example, norm=rmsnorm"),
-        ("init=foo", "init=foo"),
         ("compile=true", "did you mean 'on'"),
         ("norm=rmsnorm,none", "several values for one run; choose one, train each with normlab sweep, or quote"),
         ("seed=range(3)", "seed=range(3): several values for one run; choose one, train each with"),
         ("+norm=rmsnorm", "norm appears more than once in the final defaults list"),
-        ("model.heads=5 model.width=128", "did you mean 4"),
         ("results_dir=/proc/none", "/proc/none/runs"),
         (f"results_dir={__file__}", f"{__file__}/runs"),
     ],
@@ -117,14 +86,11 @@ def test_an_error_is_one_line_and_leaves_no_files(
     "arguments",
     [
         ["sumarize"],
-        ["list"],
         ["list", "nroms"],
         ["list", "norms", "zzz"],
         ["summarize", "--format", "xml"],
         ["summarize", "nowhere"],
-        ["compare", "nowhere"],
         ["compare", "-o", "page.pdf"],
-        ["sample", "nothing"],
         ["--nonsense"],
     ],
 )
@@ -136,7 +102,7 @@ def test_errors_of_other_commands_are_one_line(arguments: list[str], run_command
 
 def test_debug_raises_the_error(run_command: Command) -> None:
     with pytest.raises(normlab.errors.ConfigError):
-        run_command("--debug", "list", "nroms")
+        run_command("--debug", "list", "norms", "nothing")
 
 
 def test_train_resume_summarize_list_and_sample_a_run(
@@ -167,15 +133,12 @@ def test_train_resume_summarize_list_and_sample_a_run(
     ("unreadable", "arguments", "message"),
     [
         ("results/runs", "summarize", "results/runs: cannot be read (Permission denied); make it readable"),
-        ("results/runs", "sample x", "results/runs: cannot be read (Permission denied); make it readable"),
         (
             "results/runs",
             "train",
             "run.json: cannot be opened (Permission denied); make {here}/results/runs readable and writable",
         ),
-        ("own.py", "train plugins=[own.py]", "plugins: own.py cannot be read (Permission denied); make it readable"),
-        ("own", "train plugins=[own/x.py]", "plugins: own/x.py cannot be read (Permission denied); make it readable"),
-        ("own.json", "train data.tokenizer=own.json", "data.tokenizer=own.json: cannot be read (Permission denied)"),
+        ("own.py", "train plugins=[own.py]", "plugins: own.py cannot be read (Permission denied); give the path"),
         ("own", "train data.tokenizer=own", "data.tokenizer=own: cannot be read (Permission denied)"),
     ],
 )
@@ -201,57 +164,26 @@ def test_an_unreadable_file_is_a_one_line_error(
     assert message.format(here=Path.cwd()) in err
 
 
-@pytest.mark.exhaustive
-def test_unreadable_checkpoints_are_a_one_line_error(
-    overrides: list[str], run_command: Command, run_without_root_privileges: Command, tmp_path: Path
-) -> None:
-    assert run_command("train", *overrides, "train.steps=1")[0] == 0
-    (entry,) = find_runs(tmp_path / "results")
-    (entry.folder.path / "checkpoints").chmod(0)
-    code, out, err = run_without_root_privileges("sample", str(entry.folder.path))
-    assert (code, out, err.count("\n")) == (2, "", 1), err
-    assert "checkpoints: cannot be read (Permission denied); make it readable" in err
-
-
 def test_sampling_errors_are_one_line(overrides: list[str], run_command: Command) -> None:
-    assert run_command("train", *overrides, "train.steps=2", "run.name=sound")[0] == 0
-    for seed in ("-1", "99999999999999999999999"):
-        code, out, err = run_command("sample", "sound", "--seed", seed)
-        assert (code, out) == (2, "")
-        assert err == f"error: seed={seed}: must be at least 0 and at most 9223372036854775807\n"
-    # A very low temperature takes the likeliest token, as 0 does.
-    greedy, cold = (run_command("sample", "sound", "--temperature", text, "--tokens=5") for text in ("0", "1e-310"))
-    assert greedy == cold
-    assert cold[0] == 0
-
     diverging = ["optim.lr=1e30", "optim.clip=null", "optim.warmup_steps=1", "run.name=wild"]
-    code, out, _ = run_command("train", *overrides, *diverging)
-    assert code == 0
-    # The message is the note of `summarize`.
-    assert out.splitlines()[0] in json.loads(run_command("summarize", "results", "--format=json")[1])[1]["note"]
-    assert "{" not in out
-    for temperature in ("0", "0.8"):
-        code, out, err = run_command("sample", "wild", "--temperature", temperature)
-        assert (code, out, err.count("\n")) == (2, "", 1)
-        assert "logits are not finite, because the run diverged" in err
+    assert run_command("train", *overrides, *diverging)[0] == 0
+    for arguments, message in (
+        (["--seed=-1"], "seed=-1: must be at least 0 and at most 9223372036854775807"),
+        (["--temperature=0"], "logits are not finite, because the run diverged"),
+    ):
+        code, out, err = run_command("sample", "wild", *arguments)
+        assert (code, out, err.count("\n"), message in err) == (2, "", 1, True), err
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-def test_a_run_finishes_with_closed_streams(closed: str, overrides: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "normlab", "train", *overrides, "train.steps=1"]
-    done = subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", *command], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "rror" not in done.stderr
-    assert [entry.state for entry in find_runs(tmp_path / "results")] == ["finished"]
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("command", [["doctor"], ["list", "norms"], ["train", "--help"]])
-def test_output_that_cannot_be_written_is_one_line(command: list[str], tmp_path: Path) -> None:
+def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "normlab", *command], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "normlab", "list", "norms"],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
         )
     assert done.returncode == 2
     assert (
@@ -272,26 +204,15 @@ def test_a_closed_pipe_does_not_fail_a_run(overrides: list[str], tmp_path: Path)
     assert "rror" not in err
 
 
-def test_a_config_file_without_a_config_is_a_one_line_error(run_command: Command, tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "mine.yaml").write_text("7\n")
-    code, out, err = run_command("train", "--config-dir", str(tmp_path), "model=mine")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "Invalid loaded object type: int; fix the overrides or the config file" in err
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("eps: [", 'norm/mine.yaml", line 1'),
+        ("7", "Invalid loaded object type: int; fix the overrides or the config file"),
         ("defaults:\n  - &a [*a]\n", "fix the overrides or the config file"),
         (
             "defaults:\n  - rmsnorm\nepps: 1\n",
             "In 'norm/mine': ConfigKeyError raised while composing config: Key 'epps'",
-        ),
-        (
-            "defaults:\n  - rmsnorm\neps: much\n",
-            "In 'norm/mine': ValidationError raised while composing config: Value 'much'",
         ),
         ("defaults:\n  - rmsnrm\n", "norm=rmsnrm: unknown norm 'rmsnrm' (did you mean 'rmsnorm'?): choose one of"),
         ("", "norm=mine: Structured config of type `NormConfig` has missing mandatory value: name"),
@@ -316,58 +237,6 @@ def test_a_terminal_is_given_no_orders(run_command: Command) -> None:
 
 
 @pytest.mark.exhaustive
-def test_every_init_rule_is_listed_as_it_is_defined(run_command: Command) -> None:
-    listed = {entry["name"]: entry for entry in json.loads(run_command("list", "init", "--json")[1])}
-    configs = {of: compose_run(placement_overrides(of)) for of in INIT_OF_PLACEMENT}
-    assert listed.keys() == INIT_RULES.keys()
-    table = run_command("list", "init")[1]
-    for name, rule in INIT_RULES.items():
-        docstring = " ".join((rule.__doc__ or "").split())
-        assert docstring == f"{listed[name]['formula']}. Source: {listed[name]['source']}.", name
-        assert set(listed[name]["placements"]) == {of for of, config in configs.items() if config.init_rule == name}
-        warned = {of for of, config in configs.items() if dataclasses.replace(config, init=name).warnings()}
-        assert set(listed[name]["wrong_for"]) == warned
-        assert name in table
-    entry = " ".join(run_command("list", "init", "deepnorm")[1].split())  # one rule is enough, each takes seconds
-    assert listed["deepnorm"]["formula"] in entry
-    assert listed["deepnorm"]["source"] in entry
-
-
-def placement_overrides(placement: str) -> list[str]:
-    """Return the overrides of a placement, without a norm if the placement holds none."""
-    return [f"placement={placement}", *([] if load_placements()[placement].has_norms(4) else ["norm=none"])]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("kind", "name", "entries"),
-    [
-        ("placements", "hybrid", {"hybridnorm", "hybridnorm_star", "peri"}),
-        ("placements", "Hybrid-Norm", {"hybridnorm", "hybridnorm_star", "peri"}),
-        ("placements", "post-norm", {"post", "res_post", "pre_post"}),
-        ("placements", "pre-LN", {"pre", "pre_post"}),
-        ("placements", "sandwich-ln", {"sandwich", "depth_scaled_sandwich"}),
-        ("placements", "OLMo2", {"post", "res_post"}),
-        ("placements", "reordered norm", {"res_post"}),
-        ("placements", "deepnet", {"deepnorm"}),
-        ("norms", "gemma", {"rmsnorm_gemma", "rmsnorm_qwen3_next"}),
-        ("init", "scaled", {"gpt2_scaled", "xavier_scaled", "smallinit_scaled", "depth_scaled"}),
-    ],
-)
-def test_a_name_that_means_several_things_is_explained(
-    kind: str, name: str, entries: set[str], run_command: Command
-) -> None:
-    code, out, err = run_command("list", kind, name)
-    assert (code, err) == (0, "")
-    assert out.startswith(f"{name!r} is not one of the {kind}; it may mean:\n")
-    known = {entry["name"]: entry for entry in json.loads(run_command("list", kind, "--json")[1])}
-    lines = out.splitlines()[2:]
-    # A table of one row has a line for each column, the name first.
-    named = {lines[0].split()[-1]} if len(entries) == 1 else {line.partition(" ")[0] for line in lines}
-    assert named & known.keys() == entries
-
-
-@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "arguments", [["placements", "pree"], ["placements", "ln"], ["placements", "hybrid", "--json"]]
 )
@@ -377,25 +246,9 @@ def test_an_unknown_name_is_answered_with_the_choices(arguments: list[str], run_
     assert "choose one of b2t, " in err
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("kind", "name", "kinds"),
-    [("placements", "layernorm", ["norms"]), ("norms", "peri", ["placements"]), ("models", "xavier", ["init"])],
-)
-def test_a_name_of_another_kind_refers_to_that_list(
-    kind: str, name: str, kinds: list[str], run_command: Command
-) -> None:
-    code, out, err = run_command("list", kind, name)
-    assert (code, err) == (0, "")
-    assert out.splitlines() == [
-        f"{name!r} is not one of the {kind}; see",
-        *(f"  normlab list {k} {name}" for k in kinds),
-    ]
-
-
 def test_a_placement_is_described_in_full(run_command: Command) -> None:
     out = " ".join(run_command("list", "placements", "deepnorm")[1].split())
-    for text in ("causal if the norm is", "parameters 0, apart from", "pitfalls - pixeli99/MixLN", "(8L)^(+1/4)"):
+    for text in ("causal if the norm is", "parameters 0", "pitfalls - pixeli99/MixLN", "(8L)^(+1/4)"):
         assert text in out
     assert "equals pre where every factor is 1" in " ".join(run_command("list", "placements", "layerscale")[1].split())
     for entry in json.loads(run_command("list", "placements", "--json")[1]):
@@ -411,16 +264,7 @@ def test_a_preset_is_as_causal_as_its_norm(run_command: Command) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--help"],
-        ["--version"],
-        ["list", "norms"],
-        ["list", "placements"],
-        ["list", "options"],
-        ["summarize", "."],
-        ["compare", "."],
-    ],
+    "arguments", [["--help"], ["list", "norms"], ["list", "options"], ["summarize", "."], ["compare", "."]]
 )
 def test_light_commands_load_no_heavy_package(arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "runs" / "x").mkdir(parents=True)
@@ -448,11 +292,7 @@ def test_a_run_without_compile_loads_no_compiler(overrides: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_version(run_command: Command) -> None:
+def test_version_and_help(run_command: Command) -> None:
     assert run_command("--version")[1] == f"normlab {normlab.__version__}\n"
-
-
-def test_help_is_printed_without_a_command(run_command: Command) -> None:
     code, out, _ = run_command()
-    assert code == 0
-    assert "summarize" in out
+    assert (code, "summarize" in out) == (0, True)

@@ -24,7 +24,7 @@ from normlab.options import flatten_options
 from normlab.placements.base import load_all as load_placements
 from normlab.stats.measure.schedule import probe_steps
 from normlab.tracking.payloads import labels_of
-from normlab.tracking.settings import services_of
+from normlab.tracking.uploads import services_of
 from normlab.training.machine import resolve
 from normlab.training.start import Outcome, train
 
@@ -124,7 +124,7 @@ def followers(config: RunConfig) -> Any:
 def wandb_labels(config: RunConfig) -> Any:
     """Return the labels of the run at W&B, and where it is sent."""
     run = train(config, trackers=[]).folder.run()
-    return *labels_of(run, None), run["config"]["tracking"]["project"], run["config"]["tracking"]["entity"]
+    return labels_of(run, None), run["config"]["tracking"]["project"], run["config"]["tracking"]["entity"]
 
 
 def resolved(config: RunConfig) -> Any:
@@ -145,14 +145,11 @@ class Row:
     """Overrides without which the option has no effect."""
 
 
-FIXED = Row("", "other", None)
 REJECTED_SWITCH = Row("null", "true", None)
 
 # Only norms inside the sub-layers get bf16 input, and rounding has an effect only once gains differ from 1.
 BF16 = ("precision=bf16", "model.qk_norm=head", "optim.lr=0.1", "optim.warmup_steps=0")
 SHARED_NORM = {
-    "preset": FIXED,
-    "name": FIXED,
     "gain": Row("true", "false", shapes),
     "bias": Row("true", "false", shapes),
     "unit_offset": Row("true", "false", weights),
@@ -167,8 +164,6 @@ BOUNDED = {option: row for option, row in SHARED_NORM.items() if option != "eps"
     "shift": Row("false", "true", shapes),
 }
 LENGTH = {
-    "preset": FIXED,
-    "name": FIXED,
     # A small eps has no effect, because no vector is that short.
     "eps": Row("1e-6", "10", losses),
     "radius": Row("1", "null", losses),
@@ -187,8 +182,6 @@ NORM_ROWS: dict[str, dict[str, Row]] = {
     "batchnorm_past": RUNNING,
     "batchnorm_position": RUNNING,
     "seednorm": {
-        "preset": FIXED,
-        "name": FIXED,
         "eps": SHARED_NORM["eps"],
         "alpha": Row("1", "0.5", losses),
         "unit_offset": SHARED_NORM["unit_offset"],
@@ -203,7 +196,7 @@ NORM_ROWS: dict[str, dict[str, Row]] = {
         "kappa": Row("10", "5", losses),
         "learn_lam": Row("false", "true", shapes),
     },
-    "none": {"preset": FIXED, "name": FIXED},
+    "none": {},
     "pointwise": BOUNDED | {"function": Row("tanh", "erf", losses)},
     "dyt": BOUNDED,
     "derf": BOUNDED,
@@ -213,13 +206,12 @@ NORM_ROWS: dict[str, dict[str, Row]] = {
         "fraction": Row("0.25", "0.5", losses),
         "count": Row("floor", "ceil", losses, ("norm.fraction=0.1",)),
     },
-    "crmsnorm": {"preset": FIXED, "name": FIXED, "eps": Row("1e-6", "1e-2", losses)},
+    "crmsnorm": {"eps": Row("1e-6", "1e-2", losses)},
     "groupnorm": SHARED_NORM | {"groups": Row("2", "4", losses)},
     "zscore": WITHOUT_GAIN | {"sigma": Row("population", "sample", losses)},
     "minmax": WITHOUT_GAIN,
 }  # fmt: skip
 SHARED_PLACEMENT = {
-    "name": FIXED,
     "embedding_norm": Row("null", "true", shapes),
     "final_norm": Row("null", "false", shapes),
 }
@@ -232,7 +224,6 @@ PLACEMENT_ROWS = {
     | {"c_attn": Row("0.283", "1", weights), "c_mlp": Row("0.432", "1", weights)},
     # The placement has no norm of the run; qk_norm adds the norm that the switches place.
     "ngpt": {
-        "name": FIXED,
         "embedding_norm": Row("null", "true", shapes, ("model.qk_norm=head",)),
         "final_norm": Row("null", "true", shapes, ("model.qk_norm=head",)),
         "normalize_embeddings": Row("false", "true", losses, ("norm=none",)),
@@ -243,12 +234,11 @@ PLACEMENT_ROWS = {
     **dict.fromkeys(("gpas", "parallel", "parallel_two_norms"), SHARED_PLACEMENT),
     "b2t": SHARED_PLACEMENT | {"final_norm": Row("null", "true", shapes)},
     **{
-        name: {"name": FIXED, "embedding_norm": REJECTED_SWITCH, "final_norm": REJECTED_SWITCH}
+        name: {"embedding_norm": REJECTED_SWITCH, "final_norm": REJECTED_SWITCH}
         for name in ("resi_dual", "siamese", "x0_lambdas")
     },
 }
 SHARED_DATA = {
-    "name": FIXED,
     "tokenizer": Row("bytes", "chars", corpus),
     "vocab_size": Row("300", "310", corpus, ("data.tokenizer=bpe", "data.max_tokens=9000")),
     "max_tokens": Row("4000", "5000", corpus),
@@ -258,10 +248,9 @@ SHARED_DATA = {
 DATA_ROWS = {
     "stdlib": SHARED_DATA,
     "files": SHARED_DATA | {
-        "path": Row(f"[{HERE / 'corpus.txt'}]", f"[{HERE / 'make_corpus.py'}]", corpus),
+        "path": Row(f"[{HERE / 'corpus.txt'}]", f"[{HERE / 'conftest.py'}]", corpus),
         "column": Row("text", "other", corpus, ("data.path=[two_columns.jsonl]",)),
         "format": Row("auto", "text", corpus, ("data.path=[two_columns.jsonl]",)),
-        "skip": Row("empty", "null", corpus_or_error, ("data.path=[nulls/train.jsonl]",)),
     },
     # These run the code of the hub on folders; tests/data/test_hub.py uses a server.
     "hub": SHARED_DATA | {
@@ -270,7 +259,6 @@ DATA_ROWS = {
         "subset": Row("one", "two", corpus, ("data.name=with_subsets",)),
         "split": Row("train", "test", corpus),
         "revision": Row("null", "main", corpus_or_error),
-        "skip": Row("empty", "null", corpus_or_error, ("data.name=nulls",)),
     },
     "shakespeare": SHARED_DATA,
     "tinystories": SHARED_DATA,
@@ -278,7 +266,6 @@ DATA_ROWS = {
     "fineweb_edu": SHARED_DATA,
 }  # fmt: skip
 SHARED_OPTIM = {
-    "name": FIXED,
     "lr": Row("1e-3", "2e-3", losses),
     "schedule": Row("cosine", "linear", losses, ("optim.warmup_steps=0",)),
     "warmup_steps": Row("0", "2", losses),
@@ -297,7 +284,6 @@ OPTIM_ROWS = {
     },
 }  # fmt: skip
 RUN_ROWS: dict[str, Row] = {
-    "model.preset": FIXED,
     "model.depth": Row("1", "2", shapes),
     "model.width": Row("8", "16", shapes),
     "model.heads": Row("1", "2", losses),
@@ -323,7 +309,6 @@ RUN_ROWS: dict[str, Row] = {
     "tracking.group": Row("null", "mine", wandb_labels),
     "tracking.job_type": Row("null", "study", wandb_labels),
     "tracking.tags": Row("[]", "[a,b]", wandb_labels),
-    "stats.preset": FIXED,
     "stats.tiers": Row("[]", "[core]", statistics, ("stats=off",)),
     "stats.also": Row("[]", "[resid_rms]", statistics, ("stats=off",)),
     "stats.without": Row("[]", "[resid_rms]", statistics),
@@ -357,7 +342,7 @@ def rows() -> Iterator[tuple[str, str, Row]]:
 
 
 def all_options() -> set[tuple[str, str]]:
-    """Return the group choice and the name of every option of a run."""
+    """Return the group choice and the name of every option of a run; the group choices set names and presets."""
     registries: dict[str, Any] = {
         "norm": load_norms(), "placement": load_placements(), "data": DATA, "optim": OPTIMIZERS,
     }  # fmt: skip
@@ -373,7 +358,8 @@ def all_options() -> set[tuple[str, str]]:
             options |= {(f"{group}={name}", f"{group}.{option}") for option in flatten_options(config)}
     default = compose_run([])
     options |= {("", option) for option in flatten_options(default) if option.partition(".")[0] not in registries}
-    return options
+    kept = {("", "run.name"), ("data=hub", "data.name")}
+    return {pair for pair in options if pair in kept or not pair[1].endswith((".name", ".preset"))}
 
 
 def test_every_option_has_a_row() -> None:
@@ -393,7 +379,7 @@ def write_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in {
         "two_columns.jsonl": rows * 40, "a_dataset/train.jsonl": many, "a_dataset/test.jsonl": rows * 40,
         "another/train.jsonl": rows * 40, "with_subsets/README.md": subsets, "with_subsets/a.jsonl": many,
-        "with_subsets/b.jsonl": rows * 40, "nulls/train.jsonl": f'{{"text": null}}\n{many}',
+        "with_subsets/b.jsonl": rows * 40,
     }.items():  # fmt: skip
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(text)

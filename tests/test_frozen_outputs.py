@@ -1,6 +1,6 @@
 """Frozen outputs: a refactor must reproduce the numbers, texts and page data of reports, lists, figures and verdicts.
 
-A change of an output must refresh its golden (`scripts/refresh_goldens.py outputs`) and explain it. The losses of
+A change of an output must refresh its golden (`scripts/prove/refresh_goldens.py outputs`) and explain it. The losses of
 training are in test_goldens.py, the reports of the studies in studies/test_reports.py.
 """
 

@@ -3,7 +3,7 @@
 Bits hold with the recorded torch, CPU, instructions and number of threads. The test makes torch use the recorded
 instructions, but MKL chooses its matrix products by the CPU. Elsewhere rounding grows from step to step, to 6e-5
 between two CPUs: the losses must agree to 1e-3, a fiftieth of the change in one step, and the first loss, before any
-update, to 1e-5. `scripts/refresh_goldens.py` writes the files.
+update, to 1e-5. `scripts/prove/refresh_goldens.py` writes the files.
 """
 
 from __future__ import annotations

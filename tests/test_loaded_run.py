@@ -10,20 +10,9 @@ from typing import Any
 
 import pytest
 
-import normlab
-from normlab.config import memory
-from normlab.data import tokenizer_check
-from normlab.errors import StoreError
 from normlab.store.format import CHECKSUM_KEY, with_checksum
 from normlab.store.runs import RunFolder
 from support.run_folders import Command, contents
-
-REPLACE = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 1000}
-BOMB = json.dumps({
-    "version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
-    "normalizer": {"type": "Sequence", "normalizers": [REPLACE] * 6},
-})  # fmt: skip
-"""A tokenizer.json that makes 10^18 characters of each."""
 
 
 @pytest.fixture
@@ -59,15 +48,10 @@ def rewrite(folder: RunFolder, option: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("config.model.context", 2**20, "1048576"),
-        ("config.model.width", 2**17, "the weights of the model need about 1 TiB of memory, and this machine has "),
-        ("config.model.mlp_width", 2**20, "has no param blocks.0.mlp.up.weight of shape (1048576, 32)"),
-        ("config.model.depth", 10_000, "has no param blocks.2.attn.q.weight of shape (32, 32)"),
         ("config.model.width", 2**40, "model.width=1099511627776: must be at most 131072"),
-        ("config.model.depth", -1, "model.depth=-1: must be at least 1"),
         ("config.model.heads", 3, "model.heads=3: does not divide model.width=32"),
-        ("config", 3, "holds no config that this version of normlab knows"),
-        ("config.optim.lecay", 1, "AdamW has no option lecay"),
+        ("config", 3, "Expected `object`, got `int` - at `$.config`"),
+        ("config.optim.lecay", 1, "optim has no option lecay"),
     ],
 )
 def test_invalid_records_fail_in_one_line_before_building_a_model(
@@ -87,16 +71,9 @@ def test_invalid_records_fail_in_one_line_before_building_a_model(
 @pytest.mark.parametrize(
     ("option", "value", "problem"),
     [
-        ("config.model.width", 2**17, ""),
         ("config.model.width", 2**40, "model.width=1099511627776: must be at most 131072"),
-        ("config", 3, "a part of the config is missing or damaged"),
-        ("identity", None, ""),
-        ("resolved", None, ""),
-        ("versions", None, ""),
-        ("git", 3, ""),
-        ("run_id", 5, ""),
-        ("corpus", 3, ""),
-        ("pack", {}, ""),
+        ("config", 3, "Expected `object`, got `int` - at `$.config`"),
+        ("identity.precision", "fp64", "it is not the record of run "),
     ],
 )
 def test_invalid_record_is_not_resumed(
@@ -107,25 +84,11 @@ def test_invalid_record_is_not_resumed(
     code, out, err = command()
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
-    assert f"run.json: is damaged ({problem or f'it is not the record of run {trained.run_id}'}" in err
+    assert f"run.json: is damaged ({problem}" in err
     assert "); restore a copy" in err
     assert {name: content for name, content in contents(trained.path).items() if name != "lock"} == {
         name: content for name, content in before.items() if name != "lock"
     }
-
-
-def test_weights_larger_than_the_memory_fail(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = normlab.load(folder.path)
-    shutil.rmtree(folder.path / "checkpoints" / "step_00000012")
-    needed = 8 * memory.num_weights(run.config)
-    size = (folder.path / "checkpoints" / "step_00000016" / "state.safetensors").stat().st_size
-    assert run.model
-    monkeypatch.setattr(memory, "available_bytes", lambda: size - 1)
-    with pytest.raises(StoreError, match=r"the memory ran out while reading .*checkpoints"):
-        assert normlab.load(folder.path).model
-    with pytest.raises(memory.ConfigError, match=r"this machine has .*; use a machine with more"):
-        memory.check_weights_fit(run.config, needed - 1, "this machine")
-    memory.check_weights_fit(run.config, needed, "this machine")
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "meta.json", "state.safetensors"])
@@ -137,27 +100,18 @@ def test_huge_checkpoint_file_is_damage(name: str, folder: RunFolder, run_comman
     assert "using the previous checkpoint" in err
 
 
-def test_huge_tokenizer_file_is_damage(folder: RunFolder) -> None:
-    os.truncate(folder.path / "tokenizer.json", 2**40)
-    with pytest.raises(StoreError, match=r"tokenizer.json: is damaged"):
-        assert normlab.load(folder.path).tokenizer
-
-
 @pytest.mark.parametrize(
     ("state", "problem"),
     [
-        ({"name": "chars", "characters": "a\ud800"}, "surrogates not allowed"),
-        ({"name": "x", "definition": "[" * 200_000}, "nested too deeply"),
+        ({"name": "x", "definition": "[" * 200_000}, "not a tokenizer.json"),
         ({"name": "x", "definition": '{"model": 3}'}, "not a tokenizer.json"),
-        ({"name": "x", "definition": 3}, "has no attribute"),
-        ({"name": "x", "definition": BOMB}, "takes more than 0.5 GiB"),
+        ({"name": "chars"}, "characters"),
     ],
-    ids=["surrogate", "nested", "no tokenizer", "no text", "expands"],
+    ids=["nested", "no tokenizer", "no characters"],
 )
-def test_hostile_tokenizer_fails_in_one_line(
-    state: dict[str, Any], problem: str, folder: RunFolder, run_command: Command, monkeypatch: pytest.MonkeyPatch
+def test_damaged_tokenizer_fails_in_one_line(
+    state: dict[str, Any], problem: str, folder: RunFolder, run_command: Command
 ) -> None:
-    monkeypatch.setattr(tokenizer_check, "MEMORY_BYTES", 2**29)
     (folder.path / "tokenizer.json").write_text(json.dumps(state))
     before = contents(folder.path)
     code, out, err = run_command("sample", str(folder.path), "--tokens=3")
@@ -167,9 +121,8 @@ def test_hostile_tokenizer_fails_in_one_line(
     assert contents(folder.path) == before
 
 
-def test_sample_warns_of_an_empty_status(folder: RunFolder, run_command: Command) -> None:
+def test_a_run_with_a_damaged_status_is_not_loaded(folder: RunFolder, run_command: Command) -> None:
     (folder.path / "status.json").write_text("")
     code, out, err = run_command("sample", str(folder.path), "--tokens=2")
-    assert (code, out.startswith("def ")) == (0, True)
-    assert err.count("\n") == 1
-    assert err.startswith(f"warning: {folder.path / 'status.json'}: is damaged")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"error: {folder.path / 'status.json'}: is damaged")

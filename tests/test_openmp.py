@@ -39,15 +39,3 @@ def test_spin_count_is_limited_unless_the_user_sets_a_policy(
     )
     printed = dict(line.strip().split(" = ", 1) for line in done.stderr.splitlines() if " = " in line)
     assert printed[setting] == f"'{value}'"
-
-
-def test_wait_policy_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in openmp.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    assert openmp.wait_policy() == "default"
-    openmp.limit_spinning()
-    assert openmp.wait_policy() == f"GOMP_SPINCOUNT={openmp.SPIN_COUNT}"
-    monkeypatch.delenv("GOMP_SPINCOUNT")
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-    openmp.limit_spinning()
-    assert openmp.wait_policy() == "OMP_WAIT_POLICY=PASSIVE"

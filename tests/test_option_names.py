@@ -6,35 +6,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from synthetic_runs import Record
 
-from normlab.config.option_names import ALIASES, hint, meanings
+from normlab.config.option_names import ALIASES
 from normlab.config.override_errors import all_options
+from support.fake_workers import FINISHED_STATUS
 
 Command = Callable[..., tuple[int, str, str]]
 
 NEAR = {
     "lr=0.1": "optim.lr",
-    "learning_rate=0.1": "optim.lr",
     "train.lr=0.1": "optim.lr",
     "depth=3": "model.depth",
-    "layers=3": "model.depth",
-    "n_layer=3": "model.depth",
     "model.n_layer=3": "model.depth",
-    "n_head=2": "model.heads",
-    "n_embd=64": "model.width",
-    "d_model=64": "model.width",
-    "batch_size=2": "train.batch_size",
-    "batch=2": "train.batch_size",
-    "steps=9": "train.steps",
-    "max_steps=9": "train.steps",
-    "epochs=9": "train.steps",
-    "warmup=9": "optim.warmup_steps",
-    "optim.warmup=9": "optim.warmup_steps",
     "+lr=0.1": "optim.lr",
     "eps=1": "norm.eps' or 'optim.eps",
-    "ctx=128": "model.context",
     "contxt=128": "model.context",
     "precison=bf16": "precision",
+    "experiment=mine": "+experiment",
 }
 
 
@@ -43,29 +32,11 @@ def test_every_alias_resolves_to_an_option() -> None:
     assert not set(ALIASES) & all_options()
 
 
-def test_meanings() -> None:
-    options = ["optim.lr", "norm.eps", "optim.eps", "model.depth", "seed"]
-    assert meanings("seed", options) == ["seed"]
-    assert meanings("lr", options) == ["optim.lr"]
-    assert meanings("Learning-Rate", options) == ["optim.lr"]
-    assert meanings("eps", options) == ["norm.eps", "optim.eps"]
-    assert meanings("d_model", options) == []  # there is no model.width among them
-    assert hint("eps", options) == " (did you mean 'norm.eps' or 'optim.eps'?)"
-    assert hint("dpeth", options) == " (did you mean 'model.depth'?)"
-    assert hint("dropout", options) == ""
-    assert hint("modle.depth", options) == " (did you mean 'model.depth'?)"
-
-
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("override", NEAR)
 def test_an_unknown_option_gets_the_right_hint(override: str, run_command: Command) -> None:
     code, out, err = run_command("train", override)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert f"did you mean '{NEAR[override]}'" in err
-
-
-def test_an_experiment_is_added_not_set(run_command: Command) -> None:
-    assert "experiment=mine: no such option (did you mean '+experiment'?)" in run_command("train", "experiment=mine")[2]
 
 
 def test_an_option_like_no_other_gets_the_list(run_command: Command) -> None:
@@ -97,14 +68,10 @@ def make_run_at(tmp_path: Path) -> Callable[..., Path]:
     from normlab.store.runs import RunFolder
 
     def make(*run_ids: str, **run: object) -> Path:
-        config = {
-            "norm": {"name": "rmsnorm", "eps": 1e-6}, "placement": {"name": "pre"}, "model": {"depth": 4},
-            "optim": {"name": "adamw", "lr": 1e-3, "eps": 1e-8}, "train": {"steps": 9}, "seed": 0,
-        }  # fmt: skip
         for run_id in run_ids:
-            record = {"run_id": run_id, "name": f"name of {run_id}", "config": config, **run}
+            record = Record(steps=9).run() | {"run_id": run_id, "name": f"name of {run_id}", **run}
             folder = RunFolder.create(tmp_path / "kept" / "runs" / run_id, record)
-            folder.write_status({"state": "finished", "step": 9, "steps": 9, "val_loss": 2.0})
+            folder.write_status(FINISHED_STATUS | {"step": 9, "steps": 9})
         return tmp_path / "kept"
 
     return make
@@ -118,13 +85,10 @@ def test_every_command_finds_a_run_by_id_name_or_folder(
         code, out, err = run_command("summarize", run, "--format=csv")
         assert (code, err) == (0, "")
         assert [line.split(",")[1] for line in out.splitlines()[1:]] == ["abc-1"]
-        assert "abc-1" in run_command("list", "runs", run)[1]
-        assert run_command("summarize", run, "--by=norm")[0] == 0
+    assert "abc-1" in run_command("list", "runs", "abc")[1]
     (tmp_path / "results").rename(tmp_path / "elsewhere")
     assert "abc-1" in run_command("summarize", "abc", "--results-dir=elsewhere")[1]
     assert "abd-2" in run_command("summarize", "--results-dir=elsewhere")[1]
-    assert "abd-2" in run_command("list", "runs", "--results-dir=elsewhere")[1]
-    assert "abd-2" not in run_command("list", "runs", "abc", "--results-dir=elsewhere")[1]
     code, _, err = run_command("summarize", "ab", "--results-dir=elsewhere")
     assert (code, err.count("\n")) == (2, 1)
     assert "run 'ab' could be abc-1 (name of abc-1), abd-2 (name of abd-2); give more of the id" in err

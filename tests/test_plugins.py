@@ -15,9 +15,9 @@ from normlab.config.compose import compose_run
 from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError
 from normlab.norms.base import NORMS
-from normlab.training.identity import describe
 from normlab.training.machine import resolve
 from normlab.training.start import train
+from normlab.training.training_run import describe
 from support.plugins import NORM
 
 ROW = """
@@ -77,17 +77,9 @@ def test_edited_plugin_starts_another_run(kind: str, run_id: Callable[..., str])
     assert run_id("plugins=[mine.py]", override) == first
 
 
-def test_raised_version_starts_another_run(run_id: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    first = run_id("norm=rmsnorm")
-    monkeypatch.setattr(NORMS["rmsnorm"], "version", 2)
-    assert run_id("norm=rmsnorm") != first
-    assert run_id("norm=layernorm") == run_id("norm=layernorm")
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (NORM.replace('"mine"', '"rmsnorm"'), "norm 'rmsnorm'"),
         (NORM.replace('"mine"', '"rmsnorm"').replace("class Mine", "class RMSNormConfig"), "norm 'rmsnorm'"),
         (ROW.replace('"scaled"', '"pre"'), "placement 'pre'"),
         (RULE.replace("def tiny", "def gpt2_scaled"), "init rule 'gpt2_scaled'"),
@@ -101,7 +93,7 @@ def test_names_of_the_package_are_rejected(text: str, said: str, run_id: Callabl
     assert run_id() == plain
 
 
-@pytest.mark.parametrize("name", ["my norm", "a/b", "../mine", "", "2nd", "nörm"])
+@pytest.mark.parametrize("name", ["my norm", "../mine", "", "2nd", "nörm"])
 @pytest.mark.parametrize(("text", "old", "kind"), [(NORM, "mine", "norm"), (ROW, "scaled", "placement")])
 def test_name_that_is_no_identifier_is_rejected(
     text: str, old: str, kind: str, name: str, run_id: Callable[..., str]
@@ -137,9 +129,8 @@ def test_two_versions_of_a_plugin_load_in_one_process(
     runs = []
     for version in (text, text.replace(before, after)):
         Path("mine.py").write_text(version)
-        runs.append(
-            train(compose_run([*overrides, "plugins=[mine.py]", override, "train.steps=2"]), trackers=[]).folder
-        )
+        config = compose_run([*overrides, "plugins=[mine.py]", override, "train.steps=2"])
+        runs.append(train(config, trackers=[]).folder)
     tokens = torch.zeros(1, 4, dtype=torch.long)
     logits = [normlab.load(run.path).model(tokens) for run in (*runs, *runs)]
     assert torch.equal(logits[0], logits[2])
@@ -158,27 +149,12 @@ def test_model_of_another_version_of_its_norm_loads_with_a_warning(
     assert "was trained with another version of its norm" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('init="gpt3"', "unknown init rule 'gpt3' \\(did you mean 'gpt2'\\?\\): choose one of deepnorm, "),
-        ("init=2", "unknown init rule '2': choose one of deepnorm, "),
-        (
-            'init="gpt2", incompatible_inits={"xavir": "why"}',
-            r"unknown init rule 'xavir' \(did you mean 'xavier'\?\)",
-        ),
-    ],
-)
-def test_row_with_an_unknown_init_rule_is_rejected_with_row_and_file(line: str, message: str) -> None:
-    Path("mine.py").write_text(ROW.replace('init="gpt2"', line))
-    with pytest.raises(ConfigError, match=rf"^plugins: mine\.py: placement=scaled: {message}"):
-        compose_run(["plugins=[mine.py]", "placement=scaled", "init=xavier"])
-
-
-def test_row_uses_an_init_rule_of_another_plugin() -> None:
-    Path("rule.py").write_text(RULE)
-    Path("row.py").write_text(ROW.replace('init="gpt2"', 'init="tiny", incompatible_inits={"other": "why"}'))
-    assert compose_run(["plugins=[row.py,rule.py]", "placement=scaled"]).init_rule == "tiny"
+def test_row_with_an_unknown_init_rule_is_rejected() -> None:
+    Path("mine.py").write_text(ROW.replace('init="gpt2"', 'init="gpt3"'))
+    with pytest.raises(
+        ConfigError, match=r"^placement=scaled, init=gpt3: unknown init rule 'gpt3' \(did you mean 'gpt2'"
+    ):
+        compose_run(["plugins=[mine.py]", "placement=scaled"])
 
 
 LEARNED = """
@@ -236,9 +212,7 @@ def test_verify_prints_the_missing_starts_line(run_command: Command, tmp_path: P
 @pytest.mark.parametrize(
     "initial_values",
     [
-        'initial_values = "[1] * D"', 'initial_values: ClassVar[str] = "[1] * D"',
-        'initial_values: str = "[1] * D"', "initial_values = 1",
-        'initial_values = {"gain": 1.0}', 'initial_values = ["gain"]',
+        'initial_values: ClassVar[str] = "[1] * D"', 'initial_values = {"gain": 1.0}', 'initial_values = ["gain"]',
     ],
 )  # fmt: skip
 def test_initial_values_of_a_wrong_type_is_rejected_with_the_syntax(
@@ -250,36 +224,16 @@ def test_initial_values_of_a_wrong_type_is_rejected_with_the_syntax(
     assert 'write initial_values: ClassVar[dict[str, str]] = {"gain": "[1] * D"}' in err
 
 
-def test_starts_expression_that_fails_reports_the_reason(run_command: Command, tmp_path: Path) -> None:
-    initial_values = 'initial_values: ClassVar[dict[str, str]] = {"gain": "ones(D)", "shift": "0"}'
-    code, out, err = run_command("verify", learned(tmp_path, "wrong", initial_values))
-    (failed,) = (line for line in out.splitlines() if "has its declared initial values" in line)
-    assert (code, err) == (1, "")
-    assert (
-        "`ones(D)` of gain of wrong cannot be evaluated (NameError: name 'ones' is not defined); it may use sqrt, "
-        in failed
-    )
-
-
-def test_starts_of_a_wrong_type_in_a_row_is_rejected(run_command: Command, tmp_path: Path) -> None:
-    (tmp_path / "row.py").write_text(ROW.replace('name="scaled"', 'name="strs", initial_values="0.5"'))
-    code, out, err = run_command("verify", f"plugins=[{tmp_path}/row.py]")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "placement 'strs': initial_values is '0.5', but must map" in err
-
-
-@pytest.mark.exhaustive
 def test_list_includes_entries_of_plugins(run_command: Command, tmp_path: Path) -> None:
     override = learned(tmp_path, "listed", 'initial_values: ClassVar = {"gain": "[2] * D", "shift": "0"}')
     assert "listed" not in run_command("list", "norms")[1]
     out = run_command("list", "norms", override)[1]
     assert "x * gain" in next(line for line in out.splitlines() if line.startswith("listed"))
-    assert "rmsnorm" in out
     whole = run_command("list", "norms", "listed", override)[1]
     for part in (
-        "parameters       D + 1\n",
-        "gain: [2] * D; shift: 0",
-        "gentle=0.5: How gentle it is.",
+        "parameters         D + 1\n",
+        "- gain: [2] * D\n    - shift: 0",
+        "gentle=0.5: How gentle",
         "x times a gain.",
     ):
         assert part in whole
@@ -293,7 +247,3 @@ def test_list_includes_entries_of_plugins(run_command: Command, tmp_path: Path) 
     assert "Someone 2026" in row
     assert "gpt2" in row
     assert "listed_row" in run_command("list", "placements", f"plugins=[{tmp_path}/row.py]")[1]
-    code, _, err = run_command("list", "norms", "listed", "rmsnorm")
-    assert (code, err.count("\n")) == (2, 1)
-    code, _, err = run_command("list", "norms", "plugins=[no.py]")
-    assert (code, err) == (2, "error: plugins: no file 'no.py'; give the path of a Python file that registers a norm\n")

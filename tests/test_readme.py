@@ -65,19 +65,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_two_commands_come_first() -> None:
-    assert re.search(r"^`*(scripts/demo|scripts/test|normlab).*", README, flags=re.MULTILINE)
-    first = blocks("sh")[0].splitlines()
-    assert [line.split()[0] for line in first[:2]] == ["scripts/demo", "scripts/test"]
-    ci = re.findall(r"scripts/(?:demo|test)\b", (ROOT / ".ci" / "run").read_text())
-    assert ci == ["scripts/demo", "scripts/test"]
-
-
-def test_git_ignores_what_the_demo_writes() -> None:
-    ignored = (ROOT / ".gitignore").read_text().splitlines()
-    assert {"/results/runs/", "/results/sweeps/", "/results/compare.html"} <= {*ignored}
-
-
 def test_its_tables_are_as_the_commands_print_them() -> None:
     (block,) = (part for part in README.split("```\n") if part.startswith("placement  model.depth"))
     tables = block.split("...\n")
@@ -95,10 +82,6 @@ def test_its_tables_are_as_the_commands_print_them() -> None:
 
 def test_it_has_at_most_250_lines() -> None:
     assert README.count("\n") <= 250
-
-
-def test_there_are_commands() -> None:
-    assert len(commands()) >= 16
 
 
 @pytest.mark.process
@@ -121,12 +104,6 @@ def test_the_commands_one_after_the_other_then_the_python_block(folder: Path, ru
 def test_the_row_as_a_plugin(folder: Path, run_command: Command) -> None:
     code, out, err = run_command("verify", "plugins=[my_row.py]", "placement=half")
     assert code == 0, err + out
-
-
-def test_norms_rows_and_studies_are_added_in_few_lines() -> None:
-    for name, fewer_than in (("my_norm.py", 35), ("my_row.py", 6), ("my_study.py", 20)):
-        code = [line for line in block_of(name).splitlines() if line.strip() and not line.startswith("#")]
-        assert len(code) < fewer_than
 
 
 @pytest.mark.process

@@ -9,9 +9,10 @@ from functools import cached_property
 
 from normlab.analysis.cells import Cell
 from normlab.analysis.learning_rates import Losses, shared_lr
-from normlab.analysis.results import RunResult, mixed_settings
-from normlab.analysis.settings import select_where, setting
+from normlab.analysis.results import RunResult, mixed_settings, select_results
+from normlab.analysis.settings import setting, sort_key
 from normlab.errors import ConfigError
+from normlab.store.record import Setting
 
 CHOOSING_SEEDS = 2
 """The first seeds of a grid, on which the learning rate of an arm is chosen; the others judge it."""
@@ -25,27 +26,16 @@ class Arm:
 
     where: str
     runs: Sequence[RunResult]
-
-    @cached_property
-    def seeds(self) -> list[object]:
-        """The seeds of the runs, in order."""
-        return sorted({run.replicate[0] for run in self.runs}, key=lambda seed: (not isinstance(seed, int), seed))  # pyright: ignore
+    seeds: Sequence[Setting]
+    """The seeds of the runs, the choosing ones first."""
 
     @cached_property
     def learning_rates(self) -> list[float]:
-        """The learning rates of the runs."""
         return sorted({run.lr for run in self.runs})
 
     @cached_property
-    def cell(self) -> Cell:
-        """The runs as a cell."""
-        return Cell((), (), self.runs)
-
-    @cached_property
     def choice(self) -> Cell:
-        """The runs on which the learning rate is chosen."""
-        chosen = set(self.seeds[:CHOOSING_SEEDS])
-        return Cell((), (), [run for run in self.runs if run.replicate[0] in chosen])
+        return Cell((), (), [run for run in self.runs if run.replicate[0] in self.seeds[:CHOOSING_SEEDS]])
 
     @property
     def best_lr(self) -> float | None:
@@ -55,7 +45,8 @@ class Arm:
     @cached_property
     def plausible_lrs(self) -> list[float]:
         """The best learning rate, and those that all seeds together cannot tell from it; as `plausible_lrs`."""
-        return [] if self.best_lr is None else plausible_lrs(self.best_lr, self.cell.losses, self.cell.bad_lrs)
+        cell = Cell((), (), self.runs)
+        return [] if self.best_lr is None else plausible_lrs(self.best_lr, cell.losses, cell.bad_lrs)
 
     @property
     def has_best_at_edge(self) -> bool:
@@ -64,8 +55,8 @@ class Arm:
 
     def judged(self, lr: float | None) -> list[RunResult]:
         """Return the completed runs of the judging seeds at a learning rate: of all seeds if there is one rate."""
-        seeds = set(self.seeds[CHOOSING_SEEDS:] if len(self.learning_rates) > 1 else self.seeds)
-        return [run for run in self.runs if run.lr == lr and run.replicate[0] in seeds and run.has_loss]
+        choosing = self.seeds[:CHOOSING_SEEDS] if len(self.learning_rates) > 1 else ()
+        return [run for run in self.runs if run.lr == lr and run.has_loss and run.replicate[0] not in choosing]
 
 
 def plausible_lrs(best: float, losses: Losses, bad: Collection[float]) -> list[float]:
@@ -84,10 +75,9 @@ def plausible_lrs(best: float, losses: Losses, bad: Collection[float]) -> list[f
         if lr == best or lr in bad or len(common) < 2:
             continue
         values, at_best = ([each[replicate] for replicate in common] for each in (by_replicate, losses[best]))
-        if not all(map(math.isfinite, at_best)):
-            found.append(lr)  # its runs all ended finite, and a run at the best learning rate diverged: not worse
-            continue
-        if ttest_rel(values, at_best, alternative="greater").pvalue > WORSE:  # pyright: ignore[reportAttributeAccessIssue]
+        # Where a run at the best learning rate diverged, a rate whose runs all ended finite is not worse.
+        has_diverged = not all(map(math.isfinite, at_best))
+        if has_diverged or ttest_rel(values, at_best, alternative="greater").pvalue > WORSE:  # pyright: ignore[reportAttributeAccessIssue]
             found.append(lr)
     return found
 
@@ -119,12 +109,12 @@ class StudyRuns:
             ConfigError: A condition is invalid, or no run meets all of them.
         """
         if where not in self.used:
-            self.used[where] = self._select(where)
+            runs = self._select(where)
+            self.used[where] = Arm(where, runs, sorted({run.replicate[0] for run in runs}, key=sort_key))
         return self.used[where]
 
-    def _select(self, where: str) -> Arm:
-        selected = set(select_where([run.record for run in self.results], [where] if where else [], "arm"))
-        return Arm(where, [run for run in self.results if run.record in selected])
+    def _select(self, where: str) -> list[RunResult]:
+        return select_results(self.results, [where] if where else [], "arm")
 
     def levels(self, where: str, option: str) -> list[float]:
         """Return the values of a numeric option among the runs that meet the conditions.
@@ -132,7 +122,7 @@ class StudyRuns:
         Raises:
             ConfigError: A value is not a number.
         """
-        values = {setting(run.record, option) for run in self._select(where).runs}
+        values = {setting(run.record, option) for run in self._select(where)}
         if not all(isinstance(value, int | float) for value in values):
             raise ConfigError(f"slope over {option}: needs numbers, and the runs have {', '.join(map(str, values))}")
         return sorted(float(value) for value in values)  # pyright: ignore

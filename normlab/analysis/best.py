@@ -14,7 +14,7 @@ from normlab.analysis.factors import label
 from normlab.analysis.intervals import LEVEL, PairedTest, holm
 from normlab.analysis.learning_rates import badness
 from normlab.analysis.settings import sort_key
-from normlab.store.parts import Setting
+from normlab.store.record import Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,10 @@ class Comparison:
 
 
 def compare_with_baselines(cells: Sequence[Cell], baselines: Sequence[Cell | None], lrs: Rates) -> list[Comparison]:
-    """Return the comparison of each cell with its baseline, corrected for all of them.
-
-    Args:
-        cells: The cells.
-        baselines: The baseline of each cell, or None.
-        lrs: The learning rate at which each cell is compared, by its key.
-    """
+    """Return the comparison of each cell with its baseline, at the given learning rates, corrected for all of them."""
     pool = pool_cells(cells, lrs)
     tests = [
-        compare_cells(cell, lrs[cell.key], baseline, lrs[baseline.key], pool) if baseline else None
+        compare_cells(cell, baseline, lrs, pool) if baseline else None
         for cell, baseline in zip(cells, baselines, strict=True)
     ]
     known = sum(test is not None and test.p is not None for test in tests)
@@ -57,30 +51,26 @@ def compare_pairs(cells: Sequence[Cell], pairs: Iterable[tuple[int, int]]) -> Ma
 
     Each is corrected for the comparisons of the better cell. The key is the pair of indices.
     """
-    pool = pool_cells(cells, {cell.key: cell.best_lr for cell in cells})
-    tests: dict[tuple[int, int], PairedTest | None] = {}
-    for better, worse in pairs:
-        a, b = cells[better], cells[worse]
-        tests[better, worse] = compare_cells(a, a.best_lr, b, b.best_lr, pool)
+    lrs = {cell.key: cell.best_lr for cell in cells}
+    pool = pool_cells(cells, lrs)
+    tests = {pair: compare_cells(cells[pair[0]], cells[pair[1]], lrs, pool) for pair in pairs}
     found: dict[tuple[int, int], Comparison] = {}
     for cell in dict.fromkeys(better for better, _ in tests):
         of_cell = [pair for pair in tests if cell in pair]
         p_values = holm([test and test.p for test in map(tests.__getitem__, of_cell)])
-        for pair, p in zip(of_cell, p_values, strict=True):
-            if pair[0] == cell:
-                found[pair] = Comparison(tests[pair], p, len(of_cell))
+        found |= {
+            pair: Comparison(tests[pair], p, len(of_cell))
+            for pair, p in zip(of_cell, p_values, strict=True)
+            if pair[0] == cell
+        }
     return found
 
 
 def clearly_best(cells: Sequence[Cell]) -> list[int]:
     """Return the index of each cell whose loss is lower, for sure, than that of every other cell of its size."""
-    sizes = rank_by_size(cells).values()
+    sizes = [ranked for ranked in rank_by_size(cells).values() if len(ranked) > 1]
     compared = compare_pairs(cells, [(ranked[0], other) for ranked in sizes for other in ranked[1:]])
-    return [
-        ranked[0]
-        for ranked in sizes
-        if len(ranked) > 1 and all(compared[ranked[0], other].is_lower for other in ranked[1:])
-    ]
+    return [ranked[0] for ranked in sizes if all(compared[ranked[0], other].is_lower for other in ranked[1:])]
 
 
 def rank_cells(cells: Sequence[Cell]) -> list[int]:
@@ -89,12 +79,12 @@ def rank_cells(cells: Sequence[Cell]) -> list[int]:
     Cells are compared at their best learning rates: first by the share of diverged seeds, then by whether a run is
     stuck or regressed, then by the mean final validation loss of the seeds that did not diverge.
     """
-    keys: dict[int, tuple[float, bool, float]] = {}
-    for index, cell in enumerate(cells):
-        if cell.losses:
-            diverged, mean = badness(cell.final.losses.values())
-            keys[index] = (diverged, cell.has_bad_outcome, mean)
-    return sorted(keys, key=keys.__getitem__)
+
+    def key(index: int) -> tuple[float, bool, float]:
+        diverged, mean = badness(cells[index].final.losses.values())
+        return diverged, cells[index].has_bad_outcome, mean
+
+    return sorted((index for index, cell in enumerate(cells) if cell.losses), key=key)
 
 
 def size_options(cells: Sequence[Cell]) -> list[str]:
@@ -107,9 +97,9 @@ def rank_by_size(cells: Sequence[Cell]) -> dict[str, list[int]]:
 
     The label is empty if all cells have one size.
     """
-    options, order = size_options(cells), rank_cells(cells)
+    options = size_options(cells)
     sizes: dict[tuple[Setting, ...], list[int]] = {}
-    for index in order:
+    for index in rank_cells(cells):
         sizes.setdefault(tuple(cells[index].levels[option] for option in options), []).append(index)
     in_order = sorted(sizes, key=lambda values: [sort_key(value) for value in values])
     return {label(options, values) if options else "": sizes[values] for values in in_order}

@@ -1,14 +1,10 @@
-"""Group runs into cells, and warn about runs and cells that are not comparable.
-
-A cell is all runs with the same values of the options of `--by`, for example `norm,placement`. The runs of a cell
-differ in learning rate and seed.
-"""
+"""Group runs into cells, and warn about runs and cells that are not comparable."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,11 +12,11 @@ from normlab.analysis.factors import label, level_label
 from normlab.analysis.intervals import Interval, Replicate, mean_interval
 from normlab.analysis.learning_rates import Losses, Ranking, arrange, best_lr, ranking
 from normlab.analysis.phrases import name_some
-from normlab.analysis.results import UNFINISHED, RunResult, damage_of, damaged_run_warnings, mixed_settings
+from normlab.analysis.results import UNFINISHED, RunResult, mixed_settings
 from normlab.analysis.settings import LR, NUMERICS, RESOLVED, format_setting, setting, sort_key
-from normlab.store.format import DAMAGED, DIVERGED
+from normlab.store.format import DIVERGED
 from normlab.store.outcome import REGRESSED, STUCK
-from normlab.store.parts import Setting
+from normlab.store.record import Setting
 
 SIZE_OPTIONS = (
     "model", "model.depth", "model.width", "model.heads", "model.mlp_width", "model.context", "train.steps",
@@ -54,7 +50,6 @@ class SeedMean:
 
     @property
     def diverged(self) -> int:
-        """Number of replicates that diverged."""
         return len(self.losses) - len(self.finite)
 
     @property
@@ -64,16 +59,13 @@ class SeedMean:
 
 
 def mean(values: Collection[float]) -> float | None:
-    """Return the mean; None without a value, NaN if the values of a damaged record have no sum."""
-    try:
-        return math.fsum(values) / len(values) if values else None
-    except (OverflowError, ValueError):
-        return math.nan
+    """Return the mean; None without a value."""
+    return math.fsum(values) / len(values) if values else None
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The runs with the same values of the options of `--by`."""
+    """The runs with the same values of the options of `--by`, which differ in learning rate and seed."""
 
     by: Sequence[str]
     """The full names of the options."""
@@ -83,7 +75,6 @@ class Cell:
 
     @cached_property
     def levels(self) -> dict[str, Setting]:
-        """The value of each option."""
         return dict(zip(self.by, self.key, strict=True))
 
     @property
@@ -99,26 +90,27 @@ class Cell:
     @property
     def arm(self) -> str:
         """The label without the options of `SIZE_OPTIONS`."""
-        pairs = [pair for pair in self.levels.items() if pair[0] not in SIZE_OPTIONS]
-        return label(*zip(*pairs, strict=True)) if pairs else label((), ())
+        levels = {option: level for option, level in self.levels.items() if option not in SIZE_OPTIONS}
+        return label(levels, levels.values())
 
     @cached_property
     def losses(self) -> Losses:
         """Final validation losses, by learning rate and replicate."""
-        return self._arrange(lambda run: run.loss)
+        return arrange((run.lr, run.replicate, run.loss) for run in self.runs if run.has_loss)
 
     @cached_property
     def lowest_losses(self) -> Losses:
         """Lowest validation losses of each run's evaluations, by learning rate and replicate."""
-        return self._arrange(lambda run: run.best_loss)
+        return arrange((run.lr, run.replicate, run.best_loss) for run in self.runs if run.has_loss)
 
-    def _arrange(self, value: Callable[[RunResult], float]) -> Losses:
-        return arrange((run.lr, run.replicate, value(run)) for run in self.runs if run.has_loss)
+    def losses_at(self, lr: float | None) -> Mapping[Replicate, float]:
+        """Return the final validation losses at a learning rate by replicate."""
+        return {} if lr is None else self.losses.get(lr, {})
 
     @cached_property
     def varies_decay(self) -> bool:
         """Whether the cell's learning rates also differ in weight decay."""
-        return len(self.losses) > 1 and any(run.record.options.get("optim.weight_decay") for run in self.runs)
+        return len(self.losses) > 1 and any(run.record.config.optim.weight_decay for run in self.runs)
 
     @cached_property
     def bad_lrs(self) -> frozenset[float]:
@@ -127,30 +119,22 @@ class Cell:
 
     @cached_property
     def ranking(self) -> Ranking:
-        """Sort keys of the cell's learning rates."""
         return ranking(self.losses, self.bad_lrs)
 
     @cached_property
     def best_lr(self) -> float | None:
-        """The cell's best learning rate."""
         return best_lr(self.ranking)
 
     @property
     def final(self) -> SeedMean:
-        """The final validation losses at the best learning rate."""
         return self.final_at(self.best_lr)
 
     def final_at(self, lr: float | None) -> SeedMean:
         """Return the final validation losses at a learning rate."""
-        return SeedMean(self.losses.get(lr, {}) if lr is not None else {})
-
-    def lowest_at(self, lr: float | None) -> SeedMean:
-        """Return the lowest validation losses at a learning rate."""
-        return SeedMean(self.lowest_losses.get(lr, {}) if lr is not None else {})
+        return SeedMean(self.losses_at(lr))
 
     @property
     def has_bad_outcome(self) -> bool:
-        """Whether a run at the best learning rate diverged, is stuck or regressed."""
         return self.has_bad_outcome_at(self.best_lr)
 
     def has_bad_outcome_at(self, lr: float | None) -> bool:
@@ -167,7 +151,6 @@ class Cell:
         return [run for run in self.runs if run.has_loss and run.lr == lr]
 
     def count(self, state: str) -> int:
-        """Return how many runs are in a state."""
         return sum(run.state == state for run in self.runs)
 
     def warnings(self) -> list[str]:
@@ -175,23 +158,17 @@ class Cell:
         warnings = [f"mixes {mixture}" for mixture in mixed_settings(self.runs).values()]
         if unfinished := self.count(UNFINISHED):
             warnings.append(f"unfinished runs, left out: {unfinished} of {len(self.runs)}")
-        warnings += damaged_run_warnings(
-            {run.record.run_id: damage_of(run) for run in self.runs if run.state == DAMAGED}
-        )
         repeats = Counter((run.lr, run.replicate) for run in self.runs if run.has_loss)
         if repeated := sum(count > 1 for count in repeats.values()):
             warnings.append(f"seeds with several runs at one learning rate, averaged to one value each: {repeated}")
         if len(self.losses) > 1:
             if len({frozenset(by_replicate) for by_replicate in self.losses.values()}) > 1:
-                seeds = ", ".join(
-                    f"{format_setting(lr)}: {len(by_replicate)}" for lr, by_replicate in self.losses.items()
-                )
+                seeds = ", ".join(f"{format_setting(lr)}: {len(each)}" for lr, each in self.losses.items())
                 warnings.append(f"the learning rates have different seeds (number of seeds: {seeds})")
             for limit, extreme, beyond in ((min, "lowest", "lower"), (max, "highest", "higher")):
                 if self.best_lr == limit(self.losses):
-                    warnings.append(
-                        f"the best learning rate is the {extreme} of the grid; a {beyond} one may be better"
-                    )
+                    line = f"the best learning rate is the {extreme} of the grid; a {beyond} one may be better"
+                    warnings.append(line)
         return warnings
 
 

@@ -4,8 +4,8 @@ A contrast is sum_c w_c l_c over cells c, at one learning rate each. It is compu
 cells have, and tested over the replicates, as `intervals.paired_test`. With few replicates, the residual variance of
 all cells is pooled if it seems equal.
 
-A diverged run counts as infinity: a contrast with infinite losses of one sign of w is infinite with that sign, and 0 if
-both signs occur or if w = 0, because the losses do not tell which side is worse.
+A diverged run counts as infinity: a contrast with infinite losses of one sign of w is infinite with that sign, and
+undefined if both signs occur or if w = 0, because the losses do not tell which side is worse.
 
 Shapes: k cells, n replicates.
 """
@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from normlab.analysis.cells import Cell
 from normlab.analysis.intervals import LEVEL, PairedTest, Replicate, design_of, paired_test
-from normlab.store.parts import Setting
+from normlab.store.record import Setting
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,13 +32,43 @@ MAX_POOLED = 4
 MIN_P_EQUAL = 0.2
 """Smallest p-value of Bartlett's test at which the cells count as equally variable. Larger than 0.05, because the test
 has little power with few replicates."""
-
 DRAWS = 1999
 """Simulated tables for the p-value of Bartlett's test."""
 
 Key = tuple[Setting, ...]
 Rates = Mapping[Key, float | None]
 """The learning rate of each cell, by the cell's key."""
+Term = tuple[Cell, float, float | None]
+"""A cell of a contrast, with its weight and its learning rate."""
+
+
+def weighted_sums(weights: Iterable[float], values: Sequence[Mapping[Replicate, float]]) -> dict[Replicate, float]:
+    """Return sum_c w_c l_c of each replicate that has all values l_c; NaN if it is undefined."""
+    weights = list(weights)
+    common = sorted(set(values[0]).intersection(*values[1:]), key=str)
+    return {key: sum(w * each[key] for w, each in zip(weights, values, strict=True)) for key in common}
+
+
+def contrast(terms: Sequence[Term], pool: Pool | None = None) -> PairedTest | None:
+    """Test a contrast over the replicates that all of its cells have; return None if there is none.
+
+    The pooled residual variance is used if it includes all cells.
+    """
+    weights = [weight for _, weight, _ in terms]
+    sums = weighted_sums(weights, [cell.losses_at(lr) for cell, _, lr in terms])
+    if not sums:
+        return None
+    values = {replicate: 0.0 if math.isnan(value) else value for replicate, value in sums.items()}
+    test = paired_test(values, both_diverged=sum(map(math.isnan, sums.values())))
+    if pool is None or test.test != "paired t" or not pool.keys.issuperset(cell.key for cell, _, _ in terms):
+        return test
+    low, high, p = pool.interval(test.estimate, weights, len(values))
+    return test._replace(low=low, high=high, p=p, test=f"{POOLED}, {pool.freedom} degrees of freedom")
+
+
+def compare_cells(cell: Cell, other: Cell, lrs: Rates, pool: Pool | None = None) -> PairedTest | None:
+    """Test loss(cell) - loss(other), paired by replicate; return None if there is no pair."""
+    return contrast([(cell, 1.0, lrs[cell.key]), (other, -1.0, lrs[other.key])], pool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +84,6 @@ class Pool:
     """The cells."""
     variance: float
     freedom: int
-    p_equal: float
-    """p-value of Bartlett's test that the residuals of the cells have equal variances, by simulation."""
 
     def interval(self, estimate: float, weights: Iterable[float], n: int) -> tuple[float, float, float]:
         """Return the lower bound, the upper bound and the two-sided p-value of a contrast."""
@@ -67,6 +95,12 @@ class Pool:
         return estimate - half, estimate + half, p
 
 
+def pool_cells(cells: Sequence[Cell], lrs: Rates) -> Pool | None:
+    """Return the pooled residual variance of the cells without a bad outcome, each at one learning rate."""
+    good = [cell for cell in cells if not cell.has_bad_outcome_at(lrs[cell.key])]
+    return pool_residuals({cell.key: cell.losses_at(lrs[cell.key]) for cell in good})
+
+
 def pool_residuals(losses: Mapping[Key, Mapping[Replicate, float]]) -> Pool | None:
     """Return the pooled residual variance of cells; None if pooling is not possible, not needed or not justified.
 
@@ -76,26 +110,24 @@ def pool_residuals(losses: Mapping[Key, Mapping[Replicate, float]]) -> Pool | No
     Source: Scheffe 1959, The Analysis of Variance, section 4.2; Bartlett 1937, Proc. R. Soc. A 160, 268-282.
     """
     finite = {key: values for key, values in losses.items() if values and all(map(math.isfinite, values.values()))}
-    if len(finite) < 3:
-        return None
-    replicates = sorted(next(iter(finite.values())), key=str)
+    replicates = sorted(next(iter(finite.values()), ()), key=str)
     k, n = len(finite), len(replicates)
-    if not 2 <= n <= MAX_POOLED or design_of(replicates).crossed:
+    if k < 3 or not 2 <= n <= MAX_POOLED or design_of(replicates).crossed:
         return None
     if any(values.keys() != set(replicates) for values in finite.values()):
         return None
     import numpy as np
 
     table = np.array([[values[replicate] for replicate in replicates] for values in finite.values()])
-    variances = _residual_variances(table[None])[0]
+    variances = _residual_variances(table[None])
     if not variances.min() > 0:
         return None
     # The statistic's distribution depends on k and n only, so draws of any normal losses give its p-value.
     simulated = _residual_variances(np.random.default_rng(0).normal(size=(DRAWS, k, n)))
-    larger = int((_bartlett(simulated) >= _bartlett(variances[None])[0]).sum())
-    p_equal = (larger + 1) / (DRAWS + 1)
-    pool = Pool(frozenset(finite), float(variances.mean()), (k - 1) * (n - 1), p_equal)
-    return pool if p_equal >= MIN_P_EQUAL else None
+    larger = int((_bartlett(simulated) >= _bartlett(variances)).sum())
+    if (larger + 1) / (DRAWS + 1) < MIN_P_EQUAL:
+        return None
+    return Pool(frozenset(finite), float(variances.mean()), (k - 1) * (n - 1))
 
 
 def _residual_variances(losses: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -111,66 +143,6 @@ def _bartlett(variances: NDArray[np.float64]) -> NDArray[np.float64]:
     import numpy as np
 
     return np.log(variances.mean(1)) - np.log(variances).mean(1)
-
-
-class Term(NamedTuple):
-    """A cell of a contrast, with its weight and its learning rate."""
-
-    cell: Cell
-    weight: float
-    lr: float | None
-
-
-def contrast(terms: Sequence[Term], pool: Pool | None = None) -> PairedTest | None:
-    """Test a contrast over the replicates that all of its cells have; return None if there is none.
-
-    Args:
-        terms: The cells, weights and learning rates.
-        pool: The pooled residual variance, which is used if it includes all cells.
-    """
-    losses = [term.cell.losses.get(term.lr, {}) if term.lr is not None else {} for term in terms]
-    weights = [term.weight for term in terms]
-    common = sorted(set(losses[0]).intersection(*losses[1:]), key=str)
-    if not common:
-        return None
-    values: dict[Replicate, float] = {}
-    undefined = 0
-    for replicate in common:
-        products = [(weight, loss[replicate]) for weight, loss in zip(weights, losses, strict=True)]
-        infinite = {math.copysign(1, weight) if weight else 0 for weight, loss in products if math.isinf(loss)}
-        if not infinite:
-            values[replicate] = math.fsum(weight * loss for weight, loss in products)
-        elif infinite in ({1}, {-1}):
-            values[replicate] = infinite.pop() * math.inf
-        else:
-            values[replicate], undefined = 0.0, undefined + 1
-    test = paired_test(values, both_diverged=undefined)
-    if (
-        pool is None
-        or len(common) < 2
-        or test.test != "paired t"
-        or not pool.keys.issuperset(t.cell.key for t in terms)
-    ):
-        return test
-    low, high, p = pool.interval(test.estimate, weights, len(common))
-    return test._replace(low=low, high=high, p=p, test=f"{POOLED}, {pool.freedom} degrees of freedom")
-
-
-def pool_cells(cells: Sequence[Cell], lrs: Rates) -> Pool | None:
-    """Return the pooled residual variance of the cells without a bad outcome, each at one learning rate."""
-    losses: dict[Key, Mapping[Replicate, float]] = {}
-    for cell in cells:
-        lr = lrs[cell.key]
-        if lr is not None and not cell.has_bad_outcome_at(lr):
-            losses[cell.key] = cell.losses.get(lr, {})
-    return pool_residuals(losses)
-
-
-def compare_cells(
-    cell: Cell, lr: float | None, other: Cell, other_lr: float | None, pool: Pool | None = None
-) -> PairedTest | None:
-    """Test loss(cell) - loss(other), paired by replicate; return None if there is no pair."""
-    return contrast([Term(cell, 1.0, lr), Term(other, -1.0, other_lr)], pool)
 
 
 def slope_weights(x: Sequence[float] | NDArray[np.float64]) -> list[float]:

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from normlab.analysis.cells import Cell, count_bad, resolved_differences
-from normlab.analysis.contrasts import Key, Pool, Rates, Term, contrast, fisher_p, pool_cells, slope_weights
+from normlab.analysis.contrasts import Key, Pool, Rates, contrast, fisher_p, pool_cells, slope_weights
 from normlab.analysis.factors import Factor, label, level_label
 from normlab.analysis.intervals import holm
 from normlab.analysis.settings import LR, format_setting, parse_conditions, resolve_options, sort_key
 from normlab.config.option_names import meanings
 from normlab.errors import ConfigError, unknown
-from normlab.store.parts import Setting
+from normlab.store.record import Setting
 
 Row = dict[str, Any]
 LOGARITHMIC = ("model.depth", "model.width", "model.context", "train.batch_size", "train.steps", LR)
@@ -43,27 +43,25 @@ class Question:
     """The baseline level of each factor, by option."""
     lrs: Rates
 
-    def groups(self, over: Sequence[Factor]) -> dict[str, dict[Key, Cell]]:
-        """Return the cells of each group with equal levels outside `over`: by the group's label and their levels."""
+    def groups(self, over: Sequence[Factor]) -> Iterator[tuple[str, dict[Key, Cell]]]:
+        """Yield the cells of each group with equal levels outside `over`: the group's label, and cells by level."""
         inside = [factor.option for factor in over]
         groups: dict[str, dict[Key, Cell]] = {}
         for cell in self.cells:
             fixed = {option: level for option, level in cell.levels.items() if option not in inside}
-            where = label(fixed, fixed.values())
-            groups.setdefault(where, {})[tuple(cell.levels[option] for option in inside)] = cell
-        return groups
+            group = groups.setdefault(label(fixed, fixed.values()), {})
+            group[tuple(cell.levels[option] for option in inside)] = cell
+        yield from groups.items()
 
     @cached_property
     def pool(self) -> Pool | None:
-        """The pooled residual variance of the cells."""
         return pool_cells(self.cells, self.lrs)
 
-    def contrast(self, terms: Iterable[tuple[Cell, float]], **labels: str) -> Row:
-        """Return the row of a contrast of cells with weights."""
-        at_rates = [Term(cell, weight, self.lrs[cell.key]) for cell, weight in terms]
-        result = contrast(at_rates, self.pool)
-        rates = {term.lr for term in at_rates}
-        runs = [run for term in at_rates for run in term.cell.runs_at(term.lr)]
+    def contrast(self, cells: Iterable[Cell], weights: Iterable[float], **labels: str) -> Row:
+        terms = [(cell, weight, self.lrs[cell.key]) for cell, weight in zip(cells, weights, strict=True)]
+        result = contrast(terms, self.pool)
+        rates = {lr for _, _, lr in terms}
+        runs = [run for cell, _, lr in terms for run in cell.runs_at(lr)]
         return labels | {
             "estimate": result and result.estimate,
             "low": result and result.low,
@@ -112,17 +110,17 @@ def run_test(
     options = resolve_options(over, [run.record for cell in cells for run in cell.runs], "--over")
     if missing := [option for option in options if option not in by_option]:
         raise ConfigError(f"--over {missing[0]}: is not one of the factors {', '.join(by_option)}; add it to --by")
-    chosen = baseline_levels(cells, list(by_option), against) if against else {}
-    baselines = {option: chosen.get(option, factor.levels[0]) for option, factor in by_option.items()}
-    lrs = {cell.key: cell.best_lr if lr is None else lr for cell in cells}
     if name == "counts" and lr is not None:
         raise ConfigError("--lr: has no effect on --test counts, which counts runs at all learning rates; leave it out")
-    rows = TESTS[name](Question(cells, factors, [by_option[option] for option in options], baselines, lrs))
+    baselines = {option: factor.levels[0] for option, factor in by_option.items()}
+    baselines |= baseline_levels(cells, list(by_option), against) if against else {}
+    lrs = {cell.key: cell.best_lr if lr is None else lr for cell in cells}
+    rows = list(TESTS[name](Question(cells, factors, [by_option[option] for option in options], baselines, lrs)))
     if not rows:
         raise ConfigError(f"--test {name}: no group of cells has the levels to compare; see `normlab summarize`")
-    for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
-        row |= {"p_holm": p, "resolved_differences": resolved_differences(cells)}
-    return rows
+    differences = resolved_differences(cells)
+    corrected = holm([row["p"] for row in rows])
+    return [row | {"p_holm": p, "resolved_differences": differences} for row, p in zip(rows, corrected, strict=True)]
 
 
 def baseline_levels(cells: Sequence[Cell], by: Sequence[str], against: str) -> dict[str, Setting]:
@@ -136,7 +134,7 @@ def baseline_levels(cells: Sequence[Cell], by: Sequence[str], against: str) -> d
         options = meanings(condition.option, by)
         if len(options) != 1:
             raise ConfigError(f"--against {against}: {condition.option} is not in --by {','.join(by)}; add it there")
-        known = sorted({cell.key[by.index(options[0])] for cell in cells}, key=sort_key)
+        known = sorted({cell.levels[options[0]] for cell in cells}, key=sort_key)
         matches = list(filter(condition.accepts, known))
         if not matches:
             texts = map(format_setting, known)
@@ -145,79 +143,65 @@ def baseline_levels(cells: Sequence[Cell], by: Sequence[str], against: str) -> d
     return levels
 
 
-def _interactions(question: Question) -> list[Row]:
-    """Return the interactions: differences of differences of the losses."""
+def _interactions(question: Question) -> Iterator[Row]:
+    """Yield the interactions: differences of differences of the losses."""
     sets = [tuple(question.over)] if question.over else list(itertools.combinations(question.factors, 2))
     if any(len(factors) < 2 for factors in sets) or not sets:
         raise ConfigError("--test interaction: needs two factors or more; name them in --by, or in --over")
-    rows = []
     for factors in sets:
-        for where, group in question.groups(factors).items():
+        weights = [math.prod(signs) for signs in itertools.product(*[(1.0, -1.0)] * len(factors))]
+        for where, group in question.groups(factors):
             for changes in itertools.product(*map(question.changes, factors)):
-                # Of each factor, the level (+1) or the baseline (-1).
-                corners = list(itertools.product(*changes))
+                corners = list(itertools.product(*changes))  # of each factor, the level (+1) or the baseline (-1)
                 if all(corner in group for corner in corners):
-                    signs = itertools.product(*[(1.0, -1.0)] * len(factors))
-                    weights = [math.prod(sign) for sign in signs]
-                    text = " x ".join(
-                        f"({level_label(factor.option, level)} - {level_label(factor.option, baseline)})"
-                        for factor, (level, baseline) in zip(factors, changes, strict=True)
-                    )
-                    terms = zip(map(group.__getitem__, corners), weights, strict=True)
+                    text = " x ".join(f"({_change(*each)})" for each in zip(factors, changes, strict=True))
                     labels = {"test": "interaction", "where": where, "contrast": text, "unit": "nats/token"}
-                    rows.append(question.contrast(terms, **labels))
-    return rows
+                    yield question.contrast(map(group.__getitem__, corners), weights, **labels)
 
 
-def _trends(question: Question) -> list[Row]:
-    """Return the slopes of the loss over numeric factors."""
+def _change(factor: Factor, levels: tuple[Setting, Setting]) -> str:
+    return " - ".join(level_label(factor.option, level) for level in levels)
+
+
+def _trends(question: Question) -> Iterator[Row]:
+    """Yield the slopes of the loss over numeric factors."""
     factors = question.over or [factor for factor in question.factors if factor.is_numeric]
     if not factors or not all(factor.is_numeric for factor in factors):
         named = " or ".join(factor.option for factor in question.over or question.factors)
         raise ConfigError(f"--test trend: needs a numeric factor, such as model.depth, and {named} is not numeric")
-    rows = []
     for factor in factors:
         is_log = factor.option in LOGARITHMIC and all(float(level or 0) > 0 for level in factor.levels)
         text = f"slope over ln({factor.name})" if is_log else f"slope over {factor.name}"
-        for where, group in question.groups([factor]).items():
+        unit = f"nats/token per {'e-fold' if is_log else 'unit'}"
+        for where, group in question.groups([factor]):
             at = [math.log(float(level)) if is_log else float(level) for (level,) in group]  # pyright: ignore
             if len(set(at)) > 1:
-                terms = zip(group.values(), slope_weights(at), strict=True)
-                unit = f"nats/token per {'e-fold' if is_log else 'unit'}"
-                rows.append(question.contrast(terms, test="trend", where=where, contrast=text, unit=unit))
-    return rows
+                labels = {"test": "trend", "where": where, "contrast": text, "unit": unit}
+                yield question.contrast(group.values(), slope_weights(at), **labels)
 
 
-def _counts(question: Question) -> list[Row]:
-    """Return Fisher's exact tests of the counts of bad outcomes, over all learning rates of a cell."""
-
-    def count(cell: Cell) -> tuple[int, int]:
-        runs = [run for run in cell.runs if run.has_loss]
-        return count_bad(runs), len(runs)
-
-    rows = []
+def _counts(question: Question) -> Iterator[Row]:
+    """Yield Fisher's exact tests of the counts of bad outcomes, over all learning rates of a cell."""
     for factor in question.over or question.factors:
-        for where, group in question.groups([factor]).items():
-            for level, baseline in question.changes(factor):
-                if (level,) not in group or (baseline,) not in group:
+        for where, group in question.groups([factor]):
+            for change in question.changes(factor):
+                if not all((level,) in group for level in change):
                     continue
-                (bad, runs), (other_bad, others) = count(group[level,]), count(group[baseline,])
-                rows.append(
-                    {
-                        "test": "counts",
-                        "where": where,
-                        "contrast": f"{level_label(factor.option, level)} - {level_label(factor.option, baseline)}",
-                        "unit": "share of runs",
-                        "estimate": bad / runs - other_bad / others if runs and others else None,
-                        "bad": bad,
-                        "runs": runs,
-                        "baseline_bad": other_bad,
-                        "baseline_runs": others,
-                        "p": fisher_p(bad, runs, other_bad, others) if runs and others else None,
-                        "method": "Fisher's exact test",
-                    }
-                )
-    return rows
+                ended = [[run for run in group[level,].runs if run.has_loss] for level in change]
+                (bad, runs), (other_bad, others) = ((count_bad(each), len(each)) for each in ended)
+                yield {
+                    "test": "counts",
+                    "where": where,
+                    "contrast": _change(factor, change),
+                    "unit": "share of runs",
+                    "estimate": bad / runs - other_bad / others if runs and others else None,
+                    "bad": bad,
+                    "runs": runs,
+                    "baseline_bad": other_bad,
+                    "baseline_runs": others,
+                    "p": fisher_p(bad, runs, other_bad, others) if runs and others else None,
+                    "method": "Fisher's exact test",
+                }
 
 
 TESTS = {"interaction": _interactions, "trend": _trends, "counts": _counts}

@@ -23,9 +23,9 @@ from normlab.analysis.settings import (
     sort_key,
 )
 from normlab.errors import ConfigError
-from normlab.store.parts import Setting
 from normlab.store.plans import has_plan, sweep_folder
 from normlab.store.query import resolve_run, select_runs
+from normlab.store.record import Setting
 from normlab.store.runs import RunFolder
 
 MAIN_OPTIONS = ("norm", "placement", "model.depth")
@@ -72,7 +72,6 @@ class Factor:
 
     @property
     def name(self) -> str:
-        """The name in titles and labels."""
         return option_name(self.option)
 
     @property
@@ -134,10 +133,8 @@ def varying_options(results: Sequence[RunResult]) -> list[str]:
 def option_name(option: str) -> str:
     """Return the name of an option in labels: `depth` for `model.depth`, `norm eps` for `norm.eps`."""
     group, _, last = option.rpartition(".")
-    return _NAMES.get(option) or (last if group in _IMPLIED_GROUPS else f"{group}.{last}").translate(_TO_SPACES)
-
-
-_TO_SPACES = str.maketrans("._", "  ")
+    name = last if group in _IMPLIED_GROUPS else f"{group} {last}"
+    return _NAMES.get(option) or name.replace(".", " ").replace("_", " ")
 
 
 def level_title(option: str, value: Setting) -> str:
@@ -167,11 +164,10 @@ def label(options: Iterable[str], values: Iterable[Setting]) -> str:
 
 def short_label(options: Iterable[str], values: Iterable[Setting]) -> str:
     """Return a label for narrow places: `DeepNorm d8 wu0`."""
-    parts = []
-    for option, value in zip(options, values, strict=True):
-        name = _SHORT_NAMES.get(option)
-        parts.append(level_label(option, value) if name is None else f"{name}{format_setting(value)}")
-    return " ".join(parts)
+    return " ".join(
+        f"{_SHORT_NAMES[option]}{format_setting(value)}" if option in _SHORT_NAMES else level_label(option, value)
+        for option, value in zip(options, values, strict=True)
+    )
 
 
 # Runs by their factors
@@ -199,11 +195,7 @@ def find_run(name: str, where: Sequence[str] = (), results_dir: str | os.PathLik
     factors = factors_of(results, varying_options(results))
     levels = "; ".join(f"{factor.option} {', '.join(map(format_setting, factor.levels))}" for factor in factors)
     first = [f"{factor.option}={format_setting(setting(runs[0], factor.option))}" for factor in factors]
-    raise ConfigError(
-        f"{' '.join([name, *where])}: {len(runs)} runs, "
-        + (
-            f"which differ in {levels}; select one, for example with '{','.join([*where, *first])}'"
-            if factors
-            else f"which differ in no option; give the id of one, for example {runs[0].run_id}"
-        )
-    )
+    problem = f"{' '.join([name, *where])}: {len(runs)} runs, which differ in "
+    if not factors:
+        raise ConfigError(f"{problem}no option; give the id of one, for example {runs[0].run_id}")
+    raise ConfigError(f"{problem}{levels}; select one, for example with '{','.join([*where, *first])}'")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from normlab.analysis.intervals import Replicate, mean_interval
@@ -49,13 +50,10 @@ class Sensitivity(NamedTuple):
 
 def arrange(values: Iterable[tuple[float, Replicate, float]]) -> dict[float, dict[Replicate, float]]:
     """Return the mean loss by learning rate (ascending) and replicate."""
-    losses: dict[float, dict[Replicate, list[float]]] = {}
+    repeated: dict[float, dict[Replicate, list[float]]] = {}
     for lr, replicate, loss in values:
-        losses.setdefault(lr, {}).setdefault(replicate, []).append(loss)
-    return {
-        lr: {replicate: sum(repeated) / len(repeated) for replicate, repeated in losses[lr].items()}
-        for lr in sorted(losses)
-    }
+        repeated.setdefault(lr, {}).setdefault(replicate, []).append(loss)
+    return {lr: {key: sum(each) / len(each) for key, each in repeated[lr].items()} for lr in sorted(repeated)}
 
 
 def badness(losses: Iterable[float]) -> tuple[float, float]:
@@ -118,12 +116,11 @@ def sensitivity(losses: Losses, loss_at_start: float | None, bad: Collection[flo
         for lr, by_replicate in sorted(losses.items())
     }
     lrs, lowest = list(means), means[best]
-    low = high = at = lrs.index(best)
-    is_near = [means[lr] <= lowest + NEAR_BEST and lr not in bad for lr in lrs]
-    while low > 0 and is_near[low - 1]:
-        low -= 1
-    while high < len(lrs) - 1 and is_near[high + 1]:
-        high += 1
+    at = lrs.index(best)
+    low, high = (
+        list(takewhile(lambda lr: means[lr] <= lowest + NEAR_BEST and lr not in bad, side))
+        for side in (lrs[at::-1], lrs[at:])
+    )
     too_high = next((lr for lr in lrs[at + 1 :] if means[lr] > lowest + TOO_HIGH or lr in bad), None)
     value = math.fsum(max(mean, lowest) for mean in means.values()) / len(means) - lowest
-    return Sensitivity(value, (lrs[low], lrs[high]), too_high)
+    return Sensitivity(value, (low[-1], high[-1]), too_high)

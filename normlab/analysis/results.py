@@ -1,4 +1,4 @@
-"""The results of runs: state, losses and seeds; and warnings about runs whose results are not comparable.
+"""The results of runs: state, losses and seeds; and the settings in which runs differ, as text.
 
 Runs differ in options, which the user sets, and in circumstances: corpus, device, torch version. Only options define
 cells.
@@ -12,18 +12,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from normlab.analysis.settings import (
-    NUMERICS,
-    SEEDS,
     differing_settings,
-    setting,
+    is_config_option,
+    select_where,
     settings_of,
 )
-from normlab.store.format import COMPLETED_STATES, DAMAGED, DIVERGED, FAILED, FINISHED, RUN_FILE, STATUS_FILE
-from normlab.store.outcome import OUTCOMES, loss_of
-from normlab.store.parts import Setting
-from normlab.store.query import NO_RUN_STATES, count_not_started
-from normlab.store.reading import HOW_TO_FIX
-from normlab.store.record import RunRecord
+from normlab.store.format import DAMAGED, DIVERGED, FAILED, FINISHED
+from normlab.store.outcome import OUTCOMES
+from normlab.store.query import count_not_started
+from normlab.store.record import RunEntry, RunRecord, Setting
 
 UNFINISHED = "unfinished"
 STATES = (*OUTCOMES, FAILED, DAMAGED, UNFINISHED)
@@ -32,45 +29,39 @@ MAX_VALUES = 6
 """Most values that a warning lists."""
 MAX_DAMAGED = 5
 """Most damaged runs with a warning of their own; one line lists the ids of the others."""
-_CIRCUMSTANCES = {
-    "corpus": ("corpora", "their losses are not comparable"),
-    "tokenizer": ("tokenizers", "tokens differ, so their losses are not comparable"),
-    "precision": ("precisions", "a difference between them may be rounding"),
-    "device": ("devices", "their speeds and last digits are not comparable"),
-}
-"""The plural of each circumstance, and the consequence of a difference."""
 
 
 @dataclass(frozen=True, eq=False)
 class RunResult:
-    """A run with a learning rate on record, and its state, losses and seeds."""
+    """A run, and its state, losses and seeds."""
 
     record: RunRecord
-    lr: float
-    """Peak learning rate."""
+
+    @property
+    def lr(self) -> float:
+        """Peak learning rate."""
+        return self.record.config.optim.lr
 
     @cached_property
     def state(self) -> str:
-        """One of `STATES`; a completed run without a final loss on record is damaged."""
-        if self.record.state in (FAILED, DAMAGED):
-            return self.record.state
-        return (self.record.outcome or DAMAGED) if self.record.state in COMPLETED_STATES else UNFINISHED
+        """One of `STATES`; never damaged."""
+        return self.record.outcome or (FAILED if self.record.state == FAILED else UNFINISHED)
 
     @cached_property
     def replicate(self) -> tuple[Setting, Setting]:
         """The seeds of the weights and of the data order; equal replicates of two cells form a pair."""
-        return setting(self.record, SEEDS[0]), setting(self.record, SEEDS[1])
+        return self.record.config.seed, self.record.config.data.seed
 
     @cached_property
     def loss(self) -> float:
         """Final validation loss, nats/token; infinite if the run diverged, NaN if it has no outcome."""
-        loss = loss_of(self.record.status.val_loss) if self.has_loss else None
+        loss = self.record.status.val_loss if self.has_loss else None
         return math.inf if self.state == DIVERGED else math.nan if loss is None else loss
 
     @property
     def best_loss(self) -> float:
         """Lowest validation loss; infinite if the run diverged, NaN if it has no outcome."""
-        lowest = loss_of(self.record.status.best_val_loss)
+        lowest = self.record.status.best_val_loss
         return self.loss if lowest is None or not math.isfinite(self.loss) else lowest
 
     @property
@@ -89,39 +80,26 @@ class RunResult:
         return settings_of(self.record)
 
 
-def read_results(records: Sequence[RunRecord]) -> tuple[list[RunResult], list[str]]:
-    """Return the result of each started run with a learning rate on record, and warnings.
-
-    The warnings are about the other runs.
-    """
+def read_results(records: Sequence[RunEntry]) -> tuple[list[RunResult], list[str]]:
+    """Return the result of each started run whose record is intact, and warnings about the other runs."""
     not_started = count_not_started(records)
     warnings = [f"runs that have not started: {not_started} of {len(records)}"] if not_started else []
-    records = [record for record in records if record.state not in NO_RUN_STATES]
-    results = [RunResult(record, lr) for record in records if (lr := record.config.optim.lr) is not None]
-    no_lr = f"its {RUN_FILE} names no learning rate; {HOW_TO_FIX[RUN_FILE]}"
-    damaged = {record.run_id: record.problem or no_lr for record in records if record.config.optim.lr is None}
+    damaged = {record.run_id: record.problem for record in records if record.state == DAMAGED}
+    results = [RunResult(record) for record in records if isinstance(record, RunRecord)]
     return results, warnings + damaged_run_warnings(damaged)
 
 
+def select_results(results: Sequence[RunResult], where: Sequence[str], flag: str = "--where") -> list[RunResult]:
+    """Return the runs that meet all conditions; errors as in `select_where`."""
+    selected = set(select_where([run.record for run in results], where, flag))
+    return [run for run in results if run.record in selected]
+
+
 def damaged_run_warnings(damaged: Mapping[str, str]) -> list[str]:
-    """Return a warning for each of the first `MAX_DAMAGED` damaged runs, and one for the others.
-
-    Args:
-        damaged: The problem of each damaged record, by run id.
-    """
-    ids = list(damaged)
-    lines = [f"run {run_id} is damaged and is left out: {damaged[run_id]}" for run_id in ids[:MAX_DAMAGED]]
-    more = ids[MAX_DAMAGED:]
+    """Return a warning for each of the first `MAX_DAMAGED` damaged runs, with its problem, and one for the others."""
+    first, more = list(damaged.items())[:MAX_DAMAGED], list(damaged)[MAX_DAMAGED:]
+    lines = [f"run {run_id} is damaged and is left out: {problem}" for run_id, problem in first]
     return lines + ([f"{len(more)} more runs are damaged and are left out: {', '.join(more)}"] if more else [])
-
-
-def damage_of(result: RunResult) -> str:
-    """Return the problem of a damaged run's record."""
-    path = result.record.folder.path / STATUS_FILE
-    return result.record.problem or f"{path}: has no final validation loss; {HOW_TO_FIX[STATUS_FILE]}"
-
-
-# Settings that differ
 
 
 def mixed_settings(results: Sequence[RunResult], ignored: Iterable[str] = ()) -> dict[str, str]:
@@ -144,31 +122,13 @@ def mixed_settings(results: Sequence[RunResult], ignored: Iterable[str] = ()) ->
 
 
 def comparability_warnings(results: Sequence[RunResult]) -> list[str]:
-    """Return a warning for each difference that makes losses, speeds or bits not comparable."""
-    differing = differing_settings([run.settings for run in results])
-    warnings = [
-        f"the runs use {len(values)} {plural}: {', '.join(values)}: {consequence}"
-        for name, (plural, consequence) in _CIRCUMSTANCES.items()
-        if (values := differing.get(name))
-    ]
-    numerics = [
-        f"{name.removeprefix(NUMERICS).removesuffix(')')} {' and '.join(values)}"
-        for name, values in differing.items()
-        if name.startswith(NUMERICS)
-    ]
-    if numerics:
-        warnings.append(
-            f"the runs differ in numerics: {'; '.join(numerics)}: equal options and seeds give different bits"
-        )
-    return warnings
+    """Return a line that names the circumstances in which runs differ, or no line."""
+    mixed = [phrase for name, phrase in mixed_settings(results).items() if not is_config_option(name)]
+    return [f"the runs differ in {'; '.join(mixed)}"] if mixed else []
 
 
 def reason_not_comparable(results: Sequence[RunResult]) -> str:
     """Return why the losses of the runs cannot be ranked, or an empty text."""
-    differing = differing_settings([run.settings for run in results])
-    listed = [
-        f"{len(values)} {_CIRCUMSTANCES[name][0]} ({', '.join(values)})"
-        for name in ("corpus", "tokenizer")
-        if (values := differing.get(name))
-    ]
-    return f"the runs use {' and '.join(listed)}, so their losses are not comparable" if listed else ""
+    mixed = mixed_settings(results)
+    different = [mixed[name] for name in ("corpus", "tokenizer") if name in mixed]
+    return f"the runs differ in {'; '.join(different)}, so their losses are not comparable" if different else ""

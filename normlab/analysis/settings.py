@@ -7,29 +7,31 @@ of torch). Both kinds have names, and `is_config_option` distinguishes them.
 from __future__ import annotations
 
 import contextlib
-import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
 from normlab.config.option_names import hint, meanings
 from normlab.errors import ConfigError, did_you_mean
-from normlab.store.parts import Setting, as_setting
-from normlab.store.record import RunRecord
+from normlab.store.record import RunEntry, RunRecord, Setting, flatten
+
+Entry = TypeVar("Entry", bound=RunEntry)
 
 LR = "optim.lr"
 SEEDS = ("seed", "data.seed")
 """The options in which replicates differ: the seeds of the initial weights and of the data order."""
 
+_OF_CONFIG: dict[str, Callable[[Mapping[str, Setting]], Setting]] = {
+    "norm": lambda options: options.get("norm.preset") or options.get("norm.name"),
+    "placement": lambda options: options.get("placement.name"),
+    "model": lambda options: options.get("model.preset"),
+    "optim": lambda options: options.get("optim.name"),
+}
+"""Short names of config fields."""
 _READERS: dict[str, Callable[[RunRecord], Setting]] = {
-    "norm": lambda run: run.config.norm.preset or run.config.norm.name,
-    "placement": lambda run: run.config.placement.name,
-    "model": lambda run: run.config.model.preset,
-    "optim": lambda run: run.config.optim.name,
-    "corpus": lambda run: _join(run.corpus.name, (run.corpus.sha256 or "")[:8]),  # two texts can have one name
+    "corpus": lambda run: _join(run.corpus.name, run.corpus.sha256[:8]),  # two texts can have one name
     "device": lambda run: run.machine.device,
     "precision": lambda run: run.machine.precision,
     "compile": lambda run: run.machine.compile,
@@ -37,11 +39,10 @@ _READERS: dict[str, Callable[[RunRecord], Setting]] = {
     "deterministic": lambda run: run.machine.deterministic,
     "init": lambda run: run.machine.init,
 }
-"""Options that are not a config field, or whose value `auto` the run resolves."""
+"""Options that are not a config field, or whose value `auto` the run resolves; no value before a run has started."""
 
 NUMERICS = "numerics ("
 """Prefix of the names of settings that change the last bits."""
-_PACK_SIZE = "numerics (pack size)"
 RESOLVED: dict[str, Callable[[RunRecord], Setting]] = {
     "init": _READERS["init"],
     "weight decay": lambda run: run.machine.decayed,
@@ -49,7 +50,7 @@ RESOLVED: dict[str, Callable[[RunRecord], Setting]] = {
     "CUDA graphs": _READERS["train.graph"],
     "threads": lambda run: run.machine.threads,
     "precision": _READERS["precision"],
-    "pack size": lambda run: len(run.status.pack.runs or run.pack.runs) or 1,
+    "pack size": lambda run: len(run.status.pack.runs or run.run.pack.runs) or 1,
     "device": lambda run: _join(run.machine.device, run.machine.device_name),
     "deterministic": _READERS["deterministic"],
     "devices": lambda run: run.machine.devices,
@@ -58,18 +59,16 @@ RESOLVED: dict[str, Callable[[RunRecord], Setting]] = {
 """Settings that a run resolves from other options or from the machine, most important first; None if unknown."""
 _ENVIRONMENT: dict[str, Callable[[RunRecord], Setting]] = {
     "corpus": _READERS["corpus"],
-    "tokenizer": lambda run: _join(*map(str, filter(None, [run.corpus.tokenizer, run.corpus.vocab_size]))) or "unknown",
+    "tokenizer": lambda run: f"{run.corpus.tokenizer} {run.corpus.vocab_size}",
     "device": RESOLVED["device"],
     "precision": RESOLVED["precision"],
     **{
         f"{NUMERICS}{name})": RESOLVED[name]
         for name in ("compile", "deterministic", "devices", "threads", "instructions")
     },
-    f"{NUMERICS}torch)": lambda run: as_setting(run.versions.get("torch")),
-    _PACK_SIZE: lambda run: len(run.pack.runs) or 1,
-    "sweep": lambda run: run.pack.sweep,
+    f"{NUMERICS}torch)": lambda run: run.run.versions["torch"],
 }
-"""Settings outside the config that the loss depends on, and the sweep, whose plan fixes the sizes of its packs."""
+"""Settings outside the config that the loss depends on. The plan of a sweep lists the sizes of its packs."""
 
 _CODE = {"norm": "the norm's code", "placement": "the placement's code", "optim": "the optimiser's code"}
 """Parts of the code with a version in a run's identity, and the name of the version as a setting."""
@@ -77,10 +76,13 @@ _INIT_RULE = "init rule"
 """The rule that `init=auto` resolves to."""
 
 
-def setting(run: RunRecord, option: str) -> Setting:
-    """Return a run's value of an option by its dotted name; None if the record lacks the option."""
-    read = _READERS.get(option)
-    return read(run) if read else run.options.get(option)
+def setting(run: RunEntry, option: str) -> Setting:
+    """Return a run's value of an option by its dotted name; None if it has no such option, or no value yet."""
+    if option in _OF_CONFIG:
+        return _OF_CONFIG[option](run.options)
+    if option in _READERS:
+        return _READERS[option](run) if isinstance(run, RunRecord) else None
+    return run.options.get(option)
 
 
 def format_setting(value: Setting) -> str:
@@ -100,46 +102,37 @@ def sort_key(value: Setting) -> tuple[int, float, str]:
     return (2, 0.0, "") if value is None else (1, 0.0, value)
 
 
-def resolve_options(names: Iterable[str], runs: Sequence[RunRecord], flag: str) -> list[str]:
+def resolve_options(names: Iterable[str], runs: Sequence[RunEntry], flag: str) -> list[str]:
     """Return the full name of each option; accept an unambiguous short name such as `depth`.
 
     Raises:
         ConfigError: No run has an option, or a short name is ambiguous; the message suggests the nearest options.
     """
-    known = options_of(runs)
-    return [_resolve_option(name, known, flag) for name in names]
+    known, resolved = options_of(runs), []
+    for name in names:
+        options = [name] if name in known else meanings(name, known) if "." not in name else []
+        if len(options) > 1:
+            raise ConfigError(f"{flag} {name}: is ambiguous; write {' or '.join(options)}")
+        if not options:
+            raise ConfigError(
+                f"{flag} {name}: no run has this option{hint(name, known)}; "
+                f"choose one of {', '.join([*_OF_CONFIG, *_READERS])} or a config option such as model.depth"
+            )
+        resolved += options
+    return resolved
 
 
-def _resolve_option(name: str, known: set[str], flag: str) -> str:
-    if name in known:
-        return name
-    options = meanings(name, known) if "." not in name else []
-    if len(options) == 1:
-        return options[0]
-    if options:
-        raise ConfigError(f"{flag} {name}: is ambiguous; write {' or '.join(options)}")
-    raise ConfigError(
-        f"{flag} {name}: no run has this option{hint(name, known)}; "
-        f"choose one of {', '.join(_READERS)} or a config option such as model.depth"
-    )
-
-
-def options_of(runs: Iterable[RunRecord]) -> set[str]:
+def options_of(runs: Iterable[RunEntry]) -> set[str]:
     """Return the options by which runs can be selected."""
-    return set(_READERS).union(*(run.options for run in runs))
+    return {*_OF_CONFIG, *_READERS}.union(*(run.options for run in runs))
 
 
 # Conditions: `--where 'model.depth>=8,norm!=none'`. Nothing is evaluated as code.
 
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<=": operator.le,
-    ">=": operator.ge,
-    "=": operator.eq,
-    "<": operator.lt,
+    "==": operator.eq, "!=": operator.ne, "<=": operator.le, ">=": operator.ge, "=": operator.eq, "<": operator.lt,
     ">": operator.gt,
-}
+}  # fmt: skip
 _CONDITION = re.compile(r"\s*([\w.]+)\s*(==|!=|<=|>=|=|<|>)\s*([^=<>!]+?)\s*")
 
 
@@ -154,26 +147,16 @@ class Condition:
     def __str__(self) -> str:
         return f"{self.option}{self.sign}{self.value}"
 
-    def holds(self, run: RunRecord) -> bool:
-        """Whether a run meets the condition; a setting that the record lacks is `null`.
-
-        Raises:
-            ConfigError: As for `accepts`.
-        """
-        return self.accepts(setting(run, self.option))
-
     def accepts(self, actual: Setting) -> bool:
-        """Whether a value of the option meets the condition. Integers are compared exactly.
+        """Whether a value of the option, None for `null`, meets the condition. Integers are compared exactly.
 
         Raises:
             ConfigError: The operator compares numbers, and the value is not a number.
         """
         if isinstance(actual, int | float) and not isinstance(actual, bool):
-            with contextlib.suppress(ValueError):
-                bound = float(self.value)
-                # As a float, 9007199254740993.0 would equal the seed 9007199254740992.
-                exact = Decimal(self.value) if isinstance(actual, int) and math.isfinite(bound) else bound
-                return OPERATORS[self.sign](actual, exact)
+            for number in (int, float):  # as a float, the seed 9007199254740993 would equal 9007199254740992
+                with contextlib.suppress(ValueError):
+                    return OPERATORS[self.sign](actual, number(self.value))
         if self.sign in ("=", "==", "!="):
             return (self.value == format_setting(actual)) == (self.sign != "!=")
         if actual is None:
@@ -199,21 +182,19 @@ def parse_conditions(texts: Iterable[str], flag: str, signs: Sequence[str] = tup
     return conditions
 
 
-def select_where(runs: Sequence[RunRecord], where: Sequence[str], flag: str = "--where") -> list[RunRecord]:
+def select_where(runs: Sequence[Entry], where: Sequence[str], flag: str = "--where") -> list[Entry]:
     """Return the runs that meet all conditions.
 
     Raises:
         ConfigError: A condition is invalid, an option is unknown, or no run meets all conditions; the message lists
             the values of the runs that meet the earlier conditions.
     """
-    known = options_of(runs)
-    conditions = [
-        replace(condition, option=_resolve_option(condition.option, known, flag))
-        for condition in parse_conditions(where, flag)
-    ]
+    conditions = parse_conditions(where, flag)
+    options = resolve_options([condition.option for condition in conditions], runs, flag) if conditions else []
+    conditions = [replace(each, option=option) for each, option in zip(conditions, options, strict=True)]
     selected = list(runs)
     for index, condition in enumerate(conditions):
-        matches = [run for run in selected if condition.holds(run)]
+        matches = [run for run in selected if condition.accepts(setting(run, condition.option))]
         if not matches:
             among = f" with {','.join(map(str, conditions[:index]))}" if index else ""
             values = sorted({setting(run, condition.option) for run in selected}, key=sort_key)
@@ -237,12 +218,12 @@ def settings_of(run: RunRecord) -> dict[str, Setting]:
     """
     options = {
         option: value
-        for option, value in (run.identity or run.options).items()
-        if option not in (LR, *SEEDS) and not (run.corpus.sha256 and option.startswith("data."))
+        for option, value in flatten(run.run.identity.config).items()
+        if option not in (LR, *SEEDS) and not option.startswith("data.")
     }
     environment = {name: read(run) for name, read in _ENVIRONMENT.items()}
-    code = {name: str(run.code_versions.get(part, 1))[:8] for part, name in _CODE.items()}
-    return environment | options | code | {"init": run.options.get("init"), _INIT_RULE: run.machine.init}
+    code = {name: str(run.run.identity.versions[part])[:8] for part, name in _CODE.items()}
+    return environment | options | code | {"init": run.config.init, _INIT_RULE: run.machine.init}
 
 
 def is_config_option(name: str) -> bool:
@@ -255,8 +236,7 @@ def differing_settings(runs: Sequence[Mapping[str, Setting]]) -> dict[str, list[
 
     Different norms, placements or optimisers are reported by name, without their options. Different init rules are
     reported if the option `init` differs, not if they follow from the placement. Different code is reported if no
-    option explains the difference. Pack sizes are reported across sweeps only, because the plan of one sweep lists
-    them.
+    option explains the difference.
 
     Args:
         runs: The `settings_of` each run.
@@ -269,8 +249,6 @@ def differing_settings(runs: Sequence[Mapping[str, Setting]]) -> dict[str, list[
             different[name] = _sorted_values(values)
     if different.pop(_INIT_RULE, None) is None:
         different.pop("init", None)
-    if different.pop("sweep", None) is None:
-        different.pop(_PACK_SIZE, None)
     for group in ("norm", "placement", "optim"):
         if names := different.pop(f"{group}.name", None):
             different = {name: values for name, values in different.items() if not name.startswith(f"{group}.")}

@@ -20,14 +20,13 @@ from normlab.analysis.factor_tests import baseline_levels
 from normlab.analysis.factors import DEFAULT_OPTIONS, Factor, distinguishing_options, factors_of
 from normlab.analysis.learning_rates import Sensitivity, sensitivity, shared_lr
 from normlab.analysis.phrases import name_some
-from normlab.analysis.results import RunResult, mixed_settings, read_results
-from normlab.analysis.settings import format_setting, resolve_options, select_where
+from normlab.analysis.results import RunResult, mixed_settings, read_results, select_results
+from normlab.analysis.settings import format_setting, resolve_options
 from normlab.errors import ConfigError, StoreError
-from normlab.store.format import number
-from normlab.store.outcome import loss_of
 from normlab.store.query import Selection, select_runs
 from normlab.store.record import RunRecord
 from normlab.store.series import Evaluation, evaluations
+from normlab.store.status import SpikeCount
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +61,13 @@ class Target:
         return mean(seconds) if len(seconds) == self.runs else None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SpikeCounts:
     """The spikes of some runs by one rule."""
 
-    runs: int = 0
-    spikes: float = 0
-    of_steps: float = 0
+    runs: int
+    spikes: int
+    of_steps: int
     """The number of steps that the rule judges."""
 
     @property
@@ -87,7 +86,7 @@ class CellResult:
     shared: AtRate
     """At the learning rate that all cells share."""
     sensitivity: Sensitivity
-    loss_at_start: float | None
+    loss_at_start: float
     """ln V, the loss of a uniform guess."""
     tokens_per_s: float | None
     """As the other costs, the mean over the runs with a finite loss whose record has the number."""
@@ -105,7 +104,6 @@ class CellResult:
 
     @property
     def rates(self) -> tuple[AtRate, AtRate]:
-        """The results at the best and at the shared learning rate."""
         return self.best, self.shared
 
 
@@ -124,12 +122,10 @@ class CellsTable:
 
     @property
     def cells(self) -> list[Cell]:
-        """The cells, in the order of the results."""
         return [result.cell for result in self.results]
 
     @property
     def factors(self) -> list[Factor]:
-        """The options of `by` with their levels."""
         return factors_of([run for cell in self.cells for run in cell.runs], self.by, self.among)
 
     @property
@@ -139,7 +135,6 @@ class CellsTable:
 
     @property
     def has_speedup(self) -> bool:
-        """Whether a cell has a compute-equivalent speed-up over the baseline."""
         return any(result.speedup for result in self.results)
 
     @property
@@ -185,11 +180,10 @@ def summarize_by(
         raise StoreError(
             f"{selection.home}: no run has a readable record; `normlab summarize --runs` lists the reasons"
         )
-    if by is not None:
-        by = cell_options(by, results)  # before the conditions, because an unknown option is the user's first error
-    kept = set(select_where([run.record for run in results], where))
-    selected = [run for run in results if run.record in kept]
-    return build_table(selected, cell_options(by, selected), warnings=warnings, among=results, **options)
+    # Before the conditions, because an unknown option is the user's first error.
+    by = None if by is None else cell_options(by, results)
+    selected = select_results(results, where)
+    return build_table(selected, by or cell_options(None, selected), warnings=warnings, among=results, **options)
 
 
 def cell_options(by: Sequence[str] | None, results: Sequence[RunResult]) -> list[str]:
@@ -232,8 +226,7 @@ def build_table(
 
 
 def _result(cell: Cell, shared: float | None, target: float | None) -> CellResult:
-    starts = [loss_of(run.record.corpus.baselines.uniform) for run in cell.runs]
-    loss_at_start = max((start for start in starts if start is not None), default=None)
+    loss_at_start = max(run.record.corpus.baselines.uniform for run in cell.runs)
     warnings = cell.warnings()
     records = [run.record for run in cell.runs if math.isfinite(run.loss)]
 
@@ -242,7 +235,7 @@ def _result(cell: Cell, shared: float | None, target: float | None) -> CellResul
 
     return CellResult(
         cell,
-        *(AtRate(lr, cell.final_at(lr), cell.lowest_at(lr)) for lr in (cell.best_lr, shared)),
+        *(AtRate(lr, cell.final_at(lr), SeedMean(cell.lowest_losses.get(lr, {}))) for lr in (cell.best_lr, shared)),  # pyright: ignore
         sensitivity=sensitivity(cell.losses, loss_at_start, cell.bad_lrs),
         loss_at_start=loss_at_start,
         tokens_per_s=mean(known(lambda run: run.status.tokens_per_s)),
@@ -274,59 +267,53 @@ def _to_target(cell: Cell, target: float, warnings: list[str]) -> Target:
 
 def _spikes(cell: Cell) -> dict[str, SpikeCounts]:
     """Return the spikes at the best learning rate by rule."""
-    totals: dict[str, SpikeCounts] = {}
+    by_rule: dict[str, list[SpikeCount]] = {}
     for run in cell.runs_at(cell.best_lr):
         for rule, counts in (run.record.status.spikes or {}).items():
-            total = totals.setdefault(rule, SpikeCounts())
-            counts = counts if isinstance(counts, dict) else {}
-            total.runs += 1
-            total.spikes += number(counts.get("spikes")) or 0
-            total.of_steps += number(counts.get("of_steps")) or 0
-    return totals
+            by_rule.setdefault(rule, []).append(counts)
+    return {
+        rule: SpikeCounts(len(runs), sum(run.spikes for run in runs), sum(run.of_steps for run in runs))
+        for rule, runs in by_rule.items()
+    }
 
 
 # Comparison with a baseline
 
 
 def _with_baselines(results: Sequence[CellResult], by: Sequence[str], against: str) -> list[CellResult]:
-    """Return the results with their comparisons with the baseline, corrected for all comparisons at one rate."""
-    cells = [result.cell for result in results]
-    baselines = _find_baselines(cells, by, against)
-    columns = [
-        compare_with_baselines(cells, baselines, {result.cell.key: result.rates[at].lr for result in results})
-        for at in (0, 1)
-    ]
-    gains = speedups(cells, baseline_levels(cells, by, against))
-    compared = []
-    for result, baseline, best, shared, gain in zip(results, baselines, *columns, gains, strict=True):
-        more = []
-        if baseline is not None:
-            more = _comparison_warnings(result.cell, baseline)
-        elif result.cell not in baselines:
-            more = [f"has no baseline: no cell with {against} matches its other options"]
-        compared.append(
-            replace(
-                result, best=replace(result.best, comparison=best), shared=replace(result.shared, comparison=shared),
-                baseline=baseline, speedup=gain, warnings=[*result.warnings, *more],
-            )
-        )  # fmt: skip
-    return compared
+    """Return the results with their comparisons with the baseline, corrected for all comparisons at one rate.
 
-
-def _find_baselines(cells: Sequence[Cell], by: Sequence[str], text: str) -> list[Cell | None]:
-    """Return each cell's baseline: the cell with the values of `text` and equal other options.
-
-    A cell that is a baseline, or has none, gets None.
+    The baseline of a cell is the cell with the values of `against` and equal other options; a baseline has none.
 
     Raises:
         ConfigError: An option is not in `by`, or no cell has such a value.
     """
-    levels = baseline_levels(cells, by, text)
+    cells = [result.cell for result in results]
+    levels = baseline_levels(cells, by, against)
     by_key = {cell.key: cell for cell in cells}
-    baselines = [by_key.get(tuple((cell.levels | levels).values())) for cell in cells]
-    if not any(baselines):
-        raise ConfigError(f"--against {text}: no cell has all of these values; give fewer options")
-    return [None if baseline is cell else baseline for cell, baseline in zip(cells, baselines, strict=True)]
+    matches = [by_key.get(tuple((cell.levels | levels).values())) for cell in cells]
+    if not any(matches):
+        raise ConfigError(f"--against {against}: no cell has all of these values; give fewer options")
+    baselines = [None if match is cell else match for cell, match in zip(cells, matches, strict=True)]
+    best, shared = (
+        compare_with_baselines(cells, baselines, {result.cell.key: result.rates[at].lr for result in results})
+        for at in (0, 1)
+    )
+    no_baseline = [f"has no baseline: no cell with {against} matches its other options"]
+    return [
+        replace(
+            result,
+            best=replace(result.best, comparison=best[index]),
+            shared=replace(result.shared, comparison=shared[index]),
+            baseline=baseline,
+            speedup=gain,
+            warnings=[
+                *result.warnings,
+                *(_comparison_warnings(result.cell, baseline) if baseline else [] if matches[index] else no_baseline),
+            ],
+        )
+        for index, (result, baseline, gain) in enumerate(zip(results, baselines, speedups(cells, levels), strict=True))
+    ]
 
 
 def _comparison_warnings(cell: Cell, baseline: Cell) -> list[str]:

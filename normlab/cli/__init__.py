@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import re
 import signal
 import sys
@@ -17,35 +16,29 @@ from normlab.errors import NormlabError, one_line
 from normlab.openmp import limit_spinning
 from normlab.plugins import plugin_line
 
-COMMANDS = (
-    *("train", "sweep", "summarize", "compare", "figure", "list", "verify", "explain", "inspect", "sample", "study"),
-    *("sync", "doctor"),
-)
-"""The modules that define the commands, in the order of `normlab --help`."""
-
-for _command in COMMANDS:
-    import_module(f"normlab.cli.{_command}")
+for _module in ("train", "summarize", "compare", "figure", "list", "verify", "explain", "inspect", "sample", "study"):
+    import_module(f"normlab.cli.{_module}")  # in the order of `normlab --help`
+for _module in ("sync", "doctor"):
+    import_module(f"normlab.cli.{_module}")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit with 0, 1 (failed runs or checks), 2 (wrong input) or 128 + signal."""
     limit_spinning()
-    _replace_closed_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
-    debug = "--debug" in arguments
     # Until a run starts, Ctrl-C ends the process: Python can lose a KeyboardInterrupt that is raised during an import.
     replace_interrupt_handler(signal.default_int_handler, signal.SIG_DFL)
     try:
-        arguments = [argument for argument in arguments if argument != "--debug"]
-        code = app(args=arguments, prog_name="normlab", standalone_mode=False)
+        kept = [argument for argument in arguments if argument != "--debug"]
+        code = app(args=kept, prog_name="normlab", standalone_mode=False)
     except BrokenPipeError:
         discard_output()
         sys.exit(1)
     except typer.Abort:
         sys.exit(130)
     except Exception as error:
-        message = _message_of(error, next(iter(arguments), ""))
-        if debug or message is None:
+        message = _message_of(error)
+        if "--debug" in arguments or message is None:
             raise
         if isinstance(error, OSError) and error.filename is None:
             discard_output()
@@ -57,30 +50,20 @@ def main(arguments: list[str] | None = None) -> None:
         replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)
 
 
-def _message_of(error: Exception, command: str) -> str | None:
-    """Return the message for an error of a command that the user can fix, or None for any other error."""
+def _message_of(error: Exception) -> str | None:
+    """Return the message for an error that the user can fix, or None for any other error."""
     if isinstance(error, NormlabError):
         return str(error)
-    if isinstance(error, OSError):
-        if error.filename is not None:
-            from normlab.store.files import io_error
+    if isinstance(error, OSError) and error.filename is not None:
+        from normlab.store.files import io_error
 
-            return str(io_error(Path(str(error.filename)), "opened", error))
-        if error.errno == errno.ENOSPC:  # without a file name: standard output
-            return f"the output cannot be written ({error.strerror}); free some space, or redirect it"
-        return None
+        return str(io_error(Path(str(error.filename)), "opened", error))
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # without a file name: standard output
+        return f"the output cannot be written ({error.strerror}); free some space, or redirect it"
     if hasattr(error, "format_message"):  # typer's errors about arguments, whose class is not public
-        text = error.format_message().rstrip(".")  # pyright: ignore[reportAttributeAccessIssue]
+        text = error.format_message().rstrip(".").replace("Value error, ", "")  # pyright: ignore[reportAttributeAccessIssue]
         text = re.sub(r"\.? Did you mean (.*\?)$", r" (did you mean \1)", text[:1].lower() + text[1:])
-        known = command in COMMANDS
-        return f"{text}; normlab {command + ' ' if known else ''}--help lists the {'options' if known else 'commands'}"
+        return f"{text}; --help lists the commands and options"
     if (where := plugin_line(error)) is not None:
         return f"plugins: {where}: {type(error).__name__}: {error}; fix the file (--debug prints the traceback)"
     return None
-
-
-def _replace_closed_streams() -> None:
-    """Open the null device for a closed stream (`>&-`), which Python sets to None."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8", errors="replace"))  # noqa: SIM115

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from normlab.errors import ConfigError, printable
 from normlab.version import __version__
@@ -17,75 +18,50 @@ from normlab.version import __version__
 if TYPE_CHECKING:
     from normlab.config.compose import UserConfigs
 
-ResultsDir = Annotated[str, typer.Option(metavar="FOLDER", help="Folder of the results.")]
-ResultsOverride = Annotated[
-    str | None, typer.Option("--results-dir", metavar="FOLDER", help="Folder of the results: results_dir=FOLDER.")
-]
-Run = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run: its folder, id, beginning of the id, or name; or a sweep.")
-]
-Factors = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="FACTORS", help="Of a sweep, the run with these factors: 'placement=post,depth=8,seed=0'."),
-]
-Trust = Annotated[bool, typer.Option("--trust", help="Allow execution of the plugins in the run's folder.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ResultsDir = Annotated[str, Option(metavar="FOLDER", help="Folder of the results.")]
+Run = Annotated[str, Argument(metavar="RUN", help="A run: its folder, id, beginning of the id, or name; or a sweep.")]
+Trust = Annotated[bool, Option("--trust", help="Allow execution of the plugins in the run's folder.")]
+Json = Annotated[bool, Option("--json", help="Print JSON.")]
+Open = Annotated[bool, Option("--open", help="Open the page in a browser.")]
+RetryFailed = Annotated[bool, Option("--retry-failed", help="Train failed runs again.")]
 Where = Annotated[
     list[str] | None,
-    typer.Option(
-        "--where", metavar="FILTER", help="Select runs: 'model.depth>=8,norm!=none'. Operators: = != < <= > >="
-    ),
+    Option(metavar="FILTER", help="Select runs: 'model.depth>=8,norm!=none'. Operators: = != < <= > >="),
 ]
-
 By = Annotated[
-    str | None,
-    typer.Option("--by", metavar="OPTIONS", help="The factors. Default: the options in which the runs differ."),
+    str | None, Option(metavar="OPTIONS", help="The factors. Default: the options in which the runs differ.")
 ]
-X = Annotated[str | None, typer.Option("--x", metavar="OPTION", help="The factor on the x axis.")]
-Color = Annotated[str | None, typer.Option("--color", metavar="OPTION", help="The factor with the colours.")]
-Style = Annotated[str | None, typer.Option("--style", metavar="OPTION", help="The factor with the line styles.")]
-Panel = Annotated[
-    str | None, typer.Option("--panel", metavar="OPTIONS", help="The factors with one panel for each level.")
+X = Annotated[str | None, Option(metavar="OPTION", help="The factor on the x axis.")]
+Color = Annotated[str | None, Option(metavar="OPTION", help="The factor with the colours.")]
+Style = Annotated[str | None, Option(metavar="OPTION", help="The factor with the line styles.")]
+Panel = Annotated[str | None, Option(metavar="OPTIONS", help="The factors with one panel for each level.")]
+
+
+def _complete(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    from normlab.cli.completion import complete_override
+
+    return list(complete_override(context, incomplete))
+
+
+Overrides = Annotated[
+    list[str] | None,
+    Argument(metavar="OVERRIDE", help="norm=rmsnorm placement=pre model.depth=8", autocompletion=_complete),
 ]
-
-
-def split_names(text: str | None) -> list[str] | None:
-    """Return the names of an option with commas between them."""
-    return None if text is None else [name.strip() for name in text.split(",")]
-
-
-def overrides_argument(help: str) -> Any:
-    """Return the argument of a command that takes overrides."""
-
-    def complete(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-        from normlab.cli.completion import complete_override
-
-        return list(complete_override(context, incomplete))
-
-    return typer.Argument(metavar="OVERRIDE", help=help, autocompletion=complete)
-
-
 ConfigDir = Annotated[
-    str | None,
-    typer.Option("--config-dir", "-cd", metavar="DIR", help="Folder of your own configs, searched after normlab's."),
+    str | None, Option("--config-dir", "-cd", metavar="DIR", help="Folder of your own configs, after normlab's.")
 ]
-ConfigName = Annotated[str, typer.Option("--config-name", "-cn", metavar="NAME", help="Name of the primary config.")]
+ConfigName = Annotated[str, Option("--config-name", "-cn", metavar="NAME", help="Name of the primary config.")]
 Cfg = Annotated[
-    Literal["job"] | None,
-    typer.Option("--cfg", "-c", help="Print the config of each run, with every option, and exit."),
+    Literal["job"] | None, Option("--cfg", "-c", help="Print the config of each run, with every option, and exit.")
 ]
 OVERRIDES = {"ignore_unknown_options": True}
 """Settings of a command with overrides: the agent of a W&B sweep writes `--optim.lr=0.001`."""
 
 
 def read_arguments(
-    overrides: Sequence[str] | None,
-    cfg: object,
-    config_dir: str | None,
-    config_name: str,
-    results_dir: str | None = None,
+    overrides: Sequence[str] | None, cfg: object, config_dir: str | None, config_name: str
 ) -> tuple[list[str], UserConfigs]:
-    """Return the overrides of a command, with that of --results-dir, and its configs; print them for --cfg job.
+    """Return the overrides and the configs of a command; print them for --cfg job.
 
     Raises:
         ConfigError: A flag is unknown.
@@ -97,12 +73,15 @@ def read_arguments(
     for text in texts:
         if text.startswith("-") and "=" not in text:
             raise ConfigError(f"{text}: no such option; --help lists the options")
-    texts += [] if results_dir is None else [f"results_dir={results_dir}"]
     if cfg:
-        for number, text in enumerate(config_texts(texts, configs)):
-            echo(f"---\n{text}" if number else text, keep="\n")
+        echo("\n---\n".join(config_texts(texts, configs)), keep="\n")
         sys.exit(0)
     return texts, configs
+
+
+def split_names(text: str | None) -> list[str] | None:
+    """Return the names of an option with commas between them."""
+    return None if text is None else [name.strip() for name in text.split(",")]
 
 
 app = typer.Typer(
@@ -117,8 +96,8 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def _options(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.")] = False,
+    version: Annotated[bool, Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    debug: Annotated[bool, Option("--debug", help="Print a traceback on errors.")] = False,
 ) -> None:
     if version:
         typer.echo(f"normlab {__version__}")

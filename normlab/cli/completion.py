@@ -16,13 +16,9 @@ import typer
 from normlab import catalogue
 
 GROUPS = {
-    "norm": catalogue.norms,
-    "placement": catalogue.placements,
-    "model": catalogue.models,
-    "data": catalogue.data,
-    "optim": catalogue.optim,
-    "stats": catalogue.stats,
-}
+    "norm": catalogue.norms, "placement": catalogue.placements, "model": catalogue.models, "data": catalogue.data,
+    "optim": catalogue.optim, "stats": catalogue.stats,
+}  # fmt: skip
 """Config groups, and the functions that list their choices."""
 
 DEFAULTS = {"norm": "rmsnorm", "placement": "pre", "data": "stdlib", "optim": "adamw"}
@@ -36,30 +32,31 @@ def complete_override(context: typer.Context, incomplete: str) -> Iterator[tuple
         words = os.environ["COMP_WORDS"].split("\n")[: int(os.environ["COMP_CWORD"]) + 1]
         *before, last = "\n".join(words).replace("\n=\n", "=").replace("\n=", "=").split("\n")
         hidden = last[: last.rfind("=") + 1]
-    chosen = dict(text.split("=", 1) for text in before if "=" in text)
-    options = {entry["name"]: entry for entry in _entries(DEFAULTS | chosen)}
-    about = {name: shorten(entry["about"], 70, placeholder=" ...") for name, entry in options.items()}
-    if context.info_name != "sweep":
-        options = {name: entry for name, entry in options.items() if not name.startswith("sweep.")}
+    chosen = DEFAULTS | dict(text.split("=", 1) for text in before if "=" in text)
     name, equals, value = last.partition("=")
-    names = [option for option in options if option.startswith(name)] if not equals else [name]
-    if len(names) > 1:
-        yield from ((f"{option}=", about[option]) for option in names)
-    elif names and names[0] in options:
-        entry = options[names[0]]
-        typed = value[: value.rfind(",") + 1]  # the last value of a grid is completed
-        choices = entry.get("choices") or (["true", "false"] if isinstance(entry["default"], bool) else [])
-        if not (equals or choices):
-            choices = ["", "null" if entry["default"] is None else str(entry["default"])]
-        for choice in choices:
-            if choice.startswith(value.removeprefix(typed)):
-                yield f"{names[0]}={typed}{choice}".removeprefix(hidden), about[names[0]]
+    options = {
+        entry["name"]: entry
+        for entry in _entries(chosen)
+        if entry["name"].startswith(name) and (context.info_name == "sweep" or not entry["name"].startswith("sweep."))
+    }
+    if equals:
+        options = {option: entry for option, entry in options.items() if option == name}
+    about = {option: shorten(entry["about"], 70, placeholder=" ...") for option, entry in options.items()}
+    if len(options) != 1:
+        yield from ((f"{option}=", about[option]) for option in options)
+        return
+    ((name, entry),) = options.items()
+    typed = value[: value.rfind(",") + 1]  # the last value of a grid is completed
+    choices = entry.get("choices") or (["true", "false"] if isinstance(entry["default"], bool) else [])
+    if not (equals or choices):
+        choices = ["", "null" if entry["default"] is None else str(entry["default"])]
+    for choice in choices:
+        if choice.startswith(value.removeprefix(typed)):
+            yield f"{name}={typed}{choice}".removeprefix(hidden), about[name]
 
 
 def _entries(chosen: dict[str, str]) -> Iterator[catalogue.Entry]:
     """Yield each option with its choices: the config groups, the options of the chosen entries, and the others."""
-    from normlab.placements.init_rules import INIT_RULES
-
     for group, list_entries in GROUPS.items():
         entries = {entry["name"]: entry for entry in list_entries()}
         yield {"name": group, "default": chosen.get(group), "choices": list(entries), "about": ""}
@@ -67,4 +64,5 @@ def _entries(chosen: dict[str, str]) -> Iterator[catalogue.Entry]:
         for option in entries.get(entry.get("preset_of", ""), entry).get("options", ()):
             yield option | {"name": f"{group}.{option['option']}"}
     for option in catalogue.options():
-        yield option | ({"choices": ["auto", *INIT_RULES]} if option["name"] == "init" else {})
+        rules = ["auto", *(rule["name"] for rule in catalogue.init())] if option["name"] == "init" else None
+        yield option | ({"choices": rules} if rules else {})

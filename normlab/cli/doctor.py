@@ -1,25 +1,21 @@
-"""`normlab doctor`: check versions, device, compiler, corpus, W&B and disks of this machine.
+"""`normlab doctor`: check versions, device, compiler, W&B and disks of this machine.
 
-A check reports a problem and never raises an error. Checks send nothing over the network, and leave no file except the
-folder that W&B makes for its logs.
+Checks send nothing over the network, and leave no file except the folder that W&B makes for its logs.
 """
 
 from __future__ import annotations
 
 import fcntl
-import os
 import platform
 import shutil
 import subprocess
+import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from normlab.cgroup import allowed_cores
-from normlab.cli.app import Json, ResultsDir, app, echo
-from normlab.errors import NormlabError
-from normlab.openmp import wait_policy
+from normlab.cli.app import ResultsDir, app, echo
 from normlab.paths import cache_dir
 from normlab.version import __version__
 
@@ -30,121 +26,85 @@ LITTLE_DISK = 2**30
 """Free bytes below which a disk is reported as nearly full: a 124M model needs 3 GB for two checkpoints, the default
 model 20 MB."""
 
-Check = dict[str, str]
-"""The result of a check: its name `check`, the `state`, the `finding`, and the `remedy` (may be empty)."""
+Result = tuple[str, str, str]
+"""The state, the finding, and the remedy, which may be empty."""
 
 
-def checks(results_dir: str) -> Iterator[Check]:
-    """Run the checks, and yield the result of each as soon as it is known."""
-    functions: dict[str, Callable[[], tuple[str, str, str]]] = {
+def checks(results_dir: str) -> Iterator[dict[str, str]]:
+    """Run the checks, and yield the name, state, finding and remedy of each as soon as it is known."""
+    functions = {
         "normlab": _versions,
         "device": _device,
-        "threads": _threads,
         "compile": _compiler,
-        "corpus": _corpus,
         "W&B": _wandb,
         "results": lambda: _disk(Path(results_dir), "choose another results_dir=..."),
         "cache": lambda: _disk(cache_dir(), "set NORMLAB_CACHE to another folder"),
     }
     for name, function in functions.items():
         try:
-            state, finding, do = function()
+            state, finding, remedy = function()
         except Exception as error:  # a failed check must not hide the others
-            state, finding, do = (
-                NOTE,
-                f"the check failed: {type(error).__name__}: {error}",
-                "fix the cause of the error",
-            )
-        yield {"check": name, "state": state, "finding": " ".join(finding.split()), "remedy": do}
+            state, remedy = NOTE, "fix the cause of the error"
+            finding = f"the check failed: {type(error).__name__}: {error}"
+        yield {"check": name, "state": state, "finding": " ".join(finding.split()), "remedy": remedy}
 
 
-def _versions() -> tuple[str, str, str]:
+def _versions() -> Result:
     from packaging.requirements import Requirement
 
     versions = [f"{__version__} on Python {platform.python_version()}"]
-    wrong: dict[str, str] = {}
+    wrong: list[str] = []
     for requirement in map(Requirement, metadata.requires("normlab") or []):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        package = f"{requirement.name}{requirement.specifier}"
         try:
             version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
-            wrong[package] = f"{requirement.name} is missing"
-            continue
+            version = "missing"
         versions.append(f"{requirement.name} {version}")
-        if not requirement.specifier.contains(version, prereleases=True):
-            wrong[package] = f"{requirement.name} should be {requirement.specifier}"
+        if version == "missing" or not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name}{requirement.specifier}")
     finding = ", ".join(versions)
     if wrong:
-        return BAD, f"{finding}; {', '.join(wrong.values())}", f"pip install {' '.join(map(repr, wrong))}"
+        return BAD, f"{finding}; needs {', '.join(wrong)}", f"pip install {' '.join(map(repr, wrong))}"
     return GOOD, finding, ""
 
 
-def _device() -> tuple[str, str, str]:
+def _device() -> Result:
     import torch
 
-    from normlab.training.machine import check_kernels, gpu_of
-    from normlab.training.nvidia import driver_version, unused_gpu
+    from normlab.training.machine import NO_GPU, may_use_gpu
 
     if not torch.cuda.is_available():
         finding = f"CPU ({torch.backends.cpu.get_cpu_capability()}), fp32"
-        if problem := unused_gpu():
-            problem, _, do = problem.rpartition("; ")
-            return BAD, f"{finding}; {problem}", f"{do}, or train with device=cpu"
-        if version := driver_version():
-            finding = f"{finding}; the NVIDIA driver {version} is loaded, but this process has no access to a GPU"
-            return NOTE, finding, "give the container or the job a GPU, or train with device=cpu"
+        if may_use_gpu():
+            do = "check nvidia-smi, the driver and the build of torch, or train with device=cpu"
+            return BAD, f"{finding}; {NO_GPU}, but this process has access to an NVIDIA GPU", do
         return GOOD, f"{finding}; no GPU", ""
-    for index in range(torch.cuda.device_count()):
-        try:
-            check_kernels(gpu_of(index), "device=auto", "device=cpu")
-        except NormlabError as error:
-            problem, _, do = str(error).rpartition("; ")
-            return BAD, problem, do
     precision = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     free, total = torch.cuda.mem_get_info()
     finding = f"{torch.cuda.get_device_name()}, {precision}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
     return GOOD, finding, ""
 
 
-def _threads() -> tuple[str, str, str]:
-    from normlab.analysis.phrases import counted
-    from normlab.training.machine import num_threads
-
-    threads, cores = num_threads(), allowed_cores()
-    load = os.getloadavg()[0]
-    finding = f"{counted(threads, 'thread')} on {counted(cores, 'core')}, load {load:.1f}, {wait_policy()}"
-    if threads > cores:
-        return NOTE, f"{finding}: threads compete for cores", f"set OMP_NUM_THREADS={cores}"
-    if load > cores / 2:
-        return NOTE, f"{finding}: the machine is busy", "end other processes, or train later"
-    return GOOD, finding, ""
-
-
-def _compiler() -> tuple[str, str, str]:
+def _compiler() -> Result:
     import torch
 
-    from normlab.training.machine import cpp_compiler
-    from normlab.training.nvidia import c_compiler, missing_for_triton, python_headers
+    from normlab.training.machine import compiler_of, missing_compiler
 
-    if torch.cuda.is_available():
-        if missing := missing_for_triton():
-            problem, _, do = missing.rpartition("; ")
-            return NOTE, f"{problem}, so compile=on does not work", f"{do}, or train with compile=off"
-        options = ["-x", "c", "-I", str(python_headers())]
-        if problem := _compile(
-            [c_compiler(), *options], "#include <Python.h>\nint x(void) { return PY_VERSION_HEX; }\n"
-        ):
-            return NOTE, f"{c_compiler()} does not work: {problem}", "install gcc with its headers, or set CC"
-        return GOOD, f"triton {metadata.version('triton')}, {c_compiler()}", ""
-    compiler = shutil.which(cpp_compiler())
-    if compiler is None:
-        do = "install g++, or set CXX to a compiler (compile=off is the default on a CPU)"
-        return NOTE, f"no C++ compiler {cpp_compiler()!r}, so compile=on does not work", do
-    code = '#include <cmath>\n#include <omp.h>\nextern "C" double x(double y) { return std::exp(y); }\n'
-    if problem := _compile([compiler, "-x", "c++", "-fopenmp"], code):
-        return NOTE, f"{compiler} does not work: {problem}", "install g++ with its headers, or set CXX to a compiler"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if missing := missing_compiler(device):
+        problem, _, do = missing.rpartition("; ")
+        return NOTE, f"{problem}, so compile=on does not work", f"{do}, or train with compile=off"
+    if device == "cuda":
+        options = ["-x", "c", "-I", sysconfig.get_paths()["include"]]
+        code = "#include <Python.h>\nint x(void) { return PY_VERSION_HEX; }\n"
+    else:
+        options = ["-x", "c++", "-fopenmp"]
+        code = '#include <cmath>\n#include <omp.h>\nextern "C" double x(double y) { return std::exp(y); }\n'
+    compiler = compiler_of(device)
+    if problem := _compile([compiler, *options], code):
+        return NOTE, f"{compiler} does not work: {problem}", "install it with its headers and those of Python"
     return GOOD, compiler, ""
 
 
@@ -161,76 +121,50 @@ def _compile(command: list[str], code: str) -> str:
     return (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[0] if done.returncode else ""
 
 
-def _corpus() -> tuple[str, str, str]:
-    from normlab.config.corpora import StdlibData
-    from normlab.data.corpus_files import find_sources
-
-    try:
-        sources = find_sources(StdlibData())
-    except NormlabError as error:
-        return NOTE, str(error), "train with data=files data.path=..."
-    size = sum(source.path.stat().st_size for source in sources)
-    return GOOD, f"Python's standard library, {len(sources)} files, {size / 1e6:.1f} MB (data=stdlib)", ""
-
-
-def _wandb() -> tuple[str, str, str]:
+def _wandb() -> Result:
     from normlab.tracking.wandb import NO_LOGIN, wandb_environment
 
     try:
-        settings = wandb_environment()
+        mode, host = wandb_environment()
     except ValueError as error:  # from pydantic, over several lines
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = " ".join(lines[1:3])
         return NOTE, f"invalid W&B settings ({reason}): runs are not sent", "fix the WANDB_ variables"
-    if settings.mode == "online":
-        return GOOD, f"online at {settings.host}", ""
-    if settings.mode == NO_LOGIN:
-        return NOTE, f"no login at {settings.host}: runs are not sent; `normlab sync` sends them later", "wandb login"
-    return GOOD, f"{settings.mode} (set by the user)", ""
+    if mode == "online":
+        return GOOD, f"online at {host}", ""
+    if mode == NO_LOGIN:
+        return NOTE, f"no login at {host}: runs are not sent; `normlab sync` sends them later", "wandb login"
+    return GOOD, f"{mode} (set by the user)", ""
 
 
-def _disk(folder: Path, remedy: str) -> tuple[str, str, str]:
+def _disk(folder: Path, remedy: str) -> Result:
     parent = folder.absolute()
     try:
         while not parent.exists():
             parent = parent.parent
-    except OSError as error:  # a name that is too long, or a folder without permission
-        return BAD, f"{parent}: cannot be accessed ({error.strerror})", remedy
-    if not parent.is_dir():
-        return BAD, f"{parent}: is a file", remedy
-    free = shutil.disk_usage(parent).free
-    finding = f"{folder}: {free / 2**30:.1f} GiB free"
-    try:
         with tempfile.TemporaryFile(dir=parent) as file:
             file.write(b"x")
             file.flush()
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return BAD, f"{finding}; cannot be written and locked ({error.strerror})", remedy
+        return BAD, f"{parent}: cannot be written and locked ({error.strerror})", remedy
+    free = shutil.disk_usage(parent).free
+    finding = f"{folder}: {free / 2**30:.1f} GiB free"
     if free < LITTLE_DISK:
         return NOTE, f"{finding}: the disk is nearly full", f"free some space, or {remedy}"
     return GOOD, finding, ""
 
 
-def line(check: Check) -> str:
-    """Return a check as one line for a terminal, with its remedy on a second line."""
-    do = f"\n{'':14}-> {check['remedy']}" if check["remedy"] else ""
-    return f"{check['check']:8} {check['state']:5}{check['finding']}{do}"
-
-
 @app.command()
-def doctor(results_dir: ResultsDir = "results", json: Json = False) -> int:
+def doctor(results_dir: ResultsDir = "results") -> int:
     """Check whether this machine can train.
 
     Prints a remedy for each problem. Exit code 1 if a run would fail.
     """
-    from normlab.report.tables import render
-
-    results = []
+    states = []
     for check in checks(results_dir):
-        results.append(check)
-        if not json:
-            echo(line(check), keep="\n")
-    if json:
-        echo(render(results, "json"), keep="\n")
-    return int(any(check["state"] == BAD for check in results))
+        states.append(check["state"])
+        echo(f"{check['check']:8} {check['state']:5}{check['finding']}")
+        if check["remedy"]:
+            echo(f"{'':14}-> {check['remedy']}")
+    return int(BAD in states)

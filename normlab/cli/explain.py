@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from normlab.cli.app import app, echo
+from normlab.cli.app import Open, app, echo
 
 
 @app.command()
 def explain(
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="HTML file to write.")] = "explain.html",
-    norm: Annotated[str, typer.Option(help="Norm in the placements.")] = "rmsnorm",
-    open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    output: Annotated[str, Option("--output", "-o", metavar="FILE", help="HTML file to write.")] = "explain.html",
+    norm: Annotated[str, Option(help="Norm in the placements.")] = "rmsnorm",
+    open: Open = False,
 ) -> None:
     """Write an HTML page that explains norms and placements.
 
@@ -29,6 +30,4 @@ def explain(
     page.write(path, norm)
     echo(path)
     if open:
-        import webbrowser
-
         webbrowser.open(path.resolve().as_uri())

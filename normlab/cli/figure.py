@@ -5,40 +5,35 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from normlab.cli.app import By, Color, Panel, ResultsDir, Style, Where, X, app, echo, split_names
 from normlab.errors import warn
 
+Statistic = Annotated[
+    str | None,
+    Option(
+        metavar="STATISTIC",
+        help="For layers a statistic, with a site if it has several: resid_rms (default), 'norm_in_rms attn.in'. "
+        "For loss: val_loss (default), train_loss, grad_norm.",
+    ),
+]
+
 
 @app.command()
 def figure(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="loss, lr, factor, layers or matrix.")],
-    path: Annotated[
-        str, typer.Argument(metavar="SWEEP", help="A sweep, run or results folder: its folder, name or id.")
-    ],
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="File to write: .pdf, .svg or .png.")
-    ] = "figure.pdf",
+    kind: Annotated[str, Argument(metavar="KIND", help="loss, lr, factor, layers or matrix.")],
+    path: Annotated[str, Argument(metavar="SWEEP", help="A sweep, run or results folder: its folder, name or id.")],
+    output: Annotated[str, Option("--output", "-o", metavar="FILE", help="A .pdf, .svg or .png.")] = "figure.pdf",
     x: X = None,
     color: Color = None,
     style: Style = None,
     panel: Panel = None,
     by: By = None,
     where: Where = None,
-    statistic: Annotated[
-        str | None,
-        typer.Option(
-            "--statistic",
-            metavar="STATISTIC",
-            help="For layers a statistic, with a site if it has several: resid_rms (default), 'norm_in_rms attn.in'. "
-            "For loss: val_loss (default), train_loss, grad_norm.",
-        ),
-    ] = None,
-    at: Annotated[
-        str, typer.Option("--at", metavar="STEP", help="The step of layers: first, warmup or last.")
-    ] = "last",
-    columns: Annotated[int, typer.Option("--columns", metavar="1|2", help="Width of the figure in text columns.")] = 2,
+    statistic: Statistic = None,
+    at: Annotated[str, Option(metavar="STEP", help="The step of layers: first, warmup or last.")] = "last",
+    columns: Annotated[int, Option(metavar="1|2", help="Width of the figure in text columns.")] = 2,
     results_dir: ResultsDir = "results",
 ) -> None:
     """Draw a figure of a sweep for a paper.
@@ -57,9 +52,8 @@ def figure(
     from normlab.report.figure_draw import write_figure
 
     table = summarize_by(path, split_names(by), where=where or (), results_dir=results_dir)
-    drawn = make_figure(
-        kind, table, x=x, color=color, style=style, panel=split_names(panel), statistic=statistic, moment=at
-    )
+    channels = {"x": x, "color": color, "style": style, "panel": split_names(panel)}
+    drawn = make_figure(kind, table, **channels, statistic=statistic, moment=at)
     write_figure(drawn, Path(output), columns)
     echo(drawn.caption)
     echo(output)

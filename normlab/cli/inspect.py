@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from normlab.cli.app import ResultsDir, Run, Trust, app, echo
-from normlab.errors import ConfigError, warn
+from normlab.errors import ConfigError
+
+Arguments = Annotated[
+    list[str] | None,
+    Argument(
+        metavar="FACTORS|STATISTIC",
+        help="Of a sweep, the run with these factors: 'placement=post,depth=8,seed=0'. Then a statistic of `normlab "
+        "list stats`, or spikes.",
+    ),
+]
 
 
 @app.command()
 def inspect(
     run: Run,
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="FACTORS|STATISTIC",
-            help="Of a sweep, the run with these factors: 'placement=post,depth=8,seed=0'. Then a statistic of "
-            "`normlab list stats`, or spikes.",
-        ),
-    ] = None,
-    probe: Annotated[
-        bool, typer.Option("--probe", help="Measure the probe statistics, such as curvature, on the run's checkpoints.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, with every step and layer.")] = False,
+    arguments: Arguments = None,
+    probe: Annotated[bool, Option("--probe", help="Measure the probe statistics, such as curvature.")] = False,
+    json: Annotated[bool, Option("--json", help="Print JSON, with every step and layer.")] = False,
     trust: Trust = False,
     results_dir: ResultsDir = "results",
 ) -> None:
@@ -48,36 +48,28 @@ def inspect(
     statistics.check_statistic(statistic, probe=probe)
     if trust and not probe:
         raise ConfigError("--trust: has no effect without --probe, since only --probe builds the model; leave it out")
-    folder.run()  # rejects a run of another format, and one whose run.json is damaged
-    record = RunRecord.read(folder)
-    if not probe and record.problem:
-        warn(record.problem)
+    record = RunRecord.load(folder)
     if statistic == statistics.SPIKES:
         spikes = statistics.spike_rows(folder)
         table = f"{statistics.SPIKES_READING}\n\n{render(statistics.spike_table(spikes))}"
         return echo(render(spikes, "json") if json else table, keep="\n")
     if probe:
         from normlab.loaded_run import LoadedRun
-        from normlab.probe_checkpoints import probe_checkpoints
         from normlab.training.machine import limit_threads
 
         limit_threads()
-        probed = list(probe_checkpoints(LoadedRun(folder, trust=trust), statistic))
+        probed = list(LoadedRun(folder, trust=trust).probe(statistic))
         rows = statistics.rows_of(probed, statistic)
     else:
         rows = statistics.inspect(folder, statistic)
     if json:
         return echo(render(rows, "json"), keep="\n")
     if statistic is None:
-        if speed := statistics.speed_line(record):
-            echo(f"speed: {speed}")
-        echo(f"{statistics.overview_reading(rows)}\n", keep="\n")
-        echo(f"{render(statistics.overview_rows(rows))}\n", keep="\n")
+        echo(f"speed: {statistics.speed_line(record)}")
+        echo(f"{statistics.overview_reading(rows)}\n\n{render(statistics.overview_rows(rows))}\n", keep="\n")
         command = f"normlab inspect RUN STATISTIC{' --probe' if probe else ''}"
         return echo(f"{command} prints one statistic by layer and step; normlab list stats lists the statistics")
     echo(f"{statistics.definition(statistic)}\n{statistics.reading(rows)}\n", keep="\n")
     echo(f"{render(statistics.table_rows(rows))}\n", keep="\n")
     for note in statistics.notes(rows):
         echo(note)
-    if more := statistics.left_out(rows):
-        echo(more)

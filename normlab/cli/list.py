@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import shutil
-from typing import Annotated
+from typing import Annotated, Literal
 
-import typer
+from typer import Argument
 
-from normlab.cli.app import ResultsDir, app, echo
-from normlab.errors import ConfigError, unknown
+from normlab.cli.app import Json, ResultsDir, app, echo
+from normlab.errors import ConfigError
 from normlab.plugins import load_plugins
 
-
-def _kinds() -> list[str]:
-    from normlab.report.entries import ENTRIES
-
-    return [*ENTRIES, "auto", "runs"]
+Kind = Literal["norms", "placements", "models", "data", "optim", "init", "options", "stats", "auto", "runs"]
 
 
 @app.command("list")
 def list_(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="KIND",
-            autocompletion=_kinds,
-            help="norms, placements, models, data, optim, init, options, stats, auto or runs.",
-        ),
-    ],
+    what: Annotated[Kind, Argument(metavar="KIND", help=f"{', '.join(Kind.__args__)}.")],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME|plugins=[FILE]", help="An entry to describe; for runs, a sweep, run or folder."),
+        Argument(metavar="NAME|plugins=[FILE]", help="An entry to describe; for runs, a sweep, run or folder."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, with every option.")] = False,
+    json: Json = False,
     results_dir: ResultsDir = "results",
 ) -> None:
     """List norms, placements, models, runs and more.
@@ -46,26 +35,21 @@ def list_(
 
     plugins = [argument for argument in arguments or [] if argument.startswith("plugins=")]
     names = [argument for argument in arguments or [] if argument not in plugins]
-    if len(names) > 1:
-        raise ConfigError(f"list {what} {' '.join(names)}: too many names; choose one")
+    if len(names) > (what != "auto"):
+        raise ConfigError(f"list {what} {' '.join(names)}: too many names; leave out {names[-1]}")
     name = names[0] if names else None
     load_plugins([])
     if plugins:
         from normlab.config.compose import register_plugins
 
         register_plugins(plugins)
-    kinds = {"runs": lambda: list_runs(name or results_dir, results_dir), "auto": rules.rows, **ENTRIES}
-    if what not in kinds:
-        raise ConfigError(unknown("kind", what, kinds))
-    if what == "auto" and name is not None:
-        raise ConfigError(f"list auto {name}: is a table without entries to describe; leave out {name}")
-    if what != "runs" and name is not None:
+    format = "json" if json else "table"
+    if what == "runs":
+        return echo(render(list_runs(name or results_dir, results_dir), format), keep="\n")
+    if what == "auto":
+        return echo(render(rules.rows(), format) + ("" if json else f"\n{rules.LEGEND}"), keep="\n")
+    if name is not None:
         width = shutil.get_terminal_size((100, 24)).columns
         return echo(render([one_entry(what, name)], "json") if json else entry_text(what, name, width), keep="\n")
-    rows = kinds[what]()
-    echo(
-        render(rows if json or what in ("runs", "auto") else table_rows(what, rows), "json" if json else "table"),
-        keep="\n",
-    )
-    if what == "auto" and not json:
-        echo(rules.LEGEND)
+    rows = ENTRIES[what]()
+    echo(render(rows if json else table_rows(what, rows), format), keep="\n")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from normlab.cli.app import Factors, ResultsDir, Run, Trust, app, echo
+from normlab.cli.app import ResultsDir, Run, Trust, app, echo
 
 KEPT = "\n\t\u00a0\u00ad\u2002\u2003\u2009\u200b\u200c\u200d\u202f\u3000"
 """Spaces and joiners of ordinary texts, which Python does not count as printable."""
@@ -15,13 +15,13 @@ KEPT = "\n\t\u00a0\u00ad\u2002\u2003\u2009\u200b\u200c\u200d\u202f\u3000"
 @app.command()
 def sample(
     run: Run,
-    factors: Factors = None,
-    prompt: Annotated[str, typer.Option(metavar="TEXT", help="Text to continue.")] = "def ",
-    tokens: Annotated[int, typer.Option(metavar="N", help="Number of tokens to generate.")] = 200,
-    temperature: Annotated[
-        float, typer.Option(metavar="T", help="Sampling temperature; 0 takes the likeliest token.")
-    ] = 0.8,
-    seed: Annotated[int, typer.Option(metavar="N", help="Random seed.")] = 0,
+    factors: Annotated[
+        list[str] | None, Argument(metavar="FACTORS", help="Of a sweep, the run with these: 'depth=8,seed=0'.")
+    ] = None,
+    prompt: Annotated[str, Option(metavar="TEXT", help="Text to continue.")] = "def ",
+    tokens: Annotated[int, Option(metavar="N", help="Number of tokens to generate.")] = 200,
+    temperature: Annotated[float, Option(metavar="T", help="Temperature; 0 takes the likeliest token.")] = 0.8,
+    seed: Annotated[int, Option(metavar="N", help="Random seed.")] = 0,
     trust: Trust = False,
     results_dir: ResultsDir = "results",
 ) -> None:

@@ -6,8 +6,9 @@ import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from normlab.cli.app import ResultsDir, app, echo
+from normlab.cli.app import ResultsDir, RetryFailed, app, echo
 from normlab.errors import warn
 
 if TYPE_CHECKING:
@@ -18,22 +19,22 @@ study_app = typer.Typer(
 )
 app.add_typer(study_app, name="study")
 
-Name = Annotated[str, typer.Argument(metavar="STUDY", help="A study of `normlab study list`, or of a plugin.")]
+Name = Annotated[str, Argument(metavar="STUDY", help="A study of `normlab study list`, or of a plugin.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="OVERRIDE", help="Options that change no result: sweep.jobs=2, device=cpu, plugins=[FILE]."),
+    Argument(metavar="OVERRIDE", help="Options that change no result: sweep.jobs=2, device=cpu, plugins=[FILE]."),
 ]
-Size = Annotated[str, typer.Option("--size", metavar="SIZE", help="small, medium or large.")]
+Size = Annotated[str, Option(metavar="SIZE", help="small, medium or large.")]
 
 
-def _find(name: str, overrides: list[str]) -> Study:
+def _find(name: str, overrides: list[str] | None) -> Study:
     from normlab.config.compose import register_plugins
     from normlab.studies.base import find_study, load_studies
     from normlab.studies.run import check_overrides
 
-    check_overrides(overrides)
+    check_overrides(overrides or [])
     load_studies()
-    if plugins := [override for override in overrides if override.startswith("plugins=")]:
+    if plugins := [override for override in overrides or [] if override.startswith("plugins=")]:
         register_plugins(plugins)
     return find_study(name)
 
@@ -64,7 +65,7 @@ def show(name: Name, overrides: Overrides = None, size: Size = "small", results_
     from normlab.studies.cost import cost_of
     from normlab.studies.run import check_arms, compose
 
-    study = _find(name, overrides or [])
+    study = _find(name, overrides)
     grids = list(compose(study, size, results_dir, overrides or []))
     check_arms(study, [config for _, _, composed in grids for _, config in composed])
     echo(f"{study.name}: {study.question}")
@@ -72,10 +73,8 @@ def show(name: Name, overrides: Overrides = None, size: Size = "small", results_
         for claim in claims:
             echo(f"{kind} {claim.name}: {claim.text}{f' ({claim.source})' if claim.source else ''}")
             echo(f"  estimator: {claim.estimator.text}")
-            echo(
-                f"  supported if: {claim.criterion.text}"
-                + ("" if claim.size == "small" else f"; needs size {claim.size}")
-            )
+            needs = "" if claim.size == "small" else f"; needs size {claim.size}"
+            echo(f"  supported if: {claim.criterion.text}{needs}")
             if claim.under_review:
                 echo(f"  under review: {claim.under_review}")
     for grid, options, composed in grids:
@@ -91,50 +90,38 @@ def run(
     name: Name,
     overrides: Overrides = None,
     size: Size = "small",
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Train failed runs again.")] = False,
+    retry_failed: RetryFailed = False,
     results_dir: ResultsDir = "results",
 ) -> int:
     """Run the grids of a study, or resume them, and write its report."""
+    from normlab.cli.train import print_plan, train_planned
     from normlab.store.files import write_atomic
     from normlab.store.format import CHECKS_FILE
     from normlab.studies.run import check_arms, plan, verify_blocks
-    from normlab.sweeps.progress import ProgressDisplay, plan_lines, result_lines
-    from normlab.sweeps.supervisor import supervise
 
-    study = _find(name, overrides or [])
+    study = _find(name, overrides)
     grids = list(plan(study, size, results_dir, overrides or []))
     check_arms(study, [config for grid in grids for _, config in grid.composed])
     for grid in grids:
-        planned, folder = grid.sweep.plan, grid.sweep.folder
-        for warning in grid.sweep.warnings:
-            warn(warning)
-        for line in plan_lines(grid.sweep, grid.options, with_packs=False):
-            echo(line)
+        print_plan(grid.sweep, grid.options, with_packs=False)
         checks = verify_blocks(grid.composed)
         for block, problem in json.loads(checks)["failed"].items():
             warn(f"`normlab verify` fails for the block {block}, so its verdicts will be void: {problem}")
-        display = ProgressDisplay(folder)
-        result = supervise(folder, planned, grid.options, display, grid.sweep.gpus, retry_failed=retry_failed)
-        for line in result_lines(result.plan, folder, result.failed):
-            echo(line)
-        if result.code:
-            return result.code
-        write_atomic(folder / CHECKS_FILE, checks)
-    _report(study, size, results_dir)
+        if code := train_planned(grid.sweep, grid.options, retry_failed=retry_failed):
+            return code
+        write_atomic(grid.sweep.folder / CHECKS_FILE, checks)
+    report(name, overrides, size, results_dir)
     return 0
 
 
 @study_app.command()
 def report(name: Name, overrides: Overrides = None, size: Size = "small", results_dir: ResultsDir = "results") -> None:
     """Write the report of a study from the records of its runs, or without them from its report.json."""
-    _report(_find(name, overrides or []), size, results_dir)
-
-
-def _report(study: Study, size: str, results_dir: str) -> None:
     from normlab.studies.judge import judge
     from normlab.studies.report import DATA, folder_of, rewrite_report, write_report
     from normlab.studies.run import has_runs, read_evidence
 
+    study = _find(name, overrides)
     folder = folder_of(results_dir, study, size)
     if not has_runs(study, size, results_dir) and (folder / DATA).exists():
         warn(f"{results_dir} has no runs of study {study.name}: its report is written again from {folder / DATA}")

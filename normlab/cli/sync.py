@@ -6,22 +6,18 @@ import signal
 import sys
 from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from normlab.cli.app import ResultsDir, app, echo, replace_interrupt_handler
-from normlab.errors import warn
+from normlab.errors import ConfigError, warn
 
 
 @app.command()
 def sync(
     runs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SWEEP|RUN...",
-            help="Sweeps, runs or results folders: folder, name, id, or beginning of the id.",
-        ),
+        list[str], Argument(metavar="SWEEP|RUN...", help="Sweeps, runs or results folders, by folder, name or id.")
     ],
-    to: Annotated[Literal["wandb", "tensorboard"], typer.Option("--to", help="The service.")] = "wandb",
+    to: Annotated[Literal["wandb", "tensorboard"], Option(help="The service.")] = "wandb",
     results_dir: ResultsDir = "results",
 ) -> None:
     """Send runs to W&B or TensorBoard, from their records.
@@ -35,8 +31,7 @@ def sync(
     from normlab.store.files import check_links
     from normlab.store.query import select_runs
     from normlab.tracking.background import Task, start_follower
-    from normlab.tracking.settings import may_have_login
-    from normlab.tracking.uploads import is_sending, upload_lines
+    from normlab.tracking.uploads import is_sending, may_have_login, upload_lines
 
     codes: list[int] = []
     # Ctrl-C and SIGTERM have to end the follower too.
@@ -50,18 +45,17 @@ def sync(
         folders = [record.folder.path for record in selection.started if not record.problem]
         if not folders:
             continue
-        sweep = selection.home if selection.name else None
         service = "online" if to == "wandb" else to
         for folder in folders:
             check_links(folder)
-        if to == "tensorboard" or may_have_login():
-            follower = start_follower(Task(runs=folders, service=service, sweep=sweep, until_end=False))
-            try:
-                codes.append(follower.wait())
-            finally:
-                follower.terminate()
-        else:
-            codes.append(2)
+        if to == "wandb" and not may_have_login():
+            raise ConfigError("--to wandb: no login at W&B; log in with `wandb login`")
+        sweep = selection.home if selection.name else None
+        follower = start_follower(Task(runs=folders, service=service, sweep=sweep, until_end=False))
+        try:
+            codes.append(follower.wait())
+        finally:
+            follower.terminate()
         codes += [2 for run in folders if is_sending(run, service)]  # another process does, and may fail
         options = [] if results_dir == "results" else ["--results-dir", results_dir]
         for line in upload_lines(folders, service, [*options, name]):

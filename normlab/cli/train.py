@@ -1,36 +1,44 @@
-"""`normlab train`."""
+"""`normlab train` and `normlab sweep`."""
 
 from __future__ import annotations
 
 import os
 import signal
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from normlab.cli.app import (
     OVERRIDES,
     Cfg,
     ConfigDir,
     ConfigName,
-    ResultsOverride,
+    Overrides,
+    RetryFailed,
     app,
     echo,
-    overrides_argument,
     read_arguments,
     replace_interrupt_handler,
+    show_progress,
 )
+from normlab.errors import warn
+from normlab.version import __version__
 
 if TYPE_CHECKING:
     from normlab.config.schema import RunConfig
+    from normlab.config.sweep_options import SweepOptions
+    from normlab.sweeps.plan import PlannedSweep
+
+ResultsOverride = Annotated[
+    str | None, Option("--results-dir", metavar="FOLDER", help="Folder of the results: results_dir=FOLDER.")
+]
 
 
 @app.command(context_settings=OVERRIDES)
 def train(
-    overrides: Annotated[list[str] | None, overrides_argument("norm=rmsnorm placement=pre model.depth=8")] = None,
-    multirun: Annotated[
-        bool, typer.Option("--multirun", "-m", help="Train each run of a grid, as `normlab sweep` does.")
-    ] = False,
+    overrides: Overrides = None,
+    multirun: Annotated[bool, Option("--multirun", "-m", help="Train a grid, as `normlab sweep` does.")] = False,
     cfg: Cfg = None,
     config_dir: ConfigDir = None,
     config_name: ConfigName = "train",
@@ -44,13 +52,11 @@ def train(
     Example: normlab train norm=rmsnorm placement=pre model.depth=8
     """
     if multirun:
-        from normlab.cli.sweep import sweep
-
         return sweep(overrides, cfg=cfg, config_dir=config_dir, config_name=config_name, results_dir=results_dir)
     from normlab.config.compose import compose_run
     from normlab.training.machine import check_machine
 
-    config = compose_run(*read_arguments(overrides, cfg, config_dir, config_name, results_dir))
+    config = compose_run(*read_arguments(_with_folder(overrides, results_dir), cfg, config_dir, config_name))
     check_machine(config)
     return train_one(config)
 
@@ -62,22 +68,92 @@ def train_one(config: RunConfig) -> int:
     from normlab.tracking.background import wait_for_followers
     from normlab.training.start import train
 
-    replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)  # `train` handles signals itself
+    replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)  # training handles signals itself
     try:
         outcome = train(config, ends_process=True)
-    except BaseException:
+        record = RunRecord.load(outcome.folder)
+        if outcome.already_ended:
+            name = record.outcome or outcome.state
+            loss, _ = final_losses(name, record.status.val_loss)
+            ending = "" if loss is None else f", validation loss {format_loss(loss)}"
+            echo(f"{name} at step {record.status.step}{ending}: nothing to do (run.fresh=true starts another run)")
+        if (divergence := record.status.diverged) is not None:
+            echo(f"diverged at step {divergence.step}: {divergence}")
+        if outcome.state == "interrupted":
+            echo(f"interrupted at step {record.status.step}: the same command resumes it")
+        echo(os.path.relpath(outcome.folder.path))
+    finally:
         wait_for_followers()
-        raise
-    record = RunRecord.read(outcome.folder)
-    if outcome.already_ended:
-        name = record.outcome or outcome.state
-        loss, _ = final_losses(name, record.status.val_loss)
-        ending = "" if loss is None else f", validation loss {format_loss(loss)}"
-        echo(f"{name} at step {record.status.step}{ending}: nothing to do (run.fresh=true starts another run)")
-    if outcome.state == "diverged":
-        echo(f"diverged at step {record.status.diverged.step}: {record.status.diverged}")
-    if outcome.state == "interrupted":
-        echo(f"interrupted at step {record.status.step}: the same command resumes it")
-    echo(os.path.relpath(outcome.folder.path))
-    wait_for_followers()
     return 128 + outcome.signal if outcome.signal else 0
+
+
+@app.command(context_settings=OVERRIDES)
+def sweep(
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the plan without training.")] = False,
+    retry_failed: RetryFailed = False,
+    watch: Annotated[bool, Option("--watch", help="Serve the page of compare here while the runs train.")] = False,
+    cfg: Cfg = None,
+    config_dir: ConfigDir = None,
+    config_name: ConfigName = "train",
+    results_dir: ResultsOverride = None,
+) -> int:
+    """Train a grid of runs, or resume it.
+
+    The same command resumes the sweep. Exit code 1 if a run failed; a diverged run has not failed.
+
+    Runs that differ only in numbers train stacked, in packs of up to sweep.pack runs; `normlab list auto` shows the
+    default sizes and numbers of packs. `normlab list options` describes sweep.name, sweep.pack, sweep.jobs, sweep.gpus,
+    sweep.timeout_minutes, sweep.on (local or slurm) and sweep.slurm.*.
+
+    Example: normlab sweep norm=rmsnorm,dyt 'seed=range(3)'
+    """
+    from normlab.config.compose import compose_sweep
+    from normlab.sweeps.plan import make_plan
+    from normlab.tracking.background import report_uploads
+
+    texts, configs = read_arguments(_with_folder(overrides, results_dir), cfg, config_dir, config_name)
+    options, runs = compose_sweep(texts, configs)
+    planned = make_plan(options, runs, show_progress)
+    print_plan(planned, options, with_packs=dry_run)
+    if dry_run:
+        return 0
+    page = None
+    with ExitStack() as stack:
+        if watch:
+            from normlab.report.compare.watch import serve
+            from normlab.report.compare.write import ComparePage
+
+            page = ComparePage(names=[str(planned.folder)], version=__version__)
+            echo(f"live    {stack.enter_context(serve(page))} (until the sweep ends)")
+        code = train_planned(planned, options, retry_failed=retry_failed)
+    if page is not None and page.select(must_have_started=False).started:
+        echo(str(page.write()[1]))
+    report_uploads(planned.folder, planned.plan)
+    return code
+
+
+def _with_folder(overrides: list[str] | None, results_dir: str | None) -> list[str]:
+    return [*(overrides or ()), *([] if results_dir is None else [f"results_dir={results_dir}"])]
+
+
+def print_plan(planned: PlannedSweep, options: SweepOptions, *, with_packs: bool) -> None:
+    """Print the warnings and the lines of a planned sweep."""
+    from normlab.sweeps.progress import plan_lines
+
+    for warning in planned.warnings:
+        warn(warning)
+    for line in plan_lines(planned, options, with_packs=with_packs):
+        echo(line)
+
+
+def train_planned(planned: PlannedSweep, options: SweepOptions, *, retry_failed: bool) -> int:
+    """Train a planned sweep, print its result, and return the exit code."""
+    from normlab.sweeps.progress import ProgressDisplay, result_lines
+    from normlab.sweeps.supervisor import supervise
+
+    display = ProgressDisplay(planned.folder)
+    result = supervise(planned.folder, planned.plan, options, display, planned.gpus, retry_failed=retry_failed)
+    for line in result_lines(result.plan, planned.folder, result.failed):
+        echo(line)
+    return result.code

@@ -5,20 +5,9 @@ from __future__ import annotations
 import os
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from normlab.cli.app import (
-    OVERRIDES,
-    Cfg,
-    ConfigDir,
-    ConfigName,
-    Json,
-    ResultsDir,
-    Trust,
-    app,
-    echo,
-    read_arguments,
-)
+from normlab.cli.app import OVERRIDES, Cfg, ConfigDir, ConfigName, Json, ResultsDir, Trust, app, echo, read_arguments
 from normlab.errors import ConfigError, NormlabError, warn
 
 
@@ -26,13 +15,9 @@ from normlab.errors import ConfigError, NormlabError, warn
 def verify(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="OVERRIDE|RUN|SWEEP", help="A run by its overrides (norm=rmsnorm placement=pre), or recorded runs."
-        ),
+        Argument(metavar="OVERRIDE|RUN|SWEEP", help="A run by its overrides (norm=rmsnorm), or recorded runs."),
     ] = None,
-    compiled: Annotated[
-        bool, typer.Option("--compiled", help="Check the complete catalogue compiled in bf16, which takes minutes.")
-    ] = False,
+    compiled: Annotated[bool, Option("--compiled", help="Check the complete catalogue compiled in bf16.")] = False,
     json: Json = False,
     trust: Trust = False,
     cfg: Cfg = None,
@@ -61,17 +46,16 @@ def verify(
 
     texts, configs = read_arguments(overrides, cfg, config_dir, config_name)
     names = texts if all(os.path.exists(each) or "=" not in each for each in texts) else None
-    torch.set_num_threads(1)  # the tensors are small, and more threads would wait for each other
-    results = []
-    problems: list[NormlabError] = []
+    is_run = bool(texts) or configs != UserConfigs()
     if trust and not names:
         raise ConfigError("--trust: has no effect without a recorded run; leave it out")
-    is_run = bool(texts) or configs != UserConfigs()
     if is_run and compiled:
         raise ConfigError("--compiled: has no effect with a run, whose block is always compiled; leave it out")
+    torch.set_num_threads(1)  # the tensors are small, and more threads would wait for each other
+    problems: list[NormlabError] = []
     if names:
-        started = select_runs(names, results_dir).started
-        runs, problems = load_runs([record.folder for record in started], trust=trust)
+        folders = [record.folder for record in select_runs(names, results_dir).started]
+        runs, problems = load_runs(folders, trust=trust)
         if not runs:
             raise problems[0]
         for problem in problems:
@@ -83,10 +67,9 @@ def verify(
         checks = select_checks(config, [*texts, *([f"config={config_name}"] if config_name != "train" else [])])
         for warning in config.warnings():
             warn(warning)
-    elif compiled:
-        checks = compiled_checks_of_catalogue()
     else:
-        checks = checks_of_catalogue(norm_presets())
+        checks = compiled_checks_of_catalogue() if compiled else checks_of_catalogue(norm_presets())
+    results = []
     for check in checks:
         results.append(check)
         if not json:

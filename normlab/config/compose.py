@@ -11,12 +11,10 @@ import copy
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
@@ -27,8 +25,6 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
-from normlab.config.corpora import DATA
-from normlab.config.optim import OPTIMIZERS
 from normlab.config.override_errors import GROUPS, SECTIONS, explaining_errors, no_such_option, text_options
 from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SweepOptions
@@ -49,14 +45,11 @@ Job = tuple[Override, ...]
 """The overrides of one run, each with one value."""
 
 
-@dataclass(frozen=True, slots=True)
-class UserConfigs:
-    """The configs of the user that a command names."""
+class UserConfigs(NamedTuple):
+    """The configs of the user that a command names: the folder of --config-dir, and --config-name."""
 
     folder: str | None = None
-    """The folder of --config-dir."""
     name: str = "train"
-    """The primary config, of --config-name."""
 
 
 PACKAGED = UserConfigs()
@@ -65,12 +58,11 @@ PACKAGED = UserConfigs()
 
 def register(plugins: Sequence[str] = ()) -> None:
     """Register norms, placements, corpora, optimizers and plugins in Hydra's config store."""
-    norms, placements = load_norms(), load_placements()
+    load_norms()
+    load_placements()
     load_plugins(plugins)
-    nodes: dict[tuple[str | None, str], Any] = {(None, "run_schema"): RunConfig}
-    for group, known in (("norm", norms), ("placement", placements), ("data", DATA), ("optim", OPTIMIZERS)):
-        nodes |= {(group, name): node for name, node in known.items()}
-    for (group, name), node in nodes.items():
+    nodes = {(group, name): node for group, known in GROUPS.items() for name, node in known.items()}
+    for (group, name), node in {**nodes, (None, "run_schema"): RunConfig}.items():
         # Storing a node takes time: storing all of them again would take a third of a composition.
         if _registered.get((group, name)) is not node:
             ConfigStore.instance().store(group=group, name=name, node=node)
@@ -92,12 +84,11 @@ def register_plugins(overrides: Sequence[str]) -> None:
 
 def compose_run(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> RunConfig:
     """Return the validated config of a single run."""
-    register_plugins(overrides)
-    for override in map(_read, overrides):
-        if override.is_sweep_override():
+    for text in overrides:
+        if _parse(text).is_sweep_override():
             raise ConfigError(
-                f"{override.input_line}: several values for one run; choose one, train each with normlab sweep, or "
-                "quote a text with commas"
+                f"{text}: several values for one run; choose one, train each with normlab sweep, or quote a text with "
+                "commas"
             )
     (config,) = compose_grid(overrides, configs)
     return config
@@ -105,53 +96,32 @@ def compose_run(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> Ru
 
 def compose_grid(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> list[RunConfig]:
     """Return the config of each run in a grid such as `norm=rmsnorm,dyt model.depth=6,12`."""
-    register_plugins(overrides)
     return [to_config(cfg, job) for job, _, cfg in _compose_jobs(overrides, configs)]
 
 
 def compose_sweep(
-    overrides: Sequence[str],
-    report_progress: Callable[[str], None] = lambda _: None,
-    configs: UserConfigs = PACKAGED,
+    overrides: Sequence[str], configs: UserConfigs = PACKAGED
 ) -> tuple[SweepOptions, list[tuple[list[str], RunConfig]]]:
     """Return the options of a sweep and, for each run, its varied overrides and its config.
 
     Args:
         overrides: A grid, and the options of the sweep (`sweep.option=value`).
-        report_progress: Called with a progress message.
         configs: The user's configs.
     """
     grid = _without_sweep(overrides)
     options = _sweep_options([text for text in overrides if text not in grid])
-    register_plugins(grid)
-    runs: list[tuple[list[str], RunConfig]] = []
-    for job, varied, cfg in _compose_jobs(grid, configs):
-        runs.append((varied, to_config(cfg, job)))
-        report_progress(f"composing: run {len(runs)}")
-    report_progress("")
-    return options, runs
+    return options, [(varied, to_config(cfg, job)) for job, varied, cfg in _compose_jobs(grid, configs)]
 
 
 def config_texts(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> Iterator[str]:
     """Yield the composed config of each run in a grid as YAML; a comment names its varied overrides."""
-    grid = _without_sweep(overrides)
-    register_plugins(grid)
-    for _, varied, cfg in _compose_jobs(grid, configs):
+    for _, varied, cfg in _compose_jobs(_without_sweep(overrides), configs):
         yield (f"# {' '.join(varied)}\n" if varied else "") + OmegaConf.to_yaml(cfg).rstrip()
 
 
 def norm_presets() -> list[NormConfig]:
-    """Return the norm presets of conf/norm, and register the catalogue.
-
-    A preset replaces some options of a norm's defaults, so OmegaConf can build it without Hydra.
-    """
-    register()
-    presets = []
-    for path in sorted((config_dir() / "norm").glob("*.yaml")):
-        options = yaml.safe_load(path.read_text(encoding="utf-8"))
-        norm, _ = options.pop("defaults")
-        presets.append(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(load_norms()[norm]), options)))
-    return presets
+    """Return the norm presets of conf/norm, and register the catalogue."""
+    return [compose_run([f"norm={path.stem}"]).norm for path in sorted((config_dir() / "norm").glob("*.yaml"))]
 
 
 def to_config(cfg: DictConfig, job: Job = ()) -> RunConfig:
@@ -226,14 +196,13 @@ def _without_sweep(overrides: Sequence[str]) -> list[str]:
 def _sweep_options(overrides: Sequence[str]) -> SweepOptions:
     cfg = OmegaConf.create({"sweep": OmegaConf.structured(SweepOptions)})
     OmegaConf.set_struct(cfg, True)
-    parsed = [_parse(text) for text in overrides]
-    for override in parsed:
+    for override in map(_parse, overrides):
         if override.key_or_group in text_options() and override.is_choice_sweep():
             # A sweep has one value of each option: 0,2,5 is one text.
             override = _parse(f"{override.key_or_group}={quote(override.get_value_string())}")
         if override.is_sweep_override():
             raise ConfigError(f"{override.input_line}: several values of a sweep option; choose one")
-        _set_value(cfg, keep_text(override), parsed)
+        _set_value(cfg, keep_text(override), [override])
     options = OmegaConf.to_object(cfg.sweep)
     assert isinstance(options, SweepOptions)
     options.validate()
@@ -249,20 +218,16 @@ def _sweep_options(overrides: Sequence[str]) -> SweepOptions:
 def _jobs(overrides: Sequence[str]) -> Iterator[tuple[Job, list[str]]]:
     """Yield the overrides of each run of a grid, and the varied ones as texts; the last option varies fastest."""
     choices: dict[str, list[Override]] = {}
-    varied: set[str] = set()
     for override in map(_read, overrides):
         key = override.get_key_element()
         choices[key] = [override]
-        varied.discard(key)
         if override.is_sweep_override():
-            varied.add(key)
             with explaining_errors((override,)):
                 values = list(itertools.islice(override.sweep_string_iterator(), MOST_RUNS + 1))
             if len(values) * math.prod(map(len, choices.values())) > MOST_RUNS:
-                raise ConfigError(
-                    f"{override.input_line}: makes a grid of more than {MOST_RUNS} runs; sweep fewer values"
-                )
+                raise ConfigError(f"{override.input_line}: makes a grid of more than {MOST_RUNS} runs; sweep fewer")
             choices[key] = [_parse(f"{key}={value}") for value in values]
+    varied = {key for key, values in choices.items() if len(values) > 1}
     for job in itertools.product(*choices.values()):
         yield job, [str(each.input_line) for each in job if each.get_key_element() in varied]
 
@@ -273,6 +238,7 @@ def _compose_jobs(overrides: Sequence[str], configs: UserConfigs) -> Iterator[tu
     Loading and merging the config groups takes nearly all the time of a composition. So Hydra composes each combination
     of group choices once, and the values of each run are set in a copy of the result.
     """
+    register_plugins(overrides)
     if configs.folder is not None and not os.path.isdir(configs.folder):
         raise ConfigError(f"--config-dir={configs.folder}: no such folder; choose the folder with your configs")
     if configs.folder is not None or any("hydra.searchpath" in text for text in overrides):
@@ -280,9 +246,8 @@ def _compose_jobs(overrides: Sequence[str], configs: UserConfigs) -> Iterator[tu
     for job, varied in _jobs(overrides):
         values = [override for override in job if _sets_value(override)]
         with explaining_errors(job):
-            cfg = copy.deepcopy(
-                _compose_choices(configs, tuple(str(each.input_line) for each in job if each not in values))
-            )
+            chosen = tuple(str(each.input_line) for each in job if each not in values)
+            cfg = copy.deepcopy(_compose_choices(configs, chosen))
         for override in values:
             _set_value(cfg, override, job)
         yield job, varied, cfg
@@ -306,7 +271,6 @@ class _ConfigDir(SearchPathPlugin):
     folder: str | None = None
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append the folder, while normlab composes."""
         if self.folder is not None:
             search_path.append("command-line", os.path.abspath(self.folder))
 

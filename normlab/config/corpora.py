@@ -12,6 +12,8 @@ from normlab.options import option
 TOKENIZERS = ("bytes", "chars", "bpe")
 """The tokenizers that normlab builds; any other name is a pretrained tokenizer."""
 
+COLUMN_HELP = "The column of JSON, CSV and Parquet files that holds the text. Rows without a text are left out."
+
 DEFAULT_VOCAB_SIZE = 4096
 
 MAX_VOCAB_SIZE = 2**20
@@ -85,24 +87,7 @@ class StdlibData(DataConfig):
 
 
 @dataclass(kw_only=True, slots=True)
-class TableData(DataConfig):
-    """Options of a corpus whose documents may be rows of tables."""
-
-    column: str = option("text", "The column of JSON, CSV and Parquet files that holds the text.")
-    skip: str | None = option(
-        "empty", choices=("empty", "null"), identity=False,
-        help="Rows that are left out and counted: empty (texts of no characters), or null (also rows that have no "
-        "text).",
-    )  # fmt: skip
-
-    def resolve(self) -> None:
-        """Also turn the None that Hydra makes of data.skip=null into null."""
-        super(TableData, self).resolve()
-        self.skip = self.skip or "null"
-
-
-@dataclass(kw_only=True, slots=True)
-class FilesData(TableData):
+class FilesData(DataConfig):
     """Your own text: text files, JSON Lines, CSV or Parquet; a file, several files, or a folder.
 
     A text file is one document. A file of another format has one document per row.
@@ -113,8 +98,9 @@ class FilesData(TableData):
         None, identity=False,
         help="A file, a folder, or a list of files and folders. The run id depends on the text, not on its path.",
     )  # fmt: skip
+    column: str = option("text", COLUMN_HELP)
     format: str = option(
-        "auto", choices=("auto", "text", "json", "csv", "tsv", "parquet"), identity=False,
+        "auto", choices=("auto", "text", "json", "csv", "parquet"), identity=False,
         help="Format of every file; auto takes it from the suffix (.txt, .md, .py, .jsonl, .csv and others).",
     )  # fmt: skip
 
@@ -128,10 +114,11 @@ class FilesData(TableData):
 
 
 @dataclass(kw_only=True, slots=True)
-class HubData(TableData):
+class HubData(DataConfig):
     """Any text dataset of the Hugging Face hub by its name, or a folder with the layout of one."""
 
     name: str = option("hub", "The dataset, org/name, or the path of a folder.")
+    column: str = option("text", COLUMN_HELP)
     subset: str | None = option(None, "The dataset's configuration, if it has several.")
     split: str = option(
         "train", "The split to read, or several: train+test. val_fraction of it is held out for validation."

@@ -111,11 +111,9 @@ def num_weights(config: RunConfig, vocab_size: int = VOCAB_SIZE, multiple: int =
     assert model.mlp_width is not None  # resolved
     mlp_matrices = 3 if model.mlp == "swiglu" else 2
     matrices = [
-        (1 if model.tie_embeddings else 2, vocab_size),
-        (model.positions == "learned", model.context),
-        (4 * model.depth, model.width),
-        (mlp_matrices * model.depth, model.mlp_width),
-    ]
+        (1 if model.tie_embeddings else 2, vocab_size), (model.positions == "learned", model.context),
+        (4 * model.depth, model.width), (mlp_matrices * model.depth, model.mlp_width),
+    ]  # fmt: skip
     return sum(count * -(-rows * model.width // multiple) * multiple for count, rows in matrices)
 
 
@@ -130,28 +128,14 @@ def check_fits(config: RunConfig, needed: Estimate, available: int, owner: str) 
     model, train = config.model, config.train
     if needed.state > available:
         options = f"model.depth={model.depth} model.width={model.width} model.mlp_width={model.mlp_width}"
-        part, remedy = "weights, gradients and moments", "lower model.depth or model.width"
+        remedy = "lower model.depth or model.width"
     else:
         options = f"train.batch_size={train.batch_size} model.context={model.context} model.depth={model.depth}"
-        part, remedy = "a micro-batch", "raise train.accumulation, or lower train.batch_size or model.context"
+        remedy = "raise train.accumulation, or lower train.batch_size or model.context"
     raise ConfigError(
-        f"{options}: needs at least {format_size(needed.peak)} of memory, most of it for {part}, and {owner} "
-        f"has {format_size(available)}; {remedy}"
+        f"{options}: needs at least {format_size(needed.peak)} of memory, and {owner} has {format_size(available)}; "
+        f"{remedy}"
     )
-
-
-def check_weights_fit(config: RunConfig, available: int, device: str) -> None:
-    """Check that two copies of the weights (checkpoint and model) fit into `available` bytes.
-
-    Raises:
-        ConfigError: The message names the memory needed and the memory available.
-    """
-    needed = 2 * 4 * num_weights(config)
-    if needed > available:
-        raise ConfigError(
-            f"the weights of the model need about {format_size(needed)} of memory, and {device} has "
-            f"{format_size(available)}; use a machine with more memory"
-        )
 
 
 def available_bytes() -> int:
@@ -163,7 +147,9 @@ def available_bytes() -> int:
 
 def format_size(num_bytes: int) -> str:
     """Return a number of bytes as text with a binary unit."""
-    size, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
-    while size >= 1024 and len(units) > 1:
-        size, units = size / 1024, units[1:]
-    return f"{size:.3g} {units[0]}"
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} PiB"

@@ -25,16 +25,15 @@ from normlab.options import option_fields
 from normlab.placements.base import PLACEMENTS
 
 GROUPS: dict[str, Mapping[str, Any]] = {
-    "norm": NORMS, "placement": PLACEMENTS, "model": {}, "data": DATA, "optim": OPTIMIZERS,
-    "stats": {},
+    "norm": NORMS, "placement": PLACEMENTS, "model": {}, "data": DATA, "optim": OPTIMIZERS, "stats": {},
 }  # fmt: skip
 """The classes or instances that are registered in each config group. Presets are files that Hydra finds."""
 
-_OF_MALFORMED_INPUTS = (OSError, ValueError, TypeError, AttributeError, AssertionError, RecursionError)
-"""Further errors that Hydra raises for malformed sweeps and config files."""
-
 SECTIONS = frozenset(field.name for field in dataclasses.fields(RunConfig))
 """The top-level fields of a run's config. Any other key belongs to Hydra, or to a config group of the user."""
+
+_OF_MALFORMED_INPUTS = (OSError, ValueError, TypeError, AttributeError, AssertionError, RecursionError)
+"""Further errors that Hydra raises for malformed sweeps and config files."""
 
 
 def _option_types() -> dict[str, str]:
@@ -61,17 +60,13 @@ def all_options() -> set[str]:
 
 @contextlib.contextmanager
 def explaining_errors(job: Sequence[Override] = (), typed: str = "") -> Iterator[None]:
-    """Convert errors of Hydra, OmegaConf and YAML about the overrides of a job to a ConfigError.
-
-    Args:
-        job: The overrides.
-        typed: The text of an override that is not parsed yet.
-    """
+    """Convert errors of Hydra, OmegaConf and YAML about a job, or about a text that is not parsed, to a ConfigError."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="hydra")
             yield
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, *_OF_MALFORMED_INPUTS) as error:
+        typed = typed or " ".join(str(override.input_line) for override in job)
         raise _explain(error, job, typed) from error
 
 
@@ -86,30 +81,22 @@ def _explain(error: BaseException, job: Sequence[Override], typed: str) -> Confi
         group, _, name = error.missing_cfg_file.rpartition("/")
         if not group:
             return ConfigError(f"--config-name={name}: no such config; put {name}.yaml into --config-dir")
-        kind = {"data": "corpus", "optim": "optimizer"}.get(group, group)
-        return ConfigError(f"{group}={name}: " + unknown(kind, name, error.options or GROUPS.get(group, ())))
-    if str(error).startswith("In '"):  # the name of a config file
-        return ConfigError(f"{_reason(error)}; fix this file (normlab train --cfg job prints a valid config)")
+        return ConfigError(f"{group}={name}: " + unknown(group, name, error.options or GROUPS.get(group, ())))
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    shown = itertools.takewhile(lambda line: not line.strip().startswith(("full_key", "object_type")), lines)
+    reason = " ".join(line.strip() for line in shown).rstrip(".")
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OmegaConfBaseException):
         cause = cause.__cause__
-    if isinstance(cause, OmegaConfBaseException) and cause.full_key:
+    if cause is not None and cause.full_key and not reason.startswith("In '"):  # not the name of a config file
         key = str(cause.full_key).partition("[")[0]  # without the index of a list
         if isinstance(cause, ConfigKeyError | ConfigAttributeError):
             return no_such_option(key, job, cause.object_type)
-        return ConfigError(f"{_typed(key, job)}: {_reason(error)}; set another value")
-    for override in job:
-        if override.key_or_group.partition(".")[0] not in SECTIONS and "Could not override" in str(error):
+        return ConfigError(f"{_typed(key, job)}: {reason}; set another value")
+    for override in job if reason.startswith("Could not override") else ():
+        if override.key_or_group.partition(".")[0] not in SECTIONS:
             return no_such_option(override.key_or_group, job)
-    typed = typed or " ".join(str(override.input_line) for override in job)
-    return ConfigError(f"{typed}: {_reason(error)}; fix the overrides or the config file")
-
-
-def _reason(error: BaseException) -> str:
-    """Return the first sentences of an error, without the lines about the objects of OmegaConf."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    shown = itertools.takewhile(lambda line: not line.strip().startswith(("full_key", "object_type")), lines)
-    return " ".join(line.strip() for line in shown).rstrip(".")
+    return ConfigError(f"{typed}: {reason}; fix the overrides or the config file")
 
 
 def _typed(key: str, job: Sequence[Override]) -> str:
@@ -129,13 +116,11 @@ def no_such_option(key: str, job: Sequence[Override], section_type: Any = None) 
         job: The overrides.
         section_type: The class of the chosen section, if the section exists.
     """
-    typed, (section, _, name) = _typed(key, job), key.rpartition(".")
-    known = all_options()
+    typed, (section, _, name), known = _typed(key, job), key.rpartition("."), all_options()
     if not section or not dataclasses.is_dataclass(section_type):
         return ConfigError(f"{typed}: no such option{hint(key, known)}; normlab list options prints all")
     fixed = () if section not in GROUPS else ("preset",) if section_type is HubData else ("name", "preset")
     options = sorted(field.name for field in dataclasses.fields(section_type) if field.name not in fixed)
     choices = f"choose one of {', '.join(options)}" if options else "it has no options"
-    if key in known:  # for example norm.eps with norm=dyt
-        return ConfigError(f"{typed}: the chosen {section} has no option {name!r}: {choices}")
-    return ConfigError(f"{typed}: {section} has no option {name!r}{hint(key, known)}: {choices}")
+    nearest = "" if key in known else hint(key, known)  # for example norm.eps with norm=dyt
+    return ConfigError(f"{typed}: the chosen {section} has no option {name!r}{nearest}: {choices}")

@@ -8,8 +8,10 @@ sheet of an H100.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import starmap
+from typing import NamedTuple
 
 from normlab.config import memory
 from normlab.config.devices import micro_batches
@@ -19,7 +21,7 @@ PROCESS_BYTES = 2**30
 """Assumed memory of a process beside its runs: torch, the compiler and the corpus."""
 LARGEST_PACK = 64
 """Most runs in a pack of auto."""
-COMPILE_S = 80.0
+COMPILE_S = 80
 """Seconds of a cold compilation: 34 to 43 on a CPU (results/bench_sweep.md), an estimated 30 to 80 with a GPU."""
 LAUNCH_S = 2.5e-6
 """Assumed least seconds of an operation on a GPU, for its start by the host or the shortest kernel."""
@@ -31,7 +33,7 @@ SHARE = 0.5
 """Assumed share of the peak bandwidth and of the peak FLOPs that kernels reach."""
 WEIGHT_PASSES, VALUE_PASSES = 45, 17
 """Reads and writes of each weight and of each saved value in a step of a pack, from the bytes that
-`scripts/gpu_estimate.py` counts for 2x32, 4x128 and 6x384."""
+`scripts/bench/gpu_estimate.py` counts for 2x32, 4x128 and 6x384."""
 LAUNCH_SHARE = 0.2
 """Launches of a pack's step over its computation, in seconds, from which on a larger pack would gain little."""
 
@@ -48,7 +50,6 @@ class Workload:
     device: str
     precision: str
     width: int
-    depth: int
     devices: int
     plugins: int
     """Files with code of the user."""
@@ -75,17 +76,30 @@ def workload(config: RunConfig, device: str, precision: str, vocab_size: int = m
     num_bytes = WEIGHT_PASSES * 4 * weights + VALUE_PASSES * parts * estimated.batch
     flops = 6 * parts * tokens * (weights + 2 * model.depth * model.context * model.width)
     return Workload(
-        device=device,
-        precision=precision,
-        width=model.width,
-        depth=model.depth,
-        devices=config.devices,
-        plugins=len(config.plugins),
-        tokens=tokens,
-        steps=config.train.steps,
-        launch_s=parts * launches(model.depth, 2) * LAUNCH_S,
+        device=device, precision=precision, width=model.width, devices=config.devices, plugins=len(config.plugins),
+        tokens=tokens, steps=config.train.steps, launch_s=parts * launches(model.depth, 2) * LAUNCH_S,
         work_s=(num_bytes / BYTES_PER_S + flops / FLOPS_PER_S.get(precision, FLOPS_PER_S["bf16"])) / SHARE,
-    )
+    )  # fmt: skip
+
+
+class Rule(NamedTuple):
+    """A row of the table: the value of an option, and for which runs."""
+
+    option: str
+    device: str
+    condition: str
+    """Comparisons of fields of `Workload`, and precisions, with commas between them; all must hold."""
+    value: str
+    why: str
+    """The measurement, or that the row is estimated."""
+    number: Callable[[Workload], int] | None = None
+    """Computes a value that `value` only describes."""
+
+    def matches(self, work: Workload) -> bool:
+        """Return whether the row is for a run."""
+        names = asdict(work) | {"estimated_seconds": work.estimated_seconds}
+        names |= {precision: precision == work.precision for precision in FLOPS_PER_S}
+        return self.device == work.device and bool(eval(f"all([{self.condition}])", names))  # noqa: S307
 
 
 def _launch_bound(work: Workload) -> int:
@@ -93,86 +107,33 @@ def _launch_bound(work: Workload) -> int:
     return max(1, min(LARGEST_PACK, int(work.launch_s / (LAUNCH_SHARE * work.work_s))))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
-    """A row of the table: the value of an option, and for which runs."""
-
-    option: str
-    value: str | int | Callable[[Workload], int]
-    shown: str = ""
-    """The value as text, if it is computed."""
-    device: str
-    precision: str = ""
-    """Any, if empty."""
-    at_most: Mapping[str, float] = field(default_factory=dict)
-    """Largest values of fields of `Workload`."""
-    at_least: Mapping[str, float] = field(default_factory=dict)
-    why: str
-    """The measurement, or that the row is estimated."""
-
-    def matches(self, work: Workload) -> bool:
-        """Return whether the row is for a run."""
-        return (
-            self.device == work.device
-            and self.precision in ("", work.precision)
-            and all(getattr(work, name) <= limit for name, limit in self.at_most.items())
-            and all(getattr(work, name) >= limit for name, limit in self.at_least.items())
-        )
-
-    @property
-    def condition(self) -> str:
-        """The runs that the row is for, as text; empty for all that are left."""
-        limits = [f"{name} <= {limit:g}" for name, limit in self.at_most.items()]
-        limits += [f"{name} >= {limit:g}" for name, limit in self.at_least.items()]
-        return ", ".join([*([self.precision] if self.precision else []), *limits])
-
-
 BENCH = "results/bench_sweep.md"
-RULES = (
-    Rule(option="compile", value="off", device="cpu", why=f"{BENCH}: one run compiled is as fast as eager, 4x128"),
-    Rule(
-        option="compile", value="on", device="cuda", at_least={"estimated_seconds": 2 * COMPILE_S},
-        why=f"estimated: compilation takes {COMPILE_S:g} s and halves the time of a step",
-    ),
-    Rule(option="compile", value="off", device="cuda", why="estimated: compilation would take longer than it saves"),
-    Rule(option="train.graph", value="off", device="cpu", why="a CPU has no CUDA graphs"),
-    Rule(
-        option="train.graph", value="on", device="cuda", at_most={"devices": 1, "plugins": 0}, at_least={"steps": 100},
-        why="estimated: a capture takes as long as a few steps",
-    ),
-    Rule(
-        option="train.graph", value="off", device="cuda",
-        why="several devices, too few steps to repay a capture, or a plugin, whose Python code no replay runs",
-    ),
-    Rule(
-        option="sweep.pack", value=16, device="cpu", precision="fp32", at_most={"width": 32, "tokens": 256},
-        why=f"{BENCH}: 0.64 of the processor time of a single run, 2x32",
-    ),
-    Rule(
-        option="sweep.pack", value=16, device="cpu", precision="bf16", at_most={"width": 128, "tokens": 1024},
-        why=f"{BENCH}: 1.26 times the speed of a single run, 4x128",
-    ),
-    Rule(option="sweep.pack", value=1, device="cpu", why=f"{BENCH}: no faster in fp32 at 4x64 and 4x128"),
-    Rule(
-        option="sweep.pack", value=1, device="cuda", precision="fp16", why="each run has a loss scale of its own",
-    ),
-    Rule(
-        option="sweep.pack", value=_launch_bound, device="cuda", at_most={"devices": 1},
-        shown=f"2 to {LARGEST_PACK}; more for a smaller model",
-        why=f"estimated: launches take {LAUNCH_SHARE:.0%} of the computation, and a larger pack would gain little",
-    ),
-    Rule(option="sweep.pack", value=1, device="cuda", why="several devices share the batch of one run"),
-    Rule(
-        option="sweep.jobs", value=0, shown="one for each core", device="cpu", at_most={"width": 128, "tokens": 1024},
-        why=f"{BENCH}: 1.4 (4x128) to 2.1 times (2x32) the speed of one process with two threads",
-    ),
-    Rule(option="sweep.jobs", value=1, device="cpu", why="not measured for larger models"),
-    Rule(
-        option="sweep.jobs", value=1, device="cuda", precision="fp16",
-        why="estimated: not packed, but several processes at once are not measured",
-    ),
-    Rule(option="sweep.jobs", value=1, device="cuda", why="estimated: packs fill the GPU"),
-)  # fmt: skip
+RULES: tuple[Rule, ...] = tuple(starmap(Rule, (
+    ("compile", "cpu", "", "off", f"{BENCH}: one run compiled is as fast as eager, 4x128"),
+    ("compile", "cuda", f"estimated_seconds >= {2 * COMPILE_S}", "on",
+     f"estimated: compilation takes {COMPILE_S} s and halves the time of a step"),
+    ("compile", "cuda", "", "off", "estimated: compilation would take longer than it saves"),
+    ("train.graph", "cpu", "", "off", "a CPU has no CUDA graphs"),
+    ("train.graph", "cuda", "devices <= 1, plugins <= 0, steps >= 100", "on",
+     "estimated: a capture takes as long as a few steps"),
+    ("train.graph", "cuda", "", "off",
+     "several devices, too few steps to repay a capture, or a plugin, whose Python code no replay runs"),
+    ("sweep.pack", "cpu", "fp32, width <= 32, tokens <= 256", "16",
+     f"{BENCH}: 0.64 of the processor time of a single run, 2x32"),
+    ("sweep.pack", "cpu", "bf16, width <= 128, tokens <= 1024", "16",
+     f"{BENCH}: 1.26 times the speed of a single run, 4x128"),
+    ("sweep.pack", "cpu", "", "1", f"{BENCH}: no faster in fp32 at 4x64 and 4x128"),
+    ("sweep.pack", "cuda", "fp16", "1", "each run has a loss scale of its own"),
+    ("sweep.pack", "cuda", "devices <= 1", f"2 to {LARGEST_PACK}; more for a smaller model",
+     f"estimated: launches take {LAUNCH_SHARE:.0%} of the computation, and a larger pack would gain little",
+     _launch_bound),
+    ("sweep.pack", "cuda", "", "1", "several devices share the batch of one run"),
+    ("sweep.jobs", "cpu", "width <= 128, tokens <= 1024", "one for each core",
+     f"{BENCH}: 1.4 (4x128) to 2.1 times (2x32) the speed of one process with two threads", lambda work: 0),
+    ("sweep.jobs", "cpu", "", "1", "not measured for larger models"),
+    ("sweep.jobs", "cuda", "fp16", "1", "estimated: not packed, but several processes at once are not measured"),
+    ("sweep.jobs", "cuda", "", "1", "estimated: packs fill the GPU"),
+)))  # fmt: skip
 """The rows, in the order in which they are tried."""
 LEGEND = (
     "tokens: of a micro-batch on each device; estimated_seconds: of the run on an H100, without compilation and graphs"
@@ -180,15 +141,10 @@ LEGEND = (
 """The meaning of the fields of `Workload` that are no options."""
 
 
-def decide(option: str, work: Workload) -> Rule:
-    """Return the row that decides an option of a run."""
-    return next(rule for rule in RULES if rule.option == option and rule.matches(work))
-
-
-def value_of(option: str, work: Workload) -> str | int:
+def value_of(option: str, work: Workload) -> str:
     """Return the value that the table gives an option of a run."""
-    value = decide(option, work).value
-    return value(work) if callable(value) else value
+    rule = next(rule for rule in RULES if rule.option == option and rule.matches(work))
+    return str(rule.number(work)) if rule.number else rule.value
 
 
 def pack_size(work: Workload, peak_of: Callable[[int], int], memory_bytes: int) -> int:
@@ -220,12 +176,7 @@ def parallel_packs(work: Workload, peak: int, cores: int, memory_bytes: int) -> 
 def rows() -> list[dict[str, str]]:
     """Return the table as rows of texts."""
     return [
-        {
-            "option": rule.option,
-            "device": rule.device,
-            "if": rule.condition or "else",
-            "auto": rule.shown or f"{rule.value}",
-        }
+        {"option": rule.option, "device": rule.device, "if": rule.condition or "else", "auto": rule.value}
         | {"why": rule.why}
         for rule in RULES
     ]

@@ -10,21 +10,25 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+import msgspec
 
 from normlab.config.corpora import DATA, DataConfig, HubData
 from normlab.config.optim import OPTIMIZERS, OptimConfig
 from normlab.errors import ConfigError, no_effect, unknown
 from normlab.norms.base import NORMS, NormConfig
 from normlab.norms.base import load_all as load_norms
-from normlab.options import check, from_tree, identity_tree, option
+from normlab.options import check, identity_tree, option
 from normlab.placements.base import PLACEMENTS, Placement
 from normlab.placements.base import load_all as load_placements
 from normlab.placements.init_rules import INIT_RULES
-from normlab.plugins import load_plugins, plugin_file
+from normlab.plugins import load_plugins
 from normlab.stats.config import StatsConfig
 from normlab.stats.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS, UPDATE_STATISTICS
+
+T = TypeVar("T")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -32,55 +36,39 @@ class ModelConfig:
     """Options of the transformer, except its norm and its placement."""
 
     preset: str = option("", "Name of the preset that set these options; a label only.", identity=False)
-    depth: int = option(
-        4, "Number of blocks, each with one attention and one MLP sub-layer.", at_least=1, at_most=10_000
-    )
+    depth: int = option(4, "Number of blocks, each with attention and an MLP.", at_least=1, at_most=10_000)
     width: int = option(128, "Width of the residual stream.", at_least=1, at_most=2**17)
     heads: int = option(4, "Attention heads; must divide the width.", at_least=1, at_most=2**17)
-    context: int = option(
-        128, "Tokens in a training sequence; the model cannot read longer ones.", at_least=1, at_most=2**20
-    )
+    context: int = option(128, "Tokens in a sequence; the model cannot read longer ones.", at_least=1, at_most=2**20)
     positions: str = option(
-        "learned", choices=("learned", "rope"),
-        help="Learned position embeddings (GPT-2) or rotary ones (Su et al. 2021, arXiv:2104.09864).",
-    )  # fmt: skip
-    rope_theta: float | None = option(
-        None, "Base of the rotary angles; 10000 unless set. Only with positions=rope.", at_least=1
+        "learned", "Position embeddings: learned, or rotary (arXiv:2104.09864).", choices=("learned", "rope")
     )
+    rope_theta: float | None = option(None, "Base of the rotary angles; 10000 unless set.", at_least=1)
     mlp: str = option(
-        "gelu", choices=("gelu", "swiglu"),
-        help="GELU in its tanh form, as in GPT-2; or SwiGLU (Shazeer 2020, arXiv:2002.05202), as in Llama.",
-    )  # fmt: skip
+        "gelu", "GELU in its tanh form, as in GPT-2, or SwiGLU (arXiv:2002.05202).", choices=("gelu", "swiglu")
+    )
     mlp_width: int | None = option(
-        None, at_least=1, at_most=2**20,
-        help="Hidden width of the MLP; unless set 4 x width for gelu, 8/3 x width rounded up to 32 for swiglu.",
-    )  # fmt: skip
+        None, "Hidden width; unless set 4 x width (gelu) or 8/3 x width rounded up to 32.", at_least=1, at_most=2**20
+    )
     bias: bool = option(True, "Whether the linear layers have biases.")
     tie_embeddings: bool = option(True, "Whether the LM head and the token embedding share their weights.")
     qk_norm: str = option(
-        "off", choices=("off", "head", "full"),
-        help="The run's norm on queries and keys, before RoPE: over each head, or over the full width.",
-    )  # fmt: skip
+        "off", "The run's norm on queries and keys, before RoPE: over a head, or all.", choices=("off", "head", "full")
+    )
 
     def resolve(self) -> None:
-        """Set the options that depend on others, and reject those without effect.
-
-        Raises:
-            ConfigError: The heads do not divide the width, or an option has no effect with another one.
-        """
+        """Set the options that depend on others, and reject those without effect."""
         if self.width % self.heads:
-            divisors = [n for n in range(1, self.width + 1) if self.width % n == 0 and n <= 4 * self.heads]
-            closest = min(divisors, key=lambda n: abs(n - self.heads))
+            divisors = [str(n) for n in range(1, 4 * self.heads + 1) if self.width % n == 0]
             raise ConfigError(
-                f"model.heads={self.heads}: does not divide model.width={self.width} (did you mean {closest}?); "
-                f"choose one of {', '.join(map(str, divisors))}"
+                f"model.heads={self.heads}: does not divide model.width={self.width}; choose {', '.join(divisors)}"
             )
         if self.positions == "rope":
             self.rope_theta = 10000.0 if self.rope_theta is None else self.rope_theta
             if (self.width // self.heads) % 2:
                 raise ConfigError(
-                    f"model.heads={self.heads}: gives heads of odd width {self.width // self.heads}, and "
-                    "model.positions=rope rotates pairs; choose another number of heads"
+                    f"model.heads={self.heads}: gives heads of odd width, and model.positions=rope rotates pairs; "
+                    "choose another number"
                 )
         elif self.rope_theta is not None:
             raise no_effect(f"model.rope_theta={self.rope_theta}", "model.positions=learned")
@@ -92,30 +80,21 @@ class ModelConfig:
 class TrainConfig:
     """Number of steps, batch size, and how often the run is logged and checkpointed."""
 
-    steps: int = option(
-        500, at_least=0, at_most=10**9,
-        help="Optimiser steps; 0 measures the initial model, without the statistics of an update.",
-    )  # fmt: skip
+    steps: int = option(500, "Optimiser steps; 0 measures the initial model.", at_least=0, at_most=10**9)
     batch_size: int = option(8, "Sequences per optimiser step, over all micro-batches.", at_least=1, at_most=2**20)
     accumulation: int = option(1, "Micro-batches per step; must divide the batch size.", at_least=1, at_most=2**20)
     log_every: int = option(
-        10, at_least=1, at_most=10**9, identity=False,
-        help="Steps between two writes of the record; the record always has the numbers of every step.",
-    )  # fmt: skip
+        10, "Steps between two writes of the record, which has every step.", at_least=1, at_most=10**9, identity=False
+    )
     checkpoint_every: int = option(
-        200, at_least=0, at_most=10**9, identity=False,
-        help="Steps between two checkpoints; 0 for a final checkpoint only. The two newest are kept.",
-    )  # fmt: skip
+        200, "Steps between two checkpoints; 0 for a final one only.", at_least=0, at_most=10**9, identity=False
+    )
     start_from: str | None = option(
-        None, longest=4096,
-        help="RUN or RUN@STEP: start from that run's newest checkpoint, or that of STEP, with its record up to there. "
-        "A run keeps its two newest checkpoints, and with optim.schedule=wsd the one at the start of its decay.",
-    )  # fmt: skip
+        None, "Start from the newest checkpoint of RUN, or from RUN@STEP, with the record up to there.", longest=4096
+    )
     graph: str = option(
-        "auto", choices=("auto", "on", "off"), identity=False,
-        help="Replay steps as CUDA graphs; auto: on for one GPU, 100 steps or more and no plugin. The numbers are the "
-        "same, unless a plugin's forward pass depends on values that it keeps in Python.",
-    )  # fmt: skip
+        "auto", "Replay steps as CUDA graphs; same numbers.", choices=("auto", "on", "off"), identity=False
+    )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -123,9 +102,8 @@ class EvalConfig:
     """Validation on fixed windows, evenly spaced over the held-out text."""
 
     every: int = option(
-        100, at_least=0, at_most=10**9, identity=False,
-        help="Steps between two evaluations; 0 to evaluate only before the first and after the last step.",
-    )  # fmt: skip
+        100, "Steps between two evaluations; 0 for the first and last only.", at_least=0, at_most=10**9, identity=False
+    )
     sequences: int = option(64, "Number of windows, each as long as the context.", at_least=1, at_most=2**20)
 
 
@@ -134,25 +112,16 @@ class TrackingConfig:
     """Options of tracking. A separate process sends the local record to W&B; `normlab sync` sends it later."""
 
     wandb: str = option(
-        "auto", choices=("auto", "online", "offline", "off"), identity=False,
-        help="Weights & Biases mode; auto is online with a login, else off. Offline writes files for `wandb sync`.",
-    )  # fmt: skip
-    also: list[str] = option(
-        [], choices=("tensorboard",), identity=False,
-        help="Other services: [tensorboard] writes the run's numbers to its folder `tensorboard`.",
-    )  # fmt: skip
-    project: str = option("normlab", "W&B project.", longest=128, identity=False)
-    entity: str | None = option(
-        None, "W&B entity (user or team); the default entity of the login unless set.", longest=128, identity=False
+        "auto", "Mode of W&B; auto: online with a login.", choices=("auto", "online", "offline", "off"), identity=False
     )
+    also: list[str] = option([], "Also write for these services.", choices=("tensorboard",), identity=False)
+    project: str = option("normlab", "W&B project.", longest=128, identity=False)
+    entity: str | None = option(None, "W&B user or team; that of the login unless set.", longest=128, identity=False)
     group: str | None = option(None, "W&B group; the sweep unless set.", longest=128, identity=False)
     job_type: str | None = option(
-        None, longest=64, identity=False,
-        help="W&B job type; the configuration (the overrides that vary in the sweep, without seeds) unless set.",
-    )  # fmt: skip
-    tags: list[str] = option(
-        [], "W&B tags in addition to the overrides that vary in the sweep.", longest=64, identity=False
+        None, "W&B job type; the varied overrides without seeds unless set.", longest=64, identity=False
     )
+    tags: list[str] = option([], "W&B tags in addition to the varied overrides.", longest=64, identity=False)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -160,9 +129,7 @@ class RunOptions:
     """The name of the run, and whether to start it again."""
 
     name: str | None = option(None, "Name in tables; the run's id unless set.", longest=128, identity=False)
-    fresh: bool = option(
-        False, "Whether to start a new run although a run with the same config exists; both are kept.", identity=False
-    )
+    fresh: bool = option(False, "Start a new run although one with this config exists; keep both.", identity=False)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -179,33 +146,25 @@ class RunConfig:
     stats: StatsConfig = field(default_factory=StatsConfig, metadata={"identity": False})
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     run: RunOptions = field(default_factory=RunOptions)
-    seed: int = option(
-        0, at_least=0, at_most=2**63 - 1,
-        help="Seed of the initial weights and, unless data.seed is set, of the order of the data.",
-    )  # fmt: skip
+    seed: int = option(0, "Seed of the initial weights and of the order of the data.", at_least=0, at_most=2**63 - 1)
     init: str = option("auto", "Init rule; auto is the rule of the placement.")
     device: str = option(
-        "auto", choices=("auto", "cuda", "cpu"), identity=False,
-        help="Device; auto is a GPU if the machine has one. The run id depends on the resolved device.",
-    )  # fmt: skip
+        "auto", "Device; auto is a GPU if the machine has one.", choices=("auto", "cuda", "cpu"), identity=False
+    )
     devices: int = option(
-        1, at_least=1, at_most=1024, identity=False,
-        help="Devices that train the run together, a process each: GPUs; on a CPU, processes that share its cores.",
-    )  # fmt: skip
+        1, "Devices (on a CPU, processes) that train the run together.", at_least=1, at_most=1024, identity=False
+    )
     precision: str = option(
         "auto", choices=("auto", "fp32", "tf32", "bf16", "fp16"), identity=False,
-        help="fp32, tf32 (fp32 with products in TF32, on a GPU of Ampere or newer), or autocast with float32 weights: "
-        "bf16, or fp16 with a dynamic loss scale, for a GPU without bf16. auto is bf16 on a GPU that has it, "
-        "else fp32.",
+        help="fp32, tf32 (on a GPU of Ampere or newer), or autocast with float32 weights: bf16, or fp16 with a dynamic "
+        "loss scale. auto is bf16 on a GPU that has it, else fp32.",
     )  # fmt: skip
     compile: str = option(
-        "auto", choices=("auto", "on", "off"), identity=False,
-        help="torch.compile of each block; auto is on for a run on a GPU that is long enough (`normlab list auto`).",
-    )  # fmt: skip
+        "auto", "torch.compile of each block (`normlab list auto`).", choices=("auto", "on", "off"), identity=False
+    )
     deterministic: bool | None = option(
-        None, identity=False,
-        help="Whether runs repeat bit for bit on one machine; unless set, true on a CPU and false on a GPU.",
-    )  # fmt: skip
+        None, "Repeat bit for bit on one machine; true on a CPU, false on a GPU unless set.", identity=False
+    )
     results_dir: str = option("results", "Folder of the runs.", longest=4096, identity=False)
     plugins: list[str] = option([], "Your Python files that register norms or placements.", identity=False)
 
@@ -246,9 +205,9 @@ class RunConfig:
         self.placement.check_norm(self.norm)
         for width in self._norm_widths():
             self.norm.check_width(width)
-        if self.init != "auto" and self.init not in INIT_RULES:
-            raise ConfigError(f"init={self.init}: " + unknown("init rule", self.init, ["auto", *INIT_RULES]))
-        self._check_inits_of_placement()
+        if self.init_rule not in INIT_RULES:  # a plugin's placement may misspell its rule
+            source = "init" if self.init != "auto" else f"placement={self.placement.name}, init"
+            raise ConfigError(f"{source}={self.init_rule}: " + unknown("init rule", self.init_rule, INIT_RULES))
         if self.train.batch_size % self.train.accumulation:
             raise ConfigError(
                 f"train.accumulation={self.train.accumulation}: does not divide "
@@ -258,28 +217,19 @@ class RunConfig:
 
     def _check_devices(self) -> None:
         """Check that the batches can be divided among the devices."""
-        if self.devices == 1:
-            return
-        if not self.norm.batch_statistics:
-            if self.train.batch_size % self.devices:
-                raise ConfigError(
-                    f"devices={self.devices}: does not divide train.batch_size={self.train.batch_size}; choose a "
-                    "number that does"
-                )
-            return
-        if not self.norm.synchronised:
+        if self.norm.batch_statistics and self.devices > 1 and not self.norm.synchronised:
             raise ConfigError(
                 f"devices={self.devices}: norm={self.norm.label} takes statistics over the batch and does not "
                 "synchronise them between devices; use devices=1, or call normlab.ranks.moments_over_ranks in the norm "
                 "and set synchronised = True"
             )
-        micro_batch = self.train.batch_size // self.train.accumulation
-        if micro_batch % self.devices:
-            raise ConfigError(
-                f"devices={self.devices}: norm={self.norm.label} takes statistics over a micro-batch, whose size "
-                f"{micro_batch} it does not divide; choose another number, train.batch_size or "
-                "train.accumulation"
+        # A norm with statistics over the batch has the same micro-batches on several devices as on one.
+        parts = self.train.accumulation if self.norm.batch_statistics else 1
+        if self.train.batch_size // parts % self.devices:
+            divided = f"train.batch_size={self.train.batch_size}" + (
+                f" / train.accumulation={parts}" if parts > 1 else ""
             )
+            raise ConfigError(f"devices={self.devices}: does not divide {divided}; choose a number that does")
 
     def _check_statistics(self) -> None:
         selected = set(self.stats.also)
@@ -295,11 +245,7 @@ class RunConfig:
     def reject_unused_options(self) -> None:
         """Check that each option of the norm and the placement has an effect in this model.
 
-        `validate` does not call this method, because a model with unused options can be built: `normlab verify` builds
-        placements with norms and depths for which some options have no effect.
-
-        Raises:
-            ConfigError: An option has no effect; the message names the option and the reason.
+        `validate` does not: `normlab verify` builds placements with norms and depths for which some options have none.
         """
         if self.norm.name != "none" and self.model.qk_norm == "off" and not self.placement.has_norms(self.model.depth):
             raise ConfigError(
@@ -326,15 +272,6 @@ class RunConfig:
             )
         return warnings
 
-    def _check_inits_of_placement(self) -> None:
-        """Check that the init rules of the placement exist, because a plugin may misspell one."""
-        placement = self.placement
-        for rule in map(str, {placement.init, *placement.incompatible_inits} - {"other"}):
-            if rule not in INIT_RULES:
-                file = plugin_file("placement", placement.name)
-                where = f"plugins: {file}: " if file else ""
-                raise ConfigError(f"{where}placement={placement.name}: " + unknown("init rule", rule, INIT_RULES))
-
     def _norm_widths(self) -> set[int]:
         """Return the widths at which the placement builds norms."""
         model, widths = self.model, {self.model.width}
@@ -356,28 +293,59 @@ class RunConfig:
         return canonical_hash(self.identity())
 
 
+def parse_config(tree: Mapping[str, Any]) -> RunConfig:
+    """Return the config in a run's record, for readers.
+
+    The norm and the placement are of their base classes and lack the options of their own, because their classes may be
+    a plugin's. An option that a later version added has its default.
+
+    Raises:
+        ConfigError: An option is unknown (another version wrote the record), has a value of another type, or one
+            outside its limits.
+    """
+    config = _convert(tree, RunConfig)
+    if config.optim.name not in OPTIMIZERS:
+        raise ConfigError(unknown("optim", config.optim.name, OPTIMIZERS))
+    config.optim = _convert(tree["optim"], OPTIMIZERS[config.optim.name], "optim")
+    # Any name that is not a corpus of normlab is a dataset of the hub.
+    config.data = _convert(tree["data"], DATA.get(config.data.name, HubData), "data")
+    for group in ("model", "train", "eval", "stats", "tracking", "run"):
+        _convert(tree.get(group, {}), type(getattr(config, group)), group)
+    check(config)
+    return config
+
+
 def config_from_record(tree: Mapping[str, Any]) -> RunConfig:
     """Return the config in a run's record; its norm and its placement must be registered.
 
     Raises:
-        ConfigError: A name or an option is unknown (because another version wrote the record, or a plugin is missing),
-            or a value is outside the limits of its option.
+        ConfigError: As `parse_config`, or a norm or a placement is unknown because a plugin is missing.
+    """
+    config = parse_config(tree)
+    registries: dict[str, Mapping[str, Any]] = {"norm": NORMS, "placement": PLACEMENTS}
+    for group, registry in registries.items():
+        name = getattr(config, group).name
+        if name not in registry:
+            raise ConfigError(unknown(group, name, registry))
+        kind = registry[name] if isinstance(registry[name], type) else type(registry[name])
+        setattr(config, group, _convert(tree[group], kind, group))
+    check(config)
+    return config
+
+
+def _convert(tree: Mapping[str, Any], kind: type[T], group: str = "config") -> T:
+    """Return the options of a group as an object of its class.
+
+    Raises:
+        ConfigError: An option is unknown, or has a value of another type.
     """
     try:
-        parts: dict[str, Any] = dict(tree)
-        for group, registry in (("norm", NORMS), ("placement", PLACEMENTS), ("optim", OPTIMIZERS)):
-            name: str = tree[group]["name"]
-            if name not in registry:
-                raise ConfigError(unknown(group, name, registry))
-            entry: Any = registry[name]
-            parts[group] = from_tree(entry if isinstance(entry, type) else type(entry), tree[group])
-        # Any name that is not a corpus of normlab is a dataset of the hub.
-        parts["data"] = from_tree(DATA.get(tree["data"]["name"], HubData), tree["data"])
-        config: RunConfig = from_tree(RunConfig, parts)
-        check(config)
-        return config
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"a part of the config is missing or damaged: {error}") from error
+        options = msgspec.convert(tree, kind)
+    except ValueError as error:
+        raise ConfigError(f"{group}: {error}") from error
+    if extra := tree.keys() - {field.name for field in fields(kind)}:  # pyright: ignore[reportArgumentType]
+        raise ConfigError(f"{group} has no option {', '.join(sorted(extra))}")
+    return options
 
 
 def load_config(tree: Mapping[str, Any]) -> RunConfig:

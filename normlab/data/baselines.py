@@ -1,18 +1,14 @@
 """Baselines: the cross entropy of the evaluated targets under uniform, unigram and bigram models, in nats/token.
 
 A run with a loss above `unigram` has not learned to use its context. A run with a loss above `bigram` uses at most the
-last token. Counting takes a pass over the complete corpus, so the counts are cached in the folder of the corpus.
-Scoring the targets of one evaluation takes milliseconds.
+last token. Counting takes a pass over the complete corpus, so the counts are a file of the corpus.
 
 Shapes: N tokens or windows, T time, P pairs of neighbours, V vocabulary.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +18,8 @@ import numpy as np
 CHUNK = 1 << 22
 """Tokens that are converted to 64 bits at once; takes 32 MiB."""
 
-MAX_TABLE_SIZE = 1 << 22
-"""Largest V x V for which the counts of all pairs are kept in a table; takes 32 MiB."""
-
 BACKOFF = 1.0
 """Pseudo-count k of the unigram model in the bigram model."""
-
-COUNTS_FILE = "counts.npz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +35,16 @@ class Counts:
     counts_P: np.ndarray
     """c(a, b): count of each of these pairs in the training text."""
 
+    def save(self, path: Path) -> None:
+        """Write the counts to a file of numpy."""
+        np.savez(path, **{name: getattr(self, name) for name in self.__slots__})
+
+    @classmethod
+    def load(cls, path: Path) -> Counts:
+        """Return the counts in a file."""
+        with np.load(path, allow_pickle=False) as arrays:
+            return cls(**{name: arrays[name] for name in cls.__slots__})
+
 
 def count_tokens(train_N: np.ndarray, val_N: np.ndarray, vocab_size: int) -> Counts:
     """Count the training tokens, and the training pairs that occur in the validation text."""
@@ -55,31 +56,11 @@ def count_tokens(train_N: np.ndarray, val_N: np.ndarray, vocab_size: int) -> Cou
         tokens_V += np.bincount(train_N[start : start + CHUNK], minlength=vocab_size)
     firsts_V = tokens_V.copy()
     firsts_V[train_N[-1]] -= 1  # the last token has no successor
-    return Counts(tokens_V, firsts_V, pairs_P, _count_pairs(pairs_P, train_N, vocab_size))
-
-
-def load_or_count(folder: Path, train_N: np.ndarray, val_N: np.ndarray, vocab_size: int) -> Counts:
-    """Return `count_tokens(...)`, cached in the folder of the corpus.
-
-    A damaged cache file is replaced. In a read-only folder, the tokens are counted at every call.
-    """
-    path = folder / COUNTS_FILE
-    with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            # Reading verifies the checksums of the zip file.
-            cached = Counts(**{name: arrays[name] for name in Counts.__slots__})
-        if cached.tokens_V.shape == (vocab_size,) and cached.tokens_V.sum() == len(train_N):
-            return cached
-    counts = count_tokens(train_N, val_N, vocab_size)
-    temporary = folder / f".{COUNTS_FILE}.{os.getpid()}"
-    try:
-        with temporary.open("wb") as file:
-            np.savez(file, **{name: getattr(counts, name) for name in Counts.__slots__})
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-    return counts
+    counts_P = np.zeros(len(pairs_P), np.int64)
+    for chunk in _pair_chunks(train_N, vocab_size) if len(pairs_P) else ():
+        index = np.minimum(np.searchsorted(pairs_P, chunk), len(pairs_P) - 1)
+        counts_P += np.bincount(index[pairs_P[index] == chunk], minlength=len(pairs_P))
+    return Counts(tokens_V, firsts_V, pairs_P, counts_P)
 
 
 def baselines(counts: Counts, tokens: np.ndarray, targets: np.ndarray) -> dict[str, float]:
@@ -112,23 +93,3 @@ def _pair_chunks(tokens_N: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
     for start in range(0, len(tokens_N) - 1, CHUNK):
         wide_N = tokens_N[start : start + CHUNK + 1].astype(np.int64)
         yield wide_N[:-1] * vocab_size + wide_N[1:]
-
-
-def _count_pairs(pairs_P: np.ndarray, tokens_N: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Return the count of each of the sorted pairs among the tokens, shape (P,).
-
-    With a small vocabulary, every pair is counted in one table. The table of a large vocabulary would not fit into
-    memory.
-    """
-    if not len(pairs_P):
-        return np.zeros(0, np.int64)
-    if vocab_size**2 <= MAX_TABLE_SIZE:
-        table = np.zeros(vocab_size**2, np.int64)
-        for chunk in _pair_chunks(tokens_N, vocab_size):
-            table += np.bincount(chunk, minlength=vocab_size**2)
-        return table[pairs_P]
-    counts_P = np.zeros(len(pairs_P), np.int64)
-    for chunk in _pair_chunks(tokens_N, vocab_size):
-        index = np.minimum(np.searchsorted(pairs_P, chunk), len(pairs_P) - 1)
-        counts_P += np.bincount(index[pairs_P[index] == chunk], minlength=len(pairs_P))
-    return counts_P

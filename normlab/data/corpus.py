@@ -2,8 +2,7 @@
 
 `<cache>/tokens/<key>/` holds `train.bin` and `val.bin` (little-endian unsigned integers, each document followed by the
 end-of-document token), `meta.json`, and `counts.npz` for the baselines. The key is a hash of the text's source and of
-all options that change the files. Opening a corpus verifies the lengths and hashes of its files, and builds a damaged
-corpus again.
+all options that change the files. Opening a corpus verifies the hashes of its files, and builds a damaged corpus again.
 
 Shapes: N tokens.
 """
@@ -12,9 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,35 +19,32 @@ from typing import Any
 
 import numpy as np
 
-from normlab.config.corpora import TOKENIZERS, DataConfig, HubData, NamedData, StdlibData
+from normlab.config.corpora import TOKENIZERS, DataConfig, HubData, NamedData
 from normlab.config.schema import canonical_hash
 from normlab.data import tokenizers
-from normlab.data.baselines import baselines, load_or_count
-from normlab.data.cache import atomic_folder, locked
-from normlab.data.corpus_files import FilesText
+from normlab.data.baselines import Counts, baselines, count_tokens
+from normlab.data.cache import locked, replace_folder
 from normlab.data.documents import (
     MIN_DOCUMENTS,
     SPLIT_VERSION,
-    SourceCounts,
     Spool,
     first_characters,
     held_out_documents,
     tail_start,
 )
+from normlab.data.files import FilesText
 from normlab.data.hub import HubText
-from normlab.data.tokenizer_check import LARGEST_TOKENIZER
-from normlab.data.tokenizers import PIECE, Tokenizer, local_tokenizer, pieces, pretrained_tokenizer, token_dtype
-from normlab.errors import DataError, notify
-from normlab.parsing import from_json, read_at_most
+from normlab.data.tokenizers import PIECE, Tokenizer, pieces, pretrained_tokenizer, token_dtype, tokenizer_sha256
+from normlab.errors import DataError
+from normlab.parsing import from_json
 from normlab.paths import cache_dir
 
-FORMAT = 2
+FORMAT = 3
 """Version of the cache format; raise it when folders of an older version must not be used any more."""
 
 PARTS = ("train", "val")
-
-MAX_LISTED = 200
-"""Most files that the record of each run lists; their names and content are part of the hash of the text."""
+FILES = {"train": "train.bin", "val": "val.bin", "counts": "counts.npz"}
+"""Files of a corpus, whose hashes are in meta.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +60,13 @@ class Corpus:
     """Identity of the corpus: hash of the tokens of both parts and of the tokenizer."""
     description: dict[str, Any]
     """For the record of a run, as plain JSON values: name, sizes, the kind of validation split (complete `documents` or
-    their `tails`), what was `read` (sums, and each of the files), and the `source` of a dataset of the hub."""
+    their `tails`), the counts of what was `read`, and the `source` of a dataset of the hub."""
     folder: Path
     """Folder in the cache."""
 
     def baselines(self, tokens: np.ndarray, targets: np.ndarray) -> dict[str, float]:
         """Return the loss of each baseline model on validation targets, in nats/token."""
-        return baselines(load_or_count(self.folder, self.train, self.val, self.tokenizer.vocab_size), tokens, targets)
+        return baselines(Counts.load(self.folder / FILES["counts"]), tokens, targets)
 
 
 def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
@@ -87,14 +81,12 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
     """
     cache = (cache or cache_dir()).absolute()
     text = _text(config)
-    for output in text.left_out:
-        notify(f"{config.override}: leaving out {output}, which normlab wrote")
     key_parts = {
         "format": FORMAT,
         "split_rule": SPLIT_VERSION,
         "name": config.name,
         "tokenizer": config.tokenizer,
-        "tokenizer_sha256": _tokenizer_sha256(config.tokenizer),
+        "tokenizer_sha256": tokenizer_sha256(config.tokenizer),
         "vocab_size": config.vocab_size,
         "max_tokens": config.max_tokens,
         "val_fraction": config.val_fraction,
@@ -102,30 +94,34 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
     }
     key = canonical_hash(key_parts)
     folder = cache / "tokens" / key
-    if corpus := _read(folder, text.left_out):
+    if corpus := _read(folder):
         return corpus
     # Ask the hub before waiting for the lock, so that errors of the hub are raised at once.
     pretrained = None if config.tokenizer in TOKENIZERS else pretrained_tokenizer(config.tokenizer)
     text.connect()
     try:
         with locked(cache, key) as temporary:
-            if corpus := _read(folder, text.left_out):  # another process has built the corpus while this one waited
+            if corpus := _read(folder):  # another process has built the corpus while this one waited
                 return corpus
-            with atomic_folder(folder, temporary) as new:
-                with closing(text.documents(temporary / "scratch")) as stream:
-                    documents = Spool(temporary / "documents", _limited(stream, config))
-                meta = _write(new, documents, pretrained, config)
-                if _text(config).key != text.key:
-                    raise DataError(f"{config.override}: the text changed while it was read; try again")
-                meta |= key_parts | {"source": text.provenance, "read": _read_text(text.counts, config)}
-                meta["meta_sha256"] = canonical_hash(meta)
-                (new / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+            with closing(text.documents(temporary / "scratch")) as stream:
+                documents = Spool(temporary / "documents", _limited(stream, config))
+            (new := temporary / "new").mkdir()
+            meta = _write(new, documents, pretrained, config)
+            if _text(config).key != text.key:
+                raise DataError(f"{config.override}: the text changed while it was read; try again")
+            meta["description"] |= {
+                "read": asdict(text.counts),
+                **({"source": text.provenance} if text.provenance else {}),
+            }
+            meta["meta_sha256"] = canonical_hash(meta)
+            (new / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+            replace_folder(folder, new)
     except OSError as error:
         raise DataError(
             f"{cache}: the cache cannot be written ({error.strerror or error}); "
             "set NORMLAB_CACHE to a writable folder on a disk with free space"
         ) from error
-    if corpus := _read(folder, text.left_out):
+    if corpus := _read(folder):
         return corpus
     raise DataError(f"{folder}: the disk returned other bytes than were written; check it, or set NORMLAB_CACHE")
 
@@ -134,35 +130,11 @@ def _text(config: DataConfig) -> FilesText | HubText:
     return HubText(config) if isinstance(config, HubData | NamedData) else FilesText(config)
 
 
-def _read_text(counts: Sequence[SourceCounts], config: DataConfig) -> dict[str, Any]:
-    """Return what was read of all files, or of a dataset, and of each of the first `MAX_LISTED` files."""
-    each = [asdict(source) for source in counts]
-    formats = Counter(source["format"] for source in each)
-    amounts = ("bytes", "documents", "empty", "null", "byte_order_marks")
-    listed = [] if isinstance(config, StdlibData) else each[:MAX_LISTED]
-    return {
-        "formats": dict(sorted(formats.items())),
-        **{amount: sum(source[amount] or 0 for source in each) for amount in amounts},
-        "files": listed,
-    }
-
-
 def _limited(documents: Iterable[str], config: DataConfig) -> Iterable[str]:
+    """Yield enough text for `max_tokens`: a subword has three to five characters in most text, and may have eight."""
     if config.max_tokens is None:
         return documents
-    return first_characters(documents, tokenizers.characters_for(config.tokenizer, config.max_tokens))
-
-
-def _tokenizer_sha256(name: str) -> str | None:
-    """Return the hash of a tokenizer's file, or None if `name` is not a path."""
-    try:
-        file = None if name in TOKENIZERS else local_tokenizer(name)
-        return hashlib.sha256(read_at_most(file, LARGEST_TOKENIZER)).hexdigest() if file else None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(
-            f"data.tokenizer={name}: cannot be read ({reason}); make it readable or choose another"
-        ) from error
+    return first_characters(documents, config.max_tokens * (1 if config.tokenizer in ("bytes", "chars") else 8))
 
 
 def _write(folder: Path, documents: Spool, pretrained: Tokenizer | None, config: DataConfig) -> dict[str, Any]:
@@ -189,39 +161,41 @@ def _write(folder: Path, documents: Spool, pretrained: Tokenizer | None, config:
     if config.max_tokens is not None:
         num_val = round(config.max_tokens * sum(len(val) for _, val in split()) / sum(lengths))
         max_tokens = {"train": config.max_tokens - num_val, "val": num_val}
-    files = _write_tokens(folder, split(), tokenizer, max_tokens)
+    sizes = _write_tokens(folder, split(), tokenizer, max_tokens)
     for part in PARTS:
         if max_tokens is not None and max_tokens[part] == 0:
             raise DataError(f"data.max_tokens={config.max_tokens}: leaves no tokens for {part}; raise it")
-    if files["val"]["tokens"] == 0:
-        longest, distinct = max(lengths), len(set(digests))
-        needed = math.ceil(1000 / longest) / 1000
+    if sizes["val"] == 0:
         raise DataError(
-            f"{config.override}: no text is held out: documents are held out whole if {MIN_DOCUMENTS} or more are "
-            f"distinct ({distinct} of {len(digests)} are), else the last data.val_fraction={config.val_fraction} of "
-            f"each, which is less than a character of the longest ({longest}); add distinct documents"
-            + (f", or set data.val_fraction={needed}" if needed <= 0.5 else "")
+            f"{config.override}: no text is held out: the corpus has fewer than {MIN_DOCUMENTS} distinct documents, "
+            f"and data.val_fraction={config.val_fraction} of the longest ({max(lengths)}) is less than a character; "
+            "add documents, or raise data.val_fraction"
         )
-    # Counting under the lock lets one process count for all that wait.
     train_N, val_N = (_memmap(folder, part, tokenizer) for part in PARTS)
-    load_or_count(folder, train_N, val_N, tokenizer.vocab_size)
-    return {
+    count_tokens(train_N, val_N, tokenizer.vocab_size).save(folder / FILES["counts"])
+    hashes = {part: _sha256(folder / name) for part, name in FILES.items()}
+    sha256 = canonical_hash({part: hashes[part] for part in PARTS} | {"tokenizer": tokenizer.state()})
+    description = {
+        "name": config.name,
+        "sha256": sha256,
+        "tokenizer": tokenizer.name,
+        "vocab_size": tokenizer.vocab_size,
+        "train_tokens": sizes["train"],
+        "val_tokens": sizes["val"],
+        "documents": len(lengths),
         "split": "documents" if held_out else "tails",
-        "num_documents": len(lengths),
-        "tokenizer_state": tokenizer.state(),
-        "files": files,
     }
+    return {"description": description, "tokenizer": tokenizer.state(), "files": hashes}
 
 
 def _write_tokens(
     folder: Path, split_texts: Iterable[tuple[str, str]], tokenizer: Tokenizer, max_tokens: dict[str, int] | None
-) -> dict[str, dict[str, Any]]:
-    """Write the tokens of both parts; return the length and the hash of each file."""
+) -> dict[str, int]:
+    """Write the tokens of both parts; return their numbers."""
     dtype = token_dtype(tokenizer.vocab_size)
     end = np.array([tokenizer.end_of_document], dtype)
-    hashes = {part: hashlib.sha256() for part in PARTS}
     sizes: dict[str, int] = dict.fromkeys(PARTS, 0)
-    with _bin(folder, "train").open("wb") as train, _bin(folder, "val").open("wb") as val:
+    with (folder / FILES["train"]).open("wb") as train, (folder / FILES["val"]).open("wb") as val:
         files = {"train": train, "val": val}
         for batch in _batches(split_texts):
             encoded = tokenizer.encode_batch([text for _, text, _ in batch])
@@ -229,16 +203,11 @@ def _write_tokens(
                 content_T = np.concatenate([tokens_T, end]) if is_last else tokens_T
                 if max_tokens is not None:
                     content_T = content_T[: max_tokens[part] - sizes[part]]
-                content = content_T.astype(dtype, copy=False).tobytes()
-                files[part].write(content)
-                hashes[part].update(content)
+                files[part].write(content_T.astype(dtype, copy=False).tobytes())
                 sizes[part] += len(content_T)
             if sizes == max_tokens:
                 break
-    return {
-        part: {"tokens": sizes[part], "bytes": sizes[part] * dtype.itemsize, "sha256": hashes[part].hexdigest()}
-        for part in PARTS
-    }
+    return sizes
 
 
 def _batches(split_texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str, bool]]]:
@@ -258,42 +227,25 @@ def _batches(split_texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str,
         yield batch
 
 
-def _read(folder: Path, left_out: Sequence[str]) -> Corpus | None:
+def _read(folder: Path) -> Corpus | None:
     """Return the corpus in a folder of the cache, or None if it is missing or damaged."""
     try:
         meta = from_json((folder / "meta.json").read_bytes())
         if meta.pop("meta_sha256") != canonical_hash(meta):
             return None
-        for part in PARTS:
-            file = meta["files"][part]
-            if _bin(folder, part).stat().st_size != file["bytes"]:
-                return None
-            with _bin(folder, part).open("rb") as content:
-                if hashlib.file_digest(content, "sha256").hexdigest() != file["sha256"]:
-                    return None
-        tokenizer = tokenizers.from_state(meta["tokenizer_state"])
+        if any(_sha256(folder / name) != meta["files"][part] for part, name in FILES.items()):
+            return None
+        tokenizer = tokenizers.from_state(meta["tokenizer"])
         train_N, val_N = (_memmap(folder, part, tokenizer) for part in PARTS)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # missing or damaged
         return None
-    sha256 = canonical_hash({part: meta["files"][part]["sha256"] for part in PARTS} | {"tokenizer": tokenizer.state()})
-    description = {
-        "name": meta["name"],
-        "sha256": sha256,
-        "tokenizer": tokenizer.name,
-        "vocab_size": tokenizer.vocab_size,
-        "train_tokens": len(train_N),
-        "val_tokens": len(val_N),
-        "documents": meta["num_documents"],
-        "split": meta["split"],
-        "read": meta["read"] | {"left_out": [*left_out]},
-        **({"source": meta["source"]} if meta["source"] else {}),
-    }
-    return Corpus(train_N, val_N, tokenizer, sha256, description, folder)
+    return Corpus(train_N, val_N, tokenizer, meta["description"]["sha256"], meta["description"], folder)
 
 
 def _memmap(folder: Path, part: str, tokenizer: Tokenizer) -> np.memmap:
-    return np.memmap(_bin(folder, part), token_dtype(tokenizer.vocab_size), mode="r")
+    return np.memmap(folder / FILES[part], token_dtype(tokenizer.vocab_size), mode="r")
 
 
-def _bin(folder: Path, part: str) -> Path:
-    return folder / f"{part}.bin"
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -24,63 +24,44 @@ MAX_OVERSHOOT = 1.5
 """Largest ratio of the held-out fraction of the characters to `val_fraction`."""
 
 BYTE_ORDER_MARK = "\ufeff"
-"""Removed from every text and name of a column, also from their middle, where files were concatenated. Unicode 3.2
-deprecates all other uses of this character."""
+"""Removed from every text, also from its middle, where files were concatenated. Unicode 3.2 deprecates all other uses
+of this character."""
 
 
 @dataclass(slots=True)
-class SourceCounts:
-    """What was read of one file, or of one dataset of the hub; part of the record of a run."""
+class TextCounts:
+    """What was read of the files of a corpus, or of its dataset; part of the record of a run."""
 
-    name: str
-    format: str
-    """A choice of `data.format`, or dataset."""
-    bytes: int | None
-    """Size of the file; None for a dataset."""
+    formats: dict[str, int]
+    """Number of files of each format, or one dataset."""
     documents: int = 0
     empty: int = 0
     """Texts of no characters, which are left out."""
     null: int = 0
-    """Rows without a text, which are left out with data.skip=null."""
-    byte_order_marks: int = 0
-    """Byte order marks that were removed."""
+    """Rows without a text, which are left out."""
 
-    def texts(self, rows: Iterable[Any], column: str, skip: str | None, subject: str) -> Iterator[str]:
-        """Yield the text of rows without byte order marks; every text of a corpus passes through this function.
+    def documents_of(self, rows: Iterable[Any], column: str) -> Iterator[str]:
+        """Yield the texts of rows that are not empty; every text of a corpus passes through this function.
 
         Args:
             rows: The values of the column, None for a row without one.
             column: The name of the column, for the message.
-            skip: null to leave rows without a text out.
-            subject: The file or the override, for the message.
 
         Raises:
-            DataError: A row is not text, or a file of text has a NUL character.
+            DataError: A row is not text.
             UnicodeEncodeError: A text has half of a surrogate pair.
         """
         for number, row in enumerate(rows, start=1):
-            if row is None and skip == "null":
+            if row is None:
                 self.null += 1
                 continue
             if not isinstance(row, str):
-                remedy = "set data.skip=null to leave such rows out" if row is None else "remove such rows"
                 raise DataError(
-                    f"{subject}: row {number} of column {column!r} is {row!r:.40}, not text; "
-                    f"{remedy}, or set data.column to another column"
-                )
-            if self.format == "text" and "\0" in row:
-                raise DataError(
-                    f"{subject}: has a NUL character, as binary files and UTF-16 have; convert the file to UTF-8, or "
-                    "leave it out"
+                    f"row {number} of column {column!r} is {row!r:.40}, not text; remove such rows, or set data.column "
+                    "to another column"
                 )
             row.encode()
-            self.byte_order_marks += row.count(BYTE_ORDER_MARK)
-            yield row.replace(BYTE_ORDER_MARK, "")
-
-    def documents_of(self, texts: Iterable[str]) -> Iterator[str]:
-        """Yield the texts that are not empty, and count both kinds."""
-        for text in texts:
-            if text:
+            if text := row.replace(BYTE_ORDER_MARK, ""):
                 self.documents += 1
                 yield text
             else:

@@ -1,35 +1,36 @@
 """Text of the Hugging Face hub.
 
-A dataset is streamed once, as far as needed, and only its tokens are stored. If the hub does not answer, the dataset is
-read from the cache of `datasets`. `datasets` is imported inside functions, because the import takes seconds and a
-cached corpus does not need it.
+A dataset is streamed once, as far as needed, and only its tokens are stored. `HF_ENDPOINT`, `HF_HOME`, `HF_HUB_OFFLINE`
+and `HF_TOKEN` keep their meaning. The libraries are imported inside functions, because the imports take seconds and a
+cached corpus does not need them.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import logging
-import os
 import re
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any
 
 from normlab.config.corpora import HubData, NamedData
-from normlab.data.corpus_files import files_below, outputs_below, source_sha256
-from normlab.data.documents import BYTE_ORDER_MARK, SourceCounts
-from normlab.data.hub_access import NoAnswer, endpoint, hub_error, import_hub, query_hub, reason_of
+from normlab.data.documents import TextCounts
+from normlab.data.files import files_below, source_sha256
 from normlab.errors import DataError, did_you_mean, notify
 
-OFFLINE_CHOICES = "without a network, use data=stdlib, or data=files data.path=... for your own text"
+TIMEOUT_S = 4.0
+"""Seconds within which the hub must answer the first request; later ones are repeated by the libraries."""
 
-BLANK_BEFORE_NULL = re.compile(rb"(?<!\s)\s+(?:\xef\xbb\xbf\s*)?(?=null)")
-"""All white space before a null; a file made by concatenation may contain byte order marks."""
-NULL_AT_START = re.compile(rb"(\s*(?:\xef\xbb\xbf)?\s*)null")
-_NEWLINES_TO_TABS = bytes.maketrans(b"\r\n", b"\t\t")
+LOG_IN = "log in (hf auth login, or HF_TOKEN), and accept the terms of the repository"
+REMEDIES = {
+    "RevisionNotFoundError": "choose another data.revision",
+    "GatedRepoError": LOG_IN,
+    "RepositoryNotFoundError": "choose another org/name, or log in if it is private (hf auth login, or HF_TOKEN)",
+    "HFValidationError": "choose another org/name, or a path that exists",
+    "RemoteEntryNotFoundError": "choose a model that has a tokenizer.json",
+}
+"""What to do about an error of `huggingface_hub`, by its class."""
 
 
 class HubText:
@@ -50,25 +51,19 @@ class HubText:
         self._folder = folder if folder.is_dir() else None
         if self._folder and options.revision is not None:
             raise DataError(f"data.revision={options.revision}: has no effect on a folder; leave it out")
-        if self._folder and (outputs := outputs_below(self._folder)):
-            raise DataError(f"{self._override}: has {outputs[0]}, which normlab wrote; choose a folder without results")
         self.key: dict[str, Any] = {
             "dataset": options.name,
             "subset": options.subset,
             "split": options.split,
             "revision": options.revision,
             "column": options.column,
-            "skip": options.skip,
             "article": self._article,
             "source_sha256": source_sha256(files_below(self._folder)) if self._folder else None,
         }
         """All inputs that determine the text and are known before it is read, as plain JSON values."""
-        self.left_out: list[str] = []
-        """Empty; the output of normlab is left out only for data=files."""
-        self.counts = [SourceCounts(options.name, "dataset", None)]
-        """What was read of the dataset."""
+        self.counts = TextCounts({"dataset": 1})
+        """What was read."""
         self._commit: str | None = None
-        self._no_answer = ""  # if the hub cannot be read: the reason; then the local cache is read
 
     @property
     def provenance(self) -> dict[str, str | None]:
@@ -77,28 +72,19 @@ class HubText:
         return {"dataset": options.name, "subset": options.subset, "split": options.split, "commit": self._commit}
 
     def connect(self) -> None:
-        """Look the dataset up on the hub or, if the hub does not answer, in the cache of `datasets`.
+        """Look the dataset up on the hub.
 
         Raises:
-            DataError: The dataset or its revision does not exist, access is denied, or neither hub nor cache has it.
+            DataError: The hub does not answer, the dataset or its revision does not exist, or access is denied.
         """
-        import_hub(self._override)  # also for a folder, because `datasets` imports `huggingface_hub`
         if self._folder:
             return
-        from huggingface_hub import HfApi
+        with hub_errors(self._override):
+            from huggingface_hub import HfApi
 
-        name, revision = self._options.name, self._options.revision
-        try:
+            name, revision = self._options.name, self._options.revision
             # Only the commit is requested, because the list of files can be long.
-            self._commit = query_hub(
-                lambda seconds: HfApi().dataset_info(name, revision=revision, timeout=seconds, expand=["sha"]).sha
-            )
-        except DataError:
-            raise
-        except Exception as error:
-            if not (isinstance(error, NoAnswer) and self._may_be_cached()):
-                raise self._error(error) from error
-            self._no_answer = str(error)
+            self._commit = HfApi().dataset_info(name, revision=revision, timeout=TIMEOUT_S, expand=["sha"]).sha
 
     def documents(self, scratch: Path) -> Generator[str]:
         """Yield the documents in order; `scratch` is a folder for temporary files.
@@ -106,132 +92,65 @@ class HubText:
         Raises:
             DataError: The subset, the split or the column does not exist, a row is not text, or the hub failed.
         """
-        import pyarrow.json
-        from datasets import config, utils
-        from datasets.packaged_modules.json import json as json_files
-        from huggingface_hub import utils as hub_utils
-
         if not self._folder:
-            # Reading may take minutes and prints nothing else.
-            place = "the cache of `datasets`" if self._no_answer else endpoint()
-            notify(f"reading {self._options.name} from {place} (only once)")
-        for library in (utils, hub_utils):
-            library.disable_progress_bars()
-            library.logging.set_verbosity(logging.CRITICAL)
-        settings = {
-            # When the hub is not needed, this also keeps `load_dataset` from reporting each use to the hub.
-            "HF_HUB_OFFLINE": bool(self._folder or self._no_answer),
-            # By default, `datasets` retries a broken stream for half an hour. Before each of its retries,
-            # `huggingface_hub` has already retried six times, over 23 seconds.
-            "STREAMING_READ_MAX_RETRIES": 2,
-            "STREAMING_OPEN_MAX_RETRIES": 2,
-        }
-        read_json = _accept_nulls(pyarrow.json.read_json)
-        # pyarrow rejects two keys of one name, but `datasets` reads a JSON list by pandas, which keeps the last one.
-        loads = partial(json.loads, object_pairs_hook=self._to_dict, strict=False)  # `datasets` accepts raw tabs too
-
-        def read_list(file: TextIO, **options: Any) -> Any:
-            loads(content := file.read())
-            return read_pandas(io.StringIO(content), **options)
-
-        read_pandas = json_files.pandas_read_json
-        with (
-            _patched(config, **settings),
-            _patched(pyarrow.json, read_json=read_json),
-            _patched(json_files, ujson_loads=loads, pandas_read_json=read_list),
-        ):
-            try:
-                (counts,), options = self.counts, self._options
-                texts = counts.texts(self._rows(scratch), options.column, options.skip, self._override)
-                yield from counts.documents_of(join_articles(texts, self._article) if self._article else texts)
-            except DataError:
-                raise
-            except Exception as error:  # `datasets` raises errors of many libraries
-                raise self._error(error) from error
-
-    def _may_be_cached(self) -> bool:
-        """Return whether the cache of `datasets` has the dataset, without the slow import."""
-        from huggingface_hub import constants
-
-        cache = Path(os.environ.get("HF_DATASETS_CACHE") or os.path.join(constants.HF_HOME, "datasets")).expanduser()
-        # For example, the folder of org/TinyStories is org___tiny_stories.
-        name = self._options.name.replace("/", "").replace("_", "").lower()
-        folders = [folder for folder in cache.glob("*") if folder.name.replace("_", "").lower() == name]
-        # The levels below the folder are subset, version and commit.
-        return any(any(folder.glob("*/*/*")) for folder in folders)
+            notify(f"reading {self._options.name} from the hub (only once)")  # this may take minutes
+        with hub_errors(self._override):
+            rows = self._rows(scratch)
+            if self._article:
+                rows = join_articles(rows, self._article)
+            yield from self.counts.documents_of(rows, self._options.column)
 
     def _rows(self, scratch: Path) -> Iterator[Any]:
         """Yield the column of every row of the splits, in order."""
+        from datasets import config, load_dataset, utils
+        from huggingface_hub import utils as hub_utils
+
+        for library in (utils, hub_utils):
+            library.disable_progress_bars()
+            library.logging.set_verbosity(logging.CRITICAL)
+        config.HF_UPDATE_DOWNLOAD_COUNTS = False  # else each use of a folder is a request to the hub
+        # By default, `datasets` retries a broken stream for half an hour; each retry is six of the hub's library.
+        config.STREAMING_READ_MAX_RETRIES = config.STREAMING_OPEN_MAX_RETRIES = 2
         options, column = self._options, self._options.column
-        splits, is_unique, name_in_row = self._load(scratch), False, column
-        names = options.split.split("+")
-        for name in names:
-            if name not in splits:
-                choices = [str(split) for split in splits]
-                raise DataError(
-                    f"data.split={name}: {options.name} has no such split{did_you_mean(name, choices)}; it has "
-                    f"{', '.join(choices)}"
-                )
+        splits: Any = load_dataset(
+            str(self._folder or options.name), options.subset, revision=self._commit, streaming=True,
+            cache_dir=str(scratch),
+        )  # fmt: skip
+        names, choices = options.split.split("+"), [str(split) for split in splits]
+        if missing := [name for name in names if name not in choices]:
+            hint = did_you_mean(missing[0], choices)
+            raise DataError(f"no split {missing[0]!r}{hint}; it has {', '.join(choices)}; set data.split")
         for name in names:
             rows = splits[name]
             if column in (rows.column_names or ()):
                 rows = rows.select_columns([column])  # so that other columns, such as images, are not decoded
             for row in rows:
-                if f"{column}.1" in row and not is_unique:  # pandas gives this name to the second one in a CSV file
-                    if rows.info.builder_name == "csv" and self._repeats_column(scratch, name, len(row)):
-                        raise DataError(
-                            f"{self._override}: has more than one column {column!r}; remove all but one, or rename them"
-                        )
-                    is_unique = True
-                if name_in_row not in row:
-                    marked = (key for key in row if key.replace(BYTE_ORDER_MARK, "") == column)
-                    name_in_row = next(marked, column)
-                if name_in_row not in row:
-                    raise DataError(
-                        f"{self._override}: no column {column!r}{did_you_mean(column, row)}; it has "
-                        f"{', '.join(row) or 'none'}; set data.column"
-                    )
-                yield row[name_in_row]
+                if column not in row:
+                    hint = did_you_mean(column, row)
+                    raise DataError(f"no column {column!r}{hint}; it has {', '.join(row) or 'none'}; set data.column")
+                yield row[column]
 
-    def _load(self, scratch: Path, **options: Any) -> Any:
-        """Return the splits of the dataset, with `options` of its format."""
-        import datasets
 
-        name, subset = self._options.name, self._options.subset
-        if self._no_answer:
-            return datasets.load_dataset(name, subset)
-        return datasets.load_dataset(
-            str(self._folder or name), subset, revision=self._commit, streaming=True, cache_dir=str(scratch), **options
-        )
-
-    def _repeats_column(self, scratch: Path, split: str, columns: int) -> bool:
-        """Return whether the header of a CSV file of a split has the column more than once."""
-        # With names of our own, pandas reads the header as a row, and leaves the names in it as they are.
-        headers = self._load(scratch, names=[str(number) for number in range(columns)], nrows=1)[split]
-        return any([*header.values()].count(self._options.column) > 1 for header in headers)
-
-    def _to_dict(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        """Return a JSON object; raise DataError if it has the column twice."""
-        column = self._options.column
-        if sum(name == column for name, _ in pairs) > 1:
-            raise DataError(f"{self._override}: a row has more than one {column!r}; remove all but one, or rename them")
-        return dict(pairs)
-
-    def _error(self, error: Exception) -> DataError:
-        """Convert an error of the hub's libraries to a DataError with what to do."""
+@contextmanager
+def hub_errors(override: str) -> Iterator[None]:
+    """Convert an error to a DataError that names the override and says what to do."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{override}: {error}") from error
+    except Exception as error:  # `datasets` raises errors of many libraries
+        causes: list[BaseException] = [error]
+        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
+            causes.append(cause)
         message = " ".join(str(error).split())
-        if isinstance(error, ValueError) and ("BuilderConfig" in message or "Config name is missing" in message):
-            return DataError(f"{self._override}: {message.partition(' Example of usage')[0]}; set data.subset")
-        if self._folder:
-            return DataError(
-                f"{self._override}: cannot be read ({reason_of(error)}); fix it, or use data=files to find the file"
-            )
-        if self._no_answer:
-            return DataError(
-                f"{self._override}: {self._no_answer}, and the local cache cannot be read ({reason_of(error)}); "
-                f"{OFFLINE_CHOICES}"
-            )
-        return hub_error(error, self._override, f"datasets/{self._options.name}", OFFLINE_CHOICES)
+        remedy = next((REMEDIES[name] for each in causes if (name := type(each).__name__) in REMEDIES), None)
+        statuses = {getattr(getattr(each, "response", None), "status_code", 0) for each in causes}
+        if statuses & {401, 403} or "gated" in message:
+            remedy = remedy or LOG_IN
+        if "BuilderConfig" in message or "Config name is missing" in message:
+            remedy, message = "set data.subset", message.partition(" Example of usage")[0]
+        remedy = remedy or "run the command again; without a network, use data=stdlib, or data=files with data.path"
+        raise DataError(f"{override}: {type(error).__name__}: {message:.200}; {remedy}") from error
 
 
 def join_articles(lines: Iterable[str], first_line: str) -> Iterator[str]:
@@ -249,34 +168,3 @@ def join_articles(lines: Iterable[str], first_line: str) -> Iterator[str]:
             article = []
         article.append(line)
     yield "".join(article)
-
-
-@contextmanager
-def _patched(target: Any, **attributes: Any) -> Iterator[None]:
-    """Set attributes of a module, and restore them at the end of the block."""
-    original = {name: getattr(target, name) for name in attributes}
-    for name, value in attributes.items():
-        setattr(target, name, value)
-    try:
-        yield
-    finally:
-        for name, value in original.items():
-            setattr(target, name, value)
-
-
-def _accept_nulls(original: Any) -> Any:
-    """Wrap `pyarrow.json.read_json` so that a JSONL line `null` does not crash the process.
-
-    pyarrow 26.0.1 crashes with a segmentation fault if one of its blocks begins with such a line. Blocks begin after
-    line breaks, so the wrapper replaces every line break before a null by a tab: JSON treats both alike between tokens,
-    and allows neither in strings. A null at the start becomes an object without columns. The caller then reports the
-    row by its number.
-    """
-
-    def read_json(file: BinaryIO, *args: Any, **kwargs: Any) -> Any:
-        content = BLANK_BEFORE_NULL.sub(lambda blank: blank[0].translate(_NEWLINES_TO_TABS), file.read())
-        if first := NULL_AT_START.match(content):
-            content = first[1] + b"{}" + content[first.end() :]
-        return original(io.BytesIO(content), *args, **kwargs)
-
-    return read_json

@@ -10,7 +10,7 @@ Shapes: T tokens.
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import itertools
 import os
 import re
@@ -22,10 +22,12 @@ import numpy as np
 
 from normlab.config.corpora import DEFAULT_VOCAB_SIZE, MAX_VOCAB_SIZE, TOKENIZERS
 from normlab.data.documents import first_characters
-from normlab.data.hub_access import hub_error, import_hub, query_hub
-from normlab.data.tokenizer_check import LARGEST_TOKENIZER, SAMPLE, check_definition
+from normlab.data.hub import TIMEOUT_S, hub_errors
 from normlab.errors import DataError, unknown
 from normlab.parsing import read_at_most
+
+LARGEST_TOKENIZER = 2**27
+"""Most bytes of a tokenizer.json; those with 2^18 tokens have 2^25."""
 
 PIECE = 1 << 20
 """Maximum number of characters that are encoded at once. `tokenizers` needs about 100 bytes of memory per token."""
@@ -88,7 +90,7 @@ class BytesTokenizer(Tokenizer):
 
     def decode(self, tokens_T: np.ndarray | Iterable[int]) -> str:
         """Return the text of tokens."""
-        ids_T = _checked(tokens_T, self.vocab_size)
+        ids_T = _as_array(tokens_T)
         bytes_T = np.where(ids_T == self.end_of_document, ord("\n"), ids_T).astype(np.uint8)
         return bytes_T.tobytes().decode("utf-8", "replace")
 
@@ -104,17 +106,11 @@ class CharsTokenizer(Tokenizer):
 
     Args:
         characters: The alphabet, sorted and without repeats.
-
-    Raises:
-        ValueError: The characters are not sorted, are repeated, or have half of a surrogate pair.
     """
 
     name = "chars"
 
     def __init__(self, characters: str) -> None:
-        if list(characters) != sorted(set(characters)):
-            raise ValueError("characters must be sorted and distinct")
-        characters.encode()  # half of a surrogate pair is no character: UnicodeEncodeError, a ValueError
         self.characters = characters
         self.end_of_document = len(characters)
         self.unknown = len(characters) + 1
@@ -131,7 +127,7 @@ class CharsTokenizer(Tokenizer):
 
     def decode(self, tokens_T: np.ndarray | Iterable[int]) -> str:
         """Return the text of tokens."""
-        return self._code_of_token[_checked(tokens_T, self.vocab_size)].tobytes().decode("utf-32-le")
+        return self._code_of_token[_as_array(tokens_T)].tobytes().decode("utf-32-le")
 
     def state(self) -> dict[str, Any]:
         """Return the state that `from_state` needs."""
@@ -154,15 +150,12 @@ class SubwordTokenizer:
 
         self.name, self.definition = name, definition
         try:
-            with _silent_stderr(), _panics_as_errors():
-                self._tokenizer = Tokenizer.from_str(definition)
-                # A tokenizer.json may ask for truncation and padding, which would change the text.
-                self._tokenizer.no_truncation()
-                self._tokenizer.no_padding()
-                with contextlib.suppress(Exception):  # a small vocabulary may lack tokens for the sample
-                    self._tokenizer.decode(self._tokenizer.encode(SAMPLE, add_special_tokens=False).ids)
+            self._tokenizer = Tokenizer.from_str(definition)
         except Exception as error:  # `tokenizers` raises no narrower class
             raise ValueError(f"not a tokenizer.json ({error})") from error
+        # A tokenizer.json may ask for truncation and padding, which would change the text.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         if dropout := getattr(self._tokenizer.model, "dropout", None):
             raise ValueError(f"has dropout {dropout:g}, so its tokens are random")
         self.end_of_document: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -183,37 +176,23 @@ class SubwordTokenizer:
         # Python decodes a command line's invalid UTF-8 to surrogates, which no tokenizer accepts.
         valid = [text.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for text in texts]
         try:
-            with _panics_as_errors():
-                encodings = self._tokenizer.encode_batch_fast(valid, add_special_tokens=False)
+            encodings = self._tokenizer.encode_batch_fast(valid, add_special_tokens=False)
         except Exception as error:  # `tokenizers` raises no narrower class
             raise DataError(f"data.tokenizer={self.name}: cannot encode the text ({error}); choose another") from error
         return [np.array(encoding.ids, token_dtype(self.vocab_size)) for encoding in encodings]
 
     def decode(self, tokens_T: np.ndarray | Iterable[int]) -> str:
         """Return the text of tokens, with U+FFFD for invalid UTF-8."""
-        ids = _checked(tokens_T, self.vocab_size).tolist()
+        ids = _as_array(tokens_T).tolist()
         parts = [(is_end, list(part)) for is_end, part in itertools.groupby(ids, self.end_of_document.__eq__)]
-        try:
-            with _panics_as_errors():
-                return "".join(
-                    "\n" * len(part) if is_end else self._tokenizer.decode(part, skip_special_tokens=False)
-                    for is_end, part in parts
-                )
-        except Exception as error:  # `tokenizers` raises no narrower class
-            raise DataError(f"data.tokenizer={self.name}: cannot decode tokens ({error}); choose another") from error
+        return "".join(
+            "\n" * len(part) if is_end else self._tokenizer.decode(part, skip_special_tokens=False)
+            for is_end, part in parts
+        )
 
     def state(self) -> dict[str, Any]:
         """Return the state that `from_state` needs."""
         return {"name": self.name, "definition": self.definition}
-
-
-def characters_for(name: str, tokens: int) -> int:
-    """Return a number of characters that is enough for a number of tokens.
-
-    With bytes and chars, a character has at least one token. A subword has three to five characters in most text; the
-    result allows eight.
-    """
-    return tokens if name in ("bytes", "chars") else 8 * tokens
 
 
 def fit(name: str, training_texts: Iterable[str], vocab_size: int | None = None) -> Tokenizer:
@@ -285,7 +264,7 @@ def pretrained_tokenizer(name: str) -> SubwordTokenizer:
     Raises:
         DataError: No tokenizer has that name, it has no tokenizer.json, or neither hub nor cache has it.
     """
-    path = local_tokenizer(name)
+    path = _local_tokenizer(name)
     # A name on the hub has none of these forms, so this is a wrong path.
     if path is None and (name.startswith(("/", ".", "~")) or name.endswith((".json", "/"))):
         raise DataError(
@@ -294,14 +273,21 @@ def pretrained_tokenizer(name: str) -> SubwordTokenizer:
         )
     path = path or _download(name)
     try:
-        definition = read_at_most(path, LARGEST_TOKENIZER).decode("utf-8-sig")
-        check_definition(definition)
-        return SubwordTokenizer(name, definition)
+        return SubwordTokenizer(name, read_at_most(path, LARGEST_TOKENIZER).decode("utf-8-sig"))
     except (OSError, ValueError) as error:
         raise DataError(f"data.tokenizer={name}: cannot be read ({error}); choose another") from error
 
 
-def local_tokenizer(name: str) -> Path | None:
+def tokenizer_sha256(name: str) -> str | None:
+    """Return the hash of a tokenizer's file, or None if `name` is not a path."""
+    path = None if name in TOKENIZERS else _local_tokenizer(name)
+    try:
+        return hashlib.sha256(read_at_most(path, LARGEST_TOKENIZER)).hexdigest() if path else None
+    except (OSError, ValueError) as error:
+        raise DataError(f"data.tokenizer={name}: cannot be read ({error}); choose another") from error
+
+
+def _local_tokenizer(name: str) -> Path | None:
     """Return the tokenizer.json at the path `name`, or None if there is no such file."""
     path = Path(os.path.expanduser(name))  # Path.expanduser raises for an unknown user
     if path.is_dir():
@@ -310,21 +296,15 @@ def local_tokenizer(name: str) -> Path | None:
 
 
 def _download(name: str) -> Path:
-    override = f"data.tokenizer={name}"
-    import_hub(override)
-    from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
-    from huggingface_hub.utils import disable_progress_bars
+    with hub_errors(f"data.tokenizer={name}"):
+        from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
+        from huggingface_hub.utils import disable_progress_bars
 
-    try:
         if isinstance(cached := try_to_load_from_cache(name, "tokenizer.json"), str):
             return Path(cached)
-        query_hub(lambda seconds: HfApi().model_info(name, timeout=seconds, expand=["sha"]))
+        HfApi().model_info(name, timeout=TIMEOUT_S, expand=["sha"])  # the download would wait longer for the hub
         disable_progress_bars()
         return Path(hf_hub_download(name, "tokenizer.json"))
-    except DataError:
-        raise
-    except Exception as error:  # `huggingface_hub` raises errors of many libraries
-        raise hub_error(error, override, name, "data.tokenizer=bytes, chars or bpe needs no download") from error
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -347,43 +327,10 @@ def pieces(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-@contextlib.contextmanager
-def _panics_as_errors() -> Iterator[None]:
-    """Convert a Rust panic, whose BaseException cannot be imported, to a RuntimeError."""
-    try:
-        yield
-    except BaseException as error:
-        if (type(error).__module__, type(error).__name__) != ("pyo3_runtime", "PanicException"):
-            raise
-        raise RuntimeError(f"`tokenizers` panicked: {error}") from error
-
-
-@contextlib.contextmanager
-def _silent_stderr() -> Iterator[None]:
-    """Discard the process's stderr inside the block, because a Rust panic prints a report there."""
-    try:
-        original = os.dup(2)
-    except OSError:  # the process has no stderr
-        yield
-        return
-    null = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null, 2)
-        yield
-    finally:
-        os.dup2(original, 2)
-        os.close(original)
-        os.close(null)
-
-
 def _code_points(text: str) -> np.ndarray:
     # surrogatepass: a surrogate for an invalid byte of the command line counts as an unknown character.
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
 
 
-def _checked(tokens_T: np.ndarray | Iterable[int], vocab_size: int) -> np.ndarray:
-    """Return the tokens as int64; raise ValueError for a token outside 0..V-1."""
-    ids_T = np.asarray(tokens_T if isinstance(tokens_T, np.ndarray) else list(tokens_T), dtype=np.int64)
-    if ids_T.size and not (ids_T.min() >= 0 and ids_T.max() < vocab_size):
-        raise ValueError(f"tokens must be in 0..{vocab_size - 1}; got {ids_T.min()}..{ids_T.max()}")
-    return ids_T
+def _as_array(tokens_T: np.ndarray | Iterable[int]) -> np.ndarray:
+    return np.asarray(tokens_T if isinstance(tokens_T, np.ndarray) else list(tokens_T), dtype=np.int64)

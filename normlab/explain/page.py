@@ -24,7 +24,7 @@ from normlab.model.init import build_model
 from normlab.model.small import VOCAB, small_config, tokens
 from normlab.norms.base import load_all as load_norms
 from normlab.placements.base import load_all as load_placements
-from normlab.report.pages.shell import page, write_page
+from normlab.report.pages.shell import page, write_output
 from normlab.stats.instrument import Collector, Observation
 from normlab.version import __version__
 
@@ -59,7 +59,7 @@ def write(path: Path, norm: str = "rmsnorm") -> None:
         parts[name] = [make("a", card.get("id"), href=f"#{card.get('id')}") for card in cards]
     texts = {name: "".join(tostring(each, "unicode", "html") for each in part) for name, part in parts.items()}
     body = Template((HERE / "body.html").read_text(encoding="utf-8")).substitute(texts, norm=norm, version=__version__)
-    write_page(path, page("What normalisation does", body, {}, [HERE / "explain.css", HERE / "explain.js"]))
+    write_output(path, page("What normalisation does", body, {}, [HERE / "explain.css"]).encode())
 
 
 def norm_card(entry: catalogue.Entry) -> Element:

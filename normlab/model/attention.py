@@ -100,12 +100,8 @@ class Attention(nn.Module):
         self.norms = nn.ModuleDict({s: make_norm(width // config.heads) for s in ("q", "k", "v") if s in sites})
         if "attn_inner" in sites:
             self.norms["attn_inner"] = make_norm(width)
-        if config.qk_norm == "head":
-            self.qk_norms = nn.ModuleDict({site: make_norm(width // config.heads) for site in ("q", "k")})
-        elif config.qk_norm == "full":
-            self.qk_norms = nn.ModuleDict({site: make_norm(width) for site in ("q", "k")})
-        else:
-            self.qk_norms = nn.ModuleDict()
+        qk_width = {"head": width // config.heads, "full": width}.get(config.qk_norm)
+        self.qk_norms = nn.ModuleDict({site: make_norm(qk_width) for site in ("q", "k") if qk_width})
         self.qk_norm_full = config.qk_norm == "full"
 
     def project(self, x_BTD: Tensor) -> Sequence[Tensor]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from normlab.config.schema import ModelConfig, RunConfig
+from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
 from normlab.placements.init_rules import Weight, get_init_rule
 from normlab.stats.instrument import instrument
@@ -39,18 +39,6 @@ def role_of(name: str) -> str | None:
     return None
 
 
-def weight_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of some weights by name, which show every size of a resolved config."""
-    assert config.mlp_width is not None, "ModelConfig.resolve() sets it"
-    shapes = {"embed.tokens.weight": (vocab_size, config.width)}
-    if config.positions == "learned":
-        shapes["embed.positions.weight"] = (config.context, config.width)
-    for layer in range(config.depth):
-        shapes[f"blocks.{layer}.attn.q.weight"] = (config.width, config.width)
-        shapes[f"blocks.{layer}.mlp.up.weight"] = (config.mlp_width, config.width)
-    return shapes
-
-
 @torch.no_grad()
 def initialise(model: GPT, rule_name: str, seed: int) -> None:
     """Draw every weight by an init rule and set the biases of linear layers to 0, in place.
@@ -62,7 +50,7 @@ def initialise(model: GPT, rule_name: str, seed: int) -> None:
     for name, parameter in model.named_parameters():
         role = role_of(name)
         if role is None:
-            if _is_linear_bias(model, name):
+            if name.endswith(".bias") and role_of(name.removesuffix("bias") + "weight") is not None:
                 parameter.zero_()
             continue
         fan_out, fan_in = parameter.shape
@@ -71,15 +59,6 @@ def initialise(model: GPT, rule_name: str, seed: int) -> None:
         generator = np.random.Generator(np.random.Philox(key=derive_seed(seed, name)))
         values = generator.standard_normal(math.prod(parameter.shape), dtype=np.float32)
         parameter.copy_(torch.from_numpy(values).reshape(parameter.shape) * std)
-
-
-def _is_linear_bias(model: nn.Module, name: str) -> bool:
-    owner, _, parameter_name = name.rpartition(".")
-    return (
-        parameter_name == "bias"
-        and isinstance(model.get_submodule(owner), nn.Linear)
-        and role_of(owner + ".weight") is not None
-    )
 
 
 def build_model(config: RunConfig, vocab_size: int) -> GPT:

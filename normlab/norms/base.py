@@ -188,8 +188,8 @@ def register_norm(cls: T) -> T:
         raise ConfigError(f"norm {name!r}: " + unknown("reference_kind", cls.reference_kind, REFERENCE_KINDS))
     for base in cls.__mro__:
         check_initial_values("norm", name, vars(base).get("initial_values", {}))
-    known = NORMS.get(name)
-    claim_name("norm", name, known=known is not None, same=known is not None and known.__qualname__ == cls.__qualname__)
+    known = NORMS.get(name, cls)
+    claim_name("norm", name, known=name in NORMS, same=known.__qualname__ == cls.__qualname__)
     NORMS[name] = cls
     return cls
 

@@ -373,5 +373,5 @@ def register_row(row: Row) -> None:
     kind = row.kind or ("AlgebraPlacement" if row.early is None else "EarlyPlacement")
     if kind not in PLACEMENT_CLASSES:
         raise ConfigError(f"placement {row.name!r}: " + unknown("kind", kind, [*PLACEMENT_CLASSES]))
-    register_placement(PLACEMENT_CLASSES[kind](name=row.name), same=ROWS_BY_NAME.get(row.name) == row)
+    register_placement(PLACEMENT_CLASSES[kind](name=row.name), same=ROWS_BY_NAME.get(row.name, row) == row)
     ROWS_BY_NAME[row.name] = row

@@ -227,12 +227,8 @@ PLACEMENTS: dict[str, Placement] = {}
 """Each placement with its default options, by name."""
 
 
-def register_placement(placement: Placement, *, same: bool | None = None) -> Placement:
-    """Register a placement under its name.
-
-    Args:
-        placement: With its default options.
-        same: Whether the placement already registered under this name is this one; by default, whether the class is.
+def register_placement(placement: Placement, *, same: bool = True) -> Placement:
+    """Register a placement, with its default options, under its name; `same`: as for `claim_name`.
 
     Raises:
         ConfigError: The name is taken.
@@ -240,10 +236,7 @@ def register_placement(placement: Placement, *, same: bool | None = None) -> Pla
     initial_values = vars(type(placement)).get("initial_values", {})
     if not isinstance(initial_values, property):  # `register_row` checks the `initial_values` of a row
         check_initial_values("placement", placement.name, initial_values)
-    known = PLACEMENTS.get(placement.name)
-    if same is None:
-        same = known is not None and type(known).__qualname__ == type(placement).__qualname__
-    claim_name("placement", placement.name, known=known is not None, same=same)
+    claim_name("placement", placement.name, known=placement.name in PLACEMENTS, same=same)
     PLACEMENTS[placement.name] = placement
     return placement
 

@@ -53,8 +53,7 @@ def init_rule(rule: InitRule) -> InitRule:
     Raises:
         ConfigError: The name is taken.
     """
-    known = INIT_RULES.get(rule.__name__)
-    claim_name("init rule", rule.__name__, known=known is not None, same=known is rule)
+    claim_name("init rule", rule.__name__, known=rule.__name__ in INIT_RULES)
     INIT_RULES[rule.__name__] = rule
     return rule
 

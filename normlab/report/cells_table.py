@@ -1,23 +1,22 @@
-"""The table of `normlab summarize --by norm,placement`: values for JSON, CSV and the page, texts, and definitions.
+"""The tables of `normlab summarize`: the cells of a sweep, and the rows of `--test`.
 
-The values are not rounded. The texts are few columns: losses with interval and n.
+JSON and CSV have every value, not rounded. A text has few columns (`columns_of`), each with its definition below.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from normlab.analysis.best import Comparison, clearly_best, size_options
+from normlab.analysis.best import Comparison
 from normlab.analysis.cells import GRID_OF_DECAYS, Cell, SeedMean
 from normlab.analysis.contrasts import MIN_P_EQUAL, POOLED
 from normlab.analysis.factors import level_title, option_name
-from normlab.analysis.intervals import LEVEL, design_of, format_losses
+from normlab.analysis.intervals import LEVEL, Design, Interval, PairedTest, design_of, format_losses
 from normlab.analysis.learning_rates import BAD, DEFINITIONS, NEAR_BEST
 from normlab.analysis.results import STATES
-from normlab.analysis.settings import format_setting, sort_key
+from normlab.analysis.settings import format_setting
 from normlab.analysis.table import AtRate, CellResult, CellsTable, Target
 from normlab.errors import ConfigError, printable, unknown
 from normlab.report.tables import Row, escape_markdown, fold_lines, format_p, render, terminal_width
@@ -25,28 +24,22 @@ from normlab.store.format import FINISHED
 from normlab.store.outcome import DESCRIPTIONS, STUCK
 from normlab.store.throughput import format_mfu, format_tflops
 
-SPIKE_RULE = "loss_olmo_core"
-"""The spike rule of the table's column; JSON has the counts of all rules."""
-ON_REQUEST = ("TFLOP/s",)
-"""Columns that a table has only if they are named."""
 PREFIXES = ("", "shared_")
 """Prefixes of keys of JSON: at the cell's best learning rate, and at the one that all cells share."""
 
 
-def render_cells(table: CellsTable, format: str, columns: Sequence[str] = (), sort: str = "") -> str:
+def render_cells(table: CellsTable, format: str, columns: Sequence[str] = ()) -> str:
     """Render the cells in one of `tables.FORMATS`; JSON and CSV have every value.
 
     Args:
         table: The cells.
         format: One of `tables.FORMATS`.
         columns: The columns besides the factors, such as `val_loss`; by default all.
-        sort: The column to sort by, such as `val_loss`, or `-val_loss` for the largest first; by default the factors.
 
     Raises:
         ConfigError: A column is unknown.
         NormlabError: The format is unknown.
     """
-    table = _sorted(table, sort) if sort else table
     if format in ("json", "csv"):
         rows = [row if format == "json" else _flatten(row) for row in json_rows(table)]
         keys = list(dict.fromkeys(key for row in rows for key in row))  # a cell without counts has no spike keys
@@ -55,15 +48,9 @@ def render_cells(table: CellsTable, format: str, columns: Sequence[str] = (), so
         return render([{key: row.get(key) for key in keys} for row in rows], format)
     rows = table_rows(table, columns)
     lines = notes(table, rows[0] if rows else ())
-    best = clearly_best(table.cells) if format == "latex" else []
-    if best and rows and "val loss" in rows[0]:
-        sizes = size_options(table.cells)
-        equal = f" with equal {' and '.join(map(option_name, sizes))}" if sizes else ""
-        lines.append(f"bold: lower than every other cell{equal}, p < 0.05 in paired tests corrected by Holm's method")
     if format == "latex":
         rows = [_with_titles(row, cell) for row, cell in zip(rows, table.cells, strict=True)]
-    text = render(rows, format, fixed=table.by, bold={(index, "val loss") for index in best})
-    return add_notes(text, lines, format)
+    return add_notes(render(rows, format, fixed=table.by), lines, format)
 
 
 def add_notes(table: str, notes: Sequence[str], format: str) -> str:
@@ -82,29 +69,18 @@ def _with_titles(row: Row, cell: Cell) -> Row:
     return titles | {key: text for key, text in row.items() if key not in cell.by}
 
 
-def _choose(columns: Sequence[str], known: Iterable[str], option: str = "--columns") -> list[str]:
+def _choose(columns: Sequence[str], known: Iterable[str]) -> list[str]:
     """Return the columns with these names, in which spaces, underscores and case do not matter."""
     known = list(known)
     by_name = {_plain(key): key for key in known}
     for name in columns:
         if _plain(name) not in by_name:
-            raise ConfigError(f"{option}: " + unknown("column", name, known))
+            raise ConfigError("--columns: " + unknown("column", name, known))
     return [by_name[_plain(name)] for name in columns]
 
 
 def _plain(name: str) -> str:
     return name.lower().replace(" ", "_")
-
-
-def _sorted(table: CellsTable, column: str) -> CellsTable:
-    """Return the table with its cells sorted by a column of JSON; cells without a value come last."""
-    rows = json_rows(table)
-    [key] = _choose([column.removeprefix("-")], rows[0] if rows else [], "--sort")
-    pairs = [(row[key], result) for row, result in zip(rows, table.results, strict=True)]
-    known = [pair for pair in pairs if isinstance(pair[0], str | int | float)]
-    known.sort(key=lambda pair: sort_key(pair[0]), reverse=column.startswith("-"))
-    unknown_values = [pair for pair in pairs if not isinstance(pair[0], str | int | float)]
-    return dataclasses.replace(table, results=[result for _, result in known + unknown_values])
 
 
 # Values
@@ -119,7 +95,7 @@ def json_rows(table: CellsTable) -> list[Row]:
 def _values(table: CellsTable, result: CellResult) -> Row:
     cell, k = result.cell, len(result.cell.losses)
     selected = f"lowest mean final validation loss of {k} learning rates, on that same loss" if k > 1 else None
-    best, shared = (_losses(at, prefix) for at, prefix in zip(result.rates, PREFIXES, strict=True))
+    best, shared = map(_losses, result.rates)
     row = {
         **cell.levels,
         "cell": cell.name,
@@ -128,7 +104,7 @@ def _values(table: CellsTable, result: CellResult) -> Row:
         **{state: cell.count(state) for state in STATES},
         **best,
         "selected": selected,
-        **shared,
+        **{f"shared_{key}": value for key, value in shared.items()},
         "learning_rates": list(cell.losses),
         "lr_sensitivity": result.sensitivity.value,
         "loss_at_start": result.loss_at_start,
@@ -156,46 +132,43 @@ def _values(table: CellsTable, result: CellResult) -> Row:
     if table.has_baseline:
         for at, prefix in zip(result.rates, PREFIXES, strict=True):
             row |= {f"{prefix}baseline": result.baseline and result.baseline.name}
-            row |= _comparison_values(at.comparison, prefix)
+            row |= {f"{prefix}{key}": value for key, value in _comparison_values(at.comparison).items()}
     if table.has_speedup:
-        row |= _fields(result.speedup, speedup="ratio")
-        row |= _fields(
-            result.speedup, "speedup_", **{name: name for name in ("low", "high", "seeds", "bound", "method")}
-        )
+        gain = result.speedup
+        row["speedup"] = gain and gain.ratio
+        row |= {f"speedup_{key}": gain and getattr(gain, key) for key in ("low", "high", "seeds", "bound", "method")}
     return row
 
 
-def _fields(source: object, prefix: str = "", **names: str) -> Row:
-    """Return attributes of an object by key, or None for each if there is no object."""
-    return {f"{prefix}{key}": None if source is None else getattr(source, name) for key, name in names.items()}
+def _interval_values(key: str, interval: Interval | PairedTest | None) -> Row:
+    names = {key: "estimate", f"{key}_low": "low", f"{key}_high": "high"}
+    return {name: interval and getattr(interval, attribute) for name, attribute in names.items()}
 
 
-_INTERVAL = {"": "estimate", "_low": "low", "_high": "high"}
-
-
-def _losses(at: AtRate, prefix: str) -> Row:
-    final = at.final.interval
+def _losses(at: AtRate) -> Row:
+    design = at.final.interval and at.final.interval.design
     return {
-        f"{prefix}lr": at.lr,
-        f"{prefix}seeds": len(at.final.losses),
-        f"{prefix}seeds_diverged": at.final.diverged,
-        **_fields(final and final.design, f"{prefix}seeds_", crossed="crossing", fixed="fixed"),
-        **_fields(final, f"{prefix}val_loss", **_INTERVAL),
-        f"{prefix}val_loss_of_others": at.final.mean_of_others,
-        **_fields(at.lowest.interval, f"{prefix}best_val_loss", **_INTERVAL),
-        f"{prefix}best_val_loss_of_others": at.lowest.mean_of_others,
+        "lr": at.lr,
+        "seeds": len(at.final.losses),
+        "seeds_diverged": at.final.diverged,
+        "seeds_crossed": design and design.crossing,
+        "seeds_fixed": design and design.fixed,
+        **_interval_values("val_loss", at.final.interval),
+        "val_loss_of_others": at.final.mean_of_others,
+        **_interval_values("best_val_loss", at.lowest.interval),
+        "best_val_loss_of_others": at.lowest.mean_of_others,
     }
 
 
-def _comparison_values(comparison: Comparison | None, prefix: str) -> Row:
+def _comparison_values(comparison: Comparison | None) -> Row:
     test = comparison and comparison.test
     return {
-        **_fields(test, f"{prefix}difference", **_INTERVAL),
-        **_fields(test, prefix, p="p"),
-        **_fields(comparison, prefix, p_holm="p_holm"),
-        f"{prefix}pairs": test.design.n if test else 0,
-        f"{prefix}pairs_crossed": test and test.design.crossing,
-        f"{prefix}test": test and test.test,
+        **_interval_values("difference", test),
+        "p": test and test.p,
+        "p_holm": comparison and comparison.p_holm,
+        "pairs": test.design.n if test else 0,
+        "pairs_crossed": test and test.design.crossing,
+        "test": test and test.test,
     }
 
 
@@ -223,62 +196,103 @@ def _flatten(row: Row) -> dict[str, Any]:
 # Texts
 
 
+class Column(NamedTuple):
+    """A column of the text."""
+
+    title: str
+    value: Callable[[CellResult], Any]
+    """The value of a cell; None for no text."""
+    format: Callable[[Any], str] = str
+    note: str = ""
+    """The definition, if the table needs one."""
+    is_default: bool = True
+    """Whether the table has it without a request, if a text is not empty."""
+
+    def text(self, result: CellResult) -> str:
+        """Return the text of a cell."""
+        return "" if (value := self.value(result)) is None else self.format(value)
+
+
+def columns_of(table: CellsTable) -> list[Column]:
+    """Return the columns of the text after the factors, in order."""
+    results, cells = table.results, table.cells
+    states = {state: f"{state}: {rule}" for state, rule in DESCRIPTIONS.items()}
+    states[STUCK] += _unigram_text(cells)
+    differ = any(result.best.lr != result.shared.lr for result in results)
+    target = results[0].target if results else None
+    packed = max((run.record.status.pack_size for cell in cells for run in cell.runs), default=1) > 1
+    columns = [
+        Column("runs", lambda at: len(at.cell.runs)),
+        *(
+            Column(state, lambda at, state=state: at.cell.count(state) or None, note=states.get(state, ""))
+            for state in STATES
+            if state != FINISHED
+        ),
+        Column("best lr", lambda at: at.best.lr, format_setting),
+        Column("val loss", lambda at: at.best.final, loss_text),
+        Column("vs baseline", lambda at: at.best.comparison, _difference_text),
+        Column("p (Holm)", lambda at: at.best.comparison, _p_text),
+        Column("val loss at shared lr", lambda at: at.shared.final, loss_text, is_default=differ),
+        Column("vs baseline at shared lr", lambda at: at.shared.comparison, _difference_text, is_default=differ),
+        Column("p (Holm) at shared lr", lambda at: at.shared.comparison, _p_text, is_default=differ),
+        Column("compute speed-up", lambda at: at.speedup, note=_speedup_note(results)),
+        Column("S", _sensitivity_text, note=f"bad learning rate: {BAD}; S: {DEFINITIONS['S']}"),
+        Column(_target_title(target), lambda at: at.target, _target_text, f"{_target_title(target)}: {TARGET_NOTE}"),
+        Column("tok/s", lambda at: at.tokens_per_s, "{:,.0f}".format, PACK_NOTE if packed else ""),
+        Column("TFLOP/s", lambda at: at.flops_per_s, format_tflops, FLOPS_NOTE, is_default=False),
+        Column("MFU", lambda at: at.mfu, format_mfu, MFU_NOTE),
+    ]
+    with_baseline = ("vs baseline", "p (Holm)")
+    return [
+        column
+        for column in columns
+        if (table.has_baseline or not column.title.startswith(with_baseline))
+        and (table.has_speedup or column.title != "compute speed-up")
+        and (target or column.title != _target_title(target))
+    ]
+
+
+TARGET_NOTE = "steps and training time until an evaluation reaches this loss, at the best lr, mean over seeds"
+PACK_NOTE = "tok/s: of one run; the runs of a pack train together, so a pack of n runs processes n times as many"
+FLOPS_NOTE = "TFLOP/s: of one run: tok/s times the model FLOPs per token, 6 N + 12 L T D (PaLM, appendix B)"
+MFU_NOTE = "MFU: model FLOP/s of all runs of a pack, as a share of the device's peak in the run's precision"
+
+
 def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
     """Return the rows of the table as text.
 
     Args:
         table: The cells.
-        columns: The columns besides the factors; by default all, but for `ON_REQUEST` and columns that are empty or
-            repeat others.
+        columns: The columns besides the factors; by default those that are not empty and do not repeat others.
 
     Raises:
         ConfigError: A column is unknown.
     """
-    rows = [_texts(table, result) for result in table.results]
-    known = [key for key in rows[0] if key not in table.by] if rows else []
+    known = {column.title: column for column in columns_of(table)} if table.results else {}
+    texts = {title: list(map(column.text, table.results)) for title, column in known.items()}
+    shown = [title for title in known if known[title].is_default and any(texts[title])]
     if columns:
-        shown = [key for key in _choose(columns, [*known, *table.by]) if key not in table.by]
-    else:
-        is_same_lr = all(result.best.lr == result.shared.lr for result in table.results)
-        shown = [
-            key
-            for key in known
-            if any(row[key] for row in rows)
-            and key not in ON_REQUEST
-            and not (is_same_lr and key.endswith(" shared lr"))
-        ]
-    return [{key: row[key] for key in (*table.by, *shown)} for row in rows]
+        shown = [title for title in _choose(columns, [*known, *table.by]) if title not in table.by]
+    return [
+        {option: format_setting(value) for option, value in cell.levels.items()}
+        | {title: texts[title][index] for title in shown}
+        for index, cell in enumerate(table.cells)
+    ]
 
 
-def _texts(table: CellsTable, result: CellResult) -> Row:
-    cell, sensitivity, memory = result.cell, result.sensitivity, result.peak_memory_bytes
-    counts = result.spikes.get(SPIKE_RULE)
-    undefined = "-" if len(cell.losses) > 1 else ""
-    return {
-        **{option: format_setting(value) for option, value in cell.levels.items()},
-        "runs": f"{len(cell.runs)}",
-        **{state: f"{cell.count(state) or ''}" for state in STATES if state != FINISHED},
-        "best lr": _text(result.best.lr, format_setting),
-        "val loss": loss_text(result.best.final),
-        "best val": loss_text(result.best.lowest),
-        **(_comparison_texts(result.best.comparison, "") if table.has_baseline else {}),
-        "val loss at shared lr": loss_text(result.shared.final),
-        **(_comparison_texts(result.shared.comparison, " at shared lr") if table.has_baseline else {}),
-        **({"compute speed-up": "" if result.speedup is None else str(result.speedup)} if table.has_speedup else {}),
-        "S": _text(sensitivity.value, "{:.4f}".format) or undefined,
-        "near-best lr": "-".join(format_setting(lr) for lr in dict.fromkeys(sensitivity.near_best or ())),
-        "too-high lr": _text(sensitivity.too_high, format_setting),
-        **({_target_title(result.target): _target_text(result.target)} if result.target else {}),
-        "tok/s": _text(result.tokens_per_s, "{:,.0f}".format),
-        "TFLOP/s": _text(result.flops_per_s, format_tflops),
-        "MFU": _text(result.mfu, format_mfu),
-        "memory": "" if memory is None else f"{memory / 2**30:.2f} GiB",
-        "spikes": f"{counts.spikes} of {counts.of_steps}" if counts and counts.of_steps else "",
-    }
+def _sensitivity_text(result: CellResult) -> str:
+    value = result.sensitivity.value
+    return f"{value:.4f}" if value is not None else "-" if len(result.cell.losses) > 1 else ""
 
 
-def _text(value: float | None, form: Callable[[float], str]) -> str:
-    return "" if value is None else form(value)
+def _target_title(target: Target | None) -> str:
+    return f"to {target.loss:g}" if target else ""
+
+
+def _target_text(target: Target) -> str:
+    if target.steps is None:
+        return f"{len(target.reached)} of {target.runs}"
+    return f"{target.steps:,.0f} steps" + ("" if target.seconds is None else f", {target.seconds:,.1f} s")
 
 
 def loss_text(mean: SeedMean) -> str:
@@ -289,24 +303,18 @@ def loss_text(mean: SeedMean) -> str:
     return f"{format_losses(mean.losses)} (n={design_of(mean.losses)})" if mean.losses else ""
 
 
-def _comparison_texts(comparison: Comparison | None, suffix: str) -> Row:
-    """Return the difference, `-0.0123 [-0.0200, -0.0046] (n=5)`, and its corrected p-value."""
-    test, difference = comparison and comparison.test, ""
-    if test is not None:
-        interval = "" if test.low is None else f" [{test.low:+.4f}, {test.high:+.4f}]"
-        ranks = " by ranks" if test.test.startswith("signed-rank") else ""
-        difference = f"{test.estimate:+.4f}{interval} (n={test.design}{ranks})"
-    return {f"vs baseline{suffix}": difference, f"p (Holm){suffix}": format_p(comparison and comparison.p_holm)}
+def _difference_text(comparison: Comparison) -> str:
+    """Return the difference, `-0.0123 [-0.0200, -0.0046] (n=5)`."""
+    test = comparison.test
+    if test is None:
+        return ""
+    interval = "" if test.low is None else f" [{test.low:+.4f}, {test.high:+.4f}]"
+    ranks = " by ranks" if test.test.startswith("signed-rank") else ""
+    return f"{test.estimate:+.4f}{interval} (n={test.design}{ranks})"
 
 
-def _target_title(target: Target) -> str:
-    return f"to {target.loss:g}"
-
-
-def _target_text(target: Target) -> str:
-    if target.steps is None:
-        return f"{len(target.reached)} of {target.runs}"
-    return f"{target.steps:,.0f} steps" + ("" if target.seconds is None else f", {target.seconds:,.1f} s")
+def _p_text(comparison: Comparison) -> str:
+    return format_p(comparison.p_holm)
 
 
 # Definitions
@@ -314,7 +322,8 @@ def _target_text(target: Target) -> str:
 
 def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
     """Return the definitions of the shown columns, by default those of `table_rows`, one per line."""
-    results, shown = table.results, list(table_rows(table)[0] if shown is None else shown)
+    results = table.results
+    shown = list((table_rows(table) or [{}])[0] if shown is None else shown)
     columns = {column.removesuffix(" at shared lr") for column in shown}
     grid = sorted({len(cell.losses) for cell in table.cells if cell.losses})
     lines = [
@@ -322,7 +331,7 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
         *_design_notes(results),
         *table.resolved_differences,
     ]
-    if grid and grid[-1] > 1 and columns & {"best lr", "val loss", "best val"}:
+    if grid and grid[-1] > 1 and columns & {"best lr", "val loss"}:
         k = "-".join(map(str, dict.fromkeys((grid[0], grid[-1]))))
         lines.append(
             f"best lr: the best of {k} learning rates, selected on this same loss, so the loss is optimistic; a "
@@ -330,53 +339,30 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
         )
     if any(cell.varies_decay for cell in table.cells):
         lines.append(GRID_OF_DECAYS)
-    shared = next((result.shared.lr for result in results), None)
     if any(column.endswith(" at shared lr") for column in shown):
         lines.append(
-            f"shared lr: {format_setting(shared)} for every cell: the learning rate of --lr, else the one with the "
-            "best mean rank"
+            f"shared lr: {format_setting(results[0].shared.lr)} for every cell: the learning rate of --lr, else the "
+            "one with the best mean rank"
         )
-    lines += [
-        f"{state}: {rule}" + (_unigram_text(table.cells) if state == STUCK else "")
-        for state, rule in DESCRIPTIONS.items()
-        if state in columns
-    ]
-    defined = [f"{name}: {text}" for name, text in DEFINITIONS.items() if name in columns]
-    lines += [f"bad learning rate: {BAD}", *defined] if defined else []
-    tests = [at.comparison.test for result in results for at in result.rates if at.comparison and at.comparison.test]
+    comparisons = [at.comparison for result in results for at in result.rates if at.comparison]
     if "vs baseline" in columns and any(result.baseline for result in results):
-        m = next(result.best.comparison.tests for result in results if result.best.comparison)
         lines.append(
             "vs baseline: loss minus the loss of the baseline, paired by seed and data order; negative is better. "
             "p: two-sided, of a paired t test, or of an exact signed-rank test if a run of a pair diverged (a diverged "
-            f"run ranks worst); corrected by Holm's method (number of comparisons: {m})"
+            f"run ranks worst); corrected by Holm's method (number of comparisons: {comparisons[0].tests})"
         )
-        lines += pool_notes(test.test for test in tests)
-    if "compute speed-up" in columns:
-        methods = dict.fromkeys(result.speedup.method for result in results if result.speedup)
-        lines.append(
-            "compute speed-up: the training FLOPs that the baseline needs to reach the cell's loss, over the FLOPs of "
-            f"the cell, at the best lr; the baseline's loss between its budgets C: {'; '.join(methods)}; > or <: the "
-            "loss is outside the baseline's range, so this is a bound"
-        )
-    packs = {run.record.status.pack_size for cell in table.cells for run in cell.runs}
-    if "tok/s" in columns and max(packs) > 1:
-        lines.append(
-            "tok/s: of one run; the runs of a pack train together, so a pack of n runs processes n times as many"
-        )
-    if "TFLOP/s" in columns and any(result.flops_per_s is not None for result in results):
-        lines.append("TFLOP/s: of one run: tok/s times the model FLOPs per token, 6 N + 12 L T D (PaLM, appendix B)")
-    if "MFU" in columns and any(result.mfu is not None for result in results):
-        lines.append("MFU: model FLOP/s of all runs of a pack, as a share of the device's peak in the run's precision")
-    target = results[0].target if results else None
-    if target and _target_title(target) in columns:
-        lines.append(
-            f"{_target_title(target)}: steps and training time until an evaluation reaches this loss, at the best lr, "
-            "mean over seeds"
-        )
-    if "spikes" in columns and any(_texts(table, result)["spikes"] for result in results):
-        lines.append(f"spikes: loss spikes by the rule {SPIKE_RULE}, of the steps that it judges, at the best lr")
-    return lines
+        lines += pool_notes(each.test.test for each in comparisons if each.test)
+    defined = [column for column in columns_of(table) if column.title in shown and any(map(column.text, results))]
+    return [*lines, *(column.note for column in defined if column.note)]
+
+
+def _speedup_note(results: Sequence[CellResult]) -> str:
+    methods = dict.fromkeys(result.speedup.method for result in results if result.speedup)
+    return (
+        "compute speed-up: the training FLOPs that the baseline needs to reach the cell's loss, over the FLOPs of "
+        f"the cell, at the best lr; the baseline's loss between its budgets C: {'; '.join(methods)}; > or <: the "
+        "loss is outside the baseline's range, so this is a bound"
+    )
 
 
 def pool_notes(methods: Iterable[str]) -> list[str]:
@@ -416,3 +402,78 @@ def _design_notes(results: Sequence[CellResult]) -> list[str]:
     if any(design.crossed and not design.complete for design in designs):
         notes.append("n=k of a x b: an incomplete crossing: the variances of both factors are added (conservative)")
     return notes
+
+
+# Tests
+
+
+def render_tests(rows: Sequence[Row], format: str) -> str:
+    """Render the rows of `factor_tests.run_test` in one of `tables.FORMATS`; JSON and CSV have every value."""
+    if format in ("json", "csv") or not rows:
+        return render(rows, format)
+    return add_notes(render(format_tests(rows), format, fixed=("where", "contrast")), notes_on_tests(rows), format)
+
+
+def format_tests(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of `factor_tests.run_test` as text."""
+    has_bad, has_units = any(row["bad"] for row in rows), len({row["unit"] for row in rows}) > 1
+    return [
+        {
+            "where": row["where"],
+            "contrast": row["contrast"],
+            **(_counts_text(row) if row["test"] == "counts" else {"estimate": _estimate_text(row)}),
+            **({"unit": row["unit"]} if has_units else {}),
+            "p": format_p(row["p"]),
+            "p (Holm)": format_p(row["p_holm"]),
+            **({"bad": f"{row['bad']} of {row['runs']}"} if has_bad and row["test"] != "counts" else {}),
+        }
+        for row in rows
+    ]
+
+
+def _estimate_text(row: Row) -> str:
+    if row["estimate"] is None:
+        return "no common seed"
+    # A slope per step or per channel may be far below 0.0001.
+    form = "+#.3g" if row["test"] == "trend" else "+.4f"
+    interval = "" if row["low"] is None else f" [{row['low']:{form}}, {row['high']:{form}}]"
+    levels = row["n_crossed"] or (row["n"], row["n"])
+    return f"{row['estimate']:{form}}{interval} (n={Design(row['n'], tuple(levels))})"
+
+
+def _counts_text(row: Row) -> Row:
+    return {
+        "bad": f"{row['bad']} of {row['runs']}",
+        "bad, baseline": f"{row['baseline_bad']} of {row['baseline_runs']}",
+    }
+
+
+def notes_on_tests(rows: Sequence[Row]) -> list[str]:
+    """Return the definitions of a test's columns, one per line."""
+    test, differences = rows[0]["test"], rows[0]["resolved_differences"]
+    corrected = f"two-sided, corrected by Holm's method (number of tests: {len(rows)})"
+    baseline = "after a minus sign: the baseline, by default the first level of a factor; --against chooses another"
+    if test == "counts":
+        return [
+            "bad: runs that diverged, are stuck or regressed, at all learning rates",
+            f"p: Fisher's exact test, which takes the runs as independent; {corrected}",
+            baseline,
+            *differences,
+        ]
+    rates, units = {row["lr"] for row in rows}, ", ".join(dict.fromkeys(row["unit"] for row in rows))
+    [rate] = rates if len(rates) == 1 else [None]
+    at = "the best learning rate of each cell" if rate is None else f"learning rate {format_setting(rate)}"
+    lines = [f"estimate: {units}, at {at}, with its {LEVEL:.0%} interval over n seeds; p: {corrected}"]
+    if test == "interaction":
+        lines += [
+            "(A - B) x (C - D): loss(A, C) - loss(B, C) - loss(A, D) + loss(B, D); negative: C instead of D lowers the "
+            "loss more in A than in B; x (E - F): this number in E minus that in F",
+            baseline,
+        ]
+    if any(row["bad"] for row in rows):
+        lines.append(
+            "bad: runs of these cells that diverged, are stuck or regressed; the loss of a stuck run stays near the "
+            "unigram entropy, so an estimate with stuck runs may be far too small"
+        )
+    methods = dict.fromkeys(row["method"] for row in rows if row["method"])
+    return [*lines, f"tests: {'; '.join(methods)}", *pool_notes(methods), *differences]

@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from normlab.analysis.factors import Factor, label
 from normlab.analysis.settings import resolve_options
 from normlab.errors import ConfigError
-from normlab.store.parts import Setting
-from normlab.store.record import RunRecord
+from normlab.store.record import RunEntry, Setting
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#a0458a", "#b07d00", "#2f8fc4", "#5b4ba8", "#5f6670")
 """Colours of named levels, distinct with any colour vision (after Okabe & Ito 2008)."""
-DARK_COLORS = ("#56a9e8", "#ff8a3d", "#35c79b", "#e79bd0", "#e8b530", "#9bd4f7", "#b3a5ff", "#b7bec8")
-"""The same on a dark ground."""
 _SCALE = ("#440154", "#46317e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#9fda3a")
 """Colours of numeric levels, from low to high: viridis without its lightest end."""
-_DARK_SCALE = ("#7d6fc8", "#5f8fd0", "#41a9bd", "#2fbf9c", "#63d176", "#a8df4a", "#fde725")
 STYLES = ("solid", "dash", "dot", "dashdot")
 MANY_PANELS, MAX_PANELS = 4, 24
 
@@ -37,6 +33,12 @@ class Channels:
     panel: tuple[Factor, ...]
     """One panel for each combination of these factors' levels."""
 
+    def without_x(self) -> Channels:
+        """Return the channels of a figure with its own x axis: the factor on x has the colours, or else panels."""
+        if self.x is None or self.color in (None, self.x):
+            return replace(self, x=None, color=self.color or self.x)
+        return replace(self, x=None, panel=(self.x, *self.panel))
+
     def colors(self) -> dict[Setting, str]:
         """Return the colour of each level of the colour factor."""
         return level_colors(self.color) if self.color else {None: COLORS[0]}
@@ -46,8 +48,7 @@ class Channels:
         if self.style is None:
             return {None: STYLES[0]}
         every = self.style.all_levels or self.style.levels
-        styles = {level: STYLES[index % len(STYLES)] for index, level in enumerate(every)}
-        return {level: styles[level] for level in self.style.levels}
+        return {level: STYLES[every.index(level) % len(STYLES)] for level in self.style.levels}
 
     def panel_label(self, values: Mapping[str, Setting]) -> str:
         """Return the title of the panel of a cell, given the cell's value of each option."""
@@ -55,25 +56,23 @@ class Channels:
         return label(options, [values[option] for option in options]) if options else ""
 
 
-def level_colors(factor: Factor, *, dark: bool = False) -> dict[Setting, str]:
+def level_colors(factor: Factor) -> dict[Setting, str]:
     """Return the colour of each level: from a scale for numbers, else from a list."""
-    every, colors = factor.all_levels or factor.levels, DARK_COLORS if dark else COLORS
-    if factor.is_numeric and len(every) > 1:
-        scale = _DARK_SCALE if dark else _SCALE
-        by_level = {level: _mix(scale, index / (len(every) - 1)) for index, level in enumerate(every)}
-    else:
-        by_level = {level: _nth_color(colors, index) for index, level in enumerate(every)}
+    every = factor.all_levels or factor.levels
+    is_scale = factor.is_numeric and len(every) > 1
+    colors = [mix(_SCALE, i / (len(every) - 1)) if is_scale else _nth_color(i) for i in range(len(every))]
+    by_level = dict(zip(every, colors, strict=True))
     return {level: by_level[level] for level in factor.levels}
 
 
-def _nth_color(colors: Sequence[str], index: int) -> str:
+def _nth_color(index: int) -> str:
     """Return a colour of the list; behind its end, the colours again, lighter and then darker."""
-    base = colors[index % len(colors)]
-    tint = {0: base, 1: _mix((base, "#ffffff"), 0.5), 2: _mix((base, "#000000"), 0.5)}
-    return tint[index // len(colors) % 3]
+    base = COLORS[index % len(COLORS)]
+    tint = {0: base, 1: mix((base, "#ffffff"), 0.5), 2: mix((base, "#000000"), 0.5)}
+    return tint[index // len(COLORS) % 3]
 
 
-def _mix(scale: Sequence[str], share: float) -> str:
+def mix(scale: Sequence[str], share: float) -> str:
     """Return the colour at a share of a scale, by linear interpolation."""
     position = share * (len(scale) - 1)
     index = min(int(position), len(scale) - 2)
@@ -83,15 +82,14 @@ def _mix(scale: Sequence[str], share: float) -> str:
 
 def choose_channels(
     factors: Sequence[Factor],
-    runs: Sequence[RunRecord],
+    runs: Sequence[RunEntry],
     *,
-    has_x: bool,
     x: str | None = None,
     color: str | None = None,
     style: str | None = None,
     panel: Sequence[str] | None = None,
 ) -> Channels:
-    """Return the channels of a figure.
+    """Return the channels of a figure with a factor on x.
 
     By default the numeric factor with the most levels is on x, the other factor with the most levels has the colours,
     and the rest have panels; of more than `MANY_PANELS`, the factor with the fewest levels has the line styles.
@@ -99,7 +97,6 @@ def choose_channels(
     Args:
         factors: The factors of the runs.
         runs: The runs, which have the options.
-        has_x: Whether the x axis shows a factor; without, x is `None` and its factor has panels.
         x: The option on x.
         color: The option with the colours.
         style: The option with the line styles.
@@ -109,7 +106,7 @@ def choose_channels(
         ConfigError: An option is unknown, is not a factor or is given twice; or a factor is left without a channel.
     """
     by_option = {factor.option: factor for factor in factors}
-    given: dict[str, list[Factor]] = {}
+    given: dict[str, list[Factor]] = {"x": [], "color": [], "style": [], "panel": []}
     for flag, names in {"x": x, "color": color, "style": style, "panel": panel}.items():
         names = [names] if isinstance(names, str) else names or []
         for option in resolve_options(names, runs, f"--{flag}"):
@@ -118,32 +115,22 @@ def choose_channels(
                 raise ConfigError(f"--{flag} {option}: is not one of the factors of these runs ({known})")
             if any(by_option[option] in others for others in given.values()):
                 raise ConfigError(f"--{flag} {option}: is on another channel already; name each factor once")
-            given.setdefault(flag, []).append(by_option[option])
-    if x is not None and not has_x:
-        raise ConfigError(f"--x {x}: this figure has its own x axis; use --color, --style or --panel")
+            given[flag].append(by_option[option])
     rest = [factor for factor in factors if all(factor not in others for others in given.values())]
-    on_x = next(iter(given.get("x", [])), None) or _pop(
-        rest, key=lambda factor: (factor.is_numeric, len(factor.levels))
-    )
-    on_color = next(iter(given.get("color", [])), None) or _pop(rest, key=lambda factor: len(factor.levels))
-    if on_color is None and on_x is not None and not (has_x and on_x.is_numeric):
+
+    def take(flag: str, key) -> Factor | None:
+        """Return the given factor of a channel, or remove and return the first of the rest with the largest key."""
+        if not given[flag] and rest:
+            given[flag].append(rest.pop(rest.index(max(rest, key=key))))
+        return given[flag][0] if given[flag] else None
+
+    on_x = take("x", lambda factor: (factor.is_numeric, len(factor.levels)))
+    on_color = take("color", lambda factor: len(factor.levels))
+    if on_color is None and on_x is not None and not on_x.is_numeric:
         on_color = on_x  # a single factor
-    on_style = next(iter(given.get("style", [])), None)
-    if style is None and panel is None and math.prod(len(factor.levels) for factor in rest) > MANY_PANELS:
-        on_style = _pop(rest, key=lambda factor: -len(factor.levels))
-    panels = given.get("panel", [])
-    if panel is None:
-        panels = [*rest] if has_x or on_x in (None, on_color) else [on_x, *rest]
-    elif left := [*([on_x] if not has_x and on_x and on_x is not on_color else []), *rest]:
-        names = ", ".join(factor.option for factor in left)
+    if given["style"] or (panel is None and math.prod(len(factor.levels) for factor in rest) > MANY_PANELS):
+        take("style", lambda factor: -len(factor.levels))
+    if panel is not None and rest:
+        names = ", ".join(factor.option for factor in rest)
         raise ConfigError(f"--panel: {names} is on no channel; add it to --panel, or select one value with --where")
-    return Channels(on_x if has_x else None, on_color, on_style, tuple(panels))
-
-
-def _pop(factors: list[Factor], key) -> Factor | None:
-    """Remove and return the first factor with the largest key."""
-    if not factors:
-        return None
-    largest = max(factors, key=key)
-    factors.remove(largest)
-    return largest
+    return Channels(on_x, on_color, next(iter(given["style"]), None), (*given["panel"], *rest))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable
 from typing import Any
 
 from normlab import catalogue
@@ -13,7 +12,7 @@ from normlab.errors import ConfigError, unknown
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS
 from normlab.plugins import registered_by_plugins
-from normlab.report.tables import Row, render_table
+from normlab.report.tables import Row
 
 Entry = dict[str, Any]
 
@@ -55,7 +54,7 @@ ENTRIES: dict[str, Callable[[], list[Entry]]] = {
 
 _COLUMNS: dict[str, dict[str, str | Callable[[Entry], Any]]] = {
     "norms": {
-        "norm": "name", "formula": lambda entry: _preset_text(entry) or entry["formula"], "parameters": "parameters",
+        "norm": "name", "formula": "formula", "parameters": "parameters",
         "causal": lambda entry: "yes" if entry["causal"] else "no", "equals": "equals",
         "source": lambda entry: entry.get("source") or entry["about"],
     },
@@ -91,56 +90,53 @@ def table_rows(kind: str, entries: list[Entry]) -> list[Row]:
     ]
 
 
-@cache
-def _norm_formulas() -> dict[str | None, str]:
-    return {norm["name"]: norm["formula"] for norm in catalogue.norms()}
-
-
-def _preset_text(entry: Entry) -> str:
-    """Return `layernorm with bias=False` for a preset with its norm's formula, else no text."""
-    if entry["formula"] != _norm_formulas().get(entry.get("preset_of")):
-        return ""
-    return f"{entry['preset_of']} with {', '.join(f'{option}={value}' for option, value in entry['sets'].items())}"
-
-
 # One entry
 
-HEADINGS = {
-    "formula": "formula", "unit": "unit", "read": "measured on", "measured": "when", "reduces": "per step",
-    "question": "question", "embedding_formula": "embeddings", "head_formula": "before the LM head", "inside": "inside",
-    "parameters": "parameters", "initial_values": "initial value", "unit_length": "unit length", "causal": "causal",
-    "invariant_to": "invariant to", "equals": "equals", "verified_by": "verified by", "init": "init rule",
-    "placements": "placements", "wrong_for": "wrong for", "preset_of": "preset of", "sets": "sets",
-    "note": "note", "source": "source",
-}  # fmt: skip
-"""The heading of each key that is one line of an entry's text."""
-INDENT = 19
+INDENT = 21
 
 
 def entry_text(kind: str, name: str, width: int) -> str:
-    """Return an entry as text: formula, properties, documentation, options and pitfalls.
-
-    For a name of another kind, return the commands that print it. For a name from the literature, return a table of the
-    entries that it may mean.
+    """Return an entry as text, a line for each property that is not empty, then the documentation.
 
     Args:
-        kind: norms, placements, models, data, optim, init or stats.
+        kind: norms, placements, models, data, optim, init, stats or options.
         name: The entry's name.
         width: Columns of the terminal.
 
     Raises:
         ConfigError: The name is unknown.
     """
-    entries = ENTRIES[kind]()
-    if all(entry["name"] != name for entry in entries):
-        if kinds := [other for other, list_ in ENTRIES.items() if any(entry["name"] == name for entry in list_())]:
-            return "\n".join(
-                [f"{name!r} is not one of the {kind}; see", *(f"  normlab list {k} {name}" for k in kinds)]
-            )
-        if candidates := [entry for entry in entries if _may_mean(name, entry)]:
-            table = render_table(table_rows(kind, candidates), width)
-            return f"{name!r} is not one of the {kind}; it may mean:\n\n{table}"
-    return "\n".join(_lines(_with_texts(kind, one_entry(kind, name)), max(width, 56)))
+    entry, width = one_entry(kind, name), max(width, 56)
+    lines = [name]
+    for key, value in entry.items():
+        if value in (None, "", [], (), {}) or key in ("name", "about", "documentation"):
+            continue
+        texts = _texts_of(value)
+        heading = f"  {key.replace('_', ' '):{INDENT - 2}}"
+        if len(texts) > 1:
+            lines.append(heading.rstrip())
+            heading = "    - "
+        lines += [line for text in texts for line in _fold(heading + text, width, INDENT if len(texts) == 1 else 6)]
+    about = entry.get("documentation") or entry.get("about") or ""
+    paragraphs = [
+        _fold(f"  {' '.join(part.split())}", width, 2) for part in re.split(r"\n\n|\n(?=- )", about) if part.strip()
+    ]
+    return "\n".join([*lines, "", *(line for paragraph in paragraphs for line in paragraph)]).rstrip()
+
+
+def _texts_of(value: Any) -> list[str]:
+    """Return a value of an entry as texts: one for each item of a mapping, option or long text."""
+    if isinstance(value, dict):
+        return [f"{key}: {text}" for key, text in value.items()]
+    if not isinstance(value, list):
+        return [_text_of(value)]
+    if all(isinstance(item, dict) for item in value):
+        return [f"{item['option']}={_text_of(item['default'])}{_choices(item)}: {item['about']}" for item in value]
+    return [", ".join(value)] if max(map(len, value)) < INDENT else value
+
+
+def _choices(option: Entry) -> str:
+    return f" ({', '.join(option['choices'])})" if option.get("choices") else ""
 
 
 def one_entry(kind: str, name: str) -> Entry:
@@ -153,79 +149,6 @@ def one_entry(kind: str, name: str) -> Entry:
     if name not in entries:
         raise ConfigError(f"list {kind}: " + unknown(kind.removesuffix("s"), name, entries))
     return entries[name]
-
-
-def _may_mean(name: str, entry: Entry) -> bool:
-    """Whether a word of an entry's name or description begins with a name."""
-    letters = re.sub(r"[\W_]", "", name.lower())
-    stem = re.sub("(norm|ln)$", "", letters)
-    description = " ".join(entry.get(key) or "" for key in ("note", "source", "about"))
-    # Two letters match too many entries.
-    return len(stem) > 2 and (_has_word(entry["name"], stem) or _has_word(description, letters))
-
-
-def _has_word(text: str, letters: str) -> bool:
-    """Whether a word of a text begins with these letters, as in `Post-Norm` and `post_norm`."""
-    return re.search(r"(?<![^\W_])" + r"[\W_]*".join(letters), text.lower()) is not None
-
-
-def _with_texts(kind: str, entry: Entry) -> Entry:
-    """Return the entry with its structured values as text."""
-    texts = dict(entry)
-    if kind == "norms":
-        texts["causal"] = "in training and evaluation" if entry["causal"] else "not in training: it uses later tokens"
-        texts["verified_by"] = f"{entry['verified_by']} ({entry['reference_kind']})" if "verified_by" in entry else ""
-    if kind == "placements":
-        texts["parameters"] = f"{entry['parameters']}, apart from matrices and norms"
-        for has_norm, key in (("embedding_norm", "embedding_formula"), ("final_norm", "head_formula")):
-            texts.setdefault(key, "x = N(x)" if entry.get(has_norm) else "")
-    for key in ("invariant_to", "placements", "wrong_for"):
-        texts[key] = ", ".join(entry.get(key) or ())
-    for key in ("initial_values", "unit_length"):
-        texts[key] = "; ".join(f"{name}: {value}" for name, value in (entry.get(key) or {}).items())
-    texts["sets"] = ", ".join(f"{option}={value}" for option, value in (entry.get("sets") or {}).items())
-    return texts
-
-
-def _lines(entry: Entry, width: int) -> Iterator[str]:
-    yield entry["name"]
-    for key, heading in HEADINGS.items():
-        if text := entry.get(key):
-            yield from _fold(f"  {heading:{INDENT - 2}}{text}", width, INDENT)
-        if key == "formula":
-            for name, formula in (entry.get("formulas") or {}).items():
-                yield from _fold(f"{'':{INDENT}}{name}: {formula}", width, INDENT + 2)
-    for rule, reason in (entry.get("incompatible_inits") or {}).items():
-        rule_text = "another rule" if rule == "other" else f"init={rule}"
-        yield from _fold(f"  {'not with':{INDENT - 2}}{rule_text}: {reason}", width, INDENT)
-    if text := entry.get("documentation") or entry.get("about"):
-        yield ""
-        yield from _paragraphs(text, width)
-    if entry.get("options"):
-        yield "\n  options"
-        for option in entry["options"]:
-            yield from _fold(f"    {_option_text(option)}", width, 6)
-    if entry.get("pitfalls"):
-        yield "\n  pitfalls"
-        for pitfall in entry["pitfalls"]:
-            yield from _fold(f"    - {pitfall}", width, 6)
-
-
-def _paragraphs(text: str, width: int) -> Iterator[str]:
-    """Fold each paragraph and each list item of a documentation to the width."""
-    joined: list[str] = []
-    for line in text.splitlines():
-        if joined and joined[-1] and line.strip() and not line.startswith("- "):
-            joined[-1] += " " + line.strip()
-        else:
-            joined.append(line.strip())
-    for paragraph in joined:
-        yield from _fold(f"  {paragraph}", width, 4 if paragraph.startswith("- ") else 2) or [""]
-
-
-def _option_text(option: Entry) -> str:
-    choices = f" ({', '.join(option['choices'])})" if option.get("choices") else ""
-    return f"{option['option']}={_text_of(option['default'])}{choices}: {option['about']}"
 
 
 def _text_of(value: Any) -> str:

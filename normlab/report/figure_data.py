@@ -1,13 +1,16 @@
-"""The data of the figures of a sweep, which `figure_draw` and the page draw without computing anything.
+"""The description of the figures of a sweep: panels, axes, ticks, lines, points, texts and colours.
 
-Every point is a cell: loss and interval are those of `summarize`. A diverged run has no finite loss; a point with
-diverged runs shows their number in place of a mean.
+`figure_draw` (matplotlib) and the page (`chart.js`) draw it and compute nothing. Every point is a cell: loss and
+interval are those of `summarize`. A diverged run has no finite loss; a point with diverged runs shows their number in
+place of a mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from normlab.analysis.cells import BAD_OUTCOMES, GRID_OF_DECAYS, Cell
 from normlab.analysis.factor_tests import LOGARITHMIC
@@ -16,24 +19,32 @@ from normlab.analysis.results import RunResult
 from normlab.analysis.settings import format_setting
 from normlab.analysis.table import CellsTable
 from normlab.errors import ConfigError, NormlabError, unknown, warn
-from normlab.report.channels import MAX_PANELS, Channels, choose_channels
-from normlab.report.figure_points import (
-    MOMENTS,
-    SERIES,
-    Point,
-    Statistic,
-    loss_point,
-    mean_curve,
-    median_profile,
-    read_curves,
-    read_profiles,
-)
+from normlab.report.channels import MAX_PANELS, Channels, choose_channels, mix
+from normlab.report.figure_points import MOMENTS, SERIES, Point, ReadCache, loss_point, mean_curve, median_profile
 from normlab.stats.registry import STATISTICS
 from normlab.store.format import DIVERGED
 from normlab.store.outcome import REGRESSED, STUCK
-from normlab.store.parts import Setting
+from normlab.store.record import Setting
 
-LOSS_AXIS = SERIES["val_loss"]
+LOGARITHMIC_FROM = 30
+"""The ratio of the largest and the smallest value from which an axis may be logarithmic."""
+ROOM = 0.08
+"""Room beyond the values, as a share of their range."""
+TICKS = 6
+"""Most steps between the ticks of an axis of numbers."""
+_HEAT = ("#002051", "#3c4d6e", "#7f7c75", "#bbaf71", "#fdea45")
+"""The colours of a heat map, from low to high: cividis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The range of an axis, with the positions and the texts of its ticks."""
+
+    name: str
+    low: float
+    high: float
+    ticks: Sequence[tuple[float, str]]
+    is_log: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +54,21 @@ class Line:
     label: str
     color: str
     style: str
-    points: tuple[Point, ...]
+    points: Sequence[Point]
+    crosses: Sequence[float] = ()
+    """The steps at which a seed diverged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a heat map."""
+
+    point: Point
+    text: str
+    color: str
+    """The ground of the field; empty for one with diverged seeds, or with stuck ones among others."""
+    ink: str
+    """The colour of the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +76,9 @@ class Panel:
     """One panel of a figure."""
 
     title: str
-    lines: tuple[Line, ...] = ()
-    grid: Mapping[tuple[int, int], Point] = field(default_factory=dict)
-    """The points of a heat map, by column and row."""
+    lines: Sequence[Line] = ()
+    grid: Mapping[tuple[int, int], Field] = field(default_factory=dict)
+    """The fields of a heat map, by column and row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,42 +86,78 @@ class Figure:
     """A figure: panels that share their axes."""
 
     kind: str
-    x_name: str
-    y_name: str
-    panels: tuple[Panel, ...]
+    x: Axis
+    y: Axis
+    panels: Sequence[Panel]
     caption: str
-    is_log_x: bool = False
-    x_ticks: tuple[tuple[float, str], ...] = ()
-    """Positions and texts of the ticks; empty for those of the library."""
-    y_ticks: tuple[tuple[float, str], ...] = ()
     is_connected: bool = True
-    may_be_log: bool = False
-    """Whether the y axis is logarithmic if the values are positive and differ by more than a factor of 30."""
+    """Whether lines connect the points."""
+    is_band: bool = False
+    """Whether low and high are the range of the seeds, drawn as a band."""
+
+
+class Layout:
+    """The cells of a figure in panels and lines.
+
+    Args:
+        cells: The cells.
+        channels: The channels of the figure.
+    """
+
+    def __init__(self, cells: Sequence[Cell], channels: Channels) -> None:
+        self.cells, self.channels = cells, channels
+        order = {factor.option: list(factor.levels) for factor in channels.panel}
+        self.panels: dict[str, list[Cell]] = {}
+        """The cells of each panel, by its title, in the order of the panel factors' levels."""
+        for cell in sorted(cells, key=lambda cell: [levels.index(cell.levels[o]) for o, levels in order.items()]):
+            self.panels.setdefault(channels.panel_label(cell.levels), []).append(cell)
+        self.lines = {title: self._lines(members) for title, members in self.panels.items()}
+        """The lines of each panel without points, each with its cells."""
+
+    def _lines(self, cells: Sequence[Cell]) -> list[tuple[Line, list[Cell]]]:
+        channels, lines = self.channels, []
+        for color, color_text in channels.colors().items():
+            for style, style_text in channels.styles().items():
+                pairs = [pair for pair in ((channels.color, color), (channels.style, style)) if pair[0]]
+                members = [cell for cell in cells if all(_level(factor, cell) == level for factor, level in pairs)]
+                label = ", ".join(level_label(factor.option, level) for factor, level in pairs if factor)
+                if members:
+                    lines.append((Line(label, color_text, style_text, ()), members))
+        return lines
+
+    def draw(
+        self,
+        points: Callable[[Sequence[Cell]], Sequence[Point]],
+        crosses: Callable[[Cell], Iterable[float]] | None = None,
+    ) -> list[Panel]:
+        """Return the panels with the points of the cells of each line, without lines that have none."""
+        panels = []
+        for title, lines in self.lines.items():
+            drawn = []
+            for line, cells in lines:
+                if found := points(cells):
+                    steps = [step for cell in cells for step in crosses(cell)] if crosses else ()
+                    drawn.append(Line(line.label, line.color, line.style, found, steps))
+            panels.append(Panel(title, drawn))
+        return panels
+
+
+def _level(factor: Factor | None, cell: Cell) -> Setting:
+    return cell.levels.get(factor.option) if factor else None
 
 
 def make_figure(
-    kind: str,
-    table: CellsTable,
-    *,
-    x: str | None = None,
-    color: str | None = None,
-    style: str | None = None,
-    panel: Sequence[str] | None = None,
-    statistic: str | None = None,
-    moment: str = "last",
+    kind: str, table: CellsTable, *, statistic: str | None = None, moment: str = "last", **channels: Any
 ) -> Figure:
-    """Return the data of a figure.
+    """Return the description of a figure.
 
     Args:
         kind: One of `KINDS`.
         table: The cells.
-        x: The option on the x axis (factor), or of the columns (matrix).
-        color: The option with the colours, or of the rows (matrix).
-        style: The option with the line styles.
-        panel: The options with one panel for each combination of levels.
         statistic: For `layers` a statistic, such as `resid_rms` (the default) or `norm_in_rms attn.in`, which names a
             site too; for `loss` one of `SERIES`, by default `val_loss`.
         moment: The step of `layers`, one of `MOMENTS`.
+        channels: Options of `choose_channels`. A matrix has `x` in its columns and `color` in its rows.
 
     Raises:
         ConfigError: The kind, the statistic, the moment or an option is unknown, or a factor is left without a channel.
@@ -104,66 +165,144 @@ def make_figure(
     """
     if kind not in KINDS:
         raise ConfigError(f"figure {kind}: " + unknown("figure", kind, KINDS))
-    cells = [cell for cell in table.cells if cell.losses or kind in ("loss", "layers")]
-    if not cells:
-        raise NormlabError(f"figure {kind}: no selected run has a final loss yet")
-    runs = [run.record for cell in cells for run in cell.runs]
-    has_x = kind in ("factor", "matrix")
-    channels = choose_channels(table.factors, runs, has_x=has_x, x=x, color=color, style=style, panel=panel)
-    if kind == "loss":
-        figure = _losses(cells, channels, statistic or "val_loss")
-    elif kind == "layers":
-        figure = _layers(cells, channels, statistic or "resid_rms", moment)
-    else:
-        figure = {"factor": _factor, "lr": _learning_rates, "matrix": _matrix}[kind](cells, channels)
+    if channels.get("x") is not None and kind not in WITH_FACTOR:
+        raise ConfigError(f"--x {channels['x']}: this figure has its own x axis; use --color, --style or --panel")
+    runs = [run.record for cell in table.cells for run in cell.runs]
+    layout = layout_of(kind, table.cells, choose_channels(table.factors, runs, **channels))
+    cache = ReadCache()
+    figure = describe(kind, layout, cache, statistic, moment)
+    for problem in dict.fromkeys(line for lines in cache.problems.values() for line in lines):
+        warn(problem)
     if len(figure.panels) > MAX_PANELS:
         raise ConfigError(
             f"figure {kind}: {len(figure.panels)} panels, at most {MAX_PANELS}; select runs with --where, or move "
-            f"{', '.join(factor.option for factor in channels.panel)} to --color or --style"
+            f"{', '.join(factor.option for factor in layout.channels.panel)} to --color or --style"
         )
     return figure
 
 
-def _level(factor: Factor | None, cell: Cell) -> Setting:
-    return cell.levels.get(factor.option) if factor else None
+def layout_of(kind: str, cells: Sequence[Cell], channels: Channels) -> Layout:
+    """Return the cells that a kind of figure shows, in panels and lines.
+
+    Raises:
+        NormlabError: No cell has a final loss, and the figure shows final losses.
+    """
+    shown = [cell for cell in cells if cell.losses or kind in WITH_RANGE]
+    if not shown:
+        raise NormlabError(f"figure {kind}: no selected run has a final loss yet")
+    return Layout(shown, channels if kind in WITH_FACTOR else channels.without_x())
 
 
-def _panels(cells: Sequence[Cell], channels: Channels) -> dict[str, list[Cell]]:
-    """Return the cells of each panel, by its title, in the order of the panel factors' levels."""
-    titles: dict[str, list[Cell]] = {}
-    order = {factor.option: list(factor.levels) for factor in channels.panel}
-    for cell in sorted(cells, key=lambda cell: [levels.index(cell.levels[o]) for o, levels in order.items()]):
-        titles.setdefault(channels.panel_label(cell.levels), []).append(cell)
-    return titles
+def describe(kind: str, layout: Layout, cache: ReadCache, statistic: str | None = None, moment: str = "last") -> Figure:
+    """Return the description of a figure; arguments and errors as for `make_figure`."""
+    if kind == "loss":
+        return _losses(layout, cache, statistic or "val_loss")
+    if kind == "layers":
+        return _layers(layout, cache, statistic or "resid_rms", moment)
+    return {"factor": _factor, "lr": _learning_rates, "matrix": _matrix}[kind](layout)
 
 
-def _line_panels(
-    cells: Sequence[Cell], channels: Channels, points: Callable[[Sequence[Cell]], Sequence[Point]]
-) -> tuple[Panel, ...]:
-    """Return the panels of a line plot; `points` returns the points of the cells of one line."""
-    panels = _panels(cells, channels).items()
-    return tuple(Panel(title, tuple(_lines(members, channels, points))) for title, members in panels)
+# Axes
 
 
-def _lines(
-    cells: Sequence[Cell], channels: Channels, points: Callable[[Sequence[Cell]], Sequence[Point]]
-) -> Iterator[Line]:
-    """Yield a line for each combination of colour and style among the cells of a panel."""
-    colors, styles = channels.colors(), channels.styles()
-    for color, color_text in colors.items():
-        for style, style_text in styles.items():
-            members = [
-                cell
-                for cell in cells
-                if _level(channels.color, cell) == color and _level(channels.style, cell) == style
-            ]
-            if members and (drawn := tuple(points(members))):
-                parts = [
-                    level_label(factor.option, level)
-                    for factor, level in ((channels.color, color), (channels.style, style))
-                    if factor
-                ]
-                yield Line(", ".join(parts), color_text, style_text, drawn)
+def short_number(value: float) -> str:
+    """Return a number in few characters: 1.25, 12k, 3M, 1e-5."""
+    size = abs(value)
+    if 1e4 <= size < 1e12:
+        unit, letter = (1e9, "G") if size >= 1e9 else (1e6, "M") if size >= 1e6 else (1e3, "k")
+        return f"{float(f'{value / unit:.3g}'):g}{letter}"
+    return f"{value:.6g}".replace("e-0", "e-").replace("e+", "e")
+
+
+def number_ticks(low: float, high: float, *, is_log: bool = False) -> list[tuple[float, str]]:
+    """Return the round numbers of a range, about `TICKS`, with their texts."""
+    ticks: list[float] = []
+    if is_log:
+        decades = math.log10(high / low)
+        factors = (1,) if decades > 3 else (1, 3) if decades > 1.2 else (1, 2, 3, 5, 7)
+        powers = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
+        ticks = [float(f"{factor * 10.0**power:.12g}") for power in powers for factor in factors]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        ticks = ticks[:: math.ceil(len(ticks) / TICKS) or 1]
+    if len(ticks) < 2:
+        size = 10.0 ** math.floor(math.log10((high - low) / TICKS))
+        step = next(factor * size for factor in (1, 2, 5, 10) if (high - low) / (factor * size) <= TICKS)
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        ticks = [float(f"{index * step:.12g}") for index in range(first, last + 1)]
+    return [(tick, short_number(tick)) for tick in ticks]
+
+
+def _value_axis(name: str, panels: Sequence[Panel], *, may_be_log: bool = False, skip: float = 0.0) -> Axis:
+    """Return the vertical axis: all values, and intervals up to the range of the values beyond them.
+
+    Args:
+        name: The name of the axis.
+        panels: The panels.
+        may_be_log: Whether the axis is logarithmic if the values are positive and differ by `LOGARITHMIC_FROM`.
+        skip: The share of the x axis at its beginning in which values may lie above the range.
+    """
+    points = [point for panel in panels for line in panel.lines for point in line.points]
+    first = skip * max((point.x for point in points), default=0.0)
+    later = [point for point in points if point.x >= first] if skip else points
+    points = _without_stuck(later if len({point.x for point in later}) > 2 else points)
+    ends = _finite(end for point in points for end in (point.low, point.high))
+    values = _finite(value for point in points for value in (point.y, *point.seeds))
+    if not values:
+        return Axis(name, 0.0, 1.0, number_ticks(0.0, 1.0))
+    low, high = min(values), max(values)
+    if may_be_log and low > 0 and high / low > LOGARITHMIC_FROM:
+        low, high = low / 1.3, high * 1.3
+        return Axis(name, low, high, number_ticks(low, high, is_log=True), is_log=True)
+    beyond = (high - low) or 0.1 * abs(high) or 1.0
+    low, high = max(low - beyond, min([low, *ends])), min(high + beyond, max([high, *ends]))
+    room = ROOM * (high - low or beyond)
+    return Axis(name, low - room, high + room, number_ticks(low - room, high + room))
+
+
+def _without_stuck(points: Sequence[Point]) -> Sequence[Point]:
+    """Return the points without those with stuck runs if these stretch the axis to more than twice its length."""
+    others = [point for point in points if not point.stuck]
+    spans = []
+    for each in (points, others):
+        values = _finite(value for point in each for value in (point.y, *point.seeds))
+        spans.append(max(values) - min(values) if values else 0.0)
+    return others if spans[0] > 2 * spans[1] > 0 else points
+
+
+def _finite(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def _number_axis(name: str, panels: Sequence[Panel]) -> Axis:
+    """Return the horizontal axis of steps or layers."""
+    lines = [line for panel in panels for line in panel.lines]
+    values = [value for line in lines for value in (*(point.x for point in line.points), *line.crosses)] or [0.0]
+    low, high = min(values), max(max(values), min(values) + 1)
+    return Axis(name, low, high, [tick for tick in number_ticks(low, high) if tick[0].is_integer()])
+
+
+def _tick_axis(name: str, ticks: Sequence[tuple[float, str]], *, is_log: bool, is_connected: bool) -> Axis:
+    """Return the horizontal axis of some levels, with room beyond the outer ones."""
+    low, high = ticks[0][0], ticks[-1][0]
+    if is_log:
+        factor = (high / low) ** ROOM if high > low else 2.0
+        return Axis(name, low / factor, high * factor, ticks, is_log=True)
+    room = (ROOM * (high - low) or 1.0) if is_connected else 0.5
+    return Axis(name, low - room, high + room, ticks)
+
+
+def factor_axis(factor: Factor) -> tuple[dict[Setting, float], bool]:
+    """Return the positions of a factor's levels, and whether the axis is logarithmic.
+
+    The positions are the levels themselves if they are numbers that a float can distinguish, else 0, 1, 2, ...
+    """
+    positions: dict[Setting, float] = {x: float(x) for x in factor.levels if isinstance(x, int | float)}
+    if not factor.is_numeric or len(set(positions.values())) < len(positions):
+        return {level: float(index) for index, level in enumerate(factor.levels)}, False
+    return positions, factor.option in LOGARITHMIC and all(x > 0 for x in positions.values())
+
+
+# Captions
 
 
 def _at_best(cells: Sequence[Cell]) -> str:
@@ -188,128 +327,97 @@ def _loss_caption(what: str, cells: Sequence[Cell], figure_runs: Callable[[Cell]
     return f"{caption} Of {len(runs)} runs, {bad}." if bad else caption
 
 
-@dataclass(frozen=True, slots=True)
-class FactorAxis:
-    """The positions of a factor's levels on an axis."""
-
-    positions: Mapping[Setting, float]
-    """The levels themselves if they are numbers that a float can distinguish, else 0, 1, 2, ..."""
-    is_log: bool
+# Kinds of figures
 
 
-def factor_axis(factor: Factor) -> FactorAxis:
-    """Return the positions of a factor's levels; the axis is logarithmic for a depth, a rate, a width or a batch."""
-    positions: dict[Setting, float] = {x: float(x) for x in factor.levels if isinstance(x, int | float)}
-    if not factor.is_numeric or len(set(positions.values())) < len(positions):
-        return FactorAxis({level: float(index) for index, level in enumerate(factor.levels)}, is_log=False)
-    is_log = factor.option in LOGARITHMIC and all(x > 0 for x in positions.values())
-    return FactorAxis(positions, is_log)
-
-
-def _factor(cells: Sequence[Cell], channels: Channels) -> Figure:
-    factor = channels.x
+def _factor(layout: Layout) -> Figure:
+    factor = layout.channels.x
     if factor is None:
         raise NormlabError("figure factor: the selected runs do not differ in any option; use figure loss or lr")
-    axis = factor_axis(factor)
+    positions, is_log = factor_axis(factor)
 
     def points(members: Sequence[Cell]) -> list[Point]:
-        drawn = (loss_point(cell, cell.best_lr, axis.positions[_level(factor, cell)]) for cell in members)
+        drawn = (loss_point(cell, cell.best_lr, positions[_level(factor, cell)]) for cell in members)
         return sorted(drawn, key=lambda point: point.x)
 
+    panels = layout.draw(points)
+    ticks = [(x, level_title(factor.option, level)) for level, x in positions.items()]
     return Figure(
         "factor",
-        factor.name,
-        LOSS_AXIS,
-        _line_panels(cells, channels, points),
-        _loss_caption(f", {_at_best(cells)}", cells, lambda cell: cell.runs_at(cell.best_lr)),
-        is_log_x=axis.is_log,
-        x_ticks=tuple((x, level_title(factor.option, level)) for level, x in axis.positions.items()),
+        _tick_axis(factor.name, ticks, is_log=is_log, is_connected=factor.is_numeric),
+        _value_axis(SERIES["val_loss"], panels),
+        panels,
+        _loss_caption(f", {_at_best(layout.cells)}", layout.cells, lambda cell: cell.runs_at(cell.best_lr)),
         is_connected=factor.is_numeric,
     )
 
 
-def _learning_rates(cells: Sequence[Cell], channels: Channels) -> Figure:
-    def points(members: Sequence[Cell]) -> list[Point]:
-        return [loss_point(cell, lr, lr) for cell in members for lr in cell.losses]
-
+def _learning_rates(layout: Layout) -> Figure:
+    cells = layout.cells
+    panels = layout.draw(lambda members: [loss_point(cell, lr, lr) for cell in members for lr in cell.losses])
     rates = sorted({lr for cell in cells for lr in cell.losses})
     caption = _loss_caption(" at each learning rate", cells, lambda cell: [run for run in cell.runs if run.has_loss])
     if any(cell.varies_decay for cell in cells):
         caption += f" Note: {GRID_OF_DECAYS}."
-    return Figure(
-        "lr",
-        "learning rate",
-        LOSS_AXIS,
-        _line_panels(cells, channels, points),
-        caption,
-        is_log_x=all(rate > 0 for rate in rates),
-        x_ticks=tuple((rate, format_setting(rate)) for rate in rates),
-    )
+    ticks = [(rate, format_setting(rate)) for rate in rates]
+    x = _tick_axis("learning rate", ticks, is_log=all(rate > 0 for rate in rates), is_connected=True)
+    return Figure("lr", x, _value_axis(SERIES["val_loss"], panels), panels, caption)
 
 
-def _losses(cells: Sequence[Cell], channels: Channels, series: str) -> Figure:
+def _losses(layout: Layout, cache: ReadCache, series: str) -> Figure:
     if series not in SERIES:
         raise ConfigError(f"--statistic {series}: " + unknown("curve", series, SERIES))
 
     def points(members: Sequence[Cell]) -> list[Point]:
-        runs = [run for cell in members for run in cell.runs_at_best]
-        problems: list[str] = []
-        curves = [read_curves(run.record, problems)[series] for run in runs]
-        _warn_once(problems)
-        return mean_curve(curves)
+        return mean_curve([cache.curves(run.record)[series] for cell in members for run in cell.runs_at_best])
 
-    name, panels = SERIES[series].partition(",")[0], _line_panels(cells, channels, points)
+    def crosses(cell: Cell) -> list[float]:
+        divergences = [run.record.status.diverged for run in cell.runs_at(cell.best_lr)]
+        return [each.step for each in divergences if each is not None]
+
+    name, panels = SERIES[series].partition(",")[0], layout.draw(points, crosses)
     if not any(panel.lines for panel in panels):
         raise NormlabError(f"figure loss: no selected run has recorded the {name}; choose another --statistic")
-    return Figure(
-        "loss",
-        "step",
-        SERIES[series],
-        panels,
-        f"{name.capitalize()} during training, {_at_best(cells)}: mean and range of the seeds.",
-        may_be_log=series == "grad_norm",
-    )
+    caption = f"{name.capitalize()} during training, {_at_best(layout.cells)}: mean and range of the seeds."
+    return curve_figure(series, panels, caption)
 
 
-def _layers(cells: Sequence[Cell], channels: Channels, statistic: str, moment: str) -> Figure:
+def curve_figure(series: str, panels: Sequence[Panel], caption: str) -> Figure:
+    """Return a figure of one of `SERIES` over steps; the axis fits the values after the first tenth of the steps."""
+    y = _value_axis(SERIES[series], panels, may_be_log=series == "grad_norm", skip=0.1)
+    return Figure("loss", _number_axis("step", panels), y, panels, caption, is_band=True)
+
+
+def _layers(layout: Layout, cache: ReadCache, statistic: str, moment: str) -> Figure:
     if moment not in MOMENTS:
         raise ConfigError(f"--at {moment}: " + unknown("moment", moment, MOMENTS))
     name, _, site = statistic.partition(" ")
 
-    known: set[Statistic] = set()
-
     def points(members: Sequence[Cell]) -> list[Point]:
-        runs = [run for cell in members for run in cell.runs_at_best]
-        problems: list[str] = []
-        profiles = [read_profiles(run.record, problems) for run in runs]
-        _warn_once(problems)
-        keys = list(dict.fromkeys(key for each in profiles for key in each))
-        known.update(keys)
-        key = next((key for key in keys if key[0] == name and site in ("", key[1])), None)
-        return median_profile([each[key] for each in profiles if key in each], moment) if key else []
+        profiles = [cache.profiles(run.record) for cell in members for run in cell.runs_at_best]
+        sites = [site] if site else [key[1] for each in profiles for key in each if key[0] == name]
+        found = [each[name, sites[0]] for each in profiles if (name, sites[0]) in each] if sites else []
+        return median_profile(found, moment)
 
-    panels = _line_panels(cells, channels, points)
+    panels = layout.draw(points)
     if not any(panel.lines for panel in panels):
-        raise ConfigError(_no_profile(name, site, known))
+        raise ConfigError(_no_profile(name, site, layout, cache))
     unit = STATISTICS[name].unit
     return Figure(
         "layers",
-        "layer",
-        statistic if unit == "1" else f"{statistic}, {unit}",
+        _number_axis("layer", panels),
+        _value_axis(statistic if unit == "1" else f"{statistic}, {unit}", panels, may_be_log=True),
         panels,
-        f"{statistic} of each layer at the {MOMENTS[moment]}, {_at_best(cells)}: median and range of the seeds. Layer "
-        "0 is the embeddings, the last one the LM head.",
-        may_be_log=True,
+        f"{statistic} of each layer at the {MOMENTS[moment]}, {_at_best(layout.cells)}: median and range of the seeds. "
+        "Layer 0 is the embeddings, the last one the LM head.",
+        is_band=True,
     )
 
 
-def _warn_once(problems: Sequence[str]) -> None:
-    for problem in dict.fromkeys(problems):
-        warn(problem)
-
-
-def _no_profile(name: str, site: str, known: set[Statistic]) -> str:
+def _no_profile(name: str, site: str, layout: Layout, cache: ReadCache) -> str:
     """Return why a statistic has no profile over layers."""
+    runs = [run.record for cell in layout.cells for run in cell.runs_at_best]
+    known = {key for run in runs for key in cache.profiles(run)}
     if sites := sorted(each for key, each in known if key == name):
         return f"--statistic {name} {site}: " + unknown("site", site, sites)
     if name in STATISTICS and not known:
@@ -317,33 +425,47 @@ def _no_profile(name: str, site: str, known: set[Statistic]) -> str:
     return f"--statistic {name}: " + unknown("statistic by layer", name, sorted({each for each, _ in known}))
 
 
-def _matrix(cells: Sequence[Cell], channels: Channels) -> Figure:
-    columns, rows = channels.x, channels.color
+def _matrix(layout: Layout) -> Figure:
+    columns, rows = layout.channels.x, layout.channels.color
     if columns is None or rows is None or columns is rows:
         raise NormlabError("figure matrix: needs two factors; use figure factor for one")
+    points = {
+        cell.key: loss_point(cell, cell.best_lr, columns.levels.index(_level(columns, cell))) for cell in layout.cells
+    }
+    trained = [point.y for point in points.values() if point.y is not None and not point.stuck]
+    values = trained if len(trained) > 1 else _finite(point.y for point in points.values())
     panels = []
-    for title, members in _panels(cells, channels).items():
-        grid = {}
-        for cell in members:
-            at = columns.levels.index(_level(columns, cell)), rows.levels.index(_level(rows, cell))
-            grid[at] = loss_point(cell, cell.best_lr, at[0])
-        panels.append(Panel(title, grid=grid))
+    for title, members in layout.panels.items():
+        at = {(points[cell.key].x, rows.levels.index(_level(rows, cell))): points[cell.key] for cell in members}
+        panels.append(Panel(title, grid={(int(x), y): _field(point, values) for (x, y), point in at.items()}))
 
-    def ticks(factor: Factor) -> tuple[tuple[float, str], ...]:
-        return tuple((float(index), level_title(factor.option, level)) for index, level in enumerate(factor.levels))
+    def axis(factor: Factor) -> Axis:
+        ticks = [(float(index), level_title(factor.option, level)) for index, level in enumerate(factor.levels)]
+        return _tick_axis(factor.name, ticks, is_log=False, is_connected=False)
 
-    return Figure(
-        "matrix",
-        columns.name,
-        rows.name,
-        tuple(panels),
-        f"Final validation loss, nats/token, {_at_best(cells)}: mean over seeds; k/n: k of n seeds "
-        "diverged; o: with stuck or regressed runs.",
-        x_ticks=ticks(columns),
-        y_ticks=ticks(rows),
-        is_connected=False,
+    caption = (
+        f"Final validation loss, nats/token, {_at_best(layout.cells)}: mean over seeds; k/n: k of n seeds diverged; "
+        "o: with stuck or regressed runs."
     )
+    return Figure("matrix", axis(columns), axis(rows), panels, caption, is_connected=False)
+
+
+def _field(point: Point, values: Sequence[float]) -> Field:
+    """Return a field of a heat map whose colours range over some values."""
+    if point.y is None:
+        return Field(point, f"{point.diverged}/{point.n}", "", "")
+    text = f"{point.y:.3f}{' o' if point.stuck else ''}"
+    low, high = min(values), max(values)
+    if not low <= point.y <= high:
+        return Field(point, text, "", "")
+    color = mix(_HEAT, (point.y - low) / (high - low or 1.0))
+    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+    return Field(point, text, color, "#000000" if 0.3 * red + 0.59 * green + 0.11 * blue > 115 else "#ffffff")
 
 
 KINDS = ("loss", "lr", "factor", "layers", "matrix")
 """The figures."""
+WITH_FACTOR = ("factor", "matrix")
+"""The figures with a factor on x."""
+WITH_RANGE = ("loss", "layers")
+"""The figures with the range of the seeds, which runs without a final loss have too."""

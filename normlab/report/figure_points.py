@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from normlab.report.runs_table import unreadable_lines_note
 from normlab.store.added import AddedRows
 from normlab.store.format import RUNNING
 from normlab.store.outcome import REGRESSED, STUCK
-from normlab.store.record import RunRecord
+from normlab.store.record import RunEntry, RunRecord
 from normlab.store.series import evaluations_of, series_of
 
 SERIES = {
@@ -38,13 +38,12 @@ MOMENTS = {"first": "first measured step", "warmup": "first one after warm-up", 
 """The steps at which profiles over layers are shown."""
 MAX_POINTS = 160
 """Most points of a curve."""
-MAX_STEP = 2**53
-"""Larger steps, in a damaged record, are left out."""
 MAX_DEPTH = 10_000
 """Most blocks of a model; a record of more is damaged and is left out."""
 
 Statistic = tuple[str, str]
 """The name and the site of a statistic."""
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +68,60 @@ def loss_point(cell: Cell, lr: float | None, x: float) -> Point:
     """Return the final loss of a cell at a learning rate."""
     final = cell.final_at(lr)
     interval = final.interval
+    shown = interval if interval and interval.design.n > 2 else None
     return Point(
         x=x,
         y=interval.estimate if interval and not final.diverged else None,
-        low=interval.low if interval and interval.design.n > 2 else None,
-        high=interval.high if interval and interval.design.n > 2 else None,
+        low=shown.low if shown else None,
+        high=shown.high if shown else None,
         seeds=tuple(sorted(final.finite)),
         diverged=final.diverged,
         n=len(final.losses),
         stuck=sum(run.state in (STUCK, REGRESSED) for run in cell.runs_at(lr)),
     )
+
+
+class ReadCache:
+    """Reads the records of runs, keeps what it has read until their files change, and collects their problems."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Callable[..., Any], Path], tuple[object, Any, list[str]]] = {}
+        self._curves = CurveReader()
+        self.start_page()
+
+    def start_page(self) -> None:
+        """Forget the problems, and look at the files of a run again when it is read next."""
+        self._page: dict[tuple[Callable[..., Any], Path], Any] = {}
+        self.problems: dict[str, list[str]] = {}
+        """What is wrong with each run, by its id."""
+
+    def curves(self, record: RunRecord) -> dict[str, Curve]:
+        """Return the curves of a run, as `read_curves` does."""
+        return self._once(self._curves.read, record)
+
+    def profiles(self, record: RunRecord) -> dict[Statistic, Profile]:
+        """Return the profiles of a run, as `read_profiles` does."""
+        return self._once(read_profiles, record)
+
+    def _once(self, read: Callable[[RunRecord, list[str]], Value], record: RunRecord) -> Value:
+        key = read, record.folder.path
+        if key not in self._page:
+            self._page[key] = self.read(read, record, self.problems_of(record))
+        return self._page[key]
+
+    def problems_of(self, record: RunEntry) -> list[str]:
+        """Return the list of the problems of a run."""
+        return self.problems.setdefault(record.run_id, [])
+
+    def read(self, read: Callable[[Any, list[str]], Value], record: RunEntry, problems: list[str]) -> Value:
+        """Return `read(record, problems)`, or the value and the problems of the call with the same files."""
+        key, stamp = (read, record.folder.path), record.folder.stamp()  # taken first: a later change is read next time
+        if key not in self._kept or self._kept[key][0] != stamp:
+            found: list[str] = []
+            self._kept[key] = (stamp, read(record, found), found)
+        _, value, found = self._kept[key]
+        problems += found
+        return value
 
 
 # Curves over training
@@ -139,14 +182,12 @@ class CurveReader:
 
 
 def _curves_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
-    trained = series_of([row for row in rows if row.get("kind") == "train"])
-    measured = [each for each in evaluations_of(rows) if 0 <= each.step <= MAX_STEP]
-    steps = trained["step"]
-    valid = (steps >= 0) & (steps <= MAX_STEP)
+    trained = series_of([row for row in rows if row["kind"] == "train"])
+    measured = evaluations_of(rows)
     return {
         "val_loss": Curve(np.array([e.step for e in measured], float), np.array([e.loss for e in measured], float)),
-        "train_loss": Curve(steps[valid], trained["loss"][valid]),
-        "grad_norm": Curve(steps[valid], trained["grad_norm"][valid]),
+        "train_loss": Curve(trained["step"], trained["loss"]),
+        "grad_norm": Curve(trained["step"], trained["grad_norm"]),
     }
 
 
@@ -201,7 +242,7 @@ def read_profiles(record: RunRecord, problems: list[str]) -> dict[Statistic, Pro
     except StoreError as error:
         problems.append(str(error))
         parts = []
-    warmup = record.config.optim.warmup_steps
+    warmup = record.config.optim.warmup_steps or 0
     return {
         (name, each.site): _profile(each, warmup)
         for name, each in (histories(parts) if parts else ())
@@ -209,9 +250,9 @@ def read_profiles(record: RunRecord, problems: list[str]) -> dict[Statistic, Pro
     }
 
 
-def _profile(history: History, warmup: float | None) -> Profile:
+def _profile(history: History, warmup: int) -> Profile:
     at = {"first": 0, "last": -1}
-    if warmup is not None and history.steps[-1] >= warmup:
+    if history.steps[-1] >= warmup:
         at["warmup"] = int(np.searchsorted(history.steps, warmup))
     return {
         moment: {layer: float(history.values[at[moment], layer]) for layer in history.layers}

@@ -57,7 +57,7 @@ def read_statistics(folder: RunFolder, problems: list[str]) -> list[Profiles]:
         NothingMeasured: Statistics are off, or no step has been measured yet.
         StoreError: The statistics are missing or cannot be read.
     """
-    run = RunRecord.read(folder)  # read first, so that the arrays are at least as new as the status
+    run = RunRecord.load(folder)  # read first, so that the arrays are at least as new as the status
     arrays, unreadable = folder.statistics, list[str]()
     stored_parts = list(arrays.parts(unreadable))
     if run.state != RUNNING:  # a running process may be in the middle of a row
@@ -70,16 +70,12 @@ def read_statistics(folder: RunFolder, problems: list[str]) -> list[Profiles]:
         if damaged:
             unreadable.append(f"{arrays.path}: damaged rows, left out: {damaged}")
         measured += [part for part in parts if len(part.steps)]
-    # Every row before the newest checkpoint is on the disk: a checkpoint syncs the rows, and a resume keeps them.
-    saved = int(run.status.checkpoint or 0)
-    missing = arrays.missing_warnings(saved)
-    problems += unreadable + (missing if measured else [])
+    problems += unreadable
     if measured:
         return measured
-    must_have_rows = saved or run.state in COMPLETED_STATES
-    # The run that this one starts from may have measured nothing.
-    measures_first_step = run.config.stats.every is not None and run.options.get("train.start_from") is None
-    if unreadable or missing or (must_have_rows and (stored_parts or measures_first_step)):
+    # A run that starts from another one may end before its first measured step.
+    is_measured = run.config.stats.every and run.config.train.start_from is None
+    if unreadable or (is_measured and run.state in COMPLETED_STATES):
         raise StoreError(f"{arrays.path}: the statistics of run {folder.run_id} are missing; restore them from a copy")
     raise NothingMeasured(
         f"run {folder.run_id} has no statistics: it was trained with stats=off, or has not measured a step yet"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 from normlab.errors import ConfigError, StatisticsError, warn
 from normlab.report.histories import SPIKES as SPIKES
 from normlab.report.histories import History, histories, history, read_statistics
-from normlab.report.tables import Row, evenly_spaced, format_value, sparkline
+from normlab.report.tables import Row, column, format_value
 from normlab.stats.profiles import Profiles
 from normlab.stats.registry import STATISTICS
 from normlab.stats.spikes import count_spikes
@@ -16,6 +18,7 @@ from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.series import series
 
+T = TypeVar("T")
 MAX_STEPS = 5
 """Most steps in a table; --json has all."""
 MAX_LAYERS = 24
@@ -29,11 +32,6 @@ OVERVIEW = (
 _LAYERS = {"embed": "the embeddings", "head": "after the last layer"}
 _STREAM_LAYERS = {"layer 1": "the output of the embeddings", "head": "the output of the last layer"}
 """What the first and the last layer of a table are; a statistic of the residual stream is of a layer's input."""
-_SITES = {
-    "norm": "a norm", "gain": "a norm", "parameter": "a parameter, or several together",
-    "block": "the number n of layers",
-}  # fmt: skip
-"""What a site is, by the tensors of the statistic."""
 _NORM_SITES = {
     "in": "before attention or the MLP", "out": "after it", "res": "after the addition to the residual stream",
     "close": "before the LM head",
@@ -132,49 +130,27 @@ def table_rows(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def left_out(rows: Sequence[Row]) -> str:
-    """Return the number of layers and steps that `table_rows` shows, or an empty text if all."""
-    layers = sum(min(len(site_rows), MAX_LAYERS) for site_rows in _by_site(rows).values())
-    steps = len(rows[0]["steps"])
-    counts = {"layers": (layers, len(rows)), "measured steps": (min(steps, MAX_STEPS), steps)}
-    parts = [f"{shown} of {total} {what}" for what, (shown, total) in counts.items() if shown < total]
-    return f"{', '.join(parts)}; --json has all" if parts else ""
-
-
 def notes(rows: Sequence[Row]) -> list[str]:
-    """Return the notes on one statistic: the number of averaged steps, and warnings."""
+    """Return the notes on one statistic: its warnings, and that the table has few of the steps and layers."""
     lines = list(dict.fromkeys(note for row in rows for note in row.get("notes", ())))
-    if "n" in rows[0]:
-        counts = evenly_spaced(list(zip(rows[0]["steps"], rows[0]["n"], strict=True)), MAX_STEPS)
-        lines.insert(0, f"n = measured steps averaged: {', '.join(f'{n} at step {step}' for step, n in counts)}")
-    return lines
+    few = len(rows[0]["steps"]) > MAX_STEPS or any(len(site) > MAX_LAYERS for site in _by_site(rows).values())
+    return [*lines, *(["the table has some of the steps and layers; --json has all"] if few else [])]
 
 
 def speed_line(record: RunRecord) -> str:
-    """Return a run's model FLOPs per token, its speed and its MFU; empty if the record lacks them."""
-    flops, speed = record.compute.flops_per_token, record.status.tokens_per_s
-    parts = [
-        "" if flops is None else f"{format_value('flops_per_token', flops)} FLOPs/token",
-        "" if speed is None else f"{format_value('tokens_per_s', speed)} tok/s",
-        "" if record.flops_per_s is None else f"{format_value('flops_per_s', record.flops_per_s)} TFLOP/s",
-        "" if record.mfu is None else f"MFU {format_value('mfu', record.mfu)}",
-    ]
-    return ", ".join(filter(None, parts))
+    """Return a run's model FLOPs per token, its speed and its MFU, if they are known."""
+    values = {"flops_per_token": record.compute.flops_per_token, "tokens_per_s": record.status.tokens_per_s,
+              "flops_per_s": record.flops_per_s, "mfu": record.mfu}  # fmt: skip
+    return ", ".join(f"{format_value(key, value)} {column(key).title}" for key, value in values.items() if value)
 
 
 def overview_reading(rows: Sequence[Row]) -> str:
-    """Return how to read the overview, with the steps of its columns and of statistics with other steps."""
-    names_by_steps: dict[tuple[int, int], list[str]] = {}
-    for name in OVERVIEW:
-        if steps := next((row["steps"] for row in rows if row["statistic"] == name), None):
-            names_by_steps.setdefault((steps[0], steps[-1]), []).append(name)
-    if not names_by_steps:
+    """Return how to read the overview."""
+    if not any(row["statistic"] in OVERVIEW for row in rows):
         return ""
-    (first, last), *others = sorted(names_by_steps, key=lambda steps: -len(names_by_steps[steps]))
-    exceptions = [f"; {', '.join(names_by_steps[steps])}: steps {steps[0]} and {steps[1]}" for steps in others]
     return (
-        "to read: a row is a statistic at a site; a / b: its values in the first and the last layer (at); first: step "
-        f"{first}; last: step {last}{''.join(exceptions)}; by layer: at the last step; over training: the last layer"
+        "to read: a row is a statistic at a site; a / b: its values in the first and the last layer (at); first, last: "
+        "at its first and its last measured step; by layer: at the last step; over training: the last layer"
     )
 
 
@@ -247,20 +223,16 @@ def definition(name: str) -> str:
 
 
 def reading(rows: Sequence[Row]) -> str:
-    """Return how to read the table of a statistic: its rows, its first and last layer, its sites and its columns."""
+    """Return how to read the table of a statistic: its rows, its sites, and its first and last layer."""
     of = STATISTICS[rows[0]["statistic"]].of
-    sites, layers = _by_site(rows), dict.fromkeys(row["layer"] for row in rows if row["layer"])
+    layers = dict.fromkeys(row["layer"] for row in rows if row["layer"])
     terms = _STREAM_LAYERS if of == "resid" else _LAYERS
     described = [f"{layer}: {terms[layer]}" for layer in layers if layer in terms]
-    if len(sites) > 1:
-        described += [f"site: {_SITES[of]}"] * (of in _SITES)
+    if len(sites := _by_site(rows)) > 1:
         parts = dict.fromkeys(site.rpartition(".")[2] for site in sites) if of in ("norm", "gain") else ()
         described += [f"{part}: {_NORM_SITES[part]}" for part in parts if part in _NORM_SITES]
     kinds = ["a site"] * (len(sites) > 1) + ["a layer"] * bool(layers)
-    # `render` writes a single row as a column.
-    axes = (
-        f"a row is {' and '.join(kinds)}; a column is a measured step" if len(rows) > 1 else "a row is a measured step"
-    )
+    axes = f"a row is {' and '.join(kinds)}" if len(rows) > 1 else "a row is a measured step"  # one row is a column
     return "; ".join([f"to read: {axes}", *described, "over training: all measured steps"])
 
 
@@ -269,3 +241,39 @@ def _by_site(rows: Sequence[Row]) -> dict[str, list[Row]]:
     for row in rows:
         sites.setdefault(row["site"], []).append(row)
     return sites
+
+
+# Sparklines
+
+BARS = "▁▂▃▄▅▆▇█"
+_FLAT = 0.01
+"""Relative difference up to which numbers are drawn at the same height."""
+
+
+def evenly_spaced(items: Sequence[T], most: int) -> Sequence[T]:
+    """Return at most `most` (2 or more) items, evenly spaced, with the first and the last."""
+    if len(items) <= most:
+        return items
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+
+
+def sparkline(values: Sequence[float], width: int = 12) -> str:
+    """Draw at most `width` of the numbers, evenly spaced, as bars; `?` for NaN and infinity.
+
+    The scale is logarithmic if all finite numbers are positive, else linear. Numbers within 1 % of each other are all
+    drawn at half height.
+    """
+    heights = evenly_spaced(values, width)
+    finite = [value for value in heights if math.isfinite(value)]
+    flat = _FLAT * max(map(abs, finite), default=0.0)
+    if finite and min(finite) > 0:
+        heights, flat = [math.log(value) if math.isfinite(value) else value for value in heights], _FLAT
+    finite = [height for height in heights if math.isfinite(height)]
+    low, span = min(finite, default=0.0), max(finite, default=0.0) - min(finite, default=0.0)
+
+    def bar(height: float) -> str:
+        if not math.isfinite(height):
+            return "?"
+        return BARS[3] if span <= flat else BARS[round((height - low) / span * (len(BARS) - 1))]
+
+    return "".join(map(bar, heights))

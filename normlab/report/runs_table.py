@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 from collections.abc import Sequence
@@ -15,30 +14,22 @@ from normlab.analysis.results import read_results
 from normlab.analysis.settings import RESOLVED, select_where, setting
 from normlab.errors import StoreError
 from normlab.report.tables import Row
-from normlab.store.format import (
-    DAMAGED,
-    DIVERGED,
-    FAILED,
-    FINISHED,
-    INTERRUPTED,
-    KILLED,
-    STATUS_FILE,
-    number,
-)
+from normlab.store.format import DAMAGED, DIVERGED, FAILED, INTERRUPTED, KILLED
 from normlab.store.outcome import OUTCOMES, final_losses
-from normlab.store.parts import finite
 from normlab.store.query import Selection, select_runs
-from normlab.store.reading import HOW_TO_FIX
-from normlab.store.record import RunRecord
+from normlab.store.record import RunEntry, RunRecord
 from normlab.store.series import evaluations
-from normlab.store.status import Status, or_unknown
 
 _OPTIONS_IN_COLUMNS = ("norm", "placement", "model.depth", "model.width", "device", "precision", "pack size")
 """Settings that a row has under other names."""
 RUN_COLUMNS = ("run", "id", "state", "norm", "placement", "depth", "steps", "val_loss", "created")
 """Keys of a row of `normlab list runs`, in order."""
-_FINISHED_COLUMNS = ("step", "val_loss", "best_val_loss", "train_loss", "tokens_per_s", "seconds")
-"""Columns that the status of every finished run fills, from `train_loss` on only if the run has steps."""
+_VALUES = (
+    "norm", "placement", "depth", "width", "seed", "lr", "step", "steps", "val_loss", "best_val_loss", "last_val_loss",
+    "train_loss", "vs_bigram", "corpus", "corpus_sha256", "device", "precision", "tokens_per_s", "flops_per_token",
+    "flops_per_s", "mfu", "seconds", "pack", "created",
+)  # fmt: skip
+"""Keys of a row between `state` and `note`."""
 
 
 def summarize(
@@ -67,14 +58,16 @@ def summarize(
     """
     selection = path if isinstance(path, Selection) else select_runs([os.fspath(path)], results_dir)
     runs = select_where(selection.started, where)
-    resolved = {name: read for name, read in RESOLVED.items() if len({*map(read, runs)} - {None}) > 1}
+    records = [run for run in runs if isinstance(run, RunRecord)]
+    resolved = {name: read for name, read in RESOLVED.items() if len({*map(read, records)} - {None}) > 1}
     options = {option: partial(setting, option=option) for option in distinguishing_options(read_results(runs)[0])}
     others = {name: read for name, read in (options | resolved).items() if name not in _OPTIONS_IN_COLUMNS}
     rows = []
     for run in runs:
         values = [(key, value) for key, value in row_of(run).items() if key != "created"]
         at = [key for key, _ in values].index("seed")
-        row = dict([*values[:at], *((name, read(run)) for name, read in others.items()), *values[at:]])
+        more = [(name, read(run) if isinstance(run, RunRecord) else None) for name, read in others.items()]
+        row = dict([*values[:at], *more, *values[at:]])
         rows.append(row | {"options": dict(run.options)} if with_options else row)
     return sorted(rows, key=_sort_key)
 
@@ -85,85 +78,41 @@ def list_runs(path: str | os.PathLike[str], results_dir: str = "results") -> lis
     Raises:
         StoreError: There is no run.
     """
-    runs = select_runs([os.fspath(path)], results_dir).started
-    newest_first = sorted(runs, key=lambda run: run.created or 0, reverse=True)
-    return [{key: row[key] for key in RUN_COLUMNS} for row in map(row_of, newest_first)]
+    rows = list(map(row_of, select_runs([os.fspath(path)], results_dir).started))
+    rows.sort(key=lambda row: row["created"] or 0, reverse=True)
+    return [{key: row[key] for key in RUN_COLUMNS} for row in rows]
 
 
-def row_of(run: RunRecord) -> Row:
+def row_of(run: RunEntry) -> Row:
     """Return a run's row. Losses are in nats/token; a value that the record lacks is None.
 
     `state`: the outcome of a completed run (`store/outcome.py`), else running, interrupted, killed, failed or damaged.
     `val_loss`: the final validation loss, or the latest of an unfinished run; None for a diverged run.
-    `last_val_loss`: the last finite validation loss of a diverged run; None for other runs.
+    `last_val_loss`: the latest validation loss of a diverged run, if it is finite; None for other runs.
     `vs_bigram`: `val_loss` minus the bigram entropy.
     `flops_per_token`: model FLOPs of a training step per token; `flops_per_s`: of this run alone; `mfu`: from 0 to 1,
     of the device with all runs of a pack, None if its peak is not known (`store/throughput.py`).
     `pack`: the number of runs that trained together, which share `seconds`; None for a run that trained alone.
+    A run without an intact record has only `run`, `id`, `state` and `note`.
     """
-    unreadable = ""
-    if run.status.step is None:
-        run, unreadable = _with_progress(run)
-    status = run.status
+    row: Row = {"run": run.name, "id": run.run_id, "state": run.state}
+    if not isinstance(run, RunRecord):
+        note = run.problem if run.state == DAMAGED else ""
+        return row | dict.fromkeys(_VALUES) | {"note": note}
+    status, config = run.status, run.config
     val_loss, last_val_loss = final_losses(run.outcome, status.val_loss)
     if run.outcome == DIVERGED and last_val_loss is None:
         last_val_loss = _last_finite_loss(run)
-    bigram = run.corpus.baselines.bigram
-    row = {
-        "run": run.name,
-        "id": run.run_id,
-        "state": run.outcome or run.state,
-        "norm": setting(run, "norm"),
-        "placement": run.config.placement.name,
-        "depth": run.config.model.depth,
-        "width": run.config.model.width,
-        "seed": run.config.seed,
-        "lr": run.config.optim.lr,
-        "step": status.step,
-        "steps": run.config.train.steps if status.steps is None else status.steps,
-        "val_loss": val_loss,
-        "best_val_loss": status.best_val_loss,
-        "last_val_loss": last_val_loss,
-        "train_loss": status.train_loss,
-        "vs_bigram": None if val_loss is None or bigram is None else val_loss - bigram,
-        "corpus": run.corpus.name,
-        "corpus_sha256": run.corpus.sha256,
-        "device": run.machine.device,
-        "precision": run.machine.precision,
-        "tokens_per_s": status.tokens_per_s,
-        "flops_per_token": run.compute.flops_per_token,
-        "flops_per_s": run.flops_per_s,
-        "mfu": run.mfu,
-        "seconds": status.seconds,
-        "pack": status.pack_size if status.pack_size > 1 else None,
-        "created": run.created,
-    }
-    notes = [
-        _state_note(run, row),
-        unreadable,
-        *(f"resumed {text}" for text in status.changes_at_resume),
-    ]
+    values = (
+        setting(run, "norm"), config.placement.name, config.model.depth, config.model.width, config.seed,
+        config.optim.lr, status.step, config.train.steps, val_loss, status.best_val_loss, last_val_loss,
+        status.train_loss, None if val_loss is None else val_loss - run.corpus.baselines.bigram, run.corpus.name,
+        run.corpus.sha256, run.machine.device, run.machine.precision, status.tokens_per_s, run.compute.flops_per_token,
+        run.flops_per_s, run.mfu, status.seconds, status.pack_size if status.pack_size > 1 else None, run.run.created,
+    )  # fmt: skip
+    row |= {"state": run.outcome or run.state, **dict(zip(_VALUES, values, strict=True))}
+    notes = [_state_note(run), *(f"resumed {text}" for text in status.changes_at_resume)]
     return row | {"note": "; ".join(filter(None, notes))}
-
-
-def _with_progress(run: RunRecord) -> tuple[RunRecord, str]:
-    """Return a run with its status completed from the metrics, and a note on unreadable metrics."""
-    try:
-        metrics = run.folder.rows()
-    except StoreError as error:
-        return run, str(error)
-    train = next((row for row in reversed(metrics.rows) if row.get("kind") == "train"), {})
-    losses = [number(row.get("loss")) for row in metrics.rows if row.get("kind") == "eval"]
-    step = finite(train.get("step"))
-    progress = Status(
-        step=None if step is None else step + 1,  # rows count steps from 0; a status counts completed steps
-        train_loss=number(train.get("loss")),
-        val_loss=losses[-1] if losses else None,
-        best_val_loss=min((loss for loss in losses if loss is not None and math.isfinite(loss)), default=None),
-    )
-    known = {key: value for key in progress.__slots__ if (value := getattr(run.status, key)) is not None}
-    status = dataclasses.replace(progress, **known)
-    return dataclasses.replace(run, status=status), unreadable_lines_note(metrics.damaged)
 
 
 def _last_finite_loss(run: RunRecord) -> float | None:
@@ -179,35 +128,20 @@ def unreadable_lines_note(damaged: int) -> str:
     return f"{counted(damaged, 'line')} of the metrics cannot be read" if damaged else ""
 
 
-def _state_note(run: RunRecord, row: Row) -> str:
-    """Return why a run has no final loss or an incomplete status, or an empty text."""
-    divergence = run.status.diverged
-    at_step = f" at step {or_unknown(row['step'])} of {or_unknown(row['steps'])}"
-    if run.state == DAMAGED:
-        return run.problem
-    if run.outcome == DIVERGED:
-        return f"diverged at step {or_unknown(divergence.step)}: {divergence}"
+def _state_note(run: RunRecord) -> str:
+    """Return why a run has no final loss, or an empty text."""
+    at_step = f" at step {run.status.step} of {run.config.train.steps}"
+    if (divergence := run.status.diverged) is not None and run.outcome == DIVERGED:
+        return f"diverged at step {divergence.step}: {divergence}"
     if run.state == FAILED:
         lines = (run.status.error or "").strip().splitlines()
         return f"failed{at_step}: {lines[0]}" if lines else f"failed{at_step}"
     if run.state in (KILLED, INTERRUPTED):
         return f"{run.state}{at_step}; the same command resumes it from its newest checkpoint"
-    filled = _FINISHED_COLUMNS if row["steps"] else _FINISHED_COLUMNS[: _FINISHED_COLUMNS.index("train_loss")]
-    missing = [key for key in filled if row[key] is None]
-    if run.state == FINISHED and missing:
-        return f"its {STATUS_FILE} has no {', '.join(missing)}: {HOW_TO_FIX[STATUS_FILE]}"
     return ""
 
 
 def _sort_key(row: Row) -> tuple[Any, ...]:
-    loss = row["val_loss"]
-    has_loss = loss is not None and not math.isnan(loss)
-    return (
-        row["corpus_sha256"] is None,
-        str(row["corpus"]),
-        str(row["corpus_sha256"]),
-        row["state"] not in OUTCOMES,
-        not has_loss,
-        loss if has_loss else 0.0,
-        row["id"],
-    )
+    loss = math.inf if row["val_loss"] is None or math.isnan(row["val_loss"]) else row["val_loss"]
+    corpus = row["corpus_sha256"] is None, str(row["corpus"]), str(row["corpus_sha256"])
+    return *corpus, row["state"] not in OUTCOMES, loss, row["id"]

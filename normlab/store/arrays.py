@@ -6,8 +6,7 @@
     np.fromfile("core.bin", dtype=[("step", "<i8"), ("values", "<f4", (N,)), ("crc", "<u4")])
 
 When the columns change, new rows go to new files, `core.2.json`, `core.2.bin`, ...: after a resume with other
-statistics, or once Adam has moments, after the first update. `stats/cadence.json` holds the measuring interval of each
-tier and the step from which it applies, so that readers can detect missing rows.
+statistics, or once Adam has moments, after the first update.
 
 Shapes: S measured steps, N numbers per step.
 """
@@ -17,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,13 @@ from numpy.typing import NDArray
 from normlab.errors import StoreError
 from normlab.stats.profiles import Layout, Profiles
 from normlab.stats.registry import STATISTICS
-from normlab.stats.statistic import CORE, OF, TIERS
+from normlab.stats.statistic import OF, TIERS
 from normlab.store.files import AppendFile, io_error, make_folder, write_atomic
 from normlab.store.format import STATISTICS_FOLDER, with_checksum
-from normlab.store.reading import OtherFormat, read_bytes, read_record
+from normlab.store.reading import damaged, read_bytes, read_record
 
 ROW = "little-endian: the step, int64; the values, float32 each; CRC-32 of the bytes before it, uint32"
 LAYERS = "0: the embeddings; 1 to depth: the blocks; depth + 1: the head"
-CADENCE_FILE = "cadence.json"
 _NAME = re.compile(rf"(?P<tier>{'|'.join(TIERS)})(\.(?P<part>[1-9][0-9]*))?\.(json|bin)")
 
 
@@ -64,41 +62,30 @@ class Part:
             row["crc"] = _checksum(row)
         self.file.append(rows.tobytes())
 
-    def rows(self) -> tuple[NDArray[Any], NDArray[np.bool_], int]:
-        """Return complete rows, (S,), their intact flags, (S,), and the bytes of a torn last row.
-
-        Raises:
-            StoreError: The file exists and cannot be read.
-        """
-        return self._rows(read_bytes(self.file.path))
-
     def parse(self, content: bytes) -> tuple[Profiles, int]:
         """Return the intact rows in the content of the file, or in some of its rows, and the number of damaged rows."""
-        rows, intact, _ = self._rows(content)
+        rows, intact = self._rows(content)
         kept = rows[intact]
         return Profiles(self.layout, kept["step"].astype(np.int64), kept["values"]), len(rows) - len(kept)
 
-    def _rows(self, content: bytes) -> tuple[NDArray[Any], NDArray[np.bool_], int]:
-        kind = row_type(self.layout.width)
-        count, torn_bytes = divmod(len(content), kind.itemsize)
-        rows = np.frombuffer(content, kind, count)
-        return rows, np.array([row["crc"] == _checksum(row) for row in rows], dtype=bool), torn_bytes
-
     def has_torn_row(self) -> bool:
-        """Whether the last row is incomplete.
-
-        Raises:
-            StoreError: The file exists and cannot be read.
-        """
-        return self.rows()[2] > 0
+        """Whether the last row is incomplete."""
+        return len(read_bytes(self.file.path)) % row_type(self.layout.width).itemsize > 0
 
     def truncate(self, step: int) -> None:
         """Delete the rows from `step` on, and a torn last row."""
-        rows, intact, torn_bytes = self.rows()
+        content = read_bytes(self.file.path)
+        rows, intact = self._rows(content)
         late = np.flatnonzero(intact & (rows["step"] >= step))
-        kept = int(late[0]) if len(late) else len(rows)
-        if kept < len(rows) or torn_bytes:
-            self.file.truncate(kept * rows.dtype.itemsize)
+        size = (int(late[0]) if len(late) else len(rows)) * rows.dtype.itemsize
+        if size < len(content):
+            self.file.truncate(size)
+
+    def _rows(self, content: bytes) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Return the complete rows, (S,), and their intact flags, (S,)."""
+        kind = row_type(self.layout.width)
+        rows = np.frombuffer(content, kind, len(content) // kind.itemsize)
+        return rows, np.array([row["crc"] == _checksum(row) for row in rows], dtype=bool)
 
 
 class StatisticsFiles:
@@ -130,22 +117,17 @@ class StatisticsFiles:
         """Yield the tier and part of each readable file, the parts of a tier oldest first.
 
         Args:
-            problems: Receives a message for each description that is missing or damaged.
-
-        Raises:
-            OtherFormat: Another normlab wrote a description.
+            problems: Receives a message for each description that is missing, damaged or of another format.
         """
         matches = filter(None, map(_NAME.fullmatch, self.file_names()))
         for tier, number in sorted({(match["tier"], int(match["part"] or 1)) for match in matches}):
             path = self._description_path(tier, number)
             try:
                 layout = Layout.from_tree(read_record(path))
-            except OtherFormat:
-                raise
             except StoreError as error:
                 problems.append(str(error))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                problems.append(f"{path}: is damaged (it has no valid columns: {error}); restore a copy")
+                problems.append(str(damaged(path, error)))
             else:
                 yield tier, Part(path.with_suffix(".bin"), layout)
 
@@ -153,9 +135,6 @@ class StatisticsFiles:
         """Return the intact rows of a tier, one entry per part, and the number of damaged rows.
 
         Parts without a readable description are left out; `parts` reports them.
-
-        Raises:
-            StoreError: A file cannot be read.
         """
         profiles, damaged = [], 0
         for part_tier, part in self.parts([]):
@@ -165,59 +144,6 @@ class StatisticsFiles:
                 damaged += damaged_rows
         return profiles, damaged
 
-    def set_cadence(self, step: int, every: Mapping[str, int | None]) -> None:
-        """Record the measuring interval of each tier from `step` on; None for a tier that is off.
-
-        Raises:
-            StoreError: The write failed.
-        """
-        recorded = self._cadence()
-        cadence = [(first, tiers) for first, tiers in recorded if first < step]
-        measured = {tier: steps for tier, steps in every.items() if steps}
-        if measured != (cadence[-1][1] if cadence else {}):
-            cadence.append((step, measured))
-        if cadence != recorded:
-            make_folder(self.path, parents=False)
-            content = [{"step": first, "every": tiers} for first, tiers in cadence]
-            write_atomic(self.path / CADENCE_FILE, with_checksum({"from": content}))
-
-    def missing_steps(self, before: int) -> dict[str, list[int]]:
-        """Return, by tier, the measured steps below `before` without a row; empty if unknown.
-
-        Raises:
-            StoreError: A file cannot be read.
-        """
-        cadence, problems = self._cadence(), list[str]()
-        ends = [*(first for first, _ in cadence), before][1:]
-        # Only the core tier is certain to have a file.
-        tiers = {tier for tier, _ in self.parts(problems)} | {CORE}
-        missing: dict[str, list[int]] = {}
-        for tier in sorted(tiers if not problems else ()):
-            parts, damaged = self.read(tier)
-            present = {step for part in parts for step in part.steps.tolist()}
-            due: list[int] = []
-            for (first, every), end in zip(cadence, ends, strict=True):
-                if steps := every.get(tier):
-                    # A tier with only Adam's statistics has no row before the first update.
-                    start = first if tier == CORE else max(first, 1)
-                    due += range(-(-start // steps) * steps, min(end, before), steps)
-            absent = [step for step in due if step not in present]
-            if len(absent) > damaged:  # `read` reports damaged rows
-                missing[tier] = absent
-        return missing
-
-    def missing_warnings(self, before: int) -> list[str]:
-        """Return a warning for each tier with `missing_steps`.
-
-        Raises:
-            StoreError: A file cannot be read.
-        """
-        return [
-            f"{self.path}: missing rows of {tier} statistics: {len(steps)} measured steps from {steps[0]} to "
-            f"{steps[-1]}; restore a copy"
-            for tier, steps in self.missing_steps(before).items()
-        ]
-
     def truncate(self, step: int) -> None:
         """Delete the rows from `step` on."""
         self.close()
@@ -225,19 +151,12 @@ class StatisticsFiles:
             part.truncate(step)
 
     def copy(self, path: Path, before: int) -> None:
-        """Copy the rows before a step into another run's folder.
-
-        Raises:
-            StoreError: A file cannot be read or written.
-        """
+        """Copy the rows before a step into another run's folder."""
         copies = StatisticsFiles(path)
         for tier in dict.fromkeys(tier for tier, _ in self.parts([])):
             for profiles in self.read(tier)[0]:
                 early = profiles.steps < before
                 copies.append(tier, Profiles(profiles.layout, profiles.steps[early], profiles.values[early]))
-        for first, every in self._cadence():
-            if first < before:
-                copies.set_cadence(first, every)
         copies.sync()
         copies.close()
 
@@ -252,22 +171,8 @@ class StatisticsFiles:
             part.file.close()
         self._open.clear()
 
-    def _cadence(self) -> list[tuple[int, dict[str, int]]]:
-        """Return each cadence as its first step and its intervals, sorted by step; empty if unknown."""
-        try:
-            entries = read_record(self.path / CADENCE_FILE)["from"]
-            return [
-                (int(entry["step"]), {tier: int(steps) for tier, steps in entry["every"].items()}) for entry in entries
-            ]
-        except (StoreError, KeyError, TypeError, ValueError, AttributeError):
-            return []
-
     def file_names(self) -> list[str]:
-        """Return the names of all files.
-
-        Raises:
-            StoreError: The folder cannot be read.
-        """
+        """Return the names of all files."""
         try:
             return os.listdir(self.path)
         except FileNotFoundError:

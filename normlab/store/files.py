@@ -31,7 +31,7 @@ _MISSING_RIGHT = {"read": "readable", "opened": "readable and writable"}
 
 
 def io_error(path: Path, action: str, error: OSError, safe: str = "", *, setting: str = "results_dir") -> StoreError:
-    """Return the error for a failed file operation, with its reason and a remedy.
+    """Return the error for a failed operation on a file, with its reason and a remedy.
 
     Args:
         path: The file.
@@ -95,15 +95,7 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 def make_folder(path: Path, *, parents: bool = True) -> None:
-    """Make a folder, and by default its parents, unless it exists.
-
-    Args:
-        path: The folder.
-        parents: False where a missing parent means that the run's folder was moved.
-
-    Raises:
-        StoreError: The folder cannot be made.
-    """
+    """Make a folder unless it exists; `parents=False` where a missing parent means that the run's folder was moved."""
     try:
         path.mkdir(parents=parents, exist_ok=True)
     except OSError as error:

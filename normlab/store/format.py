@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,8 +50,7 @@ KILLED = "killed"
 DAMAGED = "damaged"
 """State that readers give to a run whose run.json or status.json cannot be read."""
 
-_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-_TEXT_FIELDS = frozenset({"kind", "state", "error"})
+NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def encode(value: Any) -> Any:
@@ -67,27 +65,12 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """Return the inverse of `encode` for rows and statuses; their text fields stay text.
-
-    Not for run.json, where a name may be "inf"; numbers there are read with `number`.
-    """
+    """Return the inverse of `encode`, for values without text; a record with text is decoded by its types."""
     if isinstance(value, str):
-        return _NON_FINITE.get(value, value)
+        return NON_FINITE.get(value, value)
     if isinstance(value, dict):
-        return {key: item if key in _TEXT_FIELDS else decode(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [decode(item) for item in value]
-    return value
-
-
-def number(value: Any) -> float | None:
-    """Return a number of the record, encoded or not; None for anything else and for what exceeds a float."""
-    if isinstance(value, str):
-        return _NON_FINITE.get(value)
-    if isinstance(value, float):
-        return value
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    return value if is_integer and abs(value) <= sys.float_info.max else None
+        return {key: decode(item) for key, item in value.items()}
+    return list(map(decode, value)) if isinstance(value, list) else value
 
 
 def to_json(value: Any, indent: int | None = None) -> bytes:

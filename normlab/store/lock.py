@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from normlab.errors import StoreError
 from normlab.parsing import from_json, read_at_most
@@ -53,8 +54,10 @@ def file_lock(path: Path, subject: str, alternative: str = "run.fresh=true") -> 
     except OSError as error:
         raise io_error(path, "locked", error) from error
     if descriptor is None:
+        content = _content(path)
+        owner = f"process {content.get('pid')} on {content.get('host')}" if content else "another process"
         raise StoreError(
-            f"{subject} is active in {_owner(path)}; wait for it or stop it, or {alternative} starts another beside it"
+            f"{subject} is active in {owner}; wait for it or stop it, or {alternative} starts another beside it"
         )
     _locked.add(descriptor)
     owner = os.getpid()
@@ -93,20 +96,16 @@ def try_lock(path: Path) -> int | None:
     return None
 
 
-def _owner(path: Path) -> str:
-    try:
-        owner = from_json(read_at_most(path, 2**10))
-        return f"process {owner['pid']} on {owner['host']}"
-    except (OSError, ValueError, KeyError):
-        return "another process"
-
-
 def owner_of(path: Path) -> int | None:
     """Return the id of the process that holds the lock; None if it wrote none, because the disk is full."""
+    return _content(path).get("pid")
+
+
+def _content(path: Path) -> dict[str, Any]:
     try:
-        return from_json(read_at_most(path, 2**10))["pid"]
-    except (OSError, ValueError, KeyError):
-        return None
+        return from_json(read_at_most(path, 2**10))
+    except (OSError, ValueError):
+        return {}
 
 
 def is_locked(path: Path) -> bool:

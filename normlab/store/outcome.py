@@ -28,9 +28,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
-from normlab.store.format import DIVERGED, FINISHED, number
+from normlab.store.format import DIVERGED, FINISHED
 
 STUCK = "stuck"
 REGRESSED = "regressed"
@@ -55,31 +54,29 @@ DESCRIPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """Reference losses of a run, in nats/token; None if the record lacks them."""
+    """Reference losses of a run, in nats/token."""
 
-    uniform: float | None
+    uniform: float
     """ln V."""
-    unigram: float | None
-    bigram: float | None
+    unigram: float
+    bigram: float
     initial: float | None = None
-    """Validation loss before the first update."""
+    """Validation loss before the first update; None if it was not measured yet."""
 
     @property
     def start(self) -> float:
-        """The larger of ln V and the initial loss; infinite if both are unknown."""
-        return max((value for value in (self.uniform, self.initial) if value is not None), default=math.inf)
+        """The larger of ln V and the initial loss."""
+        return self.uniform if self.initial is None else max(self.uniform, self.initial)
 
     @property
-    def band(self) -> tuple[float, float] | None:
+    def band(self) -> tuple[float, float]:
         """The band around the unigram entropy."""
-        if self.unigram is None:
-            return None
-        halfway = -math.inf if self.bigram is None else (self.unigram + self.bigram) / 2
+        halfway = (self.unigram + self.bigram) / 2
         return max((1 - BAND) * self.unigram, min(halfway, self.unigram)), (1 + BAND) * self.unigram
 
     def level(self, loss: float) -> int:
         """Return the level of a loss, 0 (uses the context) to 3 (worse than no training)."""
-        low, high = self.band or (math.inf, math.inf)
+        low, high = self.band
         return 0 if loss < low else 1 if loss <= high else 2 if loss <= (1 + BAND) * self.start else 3
 
 
@@ -116,7 +113,7 @@ def final_losses(outcome: str | None, loss: float | None) -> tuple[float | None,
 
 
 def explain_loss(outcome: str | None, final: float, best: float | None, references: References) -> str:
-    """Return a validation loss compared with its baselines, as text; empty without baselines.
+    """Return a validation loss compared with its baselines, as text.
 
     Args:
         outcome: The outcome; None for a run that is not completed.
@@ -124,27 +121,15 @@ def explain_loss(outcome: str | None, final: float, best: float | None, referenc
         best: The lowest loss of any evaluation.
         references: The run's reference losses.
     """
-    band, level, text = references.band, references.level(final), ""
+    level = references.level(final)
     if outcome == REGRESSED and best is not None:
-        text = f"up from a best of {best:.4f}: "
-        text += "worse than the untrained model" if level == 3 else "it lost what it had learned"
-    elif level > 0 and band is not None and references.unigram is not None:
-        side = "below" if final < references.unigram else "above"
-        text = f"{abs(final - references.unigram):.4f} {side} unigram {references.unigram:.4f}"
-        if outcome == STUCK:
-            text += ": no better than a model that knows only how often tokens occur"
-        elif level > 1:
-            text += ": it has not yet learned how often tokens occur"
-    elif references.bigram is not None:
-        side = "below" if final < references.bigram else "above"
-        text = f"{abs(final - references.bigram):.4f} {side} bigram {references.bigram:.4f}"
-    return text
-
-
-def loss_of(value: Any) -> float | None:
-    """Return a loss of a record; None for a value that is no number or no possible float32."""
-    loss = number(value)
-    return None if loss is None or LARGEST_LOSS < abs(loss) < math.inf else loss
+        reason = "worse than the untrained model" if level == 3 else "it lost what it had learned"
+        return f"up from a best of {best:.4f}: {reason}"
+    name, baseline = ("unigram", references.unigram) if level else ("bigram", references.bigram)
+    text = f"{abs(final - baseline):.4f} {'below' if final < baseline else 'above'} {name} {baseline:.4f}"
+    if level and outcome == STUCK:
+        return f"{text}: no better than a model that knows only how often tokens occur"
+    return f"{text}: it has not yet learned how often tokens occur" if level > 1 else text
 
 
 def format_loss(loss: float | None, sign: str = "") -> str:

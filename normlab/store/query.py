@@ -11,32 +11,28 @@ from normlab.errors import StoreError, did_you_mean, one_line
 from normlab.store.files import io_error
 from normlab.store.format import RUN_FILE, RUNS_FOLDER, STATUS_FILE
 from normlab.store.plans import has_plan, read_plan, run_of, sweep_folder
-from normlab.store.record import RunRecord
+from normlab.store.record import RunEntry, RunRecord, flatten
 from normlab.store.runs import RunFolder
 
-EMPTY = "empty"
-"""State of a folder without run.json and status.json: the run was killed before it started."""
 NOT_STARTED = "not started"
-"""State of a run that a sweep has planned, without a folder."""
-NO_RUN_STATES = (EMPTY, NOT_STARTED)
-"""States of records that have no run yet; cells and counts of runs exclude them."""
+"""State of a run that a sweep has planned and that has no record yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The runs that were selected by name."""
 
-    records: Sequence[RunRecord]
-    """Each run once, including records whose state is in `NO_RUN_STATES`."""
+    records: Sequence[RunEntry]
+    """Each run once, including those that have not started."""
     name: str
     """The name of the sweep if the runs are those of one sweep, else empty."""
     home: Path
     """The folder for a page about the runs."""
 
     @property
-    def started(self) -> list[RunRecord]:
+    def started(self) -> list[RunEntry]:
         """The runs that have started."""
-        return [record for record in self.records if record.state not in NO_RUN_STATES]
+        return [record for record in self.records if record.state != NOT_STARTED]
 
 
 def select_runs(
@@ -54,7 +50,7 @@ def select_runs(
         StoreError: A name matches nothing, a sweep's plan cannot be read, or there is no run.
     """
     selections = [_select(name, results_dir) for name in names or [os.fspath(results_dir)]]
-    records: dict[Path, RunRecord] = {}
+    records: dict[Path, RunEntry] = {}
     for record in (record for selection in selections for record in selection.records):
         records.setdefault(record.folder.path.resolve(), record)
     first = selections[0]
@@ -69,12 +65,12 @@ def select_runs(
     return result
 
 
-def count_not_started(records: Sequence[RunRecord]) -> int:
+def count_not_started(records: Sequence[RunEntry]) -> int:
     """Return how many planned runs have not started."""
     return sum(record.state == NOT_STARTED for record in records)
 
 
-def find_runs(path: str | os.PathLike[str]) -> list[RunRecord]:
+def find_runs(path: str | os.PathLike[str]) -> list[RunEntry]:
     """Return every run in a results folder, a `runs` folder or a run's folder, sorted by id.
 
     Unreadable runs are included. The list is empty if the folder does not exist.
@@ -140,7 +136,7 @@ def _select(name: str, results_dir: str | os.PathLike[str]) -> Selection:
         return _sweep(folder)
     if is_run(folder):
         return Selection(find_runs(folder), "", Path(results_dir))
-    if records := find_runs(folder) + _empty_folders(folder):
+    if records := find_runs(folder):
         return Selection(records, "", folder.parent if folder.name == RUNS_FOLDER else folder)
     if has_plan(sweep):
         return _sweep(sweep)
@@ -158,32 +154,20 @@ def _sweep(folder: Path) -> Selection:
     """Return every run of a sweep, started or not."""
     plan = read_plan(folder)
     name = one_line(plan.name)
-    records: list[RunRecord] = []
+    records: list[RunEntry] = []
     for planned in plan.runs:
         run = run_of(folder.absolute(), planned)
         if is_run(run.path):
             # Another sweep may have trained the run; the notes of this plan report other pack sizes.
             record = RunRecord.read(run)
-            records.append(replace(record, pack=replace(record.pack, sweep=name)))
-        elif os.path.isdir(run.path):
-            records.append(_empty(run, planned.config))
+            if isinstance(record, RunRecord):
+                pack = replace(record.run.pack, sweep=plan.name)
+                record = replace(record, run=replace(record.run, pack=pack))
+            records.append(record)
         else:
             problem = f"planned by the sweep {name}, not started"
-            records.append(RunRecord.parse(run, {"config": planned.config}, {}, NOT_STARTED, problem))
+            records.append(RunEntry(run, NOT_STARTED, problem=problem, options=flatten(planned.config)))
     return Selection(records, name, folder)
-
-
-def _empty_folders(top: Path) -> list[RunRecord]:
-    """Return a record for each folder without a run in a `runs` folder."""
-    runs = _runs_folder(top)
-    # Any other folder may hold folders that have nothing to do with runs.
-    children = _children(runs) if runs.name == RUNS_FOLDER else []
-    return [_empty(RunFolder(child)) for child in children if os.path.isdir(child) and not is_run(child)]
-
-
-def _empty(folder: RunFolder, config: object = None) -> RunRecord:
-    problem = "the folder holds no run: the run was killed before it started; run the same command again"
-    return RunRecord.parse(folder, {"config": config}, {}, EMPTY, problem)
 
 
 def _runs_folder(top: Path) -> Path:
@@ -198,7 +182,7 @@ def _children(folder: Path) -> list[Path]:
         raise io_error(folder, "read", error) from error
 
 
-def _list(records: list[RunRecord], limit: int = 8) -> str:
+def _list(records: list[RunEntry], limit: int = 8) -> str:
     names = [
         record.run_id if record.name == record.run_id else f"{record.run_id} ({record.name})" for record in records
     ]

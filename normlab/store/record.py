@@ -1,258 +1,177 @@
 """The record of a run, typed: `RunRecord`. Readers use its attributes, `record.config.model.depth`, and never its JSON.
 
-run.json and status.json are parsed here only, and the parser accepts any content (see `parts`). A file that cannot be
-read at all makes the run damaged, and `problem` gives the reason.
+run.json and status.json parse completely, into the dataclasses below and those that composed the config, or the run is
+damaged: it is then only a `RunEntry` with the reason.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from normlab.errors import StoreError
-from normlab.store.files import io_error
-from normlab.store.format import DAMAGED, DIVERGED, FINISHED
-from normlab.store.outcome import References, loss_of
-from normlab.store.parts import (
-    Setting,
-    as_setting,
-    finite,
-    flatten,
-    json_field,
-    json_part,
-    mapping,
-    number,
-    parse_part,
-    text,
-    texts,
-)
-from normlab.store.reading import OtherFormat
+from normlab.config.schema import RunConfig, parse_config
+from normlab.errors import ConfigError, StoreError
+from normlab.options import plain_tree
+from normlab.store.files import io_error, is_file_name
+from normlab.store.format import DAMAGED, DIVERGED, FINISHED, RUN_FILE, RUNNING
+from normlab.store.outcome import References
+from normlab.store.reading import Count, damaged
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack, Status
 from normlab.store.throughput import Compute
 
+YEAR_10000 = 253402300800
+"""The first Unix time, in seconds, that no date of Python's holds."""
 
-@dataclass(frozen=True, slots=True)
-class NormPart:
-    """Config of the norm."""
-
-    preset: str | None = json_field(text)
-    name: str | None = json_field(text)
+Setting = str | int | float | bool | None
+"""The value of an option."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementPart:
-    """Config of the placement."""
-
-    name: str | None = json_field(text)
+def as_setting(value: Any) -> Setting:
+    """Return the value of an option: a list or a mapping as JSON."""
+    return value if isinstance(value, str | int | float | bool) or value is None else json.dumps(value)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelPart:
-    """Config of the model."""
-
-    preset: str | None = json_field(text)
-    depth: float | None = json_field(finite)
-    width: float | None = json_field(finite)
-    context: float | None = json_field(finite)
-
-
-@dataclass(frozen=True, slots=True)
-class OptimPart:
-    """Config of the optimiser."""
-
-    name: str | None = json_field(text)
-    lr: float | None = json_field(finite)
-    warmup_steps: float | None = json_field(finite)
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Setting]:
+    """Return the values of nested mappings by dotted name."""
+    flat: dict[str, Setting] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = as_setting(value)
+    return flat
 
 
-@dataclass(frozen=True, slots=True)
-class TrainPart:
-    """Config of training."""
-
-    steps: float | None = json_field(finite)
-    batch_size: float | None = json_field(finite)
-
-
-@dataclass(frozen=True, slots=True)
-class CadencePart:
-    """Config of evaluations or of statistics."""
-
-    every: float | None = json_field(finite)
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """The options that readers use by attribute; `RunRecord.options` has all of them, by dotted name."""
-
-    norm: NormPart = json_part(NormPart)
-    placement: PlacementPart = json_part(PlacementPart)
-    model: ModelPart = json_part(ModelPart)
-    optim: OptimPart = json_part(OptimPart)
-    train: TrainPart = json_part(TrainPart)
-    eval: CadencePart = json_part(CadencePart)
-    stats: CadencePart = json_part(CadencePart)
-    seed: float | None = json_field(finite)
-    plugins: tuple[str, ...] = json_field(texts)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What the machine decided, and the values of the options that were `auto`."""
+    """What the machine decided, and the values of the options that were `auto`; None in a plan, where not known yet."""
 
-    device: str | None = json_field(text)
-    device_name: str | None = json_field(text)
-    devices: Setting = json_field(as_setting)
-    precision: str | None = json_field(text)
-    compile: Setting = json_field(as_setting)
-    graph: Setting = json_field(as_setting)
+    device: str | None
+    device_name: str | None
+    devices: Count
+    precision: str
+    compile: str
+    graph: str
     """Whether steps were replayed as CUDA graphs."""
-    deterministic: Setting = json_field(as_setting)
-    init: str | None = json_field(text)
-    decayed: str | None = json_field(text)
+    deterministic: bool
+    init: str
+    decayed: str | None
     """The parameters with weight decay."""
-    threads: Setting = json_field(as_setting)
-    instructions: Setting = json_field(as_setting)
+    threads: Count | None
+    instructions: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Baselines:
     """Losses of models that know no context, in nats/token."""
 
-    uniform: float | None = json_field(number)
-    unigram: float | None = json_field(number)
-    bigram: float | None = json_field(number)
+    uniform: float
+    unigram: float
+    bigram: float
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, (self.uniform, self.unigram, self.bigram))):
+            raise ValueError(f"{self} is not finite")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TextRead:
     """Sums over the files of a corpus, or over the rows of its dataset."""
 
-    formats: Mapping[str, Any] = json_field(mapping)
+    formats: Mapping[str, Count]
     """Number of files of each format."""
-    bytes: float | None = json_field(finite)
-    documents: float | None = json_field(finite)
-    empty: float | None = json_field(finite)
+    documents: Count
+    empty: Count
     """Texts of no characters, which were left out."""
-    null: float | None = json_field(finite)
+    null: Count
     """Rows without a text, which were left out."""
-    byte_order_marks: float | None = json_field(finite)
-    """Byte order marks, which were removed."""
-    left_out: tuple[str, ...] = json_field(texts)
-    """Output of normlab, which was not read."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
     """The corpus."""
 
-    name: str | None = json_field(text)
-    sha256: str | None = json_field(text)
-    tokenizer: Setting = json_field(as_setting)
-    vocab_size: Setting = json_field(as_setting)
-    read: TextRead = json_part(TextRead)
-    baselines: Baselines = json_part(Baselines)
+    name: str
+    sha256: str
+    tokenizer: str
+    vocab_size: Count
+    read: TextRead
+    baselines: Baselines
 
-    def references(self, initial_loss: Any = None) -> References:
+    def references(self, initial_loss: float | None = None) -> References:
         """Return the reference losses of a run, given its validation loss before the first update."""
-        recorded = (self.baselines.uniform, self.baselines.unigram, self.baselines.bigram, initial_loss)
-        return References(*(finite(loss_of(loss)) for loss in recorded))
+        return References(self.baselines.uniform, self.baselines.unigram, self.baselines.bigram, initial_loss)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Git:
-    """The checkout that the run was started from; empty where there was none."""
+    """The checkout that the run was started from."""
 
-    commit: str | None = json_field(text)
-    diff: str | None = json_field(text)
+    commit: str
+    diff: str
     """SHA-256 of the uncommitted changes; empty without any."""
 
     @property
     def label(self) -> str:
         """The beginnings of the commit and of the hash of its changes, as text."""
-        changes = f" with changes {self.diff[:10]}" if self.diff else ""
-        return f"{self.commit[:10]}{changes}" if self.commit else "unknown"
+        return self.commit[:10] + (f" with changes {self.diff[:10]}" if self.diff else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What the run id hashes."""
+
+    config: dict[str, Any]
+    """The options that the numbers depend on."""
+    versions: dict[str, Any]
+    """Versions of the norm, the placement, the init rule and the optimiser."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The content of run.json."""
+
+    run_id: str
+    name: str
+    config: dict[str, Any]
+    resolved: Machine
+    corpus: Corpus
+    identity: Identity
+    versions: dict[str, str]
+    """Versions of normlab, Python and the libraries."""
+    git: Git | None
+    """None where normlab was not run from a checkout."""
+    fingerprint: str
+    """Hash of what the block computes."""
+    flops_per_token: float
+    """Of the forward and the backward pass."""
+    created: float
+    """Unix time, seconds."""
+    pack: RecordedPack = RecordedPack()
+
+    def __post_init__(self) -> None:
+        if not is_file_name(self.run_id):
+            raise ValueError(f"{self.run_id!r:.40} is not a run id")
+        if not (math.isfinite(self.flops_per_token) and 0 <= self.created < YEAR_10000):
+            raise ValueError("a number is not finite, or no time")
 
 
 @dataclass(frozen=True, eq=False)
-class RunRecord:
-    """A run: its folder, its record and its state."""
+class RunEntry:
+    """A run without a record that parses: a sweep has planned it, or it is damaged."""
 
     folder: RunFolder
     state: str
-    """One of `format.STATES`; killed or damaged; or one of `query.NO_RUN_STATES`."""
-    problem: str
-    """What cannot be read; empty if nothing is damaged."""
-    options: Mapping[str, Setting]
-    """Every option of the config, by dotted name."""
-    config: Config
-    machine: Machine
-    corpus: Corpus
-    identity: Mapping[str, Setting]
-    """The options that the numbers depend on, by dotted name."""
-    code_versions: Mapping[str, Any]
-    """Versions of the norm, the placement, the init rule and the optimiser."""
-    versions: Mapping[str, Any]
-    """Versions of normlab, Python and the libraries."""
-    git: Git
-    fingerprint: Setting
-    """Hash of what the block computes."""
-    pack: RecordedPack
-    compute: Compute
-    created: float | None
-    """Unix time, seconds."""
-    given_name: str | None
-    status: Status
-
-    @classmethod
-    def parse(
-        cls, folder: RunFolder, run: Mapping[str, Any], status: Mapping[str, Any], state: str, problem: str = ""
-    ) -> RunRecord:
-        """Return the record in the content of run.json and status.json; either may be empty."""
-        identity = mapping(run.get("identity"))
-        return cls(
-            folder=folder,
-            state=state,
-            problem=problem,
-            options=flatten(run.get("config")),
-            config=parse_part(Config, run.get("config")),
-            machine=parse_part(Machine, run.get("resolved")),
-            corpus=parse_part(Corpus, run.get("corpus")),
-            identity=flatten(identity.get("config")),
-            code_versions=mapping(identity.get("versions")),
-            versions=mapping(run.get("versions")),
-            git=parse_part(Git, run.get("git")),
-            fingerprint=as_setting(run.get("fingerprint")),
-            pack=parse_part(RecordedPack, run.get("pack")),
-            compute=Compute.parse({**run, "pack": status.get("pack")}),
-            created=finite(run.get("created")),
-            given_name=text(run.get("name")),
-            status=parse_part(Status, status),
-        )
-
-    @classmethod
-    def read(cls, folder: RunFolder) -> RunRecord:
-        """Return the record of a run; never raises for a damaged one."""
-        run: dict[str, Any] = {}
-        status: dict[str, Any] = {}
-        state = DAMAGED
-        problems: list[str] = []
-        try:
-            run = folder.run()
-        except OtherFormat as error:  # status.json has that format too
-            return cls.parse(folder, {}, {}, DAMAGED, str(error))
-        except StoreError as error:
-            problems.append(str(error))
-        try:
-            state, status = folder.state_and_status()
-        except StoreError as error:
-            problems.append(str(error))
-        except OSError as error:
-            problems.append(str(io_error(Path(error.filename or folder.path), "read", error)))
-        return cls.parse(folder, run, status, DAMAGED if problems else state, ". ".join(problems))
+    """One of `format.STATES`; killed, damaged or not started."""
+    problem: str = field(default="", kw_only=True)
+    """What cannot be read, or why there is no run; empty for a `RunRecord`."""
+    options: Mapping[str, Setting] = field(default_factory=dict, kw_only=True)
+    """Every option of the config, by dotted name; none for a damaged run."""
 
     @property
     def run_id(self) -> str:
@@ -262,9 +181,89 @@ class RunRecord:
     @property
     def name(self) -> str:
         """The run's name, or its id if it has none."""
-        return self.given_name or self.run_id
+        return self.run_id
 
-    @cached_property
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RunRecord(RunEntry):
+    """A run: its folder, its record and its state."""
+
+    run: Run
+    config: RunConfig
+    """The config; its norm and placement have only the options that all norms and all placements have."""
+    status: Status
+
+    @classmethod
+    def parse(cls, folder: RunFolder, run: Run, status: Status, state: str) -> RunRecord:
+        """Return the record in the content of run.json and status.json.
+
+        Raises:
+            ConfigError: A value of the config has another type, or is outside the limits of its option.
+        """
+        config = parse_config(run.config)
+        return cls(folder=folder, state=state, options=flatten(run.config), run=run, config=config, status=status)
+
+    @classmethod
+    def planned(cls, folder: RunFolder, config: RunConfig, machine: Machine, pack: RecordedPack) -> RunRecord:
+        """Return a record with the settings that a planned run will have, and without its corpus."""
+        nothing = TextRead(formats={}, documents=0, empty=0, null=0)
+        baselines = Baselines(uniform=0.0, unigram=0.0, bigram=0.0)
+        run = Run(
+            run_id=folder.run_id,
+            name=folder.run_id,
+            config=plain_tree(config),
+            resolved=machine,
+            corpus=Corpus(name="", sha256="", tokenizer="", vocab_size=0, read=nothing, baselines=baselines),
+            identity=Identity(config=config.identity(), versions={"norm": 1, "placement": 1, "optim": 1}),
+            versions={"torch": ""},
+            git=None,
+            fingerprint="",
+            flops_per_token=0.0,
+            created=0.0,
+            pack=pack,
+        )
+        return cls.parse(folder, run, Status(RUNNING), RUNNING)
+
+    @classmethod
+    def load(cls, folder: RunFolder) -> RunRecord:
+        """Return the record of a run.
+
+        Raises:
+            StoreError: It is damaged, or has another format.
+        """
+        try:
+            run = folder.run(Run)
+            state, status = folder.state_and_status()
+            return cls.parse(folder, run, status, state)
+        except ConfigError as error:
+            raise damaged(folder.path / RUN_FILE, error) from error
+        except OSError as error:
+            raise io_error(Path(error.filename or folder.path), "read", error) from error
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> RunEntry:
+        """Return the record of a run, or the entry of a damaged run."""
+        try:
+            return cls.load(folder)
+        except StoreError as error:
+            return RunEntry(folder, DAMAGED, problem=str(error))
+
+    @property
+    def name(self) -> str:
+        """The run's name, or its id if it has none."""
+        return self.run.name
+
+    @property
+    def machine(self) -> Machine:
+        """What the machine decided."""
+        return self.run.resolved
+
+    @property
+    def corpus(self) -> Corpus:
+        """The corpus."""
+        return self.run.corpus
+
+    @property
     def references(self) -> References:
         """The run's reference losses."""
         return self.corpus.references(self.status.initial_val_loss)
@@ -275,8 +274,16 @@ class RunRecord:
         return DIVERGED if self.state == DIVERGED else self.status.outcome if self.state == FINISHED else None
 
     @property
+    def compute(self) -> Compute:
+        """What the run computes for each token, and where."""
+        machine = self.machine
+        return Compute.of(
+            self.run.flops_per_token, machine.device_name, machine.precision, machine.devices, self.status.pack_size
+        )
+
+    @property
     def flops_per_s(self) -> float | None:
-        """Model FLOP/s of this run alone, over the whole run; None if the record has no FLOPs or no speed."""
+        """Model FLOP/s of this run alone, over the whole run; None before its first step."""
         return self.compute.flops(self.status.tokens_per_s)
 
     @property

@@ -1,16 +1,8 @@
 """One run's folder: what the run is, its status, and its numbers.
 
 `run.json` is written once. `status.json` is replaced. `metrics.jsonl` is appended to, one line per row, and cut back to
-a checkpoint's length when a run is resumed; so are the statistics (`arrays.py`). The writer holds `lock()`:
-
-    folder = RunFolder(path)
-    with folder.lock():
-        if not folder.exists():
-            RunFolder.create(path, run)
-        folder.append(rows)
-        folder.write_status({"state": "running", ...})
-
-Reading needs no lock and disturbs no writer.
+a checkpoint's length when a run is resumed; so are the statistics (`arrays.py`). The writer holds `lock()`. Reading
+needs no lock and disturbs no writer. Methods that read or write a file raise StoreError where the system refuses.
 """
 
 from __future__ import annotations
@@ -20,11 +12,12 @@ import hashlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from normlab.errors import StoreError
-from normlab.store.files import AppendFile, check_links, delete_temporaries, io_error, make_folder, write_atomic
+from normlab.store.files import AppendFile, check_links, delete_temporaries, make_folder, write_atomic
 from normlab.store.format import (
     COMPLETED_STATES,
     KILLED,
@@ -32,20 +25,21 @@ from normlab.store.format import (
     METRICS_FILE,
     RUN_FILE,
     RUNNING,
-    STATES,
     STATISTICS_FOLDER,
     STATUS_FILE,
     decode,
+    encode,
     to_json,
     with_checksum,
 )
 from normlab.store.lock import file_lock, is_locked, owner_of
-from normlab.store.parts import parse_part
-from normlab.store.reading import HOW_TO_FIX, Rows, read_bytes, read_record, read_rows
-from normlab.store.status import RecordedPack
+from normlab.store.reading import Rows, damaged, parse_rows, read_bytes, read_record
+from normlab.store.status import RowsDigest, Status
 
 if TYPE_CHECKING:
     from normlab.store.arrays import StatisticsFiles
+
+T = TypeVar("T")
 
 
 class RunFolder:
@@ -79,15 +73,9 @@ class RunFolder:
         """Whether the run was created."""
         return (self.path / RUN_FILE).exists()
 
-    # Description and status.
-
     @classmethod
     def create(cls, path: str | os.PathLike[str], run: Mapping[str, Any]) -> RunFolder:
-        """Make the folder, write run.json, and return the folder.
-
-        Raises:
-            StoreError: The folder holds a run already, or the system refused.
-        """
+        """Make the folder, write run.json, and return the folder; StoreError if it holds a run already."""
         folder = cls(path)
         if folder.exists():
             raise StoreError(f"{folder.path}: holds a run already; resume it, or use run.fresh=true")
@@ -95,24 +83,13 @@ class RunFolder:
         write_atomic(folder.path / RUN_FILE, with_checksum(run))
         return folder
 
-    def run(self) -> dict[str, Any]:
-        """Return the content of run.json.
-
-        Raises:
-            StoreError: The file is missing or damaged, or has another format.
-        """
-        return read_record(self.path / RUN_FILE)
+    def run(self, kind: type[T] = dict[str, Any]) -> T:
+        """Return the content of run.json, as an object of a type; StoreError as `read_record`."""
+        return read_record(self.path / RUN_FILE, kind)
 
     def last_pack(self) -> list[str]:
-        """Return the ids of the runs that the run last trained with in one pack, its own among them.
-
-        Raises:
-            StoreError: run.json or status.json is damaged, or has another format.
-        """
-        for record in (self.status(), self.run()):
-            if runs := parse_part(RecordedPack, record.get("pack")).runs:
-                return list(runs)
-        return [self.run_id]
+        """Return the ids of the runs that the run last trained with in one pack, its own among them."""
+        return list(self.read_status().pack.runs) or self.run().get("pack", {}).get("runs") or [self.run_id]
 
     def write_status(self, status: Mapping[str, Any]) -> None:
         """Replace status.json; `version` and `updated` (unix time, seconds) are added.
@@ -120,8 +97,6 @@ class RunFolder:
         Raises:
             StoreError: The write or `check_place` failed; the file is unchanged.
         """
-        if status.get("state") not in STATES:
-            raise ValueError(f"state {status.get('state')!r} is none of {', '.join(STATES)}")
         self.check_place()
         path = self.path / STATUS_FILE
         # If a power cut brings back an older status, the run resumes from its checkpoints. The first status is synced:
@@ -129,32 +104,27 @@ class RunFolder:
         sync_name = status["state"] != RUNNING or not path.exists()
         write_atomic(path, with_checksum({**status, "updated": time.time()}), sync_name=sync_name)
 
-    def status(self) -> dict[str, Any]:
-        """Return the content of status.json, decoded; a run that has none yet is running.
-
-        Raises:
-            StoreError: The file is damaged, or has another format.
-        """
+    def read_status(self) -> Status:
+        """Return the content of status.json; a run that has none yet is running. StoreError as `read_record`."""
         path = self.path / STATUS_FILE
-        if not path.exists():
-            return {"state": RUNNING}
-        status = decode(read_record(path))
-        if not isinstance(status.get("state"), str):
-            raise StoreError(f"{path}: is damaged (it names no state); {HOW_TO_FIX[STATUS_FILE]}")
+        status = read_record(path, Status) if path.exists() else Status(RUNNING)
+        if missing := status.missing:
+            raise damaged(path, f"a run that is {status.state} has no {missing}")
         return status
 
-    def state_and_status(self) -> tuple[str, dict[str, Any]]:
-        """Return the state, and the status that was read with it.
+    def status(self) -> dict[str, Any]:
+        """Return `read_status` as nested plain values; every NaN is `math.nan`, so that two statuses compare equal."""
+        return decode(encode(asdict(self.read_status())))
 
-        The state is that of the status, or killed: a run whose status is running while no process holds its lock.
-        """
-        status = self.status()
-        if status["state"] == RUNNING and not self.is_active():
+    def state_and_status(self) -> tuple[str, Status]:
+        """Return the status and its state, or killed: the status is running while no process holds the run's lock."""
+        status = self.read_status()
+        if status.state == RUNNING and not self.is_active():
             # The writer may have written its last status and released the lock since the status was read.
-            status = self.status()
-            if status["state"] == RUNNING:
+            status = self.read_status()
+            if status.state == RUNNING:
                 return KILLED, status
-        return status["state"], status
+        return status.state, status
 
     def owner(self) -> int | None:
         """Return the id of the process that trains the run, or None if it is not known."""
@@ -183,8 +153,6 @@ class RunFolder:
         with contextlib.suppress(OSError):
             return self.is_active(), sorted(files)
         return None, sorted(files)
-
-    # Writing.
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -253,27 +221,15 @@ class RunFolder:
         Raises:
             StoreError: The metrics are shorter, or no row ends at `size`: rows before the checkpoint are missing.
         """
-        current = self.size()
-        if current < size:
-            raise StoreError(
-                f"{self.metrics_path}: has {current} bytes where the checkpoint says {size}: rows are missing; "
-                "put the file back, or run.fresh=true starts another run beside this one"
-            )
+        content = read_bytes(self.metrics_path)
         self.close()
-        if current == 0:
-            return
-        try:
-            with self.metrics_path.open("rb") as file:
-                file.seek(max(0, size - 1))
-                ends_a_row = not size or file.read(1) == b"\n"
-        except OSError as error:
-            raise io_error(self.metrics_path, "cut", error) from error
-        if not ends_a_row:
+        if len(content) < size or content[:size][-1:] not in (b"", b"\n"):
             raise StoreError(
-                f"{self.metrics_path}: no row ends at byte {size}, where the checkpoint says that one does; "
-                "put the file back, or run.fresh=true starts another run beside this one"
+                f"{self.metrics_path}: has {len(content)} bytes where the checkpoint says that a row ends at byte "
+                f"{size}; put the file back, or run.fresh=true starts another run beside this one"
             )
-        self._metrics.truncate(size)
+        if content:
+            self._metrics.truncate(size)
 
     def close(self) -> None:
         """Close the metrics and the statistics; the next `append` opens them again."""
@@ -281,29 +237,15 @@ class RunFolder:
             self._statistics.close()
         self._metrics.close()
 
-    # Reading.
+    def rows(self, *kinds: str) -> Rows:
+        """Return the rows of some kinds, or all; lines that are no row are left out and counted."""
+        return parse_rows(read_bytes(self.metrics_path), *kinds)
 
-    def rows(self, kind: str | None = None, *, exclude: str | None = None) -> Rows:
-        """Return the rows of one kind, or all; unreadable lines are skipped and counted.
-
-        Args:
-            kind: The kind to return.
-            exclude: A kind to skip without parsing, damaged or not: most rows of a long run are `train`.
-
-        Raises:
-            StoreError: The file exists and cannot be read.
-        """
-        return read_rows(self.metrics_path, kind, exclude=exclude)
-
-    def metrics_digest(self) -> dict[str, Any]:
-        """Return the number of rows and the SHA-256 of the metrics, for a run's last status.
-
-        Raises:
-            StoreError: The file exists and cannot be read.
-        """
+    def metrics_digest(self) -> RowsDigest:
+        """Return the number of rows and the SHA-256 of the metrics, for a run's last status."""
         content = read_bytes(self.metrics_path)
         rows = content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
-        return {"rows": rows, "sha256": hashlib.sha256(content).hexdigest()}
+        return RowsDigest(rows, hashlib.sha256(content).hexdigest())
 
     def metrics_problem(self) -> str:
         """Return how the metrics of a run differ from its last status, in a line; empty if they do not.
@@ -311,18 +253,16 @@ class RunFolder:
         Empty too before the run is completed: a run that diverged has no digest while its pack trains.
         """
         try:
-            status = self.status()  # before the metrics, in case that the run completes in between
-            recorded = status.get("metrics")
-            if status["state"] not in COMPLETED_STATES or not isinstance(recorded, dict):
+            status = self.read_status()  # before the metrics, in case that the run completes in between
+            recorded = status.metrics
+            if status.state not in COMPLETED_STATES or recorded is None:
                 return ""
             current = self.metrics_digest()
         except StoreError as error:
             return str(error)
         if current == recorded:
             return ""
-        if current["rows"] == recorded.get("rows"):
+        if current.rows == recorded.rows:
             return f"the metrics of run {self.run_id} are not those that were written; restore a copy"
-        return (
-            f"the metrics of run {self.run_id} have {current['rows']} rows where {recorded.get('rows')} were written; "
-            "restore a copy"
-        )
+        rows = f"{current.rows} rows where {recorded.rows} were written"
+        return f"the metrics of run {self.run_id} have {rows}; restore a copy"

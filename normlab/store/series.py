@@ -5,12 +5,11 @@ Shapes: S steps.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from normlab.errors import StoreError
-from normlab.store.format import CLIP_FACTOR_KEY, COMPLETED_STATES, number
+from normlab.store.format import CLIP_FACTOR_KEY, COMPLETED_STATES
 from normlab.store.runs import RunFolder
 
 if TYPE_CHECKING:
@@ -21,28 +20,28 @@ NAMES = ("step", "loss", "grad_norm", "clip_factor")
 
 
 def series(folder: RunFolder) -> dict[str, NDArray[np.float64]]:
-    """Return each of `NAMES` for every step of a run, (S,), oldest first; NaN where a value is no number.
+    """Return each of `NAMES` for every step of a run, (S,), oldest first.
 
     Raises:
         StoreError: The run has taken no step yet, its rows are gone, or its record cannot be read.
     """
     rows = folder.rows("train").rows
     if not rows:
-        status = folder.status()
-        if status.get("steps") == 0:
+        status = folder.read_status()
+        if status.state in COMPLETED_STATES and status.steps == 0:
             raise StoreError(f"run {folder.run_id} has no steps (train.steps=0); choose another run")
-        if status.get("step") or status["state"] in COMPLETED_STATES:
+        if status.step or status.state in COMPLETED_STATES:
             raise StoreError(f"{folder.metrics_path}: the steps of run {folder.run_id} are gone; restore a copy")
         raise StoreError(f"run {folder.run_id} has taken no step yet; try again when it has")
     return series_of(rows)
 
 
 def series_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[np.float64]]:
-    """Return each of `NAMES` for some training rows, (S,), in their order; NaN where a value is no number."""
+    """Return each of `NAMES` for some training rows, (S,), in their order."""
     import numpy as np  # slow to import, and a summary of runs reads evaluations alone
 
     keys = {name: CLIP_FACTOR_KEY if name == "clip_factor" else name for name in NAMES}
-    return {name: np.array([number(row.get(key)) for row in rows], dtype=np.float64) for name, key in keys.items()}
+    return {name: np.array([row[key] for row in rows], dtype=np.float64) for name, key in keys.items()}
 
 
 class Evaluation(NamedTuple):
@@ -50,32 +49,23 @@ class Evaluation(NamedTuple):
 
     step: int
     seconds: float | None
-    """Training time until then, without evaluations and checkpoints; None where the record has none."""
+    """Training time until then, without evaluations and checkpoints; None if its row was damaged."""
     loss: float
     """Nats/token."""
 
 
 def evaluations(folder: RunFolder) -> list[Evaluation]:
-    """Return every evaluation of a run, oldest first.
-
-    Raises:
-        StoreError: The metrics exist and cannot be read.
-    """
-    return evaluations_of(folder.rows(exclude="train").rows)
+    """Return every evaluation of a run, oldest first."""
+    return evaluations_of(folder.rows("eval", "pace").rows)
 
 
 def evaluations_of(rows: Iterable[Mapping[str, Any]]) -> list[Evaluation]:
     """Return every evaluation among the rows of a run, in their order."""
     result: list[Evaluation] = []
-    seconds: dict[float, float | None] = {0: 0.0}
+    seconds: dict[int, float] = {0: 0.0}
     for row in rows:
-        if row.get("kind") == "train":  # most rows of a long run
-            continue
-        step, loss = number(row.get("step")), number(row.get("loss"))
-        if step is None or not math.isfinite(step):
-            continue
-        if row.get("kind") == "pace":
-            seconds[step] = number(row.get("seconds"))
-        elif row.get("kind") == "eval" and loss is not None:
-            result.append(Evaluation(int(step), seconds.get(step), loss))
+        if row["kind"] == "pace":
+            seconds[row["step"]] = row["seconds"]
+        elif row["kind"] == "eval":
+            result.append(Evaluation(row["step"], seconds.get(row["step"]), row["loss"]))
     return result

@@ -1,98 +1,143 @@
-"""The status of a run, typed: `Status`. Training writes it to status.json; everything else reads it by attribute."""
+"""The status of a run: `Status`. Training writes it to status.json; everything else reads it by attribute."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated
 
-from normlab.store.format import DIVERGED, FINISHED
-from normlab.store.outcome import MARGIN, OUTCOMES, STUCK, References, format_loss, outcome
-from normlab.store.parts import finite, json_field, json_part, mapping_or_none, number, parse_part, text, texts
+import msgspec
+
+from normlab.store.files import is_file_name
+from normlab.store.format import DIVERGED, FINISHED, STATES
+from normlab.store.outcome import LARGEST_LOSS, MARGIN, OUTCOMES, STUCK, References, format_loss, outcome
+from normlab.store.reading import Count
+
+State = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(STATES)})$")]
+Outcome = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(OUTCOMES)})$")]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedPack:
     """The pack in which the run trained."""
 
-    sweep: str | None = json_field(text)
-    number: float | None = json_field(finite)
-    runs: tuple[str, ...] = json_field(texts)
+    sweep: str | None = None
+    number: int | None = None
+    runs: tuple[str, ...] = ()
     """The ids of its runs; empty for a run that trained alone."""
+
+    def __post_init__(self) -> None:
+        for name in (*self.runs, *([] if self.sweep is None else [self.sweep])):
+            if not is_file_name(name):
+                raise ValueError(f"{name!r:.40} is not the name of a run or a sweep")
 
 
 @dataclass(frozen=True, slots=True)
 class StepNumbers:
     """A training step."""
 
-    step: float | None = json_field(finite)
-    loss: float | None = json_field(number)
-    grad_norm: float | None = json_field(number)
+    step: Count
+    loss: float
+    grad_norm: float
 
     def __str__(self) -> str:
-        grad_norm = "?" if self.grad_norm is None else f"{self.grad_norm:.4g}"
-        return f"loss {format_loss(self.loss)}, gradient norm {grad_norm}"
+        return f"loss {format_loss(self.loss)}, gradient norm {self.grad_norm:.4g}"
 
 
 @dataclass(frozen=True, slots=True)
-class Divergence(StepNumbers):
+class Divergence:
     """The step that diverged."""
 
-    reason: str | None = json_field(text, optional=True)
+    step: Count
+    loss: float | None = None
+    grad_norm: float | None = None
+    reason: str | None = None
     """None where the loss or the gradient was NaN or infinite."""
-    last_finite: StepNumbers | None = json_field(lambda tree: parse_part(StepNumbers, tree) if tree else None)
+    last_finite: StepNumbers | None = None
     """The last step with finite loss and gradient norm."""
 
+    def __post_init__(self) -> None:
+        if self.reason is None and (self.loss is None or self.grad_norm is None):
+            raise ValueError("a divergence has neither a reason nor a loss and a gradient norm")
+
     def __str__(self) -> str:
-        text = self.reason or StepNumbers.__str__(self)
+        text = self.reason or f"loss {format_loss(self.loss)}, gradient norm {self.grad_norm:.4g}"
         last = self.last_finite
-        return text if last is None else f"{text}; last finite at step {or_unknown(last.step)}: {last}"
+        return text if last is None else f"{text}; last finite at step {last.step}: {last}"
+
+
+@dataclass(frozen=True, slots=True)
+class RowsDigest:
+    """The metrics of a completed run, by which readers notice a changed file."""
+
+    rows: Count
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpikeCount:
+    """The spikes of a run by one rule."""
+
+    spikes: Count
+    of_steps: Count
+    """Number of steps that the rule judges."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
     """The content of status.json. Losses are in nats/token."""
 
-    state: str | None = json_field(text)
-    """One of `format.STATES`; a reader uses `RunRecord.state`, which knows killed runs too."""
-    step: float | None = json_field(finite)
+    state: State
+    """A reader uses `RunRecord.state`, which knows killed runs too."""
+    step: Count = 0
     """Updates made."""
-    train_loss: float | None = json_field(number)
-    val_loss: float | None = json_field(number)
-    val_loss_batch_statistics: float | None = json_field(number)
+    train_loss: float | None = None
+    val_loss: float | None = None
+    val_loss_batch_statistics: float | None = None
     """Validation loss in training mode, for a norm that computes something else in that mode."""
-    best_val_loss: float | None = json_field(number)
-    best_val_step: float | None = json_field(finite)
-    seconds: float | None = json_field(finite)
+    best_val_loss: float | None = None
+    best_val_step: Count | None = None
+    seconds: float = 0.0
     """Time in steps, without evaluations and checkpoints, over all processes of the run."""
-    changes_at_resume: tuple[str, ...] = json_field(texts)
+    changes_at_resume: tuple[str, ...] = ()
     """Each resume with other code or on another machine: the step, and what differed."""
-    steps: float | None = json_field(finite)
-    tokens: float | None = json_field(finite)
-    tokens_per_s: float | None = json_field(finite)
-    peak_memory_bytes: float | None = json_field(finite)
-    checkpoint: float | None = json_field(finite)
+    steps: Count = 0
+    tokens: Count = 0
+    tokens_per_s: float | None = None
+    peak_memory_bytes: Count | None = None
+    checkpoint: Count | None = None
     """Step of the newest checkpoint."""
-    pack: RecordedPack = json_part(RecordedPack, optional=True)
+    pack: RecordedPack = RecordedPack()
     """The pack in which the run last trained."""
-    diverged: Divergence = json_part(Divergence, optional=True)
-    error: str | None = json_field(text, optional=True)
-    initial_val_loss: float | None = json_field(number, optional=True)
+    diverged: Divergence | None = None
+    error: str | None = None
+    initial_val_loss: float | None = None
     """Validation loss before the first update; None before the run is completed."""
-    outcome: str | None = json_field(lambda value: value if value in OUTCOMES else None, optional=True)
+    outcome: Outcome | None = None
     """None before the run is completed."""
-    metrics: Mapping[str, Any] | None = json_field(mapping_or_none, optional=True)
-    """Number of rows and SHA-256 of the metrics of a completed run, by which readers notice a changed file."""
-    spikes: Mapping[str, Any] | None = json_field(mapping_or_none, optional=True)
+    metrics: RowsDigest | None = None
+    """None before the run is completed."""
+    spikes: Mapping[str, SpikeCount] | None = None
     """Spikes by rule; None if they could not be counted."""
-    updated: float | None = json_field(finite, optional=True)
+    updated: float | None = None
     """Unix time of the file, seconds."""
+
+    def __post_init__(self) -> None:
+        for loss in (self.train_loss, self.val_loss, self.best_val_loss, self.initial_val_loss):
+            if loss is not None and LARGEST_LOSS < abs(loss) < math.inf:
+                raise ValueError(f"{loss} is no loss")
 
     @property
     def pack_size(self) -> int:
         """Number of runs that trained together with this one, itself included."""
         return max(1, len(self.pack.runs))
+
+    @property
+    def missing(self) -> str:
+        """The field that a completed run must have and that this status lacks; empty if it has all."""
+        required = {FINISHED: ("outcome", "val_loss", "best_val_loss"), DIVERGED: ("diverged",)}
+        return next((name for name in required.get(self.state, ()) if getattr(self, name) is None), "")
 
     def completed(self, references: References, last_finite: StepNumbers | None) -> Status:
         """Return the last status of a run with its outcome; a final loss that is a divergence makes it diverged.
@@ -113,21 +158,17 @@ class Status:
         result = replace(self, initial_val_loss=references.initial, outcome=name)
         if name != DIVERGED:
             return result
-        reason = _reason_of_divergence(final, references)
-        divergence = Divergence(self.step, self.train_loss, reason=reason, last_finite=last_finite)
+        divergence = Divergence(
+            self.step, self.train_loss, reason=_reason_of_divergence(final, references), last_finite=last_finite
+        )
         return replace(result, state=DIVERGED, diverged=divergence)
 
 
 def _reason_of_divergence(final: float, references: References) -> str:
     """Return why a final validation loss is a divergence."""
     reason = f"its final validation loss is {format_loss(final)}"
-    if math.isfinite(final):
-        losses = {"ln V": references.uniform, "the initial loss": references.initial}
-        start = " and ".join(f"{name} {value:.4f}" for name, value in losses.items() if value is not None)
-        reason += f", more than {MARGIN:g} nat above {start}: worse than a uniform guess"
-    return reason
-
-
-def or_unknown(value: float | None) -> str:
-    """Return a number as text, and a question mark for None."""
-    return "?" if value is None else f"{value}"
+    if not math.isfinite(final):
+        return reason
+    initial = "" if references.initial is None else f" and the initial loss {references.initial:.4f}"
+    start = f"ln V {references.uniform:.4f}{initial}"
+    return f"{reason}, more than {MARGIN:g} nat above {start}: worse than a uniform guess"

@@ -9,9 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from normlab.store.parts import finite, mapping, parse_part, text
-from normlab.store.status import RecordedPack
-
 # TFLOP/s without sparsity, as (fp32, bf16). fp32 is that of the CUDA cores, without TF32; bf16 is that of the tensor
 # cores with sums in float32. Datasheets that print bf16 with 2:4 sparsity print twice this number. On each of these
 # devices the tensor cores have the same peak in fp16, and half of it in TF32.
@@ -46,29 +43,32 @@ def peak_flops(device_name: str | None, precision: str | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """What a run computes for each token, and where. The speeds are None if the record lacks what they need."""
+    """What a run computes for each token, and where."""
 
-    flops_per_token: float | None
+    flops_per_token: float
     """Forward and backward pass."""
     peak: float | None
-    """Peak FLOP/s of all devices of the run together."""
+    """Peak FLOP/s of all devices of the run together; None if it is not known."""
     runs: int
     """Runs that train together on the devices: the pack, or 1."""
 
     @classmethod
+    def of(cls, flops_per_token: float, device_name: str | None, precision: str, devices: int, runs: int) -> Compute:
+        """Return the compute of a run on some equal devices."""
+        peak = peak_flops(device_name, precision)
+        return cls(flops_per_token, None if peak is None else peak * devices, runs)
+
+    @classmethod
     def parse(cls, run: Mapping[str, Any]) -> Compute:
         """Return the compute of a run.json."""
-        resolved = mapping(run.get("resolved"))
-        peak = peak_flops(text(resolved.get("device_name")), text(resolved.get("precision")))
-        return cls(
-            flops_per_token=finite(run.get("flops_per_token")),
-            peak=None if peak is None else peak * (finite(resolved.get("devices")) or 1),
-            runs=max(1, len(parse_part(RecordedPack, run.get("pack")).runs)),
+        machine, pack = run["resolved"], run.get("pack", {"runs": [run]})
+        return cls.of(
+            run["flops_per_token"], machine["device_name"], machine["precision"], machine["devices"], len(pack["runs"])
         )
 
     def flops(self, tokens: float | None) -> float | None:
         """Return the model FLOPs of training on these tokens; for a speed in tok/s the FLOP/s of this run alone."""
-        return None if self.flops_per_token is None or tokens is None else self.flops_per_token * tokens
+        return None if tokens is None else self.flops_per_token * tokens
 
     def mfu(self, tokens_per_s: float | None) -> float | None:
         """Return the MFU of the devices, from 0 to 1: the model FLOP/s of all runs of the pack over the peak."""

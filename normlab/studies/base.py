@@ -31,35 +31,35 @@ runs cannot answer."""
 
 
 class Criterion:
-    """What an estimate must be for a claim to hold: in a range."""
+    """What an estimate must be for a claim to hold: supported if its interval is inside limits, refuted if outside."""
+
+    supporting = ("low", "high")
+    """The interval that supports: of 95 %."""
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The smallest and the largest value of the range."""
+        """The smallest and the largest value."""
         raise NotImplementedError
 
     @property
     def text(self) -> str:
-        """The criterion as text."""
         least, most = self.limits
         if math.isinf(most):
             return f"at least {least:g}"
         return f"at most {most:g}" if math.isinf(least) else f"between {least:g} and {most:g} (two one-sided tests)"
 
     def judge(self, estimate: Estimate) -> str:
-        """Return supported if the 95 % interval is in the range, refuted if it is outside, else undecided."""
-        return self._judge(estimate.low, estimate.high)
-
-    def _judge(self, low: float | None, high: float | None) -> str:
-        least, most = self.limits
-        if low is None or high is None or math.isnan(low) or math.isnan(high):
+        """Return supported, refuted or undecided."""
+        (least, most), bounds = self.limits, estimate.bounds
+        if "low" not in bounds or any(map(math.isnan, bounds.values())):
             return UNDECIDED
+        low, high = (bounds[name] for name in self.supporting)
         if least <= low and high <= most:
             return SUPPORTED
-        return REFUTED if high < least or low > most else UNDECIDED
+        return REFUTED if bounds["high"] < least or bounds["low"] > most else UNDECIDED
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AtLeast(Criterion):
     """The value is at or above the bound."""
 
@@ -67,11 +67,10 @@ class AtLeast(Criterion):
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The smallest and the largest value of the range."""
         return self.bound, math.inf
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AtMost(Criterion):
     """The value is at or below the bound."""
 
@@ -79,11 +78,10 @@ class AtMost(Criterion):
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The smallest and the largest value of the range."""
         return -math.inf, self.bound
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Within(Criterion):
     """Supported if two one-sided tests at 5 % (TOST) put the value between the bounds: the 90 % interval is inside.
 
@@ -94,6 +92,7 @@ class Within(Criterion):
 
     low: float
     high: float
+    supporting = ("low90", "high90")
 
     def __post_init__(self) -> None:
         if self.low > self.high:
@@ -101,15 +100,7 @@ class Within(Criterion):
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The smallest and the largest value of the range."""
         return self.low, self.high
-
-    def judge(self, estimate: Estimate) -> str:
-        """Return supported, refuted or undecided."""
-        if self._judge(estimate.low90, estimate.high90) == SUPPORTED:
-            return SUPPORTED
-        verdict = self._judge(estimate.low, estimate.high)
-        return verdict if verdict == REFUTED else UNDECIDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +113,10 @@ class Grid:
 
     @property
     def arguments(self) -> list[str]:
-        """The overrides as a list."""
         return shlex.split(self.overrides)
 
     @property
     def command(self) -> str:
-        """The command of the sweep."""
         return shlex.join(["normlab", "sweep", *self.arguments])
 
 
@@ -214,17 +203,12 @@ def register_study(study: Study) -> Study:
     Raises:
         ConfigError: The name is taken or is no identifier, a size is unknown, or two claims have the same name.
     """
-    claim_name("study", study.name, known=study.name in STUDIES, same=study == STUDIES.get(study.name))
-    for size in study.grids:
-        if size not in SIZES:
-            raise ConfigError(f"study {study.name}: " + unknown("size", size, SIZES))
-        if not all(isinstance(grid, Grid) for grid in study.grids[size]):
-            raise ConfigError(f"study {study.name}: grids of size {size}: expected a list of Grid(name, overrides)")
+    claim_name("study", study.name, known=STUDIES.get(study.name, study) != study)
+    if sizes := [size for size in study.grids if size not in SIZES]:
+        raise ConfigError(f"study {study.name}: " + unknown("size", sizes[0], SIZES))
     names = [claim.name for claim in (*study.claims, *study.controls)]
     if len(set(names)) < len(names):
         raise ConfigError(f"study {study.name}: two claims have the same name; rename one")
-    if not isinstance(study.amendments, Mapping):
-        raise ConfigError(f"study {study.name}: amendments: expected a dict of reasons by the hash before the change")
     STUDIES[study.name] = study
     return study
 

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from normlab.analysis.arms import CHOOSING_SEEDS, Arm, StudyRuns, plausible_lrs
-from normlab.analysis.cells import Cell, count_bad
-from normlab.analysis.contrasts import fisher_p, slope_weights
+from normlab.analysis.arms import CHOOSING_SEEDS, Arm, StudyRuns
+from normlab.analysis.cells import count_bad
+from normlab.analysis.contrasts import fisher_p, slope_weights, weighted_sums
 from normlab.analysis.intervals import Replicate, paired_test
 from normlab.analysis.results import RunResult
 from normlab.errors import ConfigError, unknown
@@ -63,11 +63,6 @@ class Estimate:
         return {name: bound for name in BOUNDS if (bound := getattr(self, name)) is not None}
 
 
-def both_levels(interval: Callable[[float], tuple[Any, Any]]) -> dict[str, Any]:
-    """Return the bounds of the 95 and the 90 % interval, given the interval at a significance level."""
-    return dict(zip(BOUNDS, map(float, (*interval(0.05), *interval(0.10))), strict=True))
-
-
 class Estimator(Protocol):
     """Estimates one quantity from the runs of a study."""
 
@@ -86,9 +81,12 @@ class Estimator(Protocol):
         """The name of the estimate with its unit, for an axis."""
         ...
 
-    def estimate(self, runs: StudyRuns) -> Estimate:
-        """Return the estimate."""
-        ...
+    def estimate(self, runs: StudyRuns) -> Estimate: ...
+
+
+def both_levels(interval: Callable[[float], tuple[Any, Any]]) -> dict[str, Any]:
+    """Return the bounds of the 95 and the 90 % interval, given the interval at a significance level."""
+    return dict(zip(BOUNDS, map(float, (*interval(0.05), *interval(0.10))), strict=True))
 
 
 def over_seeds(values: Mapping[Replicate, float]) -> Estimate:
@@ -100,42 +98,37 @@ def over_seeds(values: Mapping[Replicate, float]) -> Estimate:
     if undefined or not values:
         return Estimate(math.nan, n=len(values), undefined=undefined)
     wide, narrow = paired_test(values), paired_test(values, 0.90)
-    finite = [value for value in values.values() if math.isfinite(value)]
+    is_finite = all(map(math.isfinite, values.values()))
     return Estimate(
         wide.estimate, wide.low, wide.high, narrow.low, narrow.high, wide.design.n, wide.p,
         "t over seeds" if wide.test == "paired t" else wide.test,
-        float(np.std(finite, ddof=1)) if len(finite) == len(values) > 1 else None,
+        float(np.std([*values.values()], ddof=1)) if is_finite and len(values) > 1 else None,
         {f"{a}" if a == b else f"{a}/{b}": value for (a, b), value in values.items()},
     )  # fmt: skip
 
 
 def over_rates(
-    tables: Sequence[Mapping[float | None, Mapping[Replicate, float]]], combine: Callable[[Sequence[float]], float]
+    tables: Sequence[Mapping[float | None, Mapping[Replicate, float]]], weights: Sequence[float]
 ) -> Estimate:
-    """Return the estimate at the first learning rate of each arm, with the union of the intervals at all of them.
+    """Return the contrast at the first learning rate of each arm, with the union of the intervals at all of them.
 
-    Args:
-        tables: For each arm its values by learning rate and replicate.
-        combine: Returns the quantity of a seed from the values of the arms.
+    A table has the values of an arm by learning rate and replicate.
     """
-    found: list[Estimate] = []
-    for values in product(*(table.values() for table in tables)):
-        common = sorted(set(values[0]).intersection(*values[1:]), key=str)
-        found.append(over_seeds({seed: combine([each[seed] for each in values]) for seed in common}))
+    found = [over_seeds(weighted_sums(weights, each)) for each in product(*(table.values() for table in tables))]
     if not found:
         return Estimate(math.nan)
     first = found[0]
-    if any(each.undefined for each in found):
-        return Estimate(math.nan, n=first.n, undefined=max(each.undefined for each in found))
+    if undefined := max(each.undefined for each in found):
+        return Estimate(math.nan, n=first.n, undefined=undefined)
     union: dict[str, Any] = {}
     for name in (*BOUNDS, "p"):
-        known = [bound for each in found if (bound := getattr(each, name)) is not None]
-        union[name] = (min if name.startswith("low") else max)(known) if len(known) == len(found) else None
+        bounds = [getattr(each, name) for each in found]
+        union[name] = None if None in bounds else (min if name.startswith("low") else max)(bounds)
     both = replace(first, **union)
-    widths = [each.high - each.low for each in (first, both) if each.low is not None and each.high is not None]
-    if first.deviation is not None and len(widths) == 2 and 0 < widths[0] < widths[1] < math.inf:
-        both = replace(both, deviation=first.deviation * (widths[1] / widths[0]))
-    return both
+    if first.deviation is None or "low" not in both.bounds:
+        return both
+    narrow, wide = (each.bounds["high"] - each.bounds["low"] for each in (first, both))
+    return replace(both, deviation=first.deviation * (wide / narrow)) if 0 < narrow < wide < math.inf else both
 
 
 def exponential(estimate: Estimate) -> Estimate:
@@ -162,8 +155,8 @@ class Contrast:
     """The mean over seeds of sum_a w_a m_a, for arms a with weights w_a and a measure m.
 
     The interval is that of the paired t test (`paired_test`), for all learning rates that are not worse than the best
-    one of their arm (`plausible_lrs`). With a single arm of weight 1 it is the mean of the
-    measure, with weights +1 and -1 a paired difference, with +1, -1, -1, +1 a difference of differences.
+    one of their arm (`plausible_lrs`). With a single arm of weight 1 it is the mean of the measure, with weights +1 and
+    -1 a paired difference, with +1, -1, -1, +1 a difference of differences.
     """
 
     weights: Mapping[str, float]
@@ -180,12 +173,10 @@ class Contrast:
 
     @property
     def chooses_rate(self) -> bool:
-        """Whether a best learning rate at the edge of its grid makes the estimate meaningless."""
         return self.lr == "best"
 
     @property
     def text(self) -> str:
-        """What is estimated."""
         terms = " ".join(
             f"{'+' if w > 0 else '-'} {'' if abs(w) == 1 else f'{abs(w):g} '}[{arm}]" for arm, w in self.weights.items()
         )
@@ -195,32 +186,24 @@ class Contrast:
 
     @property
     def quantity(self) -> str:
-        """The name of the estimate with its unit, for an axis."""
+        what, arms = self.measure.text, len(self.weights)
         if not self.is_ratio:
             differences = {1: "", 2: "difference in ", 4: "difference of differences in "}
-            return differences.get(len(self.weights), "contrast of ") + self.measure.text
+            return differences.get(arms, "contrast of ") + what
         ratios = {1: "", 2: "ratio of ", 4: "ratio of ratios of "}
-        measure = self.measure.text.removeprefix("ln(").removesuffix(")")
-        return ratios.get(len(self.weights), "exp of a contrast of ") + measure
+        return ratios.get(arms, "exp of a contrast of ") + what.removeprefix("ln(").removesuffix(")")
 
     def estimate(self, runs: StudyRuns) -> Estimate:
-        """Return the estimate."""
         arms = [runs.arm(where) for where in self.weights]
         rates = runs.rate_of(arms, self.lr)
         tables = [
-            {
-                rate: values_of(self.measure, arm.judged(rate))
-                for rate in (arm.plausible_lrs if self.lr == "best" else [rates[arm.where]])
-            }
+            {rate: values_of(self.measure, arm.judged(rate)) for rate in lrs}
             for arm in arms
+            for lrs in [arm.plausible_lrs if self.lr == "best" else [rates[arm.where]]]
         ]
         judged = [run for arm in arms for run in arm.judged(rates[arm.where])]
-        found = replace(over_rates(tables, self._sum), rates=rates, **_outcomes(judged))
+        found = replace(over_rates(tables, [*self.weights.values()]), rates=rates, **_outcomes(judged))
         return exponential(found) if self.is_ratio else found
-
-    def _sum(self, values: Sequence[float]) -> float:
-        """Return sum_a w_a m_a; NaN if terms of both signs are infinite."""
-        return sum(weight * value for weight, value in zip(self.weights.values(), values, strict=True) if weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,23 +222,19 @@ class Slope:
 
     @property
     def text(self) -> str:
-        """What is estimated."""
         return f"{self.quantity}, mean over seeds: [{self.where}]{_minus(self.minus)}"
 
     @property
     def quantity(self) -> str:
-        """The name of the estimate with its unit, for an axis."""
         return f"slope of {self.measure.text} on {f'ln({self.over})' if self.is_log else self.over}"
 
     def estimate(self, runs: StudyRuns) -> Estimate:
-        """Return the estimate: that of the contrast of all levels that is the least-squares slope."""
+        """Return the contrast of all levels that is the least-squares slope."""
         weights: dict[str, float] = {}
-        for where, sign in ((self.where, 1.0), (self.minus, -1.0)):
-            if where is not None:
-                levels = runs.levels(where, self.over)
-                slope = slope_weights(np.log(levels) if self.is_log else levels)
-                conditions = [",".join(filter(None, [where, f"{self.over}={level:.17g}"])) for level in levels]
-                weights |= dict(zip(conditions, (sign * weight for weight in slope), strict=True))
+        for where, sign in ((self.where, 1.0), *([(self.minus, -1.0)] if self.minus is not None else [])):
+            levels = runs.levels(where, self.over)
+            for level, slope in zip(levels, slope_weights(np.log(levels) if self.is_log else levels), strict=True):
+                weights[",".join(filter(None, [where, f"{self.over}={level:.17g}"]))] = sign * slope
         return Contrast(weights, self.measure).estimate(runs)
 
 
@@ -282,7 +261,6 @@ class Share:
 
     @property
     def text(self) -> str:
-        """What is estimated."""
         what = f"are {' or '.join(self.states)}" if self.states else "have not learned"
         who = f"runs that {what}, at the best learning rate"
         if self.lr == "every":
@@ -291,41 +269,37 @@ class Share:
 
     @property
     def quantity(self) -> str:
-        """The name of the estimate with its unit, for an axis."""
         return ("difference in the " if self.minus else "") + self.text.partition(":")[0]
 
     def estimate(self, runs: StudyRuns) -> Estimate:
-        """Return the estimate."""
         from statsmodels.stats.proportion import confint_proportions_2indep
 
         select = runs.arm if self.lr == "best" else runs.arm_of_grid
         arms = [select(where) for where in (self.where, self.minus) if where is not None]
         rates = {arm.where: arm.best_lr if self.lr == "best" else None for arm in arms}
-        groups = [self._outcomes(arm) for arm in arms]
+        judged = [_completed(arm) if self.lr == "every" else arm.judged(arm.best_lr) for arm in arms]
+        groups = [self._counted(each) for each in judged]
         if not all(groups):
             return Estimate(math.nan, rates=rates)
-        (bad, n), *others = [(sum(group), len(group)) for group in groups]
-        found = binomial(bad, n)
-        for other_bad, other_n in others:
+        counts = [(sum(group), len(group)) for group in groups]
+        found = binomial(*counts[0])
+        if len(counts) > 1:
+            (bad, n), (other, others) = counts
             bounds = both_levels(
-                lambda alpha: confint_proportions_2indep(bad, n, other_bad, other_n, method="newcomb", alpha=alpha)  # noqa: B023
+                lambda alpha: confint_proportions_2indep(bad, n, other, others, method="newcomb", alpha=alpha)
             )
-            p = fisher_p(bad, n, other_bad, other_n)
-            method = f"Fisher's exact test, {bad} of {n} and {other_bad} of {other_n}"
-            found = Estimate(bad / n - other_bad / other_n, n=n + other_n, p=p, method=method, **bounds)
-        diverged = sum(run.state == DIVERGED for arm in arms for run in self._runs(arm))
-        return replace(found, rates=rates, bad=sum(map(sum, groups)), diverged=diverged)
+            method = f"Fisher's exact test, {bad} of {n} and {other} of {others}"
+            p = fisher_p(bad, n, other, others)
+            found = Estimate(bad / n - other / others, n=n + others, p=p, method=method, **bounds)
+        diverged = sum(run.state == DIVERGED for each in judged for run in each)
+        return replace(found, rates=rates, bad=sum(count for count, _ in counts), diverged=diverged)
 
-    def _runs(self, arm: Arm) -> list[RunResult]:
-        return arm.judged(arm.best_lr) if self.lr == "best" else [run for run in arm.runs if run.has_loss]
-
-    def _outcomes(self, arm: Arm) -> list[bool]:
-        """Return whether each run (or seed) counts."""
-        by_seed: dict[Replicate, list[bool]] = {}
-        for run in self._runs(arm):
-            counts = run.state in self.states if self.states else not run.has_learned
-            by_seed.setdefault(run.replicate, []).append(counts)
-        return [all(each) for each in by_seed.values()]
+    def _counted(self, runs: Sequence[RunResult]) -> list[bool]:
+        """Return whether each seed counts: whether all of its runs do."""
+        by_seed = _by_seed(runs).values()
+        return [
+            all(run.state in self.states if self.states else not run.has_learned for run in each) for each in by_seed
+        ]
 
 
 def binomial(count: int, n: int) -> Estimate:
@@ -334,6 +308,17 @@ def binomial(count: int, n: int) -> Estimate:
 
     bounds = both_levels(lambda alpha: proportion_confint(count, n, alpha, "beta"))
     return Estimate(count / n, n=n, method=f"exact binomial, {count} of {n}", **bounds)
+
+
+def _completed(arm: Arm) -> list[RunResult]:
+    return [run for run in arm.runs if run.has_loss]
+
+
+def _by_seed(runs: Sequence[RunResult]) -> dict[Replicate, list[RunResult]]:
+    by_seed: dict[Replicate, list[RunResult]] = {}
+    for run in runs:
+        by_seed.setdefault(run.replicate, []).append(run)
+    return by_seed
 
 
 NUMBERS = {
@@ -368,7 +353,6 @@ class OverGrid:
 
     @property
     def text(self) -> str:
-        """What is estimated."""
         mean, minus = "mean", _minus(self.minus)
         if self.number == "highest_rate":
             mean, minus = "geometric mean", minus.replace("minus", "over", 1)
@@ -376,56 +360,47 @@ class OverGrid:
 
     @property
     def quantity(self) -> str:
-        """The name of the estimate with its unit, for an axis."""
         if self.number == "highest_rate":
             return f"{'ratio of the ' if self.minus else ''}{NUMBERS[self.number]}"
         return f"{'difference in ' if self.minus else ''}S, nats/token"
 
     def estimate(self, runs: StudyRuns) -> Estimate:
-        """Return the estimate."""
+        """Return the estimate over the seeds that have all runs of the grid."""
         arms = [runs.arm_of_grid(where) for where in (self.where, self.minus) if where is not None]
-        by_arm = [self._by_seed(arm) for arm in arms]
-        seeds = sorted(set(by_arm[0]).intersection(*by_arm[1:]), key=str)
-        values = {seed: self._value(*(each[seed] for each in by_arm)) for seed in seeds}
+        by_arm = [_by_seed(_completed(arm)) for arm in arms]
+        most = [max(map(len, each.values()), default=0) for each in by_arm]
+        complete = [{seed for seed in each if len(each[seed]) == n} for each, n in zip(by_arm, most, strict=True)]
+        number = _highest_rate if self.number == "highest_rate" else _sensitivity
+        values: dict[Replicate, float] = {}
+        for seed in sorted(set.intersection(*complete), key=str):
+            of_seed = [each[seed] for each in by_arm]
+            found = [number(each, other) for each, other in zip(of_seed, [*of_seed[1:], of_seed[0]], strict=True)]
+            values[seed] = found[0] - sum(found[1:])
         estimate = replace(over_seeds(values), **_outcomes([run for arm in arms for run in arm.runs]))
-        return exponential(self._widen(estimate, arms)) if self.number == "highest_rate" else estimate
+        return exponential(_widen(estimate, arms)) if self.number == "highest_rate" else estimate
 
-    def _widen(self, estimate: Estimate, arms: Sequence[Arm]) -> Estimate:
-        """Return the estimate of a highest learning rate with the resolution of the grid in its interval."""
-        top = [any(run.has_learned and run.lr == arm.learning_rates[-1] for run in arm.runs) for arm in arms]
-        step = max(_step(arm.learning_rates) for arm in arms)
-        below = -math.inf if len(top) > 1 and top[1] else -step
-        above = math.inf if top[0] else step
-        bounds = estimate.bounds
-        if len(bounds) < len(BOUNDS):
-            return estimate
-        wider = {name: bound + (below if name.startswith("low") else above) for name, bound in bounds.items()}
-        return replace(estimate, **wider)
 
-    def _by_seed(self, arm: Arm) -> dict[Replicate, list[RunResult]]:
-        """Return the runs of each seed that has all runs of the grid."""
-        by_seed: dict[Replicate, list[RunResult]] = {}
-        for run in arm.runs:
-            if run.has_loss:
-                by_seed.setdefault(run.replicate, []).append(run)
-        most = max(map(len, by_seed.values()), default=0)
-        return {seed: each for seed, each in by_seed.items() if len(each) == most}
+def _widen(estimate: Estimate, arms: Sequence[Arm]) -> Estimate:
+    """Return the estimate of a highest learning rate with the resolution of the grid in its interval."""
+    top = [any(run.has_learned and run.lr == arm.learning_rates[-1] for run in arm.runs) for arm in arms]
+    step = max(_step(arm.learning_rates) for arm in arms)
+    below, above = -math.inf if any(top[1:]) else -step, math.inf if top[0] else step
+    wider = {name: bound + (below if name.startswith("low") else above) for name, bound in estimate.bounds.items()}
+    return replace(estimate, **wider)
 
-    def _value(self, runs: Sequence[RunResult], others: Sequence[RunResult] = ()) -> float:
-        number = self._highest_rate if self.number == "highest_rate" else self._sensitivity
-        return number(runs, others) - (number(others, runs) if others else 0.0)
 
-    def _highest_rate(self, runs: Sequence[RunResult], _: Sequence[RunResult]) -> float:
-        """Return ln of the highest learning rate that has learned; below the grid by one step if none has."""
-        rates = sorted({run.lr for run in runs})
-        learned = [run.lr for run in runs if run.has_learned]
-        return math.log(max(learned)) if learned else math.log(rates[0]) - _step(rates)
+def _highest_rate(runs: Sequence[RunResult], _: Sequence[RunResult]) -> float:
+    """Return ln of the highest learning rate that has learned; below the grid by one step if none has."""
+    rates = sorted({run.lr for run in runs})
+    learned = [run.lr for run in runs if run.has_learned]
+    return math.log(max(learned)) if learned else math.log(rates[0]) - _step(rates)
 
-    def _sensitivity(self, runs: Sequence[RunResult], others: Sequence[RunResult]) -> float:
-        start = max(run.record.corpus.baselines.uniform or math.inf for run in runs)
-        reference = runs if any(run.has_learned for run in runs) else [*runs, *others]
-        lowest = min(run.loss for run in reference)
-        return float(np.mean([min(run.loss, start) for run in runs])) - lowest if lowest < math.inf else math.nan
+
+def _sensitivity(runs: Sequence[RunResult], others: Sequence[RunResult]) -> float:
+    start = max(run.record.corpus.baselines.uniform for run in runs)
+    reference = runs if any(run.has_learned for run in runs) else [*runs, *others]
+    lowest = min(run.loss for run in reference)
+    return float(np.mean([min(run.loss, start) for run in runs])) - lowest if lowest < math.inf else math.nan
 
 
 def _step(rates: Sequence[float]) -> float:
@@ -447,11 +422,9 @@ class Deviation:
 
     @property
     def text(self) -> str:
-        """What is estimated."""
         return f"{self.quantity}: [{self.where}]"
 
     def estimate(self, runs: StudyRuns) -> Estimate:
-        """Return the estimate."""
         arm = runs.arm(self.where)
         losses = [run.loss for run in arm.judged(arm.best_lr)]
         return replace(deviation(losses), rates={self.where: arm.best_lr})
@@ -489,7 +462,6 @@ class FalsePositives:
 
     @property
     def text(self) -> str:
-        """What is estimated."""
         return f"share of {self.draws} random splits of the seeds of [{self.where}] into two arms with p < 0.05"
 
     def estimate(self, runs: StudyRuns) -> Estimate:
@@ -501,27 +473,17 @@ class FalsePositives:
         rng = np.random.default_rng(0)
         rejected = 0
         for _ in range(self.draws):
-            order = rng.permutation(len(arm.seeds)).tolist()
-            tables = [self._table(arm, order[start : start + half]) for start in (0, half)]
-            estimate = over_rates(tables, lambda values: values[0] - values[1])
-            rejected += estimate.p is not None and estimate.p < 0.05
+            seeds = [arm.seeds[index] for index in rng.permutation(len(arm.seeds)).tolist()]
+            p = over_rates([_judged_by_position(arm, seeds[at : at + half]) for at in (0, half)], (1.0, -1.0)).p
+            rejected += p is not None and p < 0.05
         return binomial(rejected, self.draws)
 
-    def _table(self, arm: Arm, members: Sequence[int]) -> dict[float | None, dict[Replicate, float]]:
-        """Return the losses of a group's judging seeds, at the learning rates that are plausible for the group."""
-        number = {arm.seeds[member]: position for position, member in enumerate(members)}
-        cell = Cell((), (), [run for run in arm.runs if run.replicate[0] in number])
-        choice = Cell((), (), [run for run in cell.runs if number[run.replicate[0]] < CHOOSING_SEEDS])
-        if choice.best_lr is None:
-            return {}
-        return {
-            lr: {
-                (number[seed], number[seed]): loss
-                for (seed, _), loss in cell.losses[lr].items()
-                if number[seed] >= CHOOSING_SEEDS
-            }
-            for lr in plausible_lrs(choice.best_lr, cell.losses, cell.bad_lrs)
-        }
+
+def _judged_by_position(arm: Arm, seeds: Sequence[Any]) -> dict[float | None, dict[Replicate, float]]:
+    """Return the judged losses of some seeds of an arm, by plausible learning rate and the position of the seed."""
+    group = Arm(arm.where, [run for run in arm.runs if run.replicate[0] in seeds], seeds)
+    position = {seed: (index, index) for index, seed in enumerate(seeds)}
+    return {lr: {position[run.replicate[0]]: run.loss for run in group.judged(lr)} for lr in group.plausible_lrs}
 
 
 # Contrasts with a name

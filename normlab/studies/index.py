@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,12 @@ def as_text(markdown: str) -> str:
     return re.sub(r"<(?=[a-zA-Z/!?])", "&lt;", printable(markdown, keep="\n"))
 
 
+def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table; the first row is the head."""
+    for row in (rows[0], ["---"] * len(rows[0]), *rows[1:]):
+        yield f"| {' | '.join(printable(cell).replace('|', chr(92) + '|') for cell in row)} |"
+
+
 def _section(report: dict[str, Any]) -> Iterator[str]:
     folder, size = report["folder"], report["size"]
     yield from (f"## {report['question']}", "")
@@ -67,16 +73,14 @@ def _section(report: dict[str, Any]) -> Iterator[str]:
         f"{report['tokens']:,.0f} tokens. [Report]({folder}/README.md), [picture]({folder}/verdicts.svg)."
     )
     yield ""
-    yield "| claim | source | verdict | estimate, interval | criterion | n |"
-    yield "| --- | --- | --- | --- | --- | --- |"
+    rows = [("claim", "source", "verdict", "estimate, interval", "criterion", "n")]
     for row in report["claims"]:
         verdict = f"under review (these runs: {row['verdict']})" if row["under_review"] else f"**{row['verdict']}**"
-        cells = [row["text"], row["source"], verdict, row["interval"], row["criterion"], str(row["n"])]
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+        rows.append((row["text"], row["source"], verdict, row["interval"], row["criterion"], str(row["n"])))
+    yield from table_lines(rows)
     for row in report["claims"]:
         if row["under_review"]:
-            yield ""
-            yield f"Under review: {row['text']} Reason: {row['under_review']}."
+            yield from ("", f"Under review: {row['text']} Reason: {row['under_review']}.")
     controls = [f"{row['text'].removesuffix('.')} ({row['verdict']})" for row in report["controls"]]
     yield from ("", f"Controls: {'; '.join(controls) or 'none'}.", "")
     if amendments := report.get("amendments"):

@@ -57,11 +57,11 @@ class Judgement:
     @property
     def interval(self) -> str:
         """The estimate and its interval as text: of 90 % for two one-sided tests, else of 95 %."""
-        e, is_within = self.estimate, isinstance(self.claim.criterion, Within)
-        low, high = (e.low90, e.high90) if is_within else (e.low, e.high)
-        if math.isnan(e.value):
+        low, high = (getattr(self.estimate, name) for name in self.claim.criterion.supporting)
+        if math.isnan(self.estimate.value):
             return ""
-        return f"{e.value:.3g}" + ("" if low is None else f" [{low:.3g}, {high:.3g}{', 90%' if is_within else ''}]")
+        level = ", 90%" if isinstance(self.claim.criterion, Within) else ""
+        return f"{self.estimate.value:.3g}" + ("" if low is None else f" [{low:.3g}, {high:.3g}{level}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +103,18 @@ def judge(
     control = f"the control {failed[0].claim.name} is {failed[0].verdict}" if failed else ""
     claims = [_judge(claim, size, results, unverified, reason, control) for claim in study.claims]
     unfinished = sum(not run.has_loss for run in results)
-    more = resolved_differences(group_cells(results, distinguishing_options(results)))
-    more += [f"runs without an outcome: {unfinished} of {len(results)}"] if unfinished else []
-    return Verdicts(study, size, claims, controls, [*notes, *comparability_warnings(results), *more])
+    more = [
+        *comparability_warnings(results),
+        *resolved_differences(group_cells(results, distinguishing_options(results))),
+        *([f"runs without an outcome: {unfinished} of {len(results)}"] if unfinished else []),
+    ]
+    return Verdicts(study, size, claims, controls, [*notes, *more])
 
 
 def _judge(
     claim: Claim, size: str, results: Sequence[RunResult], unverified: Mapping[str, str], reason: str, control: str = ""
 ) -> Judgement:
-    runs = StudyRuns(results)
+    runs, common = StudyRuns(results), None
     try:
         estimate = claim.estimator.estimate(runs)
     except ConfigError as error:
@@ -125,14 +128,10 @@ def _judge(
         verdict, reason = UNDECIDED, f"size {size} cannot decide it: it needs size {claim.size}"
     elif verdict == UNDECIDED:
         reason = "at this size" if power is None else f"power {power:.0%} for a true value of {claim.effect:g}"
-    return Judgement(claim, verdict, reason, estimate, power, _at_common_rate(claim, results))
-
-
-def _at_common_rate(claim: Claim, results: Sequence[RunResult]) -> Estimate | None:
     contrast = claim.estimator
-    if not isinstance(contrast, Contrast) or not contrast.chooses_rate or len(contrast.weights) < 2:
-        return None
-    return replace(contrast, lr="common").estimate(StudyRuns(results))
+    if isinstance(contrast, Contrast) and contrast.chooses_rate and len(contrast.weights) > 1:
+        common = replace(contrast, lr="common").estimate(runs)
+    return Judgement(claim, verdict, reason, estimate, power, common)
 
 
 def _reason_void(claim: Claim, runs: StudyRuns, estimate: Estimate, unverified: Mapping[str, str]) -> str:
@@ -143,8 +142,7 @@ def _reason_void(claim: Claim, runs: StudyRuns, estimate: Estimate, unverified: 
         if claim.estimator.chooses_rate and arm.has_best_at_edge:
             side = "lowest" if arm.best_lr == arm.learning_rates[0] else "highest"
             return f"the best learning rate of [{arm.where}], {format_setting(arm.best_lr)}, is the {side} of its grid"
-        for run in arm.runs:
-            block = block_of_run(run)
+        for block in map(block_of_run, arm.runs):
             if block in unverified:
                 return f"`normlab verify` fails for the block {block}: {unverified[block]}"
     if estimate.undefined:
@@ -171,9 +169,7 @@ def power_of(claim: Claim, estimate: Estimate) -> float | None:
     from statsmodels.stats.power import TTestPower
 
     distance = claim.effect - least if math.isinf(most) else most - claim.effect
-    if sd == 0:
-        return float(distance > 0)
-    return float(TTestPower().power(distance / sd, n, 0.025, alternative="larger"))
+    return float(TTestPower().power(distance / sd, n, 0.025, alternative="larger")) if sd else float(distance > 0)
 
 
 def _power_within(criterion: Within, effect: float, sd: float, n: int) -> float:
@@ -188,8 +184,8 @@ def _power_within(criterion: Within, effect: float, sd: float, n: int) -> float:
 
 # As data
 
-FIELDS = ("n", "p", "method", "deviation", "seeds", "diverged", "bad", "rates")
-"""The fields of an estimate that a report keeps, besides the value and the bounds."""
+FIELDS = (*BOUNDS, "n", "p", "method", "deviation", "seeds", "diverged", "bad", "rates")
+"""The fields of an estimate that a report keeps, besides the value."""
 
 
 def as_row(judgement: Judgement) -> dict[str, Any]:
@@ -199,7 +195,7 @@ def as_row(judgement: Judgement) -> dict[str, Any]:
         "claim": claim.name, "text": claim.text, "source": claim.source, "verdict": judgement.verdict,
         "reason": judgement.reason, "under_review": claim.under_review, "interval": judgement.interval,
         "estimator": claim.estimator.text, "criterion": claim.criterion.text, "estimate": e.value,
-        **{name: getattr(e, name) for name in (*BOUNDS, *FIELDS)}, "effect": claim.effect, "power": judgement.power,
+        **{name: getattr(e, name) for name in FIELDS}, "effect": claim.effect, "power": judgement.power,
         "at_common_rate": common and {
             "lr": next(iter(common.rates.values()), None), "estimate": common.value, "low": common.low,
             "high": common.high, "n": common.n,
@@ -209,9 +205,8 @@ def as_row(judgement: Judgement) -> dict[str, Any]:
 
 def from_row(claim: Claim, row: Mapping[str, Any]) -> Judgement:
     """Return the verdict of a claim from its row in a report: the inverse of `as_row`."""
-    estimate = Estimate(row["estimate"], **{name: row[name] for name in (*BOUNDS, *FIELDS)})
+    estimate = Estimate(row["estimate"], **{name: row[name] for name in FIELDS})
     if common := row["at_common_rate"]:
-        common = Estimate(
-            common["estimate"], common["low"], common["high"], n=common["n"], rates={"all arms": common["lr"]}
-        )
+        bounds = {name: common[name] for name in ("low", "high", "n")}
+        common = Estimate(common["estimate"], **bounds, rates={"all arms": common["lr"]})
     return Judgement(claim, row["verdict"], row["reason"], estimate, row["power"], common)

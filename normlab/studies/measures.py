@@ -17,8 +17,6 @@ from normlab.analysis.intervals import Replicate
 from normlab.analysis.results import RunResult
 from normlab.errors import ConfigError, NormlabError
 from normlab.report.histories import History, history, read_statistics
-from normlab.store.format import number
-from normlab.store.outcome import loss_of
 from normlab.store.series import evaluations
 
 
@@ -30,19 +28,16 @@ class Measure(Protocol):
         """What is measured, with its unit; `ln(...)` for a logarithm."""
         ...
 
-    def value(self, run: RunResult) -> float:
-        """Return the number; NaN if the run has none."""
-        ...
+    def value(self, run: RunResult) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
 class FinalLoss:
-    """The final validation loss; infinite if the run diverged."""
+    """The final validation loss, nats/token; infinite if the run diverged."""
 
     text = "final validation loss, nats/token"
 
     def value(self, run: RunResult) -> float:
-        """Return the loss in nats/token."""
         return run.loss
 
 
@@ -51,126 +46,130 @@ FINAL_LOSS = FinalLoss()
 
 @dataclass(frozen=True, slots=True)
 class StepsTo:
-    """The natural logarithm of the steps until an evaluation has at most a loss; infinite if none has."""
+    """The natural logarithm of the steps until an evaluation has at most a loss; infinite if none has.
+
+    The steps are interpolated linearly between the two evaluations around the loss.
+    """
 
     loss: float
 
     @property
     def text(self) -> str:
-        """The name of the measure."""
         return f"ln(steps to validation loss {self.loss:g})"
 
     def value(self, run: RunResult) -> float:
-        """Return ln(steps), interpolated linearly between the two evaluations around the loss."""
         before = None
         for each in evaluations(run.record.folder):
             if each.loss <= self.loss:
-                if before is None or before.loss <= each.loss:
-                    return math.log(max(each.step, 1))
-                share = (before.loss - self.loss) / (before.loss - each.loss)
-                return math.log(max(before.step + share * (each.step - before.step), 1))
+                share = 1.0
+                if before is not None and before.loss > each.loss:
+                    share = (before.loss - self.loss) / (before.loss - each.loss)
+                start = each.step if before is None else before.step
+                return math.log(max(start + share * (each.step - start), 1))
             before = each
         return math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTime:
-    """The natural logarithm of the seconds per token in training: the median over the logged intervals of a run."""
+    """The natural logarithm of the seconds per token in training: the median over the logged intervals of a run.
+
+    Without the first interval, which includes the start; NaN with fewer than three.
+    """
 
     text = "ln(training time per token)"
 
     def value(self, run: RunResult) -> float:
-        """Return ln(seconds), without the first interval, which includes the start; NaN with fewer than three."""
-        rows = run.record.folder.rows("pace").rows[1:]
-        paces = [pace for row in rows if (pace := number(row.get("tokens_per_s"))) is not None]
+        paces = [row["tokens_per_s"] for row in run.record.folder.rows("pace").rows[1:]]
         return -math.log(float(np.median(paces))) if len(paces) > 1 else math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class BatchStatisticsLoss:
-    """The final loss on the validation windows with the norms in training mode (batch statistics)."""
+    """The final loss on the validation windows with the norms in training mode (batch statistics).
+
+    NaN for a norm that computes the same in both modes, whose record has none.
+    """
 
     text = "final validation loss with batch statistics, nats/token"
 
     def value(self, run: RunResult) -> float:
-        """Return the loss; NaN for a norm that computes the same in both modes, whose record has none."""
-        loss = loss_of(run.record.status.val_loss_batch_statistics)
+        loss = run.record.status.val_loss_batch_statistics
         return loss if loss is not None else run.loss if math.isinf(run.loss) else math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class EvalGap:
-    """The validation loss minus that of the same windows with the norms in training mode (batch statistics)."""
+    """The validation loss minus that of the same windows with the norms in training mode (batch statistics).
+
+    Also of a run that counts as diverged because its validation loss is too high. NaN for a norm that computes the same
+    in both modes.
+    """
 
     text = "validation loss minus the same with batch statistics, nats/token"
 
     def value(self, run: RunResult) -> float:
-        """Return the gap, also of a run that counts as diverged because its validation loss is too high.
-
-        NaN for a norm that computes the same in both modes.
-        """
-        loss, in_training = loss_of(run.record.status.val_loss), BatchStatisticsLoss().value(run)
+        loss, in_training = run.record.status.val_loss, BatchStatisticsLoss().value(run)
         return run.loss if loss is None or math.isinf(in_training) else loss - in_training
 
 
-REDUCTIONS = ("first", "last", "median", "max", "last/first", "growth")
+REDUCTIONS = {
+    "first": "first block",
+    "last": "last block",
+    "median": "median over layers",
+    "max": "max over layers",
+    "last/first": "last block over first",
+    "growth": "factor per block",
+}
+"""The reductions of a statistic over layers, and how they are named. growth: (last / first)^(1 / (L - 1))."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statistic:
     """A statistic of a run at one measured step, reduced over layers (and sites) to one number.
 
-    first, last: the first or last block. median, max: over all layers. last/first: their ratio. growth:
-    (last / first)^(1 / (L - 1)), the factor per block.
+    NaN if the run has not measured it.
     """
 
     name: str
     site: str = ""
     over: str = "median"
+    """One of `REDUCTIONS`."""
     at: str = "last"
     """first or last measured step."""
     log: bool = False
     """Whether to take the natural logarithm."""
 
     def __post_init__(self) -> None:
-        """Reject an unknown reduction or step."""
         if self.over not in REDUCTIONS or self.at not in ("first", "last"):
             raise ConfigError(f"Statistic({self.name}): over is one of {', '.join(REDUCTIONS)}, at is first or last")
 
     @property
     def text(self) -> str:
-        """The name of the measure."""
-        of = {"first": "first block", "last": "last block", "last/first": "last block over first"}.get(
-            self.over, {"growth": "factor per block"}.get(self.over, f"{self.over} over layers")
-        )
-        name = f"{self.name}{f' of {self.site}' if self.site else ''}, {of}, at the {self.at} measured step"
+        site = f" of {self.site}" if self.site else ""
+        name = f"{self.name}{site}, {REDUCTIONS[self.over]}, at the {self.at} measured step"
         return f"ln({name})" if self.log else name
 
     def value(self, run: RunResult) -> float:
-        """Return the reduced statistic; NaN if the run has not measured it."""
         try:
             found = history(read_statistics(run.record.folder, []), self.name)
         except NormlabError:  # the arm's verdict is void
             return math.nan
-        chosen = [each for each in found if self.site in ("", each.site) and each.steps]
-        reduced = self._reduce(chosen)
+        index = {"first": 0, "last": -1}[self.at]
+        values = [
+            float(value)
+            for each in found
+            if self.site in ("", each.site) and each.steps
+            for value in np.atleast_1d(each.values[index])[_blocks(each)]
+        ]
+        reduced = self._reduce(values) if values else math.nan
         if not self.log:
             return reduced
         return math.log(reduced) if reduced > 0 else math.nan
 
-    def _reduce(self, chosen: list[History]) -> float:
-        index = {"first": 0, "last": -1}[self.at]
-        values = [
-            float(value)
-            for each in chosen
-            for value in ([each.values[index]] if each.values.ndim == 1 else self._blocks(each, index))
-        ]
-        if not values:
-            return math.nan
-        if self.over == "first":
-            return values[0]
-        if self.over == "last":
-            return values[-1]
+    def _reduce(self, values: list[float]) -> float:
+        if self.over in ("first", "last"):
+            return values[{"first": 0, "last": -1}[self.over]]
         if self.over in ("median", "max"):
             return float({"median": np.nanmedian, "max": np.nanmax}[self.over](values))
         ratio = values[-1] / values[0] if values[0] else math.nan
@@ -178,11 +177,12 @@ class Statistic:
             return ratio
         return ratio ** (1 / (len(values) - 1)) if ratio > 0 else math.nan
 
-    def _blocks(self, each: History, index: int) -> list[float]:
-        """Return the values of the blocks, in order; layer 0 is the embeddings, the last layer the head."""
-        last = each.values.shape[1] - 1
-        inside = [layer for layer in each.layers if 0 < layer < last] or each.layers
-        return [float(each.values[index, layer]) for layer in inside]
+
+def _blocks(each: History) -> list[int]:
+    """Return the layers that are blocks, in order; layer 0 is the embeddings, the last layer the head."""
+    if each.values.ndim == 1:
+        return [0]
+    return [layer for layer in each.layers if 0 < layer < each.values.shape[1] - 1] or each.layers
 
 
 def values_of(measure: Measure, runs: Sequence[RunResult]) -> dict[Replicate, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +12,13 @@ from normlab.analysis.arms import StudyRuns
 from normlab.analysis.results import RunResult, read_results
 from normlab.config.schema import canonical_hash
 from normlab.errors import ConfigError, StoreError
-from normlab.options import plain_tree
 from normlab.store.format import CHECKS_FILE, with_checksum
 from normlab.store.plans import has_plan, read_plan, sweep_folder
-from normlab.store.query import NOT_STARTED, Selection, select_runs
+from normlab.store.query import Selection, select_runs
 from normlab.store.reading import read_record
-from normlab.store.record import RunRecord
+from normlab.store.record import Machine, RunRecord
 from normlab.store.runs import RunFolder
+from normlab.store.status import RecordedPack
 from normlab.studies.base import Grid, Study
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ ALLOWED = (
 """The overrides that a study accepts: they change no run of its grids."""
 
 
-def name_of_sweep(study: Study, size: str, grid: Grid) -> str:
-    """Return the name of the sweep of a grid."""
-    return f"study-{study.name}-{size}-{grid.name}"
+def sweep_folder_of(study: Study, size: str, grid: Grid, results_dir: str) -> Path:
+    """Return the folder of the sweep of a grid."""
+    return sweep_folder(results_dir, f"study-{study.name}-{size}-{grid.name}")
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
@@ -59,7 +59,6 @@ def check_overrides(overrides: Sequence[str]) -> None:
 class PlannedGrid:
     """A grid of a study as a sweep that can be trained."""
 
-    grid: Grid
     options: SweepOptions
     composed: Sequence[Composed]
     sweep: PlannedSweep
@@ -76,7 +75,7 @@ def compose(
     from normlab.config.compose import compose_sweep
 
     for grid in study.grids_of(size):
-        own = [f"sweep.name={name_of_sweep(study, size, grid)}", f"results_dir={results_dir}"]
+        own = [f"sweep.name={sweep_folder_of(study, size, grid, results_dir).name}", f"results_dir={results_dir}"]
         yield grid, *compose_sweep([*grid.arguments, *overrides, *own])
 
 
@@ -84,26 +83,17 @@ def plan(study: Study, size: str, results_dir: str, overrides: Sequence[str] = (
     """Yield the plan of each grid of a study; the notes of a plan hold the hash of the criterion.
 
     Raises:
-        ConfigError, DataError, StoreError: As `normlab sweep`.
+        ConfigError, DataError, StoreError: As `normlab sweep`; a grid has changed since its runs were planned.
     """
     from normlab.sweeps.plan import make_plan
 
     note = f"study {study.name}, size {size}, criterion {study.criterion_hash(size)}"
-    for grid, options, composed in compose(study, size, results_dir, overrides):
-        folder = sweep_folder(results_dir, name_of_sweep(study, size, grid))
-        try:
-            planned = make_plan(options, composed)
-        except ConfigError as error:
-            if "the existing sweep of this name" not in str(error):
-                raise
-            raise ConfigError(
-                f"study {study.name}: grid {grid.name} has changed since its runs were planned; delete {folder} (its "
-                "runs are kept, and trained runs are used again), or choose another --results-dir"
-            ) from None
+    for _, options, composed in compose(study, size, results_dir, overrides):
+        planned = make_plan(options, composed)
         notes = planned.plan.notes
         if criterion_of(notes) is None:
             planned = replace(planned, plan=replace(planned.plan, notes=[*notes, note]))
-        yield PlannedGrid(grid, options, composed, planned)
+        yield PlannedGrid(options, composed, planned)
 
 
 def check_arms(study: Study, configs: Sequence[RunConfig]) -> None:
@@ -122,40 +112,48 @@ def check_arms(study: Study, configs: Sequence[RunConfig]) -> None:
 
 
 def _planned(config: RunConfig) -> RunResult:
-    run = {"config": plain_tree(config), "resolved": {"init": config.init_rule}}
-    return RunResult(RunRecord.parse(RunFolder(Path()), run, {}, NOT_STARTED), config.optim.lr)
+    machine = Machine(
+        device=None, device_name=None, devices=config.devices, precision=config.precision, compile=config.compile,
+        graph=config.train.graph, deterministic=config.deterministic is True, init=config.init_rule, decayed=None,
+        threads=None, instructions=None,
+    )  # fmt: skip
+    return RunResult(RunRecord.planned(RunFolder(config.config_hash), config, machine, RecordedPack()))
 
 
 def criterion_of(notes: Sequence[str]) -> str | None:
     """Return the hash of the criterion in the notes of a plan."""
-    found = [match[1] for note in notes if (match := re.match(r"study \w+, size \w+, criterion ([0-9a-f]{12})$", note))]
-    return found[0] if found else None
+    found = (re.match(r"study \w+, size \w+, criterion ([0-9a-f]{12})$", note) for note in notes)
+    return next((match[1] for match in found if match), None)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockChecks:
+    """The content of `CHECKS_FILE`."""
+
+    checked: list[str]
+    """Names of blocks."""
+    failed: dict[str, str]
+    """The first failed check of a block, by its name."""
 
 
 def verify_blocks(composed: Sequence[Composed]) -> bytes:
     """Check the blocks of some runs by `normlab verify`; return the content of `CHECKS_FILE`."""
     from normlab.verify.selection import checks_of_run
 
-    failed: dict[str, str] = {}
-    checked: set[str] = set()
-    for _, config in composed:
-        block = block_of(config.norm.label, config.placement.name, config.init_rule)
-        if block not in checked:
-            checked.add(block)
-            wrong = [str(check) for check in checks_of_run(config) if not check.passed]
-            failed |= {block: wrong[0]} if wrong else {}
-    return with_checksum({"checked": sorted(checked), "failed": failed})
+    blocks = {block_of(config.norm.label, config.placement.name, config.init_rule): config for _, config in composed}
+    wrong = {block: [str(each) for each in checks_of_run(blocks[block]) if not each.passed] for block in sorted(blocks)}
+    return with_checksum(asdict(BlockChecks(list(wrong), {block: each[0] for block, each in wrong.items() if each})))
 
 
-def block_of(norm: str | None, placement: str | None, init: object) -> str:
+def block_of(norm: object, placement: object, init: object) -> str:
     """Return the name of a block: those of its norm (or of the norm's preset), its placement and its init rule."""
     return f"{norm} {placement} {init}"
 
 
 def block_of_run(run: RunResult) -> str:
     """Return the name of a run's block."""
-    norm = run.record.config.norm
-    return block_of(norm.preset or norm.name, run.record.config.placement.name, run.record.machine.init)
+    config = run.record.config
+    return block_of(config.norm.label, config.placement.name, run.record.machine.init)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +162,9 @@ class Evidence:
 
     results: list[RunResult]
     unverified: dict[str, str]
+    """The failed check of each block that fails, or that has not been checked."""
     notes: list[str]
+    """Warnings about the records, and notes on the criterion."""
     selection: Selection
     """The records of all grids."""
     missing: int
@@ -173,42 +173,34 @@ class Evidence:
 
 def has_runs(study: Study, size: str, results_dir: str) -> bool:
     """Whether a results folder has the plan of a grid of a study."""
-    return any(has_plan(sweep_folder(results_dir, name_of_sweep(study, size, grid))) for grid in study.grids_of(size))
+    return any(has_plan(sweep_folder_of(study, size, grid, results_dir)) for grid in study.grids_of(size))
 
 
 def read_evidence(study: Study, size: str, results_dir: str) -> Evidence:
-    """Return the runs of a study, the failed checks of its blocks, and notes on its criterion.
+    """Return what the records of a study hold.
 
     Raises:
         StoreError: A grid has not been run.
     """
-    unverified, notes, folders = {}, [], []
-    for grid in study.grids_of(size):
-        name = name_of_sweep(study, size, grid)
-        folder = sweep_folder(results_dir, name)
-        if not has_plan(folder):
-            raise StoreError(
-                f"study {study.name}: {results_dir} has no sweep {name}; make it with `normlab study run {study.name} "
-                f"--size {size}`, which trains only the runs that are missing"
-            )
-        folders.append(folder)
-        notes += _criterion_notes(study, size, criterion_of(read_plan(folder).notes))
+    folders = [sweep_folder_of(study, size, grid, results_dir) for grid in study.grids_of(size)]
+    if missing := [folder.name for folder in folders if not has_plan(folder)]:
+        raise StoreError(
+            f"study {study.name}: {results_dir} has no sweep {missing[0]}; make it with `normlab study run "
+            f"{study.name} --size {size}`, which trains only the runs that are missing"
+        )
     selection = select_runs([str(folder) for folder in folders], results_dir)
-    results, warnings = read_results(selection.records)
-    checked: set[str] = set()
-    for folder in folders:
-        if (folder / CHECKS_FILE).exists():
-            checks = read_record(folder / CHECKS_FILE)
-            checked.update(checks["checked"])
-            unverified |= checks["failed"]
-    for block in {block_of_run(run) for run in results} - checked:
-        unverified[block] = "it has not been checked"
-    missing = len(selection.records) - len(results)
-    return Evidence(results, unverified, list(dict.fromkeys([*warnings, *notes])), selection, missing)
+    results, notes = read_results(selection.records)
+    notes += [note for folder in folders for note in _criterion_notes(study, size, read_plan(folder).notes)]
+    checks = [read_record(folder / CHECKS_FILE, BlockChecks) for folder in folders if (folder / CHECKS_FILE).exists()]
+    checked = {block for each in checks for block in each.checked}
+    unverified = dict.fromkeys({*map(block_of_run, results)} - checked, "it has not been checked")
+    for each in checks:
+        unverified |= each.failed
+    return Evidence(results, unverified, list(dict.fromkeys(notes)), selection, len(selection.records) - len(results))
 
 
-def _criterion_notes(study: Study, size: str, planned: str | None) -> list[str]:
-    now = study.criterion_hash(size)
+def _criterion_notes(study: Study, size: str, notes: Sequence[str]) -> list[str]:
+    planned, now = criterion_of(notes), study.criterion_hash(size)
     if planned == now:
         return []
     if planned is None:

@@ -1,15 +1,13 @@
-"""The GPUs of a sweep: those that are visible, those that `sweep.gpus` chooses, and errors that a broken GPU causes."""
+"""The GPUs of a sweep: those that `sweep.gpus` chooses, and errors that a broken GPU causes."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from normlab.errors import ConfigError
-from normlab.training.machine import NO_GPU, Gpu, check_kernels, gpu_of
+from normlab.training.machine import NO_GPU, Gpu, gpu_of
 
 _FAULTS = (
     "uncorrectable ECC error encountered",
@@ -29,28 +27,13 @@ in the log of the kernel, not of the worker, and programs cause many of them.
 """
 
 
-def visible_gpus(choice: str = "all") -> list[Gpu]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES allows, in CUDA's order.
-
-    CUDA lists at most one MIG device per process. So several are taken from CUDA_VISIBLE_DEVICES, or if it is not set
-    from `choice` (the value of `sweep.gpus`); all count as equal to the listed device.
-    """
-    visible = [gpu_of(index) for index in range(torch.cuda.device_count())]
-    entries = os.environ.get("CUDA_VISIBLE_DEVICES", choice).split(",")
-    if visible and entries[0].startswith("MIG-"):
-        names = [entry for entry in dict.fromkeys(entries) if entry.startswith("MIG-")]
-        return [replace(visible[0], index=index, uuid=name) for index, name in enumerate(names)]
-    return visible
-
-
 def choose_gpus(choice: str) -> list[Gpu]:
     """Return the GPUs that `sweep.gpus=choice` names: by index, or by the beginning of a UUID, as CUDA does.
 
     Raises:
-        ConfigError: A name matches no visible GPU or several, two names match the same GPU, or this build of torch has
-            no kernels for a GPU.
+        ConfigError: A name matches no visible GPU or several, or two names match the same GPU.
     """
-    visible = visible_gpus(choice)
+    visible = [gpu_of(index) for index in range(torch.cuda.device_count())]
     chosen: list[Gpu] = []
     for name in choice.split(",") if choice != "all" else []:
         matches = [gpu for gpu in visible if name == str(gpu.index) or gpu.uuid.startswith(name)]
@@ -59,10 +42,7 @@ def choose_gpus(choice: str) -> list[Gpu]:
             problem = f"{problem} visible GPU is named {name}" if problem else f"GPU {matches[0].index} is listed twice"
             raise ConfigError(f"sweep.gpus={choice}: {problem}; choose from {', '.join(map(str, visible))}")
         chosen += matches
-    chosen = chosen or visible
-    for gpu in chosen:
-        check_kernels(gpu, f"sweep.gpus={choice}", "other GPUs by sweep.gpus")
-    return chosen
+    return chosen or visible
 
 
 def fault_of(log: Sequence[str]) -> str:

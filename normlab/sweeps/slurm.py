@@ -1,7 +1,11 @@
-"""Run the packs of a sweep in Slurm: array jobs with a task per pack, submitted by submitit.
+"""Run the packs of a sweep in Slurm: array jobs with a task per pack (`task.py`), submitted by submitit.
 
 No process needs to watch the tasks: `slurm/queue.json` lists the submitted packs, and each task writes its outcome. A
 supervisor that is stopped does not stop the tasks, and the next supervisor watches them again.
+
+squeue lists every pending or running task and, for some minutes (`MinJobAge`), the final state of a task. sacct keeps
+the final state, but works only if accounting is set up, and submitit asks only sacct. The failure of a command is no
+evidence that a task has ended.
 """
 
 from __future__ import annotations
@@ -10,26 +14,39 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from normlab.config.sweep_options import SweepOptions
 from normlab.errors import ConfigError, one_line
-from normlab.store import plans
+from normlab.processes import is_alive
 from normlab.store.files import io_error
-from normlab.store.plans import Pack, PackOutcome, Plan, SubmittedPack
+from normlab.store.format import FAILED, FINISHED, INTERRUPTED
+from normlab.store.plans import Pack, Plan
+from normlab.sweeps import files
+from normlab.sweeps.files import MEMORY, PackOutcome, SubmittedPack
 from normlab.sweeps.plan import all_completed
-from normlab.sweeps.squeue import CAUSES, GONE_FOR_S, Squeue
-from normlab.sweeps.task import Task
+from normlab.sweeps.task import Task, ask
 
-POLL_EVERY_S = 2.0
-"""Seconds between two checks of the tasks' files; each check is a few requests to a shared disk per pack."""
+POLL_EVERY_S = 15.0
+"""Shortest time, in seconds, between two calls of squeue; one call asks for all tasks of a sweep."""
+GONE_FOR_S = 60.0
+"""Seconds after which a task outside the queue counts as ended if its outcome is missing, because files may be late."""
 MOST_IN_AN_ARRAY = 1000
 """Tasks of one array job: Slurm's default limit."""
 MOST_REQUEUES = 1000
 """Most times that a pack may reach its time limit."""
 NOTICE_S = 120
 """Seconds before the time limit at which Slurm sends a signal."""
+CAUSES = {
+    **dict.fromkeys(("CANCELLED", "DEADLINE", "PREEMPTED", "REVOKED", "TIMEOUT"), INTERRUPTED),
+    **dict.fromkeys(("BOOT_FAIL", "NODE_FAIL", "COMPLETED", "FAILED"), FAILED),
+    "OUT_OF_MEMORY": MEMORY,
+}
+"""The final states in Slurm, and the cause of the outcome of a task that wrote no outcome.
+
+In every other state a task is queued, running or about to be requeued.
+"""
 
 
 class SlurmExecutor:
@@ -38,42 +55,21 @@ class SlurmExecutor:
     Args:
         folder: The folder of the sweep.
         options: Resources of a task, number of tasks at once, and timeout.
-        on_start: Called with the number of each pack whose task has started.
-        on_requeue: Called with the number of each pack whose task has started and is queued again.
-        on_message: Called with each message to the user.
+        report: Called with a line for the user.
 
     Raises:
         ConfigError: submitit or Slurm is not installed.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        options: SweepOptions,
-        on_start: Callable[[int], None] = lambda _: None,
-        on_requeue: Callable[[int], None] = lambda _: None,
-        on_message: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        try:
-            from submitit.core.utils import JobPaths
-        except ModuleNotFoundError:
-            raise ConfigError(
-                "sweep.on=slurm: needs submitit, which is not installed; pip install submitit, or use sweep.on=local"
-            ) from None
-        self._folder, self._options = folder, options
-        self._on_start, self._on_requeue, self._on_message = on_start, on_requeue, on_message
-        self._slurm_folder = plans.slurm_folder(folder).absolute()
-        self._paths = lambda number: JobPaths(self._slurm_folder, self._queue[number].job)
+    def __init__(self, folder: Path, options: SweepOptions, report: Callable[[str], None] = lambda _: None) -> None:
+        self._folder, self._options, self._report = folder, options, report
+        self._slurm_folder = files.slurm_folder(folder).absolute()
         self._queue: dict[int, SubmittedPack] = {}
-        self._not_started: set[int] = set()
-        self._requeued: set[int] = set()
-        """Those of `_not_started` that have started before."""
-        self._states: dict[int, tuple[str, str]] = {}
-        """State and reason to wait of each pack in the queue, until they are reported."""
-        self._reasons: set[str] = set()
-        """Slurm's reasons to wait that the user knows."""
-        self._squeue = Squeue()
-        self._polled = -POLL_EVERY_S
+        self._gone: dict[int, tuple[float, str]] = {}
+        """By pack whose task is out of the queue: the time at which it left, and its final state ("" if unknown)."""
+        self._polled = -float("inf")
+        self._states = ""
+        """The latest report of the states of the tasks."""
         if options.on == "slurm":
             _require_slurm(options.slurm.cluster)
 
@@ -84,10 +80,9 @@ class SlurmExecutor:
             ConfigError: A pack was submitted to Slurm, which is not installed on this machine.
             StoreError: The queue cannot be read.
         """
-        self._queue = plans.read_queue(self._folder)
+        self._queue = files.read_queue(self._folder)
         for submitted in self._queue.values():
             _require_slurm(submitted.cluster)
-        self._not_started = set(self._queue)
 
     @property
     def active(self) -> set[int]:
@@ -115,40 +110,70 @@ class SlurmExecutor:
         return []
 
     def outcomes(self, plan: Plan) -> Iterator[PackOutcome]:
-        """Yield the outcome of each pack whose task has ended; report tasks that have started or are queued again."""
-        if time.monotonic() - self._polled >= POLL_EVERY_S:
+        """Yield the outcome of each pack whose task has ended, with or without writing an outcome."""
+        in_slurm = {each.job: number for number, each in self._queue.items() if each.cluster == "slurm"}
+        if in_slurm:
+            if time.monotonic() - self._polled < POLL_EVERY_S:
+                return
             self._polled = time.monotonic()
-            planned = {pack.number for pack in plan.packs}  # without those that were halved
-            self._report_states(planned)
-            for number in sorted(planned & self._not_started - self._requeued):
-                if self._paths(number).stdout.exists():
-                    self._report_start(number)
-            yield from self.tasks_over(plan)
+            self._ask_slurm(in_slurm)
+        for number, submitted in self._queue.items():
+            if submitted.cluster == "local" and not is_alive(int(submitted.job)):
+                self._gone[number] = -float("inf"), ""
+        now, planned = time.monotonic(), {pack.number for pack in plan.packs}
+        for number, (since, state) in sorted(self._gone.items()):
+            written = files.read_task_outcome(self._folder, number)
+            if (written and state) or state == "CANCELLED" or now - since >= GONE_FOR_S:
+                if number in planned:  # otherwise the pack was halved already
+                    yield written or self._outcome_of_state(plan, number, state)
+                del self._gone[number], self._queue[number]
+                files.write_queue(self._folder, self._queue)
 
-    def tasks_over(self, plan: Plan, *, at_once: bool = False) -> Iterator[PackOutcome]:
-        """Yield the outcome of each pack whose task has ended, with or without a result.
+    def _ask_slurm(self, packs: dict[str, int]) -> None:
+        """Note which tasks are out of the queue, and report new states of the others; `packs` are the packs by task."""
+        listed = ask(packs, "squeue", "--array", "--states=all", "--format=%i|%T|%r")
+        if listed is None:
+            return
+        counts = Counter[str]()
+        for task, number in packs.items():
+            state, reason = listed.get(task, ("", ""))
+            if state and state not in CAUSES:
+                counts[f"{state} ({reason})" if state == "PENDING" else state] += 1
+                self._gone.pop(number, None)
+            else:
+                since, known = self._gone.get(number, (time.monotonic(), ""))
+                self._gone[number] = since, state or known
+        unknown = [task for task, number in packs.items() if self._gone.get(number, (0.0, "known"))[1] == ""]
+        # The answer is None without accounting.
+        final = ask(unknown, "sacct", "--allocations", "--parsable2", "--format=JobID,State") if unknown else None
+        for task, (state, _) in (final or {}).items():
+            if state in CAUSES:
+                self._gone[packs[task]] = self._gone[packs[task]][0], state
+        states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+        if states and states != self._states:
+            self._report(f"tasks in Slurm: {states}")
+            self._states = states
 
-        Args:
-            plan: The plan of the sweep.
-            at_once: Whether a task counts as ended as soon as it is out of Slurm's queue, not after `GONE_FOR_S`.
-        """
-        packs = {pack.number: pack for pack in plan.packs}
-        for number, state in self._ended(0.0 if at_once else GONE_FOR_S).items():
-            if number in packs:  # otherwise the pack was halved already
-                completed = all_completed(self._folder, plan.runs_of(packs[number]))
-                written = plans.read_task_outcome(self._folder, number)
-                yield written or _outcome_of_state(number, state, self._paths(number).stdout, completed=completed)
-            del self._queue[number]
-            self._not_started.discard(number)
-            self._requeued.discard(number)
-            plans.write_queue(self._folder, self._queue)
+    def _outcome_of_state(self, plan: Plan, number: int, state: str) -> PackOutcome:
+        """Return the outcome of a task that wrote no outcome, by its final state in Slurm and the log of the task."""
+        from submitit.core.utils import JobPaths
+
+        log = JobPaths(self._slurm_folder, self._queue[number].job).stdout
+        cause = CAUSES.get(state, FAILED)
+        if all_completed(self._folder, plan.runs_of(plan.pack_of(number))):
+            return PackOutcome(number, FINISHED)
+        remedy = {MEMORY: "raise sweep.slurm.memory_gb", INTERRUPTED: "the same command resumes it"}
+        detail = f"Slurm state {state}" if state else "its task ended without an outcome"
+        return PackOutcome(
+            number, cause, f"{detail}; {remedy.get(cause, f'the log of the task is {os.path.relpath(log)}')}"
+        )
 
     def stop(self, *, again: bool) -> str:
         """Stop watching; the tasks continue, because a shell on a login node dies easily."""
         del again
-        packs, command = _packs(len(self._queue), "continue"), self.cancel_command
-        self._queue, self._not_started, self._requeued = {}, set(), set()
-        return f"stopped watching: {packs} in Slurm; use the same command to watch again, or `{command}` to cancel"
+        count, command = len(self._queue), self.cancel_command
+        self._queue, self._gone = {}, {}
+        return f"stopped watching {count} packs in Slurm; use the same command to watch again, or `{command}` to cancel"
 
     def close(self) -> None:
         """Do nothing, because the tasks need no supervisor."""
@@ -161,7 +186,7 @@ class SlurmExecutor:
         try:
             self._slurm_folder.mkdir(exist_ok=True)
             for pack in packs:
-                plans.delete_task_outcome(self._folder, pack.number)
+                files.task_outcome_file(self._folder, pack.number).unlink(missing_ok=True)
         except OSError as error:
             raise io_error(self._slurm_folder, "written", error) from error
         parts = (option.partition("=") for option in options.extra)
@@ -195,93 +220,21 @@ class SlurmExecutor:
             raise ConfigError(
                 f"sweep.on=slurm: Slurm rejected the job ({one_line(error)}); change the sweep.slurm options"
             ) from error
-        for pack, job in zip(packs, jobs, strict=True):
-            self._queue[pack.number] = SubmittedPack(options.cluster, job.job_id)
-            self._not_started.add(pack.number)
-        plans.write_queue(self._folder, self._queue)
-
-    def _ended(self, gone_for_s: float) -> dict[int, str]:
-        """Return the final state ("" if unknown) of each pack whose task has ended, by number."""
-        ended: dict[int, str] = {}
-        in_slurm: dict[str, int] = {}
-        for number, submitted in self._queue.items():
-            if self._paths(number).result_pickle.exists():
-                ended[number] = "COMPLETED"
-            elif submitted.cluster == "slurm":
-                in_slurm[submitted.job] = number
-            elif not _is_alive(int(submitted.job)):
-                ended[number] = ""
-        if states := self._squeue.ask(in_slurm):
-            self._states = {in_slurm[task]: state for task, state in states.items()}
-        for task, (state, seconds) in self._squeue.gone(in_slurm).items():
-            has_outcome = state and plans.read_task_outcome(self._folder, in_slurm[task]) is not None
-            if has_outcome or state == "CANCELLED" or seconds >= gone_for_s:
-                ended[in_slurm[task]] = state
-        return ended
-
-    def _report_states(self, planned: Collection[int]) -> None:
-        """Report tasks that have started or are queued again, and the reasons to wait, by squeue's last answer."""
-        states = {number: state for number, state in self._states.items() if number in planned}
-        self._states = {}
-        for number, (state, _) in states.items():
-            if state == "PENDING" and number not in self._not_started:
-                self._not_started.add(number)
-                self._requeued.add(number)
-                self._on_requeue(number)
-            elif state == "RUNNING" and number in self._not_started:
-                self._report_start(number)
-        waiting = Counter(reason for state, reason in states.values() if state == "PENDING")
-        for reason in sorted(waiting.keys() - self._reasons - {"", "None"}):
-            self._on_message(f"{_packs(waiting[reason], 'wait')} in Slurm: {reason}")
-        self._reasons |= waiting.keys()
-
-    def _report_start(self, number: int) -> None:
-        self._not_started.discard(number)
-        self._requeued.discard(number)
-        self._on_start(number)
-
-
-def _packs(count: int, verb: str) -> str:
-    return f"1 pack {verb}s" if count == 1 else f"{count} packs {verb}"
+        self._queue |= {
+            pack.number: SubmittedPack(options.cluster, job.job_id) for pack, job in zip(packs, jobs, strict=True)
+        }
+        files.write_queue(self._folder, self._queue)
 
 
 def _require_slurm(cluster: str) -> None:
+    try:
+        import submitit  # noqa: F401
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "sweep.on=slurm: needs submitit, which is not installed; pip install submitit, or use sweep.on=local"
+        ) from None
     if cluster == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
         raise ConfigError(
             "sweep.on=slurm: Slurm is not installed on this machine (no sbatch or srun); start the sweep on a login "
             "node, or use sweep.on=local"
         )
-
-
-def _outcome_of_state(number: int, state: str, log: Path, *, completed: bool) -> PackOutcome:
-    """Return the outcome of a task that wrote no outcome, by its final state in Slurm and the log of the task."""
-    cause = plans.FINISHED if completed else CAUSES.get(state, plans.UNREPORTED)
-    if cause == plans.EXITED and _exceeded_memory(log):  # without cgroups, Slurm reports no OUT_OF_MEMORY
-        cause = plans.MEMORY
-    name = os.path.relpath(log)
-    detail = {
-        plans.FINISHED: "",
-        plans.UNREPORTED: f"squeue and sacct do not list its task, whose log is {name}",
-        plans.MEMORY: f"Slurm state {state}; raise sweep.slurm.memory_gb",
-        plans.INTERRUPTED: f"Slurm state {state}; the same command resumes it",
-    }.get(cause, f"Slurm state {state}; the log of the task is {name}")
-    return PackOutcome(number, cause, detail, None, 0.0, time.time())
-
-
-def _exceeded_memory(log: Path) -> bool:
-    """Return whether Slurm has written to the log of a task that it used too much memory."""
-    try:
-        text = log.read_text(errors="replace")
-    except OSError:
-        return False
-    # The log of a task that was queued again has all its attempts.
-    return "exceeded memory limit" in text.rpartition("Starting with JobEnvironment")[2]
-
-
-def _is_alive(pid: int) -> bool:
-    """Return whether a process runs; a zombie process does not."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"

@@ -7,46 +7,26 @@ completed resume, except failed ones, which need `--retry-failed`.
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from normlab.analysis.phrases import counted
 from normlab.config.sweep_options import SweepOptions
 from normlab.errors import StoreError
-from normlab.store import plans
+from normlab.processes import collected_signals
 from normlab.store.files import check_links, delete_temporaries, make_folder
+from normlab.store.format import LOCK_FILE
 from normlab.store.lock import file_lock
-from normlab.store.plans import FAILURES, GPU_FAULT, MEMORY, Pack, PackOutcome, Plan
+from normlab.store.plans import Pack, Plan, has_plan, read_plan, run_of
+from normlab.sweeps import files
+from normlab.sweeps.files import GPU_FAULT, MEMORY, PackOutcome
 from normlab.sweeps.local import LocalExecutor
-from normlab.sweeps.plan import all_completed, reconcile
+from normlab.sweeps.plan import all_completed, halve, reconcile
 from normlab.sweeps.process import POLL_EVERY_S
 from normlab.sweeps.progress import ProgressDisplay
 from normlab.sweeps.slurm import SlurmExecutor
 from normlab.training.machine import Gpu
-
-
-@dataclass(slots=True)
-class SweepResult:
-    """The result of `supervise`."""
-
-    plan: Plan
-    """The latest plan."""
-    failed: dict[int, PackOutcome]
-    """The outcomes of the failed packs, by number, also of those that failed in an earlier command."""
-    incomplete: int = 0
-    """Packs that are neither completed nor failed."""
-    signal: int | None = None
-    """The signal that stopped the sweep."""
-
-    @property
-    def code(self) -> int:
-        """The exit code: 0 if all packs are completed, 128 + n after signal n, else 1."""
-        return 128 + self.signal if self.signal else int(bool(self.failed or self.incomplete))
 
 
 def supervise(
@@ -57,7 +37,7 @@ def supervise(
     gpus: Sequence[Gpu] = (),
     *,
     retry_failed: bool = False,
-) -> SweepResult:
+) -> Supervision:
     """Train the packs of a sweep that are not completed.
 
     Args:
@@ -74,75 +54,76 @@ def supervise(
             a symbolic link leads out of the folder of the sweep or of a run.
     """
     if options.on == "slurm":
-        executor = SlurmExecutor(folder, options, display.pack_started, display.pack_requeued, display.print)
+        executor = SlurmExecutor(folder, options, display.print)
     else:
-        executor = LocalExecutor(folder, options, display.pack_started, gpus, display.print)
-    for path in (folder, *(plans.run_of(folder, run).path for run in plan.runs)):
+        executor = LocalExecutor(folder, options, display.print, gpus)
+    for path in (folder, *(run_of(folder, run).path for run in plan.runs)):
         check_links(path)
     make_folder(folder)
-    with file_lock(plans.lock_of(folder), f"sweep {plan.name}", alternative="another sweep.name"):
+    with file_lock(folder / LOCK_FILE, f"sweep {plan.name}", alternative="another sweep.name"):
         delete_temporaries(folder)
         # Another supervisor may have changed the plan since the command read it.
-        stored = plans.read_plan(folder) if plans.has_plan(folder) else None
-        if stored is None:
-            plans.archive_outcomes(folder)
-        else:
+        stored = read_plan(folder) if has_plan(folder) else None
+        if stored is not None:
             plan = reconcile(stored, plan, folder)
+        elif (outcomes := folder / files.OUTCOMES_FILE).exists():  # of a deleted plan, whose numbers this one reuses
+            outcomes.replace(folder / f"before_{files.OUTCOMES_FILE}")
         if plan != stored:
-            plans.write_plan(folder, plan)
-        if plans.read_queue(folder):
-            _record_slurm_outcomes(folder, plan, options, executor)
-        return _Supervisor(folder, plan, executor, display).run(retry_failed)
-
-
-def _record_slurm_outcomes(
-    folder: Path, plan: Plan, options: SweepOptions, executor: LocalExecutor | SlurmExecutor
-) -> None:
-    """Record the outcomes of Slurm tasks that ended without a supervisor.
-
-    Raises:
-        StoreError: The command runs the sweep on this machine, and some tasks in Slurm are still active.
-    """
-    watches_slurm = isinstance(executor, SlurmExecutor)
-    slurm = executor if watches_slurm else SlurmExecutor(folder, options)
-    slurm.load_queue()
-    # A local sweep asks Slurm only once, so a task counts as ended at once.
-    for outcome in slurm.tasks_over(plan, at_once=not watches_slurm):
-        plans.append_outcome(folder, outcome)
-    if slurm.active and not watches_slurm:
-        raise StoreError(
-            f"sweep {plan.name}: {len(slurm.active)} of its packs are in Slurm; use sweep.on=slurm to watch them, or "
-            f"`{slurm.cancel_command}` to cancel them"
-        )
+            files.write_plan(folder, plan)
+        if isinstance(executor, SlurmExecutor):
+            executor.load_queue()
+            for outcome in executor.outcomes(plan):  # of the tasks that ended without a supervisor
+                files.append_outcome(folder, outcome)
+        elif queue := files.read_queue(folder):
+            jobs = ", ".join(sorted({each.job.partition("_")[0] for each in queue.values()}))
+            raise StoreError(
+                f"sweep {plan.name}: job {jobs} in Slurm has {counted(len(queue), 'pack')} of it; use sweep.on=slurm "
+                f"to watch them, or cancel the job and delete {files.queue_file(folder)}"
+            )
+        supervision = Supervision(folder, plan, executor, display)
+        supervision.run(retry_failed)
+        return supervision
 
 
 @dataclass(slots=True)
-class _Supervisor:
+class Supervision:
+    """The training of the packs of a sweep, and its result."""
+
     folder: Path
     plan: Plan
+    """The latest plan."""
     executor: LocalExecutor | SlurmExecutor
     display: ProgressDisplay
     waiting: list[Pack] = field(default_factory=list)
     failed: dict[int, PackOutcome] = field(default_factory=dict)
+    """The outcomes of the failed packs, by number, also of those that failed in an earlier command."""
+    incomplete: int = 0
+    """Packs that are neither completed nor failed."""
+    signal: int | None = None
+    """The signal that stopped the sweep."""
 
-    def run(self, retry_failed: bool) -> SweepResult:
-        latest = {outcome.pack: outcome for outcome in plans.read_outcomes(self.folder)}
+    @property
+    def code(self) -> int:
+        """The exit code: 0 if all packs are completed, 128 + n after signal n, else 1."""
+        return 128 + self.signal if self.signal else int(bool(self.failed or self.incomplete))
+
+    def run(self, retry_failed: bool) -> None:
+        """Train the packs that are left, without those that have failed unless `retry_failed`."""
+        latest = {outcome.pack: outcome for outcome in files.read_outcomes(self.folder)}
         active = self.executor.active
         for pack in list(self.plan.packs):
             # The pack may have run out of memory after its supervisor died, so it is not halved yet.
             if pack.number in latest and pack.number not in active and not self._is_completed(pack):
                 self._halve_after(latest[pack.number])
-        left = [pack for pack in self.plan.packs if pack.number in active or not self._is_completed(pack)]
-        if not retry_failed:
-            failures = {number: outcome for number, outcome in latest.items() if outcome.cause in FAILURES}
-            numbers = [pack.number for pack in left if pack.number not in active]
-            self.failed = {number: failures[number] for number in numbers if number in failures}
-        to_train = [pack for pack in left if pack.number not in self.failed]
-        self.waiting = [pack for pack in to_train if pack.number not in active]
-        self.display.start(self.plan, to_train, self.failed)
+        left = [pack for pack in self.plan.packs if pack.number not in active and not self._is_completed(pack)]
+        for pack in left if not retry_failed else ():
+            if pack.number in latest and latest[pack.number].is_failure:
+                self.failed[pack.number] = latest[pack.number]
+        self.waiting = [pack for pack in left if pack.number not in self.failed]
+        self.display.start(self.plan, len(self.waiting) + len(active), self.failed)
         signals_handled = 0
         try:
-            with _received_signals() as signals:
+            with collected_signals() as signals:
                 while self.executor.active or (self.waiting and not signals):
                     if not signals:
                         self.waiting = self.executor.submit(self.plan, self.waiting)
@@ -160,43 +141,26 @@ class _Supervisor:
                     self.display.refresh()
         finally:
             self.executor.close()
-            self.display.finish()
-        incomplete = sum(not (pack.number in self.failed or self._is_completed(pack)) for pack in self.plan.packs)
-        return SweepResult(self.plan, self.failed, incomplete, signals[0] if signals else None)
+        self.signal = signals[0] if signals else None
+        self.incomplete = sum(not (pack.number in self.failed or self._is_completed(pack)) for pack in self.plan.packs)
 
     def _record(self, outcome: PackOutcome) -> None:
-        plans.append_outcome(self.folder, outcome)
-        halves = self._halve_after(outcome)
-        self.waiting[:0] = [self.plan.pack_of(outcome.pack)] if outcome.cause == GPU_FAULT else halves
-        if outcome.cause in FAILURES and not halves:
+        files.append_outcome(self.folder, outcome)
+        pack, halves = self.plan.pack_of(outcome.pack), self._halve_after(outcome)
+        self.waiting[:0] = [pack] if outcome.cause == GPU_FAULT else halves
+        if outcome.is_failure and not halves:
             self.failed[outcome.pack] = outcome
-        self.display.pack_ended(self.plan, outcome, halves)
+        self.display.pack_ended(pack, outcome, halves)
 
     def _halve_after(self, outcome: PackOutcome) -> list[Pack]:
         """If a pack ran out of memory, replace it by two halves in the plan; return the halves."""
         pack = self.plan.pack_of(outcome.pack)
         if outcome.cause != MEMORY or len(pack.runs) < 2:
             return []
-        plan = self.plan.halve(pack)
-        plans.write_plan(self.folder, plan)
+        plan = halve(self.plan, pack)
+        files.write_plan(self.folder, plan)
         self.plan = plan
         return [half for half in plan.packs if half.halved_from == pack.number]
 
     def _is_completed(self, pack: Pack) -> bool:
         return all_completed(self.folder, self.plan.runs_of(pack))
-
-
-@contextmanager
-def _received_signals() -> Iterator[list[int]]:
-    """Yield a list that collects SIGINT and SIGTERM instead of ending the process."""
-    received: list[int] = []
-    handlers: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # a shell lets its background jobs ignore SIGINT
-                handlers[number] = signal.signal(number, lambda number, frame: received.append(number))
-    try:
-        yield received
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)

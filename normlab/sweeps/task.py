@@ -10,17 +10,23 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normlab.errors import NormlabError
-from normlab.store.plans import FAILURES, INTERRUPTED, delete_task_outcome, read_plan, write_task_outcome
-from normlab.sweeps.process import POLL_EVERY_S, RunningPack
-from normlab.sweeps.squeue import requeue, state_of
+from normlab.processes import STOP_SIGNALS, call
+from normlab.store.format import INTERRUPTED
+from normlab.store.plans import read_plan
+from normlab.sweeps.files import PackOutcome, log_of, task_outcome_file, write_task_outcome
+from normlab.sweeps.process import POLL_EVERY_S, RunningPack, WorkerProcess, process_options
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
+
+ANSWER_WITHIN_S = 20.0
+"""Longest time that one command of Slurm may take, in seconds."""
 
 
 @dataclass(slots=True)
@@ -49,30 +55,35 @@ class Task:
         """
         folder, (job, node) = Path(self.folder), _slurm_job()
         if not node:
-            delete_task_outcome(folder, self.number)
+            task_outcome_file(folder, self.number).unlink(missing_ok=True)
         plan = read_plan(folder)
-        process = self._process = RunningPack(
-            folder, plan, plan.pack_of(self.number), self.threads, self.timeout_minutes, node=node
-        )
+        pack = plan.pack_of(self.number)
+        log = log_of(folder, self.number, node)
+        worker = WorkerProcess(folder, process_options(plan, pack), self.threads, (), log)
+        process = self._process = RunningPack(folder, plan, pack, worker, self.timeout_minutes, node)
         # scancel sends these signals, and so do a preemption and a system that shuts the node down.
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOP_SIGNALS:
             signal.signal(number, lambda number, frame: process.stop())
-        try:
-            while (outcome := process.poll()) is None:
-                time.sleep(POLL_EVERY_S)
-        finally:
-            process.close()
+        outcome = self._wait(process)
         if node:  # without an error: Slurm could end the process of the first node before it writes the outcome
             return outcome.cause
         # A preempted task is still RUNNING. It must queue itself, because Slurm only queues it if it never exits.
-        if outcome.cause == INTERRUPTED and job and state_of(job) == "RUNNING" and requeue(job):
+        if outcome.cause == INTERRUPTED and job and _state_of(job) == "RUNNING" and _requeue(job):
             sys.exit(128 + signal.SIGTERM)
         write_task_outcome(folder, outcome)
-        if outcome.cause in FAILURES:
-            raise NormlabError(f"pack {self.number} {FAILURES[outcome.cause]}: {outcome.detail}")
+        if outcome.is_failure:
+            raise NormlabError(f"pack {self.number} {outcome.cause}: {outcome.detail}")
         if outcome.cause == INTERRUPTED:
             sys.exit(128 + signal.SIGTERM)  # writes no result; Slurm may still queue the task again
         return outcome.cause
+
+    def _wait(self, process: RunningPack) -> PackOutcome:
+        try:
+            while (outcome := process.poll()) is None:
+                time.sleep(POLL_EVERY_S)
+            return outcome
+        finally:
+            process.worker.connection.close()  # stops a worker that still trains
 
     def checkpoint(self) -> DelayedSubmission:
         """Stop the pack with a checkpoint and return the task to queue, in submitit's handler.
@@ -84,9 +95,8 @@ class Task:
 
         if self._process is not None:
             self._process.stop()
-            while (outcome := self._process.poll()) is None:
-                time.sleep(POLL_EVERY_S)
-            if (job := _slurm_job()[0]) and state_of(job) not in ("RUNNING", ""):
+            outcome = self._wait(self._process)
+            if (job := _slurm_job()[0]) and _state_of(job) not in ("RUNNING", ""):
                 write_task_outcome(Path(self.folder), outcome)
                 sys.exit(128 + signal.SIGTERM)
         return DelayedSubmission(Task(self.folder, self.number, self.threads, self.timeout_minutes))
@@ -98,3 +108,26 @@ def _slurm_job() -> tuple[str, int]:
 
     environment = JobEnvironment()
     return (environment.job_id, environment.node) if environment.cluster == "slurm" else ("", 0)
+
+
+def ask(tasks: Collection[str], program: str, *options: str) -> dict[str, tuple[str, str]] | None:
+    """Return the states of tasks, and the reasons to wait, by squeue or sacct; None if the program fails."""
+    jobs = ",".join(sorted({task.partition("_")[0] for task in tasks}))  # the tasks of an array share one job id
+    answer = call([program, "--noheader", *options, f"--jobs={jobs}"], ANSWER_WITHIN_S)
+    # "Invalid job id" means that none of the tasks is in the queue.
+    if answer is None or (answer.returncode and "Invalid job id" not in answer.stderr):
+        return None
+    rows = (f"{line.strip()}||".split("|")[:3] for line in answer.stdout.splitlines())
+    # Of "CANCELLED by 1000", keep "CANCELLED".
+    return {task: (state.split()[0], reason) for task, state, reason in rows if task in tasks and state.split()}
+
+
+def _state_of(task: str) -> str:
+    """Return the state of a task in the queue; empty if squeue does not answer."""
+    return (ask([task], "squeue", "--array", "--states=all", "--format=%i|%T") or {}).get(task, ("", ""))[0]
+
+
+def _requeue(task: str) -> bool:
+    """Queue a running task again, and return whether Slurm does."""
+    answer = call(["scontrol", "requeue", task], ANSWER_WITHIN_S)
+    return answer is not None and answer.returncode == 0

@@ -1,10 +1,10 @@
-"""The process that trains packs one after another: `python -m normlab.sweeps.worker [--gpu] FOLDER`.
+"""The process that trains packs one after another: `python -m normlab.sweeps.worker [--gpu] DESCRIPTOR FOLDER`.
 
-The supervisor writes a line `NUMBER NODE` to standard input for each pack, with the index of this node among those of
-the pack. If a pack ends without an error and the process can train another, the process writes `answer_of(NUMBER)` to
-standard output and waits. Else it exits with the pack's exit code. During a pack, both outputs go to the pack's log.
+For each pack, the supervisor sends its number and the index of this node among those of the pack through the connection
+DESCRIPTOR. The process answers with the cause and the detail of the outcome, and whether it can train another pack;
+else it exits. Both of its outputs go to the log of the pack.
 
-Standard input closes when the supervisor dies; the process then sends itself SIGTERM, so that it writes a checkpoint
+The connection closes when the supervisor dies; the process then sends itself SIGTERM, so that it writes a checkpoint
 and stops, and kills itself after a grace period.
 
 A pack has the bits that it has in a new process: the generator of torch is seeded as in a new process, the supervisor
@@ -23,26 +23,23 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from normlab.config.schema import RunConfig, load_config
+from normlab.errors import ConfigError, NormlabError, OutOfMemoryError, is_out_of_memory, one_line
 from normlab.openmp import limit_spinning
-
-if TYPE_CHECKING:
-    from normlab.config.schema import RunConfig
-    from normlab.store.runs import RunFolder
+from normlab.processes import kill_sessions
+from normlab.store.format import FAILED, FINISHED, INTERRUPTED
+from normlab.store.plans import read_plan, run_of
+from normlab.store.runs import RunFolder
+from normlab.sweeps.files import GPU_FAULT, MEMORY, log_of
 
 GRACE_S = 30.0
 """Seconds that a process may take to write its checkpoint after SIGTERM."""
-ERROR_PREFIX = "error: "
-"""Start of the last line of the log after an error."""
-LEAK_BYTES = 2**28
-"""A process whose memory has grown by more than this since its first pack trains no other pack."""
-
-
-def answer_of(number: int) -> bytes:
-    """Return the line that tells the supervisor that a pack has ended."""
-    return b"pack %d has ended\n" % number
+STOPPED = "stopped; the same command resumes it"
+"""Detail of the outcome of a pack that a signal stopped."""
 
 
 class Worker:
@@ -59,30 +56,30 @@ class Worker:
         """Those of the latest pack."""
         self._seed: int | None = None
         """The seed of torch's generators in a new process."""
-        self._bytes_after_first: int | None = None
 
-    def train(self, number: int) -> int:
-        """Train a pack, and return the exit code; report an error on standard error."""
-        from normlab.errors import OUT_OF_MEMORY, NormlabError, OutOfMemoryError, is_out_of_memory, one_line
+    def train(self, number: int) -> tuple[str, str]:
+        """Train a pack, and return the cause and the detail of its outcome; report an error on standard error."""
+        from normlab.sweeps.gpus import fault_of
 
         try:
-            return self._train(number)
+            received = self._train(number)
+            return (INTERRUPTED, STOPPED) if received else (FINISHED, "")
         except NormlabError as error:
-            code, message = OUT_OF_MEMORY if isinstance(error, OutOfMemoryError) else 2, str(error)
+            message, no_memory = str(error), isinstance(error, OutOfMemoryError)
         except Exception as error:
             traceback.print_exc()
-            code, message = OUT_OF_MEMORY if is_out_of_memory(error) else 1, f"{type(error).__name__}: {error}"
+            message, no_memory = f"{type(error).__name__}: {error}", is_out_of_memory(error)
             if "vmap" in message:  # it draws random numbers, or reads a value on the host
                 message = f"the norm or the placement cannot train in a pack; use sweep.pack=off ({message})"
-        print(f"{ERROR_PREFIX}{one_line(message)}", file=sys.stderr, flush=True)
-        return code
+        message = one_line(message)
+        print(f"error: {message}", file=sys.stderr, flush=True)
+        is_fault = self._on_gpu and fault_of([message])
+        return MEMORY if no_memory else GPU_FAULT if is_fault else FAILED, message
 
-    def _train(self, number: int) -> int:
+    def _train(self, number: int) -> int | None:
+        """Train a pack; return the signal that stopped it, or None."""
         import torch
 
-        from normlab.config.schema import load_config
-        from normlab.errors import ConfigError
-        from normlab.store.plans import read_plan, run_of
         from normlab.sweeps.packs import pack_key
         from normlab.tracking.background import wait_for_followers
         from normlab.training import start as training
@@ -112,47 +109,39 @@ class Worker:
         )
         if "SLURM_JOB_ID" in os.environ:  # Slurm ends all processes of a task with the task
             wait_for_followers()
-        stopped = next((outcome.signal for outcome in outcomes if outcome.signal), None)
-        return 128 + stopped if stopped else 0
+        return next((outcome.signal for outcome in outcomes if outcome.signal), None)
 
     def is_reusable(self) -> bool:
-        """Return whether the process can train another pack after one without an error; free the memory of that one.
+        """Return whether the process can train another pack after a finished one; free the memory of that one.
 
-        A process is not reusable after user code or several ranks, whose state is unknown, nor after a leak of memory
-        or a signal.
+        It cannot after user code or several ranks, whose state is unknown, nor after a signal.
         """
         if any(config.plugins or config.devices > 1 for config in self._configs):
             return False
         if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:  # after a signal, `only_first_signal` ignores all others
             return False
         try:
-            size = _free_memory()
+            _free_memory()
         except RuntimeError:  # the GPU has failed since
             return False
-        if self._bytes_after_first is None:
-            self._bytes_after_first = size
+        if not gc.get_freeze_count():
             gc.freeze()  # later collections need not visit the libraries, which takes as long as twenty steps
-        return size - self._bytes_after_first <= LEAK_BYTES
+        return True
 
 
-def _free_memory() -> int:
-    """Free the memory of a pack, restart the measurement of the peak, and return the bytes that are still in use."""
+def _free_memory() -> None:
+    """Free the memory of a pack, and restart the measurement of the peak."""
     import torch
 
     from normlab.training.machine import release_freed_memory
 
     gc.collect()
     release_freed_memory()
-    size = 0
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()  # for the other packs on the GPU
         torch.cuda.reset_peak_memory_stats()
-        size = torch.cuda.memory_allocated()
     with contextlib.suppress(OSError):  # a system without /proc
-        _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
-        size += (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
         Path("/proc/self/clear_refs").write_text("5")
-    return size
 
 
 def wait_until_inactive(runs: Sequence[RunFolder]) -> None:
@@ -162,37 +151,33 @@ def wait_until_inactive(runs: Sequence[RunFolder]) -> None:
         time.sleep(0.1)
 
 
-def _read_requests(requests: queue.SimpleQueue[str]) -> None:
-    """Queue the supervisor's lines; when its end closes, stop this process, and kill its session after `GRACE_S`."""
-    with contextlib.suppress(OSError), os.fdopen(0, closefd=False) as lines:
-        for line in lines:
-            requests.put(line)
+def _receive(connection: Connection, requests: queue.SimpleQueue[Any]) -> None:
+    """Queue the supervisor's requests; when its end closes, stop this process, and kill its session after `GRACE_S`."""
+    with contextlib.suppress(OSError, EOFError):
+        while True:
+            requests.put(connection.recv())
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_S)
     if os.getpgid(0) == os.getpid():
-        os.killpg(0, signal.SIGKILL)
+        kill_sessions(os.getpid())
     os._exit(128 + signal.SIGTERM)
 
 
-def main(folder: Path, *, on_gpu: bool) -> int:
-    """Train the packs that the supervisor requests, and return the exit code of the last one."""
-    from normlab.store.plans import log_of
-
-    requests: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_read_requests, args=(requests,), name="normlab parent", daemon=True).start()
-    answers = os.dup(1)
-    worker = Worker(folder, on_gpu=on_gpu)
-    while True:
-        number, node = map(int, requests.get().split())
+def main(folder: Path, connection: Connection, *, on_gpu: bool) -> None:
+    """Train the packs that the supervisor requests."""
+    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, requests), name="normlab parent", daemon=True).start()
+    worker, can_continue = Worker(folder, on_gpu=on_gpu), True
+    while can_continue:
+        number, node = requests.get()
         with log_of(folder, number, node).open("ab") as log:
             for output in (1, 2):
                 os.dup2(log.fileno(), output)
-        code = worker.train(number)
+        cause, detail = worker.train(number)
+        can_continue = cause == FINISHED and worker.is_reusable()
         sys.stdout.flush()
-        if code or not worker.is_reusable():
-            return code
-        with contextlib.suppress(BrokenPipeError):  # the supervisor has died, so the thread stops the process
-            os.write(answers, answer_of(number))
+        with contextlib.suppress(OSError):  # the supervisor has died, so the thread stops the process
+            connection.send((cause, detail, can_continue))
 
 
 if __name__ == "__main__":
@@ -203,5 +188,6 @@ if __name__ == "__main__":
     # When memory runs out, the system then kills this process and not the supervisor.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
-    *flags, sweep = sys.argv[1:]
-    sys.exit(main(Path(sweep), on_gpu="--gpu" in flags))
+    *flags, descriptor, sweep = sys.argv[1:]
+    os.set_inheritable(int(descriptor), False)
+    main(Path(sweep), Connection(int(descriptor)), on_gpu="--gpu" in flags)

@@ -8,23 +8,19 @@ Shapes: S measured steps, L blocks; layer 0 is the embeddings, L + 1 the head.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from normlab.errors import StatisticsError, printable
 from normlab.stats.profiles import Profiles
 from normlab.stats.registry import STATISTICS, layers_of, values_of
-from normlab.stats.statistic import TIERS
 from normlab.store.added import AddedRecord
-from normlab.store.format import CHECKS_FILE, COMPLETED_STATES, encode, number
+from normlab.store.format import COMPLETED_STATES
 from normlab.store.outcome import final_losses
-from normlab.store.parts import mapping, part_to_json
 from normlab.store.plans import Plan
-from normlab.store.reading import read_record
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.throughput import Compute
@@ -57,17 +53,6 @@ ROW_KEYS = {
 Payload = dict[str, float]
 
 
-class Labels(NamedTuple):
-    """How a service lists a run."""
-
-    name: str
-    group: str | None
-    """The sweep."""
-    job_type: str
-    """The configuration: what the runs that differ only in seeds have in common."""
-    tags: tuple[str, ...]
-
-
 class StepReader:
     """Reads the numbers of a run's steps, and returns each step once, after the run has written its last number for it.
 
@@ -93,16 +78,13 @@ class StepReader:
         self._complete = 0
         """The first step that is not complete while the run trains."""
         self._by_step: dict[int, Payload] = {}
-        """The numbers of the steps that were read and not given."""
+        """The numbers of the steps that were read and not returned."""
 
-    @property
-    def problem(self) -> str:
-        """What is damaged in the record, so that its numbers are missing."""
-        rows = f"{self._record.damaged} damaged rows of the record" if self._record.damaged else ""
-        return "; ".join(filter(None, [rows, self._record.problem]))
+    def read(self, state: str) -> list[tuple[int, Payload]]:
+        """Return the numbers of the steps that are complete and were not returned before, oldest first.
 
-    def read(self) -> None:
-        """Read what was added to the record since the last call.
+        Args:
+            state: The state of the run, which the caller read before this call.
 
         Raises:
             StoreError: The record cannot be read.
@@ -111,18 +93,14 @@ class StepReader:
         for row in rows:
             if row["kind"] == "pace":
                 self._complete = row["step"]
-            if row["step"] >= self._first and row["kind"] in ROW_KEYS:
+            if row["step"] >= self._first:
                 self._by_step.setdefault(row["step"], {}).update(_numbers(row, self._compute))
         for profiles in parts:
-            due = profiles.steps >= self._first
-            _add_statistics(self._by_step, Profiles(profiles.layout, profiles.steps[due], profiles.values[due]))
-
-    def take(self, state: str) -> list[tuple[int, Payload]]:
-        """Return the numbers of each step that was read and is complete, oldest first, and forget them.
-
-        Args:
-            state: The state of the run, which the caller read before it called `read`.
-        """
+            columns = _columns(profiles)
+            for index, step in enumerate(profiles.steps.tolist()):
+                if step >= self._first:
+                    numbers = {key: float(values[index]) for key, values in columns.items()}
+                    self._by_step.setdefault(step, {}).update(numbers)
         before = math.inf if state in COMPLETED_STATES else self._complete
         steps = [(step, self._by_step.pop(step)) for step in sorted(self._by_step) if step < before]
         if steps:
@@ -130,129 +108,84 @@ class StepReader:
         return [(step, {"train/tokens": step * self._tokens, **numbers}) for step, numbers in steps]
 
 
-def keys_of(folder: RunFolder, run: Mapping[str, Any]) -> set[str]:
-    """Return the keys of all numbers that `StepReader` returns for a run.
-
-    Raises:
-        StoreError: The record cannot be read.
-    """
-    compute = Compute.parse(run)
-    keys = {key for row in folder.rows().rows for key in _numbers(row, compute)}
-    parts = [profiles for tier in TIERS for profiles in folder.statistics.read(tier)[0]]
-    return keys.union(*map(_columns, parts))
-
-
 def _numbers(row: Mapping[str, Any], compute: Compute) -> Payload:
-    """Return the numbers of a row by key, without what is no number."""
-    names = ROW_KEYS.get(row["kind"], {})
-    numbers = {name: value for key, name in names.items() if (value := number(row.get(key))) is not None}
-    tokens_per_s = numbers.get(ROW_KEYS["pace"]["tokens_per_s"])
-    return numbers if tokens_per_s is None else numbers | _speeds(compute, tokens_per_s)
-
-
-def _speeds(compute: Compute, tokens_per_s: float) -> Payload:
-    """Return the model FLOP/s in units of 10^12, and the MFU from 0 to 1, if they are known."""
-    flops_per_s, mfu = compute.flops(tokens_per_s), compute.mfu(tokens_per_s)
-    speeds = {"perf/tflops_per_s": None if flops_per_s is None else flops_per_s / 1e12, "perf/mfu": mfu}
-    return {key: value for key, value in speeds.items() if value is not None}
-
-
-def _add_statistics(by_step: dict[int, Payload], profiles: Profiles) -> None:
-    """Add the statistics that were measured to the payload of each of the S steps."""
-    columns = _columns(profiles)
-    for index, step in enumerate(profiles.steps.tolist()):
-        by_step.setdefault(step, {}).update({key: float(values[index]) for key, values in columns.items()})
+    """Return the numbers of a row by key: model FLOP/s in 10^12, MFU from 0 to 1."""
+    numbers = {name: row[key] for key, name in ROW_KEYS[row["kind"]].items() if key in row}
+    if (tokens_per_s := numbers.get("perf/tokens_per_s")) is not None:
+        mfu = compute.mfu(tokens_per_s)
+        numbers["perf/tflops_per_s"] = compute.flops_per_token * tokens_per_s / 1e12
+        numbers |= {} if mfu is None else {"perf/mfu": mfu}
+    return numbers
 
 
 def _columns(profiles: Profiles) -> dict[str, np.ndarray[Any, Any]]:
     """Return the values of each statistic that was measured by key, shape (S,)."""
     columns: dict[str, np.ndarray[Any, Any]] = {}
-    for name in LAYERED:
-        for site, values in _values(profiles, name):
-            layers = np.flatnonzero(layers_of(profiles, name)[site])
-            chosen = np.linspace(0, len(layers) - 1, min(len(layers), MOST_LAYERS)).round().astype(int)
-            columns |= {f"{_key(name, site)}/L{layer:02d}": values[:, layer] for layer in layers[chosen]}
-    for name in SINGLE:
-        for site, values in _values(profiles, name):
-            columns[_key(name, site)] = values if values.ndim == 1 else values[:, -1]
-    for name, ending in LARGEST.items():
-        if candidates := [values for site, values in _values(profiles, name) if site.endswith(ending)]:
-            stacked = np.stack(candidates)
-            columns[_key(name)] = np.nanmax(stacked, axis=0 if stacked.ndim == 2 else (0, 2))
+    for name in (*LAYERED, *SINGLE, *LARGEST):
+        try:
+            by_site = values_of(profiles, name)
+        except StatisticsError:  # it was not measured
+            continue
+        key = f"{STATISTICS[name].of}/{name}"
+        if name in LARGEST:
+            largest = [values for site, values in by_site.items() if site.endswith(LARGEST[name])]
+            if largest:
+                stacked = np.stack(largest)
+                columns[key] = np.nanmax(stacked, axis=0 if stacked.ndim == 2 else (0, 2))
+            continue
+        for site, values in by_site.items():
+            key_of_site = f"{key}/{printable(site)}" if site else key
+            if name in SINGLE:
+                columns[key_of_site] = values if values.ndim == 1 else values[:, -1]
+            else:
+                layers = np.flatnonzero(layers_of(profiles, name)[site])
+                chosen = np.linspace(0, len(layers) - 1, min(len(layers), MOST_LAYERS)).round().astype(int)
+                columns |= {f"{key_of_site}/L{layer:02d}": values[:, layer] for layer in layers[chosen]}
     return columns
-
-
-def _key(name: str, site: str = "") -> str:
-    return f"{STATISTICS[name].of}/{name}" + (f"/{printable(site)}" if site else "")
-
-
-def _values(profiles: Profiles, name: str) -> Iterable[tuple[str, np.ndarray[Any, Any]]]:
-    """Return a statistic by site; empty if the statistic was not measured."""
-    try:
-        return values_of(profiles, name).items()
-    except StatisticsError:
-        return ()
 
 
 def config_of(run: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a run by their names, as trees, and the rest of run.json under `record`.
 
-    The options have their resolved values, so that W&B shows what differs between runs with `auto`. Their values in
-    run.json are under `record.unresolved`.
+    The options have their resolved values, so that W&B shows what differs between runs with `auto`.
     """
     config = run["config"]
-    resolved = {option: value for option, value in mapping(run.get("resolved")).items() if option in config}
-    record = {**run, "unresolved": {option: config[option] for option in resolved}}
-    return {**config, **resolved, "record": {key: value for key, value in record.items() if key != "config"}}
+    resolved = {option: value for option, value in run["resolved"].items() if option in config}
+    return {**config, **resolved, "record": {key: value for key, value in run.items() if key != "config"}}
 
 
-def labels_of(run: Mapping[str, Any], plan: Plan | None) -> Labels:
-    """Return a run's labels: in a sweep, the overrides that vary; otherwise its norm, placement and depth.
+def labels_of(run: Mapping[str, Any], plan: Plan | None) -> dict[str, Any]:
+    """Return a run's name, group, job type and tags: in a sweep, the overrides that vary; else norm, placement, depth.
+
+    The group is the sweep, and the job type is what the runs that differ only in seeds have in common.
 
     Args:
         run: The content of run.json.
         plan: The plan of the run's sweep, if it has one.
     """
     config = run["config"]
-    tracking, model = config["tracking"], config["model"]
+    tracking = config["tracking"]
     overrides = next((list(each.overrides) for each in plan.runs if each.run_id == run["run_id"]), []) if plan else []
     norm = config["norm"]["preset"] or config["norm"]["name"]
-    configuration = [f"norm={norm}", f"placement={config['placement']['name']}", f"model.depth={model['depth']}"]
-    tags = overrides or configuration
+    depth = f"model.depth={config['model']['depth']}"
+    configuration = [f"norm={norm}", f"placement={config['placement']['name']}", depth]
     job_type = [each for each in overrides if each.partition("=")[0] not in ("seed", "data.seed")] or configuration
     given_name = None if run["name"] == run["run_id"] else run["name"]
     group = tracking["group"] or (plan.name if plan else None)
-    return Labels(
-        name=_shorten(given_name or " ".join(overrides) or run["run_id"], LONGEST_NAME),
-        group=group and _shorten(group, LONGEST_NAME),
-        job_type=_shorten(tracking["job_type"] or " ".join(job_type), LONGEST_TAG),
-        tags=tuple(dict.fromkeys(_shorten(tag, LONGEST_TAG) for tag in [*tracking["tags"], *tags])),
-    )
-
-
-def _shorten(text: str, longest: int) -> str:
-    """Return a printable text of at most `longest` characters; a cut one ends in its hash."""
-    text = printable(text)
-    return text if len(text) <= longest else f"{text[: longest - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    tags = [*tracking["tags"], *(overrides or configuration)]
+    return {
+        "name": printable(given_name or " ".join(overrides) or run["run_id"])[:LONGEST_NAME],
+        "group": group and printable(group)[:LONGEST_NAME],
+        "job_type": printable(tracking["job_type"] or " ".join(job_type))[:LONGEST_TAG],
+        "tags": list(dict.fromkeys(printable(tag)[:LONGEST_TAG] for tag in tags)),
+    }
 
 
 def summary_of(record: RunRecord) -> dict[str, Any]:
-    """Return the summary of a run: state, outcome, losses, spikes, and complete status."""
+    """Return the summary of a run: state, outcome, losses and spikes."""
     status = record.status
     summary: dict[str, Any] = {"state": record.state, "outcome": record.outcome, "best_val_loss": status.best_val_loss}
     if record.state in COMPLETED_STATES:
         summary["val_loss"], summary["last_val_loss"] = final_losses(record.state, status.val_loss)
-    summary |= {f"spike/{rule}": spikes["spikes"] for rule, spikes in (status.spikes or {}).items()}
-    numbers = {key: value for key, value in summary.items() if value is not None}
-    return numbers | {"status": encode(part_to_json(status))}  # W&B has no NaN in nested values
-
-
-def checks_of(folder: RunFolder) -> dict[str, int]:
-    """Return the result of `normlab verify` for the summary of a run; empty if there is none.
-
-    Raises:
-        StoreError: The result cannot be read.
-    """
-    path = folder.path / CHECKS_FILE
-    result = read_record(path) if path.exists() else {}
-    return {"verify/checks": result["checks"], "verify/failed": len(result["failed"])} if result else {}
+    summary |= {f"spike/{rule}": spikes.spikes for rule, spikes in (status.spikes or {}).items()}
+    return {key: value for key, value in summary.items() if value is not None}

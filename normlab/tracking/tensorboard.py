@@ -14,9 +14,7 @@ from typing import Any
 
 from normlab.errors import ConfigError
 from normlab.tracking.payloads import Payload
-from normlab.tracking.uploads import Upload
-
-FOLDER = "tensorboard"
+from normlab.tracking.uploads import TENSORBOARD, Upload
 
 
 class TensorBoardRun:
@@ -34,11 +32,10 @@ class TensorBoardRun:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ModuleNotFoundError:
             raise ConfigError("tensorboard is not installed: pip install tensorboard") from None
-        path = folder / FOLDER
-        shutil.rmtree(path, ignore_errors=True)
-        self._writer = EventFileWriter(str(path), flush_secs=1)
+        shutil.rmtree(folder / TENSORBOARD, ignore_errors=True)
+        self._writer = EventFileWriter(str(folder / TENSORBOARD), flush_secs=1)
         self.next_step = 0
-        self.upload = Upload(where=FOLDER)
+        self.upload = Upload(where=TENSORBOARD)
 
     def log(self, step: int, payload: Payload) -> None:
         """Write the numbers of a step."""

@@ -1,27 +1,60 @@
-"""What a service has of the runs: written to their folders by the follower, read by commands, printed as lines."""
+"""The services of a run, W&B's login as far as it is known without importing wandb, and what a service has of runs.
+
+The follower writes what a service has into the run's folder; commands read it and print it as lines.
+"""
 
 from __future__ import annotations
 
 import json
+import netrc
 import os
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from normlab.errors import StoreError
 from normlab.parsing import from_json, read_at_most
-from normlab.store.files import io_error, is_file_name, write_atomic
+from normlab.store.files import is_file_name, write_atomic
 from normlab.store.lock import is_locked
 from normlab.store.reading import LARGEST_RECORD
-from normlab.store.record import RunRecord
-from normlab.store.runs import RunFolder
-from normlab.tracking.settings import TENSORBOARD, may_have_login
 
-NO_LOGIN = "no login; `wandb login` makes one"
-DISABLED = "W&B is disabled"
+TENSORBOARD, WANDB = "tensorboard", "wandb"
+"""The names of the files about an upload, and of the folders that TensorBoard and W&B offline write, in a run."""
 NOT_SENT = "no process sends it, or none can write to its folder"
+
+
+def services_of(wandb: str, also: Sequence[str]) -> list[str]:
+    """Return the services of a run: auto, online or offline if W&B receives it, and tensorboard.
+
+    Args:
+        wandb: The option `tracking.wandb`.
+        also: The option `tracking.also`.
+    """
+    mode = current_name(os.environ.get("WANDB_MODE") or wandb) if wandb == "auto" else wandb
+    is_sent = mode not in ("off", "disabled") and (wandb != "auto" or mode == "offline" or may_have_login())
+    return [*([mode] if is_sent else []), *also]
+
+
+def current_name(mode: str) -> str:
+    """Return the name of a mode of W&B, which has older names too."""
+    return {"run": "online", "shared": "online", "dryrun": "offline"}.get(mode, mode)
+
+
+def may_have_login() -> bool:
+    """Whether there may be credentials for W&B's server. Only the follower, which imports wandb, knows its address."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    try:  # `wandb login` stores keys there
+        hosts = netrc.netrc(os.path.expanduser(os.environ.get("NETRC") or "~/.netrc")).hosts
+    except (OSError, netrc.NetrcParseError):
+        return False
+    # `wandb login --host` writes the address of another server into the settings.
+    folder = os.environ.get("WANDB_CONFIG_DIR") or os.path.expanduser("~/.config/wandb")
+    if os.path.isfile(os.path.join(folder, "settings")):
+        return bool(hosts)
+    return urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc in hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,32 +66,22 @@ class Upload:
     entity: str = ""
     where: str = ""
     """The address of the run, or a folder in that of the run; empty before a follower reached the service."""
-    steps: int = 0
-    """All steps before this one were at the service when a follower last started or finished."""
-    problem: str = ""
-    """Why the last follower gave up; empty if it did not."""
+    problem: str = NOT_SENT
+    """Why the service does not have everything; empty if it has what the run had when the last follower finished."""
 
     @classmethod
     def read(cls, run: Path, service: str) -> Upload:
-        """Return the content of the file in a run's folder; the default if there is none.
+        """Return the content of the file in a run's folder; the default if the file is missing or damaged.
 
-        Raises:
-            StoreError: The file cannot be read, or a field has an invalid value.
+        The next follower then asks the service, and writes the file anew.
         """
-        path = _file(run, service, "json")
         try:
-            content = from_json(read_at_most(path, LARGEST_RECORD))
-            known = {each.name: content[each.name] for each in fields(cls)}
-            if wrong := [name for name, value in known.items() if not _is_valid(name, value)]:
-                raise ValueError(f"{wrong[0]} is {known[wrong[0]]!r:.40}")
-        except FileNotFoundError:
+            upload = cls(**from_json(read_at_most(_file(run, service, "json"), LARGEST_RECORD)))
+        except (OSError, ValueError, TypeError):
             return cls()
-        except OSError as error:
-            raise io_error(path, "read", error) from error
-        except (ValueError, KeyError) as error:
-            reason = "not a JSON object" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else error
-            raise StoreError(f"{path}: is damaged ({reason}); delete it, and the next upload writes it anew") from None
-        return cls(**known)
+        has_names = all(name == "" or is_file_name(name) for name in (upload.id, upload.project, upload.entity))
+        is_place = upload.where in ("", WANDB, TENSORBOARD) or re.fullmatch(r"https?://[!-~]+", str(upload.where))
+        return upload if has_names and is_place and isinstance(upload.problem, str) else cls()
 
     def write(self, run: Path, service: str) -> None:
         """Write the file in a run's folder.
@@ -67,20 +90,6 @@ class Upload:
             StoreError: The file cannot be written.
         """
         write_atomic(_file(run, service, "json"), json.dumps(asdict(self)).encode())
-
-
-def _is_valid(name: str, value: object) -> bool:
-    """Whether a field may have a value: an id that names no path, an address, or a folder in the run's folder."""
-    if name == "steps":
-        return type(value) is int
-    if not isinstance(value, str):
-        return False
-    if name == "problem" or value == "":
-        return True
-    if name == "where":
-        is_address = re.fullmatch(r"https?://[!-~]+", value) is not None
-        return is_address or all(map(is_file_name, value.split("/")))
-    return is_file_name(value)
 
 
 def lock_of(run: Path, service: str) -> Path:
@@ -94,7 +103,7 @@ def is_sending(run: Path, service: str) -> bool:
 
 
 def _file(run: Path, service: str, kind: str) -> Path:
-    return run / f"{TENSORBOARD if service == TENSORBOARD else 'wandb'}.{kind}"
+    return run / f"{TENSORBOARD if service == TENSORBOARD else WANDB}.{kind}"
 
 
 def upload_lines(runs: Sequence[Path], service: str, names: Sequence[str]) -> list[str]:
@@ -105,75 +114,34 @@ def upload_lines(runs: Sequence[Path], service: str, names: Sequence[str]) -> li
         service: The service, as in `Task.service`.
         names: The arguments of `normlab sync` that select these runs.
     """
-    title, hint = ("TensorBoard" if service == TENSORBOARD else "W&B"), sync_hint(names, service)
-    has_login = service in (TENSORBOARD, "offline") or may_have_login()
+    title, option = ("TensorBoard", ["--to", TENSORBOARD]) if service == TENSORBOARD else ("W&B", [])
+    hint = f"`normlab sync {shlex.join([*option, *names])}` sends what is missing"
     sent: list[str] = []
     problems: list[str] = []
-    outdated: list[str] = []
-    sending = training = 0
+    sending = 0
     for run in runs:
-        folder = RunFolder(run)
-        try:
-            upload = Upload.read(run, service)
-        except StoreError as error:
-            problems.append(str(error))
-            continue
+        upload = Upload.read(run, service)
         if is_sending(run, service):
             sending += 1
-        elif upload.problem == DISABLED:
-            continue
-        elif upload.where and not upload.problem and folder.is_active():
-            training += 1
-        elif not _has_data(run, upload) or upload.steps < (RunRecord.read(folder).status.step or 0):
-            problems.append(upload.problem or (NOT_SENT if has_login else NO_LOGIN))
         elif upload.problem:
-            outdated.append(upload.problem)
+            problems.append(upload.problem)
         else:
-            sent.append(_shown(run, service, upload.where))
+            sent.append(_shown(run, upload.where))
     lines: list[str] = []
-    if len(sent) == 1:
-        lines.append(f"{title}: {sent[0]}")
-    elif sent and service == TENSORBOARD:
-        folder = shlex.quote(os.path.relpath(os.path.commonpath([run.absolute() for run in runs])))
-        lines.append(f"{title}: {len(sent)} runs, `tensorboard --logdir {folder}` shows them")
-    elif sent:
-        lines.append(f"{title}: {len(sent)} runs, the first: {sent[0]}")
+    if sent:
+        lines.append(f"{title}: {sent[0] if len(sent) == 1 else f'{_count(len(sent))}, the first: {sent[0]}'}")
     if sending:
-        work = "writing the files" if service in (TENSORBOARD, "offline") else "the upload"
-        lines.append(f"{title}: {work} of {_count(sending)} continues in the background; if it fails, {hint}")
-    if training:
-        lines.append(f"{title} has the steps so far of {_count(training)}; after the training, {hint}")
-    if outdated:
-        lines.append(
-            f"{title} has the steps of {_count(len(outdated))}; the last upload was not complete ({outdated[0]})"
-        )
+        lines.append(f"{title}: sending {_count(sending)} continues in the background; if it fails, {hint}")
     if problems:
         lines.append(f"{title} lacks data of {_count(len(problems))} ({problems[0]}); {hint}")
     return lines
 
 
-def _has_data(run: Path, upload: Upload) -> bool:
-    """Whether a service or an existing folder has steps of a run."""
-    return "://" in upload.where or (upload.where != "" and (run / upload.where).exists())
-
-
-def _shown(run: Path, service: str, where: str) -> str:
-    """Return the address of a run, or the command for its folder."""
-    folder = shlex.quote(os.path.relpath(run / where))
-    if service == TENSORBOARD:
-        return f"`tensorboard --logdir {folder}` shows it"
-    return where if "://" in where else f"`wandb sync {folder}` uploads it"
-
-
-def sync_hint(names: Sequence[str], service: str) -> str:
-    """Return the text that names the command for sending runs."""
-    arguments = [*(["--to", TENSORBOARD] if service == TENSORBOARD else []), *names]
-    return f"`normlab sync {shlex.join(arguments)}` sends what is missing"
-
-
-def names_of(paths: Sequence[Path]) -> list[str]:
-    """Return paths as arguments of a command in this folder."""
-    return [os.path.relpath(path) for path in paths]
+def _shown(run: Path, where: str) -> str:
+    """Return the address of a run, or the command for the files in its folder."""
+    folder = shlex.quote(os.path.relpath(run))
+    commands = {TENSORBOARD: f"tensorboard --logdir {folder}", WANDB: f"wandb sync {folder}/wandb/offline-run-*"}
+    return f"`{commands[where]}`" if where in commands else where
 
 
 def _count(runs: int) -> str:

@@ -1,35 +1,28 @@
 """The workspace of a sweep at Weights & Biases: a saved view of its project, made with the library wandb-workspaces.
 
-This module imports wandb only when the view is made or saved.
+This module imports wandb only when the view is made and saved.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
 from normlab.errors import ConfigError, NormlabError
-from normlab.stats.statistic import OF
-from normlab.store.plans import Plan
-from normlab.store.runs import RunFolder
-from normlab.tracking.payloads import config_of, keys_of
+from normlab.stats.registry import STATISTICS
+from normlab.stats.statistic import CORE
+from normlab.store.record import RunRecord
+from normlab.tracking.payloads import LAYERED
 from normlab.tracking.uploads import Upload
 from normlab.tracking.wandb import NO_LOGIN, wandb_environment
-
-if TYPE_CHECKING:
-    from wandb_workspaces.workspaces import Section, Workspace
 
 LR = "optim.lr"
 LOSSES = ("train/loss", "eval/loss")
 FINAL_LOSS = "val_loss"
 """The key of the final validation loss in a run's summary."""
-SECTIONS = {"eval": "Evaluation", "train": "Optimisation", "perf": "Throughput"}
-"""The titles of the sections of keys that are no statistics, by the keys' prefix."""
-
 _CONFIG_KEYS = {
     "norm": ("norm.name", "norm.preset"),
     "placement": ("placement.name",),
@@ -40,94 +33,70 @@ _CONFIG_KEYS = {
 """The keys, in a run's config at W&B, of the factors that are no config field."""
 
 
-def save_workspace(plan: Plan, folders: Sequence[Path], factors: Sequence[str]) -> str:
+def save_workspace(sweep: str, records: Sequence[RunRecord], factors: Sequence[str]) -> str:
     """Make the workspace of a sweep, or update it, and return its address.
 
     The view has a stable internal name, so a second call replaces its content.
 
     Args:
-        plan: The plan of the sweep.
-        folders: The folders of its runs.
+        sweep: The name of the sweep.
+        records: Its runs.
         factors: The options by which its runs are grouped, in this order.
 
     Raises:
         ConfigError: wandb-workspaces is not installed, or W&B has no login.
         NormlabError: W&B has no run of the sweep, has them in several projects, or does not accept the workspace.
     """
-    uploads = [upload for folder in folders if (upload := Upload.read(folder, "online")).entity]
-    entity, project = _project(plan.name, uploads)
+    uploads = [upload for record in records if (upload := Upload.read(record.folder.path, "online")).entity]
+    projects = sorted({(upload.entity, upload.project) for upload in uploads})
+    if not projects:
+        raise NormlabError(f"--wandb: no run of {sweep} was sent to W&B; `normlab sync` sends them")
+    if len(projects) > 1:
+        names = ", ".join(map("/".join, projects))
+        raise NormlabError(f"--wandb: the runs of {sweep} are in several projects ({names}); name a sweep with one")
     os.environ["WANDB_ERROR_REPORTING"] = "false"  # W&B's reports about its own errors
-    mode = wandb_environment().mode  # before any other import of wandb, whose temporary folders it deletes
     try:
-        from wandb_workspaces import workspaces
+        from wandb_workspaces import workspaces as ws
     except ImportError as error:
         raise ConfigError(
             "--wandb: needs wandb-workspaces, which is not installed; pip install 'wandb-workspaces>=0.4.13,<0.5'"
         ) from error
-    if mode == NO_LOGIN:
+    if wandb_environment()[0] == NO_LOGIN:
         raise ConfigError("--wandb: no login at W&B; log in with `wandb login`")
-    runs = [RunFolder(folder) for folder in folders]
-    contents = [run.run() for run in runs]
-    keys = set[str]().union(*(keys_of(run, content) for run, content in zip(runs, contents, strict=True)))
-    ids = [upload.id for upload in uploads]
-    workspace = make_workspace(plan.name, entity, project, ids, keys, _config_keys(factors, contents))
-    name = hashlib.sha256(f"normlab/{plan.name}".encode()).hexdigest()[:11]
-    try:
-        # The constructor of a view takes no internal name, and `save` updates only a view that has an id.
-        workspace._internal_name = f"nw-{name}-v"
-        try:
-            workspace._internal_id = workspaces.Workspace.from_url(
-                f"https://wandb.ai/{entity}/{project}?nw={name}"
-            )._internal_id
-        except ValueError as error:
-            if not str(error).startswith("Workspace"):
-                raise
-        return workspace.save().url
-    except Exception as error:
-        reason = " ".join(f"{error}".split()).rstrip(".")[:300]
-        raise NormlabError(
-            f"--wandb: W&B did not accept the workspace of {plan.name} ({reason}); check the login with "
-            "`wandb login --verify`"
-        ) from error
-
-
-def make_workspace(
-    sweep: str,
-    entity: str,
-    project: str,
-    ids: Sequence[str],
-    keys: Collection[str],
-    factors: Sequence[str],
-) -> Workspace:
-    """Return the workspace of a sweep.
-
-    Args:
-        sweep: The name of the sweep, which is that of the workspace.
-        entity: The user or the team at W&B.
-        project: The project at W&B.
-        ids: The ids of the sweep's runs at W&B. A run of two sweeps has the group of one of them only.
-        keys: The keys of all numbers of the runs.
-        factors: The keys of the config by which the runs are grouped, in this order.
-    """
-    from wandb_workspaces import workspaces as ws
-
-    return ws.Workspace(
+    (entity, project), ids = projects[0], [upload.id for upload in uploads]
+    config_keys = _config_keys(factors, records)
+    workspace = ws.Workspace(
         name=sweep,
         entity=entity,
         project=project,
-        sections=_sections(keys, factors),
+        sections=_sections(config_keys),
+        auto_generate_panels=True,  # of the other keys
         settings=ws.WorkspaceSettings(max_runs=len(ids)),
         runset_settings=ws.RunsetSettings(
-            filters=[ws.Metric("ID").isin(list(ids))],
-            groupby=[ws.Config(key) for key in factors],
+            filters=[ws.Metric("ID").isin(ids)],  # a run of two sweeps has the group of one of them only
+            groupby=[ws.Config(key) for key in config_keys],
             order=[ws.Ordering(ws.Summary(FINAL_LOSS), ascending=True)],
             pinned_columns=[f"summary:{key}" for key in ("outcome", FINAL_LOSS)],
         ),
     )
+    name = hashlib.sha256(f"normlab/{sweep}".encode()).hexdigest()[:11]
+    address = f"https://wandb.ai/{entity}/{project}?nw={name}"
+    try:
+        # The constructor of a view takes no internal name, and `save` updates only a view that has an id.
+        workspace._internal_name = f"nw-{name}-v"
+        with suppress(ValueError):  # there is none yet
+            workspace._internal_id = ws.Workspace.from_url(address)._internal_id
+        return workspace.save().url
+    except Exception as error:
+        reason = " ".join(f"{error}".split()).rstrip(".")[:300]
+        raise NormlabError(
+            f"--wandb: W&B did not accept the workspace of {sweep} ({reason}); check the login with "
+            "`wandb login --verify`"
+        ) from error
 
 
-def _sections(keys: Collection[str], factors: Sequence[str]) -> list[Section]:
-    """Return the sections: losses, final losses, then one for each prefix of the keys."""
+def _sections(factors: Sequence[str]) -> list[Any]:
+    """Return the sections: losses, final losses by factor, and the statistics that have a key for each layer."""
     from wandb_workspaces import workspaces as ws
     from wandb_workspaces.reports import v2 as wr
 
@@ -140,50 +109,19 @@ def _sections(keys: Collection[str], factors: Sequence[str]) -> list[Section]:
         if key != LR
     ]
     if LR in factors:
-        final.append(
-            wr.ScatterPlot(title="Learning rates", x=wr.Config(LR), y=wr.SummaryMetric(FINAL_LOSS), log_x=True)
-        )
-    sections = [
-        ws.Section(name="Losses", panels=[_line(key) for key in LOSSES if key in keys], is_open=True),
+        scatter = wr.ScatterPlot(title="Learning rates", x=wr.Config(LR), y=wr.SummaryMetric(FINAL_LOSS), log_x=True)
+        final.append(scatter)
+    keys = [f"{STATISTICS[name].of}/{name}" for name in LAYERED if STATISTICS[name].tier == CORE]
+    layers: list[Any] = [wr.LinePlot(title=f"{key} by layer", metric_regex=f"^{key}/(.*/)?L[0-9]+$") for key in keys]
+    return [
+        ws.Section(name="Losses", panels=[wr.LinePlot(title=key, y=[key]) for key in LOSSES], is_open=True),
         ws.Section(name="Final losses", panels=final, is_open=True),
+        ws.Section(name="Layers", panels=layers),
     ]
-    for prefix in (*SECTIONS, *OF):
-        stems = {re.sub(r"/L\d+$", "", key) for key in keys if key.startswith(f"{prefix}/") and key not in LOSSES}
-        panels = [_line(stem, layered=stem not in keys) for stem in sorted(stems - {"train/tokens"})]
-        if panels:
-            sections.append(ws.Section(name=SECTIONS.get(prefix, prefix), panels=panels))
-    return sections
 
 
-def _line(stem: str, *, layered: bool = False) -> Any:
-    """Return a line plot over steps of a key, or of the keys of all layers."""
-    from wandb_workspaces.reports import v2 as wr
-
-    if layered:
-        return wr.LinePlot(title=f"{stem} by layer", metric_regex=rf"^{re.escape(stem)}/L[0-9]+$")
-    return wr.LinePlot(title=stem, y=[stem])
-
-
-def _project(sweep: str, uploads: Sequence[Upload]) -> tuple[str, str]:
-    """Return the entity and the project of the runs that W&B has."""
-    projects = sorted({(upload.entity, upload.project) for upload in uploads})
-    if not projects:
-        raise NormlabError(f"--wandb: no run of {sweep} was sent to W&B; `normlab sync` sends them")
-    if len(projects) > 1:
-        names = ", ".join("/".join(each) for each in projects)
-        raise NormlabError(f"--wandb: the runs of {sweep} are in several projects ({names}); name a sweep with one")
-    return projects[0]
-
-
-def _config_keys(factors: Sequence[str], runs: Sequence[Mapping[str, Any]]) -> list[str]:
+def _config_keys(factors: Sequence[str], records: Sequence[RunRecord]) -> list[str]:
     """Return the keys in the config of the runs at W&B that stand for some factors; only keys that vary."""
-    configs = [config_of(run) for run in runs]
+    settings = [{**record.options, "record.corpus.name": record.corpus.name} for record in records]
     keys = [key for factor in factors for key in _CONFIG_KEYS.get(factor, (factor,))]
-    return [key for key in keys if len({repr(_value(config, key)) for config in configs}) > 1]
-
-
-def _value(config: Mapping[str, Any], key: str) -> Any:
-    value: Any = config
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
+    return [key for key in keys if len({repr(values.get(key)) for values in settings}) > 1]

@@ -4,19 +4,13 @@ A checkpoint is a folder `step_00000200/` with `state.safetensors`, `meta.json` 
 the lengths and SHA-256 digests of the other two files, has a checksum like run.json, and is written last. The folder
 has a temporary name until all its files are synced to the disk.
 
-A kill needs no sync: what a process wrote, the system still has. Against a power cut, these are synced, and each sync
-waits for the disk:
-
-- The record, before the checkpoint that counts its bytes (`RunFolder.sync`): without its rows, the run cannot resume.
-- Each of the three files, before the folder gets its name: else the newest checkpoint could be damaged.
-- The folder of all checkpoints, after that and before older ones are deleted. With a journal, this syncs the names in
-  the new folder too, which are older than its own. Without one, the newest checkpoint may lack a file, and the one
-  before it is intact.
+A kill needs no sync: what a process wrote, the system still has. Against a power cut, the record is synced before the
+checkpoint that counts its bytes, each file before the folder gets its name, and the folder of all checkpoints before
+older ones are deleted.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
@@ -32,7 +26,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from normlab.config import memory
 from normlab.errors import StoreError
 from normlab.parsing import from_json, read_at_most
 from normlab.store.files import io_error, sync
@@ -109,12 +102,9 @@ def save(
             sync(temporary / name)
         (temporary / "manifest.json").write_bytes(with_checksum({"step": step, "files": parts}))
         sync(temporary / "manifest.json")
-        if final.exists():
-            # An existing checkpoint of this step is damaged, because an intact one would have been resumed from.
-            if final.is_dir():
-                shutil.rmtree(final)
-            else:
-                final.unlink()
+        # An existing checkpoint of this step is damaged, because an intact one would have been resumed from.
+        if final.is_dir():
+            shutil.rmtree(final)
         temporary.rename(final)
         sync(folder)
     except (OSError, SafetensorError) as error:
@@ -140,7 +130,6 @@ def read(folder: Path, step: int) -> Checkpoint:
     Raises:
         DamagedCheckpoint: A file is missing or damaged.
         StoreError: The checkpoint has another format, or a file cannot be read.
-        MemoryError: The checkpoint does not fit into this machine's memory.
     """
     path = folder / f"step_{step:08d}"
     try:
@@ -155,21 +144,15 @@ def read(folder: Path, step: int) -> Checkpoint:
             length = (path / name).stat().st_size
             if length != manifest["files"][name]["bytes"] or _digest(path / name) != manifest["files"][name]:
                 raise DamagedCheckpoint(f"{path / name}: damaged (its size or SHA-256 differs from the manifest)")
-            if length > memory.available_bytes():
-                raise MemoryError(f"{path / name}: has {length} bytes, more than this machine's memory")
         meta = decode(from_json(read_at_most(path / "meta.json", LARGEST_RECORD)))
         return Checkpoint(step, load_file(path / "state.safetensors"), meta)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise DamagedCheckpoint(f"{path}: damaged or incomplete ({error.filename}: {error.strerror})") from error
-    except (OSError, SafetensorError) as error:
-        cause = _system_error(error)
-        if cause.errno == errno.ENOMEM:
-            raise MemoryError from error
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        cause = _system_error(error) if isinstance(error, OSError | SafetensorError) else OSError()
         if cause.errno is None:
             raise DamagedCheckpoint(f"{path}: damaged (its files hold no checkpoint)") from error
         raise io_error(Path(cause.filename or path), "read", cause) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedCheckpoint(f"{path}: damaged (its files hold no checkpoint)") from error
 
 
 def read_newest(folder: Path, at_most: int | None = None) -> tuple[Checkpoint | None, list[str]]:

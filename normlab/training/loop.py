@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,6 @@ from normlab.config.devices import micro_batches, rows_of_device
 from normlab.config.schema import RunConfig
 from normlab.data.batches import Batches, validation_windows
 from normlab.data.corpus import Corpus
-from normlab.errors import NormlabError
 from normlab.model.init import build_model, derive_seed
 from normlab.model.runner import ModelRunner, SingleRun, StackedRuns
 from normlab.model.stack import empty_on_host, storages
@@ -35,20 +34,15 @@ from normlab.stats.measure.core import Measurement
 from normlab.stats.measure.schedule import StatisticsSchedule
 from normlab.stats.profiles import Profiles
 from normlab.stats.statistic import CORE
-from normlab.store.format import COMPLETED_STATES, DIVERGED, FAILED, INTERRUPTED, RUNNING
-from normlab.store.parts import parse_part
-from normlab.store.record import Corpus as RecordedCorpus
-from normlab.store.series import evaluations
+from normlab.store.format import DIVERGED, RUNNING
 from normlab.store.status import Status
 from normlab.training import checkpoint
 from normlab.training.evaluate import Validation
 from normlab.training.graph import ReplayedSteps, Take
-from normlab.training.loss_scale import LossScale
-from normlab.training.machine import RuntimeSettings
+from normlab.training.machine import PeakMemory, RuntimeSettings
 from normlab.training.optim import HyperparameterTable, Optimizer, is_decayed, kept_step
-from normlab.training.peak_memory import PeakMemory
 from normlab.training.signals import StopRequest
-from normlab.training.step import Step, StepOutput
+from normlab.training.step import LossScale, Step, StepOutput
 from normlab.training.training_run import TrainingRun
 from normlab.training.writer import Writer
 
@@ -56,41 +50,34 @@ AGREE_EVERY = 10
 """Steps after which ranks on GPUs agree whether to stop."""
 
 
-@dataclass(slots=True)
 class Loop:
-    """Trains a single run, or the runs of a pack, from their progress to their last step."""
+    """Trains a single run, or the runs of a pack, from their progress to their last step.
 
-    runs: Sequence[TrainingRun]
-    settings: RuntimeSettings
-    corpus: Corpus
-    ranks: Ranks = field(default_factory=Ranks.current)
-    """The ranks that train the run together; a pack has one."""
+    Args:
+        runs: The runs, with equal shapes.
+        settings: This machine's settings.
+        corpus: The corpus of all runs.
+    """
 
-    step_count: int = field(default=0, init=False)
-    """Updates made by the runs that have not diverged."""
-    runner: ModelRunner = field(init=False)
-    step: Step = field(init=False)
-    hyperparameters: HyperparameterTable = field(init=False)
-    batches: Batches = field(init=False)
-    validation: Validation = field(init=False)
-    statistics_schedule: StatisticsSchedule = field(init=False)
-    _take: Take = field(init=False)
-    """Takes the step whose inputs are loaded."""
-    _peak_memory: PeakMemory = field(init=False)
-    writer: Writer = field(init=False)
-    _pending: list[StepOutput] = field(default_factory=list)
-    """The outputs of steps whose rows are not recorded yet."""
-    _copy: dict[str, dict[str, Tensor]] = field(default_factory=dict, init=False)
-    """The copy of the state that a checkpoint is written from; empty before the first one."""
-    _last_save: int = field(default=0, init=False)
-    """The writer's number of the last checkpoint."""
-
-    def __post_init__(self) -> None:
-        """Build the data, the models, the optimiser and the step."""
-        self._peak_memory = PeakMemory(self.settings.device)
+    def __init__(self, runs: Sequence[TrainingRun], settings: RuntimeSettings, corpus: Corpus) -> None:
+        self.runs, self.settings, self.corpus = runs, settings, corpus
+        self.ranks = Ranks.current()
+        """The ranks that train the run together; a pack has one."""
+        self.step_count = 0
+        """Updates made by the runs that have not diverged."""
         self.writer = Writer(enabled=self.ranks.rank == 0)
-        for run in self.runs:
+        for run in runs:
             run.writer = self.writer
+        self._peak_memory = PeakMemory(settings.device)
+        self._pending: list[StepOutput] = []
+        """The outputs of steps whose rows are not recorded yet."""
+        self._copy: dict[str, dict[str, Tensor]] = {}
+        """The copy of the state that a checkpoint is written from; empty before the first one."""
+        self._last_save: Future[None] | None = None
+        self._build()
+
+    def _build(self) -> None:
+        """Build the data, the models, the optimiser and the step."""
         config, device = self.config, self.settings.torch_device
         rows = rows_of_device(config, self.ranks.rank) if self.ranks.count > 1 else None
         # The data first: a corpus that is too short fails before anything large is built.
@@ -110,7 +97,7 @@ class Loop:
         )
         vocab_size, compiled = self.corpus.tokenizer.vocab_size, self.settings.compile == "on"
         models = [build_model(run.config, vocab_size).to(device) for run in self.runs]
-        self.runner = (
+        self.runner: ModelRunner = (
             SingleRun(models[0], compiled=compiled) if self.is_single else StackedRuns(models, compiled=compiled)
         )
         # Decided from the model's own parameters: stacked ones have an axis more.
@@ -136,7 +123,7 @@ class Loop:
             options, config.train.steps, next(iter(self.runner.params.values())),
             numbers=device.type == "cpu" and self.settings.graph == "off",
         )  # fmt: skip
-        self._take = ReplayedSteps(self._compute) if self.settings.graph == "on" else self._compute
+        self._take: Take = ReplayedSteps(self._compute) if self.settings.graph == "on" else self._compute
 
     @property
     def config(self) -> RunConfig:
@@ -204,7 +191,8 @@ class Loop:
 
     def save(self) -> None:
         """Copy the state, and add a checkpoint of each run that has made updates since its last one."""
-        self.writer.wait(self._last_save)  # the copy is free, and `saved_step` is that of the last checkpoint
+        if self._last_save is not None:
+            self.writer.wait(self._last_save)  # the copy is free, and `saved_step` is that of the last checkpoint
         due = {index: run for index, run in enumerate(self.runs) if run.saved_step != run.progress.step}
         if not due or self.ranks.rank:
             return
@@ -373,32 +361,11 @@ class Loop:
             if run.diverged is None:
                 run.record_evaluation({name: by_run[index] for name, by_run in losses.items()})
 
-    # The status.
-
     def _write_status(self) -> None:
-        self.writer.add(*(partial(run.write_status, self._status(run, RUNNING)) for run in self.runs))
+        states = (DIVERGED if run.diverged else RUNNING for run in self.runs)
+        statuses = [self.status(run, state) for run, state in zip(self.runs, states, strict=True)]
+        self.writer.add(*(partial(run.write_status, status) for run, status in zip(self.runs, statuses, strict=True)))
 
-    def _status(self, run: TrainingRun, state: str) -> Status:
-        return run.status(DIVERGED if run.diverged else state, self._peak_memory.num_bytes())
-
-    def final_status(self, run: TrainingRun, state: str) -> Status:
-        """Return the status after the last step of the loop, with the outcome of a completed run."""
-        status = self._status(run, state)
-        initial_loss = next((each.loss for each in evaluations(run.folder) if each.step == 0), None)
-        references = parse_part(RecordedCorpus, run.run_json.get("corpus")).references(initial_loss)
-        return _with_digest(run, status.completed(references, run.last_finite))
-
-    def status_after_error(self, run: TrainingRun, error: BaseException) -> Status:
-        """Return the status of a run that an error ended; one whose status.json says diverged keeps that state."""
-        run.use_recorded()
-        state = INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
-        status = run.status(DIVERGED if run.divergence_written else state, self._peak_memory.num_bytes())
-        if status.state == FAILED:
-            reason = str(error) if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}"
-            status = replace(status, error=reason)
-        return _with_digest(run, status)
-
-
-def _with_digest(run: TrainingRun, status: Status) -> Status:
-    """Return the status of a completed run with the digest of its rows, by which readers notice a changed record."""
-    return replace(status, metrics=run.folder.metrics_digest()) if status.state in COMPLETED_STATES else status
+    def status(self, run: TrainingRun, state: str) -> Status:
+        """Return the status of a run in a state."""
+        return run.status(state, self._peak_memory.num_bytes())

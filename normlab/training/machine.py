@@ -1,4 +1,4 @@
-"""Resolve the options with value `auto` on this machine, and configure torch."""
+"""What a run takes from this machine: the values of `auto`, torch's switches, peak memory, and errors of torch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import contextlib
 import ctypes
 import logging
 import os
+import re
 import shutil
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
@@ -21,16 +23,22 @@ from normlab.config import memory, rules
 from normlab.config.corpora import FilesData
 from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SlurmOptions
-from normlab.data.corpus_files import find_sources
-from normlab.errors import ConfigError
+from normlab.data.files import find_sources
+from normlab.errors import ConfigError, NormlabError, OutOfMemoryError, is_out_of_memory
 from normlab.openmp import wait_policy
-from normlab.training.nvidia import has_kernels, missing_for_triton, unused_gpu
+from normlab.ranks import Ranks
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The dtype of autocast by precision; the other precisions have none."""
 NO_GPU = "torch sees no GPU here"
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Parameters of `mallopt` in glibc."""
+DEVICES = Path("/dev")
+LOST = "another rank of this run has ended"
+"""Message of a rank whose peer is gone."""
+RESUMES = "the same command resumes the run, and so does another devices=N"
+TOO_MANY_GRAPHS = (
+    "the blocks do not share their compiled code, since a Python number in the norm or the placement differs from "
+    "block to block; make it a buffer (self.register_buffer)"
+)
 KINDS_OF_BLOCKS = 2
 """Most kinds of blocks of a model: a placement may wire some layers in another way."""
 MOST_GRAPHS = 6 * KINDS_OF_BLOCKS
@@ -53,8 +61,6 @@ class Gpu:
     memory_bytes: int
     has_bf16: bool
     """Whether its tensor cores compute in bf16 and TF32: Ampere or newer, as for `torch.cuda.is_bf16_supported`."""
-    has_kernels: bool = True
-    """Whether this build of torch has kernels for it."""
 
     def __str__(self) -> str:
         return f"{self.index} ({self.name}, {self.uuid})"
@@ -64,8 +70,7 @@ def gpu_of(index: int | None = None) -> Gpu:
     """Return a visible GPU, by default torch's current one, without creating a context on it."""
     properties = torch.cuda.get_device_properties(index)
     uuid = f"{'MIG' if ' MIG ' in properties.name else 'GPU'}-{properties.uuid}"
-    known = has_kernels((properties.major, properties.minor), torch.cuda.get_arch_list())
-    return Gpu(index or 0, uuid, properties.name, properties.total_memory, properties.major >= 8, known)
+    return Gpu(index or 0, uuid, properties.name, properties.total_memory, properties.major >= 8)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,8 +132,6 @@ def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = No
     device = resolve_device(config, has_gpu)
     on_gpu = device == "cuda"
     gpu = (gpu or gpu_of()) if on_gpu and torch.cuda.is_available() else None
-    if gpu:
-        check_kernels(gpu, f"device={config.device}", "device=cpu")
     precision, compiled = config.precision, config.compile
     if precision == "auto":
         if on_gpu and gpu is None:
@@ -137,17 +140,13 @@ def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = No
                 "for a GPU older than Ampere"
             )
         precision = "bf16" if gpu and gpu.has_bf16 else "fp32"
-    elif precision == "tf32" and not on_gpu:
-        raise ConfigError("precision=tf32: only GPUs have it; use precision=fp32 on a CPU")
-    elif precision == "tf32" and gpu and not gpu.has_bf16:
-        raise ConfigError(f"precision=tf32: GPU {gpu} is older than Ampere and has no TF32; use precision=fp32 or fp16")
+    elif precision == "tf32" and (not on_gpu or (gpu and not gpu.has_bf16)):
+        raise ConfigError(f"precision=tf32: {gpu or 'a CPU'} has no TF32; use precision=fp32")
     work = rules.workload(config, device, precision)
     if compiled == "auto":
         compiled = str(rules.value_of("compile", work))
-    if compiled == "on":
-        missing = missing_for_triton() if gpu else "" if on_gpu else missing_on_cpu()
-        if missing:
-            raise ConfigError(f"compile={config.compile}: {missing}, or use compile=off")
+    if compiled == "on" and (gpu or not on_gpu) and (missing := missing_compiler(device)):
+        raise ConfigError(f"compile={config.compile}: {missing}, or use compile=off")
     return RuntimeSettings(
         device=device,
         precision=precision,
@@ -187,12 +186,13 @@ def resolve_device(config: RunConfig, has_gpu: bool | None = None) -> str:
     Raises:
         ConfigError: The config requires a GPU that is missing, or torch cannot use the GPUs of this machine.
     """
-    problem = ""
     if has_gpu is None:
         has_gpu = torch.cuda.is_available()
-        problem = "" if has_gpu or config.device == "cpu" else unused_gpu()
-    if problem:
-        raise ConfigError(f"device={config.device}: {NO_GPU}: {problem}, or train on the CPU with device=cpu")
+        if not has_gpu and config.device != "cpu" and may_use_gpu():
+            raise ConfigError(
+                f"device={config.device}: {NO_GPU}, but this process has access to an NVIDIA GPU; check nvidia-smi, "
+                f"the driver and the build of torch ({torch.__version__}), or train on the CPU with device=cpu"
+            )
     if config.device == "cuda" and not has_gpu:
         raise ConfigError(f"device=cuda: {NO_GPU}; use device=cpu or auto, or install a torch build with CUDA")
     return ("cuda" if has_gpu else "cpu") if config.device == "auto" else config.device
@@ -209,21 +209,13 @@ def check_machine(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu
     Raises:
         ConfigError: The device, the memory or a corpus file is missing.
     """
-    if slurm is not None and config.device == ("cpu" if slurm.gpus else "cuda"):
-        raise ConfigError(
-            f"device={config.device}: sweep.slurm.gpus is {slurm.gpus}; set "
-            f"sweep.slurm.gpus={0 if slurm.gpus else max(1, config.devices // slurm.nodes)}, or another device"
-        )
-    if slurm is not None and config.devices % slurm.nodes:
-        raise ConfigError(
-            f"devices={config.devices}: cannot be divided among sweep.slurm.nodes={slurm.nodes}; choose a multiple"
-        )
-    if slurm is not None and slurm.gpus not in (0, config.devices // slurm.nodes):
-        raise ConfigError(
-            f"sweep.slurm.gpus={slurm.gpus}: a run uses devices={config.devices} GPUs on {slurm.nodes} "
-            f"node{'s' if slurm.nodes > 1 else ''}; set sweep.slurm.gpus={config.devices // slurm.nodes}, or 0 for "
-            "training on CPUs"
-        )
+    if slurm is not None:
+        ranks = config.devices / slurm.nodes
+        if not ranks.is_integer() or config.device == ("cpu" if slurm.gpus else "cuda") or slurm.gpus not in (0, ranks):
+            raise ConfigError(
+                f"sweep.slurm.gpus={slurm.gpus}: does not fit devices={config.devices}, device={config.device} and "
+                f"sweep.slurm.nodes={slurm.nodes}; set it to devices / nodes, an integer, or to 0 for CPUs"
+            )
     resolved = resolve(config, None if slurm is None else slurm.gpus > 0, gpu)
     needed = resolved.memory_of(config)
     if slurm is not None:
@@ -250,25 +242,27 @@ def check_gpu_count(config: RunConfig, count: int, owner: str) -> None:
         raise ConfigError(f"devices={config.devices}: more than the GPUs of {owner}; choose at most {count}")
 
 
-def check_kernels(gpu: Gpu, setting: str, remedy: str) -> None:
-    """Raise ConfigError if this build of torch has no kernels for a GPU that a `setting` chooses."""
-    if not gpu.has_kernels:
-        raise ConfigError(
-            f"{setting}: torch {torch.__version__} has no kernels for GPU {gpu}, only for "
-            f"{', '.join(torch.cuda.get_arch_list())}; install a build of torch that has them, or use {remedy}"
-        )
+def may_use_gpu() -> bool:
+    """Return whether this process may open an NVIDIA GPU that the user does not hide by CUDA_VISIBLE_DEVICES."""
+    is_visible = re.match(r"\s*(\d|GPU-|MIG-)", os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
+    return bool(is_visible) and any(os.access(file, os.R_OK | os.W_OK) for file in DEVICES.glob("nvidia[0-9]*"))
 
 
-def missing_on_cpu() -> str:
-    """Return what compile=on lacks on a CPU, and what to do; "" if nothing is missing."""
-    if shutil.which(compiler := cpp_compiler()):
-        return ""
-    return f"the C++ compiler {compiler!r} was not found; install g++, set CXX to a compiler"
-
-
-def cpp_compiler() -> str:
-    """Return the C++ compiler that torch uses on a CPU: $CXX, or the platform's default."""
+def compiler_of(device: str) -> str:
+    """Return the compiler that torch uses: on a CPU of C++, on a GPU that of C, with which Triton starts kernels."""
+    if device == "cuda":
+        return os.environ.get("CC", "gcc")
     return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+
+
+def missing_compiler(device: str) -> str:
+    """Return what compile=on lacks on a device, and what to do; "" if nothing is missing."""
+    if device == "cuda" and find_spec("triton") is None:
+        return "triton is not installed; install it"
+    if shutil.which(compiler := compiler_of(device)) is None:
+        language, variable = ("C", "CC") if device == "cuda" else ("C++", "CXX")
+        return f"the {language} compiler {compiler!r} was not found; install it, set {variable} to a compiler"
+    return ""
 
 
 def num_threads() -> int:
@@ -293,14 +287,43 @@ def keep_freed_memory() -> None:
     """
     with contextlib.suppress(AttributeError, OSError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(M_MMAP_THRESHOLD, 2**25)
-        mallopt(M_TRIM_THRESHOLD, 2**30)
+        mallopt(-3, 2**25)  # M_MMAP_THRESHOLD
+        mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
 
 
 def release_freed_memory() -> None:
     """Give memory that the C library has kept back to the system."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+class PeakMemory:
+    """Measures the peak from the moment at which it is made: on a GPU of what torch allocates, else of the process.
+
+    Args:
+        device: cpu or cuda.
+        process: The folder of the process in /proc.
+    """
+
+    def __init__(self, device: str, process: Path = Path("/proc/self")) -> None:
+        self._on_gpu, self._process, self._is_reset = device == "cuda", process, False
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+            return
+        release_freed_memory()  # of an earlier run in this process
+        with contextlib.suppress(OSError):
+            (process / "clear_refs").write_text("5")  # resets the peak, since Linux 4.0; see proc(5)
+            self._is_reset = True
+
+    def num_bytes(self) -> int | None:
+        """Return the peak in bytes; None if it may be that of an earlier run in this process."""
+        if self._on_gpu:
+            return torch.cuda.max_memory_allocated()
+        if not self._is_reset:
+            return None
+        # Not `ru_maxrss`, which starts with the resident size of the process that started this one.
+        peak = re.search(r"^VmHWM:\s*(\d+) kB$", (self._process / "status").read_text(), re.MULTILINE)
+        return 1024 * int(peak[1]) if peak else None
 
 
 def apply(settings: RuntimeSettings, *, keep_compiled: bool = False) -> None:
@@ -333,3 +356,29 @@ def apply(settings: RuntimeSettings, *, keep_compiled: bool = False) -> None:
             torch.compiler.reset()
         torch._dynamo.config.recompile_limit = MOST_GRAPHS
         torch._logging.set_logs(dynamo=logging.ERROR)  # at the limit, torch prints six lines before the error
+
+
+@contextlib.contextmanager
+def convert_torch_errors() -> Iterator[None]:
+    """Convert torch's out-of-memory and compiler errors to NormlabError."""
+    try:
+        yield
+    except NormlabError:
+        raise
+    except Exception as error:  # not every error of the compiler is a RuntimeError
+        if is_out_of_memory(error):
+            raise OutOfMemoryError(
+                "the memory ran out; lower train.batch_size or model.context, or raise train.accumulation, which "
+                "splits a batch into micro-batches"
+            ) from error
+        if isinstance(error, OSError):
+            raise
+        if Ranks.current().count > 1 and (isinstance(error, torch.distributed.DistError) or "gloo" in str(error)):
+            raise NormlabError(f"{LOST}; {RESUMES}") from error
+        if type(error).__module__.startswith(("torch._inductor", "torch._dynamo", "triton.")):
+            reason = " ".join(str(error).partition("\n\n")[0].split())
+            problem = f"torch's compiler failed ({reason:.200}); check it with `normlab doctor`"
+            if type(error).__name__ == "FailOnRecompileLimitHit":
+                problem = TOO_MANY_GRAPHS
+            raise ConfigError(f"compile=on: {problem}, or train with compile=off") from error
+        raise

@@ -1,4 +1,9 @@
-"""A training run: its config, its folder, its trackers and its progress. A loop trains one, or those of a pack.
+"""A training run: its id, its folder, its trackers and its progress. A loop trains one, or those of a pack.
+
+The identity of a run holds the config fields that can change the numbers, the corpus, the device kind, the precision,
+the compile mode, and the versions of the norm, the placement, the init rule and the optimiser. Its hash is part of the
+run id: the same command on the same machine finds the same folder again, and a norm with a new version starts a new
+run.
 
 The loop updates the progress and gives the rows to the trackers; the writer's thread writes the record. What it writes
 is therefore a copy: the loop may be some steps ahead.
@@ -6,25 +11,40 @@ is therefore a copy: the loop may be some steps ahead.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import platform
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cache, partial
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+import msgspec
 from torch import Tensor
 
-from normlab.config.schema import RunConfig
+from normlab.config.schema import RunConfig, canonical_hash
+from normlab.data.batches import validation_windows
+from normlab.data.corpus import Corpus
 from normlab.errors import StoreError
+from normlab.model.flops import flops_per_token
+from normlab.options import plain_tree
+from normlab.placements.init_rules import INIT_RULE_VERSIONS
+from normlab.plugins import version_of
 from normlab.stats.profiles import Profiles
 from normlab.store.format import CLIP_FACTOR_KEY, DIVERGED
-from normlab.store.parts import parse_part, part_to_json
 from normlab.store.runs import RunFolder
 from normlab.store.status import Divergence, RecordedPack, Status, StepNumbers
-from normlab.tracking.tracker import Row, Tracker
+from normlab.tracking.console import Console, Row
 from normlab.training import checkpoint
+from normlab.training.machine import RuntimeSettings
 from normlab.training.optim import kept_step, learning_rate
 from normlab.training.writer import Writer
+from normlab.version import __version__
 
 PLUGINS = "plugins"
 """The folder of the copies of plugins in a run's folder."""
@@ -49,10 +69,6 @@ class Progress:
     """Each resume with other code or on another machine: the step, and what differed."""
 
 
-META = ("progress", "last_finite", "diverged", "metrics_bytes", "run_id")
-"""The fields of a checkpoint's meta.json."""
-
-
 @dataclass(slots=True)
 class TrainingRun:
     """The state of one run beside its tensors, and its record."""
@@ -63,7 +79,7 @@ class TrainingRun:
     """The run.json that a start today would write."""
     run_json: dict[str, Any] = field(default_factory=dict)
     """The run.json that the folder holds: `new_run_json`, or that of the first start."""
-    trackers: Sequence[Tracker] = ()
+    trackers: Sequence[Console] = ()
     writer: Writer = field(default_factory=Writer)
     """The writer of all runs of the loop."""
     progress: Progress = field(default_factory=Progress)
@@ -81,7 +97,7 @@ class TrainingRun:
 
     def recorded_status(self) -> Status:
         """Return the status in the run's folder."""
-        return parse_part(Status, self.folder.status())
+        return self.folder.read_status()
 
     def add_steps(self, first: int, scalars: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
         """Update the progress by some steps and return their rows, up to the step that diverged, if one did.
@@ -124,10 +140,8 @@ class TrainingRun:
             tracker.log(rows)
 
     def record_statistics(self, tier: str, profiles: Profiles) -> None:
-        """Add statistics to the record, and give them to the trackers."""
+        """Add statistics to the record."""
         self.writer.add(partial(self.write_statistics, self.folder.statistics.append, tier, profiles))
-        for tracker in self.trackers:
-            tracker.log_statistics(profiles)
 
     def cut_statistics(self, step: int) -> None:
         """Remove the statistics of the steps from `step` on from the record."""
@@ -136,25 +150,26 @@ class TrainingRun:
     def status(self, state: str, peak_memory_bytes: int | None) -> Status:
         """Return the status in a state."""
         progress, train = self.progress, self.config.train
+        numbers: dict[str, Any] = asdict(progress) | {"changes_at_resume": tuple(progress.changes_at_resume)}
         tokens = progress.step * train.batch_size * self.config.model.context
         return Status(
             state=state,
-            **asdict(progress),
+            **numbers,
             steps=train.steps,
             tokens=tokens,
             tokens_per_s=tokens / progress.seconds if progress.seconds else None,
             peak_memory_bytes=peak_memory_bytes,
             checkpoint=self.saved_step,
-            pack=parse_part(RecordedPack, self.new_run_json.get("pack")),
-            diverged=self.diverged or Divergence(),
+            pack=msgspec.convert(self.new_run_json.get("pack", {}), RecordedPack),
+            diverged=self.diverged,
         )
 
     def meta(self) -> dict[str, Any]:
         """Return the content of meta.json of a checkpoint, but for the length of the record."""
         return {
             "progress": asdict(self.progress),
-            "last_finite": None if self.last_finite is None else part_to_json(self.last_finite),
-            "diverged": None if self.diverged is None else part_to_json(self.diverged),
+            "last_finite": None if self.last_finite is None else asdict(self.last_finite),
+            "diverged": None if self.diverged is None else asdict(self.diverged),
             "run_id": self.folder.run_id,
         }
 
@@ -176,7 +191,7 @@ class TrainingRun:
 
     def write_status(self, status: Status) -> None:
         """Write status.json, with the newest checkpoint that is written by now."""
-        self.folder.write_status(part_to_json(replace(status, checkpoint=self.saved_step)))
+        self.folder.write_status(asdict(replace(status, checkpoint=self.saved_step)))
         self.divergence_written = status.state == DIVERGED
 
     def save(self, step: int, meta: Mapping[str, Any], tensors: Callable[[], Mapping[str, Tensor]]) -> None:
@@ -201,30 +216,103 @@ class TrainingRun:
         """Restore the progress, and the state into `tensors` in place, from a checkpoint of this run.
 
         Raises:
-            StoreError: The checkpoint belongs to another run, or its meta.json is not complete.
+            StoreError: The checkpoint belongs to another run.
         """
-        try:
-            meta = {name: saved.meta[name] for name in META}
-            progress = Progress(**meta["progress"])
-        except (KeyError, TypeError) as error:
-            raise StoreError(
-                f"the checkpoint of step {saved.step} has no complete meta.json ({error}); restore the run's own, or "
-                f"{FRESH}"
-            ) from error
-        if meta["run_id"] != self.folder.run_id:
-            raise StoreError(
-                f"the checkpoint of step {saved.step} is of run {meta['run_id']}; restore this run's own, or {FRESH}"
-            )
+        meta, problem = saved.meta, ""
         shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-        if shapes != {name: (tensor.shape, tensor.dtype) for name, tensor in saved.tensors.items()}:
-            raise StoreError(
-                f"the checkpoint of step {saved.step} holds other tensors than this run: it is of another version of "
-                f"normlab; restore the run's own, or {FRESH}"
-            )
+        if meta.get("run_id") != self.folder.run_id:
+            problem = f"is of run {meta.get('run_id')}"
+        elif shapes != {name: (tensor.shape, tensor.dtype) for name, tensor in saved.tensors.items()}:
+            problem = "holds other tensors than this run"
+        if problem:
+            raise StoreError(f"the checkpoint of step {saved.step} {problem}; restore this run's own, or {FRESH}")
         for name, tensor in tensors.items():
             tensor.copy_(saved.tensors[name])
-        self.progress = progress
+        self.progress = Progress(**meta["progress"])
         self.saved_step = saved.step
-        last_finite, diverged = meta["last_finite"], meta["diverged"]
-        self.last_finite = None if last_finite is None else parse_part(StepNumbers, last_finite)
-        self.diverged = None if diverged is None else parse_part(Divergence, diverged)
+        self.last_finite = msgspec.convert(meta["last_finite"], StepNumbers | None)
+        self.diverged = msgspec.convert(meta["diverged"], Divergence | None)
+
+
+# The identity of a run.
+
+
+def identity(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> dict[str, Any]:
+    """Return the config fields, corpus, runtime settings and versions that the run id hashes, as plain values."""
+    return {
+        "config": config.identity(),
+        "corpus": corpus.sha256,
+        "device": resolved.device,
+        "precision": resolved.precision,
+        "compile": resolved.compile,
+        "versions": versions(config),
+    }
+
+
+def versions(config: RunConfig) -> dict[str, int | str]:
+    """Return the versions of the norm, placement, init rule and optimiser; for a plugin the SHA-256 of its file."""
+    norm, placement, rule = config.norm, config.placement, config.init_rule
+    return {
+        "norm": version_of("norm", norm.name, norm.version),
+        "placement": version_of("placement", placement.name, placement.version),
+        "init": version_of("init rule", rule, INIT_RULE_VERSIONS.get(rule, 1)),
+        "optim": config.optim.version,
+    }
+
+
+def run_id_of(config: RunConfig, identity: dict[str, Any]) -> str:
+    """Return the run id: norm, placement, sizes and the first digits of the identity's hash."""
+    model = config.model
+    return f"{config.norm.name}-{config.placement.name}-d{model.depth}w{model.width}-{canonical_hash(identity)[:10]}"
+
+
+def describe(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> dict[str, Any]:
+    """Return the content of run.json without the fingerprint of the block, which is expensive for deep models."""
+    run_identity = identity(config, resolved, corpus)
+    run_id = run_id_of(config, run_identity)
+    tokens_NT, targets_NT = validation_windows(corpus.val, config.model.context, config.eval.sequences)
+    return {
+        "run_id": run_id,
+        "name": config.run.name or run_id,
+        "config": plain_tree(config),
+        "resolved": asdict(resolved),
+        # The baselines and the run's evaluations use the same targets.
+        "corpus": {**corpus.description, "baselines": corpus.baselines(tokens_NT.numpy(), targets_NT.numpy())},
+        "identity": run_identity,
+        "flops_per_token": flops_per_token(config, corpus.tokenizer.vocab_size),
+        "warnings": config.warnings(),
+        "norm": {name: getattr(config.norm, name) for name in ("formula", "source", "causal", "batch_statistics")},
+        "placement": {"name": config.placement.name},
+        "versions": {
+            "normlab": __version__,
+            "python": platform.python_version(),
+            **_library_versions(),
+        },
+        "git": _git_state(),
+        "command": sys.argv,
+        "created": time.time(),
+    }
+
+
+@cache
+def _library_versions() -> dict[str, str]:
+    return {name: version(name) for name in ("torch", "numpy", "datasets", "wandb")}
+
+
+@cache
+def _git_state() -> dict[str, str] | None:
+    """Return the commit and the hash of uncommitted changes; None where normlab is not run from a checkout."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10
+        ).stdout
+
+    try:
+        commit, diff = git("rev-parse", "HEAD").strip(), git("diff", "HEAD", "--", "normlab", "conf")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit, "diff": hashlib.sha256(diff.encode()).hexdigest() if diff else ""}

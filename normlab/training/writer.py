@@ -11,9 +11,8 @@ would start another team of OpenMP threads.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 Job = Callable[[], None]
 
@@ -32,17 +31,15 @@ class Writer:
 
     def __init__(self, *, enabled: bool = True) -> None:
         self._enabled = enabled
-        self._changed = threading.Condition()
-        """Guards the fields below."""
-        self._waiting: deque[tuple[Job, ...]] = deque()
-        self._added = self._done = 0
-        """Numbers of calls of `add`."""
+        self._calls = ThreadPoolExecutor(1, "normlab writer")
+        self._jobs = ThreadPoolExecutor(MOST_AT_ONCE, "normlab writer")
+        self._free = threading.Semaphore(MOST_WAITING)
+        self._last: Future[None] | None = None
+        """The last call of `add`."""
         self._error: BaseException | None = None
-        self._ending = False
-        self._thread: threading.Thread | None = None
 
-    def add(self, *jobs: Job) -> int:
-        """Add jobs, which run when all earlier ones are done, and return a number for `wait`.
+    def add(self, *jobs: Job) -> Future[None] | None:
+        """Add jobs, which run when all earlier ones are done; return what `wait` waits for.
 
         The jobs of one call run at the same time: they are of different runs of a pack, whose disk waits overlap.
 
@@ -50,64 +47,42 @@ class Writer:
             BaseException: The error of an earlier job.
         """
         if not self._enabled or not jobs:
-            return 0
-        with self._changed:
-            self._wait_until(lambda: len(self._waiting) < MOST_WAITING)
-            self._waiting.append(jobs)
-            self._added += 1
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="normlab writer", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
-            return self._added
+            return None
+        self._raise_error()
+        self._free.acquire()
+        self._last = self._calls.submit(self._run, jobs)
+        return self._last
 
-    def wait(self, number: int | None = None) -> None:
+    def wait(self, call: Future[None] | None = None) -> None:
         """Wait until the jobs of one call of `add`, and all earlier ones, are done; by default, all jobs.
 
         Raises:
             BaseException: The error of a job.
         """
-        with self._changed:
-            last = self._added if number is None else number
-            self._wait_until(lambda: self._done >= last)
+        wait([each for each in (call or self._last,) if each is not None])
+        self._raise_error()
 
     def end(self) -> None:
         """Wait until all jobs are done or one has failed, and end the thread; raise no error of a job."""
-        with self._changed:
-            self._ending = True
-            self._changed.notify_all()
-        if self._thread is not None:
-            try:
-                self._thread.join()
-            except BaseException:  # after another Ctrl-C, only the running job is completed
-                with self._changed:
-                    self._waiting.clear()
-                raise
+        try:
+            self._calls.shutdown()
+        except BaseException:  # after another Ctrl-C, only the running job is completed
+            self._calls.shutdown(wait=False, cancel_futures=True)
+            raise
+        self._jobs.shutdown()
 
-    def _wait_until(self, is_reached: Callable[[], bool]) -> None:
-        self._changed.wait_for(lambda: self._error is not None or is_reached())
+    def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
 
-    def _work(self) -> None:
-        with ThreadPoolExecutor(MOST_AT_ONCE) as pool:  # it starts a thread only for a job
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._waiting or self._ending)
-                    if not self._waiting:
-                        return
-                    first, *others = self._waiting.popleft()
-                try:
-                    results = [pool.submit(job) for job in others]
-                    first()
-                    for result in results:
-                        result.result()
-                except BaseException as error:
-                    with self._changed:
-                        self._error = error
-                        self._waiting.clear()
-                        self._changed.notify_all()
-                    return
-                with self._changed:
-                    self._done += 1
-                    self._changed.notify_all()
+    def _run(self, jobs: tuple[Job, ...]) -> None:
+        self._free.release()
+        if self._error is not None:
+            return
+        try:
+            others = [self._jobs.submit(job) for job in jobs[1:]]
+            jobs[0]()
+            for other in others:
+                other.result()
+        except BaseException as error:
+            self._error = error

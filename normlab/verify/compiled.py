@@ -22,8 +22,14 @@ from normlab.errors import ConfigError
 from normlab.model.attention import Attention
 from normlab.model.runner import SingleRun
 from normlab.model.small import SmallModel, build_small, hashed_numbers, shrink, tokens
-from normlab.training.machine import KINDS_OF_BLOCKS, RuntimeSettings, gpu_of, resolve
-from normlab.training.torch_errors import TOO_MANY_GRAPHS, convert_torch_errors
+from normlab.training.machine import (
+    KINDS_OF_BLOCKS,
+    TOO_MANY_GRAPHS,
+    RuntimeSettings,
+    convert_torch_errors,
+    gpu_of,
+    resolve,
+)
 from normlab.verify.check import Check, LargestError, check_no_problems
 from normlab.verify.norms import with_gradients
 from normlab.verify.reference_model import FormulaMismatch, ReferenceModel, record_norm_order

@@ -43,10 +43,10 @@ def verify_runs(runs: Sequence[LoadedRun]) -> Iterator[Check]:
     for run in runs:
         tree = plain_tree(run.config)
         parts = [tree[part] for part in CHECKED_PARTS]
-        block = json.dumps([run.record.fingerprint, run.config.init_rule, size_of_run(run.config), parts])
+        block = json.dumps([run.record.run.fingerprint, run.config.init_rule, size_of_run(run.config), parts])
         blocks.setdefault(block, []).append(run)
     for same in blocks.values():
-        config, recorded = same[0].config, same[0].record.fingerprint
+        config, recorded = same[0].config, same[0].record.run.fingerprint
         checks: list[Check] = []
         for check in chain([_is_trained_block(same[0])], all_checks_of_run(config)):
             checks.append(check)
@@ -62,4 +62,4 @@ def verify_runs(runs: Sequence[LoadedRun]) -> Iterator[Check]:
 
 def _is_trained_block(run: LoadedRun) -> Check:
     subject, claim = f"run {run.folder.run_id}", "has the block that was trained"
-    return check_equal(subject, claim, run.record.fingerprint, fingerprint(run.config))
+    return check_equal(subject, claim, run.record.run.fingerprint, fingerprint(run.config))

@@ -14,7 +14,7 @@ import torch
 
 from normlab.config.corpora import FilesData
 from normlab.data import baselines as module
-from normlab.data.baselines import baselines, count_tokens, load_or_count
+from normlab.data.baselines import baselines, count_tokens
 from normlab.data.batches import validation_windows
 from normlab.data.corpus import open_corpus
 from normlab.training.evaluate import Validation
@@ -42,13 +42,9 @@ def baselines_of_text(train: np.ndarray, val: np.ndarray, vocab: int) -> dict[st
 
 
 @pytest.mark.parametrize("vocab", [2, 7, 257, 5000])
-@pytest.mark.parametrize("method", ["table", "sparse"])
 @pytest.mark.parametrize("chunk", [1, 13, 1 << 22])
-def test_baselines_equal_the_reference_on_windows(
-    vocab: int, method: str, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_baselines_equal_the_reference_on_windows(vocab: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK", chunk)
-    monkeypatch.setattr(module, "MAX_TABLE_SIZE", 1 << 40 if method == "table" and vocab < 1000 else 0)
     draw = np.random.default_rng(vocab)
     weights = draw.dirichlet(np.full(vocab, 0.1))
     train = draw.choice(vocab, 600, p=weights).astype(np.uint16)
@@ -96,46 +92,11 @@ def test_bigram_model_scores_the_bigram_baseline(tmp_path: Path) -> None:
         assert abs(loss - baselines_of_text(corpus.train, corpus.val, 257)["bigram"]) > 1e-3
 
 
-def test_counts_are_cached_and_a_damaged_cache_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train, val = np.array([0, 1, 0, 2, 0, 1], np.uint16), np.array([0, 1, 1], np.uint16)
-    first = load_or_count(tmp_path, train, val, 4)
-    path = tmp_path / module.COUNTS_FILE
-    intact = path.read_bytes()
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "count_tokens", None)  # counting would fail
-        again = load_or_count(tmp_path, train, val, 4)
-    assert all(np.array_equal(getattr(first, name), getattr(again, name)) for name in module.Counts.__slots__)
-    middle = intact.index(b"tokens_V.npy") + 160
-    for damaged in (b"", intact[:-9], bytes([*intact[:middle], intact[middle] ^ 1, *intact[middle + 1 :]]), b"[]"):
-        path.write_bytes(damaged)
-        assert load_or_count(tmp_path, train, val, 4).counts_P.tolist() == first.counts_P.tolist()
-        assert path.read_bytes() == intact
-    assert [file.name for file in tmp_path.iterdir()] == [module.COUNTS_FILE]
-
-
-@pytest.mark.parametrize("table_size", [0, 1 << 22])
-def test_unigram_and_bigram_are_distributions(table_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unigram_and_bigram_are_distributions() -> None:
     """The probabilities of all next tokens sum to one, also after a token that the training text lacks."""
-    monkeypatch.setattr(module, "MAX_TABLE_SIZE", table_size)
     train, vocab = np.array([0, 1, 0, 2, 0, 1], np.uint16), 5
     unigram = [baselines_of_text(train, np.array([0, b]), vocab)["unigram"] for b in range(vocab)]
     assert sum(math.exp(-nats) for nats in unigram) == pytest.approx(1)
     for a in range(vocab):
         bigram = [baselines_of_text(train, np.array([a, b]), vocab)["bigram"] for b in range(vocab)]
         assert sum(math.exp(-nats) for nats in bigram) == pytest.approx(1)
-
-
-def test_tokens_without_structure_score_ln_v() -> None:
-    draw = np.random.default_rng(0)
-    train, val = draw.integers(0, 16, 200_000), draw.integers(0, 16, 20_000)
-    scores = baselines_of_text(train, val, 16)
-    assert scores["uniform"] == math.log(16)
-    assert scores["unigram"] == pytest.approx(math.log(16), abs=1e-3)
-    assert scores["bigram"] == pytest.approx(math.log(16), abs=1e-2)
-
-
-def test_bigram_loss_is_zero_if_the_last_token_determines_the_next() -> None:
-    cycle = np.tile(np.arange(16, dtype=np.uint16), 2000)
-    scores = baselines_of_text(cycle, cycle, 16)
-    assert scores["unigram"] == pytest.approx(math.log(16), abs=1e-3)
-    assert scores["bigram"] == pytest.approx(0, abs=1e-3)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -85,28 +84,6 @@ def test_stacked_runs_get_the_batches_of_single_runs(seeds: list[int], on_device
             assert all_runs.is_contiguous()
 
 
-def test_larger_batch_starts_with_the_smaller() -> None:
-    tokens = random_tokens(10_000)
-    small, large = (Batches(tokens, 32, size, 5, "cpu").batch(3)[0] for size in (4, 9))
-    assert torch.equal(small, large[:4])
-
-
-def test_starts_are_uniform_and_reach_both_ends() -> None:
-    batches = Batches(random_tokens(10 + 8), 8, 100, 0, "cpu")
-    starts = np.concatenate([batches.starts(step)[0] for step in range(200)])
-    counts = np.bincount(starts)
-    assert len(counts) == 10
-    chi_square = ((counts - 2000) ** 2 / 2000).sum()
-    assert chi_square < 27.9  # the 0.999 quantile with 9 degrees of freedom
-
-
-def test_steps_share_no_window_more_often_than_chance() -> None:
-    batches = Batches(random_tokens(1_000_000), 8, 50, 0, "cpu")
-    starts = np.concatenate([batches.starts(step)[0] for step in range(100)])
-    repeats = len(starts) - len(set(starts.tolist()))
-    assert repeats < 35  # 12.5 are expected, with a Poisson distribution
-
-
 @pytest.mark.parametrize("dtype", ["<u2", "<u4"])
 def test_tokens_on_the_device_give_the_same_batches(dtype: str) -> None:
     tokens = np.concatenate([random_tokens(3000, dtype), np.array([0, 32767, 32768, 65535], dtype)])
@@ -155,11 +132,6 @@ def test_error_for_a_corpus_shorter_than_the_context_says_what_to_do() -> None:
         validation_windows(short, 4, 2)
 
 
-def test_step_may_be_a_numpy_integer() -> None:
-    batches = Batches(random_tokens(1000), 8, 4, 0, "cpu")
-    assert batches.starts(np.int64(5)).tolist() == batches.starts(5).tolist()  # pyright: ignore[reportArgumentType]
-
-
 @pytest.mark.parametrize("context", [1, 7, 128])
 @pytest.mark.parametrize("sequences", [1, 2, 5, 64])
 @pytest.mark.parametrize("extra", [0, 1, 6, 300, 100_000])
@@ -191,12 +163,3 @@ def test_tokens_stay_on_disk(tmp_path: Path) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1 << 20
-
-
-def test_batches_are_fast() -> None:
-    batches = Batches(random_tokens(1_000_000), 128, 16, 0, "cpu")
-    batches.batch(0)
-    start = time.process_time()
-    for step in range(1000):
-        batches.batch(step)
-    assert time.process_time() - start < 1  # takes 0.1 s; a step of the smallest model takes more than 1 ms

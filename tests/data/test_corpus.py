@@ -1,19 +1,17 @@
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
 import math
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +21,10 @@ import pytest
 
 from normlab.config.corpora import FilesData, StdlibData
 from normlab.data import corpus as module
-from normlab.data.cache import atomic_folder
+from normlab.data.cache import replace_folder
 from normlab.data.corpus import Corpus, open_corpus
-from normlab.data.corpus_files import find_sources
 from normlab.data.documents import held_out_documents
+from normlab.data.files import find_sources
 from normlab.errors import DataError
 
 Files = Callable[..., FilesData]
@@ -58,7 +56,7 @@ def corpus_folder(cache: Path) -> Path:
 
 def count_builds(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     built: list[object] = []
-    monkeypatch.setattr(module, "atomic_folder", lambda *args: built.append(args) or atomic_folder(*args))
+    monkeypatch.setattr(module, "replace_folder", lambda *args: built.append(args) or replace_folder(*args))
     return built
 
 
@@ -86,16 +84,6 @@ def test_complete_documents_are_held_out_if_there_are_enough(files: Files) -> No
 
 def digests(texts: list[str]) -> list[str]:
     return [hashlib.sha256(text.encode()).hexdigest() for text in texts]
-
-
-def test_split_does_not_depend_on_names_or_order(files: Files, tmp_path: Path) -> None:
-    texts = list(some_texts(40).values())
-    held_out = []
-    for order in (texts, texts[::-1]):
-        shutil.rmtree(tmp_path / "text", ignore_errors=True)
-        corpus = open_corpus(files({f"{hash(text)}/{i:02d}": text for i, text in enumerate(order)}))
-        held_out.append(set(decode_documents(corpus.val)))
-    assert held_out[0] == held_out[1] != set()
 
 
 def test_tails_are_held_out_of_few_documents(files: Files) -> None:
@@ -147,12 +135,6 @@ def test_description_is_plain_json(files: Files) -> None:
     assert len(description["sha256"]) == 64
 
 
-def test_tokens_are_read_only(files: Files) -> None:
-    corpus = open_corpus(files(some_texts(3)))
-    with pytest.raises(ValueError, match="read-only"):
-        corpus.train[0] = 1
-
-
 def test_corpus_hash_depends_on_tokens_not_on_file_names(files: Files, tmp_path: Path) -> None:
     config = files({"a.txt": "one\n" * 50, "b.txt": "two\n" * 50})
     first = open_corpus(config)
@@ -177,24 +159,13 @@ def test_corpus_without_text_is_rejected(files: Files) -> None:
 
 
 def test_corpus_too_short_to_split_is_rejected(files: Files, cache: Path) -> None:
-    for text, remedy in (
-        ("abc", r"documents, or set data\.val_fraction=0\.334$"),
-        ("ab", r"=0\.5$"),
-        ("a", "documents$"),
-    ):
-        with pytest.raises(
-            DataError, match=rf"no text is held out: .*longest \({len(text)}\); add distinct .*{remedy}"
-        ):
-            open_corpus(files({"a.txt": text}))
-    rows = '{"text": "ab ab ab ab ab"}\n{"text": "cd cd cd"}\n' * 200
-    config = replace(files({}), path=[str(next(iter(files({"two.jsonl": rows}).path))) + "/two.jsonl"])
+    config = files({"a.txt": "abc"})
     with pytest.raises(
-        DataError, match=r"whole if 20 or more are distinct \(2 of 400 are\), else the last data"
-    ) as caught:
+        DataError, match=r"no text is held out: .* fewer than 20 distinct .*longest \(3\).*; add documents"
+    ):
         open_corpus(config)
-    assert file_names(cache / "tokens") == set()
-    needed = float(str(caught.value).rpartition("data.val_fraction=")[2])
-    assert len(open_corpus(replace(config, val_fraction=needed)).val) > 0
+    assert not (cache / "tokens").exists()
+    assert len(open_corpus(replace(config, val_fraction=0.4)).val) > 0
 
 
 def test_max_tokens_too_few_to_split_are_rejected(files: Files) -> None:
@@ -202,43 +173,25 @@ def test_max_tokens_too_few_to_split_are_rejected(files: Files) -> None:
         open_corpus(files({"a.txt": "abc" * 100}, max_tokens=5))
 
 
-def test_record_has_every_file(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = '{"text": "\\ufeffone two three"}\n{"text": ""}\n{"text": null}\n'
-    config = files({"a.txt": "some text " * 9, "b.jsonl": rows, "results/runs/x/lock": ""}, skip="null")
-    kinds = ("documents", "empty", "null", "byte_order_marks")
+def test_record_has_what_was_read(files: Files) -> None:
+    config = files({"a.txt": "some text " * 9, "b.jsonl": '{"text": "one two"}\n{"text": ""}\n{"text": null}\n'})
     for _ in range(2):  # built, and read from the cache
         read = open_corpus(config).description["read"]
-        assert [tuple(each[kind] for kind in kinds) for each in read["files"]] == [(1, 0, 0, 0), (1, 1, 1, 1)]
-        assert [(each["name"], each["format"], each["bytes"]) for each in read["files"]] == [
-            ("a.txt", "text", 90), ("b.jsonl", "json", len(rows)),
-        ]  # fmt: skip
-        assert {kind: read[kind] for kind in kinds} == dict(zip(kinds, (2, 1, 1, 1), strict=True))
-        assert (read["bytes"], read["formats"]) == (90 + len(rows), {"json": 1, "text": 1})
-        assert read["left_out"] == [f"{config.path[0]}/results/runs/x"]
-    monkeypatch.setattr(module, "MAX_LISTED", 1)
-    assert len(open_corpus(replace(config, val_fraction=0.1)).description["read"]["files"]) == 1
+        assert read == {"formats": {"json": 1, "text": 1}, "documents": 2, "empty": 1, "null": 1}
 
 
-@pytest.mark.parametrize("results_dir", ["results", "exp", "."])
 def test_command_resumes_in_the_folder_of_its_results(
-    results_dir: str, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str],
-    run_command: Any,
-) -> None:  # fmt: skip
-    """The results and the cache in the folder are not part of the text; the user's files beside them are."""
-    text = "one two three\n" * 200
-    files({"a.txt": text, "exp/texts/b.txt": text, "runs/r.jsonl": '{"text": "four"}'})
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], run_command: Any
+) -> None:
+    """The results in the folder are not part of the text; the user's files beside them are."""
+    files({"a.txt": "one two three\n" * 200, "exp/texts/b.txt": "b", "exp/runs/r.jsonl": '{"text": "four"}'})
     monkeypatch.chdir(tmp_path / "text")
-    monkeypatch.setenv("NORMLAB_CACHE", "cache")
     kept = [override for override in overrides if not override.startswith(("data", "results_dir"))]
-    command = ["train", *kept, "data=files", "data.path=.", "train.steps=2", f"results_dir={results_dir}"]
+    command = ["train", *kept, "data=files", "data.path=.", "train.steps=2", "results_dir=exp"]
     code, _, err = run_command(*command)
     assert code == 0, err
     code, out, err = run_command(*command)
     assert (code, out[:18]) == (0, "finished at step 2"), err
-    (record,) = Path(results_dir, "runs").glob("*/run.json")
-    assert f"normlab: data=files: leaving out {record.parent}, which normlab wrote\n" in err
-    names = [each["name"] for each in json.loads(record.read_text())["corpus"]["read"]["files"]]
-    assert names == ["a.txt", "exp/texts/b.txt", "runs/r.jsonl"]
 
 
 # The cache
@@ -255,18 +208,13 @@ def test_second_open_reads_the_cache(files: Files, cache: Path, monkeypatch: pyt
     assert_same(first, elsewhere)
 
 
-def test_cache_keeps_only_tokens(files: Files, cache: Path) -> None:
-    open_corpus(files(some_texts(30)))
-    assert file_names(cache) == {"normlab.locks", "tokens"}
-    assert file_names(corpus_folder(cache)) == {"counts.npz", "meta.json", "train.bin", "val.bin"}
-
-
 def test_other_files_in_the_cache_folder_stay(files: Files, cache: Path) -> None:
     for name in ("datasets/mine", "making/mine", "tokens/mine", ".making/mine"):
         (cache / name).mkdir(parents=True)
     before = file_names(cache)
     open_corpus(files(some_texts(30)))
-    assert file_names(cache) == before | {"normlab.locks"}
+    assert file_names(cache) == before | {"normlab.locks", ".normlab-making"}
+    assert list((cache / ".normlab-making").iterdir()) == []
     for name in before:
         assert "mine" in file_names(cache / name)
 
@@ -323,21 +271,13 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-2])
 
 
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
 def make_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
 
 
-def grow(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"\0\0")
-
-
-@pytest.mark.parametrize("damage", [flip, truncate, empty, Path.unlink, make_folder, grow])
-@pytest.mark.parametrize("name", ["train.bin", "val.bin", "meta.json"])
+@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink, make_folder])
+@pytest.mark.parametrize("name", ["train.bin", "meta.json", "counts.npz"])
 def test_damaged_corpus_is_built_again(
     name: str, damage: Callable[[Path], None], files: Files, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,30 +305,6 @@ def test_corpus_with_invalid_meta_is_built_again(meta: str, files: Files, cache:
     assert_same(first, open_corpus(config))
 
 
-@pytest.mark.parametrize("part", ["num_documents", "tokenizer_state", "split"])
-def test_corpus_with_edited_meta_is_built_again(part: str, files: Files, cache: Path) -> None:
-    config = files(some_texts(3), tokenizer="chars")
-    first = open_corpus(config)
-    path = corpus_folder(cache) / "meta.json"
-    meta = json.loads(path.read_text())
-    meta[part] = {
-        "num_documents": 4,
-        "tokenizer_state": {"name": "chars", "characters": "abc"},
-        "split": "documents",
-    }[part]
-    path.write_text(json.dumps(meta))
-    assert_same(first, open_corpus(config))
-
-
-def test_file_in_place_of_the_folder_is_replaced(files: Files, cache: Path) -> None:
-    config = files(some_texts(3))
-    first = open_corpus(config)
-    folder = corpus_folder(cache)
-    shutil.rmtree(folder)
-    folder.write_text("a file")
-    assert_same(first, open_corpus(config))
-
-
 def test_error_for_a_read_only_cache_names_the_variable(
     files: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -401,20 +317,13 @@ def test_error_for_a_read_only_cache_names_the_variable(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_full_disk_leaves_no_files(files: Files, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_no_corpus(files: Files, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = files(some_texts(3))
-
-    @contextlib.contextmanager
-    def full_disk(*args: Path) -> Iterator[Path]:
-        with atomic_folder(*args) as folder:
-            (folder / "train.bin").symlink_to("/dev/full")
-            yield folder
-
-    monkeypatch.setattr(module, "atomic_folder", full_disk)
+    monkeypatch.setitem(module.FILES, "train", "/dev/full")
     with pytest.raises(DataError, match=r"cannot be written \(No space left on device\); set NORMLAB_CACHE .*space"):
         open_corpus(config)
-    assert file_names(cache) == {"normlab.locks", "tokens"}
-    assert file_names(cache / "tokens") == set()
+    assert not (cache / "tokens").exists()
+    assert list((cache / ".normlab-making").iterdir()) == []
     monkeypatch.undo()
     assert len(open_corpus(config, cache).train) > 0
 
@@ -439,110 +348,56 @@ from normlab.data import cache, corpus, tokenizers
 def kill(*args):
     os.kill(os.getpid(), signal.SIGKILL)
 
-def kill_at_call(number, function):
-    calls = []
-    def counting(*args):
-        calls.append(args)
-        return kill() if len(calls) == number else function(*args)
-    return counting
+def stop(*args):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return split(*args)
 
-built = []
-corpus.atomic_folder = lambda *args: built.append(args) or cache.atomic_folder(*args)
+split = corpus.held_out_documents
 {before}
-opened = corpus.open_corpus(FilesData(path=[sys.argv[1]]))
-print(opened.sha256, bool(built))
+print(corpus.open_corpus(FilesData(path=[sys.argv[1]])).sha256)
 """
 
 
 def start(config: FilesData, before: str = "", **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", OPEN.format(before=before), *config.path],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | env,
-    )
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | env,
+    )  # fmt: skip
 
 
-def finish(process: subprocess.Popen[str]) -> list[str]:
-    out, err = process.communicate(timeout=100)
-    # On a busy machine, a process may wait long enough to print its message.
-    assert process.returncode == 0, err
-    assert re.fullmatch(r"(normlab: waiting for process \d+, which is building this corpus\n)?", err)
-    return out.split()
-
-
-def test_two_processes_build_a_corpus_once(files: Files, tmp_path: Path) -> None:
-    """One process builds it, the other waits and reads it; neither writes outside the cache."""
-    config, home, meeting = files(some_texts(30)), tmp_path / "home", tmp_path / "meeting"
-    home.mkdir()
-    meeting.mkdir()
-    # Both processes find the cache empty before either takes the lock.
-    meet = f"""
-locked, meeting = corpus.locked, Path({str(meeting)!r})
-def meet(*args):
-    (meeting / str(os.getpid())).touch()
-    while len(list(meeting.iterdir())) < 2:
-        time.sleep(0.01)
-    return locked(*args)
-corpus.locked = meet
-"""
-    processes = [start(config, meet, HOME=str(home), HF_HUB_OFFLINE=offline) for offline in "01"]
-    (first, first_built), (second, second_built) = map(finish, processes)
-    assert {first_built, second_built} == {"True", "False"}
-    assert first == second == open_corpus(config).sha256
-    assert list(home.rglob("*")) == []
-
-
-STOP = """
-split = corpus.held_out_documents
-def stop(*args):
-    os.kill(os.getpid(), signal.SIGSTOP)
-    return split(*args)
-corpus.held_out_documents = stop
-"""
-
-
-def test_stopped_process_blocks_only_its_own_corpus(files: Files, cache: Path) -> None:
+def test_one_process_builds_and_the_others_wait(files: Files, cache: Path) -> None:
+    """A stopped process blocks only its own corpus; one that waits can be interrupted."""
     config = files(some_texts(30))
-    owner = start(config, STOP)
+    owner = start(config, "corpus.held_out_documents = stop")
     try:
         assert os.WIFSTOPPED(os.waitpid(owner.pid, os.WUNTRACED)[1])
-        half_built = set(cache.glob(".normlab-making/*/*"))
         other = open_corpus(replace(config, val_fraction=0.3))
-        assert set(cache.glob(".normlab-making/*/*")) == half_built != set()
-        waiting = [start(config) for _ in range(2)]
+        waiting = [start(config, "corpus.replace_folder = kill") for _ in range(2)]  # which only a builder calls
         for process in waiting:
             assert process.stderr is not None
-            assert (
-                process.stderr.readline()
-                == f"normlab: waiting for process {owner.pid}, which is building this corpus\n"
-            )
+            assert process.stderr.readline() == "normlab: waiting for another process, which is building this corpus\n"
         waiting[0].send_signal(signal.SIGINT)
-        waiting[0].communicate(timeout=5)
+        waiting[0].communicate(timeout=50)
         assert waiting[0].returncode == -signal.SIGINT
     finally:
         owner.send_signal(signal.SIGCONT)
-    assert finish(owner)[0] == finish(waiting[1])[0] != other.sha256
-    assert file_names(cache) == {"normlab.locks", "tokens"}
+    outputs = [process.communicate(timeout=100) for process in (owner, waiting[1])]
+    assert outputs[0][0] == outputs[1][0] != f"{other.sha256}\n"
+    assert len(outputs[0][0]) == 65
 
 
 KILLS = {
     "after reading the text": "corpus.held_out_documents = kill",
-    "while writing the tokens": "encode = tokenizers.BytesTokenizer.encode\n"
-    "tokenizers.BytesTokenizer.encode = kill_at_call(9, encode)",
-    "before writing meta.json": "corpus.load_or_count = kill",
-    "before the first fsync": "os.fsync = kill",
-    "before moving the old folder": "Path.rename = kill",
-    "between moving the old and the new folder": "Path.rename = kill_at_call(2, Path.rename)",
-    "before deleting the old folder": "os.fsync = kill_at_call(6, os.fsync)",
+    "while writing the tokens": "tokenizers.BytesTokenizer.encode = kill",
+    "before writing the counts": "corpus.count_tokens = kill",
+    "before moving the new folder": "Path.rename = kill",
 }
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("damaged", [False, True])
 def test_killed_build_leaves_no_trace(damaged: bool, files: Files, cache: Path) -> None:
-    """After a kill at any moment, the next open builds the same corpus, and the next build removes the remains."""
+    """After a kill at any moment, the next open builds the same corpus, and removes the remains."""
     config = files(some_texts(30))
     expected = open_corpus(config)
     caches = {when: cache / str(number) for number, when in enumerate(KILLS)}
@@ -554,11 +409,9 @@ def test_killed_build_leaves_no_trace(damaged: bool, files: Files, cache: Path) 
     for when, process in processes.items():
         process.communicate(timeout=100)
         assert process.returncode == -signal.SIGKILL, when
-        assert ".normlab-making" in file_names(caches[when]), when
+        assert len(file_names(caches[when] / ".normlab-making")) == 1, when
         assert_same(expected, open_corpus(config, caches[when]))
-        open_corpus(replace(config, val_fraction=0.3), caches[when])
-        assert file_names(caches[when]) == {"normlab.locks", "tokens"}, when
-        assert len(list((caches[when] / "tokens").iterdir())) == 2, when
+        assert file_names(caches[when] / ".normlab-making") == set(), when
 
 
 # The standard library

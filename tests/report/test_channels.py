@@ -46,10 +46,11 @@ def table_of(tmp_path):
     return make
 
 
-def choose(table, *, has_x, **options):
+def choose(table, *, has_x=True, **options):
     """Return the options on x, on colour, on style and of the panels."""
     runs = [run.record for cell in table.cells for run in cell.runs]
-    channels = choose_channels(table.factors, runs, has_x=has_x, **options)
+    channels = choose_channels(table.factors, runs, **options)
+    channels = channels if has_x else channels.without_x()
     single = [factor and factor.option for factor in (channels.x, channels.color, channels.style)]
     return (*single, [factor.option for factor in channels.panel])
 
@@ -83,7 +84,7 @@ def choose(table, *, has_x, **options):
 def test_defaults(table_of, options, with_x, without_x):
     """The numeric factor with the most levels is on x, the other one with the most levels is the colour."""
     table = table_of(*options)
-    assert choose(table, has_x=True) == with_x
+    assert choose(table) == with_x
     assert choose(table, has_x=False) == without_x
 
 
@@ -103,6 +104,7 @@ def test_defaults(table_of, options, with_x, without_x):
         (False, {"color": "model.depth"}, (None, "model.depth", None, ["norm", "placement"])),
         (False, {"style": "placement"}, (None, "norm", "placement", ["model.depth"])),
         (False, {"panel": ["norm", "placement"]}, (None, "model.depth", None, ["norm", "placement"])),
+        (False, {"panel": ["placement"]}, (None, "norm", None, ["model.depth", "placement"])),
         (False, {"color": "norm", "style": "depth"}, (None, "norm", "model.depth", ["placement"])),
     ],
 )
@@ -111,43 +113,21 @@ def test_explicit_channels(table_of, has_x, given, expected):
 
 
 @pytest.mark.parametrize(
-    ("has_x", "given", "message"),
+    ("given", "message"),
     [
-        (True, {"x": "dpth"}, "--x dpth: no run has this option (did you mean "),
-        (True, {"color": "model.heads"}, "--color model.heads: is not one of the factors of these runs (norm, "),
-        (True, {"style": "lr"}, "--style optim.lr: is not one of the factors of these runs (norm, placement, "),
-        (True, {"x": "norm", "color": "norm"}, "--color norm: is on another channel already; name each factor once"),
-        (True, {"panel": ["norm", "norm"]}, "--panel norm: is on another channel already"),
-        (True, {"style": "depth", "panel": ["model.depth"]}, "--panel model.depth: is on another channel already"),
-        (False, {"x": "model.depth"}, "--x model.depth: this figure has its own x axis; use --color, --style or "),
-        (True, {"x": "depth", "color": "norm", "panel": []}, "--panel: placement is on no channel; add it to --panel"),
-        (False, {"panel": ["placement"]}, "--panel: model.depth is on no channel; add it to --panel, or select one"),
+        ({"x": "dpth"}, "--x dpth: no run has this option (did you mean "),
+        ({"color": "model.heads"}, "--color model.heads: is not one of the factors of these runs (norm, "),
+        ({"style": "lr"}, "--style optim.lr: is not one of the factors of these runs (norm, placement, "),
+        ({"x": "norm", "color": "norm"}, "--color norm: is on another channel already; name each factor once"),
+        ({"panel": ["norm", "norm"]}, "--panel norm: is on another channel already"),
+        ({"style": "depth", "panel": ["model.depth"]}, "--panel model.depth: is on another channel already"),
+        ({"x": "depth", "color": "norm", "panel": []}, "--panel: placement is on no channel; add it to --panel"),
     ],
 )
-def test_errors(table_of, has_x, given, message):
+def test_errors(table_of, given, message):
     table = table_of("norm", "placement", "model.depth")
     with pytest.raises(ConfigError, match="^" + re.escape(message)):
-        choose(table, has_x=has_x, **given)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["loss", "--x", "model.depth"], "--x model.depth: this figure has its own x axis"),
-        (["factor", "--color", "nrom"], "--color nrom: no run has this option (did you mean 'norm'?)"),
-        (["factor", "--color", "norm", "--panel", "norm"], "--panel norm: is on another channel already"),
-        (["factor", "--style", "optim.lr"], "--style optim.lr: is not one of the factors of these runs"),
-    ],
-)
-def test_errors_of_the_command_are_one_line_and_leave_no_file(table_of, tmp_path, run_command, arguments, message):
-    table_of("norm", "model.depth")
-    file = tmp_path / "figure.pdf"
-    code, out, err = run_command(
-        "figure", arguments[0], "made", *arguments[1:], "-o", str(file), f"--results-dir={tmp_path}"
-    )
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"error: {message}")
-    assert not file.exists()
+        choose(table, **given)
 
 
 # Colours and line styles
@@ -179,32 +159,6 @@ def test_a_level_has_one_colour_in_every_kind_of_figure(table_of, option, others
         assert lines == {(names[level], color) for level, color in expected.items()}, kind
 
 
-def test_colours_do_not_depend_on_which_cells_of_a_panel_exist(tmp_path):
-    """A level that one panel lacks leaves a gap; the other levels keep their colours."""
-    missing = ("dyt", "pre")
-    grid = itertools.product(LEVELS["norm"], LEVELS["placement"])
-    records = [
-        Record(**SMALL, stats_every=None, norm=norm, placement=placement)
-        for norm, placement in grid
-        if (norm, placement) != missing
-    ]
-    write_sweep(tmp_path, "made", records)
-    figure = make_figure("loss", summarize_by("made", results_dir=tmp_path), color="norm", panel=["placement"])
-    post, pre = figure.panels
-    assert [line.label for line in pre.lines] == ["LayerNorm", "RMSNorm"]
-    assert {(line.label, line.color) for line in pre.lines} < {(line.label, line.color) for line in post.lines}
-
-
-def test_a_filter_of_another_factor_keeps_the_colours(table_of):
-    every = make_figure("lr", table_of("norm", "placement"), color="norm", panel=["placement"])
-    filtered = make_figure("lr", table_of(where=["placement=pre"]), color="norm")
-    colors = [
-        {line.label: line.color for panel in figure.panels for line in panel.lines} for figure in (every, filtered)
-    ]
-    assert colors[0] == colors[1]
-    assert len(colors[0]) == 3
-
-
 def test_each_level_of_the_style_has_a_line_style(table_of):
     figure = make_figure("factor", table_of("norm", "model.depth", "placement"), color="placement", style="norm")
     (panel,) = figure.panels
@@ -215,7 +169,6 @@ def test_each_level_of_the_style_has_a_line_style(table_of):
     ]
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_twenty_four_named_levels_have_different_colours(dark):
+def test_twenty_four_named_levels_have_different_colours():
     factor = Factor("norm", tuple(f"norm{index:02}" for index in range(24)))
-    assert len(set(level_colors(factor, dark=dark).values())) == 24
+    assert len(set(level_colors(factor).values())) == 24

@@ -15,7 +15,6 @@ from normlab.analysis.contrasts import MIN_P_EQUAL, pool_residuals
 from normlab.analysis.factor_tests import run_test
 from normlab.analysis.intervals import mean_interval
 from normlab.analysis.table import summarize_by
-from normlab.report.cells_table import json_rows
 
 SEEDS = (0, 1, 2)
 
@@ -34,33 +33,18 @@ def make_sweep(make_run, tmp_path):
         rows = []
         for placement, depth, warmup, seed in itertools.product(("pre", "post"), depths, (0, 100), seeds):
             loss = losses_of(placement, depth, warmup, rng) + 0.05 * seed
-            state = (outcomes or {}).get((placement, depth, warmup, seed), "finished")
             rows.append({"placement": placement, "depth": depth, "warmup": warmup, "seed": seed, "loss": loss})
-            run = make_run(
-                f"{placement}-{depth}-{warmup}-{seed}", None, placement=placement, depth=depth, seed=seed, lr=1e-3
-            )
-            record = run.run()
-            record["config"]["optim"]["warmup_steps"] = warmup
-            folder = type(run).create(tmp_path / "sweep" / "runs" / run.path.name, strip(record))
-            folder.write_status({
-                "state": state, "outcome": state, "step": 100, "steps": 100, "train_loss": loss, "val_loss": loss,
-                "best_val_loss": loss, "tokens_per_s": 1.0, "seconds": 1.0,
-            })  # fmt: skip
-        return summarize_by(tmp_path / "sweep"), pd.DataFrame(rows)
+            config = {
+                "norm": {"name": "rmsnorm"}, "placement": {"name": placement}, "model": {"depth": depth, "width": 128},
+                "optim": {"name": "adamw", "lr": 1e-3, "warmup_steps": warmup}, "train": {"steps": 100},
+                "data": {"seed": seed}, "seed": seed,
+            }  # fmt: skip
+            state = (outcomes or {}).get((placement, depth, warmup, seed), "finished")
+            losses = {"val_loss": loss, "best_val_loss": loss}
+            make_run(f"{placement}-{depth}-{warmup}-{seed}", state, run={"config": config}, status=losses)
+        return summarize_by(tmp_path), pd.DataFrame(rows)
 
     return make
-
-
-def strip(record: dict) -> dict:
-    return {key: value for key, value in record.items() if key not in ("version", "checksum")}
-
-
-def test_factors_and_cells(make_sweep):
-    table, _ = make_sweep()
-    assert [factor.option for factor in table.factors] == ["placement", "model.depth", "optim.warmup_steps"]
-    assert [factor.levels for factor in table.factors] == [("post", "pre"), (2, 4, 8), (0, 100)]
-    assert json_rows(table)[0]["label"] == "post-norm, depth 2, no warm-up"
-    assert json_rows(table)[-1]["label"] == "pre-norm, depth 8, warm-up 100"
 
 
 def test_interaction_is_that_of_statsmodels(make_sweep):
@@ -82,23 +66,6 @@ def test_interaction_is_that_of_statsmodels(make_sweep):
         assert (row["low"], row["high"]) == pytest.approx((low, high), abs=1e-9)
         assert row["p"] == pytest.approx(float(test.pvalue), rel=1e-6)
         assert row["method"] == f"pooled t, {int(fit.df_resid)} degrees of freedom"
-
-
-def test_rows_count_the_bad_runs_of_their_cells(make_sweep):
-    diverged = {("post", 8, 0, seed): "diverged" for seed in (0, 1)}
-    table, _ = make_sweep(diverged)
-    rows = run_test("interaction", table.cells, table.factors, over=["placement", "warmup_steps"])
-    assert [(row["bad"], row["runs"], row["lr"]) for row in rows] == [(0, 12, 1e-3), (0, 12, 1e-3), (2, 12, 1e-3)]
-    rows = run_test("trend", table.cells, table.factors, over=["depth"])
-    assert [row["bad"] for row in rows] == [2, 0, 0, 0]
-
-
-def test_interaction_of_three_factors_is_the_change_of_the_interaction_of_two(make_sweep):
-    table, _ = make_sweep()
-    two = run_test("interaction", table.cells, table.factors, over=["placement", "warmup_steps"])
-    three = run_test("interaction", table.cells, table.factors, over=["placement", "warmup_steps", "depth"])
-    expected = [two[i]["estimate"] - two[0]["estimate"] for i in (1, 2)]
-    assert [row["estimate"] for row in three] == pytest.approx(expected, abs=1e-12)
 
 
 def test_without_pooling_the_interval_is_that_of_a_t_test(make_sweep):
@@ -140,47 +107,25 @@ def table_of(values: np.ndarray) -> dict:
     return {(cell,): {(seed, seed): float(loss) for seed, loss in enumerate(row)} for cell, row in enumerate(values)}
 
 
-def test_pooled_variance_is_the_residual_variance_of_statsmodels():
-    values = np.random.default_rng(1).normal(size=(4, 3)) + np.arange(3) * 2
-    pool = pool_residuals(table_of(values))
-    frame = pd.DataFrame([(i, j, values[i, j]) for i in range(4) for j in range(3)], columns=["cell", "seed", "loss"])
-    fit = smf.ols("loss ~ C(cell) + C(seed)", frame).fit()
-    assert (pool.variance, pool.freedom) == (pytest.approx(fit.mse_resid), fit.df_resid)
-
-
 @pytest.mark.parametrize("problem", ["two cells", "one seed", "other seeds", "divergence", "five seeds", "crossed"])
 def test_cells_that_cannot_be_pooled(problem):
     values = np.random.default_rng(4).normal(size=(4, 3))
     table = table_of(values)
     assert pool_residuals(table) is not None
-    if problem == "two cells":
-        table = table_of(values[:2])
-    if problem == "one seed":
-        table = table_of(values[:, :1])
     if problem == "other seeds":
         table[0,] = {(seed + 1, seed + 1): loss for (seed, _), loss in table[0,].items()}
-    if problem == "divergence":
-        for cell in (0, 1):
-            table[cell,][0, 0] = math.inf
-    if problem == "five seeds":
-        table = table_of(np.random.default_rng(2).normal(size=(4, 5)))
-    if problem == "crossed":
-        table = {
-            (cell,): dict(zip(itertools.product((0, 1), (0, 1)), row, strict=True))
-            for cell, row in enumerate(np.random.default_rng(2).normal(size=(4, 4)).tolist())
-        }
+    elif problem == "divergence":
+        table[0,][0, 0] = table[1,][0, 0] = math.inf
+    elif problem == "crossed":
+        pairs = list(itertools.product((0, 1), (0, 1)))
+        table = {key: dict(zip(pairs, [*losses.values(), 2.0], strict=True)) for key, losses in table.items()}
+    else:
+        shape = {"two cells": (2, 3), "one seed": (4, 1), "five seeds": (4, 5)}[problem]
+        table = table_of(np.random.default_rng(2).normal(size=shape))
     assert pool_residuals(table) is None
 
 
-@pytest.mark.parametrize(
-    ("cells", "seeds", "seed_effect"),
-    [
-        (4, 2, 0.0),
-        (6, 3, 3.0),
-        *(pytest.param(*case, marks=pytest.mark.exhaustive)
-          for case in [(4, 2, 3.0), (8, 2, 0.0), (8, 2, 3.0), (6, 3, 0.0)]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("cells", "seeds", "seed_effect"), [(4, 2, 0.0), (6, 3, 3.0)])
 def test_coverage(cells, seeds, seed_effect):
     """95 % intervals of a difference cover it in 95 % of sweeps with equally variable cells, for any effect of seeds.
 

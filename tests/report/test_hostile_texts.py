@@ -5,23 +5,31 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from synthetic_runs import Record
 
 from normlab.cli.app import echo, show_progress
 from normlab.errors import notify, printable, warn
 from normlab.report.pages.shell import write_output
 from normlab.report.tables import FORMATS, render
 from normlab.store.format import RECORD_VERSION
+from normlab.store.query import Selection
 from normlab.store.runs import RunFolder
-from normlab.studies.base import Study
+from normlab.studies.base import AtLeast, Claim, Study
+from normlab.studies.estimators import Estimate, difference
 from normlab.studies.index import write_index
-from normlab.studies.report import Block, as_markdown, as_page
+from normlab.studies.judge import Judgement, Verdicts
+from normlab.studies.report import FORMATS as FIGURES
+from normlab.studies.report import write_report
+from normlab.studies.run import Evidence
 from normlab.tracking.console import Console
 from normlab.tracking.payloads import labels_of
+from support.made_runs import merged
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -130,12 +138,15 @@ def test_the_page(runs: list[str], run_command: Command) -> None:
     assert "<img src=x" not in page
 
 
-def test_reports_of_studies(tmp_path: Path) -> None:
-    blocks = [Block(kind, TEXT) for kind in ("title", "heading", "text")]
-    blocks += [Block("list", [TEXT]), Block("table", [[TEXT], [TEXT]]), Block("code", [TEXT])]
-    for output in (as_markdown(blocks), as_page(Study("study", TEXT, {}, []), blocks, tmp_path)):
-        assert_shown(output)
-        assert "<script>alert" not in output
+def test_reports_of_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normlab.studies.report.draw_verdicts", lambda judgements: dict.fromkeys(FIGURES, b""))
+    named = Claim("x", "It is.", difference("a", "b"), AtLeast(0.0))
+    study = Study("x", "Is it?", {"small": []}, [named])
+    judgements = [Judgement(named, "void", TEXT, Estimate(math.nan), None)]
+    evidence = Evidence([], {}, [], Selection([], "", tmp_path), 0)
+    page = write_report(Verdicts(study, "small", judgements, [], [TEXT]), evidence, tmp_path / "x").read_text()
+    assert_shown(page)
+    assert "<script>alert" not in page
     claim = {"text": TEXT, "source": TEXT, "verdict": TEXT, "criterion": TEXT, "n": 1, "interval": TEXT}
     claim["under_review"] = TEXT
     report = {"version": RECORD_VERSION, "study": TEXT, "question": TEXT, "size": "small", "runs": 1, "tokens": 1,
@@ -150,11 +161,9 @@ def test_reports_of_studies(tmp_path: Path) -> None:
 def test_lines_for_the_user(capsys: pytest.CaptureFixture[str]) -> None:
     for line in (echo, warn, notify, show_progress):
         line(TEXT)
-    config = {"norm": {"name": TEXT, "preset": ""}, "placement": {"name": TEXT}, "model": {"depth": 1, "width": 8},
-              "train": {"steps": 1}, "eval": {"every": 1}}  # fmt: skip
-    corpus = {"name": TEXT, "baselines": {"uniform": 1.0, "unigram": 1.0, "bigram": 1.0}}
-    run = {"run_id": TEXT, "name": f"{TEXT}2", "config": config, "corpus": corpus,
-           "resolved": {"device": TEXT, "precision": "fp32", "devices": 1}}  # fmt: skip
+    config = {"norm": {"name": TEXT}, "placement": {"name": TEXT}}
+    texts = {"run_id": TEXT, "name": f"{TEXT}2", "config": config, "corpus": {"name": TEXT}}
+    run = merged(Record().run(), texts | {"resolved": {"device": TEXT}})
     Console().start(run, 0)
     captured = capsys.readouterr()
     assert_shown(captured.out + captured.err)
@@ -165,7 +174,7 @@ def test_labels_at_a_service() -> None:
     config = {"norm": {"name": TEXT, "preset": ""}, "placement": {"name": TEXT}, "model": {"depth": 1}}
     config["tracking"] = tracking
     labels = labels_of({"run_id": "id", "name": TEXT, "config": config}, None)
-    for label in (labels.name, labels.group, labels.job_type, *labels.tags):
+    for label in (labels["name"], labels["group"], labels["job_type"], *labels["tags"]):
         assert_shown(str(label))
 
 

@@ -70,7 +70,6 @@ def by_enumeration(differences):
     "differences",
     [
         [inf, 0.1, 0.2],
-        [inf, inf, -0.1, 0.3, 0.2, 0.25],
         [-inf, -0.1, -0.2, -0.3, 0.05, -0.15, -0.4],
         [inf, -inf, 0.1, 0.1, -0.1, 0.0, 0.0],
         [inf, 0.0, 0.0, 0.0],
@@ -83,12 +82,6 @@ def test_divergence_uses_the_exact_signed_rank_test(differences):
     assert found.p == pytest.approx(by_enumeration(differences), rel=1e-12)
     assert found.test.startswith(f"signed-rank ({sum(map(math.isinf, differences))} of {len(differences)} pairs")
     assert paired_test(independent([-d for d in differences])).p == pytest.approx(found.p, rel=1e-12)
-
-
-def test_signed_rank_test_without_ties_equals_scipy():
-    differences = [0.11, -0.2, 0.33, 0.44, -0.05, 0.61, 0.7, inf]
-    reference = stats.wilcoxon([min(d, 99.0) for d in differences], method="exact")
-    assert paired_test(independent(differences)).p == pytest.approx(reference.pvalue, rel=1e-12)
 
 
 def test_rank_interval_has_exactly_the_shifts_that_are_not_rejected():
@@ -107,61 +100,11 @@ def test_fewer_than_six_pairs_have_no_rank_interval():
     assert paired_test(independent([inf, 0.1, 0.2, 0.3, 0.4, 0.5])).low == 0.1
 
 
-def test_divergence_is_the_largest_loss():
-    ahead = [-0.1, -0.2, -0.1, -0.3, -0.2, -0.1, -0.2, -0.3]
-    assert paired_test(independent(ahead)).p < 0.01
-    assert paired_test(independent([*ahead, inf, inf])).p > paired_test(independent([*ahead, -inf, -inf])).p
-
-
 def test_holm_equals_its_definition():
     # Holm 1979: sorted 0.005, 0.01, 0.03, 0.04 times 4, 3, 2, 1; the last may not be below the one before.
     assert holm([0.01, 0.04, None, 0.03, 0.005]) == pytest.approx([0.03, 0.06, None, 0.06, 0.02])
     assert holm([0.6, 0.7]) == [1, 1]
     assert holm([None]) == [None]
-
-
-REPEATED = 4000
-NOISE = math.sqrt(0.05 * 0.95 / REPEATED)
-"""Standard error of a rate of 5 %: 0.34 %. The bounds below are at least 2.9 standard errors away."""
-
-
-def test_simulated_coverage_and_rejection_rates_are_nominal():
-    """The losses of 3 and 5 seeds have an effect of the seed, common to both sides, and independent noise."""
-    draw = np.random.default_rng(1)
-    for n in (3, 5):
-        seeds = draw.normal(2.3, 0.02, (REPEATED, n))
-        a = seeds + draw.normal(0, 0.01, (REPEATED, n))
-        same, better = (seeds + shift + draw.normal(0, 0.01, (REPEATED, n)) for shift in (0, -0.015))
-        covered = [i.low <= 2.3 <= i.high for i in (mean_interval(independent(row)) for row in a.tolist())]
-        assert 0.93 <= np.mean(covered) <= 0.97
-        null = [paired_test(independent(row)) for row in (a - same).tolist()]
-        assert 0.04 <= np.mean([test.p < 0.05 for test in null]) <= 0.06
-        shifted = [paired_test(independent(row)) for row in (better - a).tolist()]
-        assert 0.93 <= np.mean([test.low <= -0.015 <= test.high for test in shifted]) <= 0.97
-        assert np.mean([test.p < 0.05 for test in shifted]) > 0.15
-
-
-@pytest.mark.exhaustive
-def test_simulated_rejection_rate_with_divergence_is_at_most_nominal():
-    """Each side diverges in one of ten runs. The largest attainable rate of 10 pairs below 5 % is 4.9 %."""
-    draw, n = np.random.default_rng(2), 10
-    a, b = draw.normal(2.3, 0.02, (2, REPEATED, n))
-    a[draw.random(a.shape) < 0.1] = inf
-    b[draw.random(b.shape) < 0.1] = inf
-    differences = np.zeros_like(a)
-    np.subtract(a, b, out=differences, where=~(np.isinf(a) & np.isinf(b)))
-    tests = [paired_test(independent(row)) for row in differences.tolist()]
-    assert np.mean([test.test != "paired t" for test in tests]) > 0.7
-    assert 0.04 <= np.mean([test.p < 0.05 for test in tests]) <= 0.06
-    worse = np.where(draw.random(a.shape) < 0.7, inf, differences)
-    assert np.mean([paired_test(independent(row)).p < 0.05 for row in worse.tolist()]) > 0.5
-
-
-def test_simulated_family_error_rate_of_holm_is_at_most_nominal():
-    draw = np.random.default_rng(3)
-    tables = draw.normal(0, 0.01, (REPEATED // 4, 10, 4)).tolist()
-    wrong = [min(holm([paired_test(independent(row)).p for row in table])) < 0.05 for table in tables]
-    assert 0.02 <= np.mean(wrong) <= 0.05 + 3 * NOISE * 2
 
 
 def test_pairs_that_diverged_on_both_sides_use_the_signed_rank_test():

@@ -124,8 +124,6 @@ def test_flops_and_mfu_of_packs(make_run, summarize):
     [
         (["--columns", "val_los"], "--columns: unknown column 'val_los' (did you mean 'val"),
         (["--columns", "val_loss,"], "--columns: unknown column ''"),
-        (["--sort", "val_los"], "--sort: unknown column 'val_los' (did you mean 'val_loss'?)"),
-        (["--sort=-val_los"], "--sort: unknown column 'val_los' (did you mean 'val_loss'?)"),
     ],
 )
 def test_unknown_columns(three_cells, summarize, format, arguments, message):
@@ -134,27 +132,7 @@ def test_unknown_columns(three_cells, summarize, format, arguments, message):
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("column", "order"),
-    [
-        ("val_loss", ["rmsnorm", "layernorm", "dyt"]),
-        ("-val_loss", ["dyt", "layernorm", "rmsnorm"]),
-        ("val_loss_of_others", ["dyt", "layernorm", "rmsnorm"]),  # only dyt has a value
-        ("-val_loss_low", ["layernorm", "rmsnorm", "dyt"]),  # dyt has none
-        ("norm", ["dyt", "layernorm", "rmsnorm"]),
-        ("-norm", ["rmsnorm", "layernorm", "dyt"]),
-    ],
-)
-def test_sorted_by_a_column(three_cells, summarize, column, order):
-    for format in ("json", "csv", "markdown", "latex", "table"):
-        text = summarize("--by", "norm", f"--sort={column}", "--columns", "runs", "--format", format)
-        if format == "json":
-            assert [row["norm"] for row in json.loads(text)] == order
-        places = [text.lower().index(norm) for norm in order]  # LaTeX has RMSNorm
-        assert places == sorted(places), format
-
-
-@pytest.mark.parametrize("option", ["--columns=val_loss", "--sort=val_loss", "--test=trend"])
+@pytest.mark.parametrize("option", ["--columns=val_loss", "--test=trend"])
 def test_options_of_cells_are_rejected_with_runs(three_cells, summarize, option):
     name = option.partition("=")[0]
     error = summarize("--runs", option, fails=True)
@@ -192,77 +170,6 @@ def test_latex_has_minus_signs_and_escaped_titles(make, summarize):
     assert first["warm-up"] == "0"
     assert second["vs baseline"].startswith("$-$0.4500 [$-$0.5")
     assert second["p (Holm)"] == f"{stats.ttest_1samp([-0.5, -0.45, -0.4], 0).pvalue:.2g}"
-
-
-# Bold
-
-
-def make_differences(make, t: float, norms=("b", "c"), seeds=5):
-    """Make norm `a` and others whose losses are higher, with this t statistic of the paired differences."""
-    noise = np.arange(seeds) - (seeds - 1) / 2
-    differences = 1e-3 * (t * stats.sem(noise) + noise)
-    assert stats.ttest_1samp(differences, 0).statistic == pytest.approx(t)
-    for seed, difference in enumerate(differences):
-        loss = 2.0 + 0.05 * seed
-        make(loss, "a", seed=seed)
-        for norm in norms:
-            make(loss + float(difference), norm, seed=seed)
-    return float(stats.ttest_1samp(differences, 0).pvalue)
-
-
-@pytest.mark.parametrize(
-    ("t", "others", "is_bold"),
-    [
-        (4.5, "bc", True),
-        (3.2, "bc", False),  # p < 0.05 in each test, but not after Holm's correction for two tests
-        (3.2, "b", True),
-        (2.0, "b", False),
-    ],
-)
-def test_the_best_loss_is_bold_if_it_is_significantly_lower(make, summarize, t, others, is_bold):
-    p = make_differences(make, t, tuple(others))
-    corrected = multipletests([p] * len(others), method="holm")[1]
-    assert bool(max(corrected) < 0.05) is is_bold
-    for sort in ("norm", "-norm"):
-        text = summarize("--by", "norm", f"--sort={sort}", "--format", "latex")
-        bold = {row["norm"]: row["val loss"].startswith(r"\textbf{") for row in rows_of(text, "latex")}
-        assert bold == {"a": is_bold, **dict.fromkeys(others, False)}
-        assert text.count(r"\textbf{") == is_bold
-        assert ("% bold: lower than every other cell, p < 0.05" in text) is is_bold
-
-
-def test_the_best_loss_of_each_depth_is_bold(make, summarize):
-    for depth, shift in ((2, 0.0), (16, -1.0)):
-        for seed, noise in enumerate((0.0, 0.01, -0.01)):
-            make(2 + shift + noise, "a", seed=seed, depth=depth)
-            make(2.5 + shift + 0.9 * noise, "b", seed=seed, depth=depth)
-    text = summarize("--by", "norm,model.depth", "--format", "latex")
-    bold = {(row["norm"], row["depth"]) for row in rows_of(text, "latex") if row["val loss"].startswith(r"\textbf{")}
-    assert bold == {("a", "2"), ("a", "16")}
-    assert "% bold: lower than every other cell with equal depth, p < 0.05 in paired tests" in text
-
-
-@pytest.mark.parametrize(
-    "cells", ["one seed", "one cell", "not lowest everywhere", "lowest by one seed", "best diverged"]
-)
-def test_nothing_is_bold_without_a_clearly_lowest_cell(make, summarize, cells):
-    if cells == "one seed":
-        for norm, loss in (("a", 2.0), ("b", 2.5), ("c", 2.6)):
-            make(loss, norm)
-    elif cells == "one cell":
-        make_differences(make, 4.5, norms=())
-    elif cells == "not lowest everywhere":
-        make_differences(make, 4.5)
-        for seed in range(5):
-            make(2.0 + 0.05 * seed, "equal", seed=seed)
-    elif cells == "lowest by one seed":  # c has the lowest mean, but higher losses than a in every pair
-        make_differences(make, 9, norms=("c",))
-        make(1.0, "c", seed=5)
-    else:
-        for seed in range(3):
-            make(2.0, "a", seed=seed) if seed else make(math.inf, "a")
-            make(math.inf, "b", seed=seed)
-    assert r"\textbf" not in summarize("--by", "norm", "--format", "latex")
 
 
 # Tests over factors
@@ -359,7 +266,7 @@ def test_errors_of_tests(losses, summarize, arguments, message):
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("option", ["--columns=runs", "--sort=val_loss", "--target=2"])
+@pytest.mark.parametrize("option", ["--columns=runs", "--target=2"])
 def test_options_of_cells_are_rejected_with_a_test(losses, summarize, option):
     assert f"{option.partition('=')[0]}: has no effect with --test" in summarize("--test", "trend", option, fails=True)
 

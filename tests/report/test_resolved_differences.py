@@ -14,12 +14,10 @@ import pytest
 import normlab
 from normlab.analysis.cells import group_cells, resolved_differences
 from normlab.analysis.results import RunResult
-from normlab.analysis.table import summarize_by
 from normlab.report.compare.data import page_data
-from normlab.report.compare.summary_text import summary_sentences
 from normlab.store.query import select_runs
-from normlab.store.record import Machine, RunRecord
-from normlab.store.runs import RunFolder
+from normlab.store.record import Machine
+from support.made_runs import record_of
 
 INITS = {"pre": "gpt2_scaled", "peri": "gpt2"}
 LINE = "the cells also differ in init: gpt2 (peri-LN), gpt2_scaled (pre-norm)"
@@ -32,8 +30,9 @@ def differences(*runs: dict[str, Any], by: tuple[str, ...] = ("placement", "mode
     for run in runs:
         settings = {"placement": "pre", "depth": 2, "pack": {}} | run
         config = {"placement": {"name": settings.pop("placement")}, "model": {"depth": settings.pop("depth")}}
-        content = {"config": config, "pack": settings.pop("pack"), "resolved": settings}
-        results.append(RunResult(RunRecord.parse(RunFolder(Path("x")), content, {}, "finished"), 1e-3))
+        unknown = dict.fromkeys(("device", "device_name", "threads", "instructions"))
+        content = {"config": config, "pack": settings.pop("pack"), "resolved": unknown | settings}
+        results.append(RunResult(record_of(content)))
     return resolved_differences(group_cells(results, by))
 
 
@@ -85,7 +84,9 @@ def test_a_setting_that_also_differs_within_a_cell_is_named() -> None:
 def test_factors_and_unknown_settings_are_left_out() -> None:
     runs = [{"placement": placement, "init": init} for placement, init in INITS.items()]
     assert differences(*runs, by=("placement", "init")) == []
-    assert differences(*runs, {"placement": "post"}) == [LINE]
+    runs = [{"placement": placement, "threads": threads} for threads, placement in enumerate(INITS, 1)]
+    line = "the cells also differ in threads: 2 (peri-LN), 1 (pre-norm)"
+    assert differences(*runs, {"placement": "post"}) == [line]
     assert differences(runs[0], {"placement": "post"}) == []
 
 
@@ -101,10 +102,8 @@ def results(make_run, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("test", [[], ["--test", "counts"]])
 def test_every_format_of_a_table_has_the_line(test: list[str], results: Path, run_command) -> None:
-    arguments = ["summarize", str(results), "--by", "placement", *test]
-    texts = {
-        form: run_command(*arguments, "--format", form)[1] for form in ("table", "markdown", "latex", "json", "csv")
-    }
+    arguments = ["summarize", str(results), "--by", "placement", *test, "--format"]
+    texts = {form: run_command(*arguments, form)[1] for form in ("table", "markdown", "latex", "json", "csv")}
     assert LINE in texts["table"].replace("\n  ", " ").split("\n")
     assert f"- {LINE}" in texts["markdown"].split("\n")
     assert f"% {LINE}" in texts["latex"].split("\n")
@@ -112,24 +111,10 @@ def test_every_format_of_a_table_has_the_line(test: list[str], results: Path, ru
     assert all(LINE in row["resolved_differences"] for row in csv.DictReader(io.StringIO(texts["csv"])))
 
 
-@pytest.mark.parametrize("format", ["table", "markdown", "latex", "json", "csv"])
-def test_the_table_of_runs_has_the_resolved_init(format: str, results: Path, run_command) -> None:
-    _, out, _ = run_command("summarize", str(results), "--runs", "--format", format)
-    assert "init" in out
-    assert all(init.replace("_", r"\_" if format == "latex" else "_") in out for init in INITS.values())
-    _, out, _ = run_command("summarize", str(results / "runs" / "pre0"), "--runs", "--format", format)
-    assert "gpt2_scaled" not in out.replace(r"\_", "_")
-
-
-def test_the_headline_and_the_page_have_the_line(results: Path) -> None:
-    table = summarize_by(results, ["placement"])
-    assert f"{LINE[0].upper()}{LINE[1:]}." in summary_sentences(table.cells)
+def test_the_page_figures_and_python_have_the_line(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = page_data(select_runs([str(results)], results), ["placement"], ())
-    assert page["cells"][0]["resolved_differences"] == [LINE]
+    assert f"{LINE[0].upper()}{LINE[1:]}." in page["summary"]
     assert LINE in page["notes"]
-
-
-def test_figures_and_python_warn(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     normlab.summarize(results, by="placement")
     assert LINE in capsys.readouterr().err
     normlab.figure("factor", results, by="placement")

@@ -10,7 +10,7 @@ import pytest
 
 from normlab.errors import NormlabError
 from normlab.report.runs_table import summarize
-from normlab.report.tables import FORMATS, render
+from normlab.report.tables import render
 
 HOSTILE = [
     "[red]x[/red]",
@@ -127,11 +127,6 @@ def test_long_texts_fold():
     assert all(f"a_very_long_word_of_a_name_{index}" in text for index in range(3))
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_text_has_no_newline_at_the_end(rows, format):
-    assert render(rows, format) == render(rows, format).strip()
-
-
 def test_numbers_are_aligned_to_the_right(rows):
     lines = render(rows, "table", 160).splitlines()
     head = next(index for index, line in enumerate(lines) if line.startswith("run "))
@@ -153,10 +148,7 @@ def test_equal_names_are_followed_by_ids(make_run, tmp_path):
     make_run("cc33", run={"name": "other"})
     make_run("same")
     text = render(summarize(tmp_path), "table", 160)
-    assert "same (aa11)" in text
-    assert "same (bb22)" in text
-    assert "other (" not in text
-    assert "same (same)" not in text
+    assert [line.split()[1] for line in text.splitlines() if line.startswith("same ")] == ["aa11", "bb22", "same"]
 
 
 @pytest.mark.parametrize("format", ["table", "markdown"])
@@ -170,20 +162,6 @@ def test_different_corpora_are_a_warning(make_run, tmp_path, format):
         "2 corpora: losses are comparable only within one corpus (stdlib aaaaaaaa: 2 runs, stdlib bbbbbbbb: 1 run)"
     )
     assert expected in text
-    if format == "table":
-        assert re.search(r"^cc33 .* stdlib bbbbbbbb", text, re.MULTILINE)
-
-
-def test_wide_characters_keep_the_alignment(make_run, tmp_path):
-    from rich.cells import cell_len
-
-    make_run("aa11", run={"name": "\u5c42\u5f52\u4e00\u5316" * 12})
-    make_run("bb22", seed=1)
-    lines = render(summarize(tmp_path), "table", 80).splitlines()
-    assert max(map(cell_len, lines)) <= 80
-    ends = [cell_len(line[: line.index(" 2.0000")]) for line in lines if " 2.0000" in line]
-    assert len(ends) == 2
-    assert ends[0] == ends[1]
 
 
 def test_width_without_a_terminal_is_160(rows, monkeypatch):

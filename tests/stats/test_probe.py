@@ -17,7 +17,6 @@ from normlab.errors import ConfigError
 from normlab.loaded_run import LoadedRun
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
-from normlab.probe_checkpoints import probe_checkpoints
 from normlab.stats.instrument import main_stream
 from normlab.stats.measure import schedule
 from normlab.stats.measure.probe import Probe, largest_eigenvalue
@@ -289,6 +288,6 @@ def test_inspect_probes_the_checkpoints_of_a_finished_run(
     assert out.splitlines()[-1].startswith(
         "normlab inspect RUN STATISTIC --probe prints one statistic by layer and step"
     )
-    for profiles in probe_checkpoints(LoadedRun(folder), "sharpness"):
+    for profiles in LoadedRun(folder).probe("sharpness"):
         assert profiles.names() == ["sharpness"]
     assert sorted(path.stat().st_mtime_ns for path in folder.path.rglob("*")) == before

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from normlab.store.format import decode, encode, number, to_json
+from normlab.store.format import decode, to_json
 
 
 def test_strict_json_keeps_non_finite_numbers():
@@ -27,32 +27,6 @@ def test_numbers_keep_every_bit(value):
     assert decode(json.loads(to_json({"loss": value})))["loss"] == value
 
 
-def test_text_fields_are_never_decoded():
-    assert decode(encode({"kind": "inf", "error": "nan", "state": "-inf"})) == {
-        "kind": "inf",
-        "error": "nan",
-        "state": "-inf",
-    }
-
-
 def test_every_row_is_one_ascii_line():
     assert to_json({"error": "a\nb\r\u2028c"}).count(b"\n") == 1
     assert to_json({"error": "a\nb\r\u2028c"}).isascii()
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (3, 3),
-        (0.5, 0.5),
-        ("inf", math.inf),
-        ("-inf", -math.inf),
-        ("3", None),
-        (None, None),
-        (True, None),
-        (10**400, None),
-        ({}, None),
-    ],
-)
-def test_number(value, expected):
-    assert number(value) == expected

@@ -13,22 +13,21 @@ import torch
 from synthetic_runs import Record, write_sweep
 
 from normlab.errors import StoreError
-from normlab.stats.statistic import CORE
 from normlab.store.format import CHECKS_FILE, CHECKSUM_KEY, RECORD_VERSION, with_checksum
-from normlab.store.plans import SubmittedPack, read_plan, read_queue, slurm_folder, write_queue
+from normlab.store.plans import read_plan
+from normlab.store.reading import read_record
 from normlab.store.runs import RunFolder
 from normlab.studies.base import STUDIES, load_studies
 from normlab.studies.report import rewrite_report
-from normlab.tracking.payloads import checks_of
+from normlab.sweeps.files import SubmittedPack, read_queue, slurm_folder, write_queue
 from normlab.training import checkpoint
 
 Command = Callable[..., tuple[int, str, str]]
 READERS: dict[str, Callable[[RunFolder, Path], Any]] = {
     "run.json": lambda run, sweep: run.run(),
     "status.json": lambda run, sweep: run.status(),
-    "core.json": lambda run, sweep: run.statistics.read(CORE),
     "manifest.json": lambda run, sweep: checkpoint.read_newest(run.path / checkpoint.FOLDER),
-    CHECKS_FILE: lambda run, sweep: checks_of(run),
+    CHECKS_FILE: lambda run, sweep: read_record(run.path / CHECKS_FILE),
     "plan.json": lambda run, sweep: read_plan(sweep),
     "queue.json": lambda run, sweep: read_queue(sweep),
     "report.json": lambda run, sweep: rewrite_report(STUDIES["noise"], "small", sweep),

@@ -107,13 +107,6 @@ def test_second_lock_of_one_process_fails(path):
         assert is_locked(path)
 
 
-def test_lock_is_free_after_an_error(path):
-    with pytest.raises(KeyError), file_lock(path, "run x"):
-        raise KeyError
-    with file_lock(path, "run x"):
-        pass
-
-
 def test_readers_disturb_no_writer(path):
     path.touch()
     stop = threading.Event()

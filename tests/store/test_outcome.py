@@ -1,23 +1,14 @@
-"""Outcomes: the edges of each rule, exclusive and exhaustive, for new and old records."""
+"""Outcomes: the edges of each rule, exclusive and exhaustive."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from normlab.store.outcome import (
-    OUTCOMES,
-    References,
-    explain_loss,
-    final_losses,
-    outcome,
-)
-from normlab.store.parts import parse_part
-from normlab.store.record import Corpus
+from normlab.store.outcome import OUTCOMES, References, final_losses, outcome
 from normlab.store.status import Status, StepNumbers
 
 STDLIB = References(uniform=math.log(257), unigram=3.24, bigram=2.43, initial=5.6)
@@ -76,10 +67,9 @@ def test_rules_are_exclusive_and_exhaustive() -> None:
         (3.24, 2.43, 0.95 * 3.24),
         (3.24, 3.2, (3.24 + 3.2) / 2),  # close: 5 % below would count a run at the bigram entropy as stuck
         (11.2, 11.7, 11.2),  # a corpus so small that the bigram is worse
-        (3.24, None, 0.95 * 3.24),
     ],
 )
-def test_band(unigram: float, bigram: float | None, low: float) -> None:
+def test_band(unigram: float, bigram: float, low: float) -> None:
     result = References(5.5, unigram, bigram).band
     assert result == pytest.approx((low, 1.05 * unigram))
 
@@ -92,32 +82,20 @@ def test_initial_loss_raises_the_limit_and_never_lowers_it() -> None:
     assert outcome(math.log(257) + 0.99, 4.0, lucky) == "regressed"
 
 
-def record(val_loss: float, best: float, **status) -> tuple[dict, dict]:
-    run = {"corpus": {"baselines": {"uniform": 5.55, "unigram": 3.24, "bigram": 2.43}}}
-    return run, {
-        "state": "finished",
-        "step": 60,
-        "train_loss": 7.0,
-        "val_loss": val_loss,
-        "best_val_loss": best,
-        **status,
-    }
-
-
 def completed(
-    run: dict[str, Any], status: dict[str, Any], initial: float, last: StepNumbers | None = None
+    val_loss: float, best: float, initial: float, last: StepNumbers | None = None, state: str = "finished"
 ) -> tuple[Status, Status]:
     """Return a status, and the last one that a run with it writes."""
-    before = parse_part(Status, status)
-    return before, before.completed(parse_part(Corpus, run["corpus"]).references(initial), last)
+    before = Status(state, step=60, steps=60, train_loss=7.0, val_loss=val_loss, best_val_loss=best)
+    return before, before.completed(References(5.55, 3.24, 2.43, initial), last)
 
 
 def test_last_status_of_a_run_whose_final_loss_is_a_divergence() -> None:
-    run, status = record(2.3e9, 5.4)
     last = StepNumbers(59, 7.0, 3.0)
-    _, result = completed(run, status, 5.62, last)
+    _, result = completed(2.3e9, 5.4, 5.62, last)
     assert (result.state, result.outcome, result.initial_val_loss) == ("diverged", "diverged", 5.62)
     diverged = result.diverged
+    assert diverged is not None
     assert (diverged.step, diverged.loss, result.val_loss, diverged.last_finite) == (60, 7.0, 2.3e9, last)
     assert str(diverged) == (
         "its final validation loss is 2.3e+09, more than 1 nat above ln V 5.5500 and the initial loss 5.6200: "
@@ -127,17 +105,10 @@ def test_last_status_of_a_run_whose_final_loss_is_a_divergence() -> None:
 
 
 def test_every_other_last_status_has_its_outcome() -> None:
-    run, status = record(3.2, 3.2)
-    before, result = completed(run, status, 5.6)
+    before, result = completed(3.2, 3.2, 5.6)
     assert result == replace(before, initial_val_loss=5.6, outcome="stuck")
-    before, result = completed(run, status | {"state": "interrupted"}, 5.6)
+    before, result = completed(3.2, 3.2, 5.6, state="interrupted")
     assert result == before
-    _, result = completed(*record(math.nan, 2.0), math.nan)
+    _, result = completed(math.nan, 2.0, math.nan)
+    assert result.diverged is not None
     assert (result.state, result.diverged.reason) == ("diverged", "its final validation loss is nan")
-
-
-def test_unknown_references() -> None:
-    unknown = References(None, None, None)
-    assert outcome(8.0, 2.0, unknown) == "finished"
-    assert outcome(math.inf, 2.0, unknown) == "diverged"
-    assert explain_loss("finished", 8.0, 2.0, unknown) == ""

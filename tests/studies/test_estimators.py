@@ -14,7 +14,7 @@ from statsmodels.stats.weightstats import ttost_paired
 from normlab.analysis.arms import CHOOSING_SEEDS, StudyRuns
 from normlab.analysis.results import read_results
 from normlab.errors import ConfigError
-from normlab.store.query import select_runs
+from normlab.store.record import RunRecord
 from normlab.studies.base import AtLeast, AtMost, Within
 from normlab.studies.estimators import (
     Contrast,
@@ -24,8 +24,6 @@ from normlab.studies.estimators import (
     Share,
     Slope,
     difference,
-    exponential,
-    interaction,
     over_seeds,
 )
 from normlab.studies.measures import EvalGap
@@ -36,17 +34,19 @@ JUDGED = SEEDS[CHOOSING_SEEDS:]
 
 
 @pytest.fixture
-def runs(make_run, tmp_path):
+def runs(make_run):
     """Writes runs with the losses of a function of (placement, depth, lr, seed); returns them."""
+    number = itertools.count()
 
     def make(loss, placements=("pre", "post"), depths=(4,), rates=RATES, seeds=SEEDS) -> StudyRuns:
+        records = []
         for placement, depth, lr, seed in itertools.product(placements, depths, rates, seeds):
             value = loss(placement, depth, lr, seed)
+            options = {"placement": placement, "depth": depth, "lr": lr, "seed": seed}
             state = "diverged" if math.isinf(value) else "finished"
             status = {"val_loss": value, "best_val_loss": value}
-            name = f"{placement}-{depth}-{lr}-{seed}"
-            make_run(name, state, placement=placement, depth=depth, lr=lr, seed=seed, status=status)
-        return StudyRuns(read_results(select_runs([str(tmp_path)], tmp_path).records)[0])
+            records.append(RunRecord.read(make_run(f"run{next(number)}", state, status=status, **options)))
+        return StudyRuns(read_results(records)[0])
 
     return make
 
@@ -98,17 +98,14 @@ def test_the_interval_holds_those_of_all_learning_rates_that_may_be_the_best(run
     assert min(each.low for each in intervals) < max(each.low for each in intervals)
 
 
-def test_a_single_learning_rate_uses_all_seeds(runs, table):
-    estimate = difference("placement=post", "placement=pre").estimate(runs(loss_in(table), rates=RATES[1:2]))
-    assert estimate.n == len(SEEDS)
-
-
-def test_a_common_learning_rate(runs, table):
+def test_a_common_and_a_single_learning_rate(runs, table):
     table[1, 0, 0, :CHOOSING_SEEDS] = 0.1  # the best of post
     made = runs(loss_in(table))
     assert difference("placement=post", "placement=pre").estimate(made).rates["placement=post"] == 1e-3
     rates = difference("placement=post", "placement=pre", lr="common").estimate(made).rates
     assert len(set(rates.values())) == 1
+    single = StudyRuns([run for run in made.results if run.lr == RATES[1]])
+    assert difference("placement=post", "placement=pre").estimate(single).n == len(SEEDS)
 
 
 @pytest.mark.parametrize("margin", [0.02, 0.06, 0.08])
@@ -117,15 +114,6 @@ def test_within_is_two_one_sided_tests(runs, table, margin):
     post, pre = table[1, 0, 1, CHOOSING_SEEDS:], table[0, 0, 1, CHOOSING_SEEDS:]
     p = ttost_paired(post, pre, -margin, margin)[0]
     assert (Within(-margin, margin).judge(estimate) == "supported") == (p < 0.05)
-
-
-def test_interaction_is_a_difference_of_differences(runs, table):
-    arms = [f"placement={p},model.depth={d}" for p in ("post", "pre") for d in (16, 4)]
-    estimate = interaction(*arms).estimate(runs(loss_in(table), depths=(4, 16)))
-    at = table[:, (0, 2), 1, CHOOSING_SEEDS:]
-    expected = (at[1, 1] - at[1, 0]) - (at[0, 1] - at[0, 0])
-    test = stats.ttest_1samp(expected, 0)
-    assert (estimate.value, estimate.p) == pytest.approx((expected.mean(), test.pvalue))
 
 
 def test_slope_is_the_mean_of_the_slopes_of_the_seeds(runs, table):
@@ -180,34 +168,25 @@ def test_sensitivity_is_the_mean_of_that_of_the_seeds(runs, table):
     test = stats.ttest_rel(post, pre)
     assert (estimate.value, estimate.p) == pytest.approx(((post - pre).mean(), test.pvalue))
     assert (estimate.low, estimate.high) == pytest.approx(tuple(test.confidence_interval()))
-    alone = OverGrid("sensitivity", "placement=post").estimate(runs(loss_in(table), seeds=()))
-    assert alone.value == pytest.approx(post.mean())
-
-
-def test_sensitivity_of_an_arm_that_learns_nowhere_is_compared_with_the_other(runs, table):
-    table[1, 0] = 3.2
+    table[1, 0] = 3.2  # learns nowhere: compared with the other arm
     estimate = OverGrid("sensitivity", "placement=post", "placement=pre").estimate(runs(loss_in(table)))
     assert estimate.value == pytest.approx((3.2 - table[0, 0].mean(0)).mean())
 
 
 def test_highest_learning_rate(runs, table):
-    table[1, 0, 2, :4] = math.inf
     table[1, 0, :, 4] = 3.2  # learns at no rate: one step below the grid
-    table[0, 0, 2] = 2.0
-    estimate = OverGrid("highest_rate", "placement=post", "placement=pre").estimate(runs(loss_in(table)))
-    highest = np.log([3e-3] * 4 + [1e-3 * 3 / 10] + [1e-2] * 3)
-    assert estimate.value == pytest.approx(math.exp((highest - math.log(1e-2)).mean()))
+    inside = table.copy()
+    inside[:, 0, 2] = 3.2
+    estimator = OverGrid("highest_rate", "placement=post", "placement=pre")
+    estimate = estimator.estimate(runs(loss_in(inside)))
+    logs = np.log([1.0] * 4 + [0.1] + [1.0] * 3)
+    test = stats.ttest_1samp(logs, 0).confidence_interval()
+    assert estimate.value == pytest.approx(math.exp(logs.mean()))
+    assert (estimate.low, estimate.high) == pytest.approx((math.exp(test.low) * 0.3, math.exp(test.high) / 0.3))
+    estimate = estimator.estimate(runs(loss_in(table)))
     assert (estimate.low, estimate.high) == (0, math.inf)  # both arms learn at the top of the grid
     with pytest.raises(ConfigError, match="unknown number 'lowest'"):
         OverGrid("lowest", "placement=post")
-
-
-def test_highest_learning_rate_inside_the_grid(runs, table):
-    table[1, 0, :, 4] = 3.2
-    table[:, 0, 2] = 3.2
-    estimate = OverGrid("highest_rate", "placement=post", "placement=pre").estimate(runs(loss_in(table)))
-    test = stats.ttest_1samp(np.log([1.0] * 4 + [0.1] + [1.0] * 3), 0).confidence_interval()
-    assert (estimate.low, estimate.high) == pytest.approx((math.exp(test.low) * 0.3, math.exp(test.high) / 0.3))
 
 
 def test_deviation_over_seeds(runs, table):
@@ -218,11 +197,10 @@ def test_deviation_over_seeds(runs, table):
     assert (estimate.low, estimate.high) == pytest.approx((low, high))
 
 
-def test_false_positives_of_equal_and_of_unequal_seeds(runs):
-    rng = np.random.default_rng(3)
-    noise = rng.normal(0, 0.01, (len(RATES), 16))
-    table = (2 + noise + np.array([0.3, 0.0, 0.2])[:, None])[None, None]
-    made = runs(lambda _p, _d, lr, seed: float(table[0, 0, RATES.index(lr), seed]), ("pre",), seeds=range(16))
+def test_false_positives_of_equal_arms(runs):
+    noise = np.random.default_rng(3).normal(0, 0.01, (len(RATES), 16))
+    losses = 2 + noise + np.array([0.3, 0.0, 0.2])[:, None]
+    made = runs(lambda _p, _d, lr, seed: float(losses[RATES.index(lr), seed]), ("pre",), seeds=range(16))
     estimate = FalsePositives("placement=pre").estimate(made)
     assert estimate.n == 1000
     assert 0.03 < estimate.value < 0.07
@@ -245,13 +223,6 @@ def test_a_measure_that_a_run_lacks_leaves_the_estimate_undefined(runs, table):
     estimate = Contrast({"placement=post": 1.0}, EvalGap()).estimate(runs(loss_in(table)))
     assert math.isnan(estimate.value)
     assert (estimate.undefined, estimate.low) == (len(JUDGED), None)
-
-
-def test_ratio():
-    values = {(seed, seed): value for seed, value in enumerate((0.1, 0.2, 0.3))}
-    ratio = exponential(over_seeds(values))
-    assert ratio.value == pytest.approx(math.exp(0.2))
-    assert ratio.low == pytest.approx(math.exp(stats.ttest_1samp([0.1, 0.2, 0.3], 0).confidence_interval().low))
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ import pytest
 from statsmodels.stats.power import TTestPower
 
 from normlab.analysis.results import read_results
-from normlab.errors import ConfigError
 from normlab.store.query import select_runs
-from normlab.studies.base import STUDIES, AtLeast, AtMost, Claim, Grid, Study, Within, find_study, load_studies
+from normlab.studies.base import AtLeast, AtMost, Claim, Grid, Study, Within
 from normlab.studies.estimators import Contrast, Share, difference
 from normlab.studies.judge import judge
 
@@ -74,33 +73,34 @@ def test_a_best_learning_rate_at_the_edge_of_its_grid_is_void(results, best, sid
 
 def test_a_block_that_verify_rejects_is_void(results):
     found = results()
-    judgement = verdict(STUDY, found, unverified={"rmsnorm post None": "FAIL block: formula"})
+    judgement = verdict(STUDY, found, unverified={"rmsnorm post gpt2_scaled": "FAIL block: formula"})
     assert judgement.verdict == "void"
-    assert judgement.reason == "`normlab verify` fails for the block rmsnorm post None: FAIL block: formula"
-    assert verdict(STUDY, found, unverified={"dyt pre None": "x"}).verdict == "supported"
+    assert judgement.reason == "`normlab verify` fails for the block rmsnorm post gpt2_scaled: FAIL block: formula"
+    assert verdict(STUDY, found, unverified={"dyt pre gpt2_scaled": "x"}).verdict == "supported"
+
+
+def test_an_arm_without_runs_a_small_size_and_runs_that_have_not_started_decide_nothing(results):
+    found = results()
+    missing = dataclasses.replace(CLAIM, estimator=Contrast({"placement=peri": 1.0}))
+    large = dataclasses.replace(CLAIM, size="large")
+    for claim, expected in (
+        (missing, ("void", "no estimate: arm placement=peri: no run matches")),
+        (large, ("undecided", "size small cannot decide it: it needs size large")),
+    ):
+        judgement = verdict(dataclasses.replace(STUDY, claims=[claim]), found)
+        assert judgement.verdict == expected[0]
+        assert judgement.reason.startswith(expected[1])
+    assert verdict(STUDY, found, missing=2).reason == "runs that have not started or cannot be read: 2"
 
 
 def test_unfinished_runs_and_other_corpora_are_void(results, make_run, tmp_path):
-    found = results()
+    results()
     make_run("more", "interrupted", placement="pre", lr=3e-3, seed=9)
     found = read_results(select_runs([str(tmp_path)], tmp_path).records)[0]
     assert verdict(STUDY, found).reason == "unfinished runs of [placement=pre]: 1"
     make_run("other", placement="pre", lr=3e-3, seed=9, run={"corpus": {"name": "b", "sha256": "b" * 64}})
     found = read_results(select_runs([str(tmp_path)], tmp_path).records)[0]
-    assert verdict(STUDY, found).reason.startswith("the runs use 2 corpora")
-
-
-def test_a_size_that_cannot_decide_a_claim(results):
-    large = dataclasses.replace(CLAIM, size="large")
-    judgement = verdict(dataclasses.replace(STUDY, claims=[large]), results())
-    assert (judgement.verdict, judgement.reason) == ("undecided", "size small cannot decide it: it needs size large")
-
-
-def test_an_arm_without_runs_is_void(results):
-    missing = dataclasses.replace(CLAIM, estimator=Contrast({"placement=peri": 1.0}))
-    judgement = verdict(dataclasses.replace(STUDY, claims=[missing]), results())
-    assert judgement.verdict == "void"
-    assert judgement.reason.startswith("no estimate: arm placement=peri: no run matches")
+    assert verdict(STUDY, found).reason.startswith("the runs differ in corpus b bbbbbbbb and stdlib")
 
 
 def test_power_is_that_of_a_t_test_and_simulated_for_two_one_sided_tests(results):
@@ -130,30 +130,10 @@ def test_the_hash_depends_on_what_decides_a_verdict_only():
         assert changed.criterion_hash("small") != STUDY.criterion_hash("small")
 
 
-def test_runs_that_have_not_started_are_void(results):
-    judgement = verdict(STUDY, results(), missing=2)
-    assert (judgement.verdict, judgement.reason) == ("void", "runs that have not started or cannot be read: 2")
-
-
 def test_pairs_that_diverged_on_both_sides_are_void(results, make_run, tmp_path):
     results()
     for placement in ("pre", "post"):
         make_run(f"{placement}-more", "diverged", placement=placement, lr=3e-3, seed=9, status={"val_loss": np.inf})
     found = read_results(select_runs([str(tmp_path)], tmp_path).records)[0]
-    judgement = verdict(STUDY, found)
-    assert judgement.verdict == "void"
-    assert judgement.reason.startswith(
-        "seeds without the quantity, because a run lacks it or diverged on both sides: 1"
-    )
-
-
-def test_every_study_is_registered_with_sentences():
-    load_studies()
-    assert "deepnorm" in STUDIES
-    with pytest.raises(ConfigError, match=r"unknown study 'depnorm' \(did you mean 'deepnorm'"):
-        find_study("depnorm")
-    for study in STUDIES.values():
-        assert study.claims
-        assert all(claim.text.endswith(".") for claim in (*study.claims, *study.controls))
-        with pytest.raises(ConfigError, match="has the sizes"):
-            study.grids_of("huge")
+    reason = "seeds without the quantity, because a run lacks it or diverged on both sides: 1"
+    assert verdict(STUDY, found).reason.startswith(reason)

@@ -12,8 +12,7 @@ from normlab.store.format import DIVERGED
 from normlab.store.outcome import STUCK
 
 STEPS = 400
-BY = "norm,placement,model.depth"
-FIGURES = ("factor", "curves", "rates", "matrix", "gradients", "layers")
+FIGURES = ("factor", "loss", "lr", "matrix", "layers")
 
 
 def grid() -> list[Record]:
@@ -40,21 +39,11 @@ def normlab(*arguments: str) -> str:
 
 
 def ready(page):
-    """Wait until the page has all figures; record what each of them draws from then on."""
+    """Wait until the page is complete, and draw all figures."""
     # `wait_for_function` evaluates text, which the page's policy forbids.
     page.evaluate("""async () => {
       while (document.documentElement.dataset.ready !== 'yes') await new Promise((resume) => setTimeout(resume, 20));
-      globalThis.drawings = new Map();
-      for (const name of ['drawLines', 'drawGrid']) {
-        const draw = name === 'drawLines' ? drawLines : drawGrid;
-        const record = (place, spec) => {
-          drawings.set(place.closest('.chart').dataset.figure, spec);
-          draw(place, spec);
-        };
-        if (name === 'drawLines') drawLines = record;
-        else drawGrid = record;
-      }
-      for (const figure of FIGURES) drawNow(figure);
+      for (const figure of FIGURES.values()) drawNow(figure);
     }""")
     return page
 
@@ -65,36 +54,11 @@ def open_table(page, table: str) -> None:
     page.locator(f"#{table} tbody tr").first.wait_for()
 
 
-def drawn(page, figure: str) -> dict[str, Any]:
-    """Return what a figure draws."""
-    return page.evaluate(
-        """(name) => {
-          drawNow(FIGURES.find((figure) => figure.element.dataset.figure === name));
-          return JSON.parse(JSON.stringify(drawings.get(name)));
-        }""",
-        figure,
-    )
-
-
-def points(page, figure: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Return the points of each line of a figure, by the title of the panel and the label of the line."""
+def lines_of(data: dict[str, Any], figure: str, statistic: str = "", moment: str = "") -> dict[tuple[str, str], list]:
+    """Return the points of a figure of the page's data, by the title of the panel and the label of the line."""
+    (spec,) = [spec for spec in data["figures"] if spec["id"] == figure]
     return {
-        (panel["title"], line["label"]): line["points"]
-        for panel in drawn(page, figure)["panels"]
+        (panel["title"], data["lines"][line[0]][0]): line[1]
+        for panel in spec["variants"][statistic][moment]["panels"]
         for line in panel["lines"]
     }
-
-
-def overlapping_texts(page) -> list[str]:
-    """Return the pairs of horizontal texts of a panel that overlap by more than the space between two lines."""
-    return page.evaluate(
-        """() => [...document.querySelectorAll('.panel svg[role=img]')].flatMap((panel) => {
-          const texts = [...panel.querySelectorAll('text:not([transform])')]
-            .map((text) => [text.textContent, text.getBoundingClientRect()]);
-          const across = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left);
-          const down = (a, b) => Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
-          return texts.flatMap(([text, a], i) => texts.slice(i + 1)
-            .filter(([, b]) => across(a, b) > 3 && down(a, b) > 5)
-            .map(([other]) => `${panel.closest('.chart').dataset.figure}: ${text} | ${other}`));
-        })"""
-    )

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
-import pytest
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
 
-from normlab.store.parts import parse_part, part_to_json
-from normlab.store.record import Corpus
+import msgspec
+import pytest
+from synthetic_runs import Record
+
+from normlab.store.record import Corpus, Run, RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.status import Status
+
+
+def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested mappings with some values changed."""
+    nested = {
+        key: merged(tree[key], value) if isinstance(value, Mapping) and isinstance(tree.get(key), Mapping) else value
+        for key, value in changes.items()
+    }
+    return {**tree, **nested}
+
+
+def record_of(changes: Mapping[str, Any]) -> RunRecord:
+    """Return the record of a run whose run.json has some other values."""
+    run = merged(Record().run(), changes)
+    run["identity"]["config"] = {name: run["config"][name] for name in run["identity"]["config"]}
+    return RunRecord.parse(RunFolder("x"), msgspec.convert(run, Run), Status("running"), "running")
 
 
 @pytest.fixture
@@ -15,38 +37,17 @@ def make_run(tmp_path):
     """Writes a run as the trainer does, into a results folder; returns its folder."""
 
     def make(run_id: str, state: str | None = "finished", *, run=None, status=None, **options) -> RunFolder:
-        options = {
-            "norm": "rmsnorm",
-            "preset": "",
-            "placement": "pre",
-            "depth": 4,
-            "lr": 1e-3,
-            "seed": 0,
-        } | options
-        record = {
-            "run_id": run_id,
-            "name": None,
-            "config": {
-                "norm": {"name": options["norm"], "preset": options["preset"]},
-                "placement": {"name": options["placement"]},
-                "model": {"depth": options["depth"], "width": 128},
-                "optim": {"name": "adamw", "lr": options["lr"]},
-                "train": {"steps": 100},
-                "data": {"seed": options.get("data_seed", options["seed"])},
-                "seed": options["seed"],
-            },
-            "resolved": {"device": "cpu", "precision": "fp32"},
-            "corpus": {
-                "name": "stdlib",
-                "sha256": "a" * 64,
-                "baselines": {"uniform": 5.5, "unigram": 3.2, "bigram": 2.5, "targets": 8192},
-            },
-            "created": 1_760_000_000,
-        }
-        record |= run or {}
+        preset, data_seed = options.pop("preset", ""), options.pop("data_seed", options.get("seed", 0))
+        record = Record(**{"steps": 100, "stats_every": None, **options}).run()
+        record |= {"run_id": run_id, "name": run_id}
+        record = merged(record, {"config": {"norm": {"preset": preset}, "data": {"seed": data_seed}}})
+        record["corpus"] |= {"sha256": "a" * 64, "baselines": {"uniform": 5.5, "unigram": 3.2, "bigram": 2.5}}
+        record = merged(record, run or {})
+        if isinstance(record["config"], dict):
+            record["identity"]["config"] = {name: record["config"][name] for name in record["identity"]["config"]}
         folder = RunFolder.create(tmp_path / "runs" / run_id, record)
         if state is not None:
-            numbers = {
+            numbers: dict[str, Any] = {
                 "step": 100,
                 "steps": 100,
                 "train_loss": 1.9,
@@ -55,14 +56,11 @@ def make_run(tmp_path):
                 "tokens_per_s": 12345.6,
                 "seconds": 65.43,
             }
-            content = {"state": state} | numbers | (status or {})
-            parsed = parse_part(Status, content)
-            final = parsed.completed(parse_part(Corpus, record["corpus"]).references(parsed.initial_val_loss), None)
-            if final.outcome is not None:
-                content = {"outcome": final.outcome} | content
-            if final.state != state:
-                content |= {"state": final.state, "diverged": part_to_json(final.diverged)}
-            folder.write_status(content)
+            if state == "diverged":
+                numbers["diverged"] = {"step": 100, "loss": math.nan, "grad_norm": math.nan}
+            made = msgspec.convert({"state": state} | numbers | (status or {}), Status, strict=False)
+            references = msgspec.convert(record["corpus"], Corpus).references(made.initial_val_loss)
+            folder.write_status(asdict(made.completed(references, None)))
         return folder
 
     return make

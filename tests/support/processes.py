@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from normlab.config.compose import compose_sweep
-from normlab.store.plans import Pack, PackOutcome, Plan
+from normlab.processes import children_of as children_of
+from normlab.store.plans import Pack, Plan
+from normlab.sweeps.files import PackOutcome
 from normlab.sweeps.plan import make_plan
 from normlab.sweeps.progress import ProgressDisplay
-from normlab.sweeps.supervisor import SweepResult, supervise
+from normlab.sweeps.supervisor import Supervision, supervise
 
 
 class RecordingDisplay(ProgressDisplay):
@@ -23,17 +25,10 @@ class RecordingDisplay(ProgressDisplay):
         self.events: list[Any] = []
         self.on_refresh = on_refresh
 
-    def start(self, plan: Plan, packs: Sequence[Pack], failed: Mapping[int, PackOutcome]) -> None:
-        completed = len(plan.packs) - len(packs) - len(failed)
-        self.events.append(("start", [pack.number for pack in packs], completed, [*failed]))
+    def start(self, plan: Plan, left: int, failed: Collection[int]) -> None:
+        self.events.append(("start", left, [*failed]))
 
-    def pack_started(self, number: int, gpu: int | None = None) -> None:
-        self.events.append(("started", number) if gpu is None else ("started", number, gpu))
-
-    def pack_requeued(self, number: int) -> None:
-        self.events.append(("requeued", number))
-
-    def pack_ended(self, plan: Plan, outcome: PackOutcome, halves: Sequence[Pack]) -> None:
+    def pack_ended(self, pack: Pack, outcome: PackOutcome, halves: Sequence[Pack]) -> None:
         self.events.append((outcome.cause, outcome.pack, [half.number for half in halves]))
 
     def refresh(self) -> None:
@@ -42,13 +37,10 @@ class RecordingDisplay(ProgressDisplay):
     def print(self, line: str) -> None:
         self.events.append(line)
 
-    def finish(self) -> None:
-        self.events.append("finish")
-
 
 def run_sweep(
     overrides: Sequence[str], on_refresh: Callable[[], object] = lambda: None, *, retry_failed: bool = False
-) -> tuple[SweepResult, list[Any], Path]:
+) -> tuple[Supervision, list[Any], Path]:
     """Run a sweep; return its result, the calls of its display, and its folder."""
     options, composed = compose_sweep(overrides)
     planned, display = make_plan(options, composed), RecordingDisplay(on_refresh)
@@ -62,11 +54,6 @@ def wait_for(condition: Callable[[], bool], seconds: float = 180) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.2)
-
-
-def children_of(pid: int) -> list[int]:
-    """Return the child processes of a process."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def workers_of(folder: Path) -> list[int]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+
+from compare_runs import differences as differences
 
 from normlab.store.runs import RunFolder
 from normlab.training import checkpoint
@@ -15,26 +14,13 @@ Command = Callable[..., tuple[int, str, str]]
 Train = Callable[..., RunFolder]
 
 CORPUS = Path(__file__).parents[1] / "corpus.txt"
-SCRIPT = Path(__file__).parents[2] / "scripts" / "kill_and_resume.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "prove" / "kill_and_resume.py"
 OVERRIDES = [
     "norm=batchnorm", "placement=pre", "model=gpt2_nano", "data=files", f"data.path=[{CORPUS}]", "device=cpu",
     "tracking.wandb=off", "eval.sequences=8", "train.batch_size=4", "train.steps=16",
     "train.checkpoint_every=4", "eval.every=4", "train.log_every=3",
 ]  # fmt: skip
 """Overrides of a run whose state has buffers and two moments. Checkpoints at 4, 8, 12 and 16."""
-
-
-def _load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("kill_and_resume", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-differences = _load_script().differences
 
 
 def contents(folder: Path) -> dict[str, bytes]:

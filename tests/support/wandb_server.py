@@ -35,7 +35,6 @@ class Server(ThreadingHTTPServer):
         """The commands of a sweep for its agent, each when the agent trains no run, and then exit."""
         self.sweep_config = ""
         """That of a sweep of W&B, in YAML."""
-        self.paths: list[str] = []
         self.is_dead = False
         """Whether every connection is closed without an answer."""
         self.rejects_rows = 0
@@ -66,7 +65,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.paths.append(self.path)
         if self.server.is_dead:
             self.close_connection = True
             return

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kill_and_resume import differences
+from compare_runs import differences
 
 from normlab.config.compose import compose_run
-from normlab.store.plans import read_outcomes, read_plan, sweep_folder
+from normlab.store.plans import read_plan, sweep_folder
 from normlab.store.runs import RunFolder
+from normlab.sweeps.files import read_outcomes
 from normlab.training.start import train
 from support.processes import workers_of
 

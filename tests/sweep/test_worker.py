@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from kill_and_resume import differences
+from compare_runs import differences
 
 from normlab.config.compose import compose_sweep
 from normlab.norms.base import NORMS, load_all
-from normlab.store.plans import Pack, log_of, read_outcomes, read_plan, run_of, write_plan
-from normlab.sweeps import worker as worker_module
+from normlab.store.plans import Pack, read_plan, run_of
+from normlab.sweeps.files import log_of, read_outcomes, write_plan
 from normlab.sweeps.plan import PlannedSweep, make_plan
 from normlab.sweeps.process import WorkerProcess, process_options
-from support.processes import run_sweep, wait_for, worker_of, workers_of
+from support.processes import run_sweep, worker_of, workers_of
 
 
 def keeps_state(name: str) -> bool:
@@ -39,8 +39,8 @@ STATEFUL = [name for name in NORMS if keeps_state(name)]
 @contextmanager
 def started(planned: PlannedSweep, pack: Pack) -> Iterator[WorkerProcess]:
     """A new process for packs of a plan."""
-    with log_of(planned.folder, pack.number).open("ab") as log:
-        worker = WorkerProcess(planned.folder, process_options(planned.plan, pack), 1, (), log)
+    log = log_of(planned.folder, pack.number)
+    worker = WorkerProcess(planned.folder, process_options(planned.plan, pack), 1, (), log)
     try:
         yield worker
     finally:
@@ -49,13 +49,12 @@ def started(planned: PlannedSweep, pack: Pack) -> Iterator[WorkerProcess]:
 
 def train(planned: PlannedSweep, worker: WorkerProcess, pack: Pack) -> bool:
     """Train a pack; return whether the process can train another."""
-    worker.start(pack.number, 0)
-    select.select([worker.answers], [], [])
-    if worker.is_ready():
-        return True
-    wait_for(lambda: worker.exit_code() is not None)
-    assert worker.exit_code() == 0, log_of(planned.folder, pack.number).read_text()
-    return False
+    worker.train(pack.number, 0)
+    wait([worker.connection])
+    answer = worker.answer()
+    assert answer is not None, log_of(planned.folder, pack.number).read_text()
+    assert answer[:2] == ("finished", "")
+    return answer[2]
 
 
 def planned_in(results: Path, overrides: Sequence[str], *grid: str) -> PlannedSweep:
@@ -63,24 +62,6 @@ def planned_in(results: Path, overrides: Sequence[str], *grid: str) -> PlannedSw
     (planned.folder / "logs").mkdir(parents=True)
     write_plan(planned.folder, planned.plan)
     return planned
-
-
-@pytest.mark.process
-def test_what_python_prints_at_its_start_is_no_answer(
-    tmp_path: Path, overrides: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text("print('1\\n2', flush=True)\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    planned = planned_in(tmp_path / "results", overrides, "seed=0,1", "sweep.pack=off")
-    first, second = planned.plan.packs
-    with started(planned, first) as process:
-        for pack in (first, second):
-            process.start(pack.number, 0)
-            wait_for(lambda: process.is_ready() or process.exit_code() is not None)
-            assert process.exit_code() is None
-            assert all(
-                run_of(planned.folder, run).status()["state"] == "finished" for run in planned.plan.runs_of(pack)
-            )
 
 
 @pytest.mark.process
@@ -107,20 +88,6 @@ def test_used_process_gives_the_bits_of_a_new_one(overrides: list[str], tmp_path
             assert any((folders[0] / "checkpoints").iterdir())
 
 
-@pytest.mark.process
-def test_logs_of_packs_are_separate(overrides: list[str], tmp_path: Path) -> None:
-    planned = planned_in(tmp_path / "results", overrides, "seed=0,1", "sweep.pack=off")
-    first, second = planned.plan.packs
-    with started(planned, first) as worker:
-        assert train(planned, worker, first)
-        assert train(planned, worker, second)
-    for pack in (first, second):
-        (run,) = planned.plan.runs_of(pack)
-        text = log_of(planned.folder, pack.number).read_text()
-        assert text.count("finished at step 12/12") == 1
-        assert run.run_id in text
-
-
 PLUGIN = """
 from normlab.norms.rmsnorm import RMSNormConfig
 from normlab.norms.base import register_norm
@@ -141,20 +108,6 @@ def test_no_pack_follows_user_code(overrides: list[str], tmp_path: Path) -> None
     (pack,) = planned.plan.packs
     with started(planned, pack) as worker:
         assert not train(planned, worker, pack)
-
-
-@pytest.mark.process
-def test_no_pack_follows_a_leak(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process leaks in each pack, and trains a second one, since the first has loaded the libraries."""
-    planned = planned_in(tmp_path / "results", overrides, "seed=0,1,2", "sweep.pack=off")
-    process = worker_module.Worker(planned.folder, on_gpu=False)
-    leaked: list[bytearray] = []
-    reusable = []
-    for pack in planned.plan.packs:
-        assert process.train(pack.number) == 0
-        leaked.append(bytearray(b"x") * (worker_module.LEAK_BYTES * 2 // 3))
-        reusable.append(process.is_reusable())
-    assert reusable == [True, True, False]
 
 
 @pytest.mark.process

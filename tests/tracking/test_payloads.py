@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from normlab.config.compose import compose_run
-from normlab.errors import StoreError
 from normlab.report.inspect import spike_rows
 from normlab.stats.config import StatsConfig
-from normlab.store.format import CHECKS_FILE, with_checksum
 from normlab.store.plans import Plan, PlannedRun
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
-from normlab.tracking.payloads import LAYERED, MOST_LAYERS, StepReader, checks_of, config_of, labels_of, summary_of
+from normlab.tracking import payloads
+from normlab.tracking.payloads import LAYERED, StepReader, config_of, labels_of, summary_of
 from normlab.training.start import train
 from support.small_run import small_run
 
@@ -29,9 +28,7 @@ def folder_of(results: Path, *overrides: str) -> RunFolder:
 
 
 def sent(folder: RunFolder, first: int = 0, state: str = "finished") -> dict[int, dict[str, float]]:
-    steps = StepReader(folder, first)
-    steps.read()
-    return dict(steps.take(state))
+    return dict(StepReader(folder, first).read(state))
 
 
 def test_each_step_has_the_numbers_of_the_record(tmp_path: Path) -> None:
@@ -51,7 +48,7 @@ def test_each_step_has_the_numbers_of_the_record(tmp_path: Path) -> None:
     assert [step for step, each in steps.items() if "resid/resid_rms/L01" in each] == [0, 3, 6, 9]
 
 
-def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
+def test_damaged_rows_are_left_out(tmp_path: Path) -> None:
     """As after an error of the disk, which changes bits."""
     folder = folder_of(tmp_path, "train.steps=4", "train.log_every=2", "eval.every=2")
     whole = sent(folder)
@@ -60,13 +57,13 @@ def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
         content.replace(b'"tokens_per_s"', b'"tokens_per_r"', 1).replace(b'"loss":', b'"loss":"x","was":', 1)
     )
     damaged = sent(folder)
-    assert [(step, key) for step in whole for key in whole[step] if key not in damaged[step]] == [
-        (0, "eval/loss"), (2, "perf/tokens_per_s"), (2, "perf/tflops_per_s"),
-    ]  # fmt: skip
+    assert {(step, key) for step in whole for key in whole[step] if key not in damaged.get(step, {})} == {
+        (0, "eval/loss"), (2, "perf/tokens_per_s"), (2, "perf/seconds"), (2, "perf/tflops_per_s"),
+    }  # fmt: skip
     assert all(isinstance(value, int | float) for numbers in damaged.values() for value in numbers.values())
 
 
-def test_statistics_by_layer(tmp_path: Path) -> None:
+def test_statistics_by_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(tmp_path, "model.depth=4", "train.steps=1")
     (profiles,), _ = folder.statistics.read("core")
     numbers = sent(folder)[0]
@@ -80,13 +77,8 @@ def test_statistics_by_layer(tmp_path: Path) -> None:
     part = re.compile(r"[_a-zA-Z][_a-zA-Z0-9]*")
     for key in numbers:
         assert all(part.fullmatch(each) for each in key.split("/")), key
-
-
-def test_a_deep_model_sends_evenly_spaced_layers(tmp_path: Path) -> None:
-    numbers = sent(folder_of(tmp_path, "model.depth=50", "train.steps=1", "train.batch_size=1"))[0]
-    layers = [int(key[-2:]) for key in numbers if key.startswith("resid/resid_rms/L")]
-    assert (len(layers), layers[0], layers[-1]) == (MOST_LAYERS, 1, 51)
-    assert set(np.diff(layers)) == {1, 2}
+    monkeypatch.setattr(payloads, "MOST_LAYERS", 3)
+    assert [key[-2:] for key in sent(folder)[0] if key.startswith("resid/resid_rms/L")] == ["01", "03", "05"]
 
 
 def test_a_running_run_sends_complete_steps_only(tmp_path: Path) -> None:
@@ -106,15 +98,11 @@ def test_a_running_run_sends_complete_steps_only(tmp_path: Path) -> None:
             moments.append(sent(RunFolder(path), state="running"))
             if not readers:
                 readers.append(StepReader(RunFolder(path), 0))
-            readers[0].read()
-            taken.extend(readers[0].take("running"))
+            taken.extend(readers[0].read("running"))
 
         def start(self, run: Any, first_step: int) -> None: ...
 
         def log(self, rows: Any) -> None:
-            self.read()
-
-        def log_statistics(self, profiles: Any) -> None:
             self.read()
 
         def finish(self, status: Any) -> None:
@@ -133,27 +121,20 @@ def test_a_running_run_sends_complete_steps_only(tmp_path: Path) -> None:
         assert sent(folder, state=state) == {step: final[step] for step in range(12)}
 
 
-def test_statistics_that_were_not_measured_are_left_out(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, "train.steps=1", "stats=off", "stats.also=[resid_rms,adj_cos]")
-    statistics = {key.split("/")[1] for key in sent(folder)[0] if key.split("/")[0] not in ("train", "eval", "perf")}
-    assert statistics == {"resid_rms", "adj_cos", "resid_growth"}
-
-
 def test_labels(tmp_path: Path) -> None:
     run = folder_of(tmp_path, "train.steps=1", "tracking.tags=[mine]").run()
-    alone = labels_of(run, None)
-    assert (alone.name, alone.group) == (run["run_id"], None)
-    assert alone.job_type == "norm=rmsnorm placement=pre model.depth=2"
-    assert alone.tags == ("mine", "norm=rmsnorm", "placement=pre", "model.depth=2")
+    configuration = ["norm=rmsnorm", "placement=pre", "model.depth=2"]
+    assert labels_of(run, None) == {
+        "name": run["run_id"], "group": None, "job_type": " ".join(configuration), "tags": ["mine", *configuration],
+    }  # fmt: skip
     plan = Plan("first", "auto", [PlannedRun(run["run_id"], ["seed=3", "optim.lr=0.01"], {})], [])
-    labels = labels_of(run, plan)
-    assert labels == ("seed=3 optim.lr=0.01", "first", "optim.lr=0.01", ("mine", "seed=3", "optim.lr=0.01"))
-    run["config"]["tracking"] |= {"group": "g", "job_type": "j", "tags": []}
-    long = ["x" * 98 + end for end in "ab"]
-    labels = labels_of(run | {"name": "n"}, Plan("first", "auto", [PlannedRun(run["run_id"], long, {})], []))
-    assert labels[:3] == ("n", "g", "j")
-    assert [len(tag) for tag in labels.tags] == [64, 64]
-    assert len(set(labels.tags)) == 2
+    assert labels_of(run, plan) == {
+        "name": "seed=3 optim.lr=0.01", "group": "first", "job_type": "optim.lr=0.01",
+        "tags": ["mine", "seed=3", "optim.lr=0.01"],
+    }  # fmt: skip
+    run["config"]["tracking"] |= {"group": "g", "job_type": "j", "tags": ["x" * 98]}
+    labels = labels_of(run | {"name": "n"}, plan)
+    assert (labels["name"], labels["group"], labels["job_type"], labels["tags"][0]) == ("n", "g", "j", "x" * 64)
 
 
 def test_config_and_summary_have_the_whole_record(tmp_path: Path) -> None:
@@ -162,27 +143,16 @@ def test_config_and_summary_have_the_whole_record(tmp_path: Path) -> None:
     resolved = {option: run["resolved"][option] for option in ("init", "precision", "compile", "deterministic")}
     assert {option: config[option] for option in resolved} == resolved
     assert config["init"] == "gpt2_scaled"
-    record = config.pop("record")
-    assert {"config": config | record.pop("unresolved"), **record} == run
+    assert config.pop("record") == {key: value for key, value in run.items() if key != "config"}
+    assert config == run["config"] | resolved
     summary = summary_of(RunRecord.read(folder))
     status = folder.status()
-    assert summary["status"].keys() <= status.keys()
     assert (summary["state"], summary["outcome"]) == (status["state"], status["outcome"])
     assert (summary["val_loss"], summary["best_val_loss"]) == (status["val_loss"], status["best_val_loss"])
     assert {key: value for key, value in summary.items() if key.startswith("spike/")} == {
         f"spike/{row['rule']}": row["spikes"] for row in spike_rows(folder)
     }
     assert summary["spike/clipped"] > 0
-
-
-def test_the_result_of_verify(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, "train.steps=1")
-    assert checks_of(folder) == {}
-    (folder.path / CHECKS_FILE).write_bytes(with_checksum({"checks": 3, "failed": ["a"]}))
-    assert checks_of(folder) == {"verify/checks": 3, "verify/failed": 1}
-    (folder.path / CHECKS_FILE).write_text("{")
-    with pytest.raises(StoreError, match=r"verify.json: is damaged .*; `normlab verify RUN` writes it again"):
-        checks_of(folder)
 
 
 def test_a_diverged_run_has_no_final_loss(tmp_path: Path) -> None:

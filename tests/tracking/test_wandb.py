@@ -6,14 +6,12 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from normlab.store.format import CHECKS_FILE, METRICS_FILE, with_checksum
+from normlab.store.format import METRICS_FILE
 from normlab.store.runs import RunFolder
 from normlab.tracking.uploads import Upload
 from support.disk import fill
@@ -60,20 +58,13 @@ def test_live_then_sent_again(server: Server, tmp_path: Path) -> None:
     upload = Upload.read(folder_of(tmp_path).path, "online")
     assert done.stderr.splitlines()[-1] == f"normlab: W&B: {upload.where}"
     run = assert_complete(server, tmp_path)
-    assert (run.summary["state"], run.exit_code, upload.steps) == ("finished", 0, 61)
+    assert (run.summary["state"], run.exit_code, upload.problem) == ("finished", 0, "")
     profile = folder_of(tmp_path).statistics.read("core")[0][-1]
     sent = {row["_step"]: row for row in run.rows if "resid/resid_rms/L01" in row}
     assert list(sent) == [0, 15, 30, 45]
     assert sent[45]["resid/resid_rms/L01"] == profile.single_site("resid_rms")[-1, 1]
     before = [dict(row) for row in run.rows]
-    checks = folder_of(tmp_path).path / CHECKS_FILE
-    checks.write_text("{")
     again = call(tmp_path, server, *SYNC)
-    assert (again.returncode, again.stdout.count("\n")) == (2, 1)
-    assert "verify.json: is damaged" in again.stdout
-    checks.write_bytes(with_checksum({"checks": 3, "failed": []}))
-    again = call(tmp_path, server, *SYNC)
-    assert (run.summary["verify/checks"], run.summary["verify/failed"]) == (3, 0)
     assert (again.returncode, again.stdout) == (0, f"W&B: {upload.where}\n")
     assert run.rows == before
     assert not (folder_of(tmp_path).path / "wandb").exists()
@@ -82,13 +73,7 @@ def test_live_then_sent_again(server: Server, tmp_path: Path) -> None:
 def test_sent_late_with_the_labels_of_its_sweep(server: Server, tmp_path: Path) -> None:
     grid = overrides_of(tmp_path, "tracking.wandb=auto", "norm=layernorm,rmsnorm", "seed=0,1", "sweep.name=first")
     done = call(tmp_path, None, "sweep", *grid)
-    assert done.returncode == 0
-    line = done.stderr.splitlines()[-1]
-    assert line == (
-        "normlab: W&B lacks data of 4 runs (no login; `wandb login` makes one); "
-        "`normlab sync results/sweeps/first` sends what is missing"
-    )
-    assert not list(tmp_path.glob("results/runs/*/wandb*"))
+    assert (done.returncode, "W&B" in done.stderr, list(tmp_path.glob("results/runs/*/wandb*"))) == (0, False, [])
     done = call(tmp_path, server, "sync", "first")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("W&B: 4 runs, the first: http")
@@ -105,33 +90,6 @@ def test_sent_late_with_the_labels_of_its_sweep(server: Server, tmp_path: Path) 
     assert config["optim"]["value"]["lr"] == 1e-3
 
 
-def test_the_server_is_enough_for_the_tables(server: Server, tmp_path: Path) -> None:
-    """A script rebuilds records from what the server has; `summarize` prints the same of both."""
-    grid = [
-        *overrides_of(tmp_path, "tracking.wandb=off", "norm=layernorm,rmsnorm", "seed=range(3)"),
-        "optim.lr=1e-3,3e-3,1e30", "optim.clip=null", "optim.warmup_steps=1",  # one of the rates diverges
-        "sweep.name=first", "sweep.jobs=2", "train.steps=20", "eval.every=10",
-    ]  # fmt: skip
-    assert call(tmp_path, server, "sweep", *grid).returncode == 0
-    assert call(tmp_path, server, "sync", "first").returncode == 0
-    runs: list[dict[str, Any]] = []
-    for run in server.runs.values():
-        config = {key: each["value"] for key, each in json.loads(run.known["config"]).items()}
-        runs.append({"config": config, "summary": run.summary, "history": run.rows})
-    (tmp_path / "runs.json").write_text(json.dumps(runs))
-    script = Path(__file__).parents[2] / "scripts" / "wandb_to_record.py"
-    rebuilt = call(tmp_path, None, "runs.json", "rebuilt", program=(sys.executable, str(script)))
-    assert rebuilt.returncode == 0, rebuilt.stderr
-    assert sum(run.summary["outcome"] == "diverged" for run in server.runs.values()) == 6
-    for options in ([], ["--against", "norm=layernorm"], ["--runs"]):
-        expected, printed = (
-            call(tmp_path, None, "summarize", f"{results}/runs", *options, "--format", "json").stdout
-            for results in ("results", "rebuilt")
-        )
-        assert json.loads(expected)
-        assert json.loads(printed.replace("rebuilt/", "results/")) == json.loads(expected)
-
-
 @pytest.mark.process
 def test_a_follower_that_is_killed_in_the_middle(server: Server, tmp_path: Path) -> None:
     process = start(tmp_path, server, "train", *overrides_of(tmp_path, *SLOW))
@@ -145,11 +103,10 @@ def test_a_follower_that_is_killed_in_the_middle(server: Server, tmp_path: Path)
         "normlab: W&B lacks data of 1 run (no process sends it, or none can write to its folder); "
         f"`normlab sync results/runs/{path.name}` sends what is missing"
     )
-    assert (path / "wandb-temporary").exists()
     assert len(next(iter(server.runs.values())).rows) < 3001
     assert call(tmp_path, server, *SYNC).returncode == 0
     assert_complete(server, tmp_path, list(range(3001)))
-    assert not (path / "wandb-temporary").exists()
+    assert not (path / "wandb").exists()
 
 
 @pytest.mark.process
@@ -234,7 +191,6 @@ def test_the_run_does_not_notice(case: str, server: Server, tmp_path: Path, requ
     line = done.stderr.splitlines()[-1]
     assert line.startswith("normlab: ")
     assert "normlab sync" in line or case == "full disk"  # W&B may do without its files
-    assert not (folder.path / "wandb").exists()
     for pid in followers(tmp_path):
         os.killpg(pid, signal.SIGKILL)
 
@@ -259,49 +215,18 @@ def test_offline_is_written_anew_and_uploaded_by_wandb(server: Server, tmp_path:
     assert_complete(server, tmp_path)
 
 
-def test_a_pack_is_followed_by_one_process(server: Server, tmp_path: Path) -> None:
-    most: list[int] = []
-    counting = threading.Event()
-
-    def count() -> None:
-        while not counting.wait(0.2):
-            most.append(len(followers(tmp_path)))
-
-    thread = threading.Thread(target=count)
-    thread.start()
-    done = call(tmp_path, server, "sweep", *overrides_of(tmp_path, "seed=range(3)", "sweep.pack=3", "sweep.name=x"))
-    assert done.returncode == 0, done.stderr
-    wait_for_no_follower(tmp_path)
-    counting.set()
-    thread.join()
-    assert max(most) == 1
-    assert done.stderr.splitlines()[-1].startswith("normlab: W&B: 3 runs, the first: http")
-    assert [(run.steps(), run.summary["state"]) for run in server.runs.values()] == [(ALL_STEPS, "finished")] * 3
-
-
 @pytest.mark.process
-@pytest.mark.parametrize("case", ["dead server", "wrong key", "killed followers"])
-def test_a_sweep_names_the_command_that_sends_the_rest(case: str, server: Server, tmp_path: Path) -> None:
-    server.rejects = case == "wrong key"
+def test_a_sweep_names_the_command_that_sends_the_rest(server: Server, tmp_path: Path) -> None:
     grid = overrides_of(tmp_path, "seed=0,1", "sweep.pack=off", "sweep.name=x", *SLOW[:1])
     process = start(tmp_path, server, "sweep", *grid)
-    if case != "wrong key":
-        wait_for(lambda: any(run.rows for run in server.runs.values()))
-        server.is_dead = case == "dead server"
-    while case == "killed followers" and process.poll() is None:
-        for pid in followers(tmp_path):
-            os.killpg(pid, signal.SIGKILL)
-        time.sleep(0.5)
+    wait_for(lambda: any(run.rows for run in server.runs.values()))
+    server.is_dead = True
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0
-    line = err.splitlines()[-1]
-    assert line.endswith("`normlab sync results/sweeps/x` sends what is missing")
-    expected = {
-        "dead server": "normlab: W&B: the upload of 2 runs continues in the background; if it fails, ",
-        "wrong key": "normlab: W&B lacks data of 2 runs (the login was rejected; set another WANDB_API_KEY: ",
-        "killed followers": "normlab: W&B lacks data of 2 runs (no process sends it, ",
-    }
-    assert line.startswith(expected[case])
+    assert err.splitlines()[-1] == (
+        "normlab: W&B: sending 2 runs continues in the background; if it fails, `normlab sync results/sweeps/x` sends "
+        "what is missing"
+    )
     for pid in followers(tmp_path):
         os.killpg(pid, signal.SIGKILL)
 
@@ -318,32 +243,19 @@ def test_sync_while_the_run_trains(server: Server, tmp_path: Path) -> None:
     assert (done.returncode, run.summary["state"], run.exit_code) == (0, "running", None)
     steps = run.steps()
     assert steps == ALL_STEPS[:10] + list(range(10, len(steps)))
-    assert done.stdout.startswith("W&B has the steps so far of 1 run; after the training, `normlab sync results` ")
+    assert done.stdout.startswith("W&B: http")
     process.communicate(timeout=300)
     assert call(tmp_path, server, *SYNC).returncode == 0
     assert assert_complete(server, tmp_path, list(range(3001))).exit_code == 0
 
 
-def test_an_unknown_mode_is_one_line(server: Server, tmp_path: Path) -> None:
-    overrides = overrides_of(tmp_path, "tracking.wandb=auto")
-    done = call(tmp_path, server, "train", *overrides, WANDB_MODE="foo")
-    assert (done.returncode, done.stderr.count("W&B")) == (0, 1)
-    assert "normlab: WANDB_MODE=foo: W&B has no such mode, and receives nothing" in done.stderr
-    done = call(tmp_path, server, *SYNC, WANDB_MODE="foo")
-    assert (done.returncode, done.stdout.count("\n"), done.stderr) == (2, 1, "")
-    assert done.stdout.startswith("W&B lacks data of 1 run (ValidationError: ")
-    assert not server.runs
-
-
-@pytest.mark.parametrize("status", [400, 503])
-def test_rows_that_the_server_rejects_are_reported(server: Server, tmp_path: Path, status: int) -> None:
+def test_rows_that_the_server_rejects_are_reported(server: Server, tmp_path: Path) -> None:
     """W&B's client gives them up without an error."""
     assert call(tmp_path, server, "train", *overrides_of(tmp_path, "tracking.wandb=off")).returncode == 0
-    server.rejects_rows = status
+    server.rejects_rows = 400
     done = call(tmp_path, server, *SYNC, WANDB__FILE_STREAM_RETRY_MAX="1")
     assert done.returncode == 2
     assert "the server has the steps before 0 of 61" in done.stdout
-    assert Upload.read(folder_of(tmp_path).path, "online").steps == 0
     server.rejects_rows = 0
     assert call(tmp_path, server, *SYNC).returncode == 0
     assert_complete(server, tmp_path)

@@ -54,19 +54,6 @@ def test_batch_statistics_loss_is_recorded_for_norms_that_have_it(norm: str, gap
     assert (folder.status()["val_loss_batch_statistics"] is not None) == gap
 
 
-@pytest.mark.exhaustive
-def test_bf16_and_compile_train_the_same_model(overrides: list[str]) -> None:
-    """Other precision or compilation is another run with nearly the same losses."""
-    torch.compiler.reset()
-    plain = train(compose_run([*overrides, "train.steps=6"]), trackers=[])
-    for override, tolerance in (("precision=bf16", 0.02), ("compile=on", 1e-4)):
-        other = train(compose_run([*overrides, "train.steps=6", override]), trackers=[])
-        assert other.folder.run_id != plain.folder.run_id
-        pairs = zip(other.folder.rows("train").rows, plain.folder.rows("train").rows, strict=True)
-        assert all(a["loss"] == pytest.approx(b["loss"], abs=tolerance) for a, b in pairs)
-        assert other.status.val_loss != plain.status.val_loss
-
-
 @pytest.mark.parametrize(
     "extra",
     [

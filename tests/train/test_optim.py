@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,6 @@ from normlab.model.init import build_model
 from normlab.model.runner import SingleRun
 from normlab.model.stack import Stack
 from normlab.options import plain_tree
-from normlab.report.entries import entry_text, one_entry
 from normlab.training.optim import (
     UPDATES,
     Optimizer,
@@ -183,38 +181,6 @@ def test_schedules_follow_their_formulas() -> None:
         assert at(step, schedule="constant") == 1.0
         decay = max(0.0, (step - 75) / 25)
         assert at(step, schedule="wsd", decay_fraction=0.25) == pytest.approx(1 - decay)
-
-
-@pytest.mark.parametrize("steps", [20, 100])
-@pytest.mark.parametrize("final", [None, 0.0, 0.3])
-@pytest.mark.parametrize(("schedule", "formula"), [("linear", 0), ("wsd", 0), ("cosine", 1)])
-def test_the_last_update_has_the_documented_learning_rate(
-    schedule: str, formula: int, final: float | None, steps: int
-) -> None:
-    options = AdamW(lr=1.0, schedule=schedule, warmup_steps=5, final_lr_fraction=final)
-    options.resolve(steps)
-    (documentation,) = (each["about"] for each in one_entry("optim", "adamw")["options"] if "final" in each["option"])
-    # An expression of parentheses without spaces between factors, as printed.
-    printed = re.findall(r"f \+ \(1 - f\)[^,]* / [N2]", documentation)
-    assert len(printed) == 2
-    updates = steps // 5 if schedule == "wsd" else steps - 5
-    values = {"f": final if final is not None else 0.0 if schedule == "wsd" else 0.1, "N": updates, "pi": math.pi}
-    expected = eval(printed[formula].replace(")(", ") * ("), values | {"cos": math.cos})  # noqa: S307
-    assert learning_rate(options, steps, steps - 1) == pytest.approx(expected, rel=1e-12)
-    assert learning_rate(options, steps, steps - 1) > values["f"]
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_grid_of_learning_rates_is_also_a_grid_of_decays(name: str) -> None:
-    """The decay of an update is the product of its learning rate and weight_decay, and the documentation warns."""
-    for lr in (0.1, 0.01):
-        options = OPTIMIZERS[name](lr=lr, weight_decay=0.5, **CONSTANT)
-        weight = torch.ones(3, 2, dtype=torch.float64)
-        update = Optimizer(options, {"w": weight}, ["w"]).update
-        update({"w": weight}, {"w": torch.zeros_like(weight)}, hyperparameters_at(options, 9, 0), torch.tensor(True))
-        torch.testing.assert_close(weight, torch.full_like(weight, 1 - lr * 0.5))
-    assert "a grid of weight decays" in entry_text("optim", name, 1000)
-    assert "torch" in one_entry("optim", name)["source"]
 
 
 @pytest.mark.parametrize(("schedule", "start"), [("constant", 100), ("wsd", 80), ("cosine", 10), ("linear", 10)])

@@ -18,7 +18,6 @@ from normlab.config.schema import RunConfig
 from normlab.errors import StoreError
 from normlab.loaded_run import load
 from normlab.store.runs import RunFolder
-from normlab.training import checkpoint
 from normlab.training.start import Outcome, train, train_pack
 from normlab.training.training_run import TrainingRun
 from support.run_folders import OVERRIDES, differences, steps_of
@@ -59,9 +58,6 @@ class SignallingTracker:
             if self.error is not None:
                 raise self.error
             os.kill(os.getpid(), signal.SIGTERM)
-
-    def log_statistics(self, profiles: Any) -> None:
-        pass
 
     def finish(self, status: Any) -> None:
         pass
@@ -231,40 +227,3 @@ def test_run_of_a_pack_resumes_in_its_sweep_only(tmp_path: Path) -> None:
     outcomes = train_pack(configs[:2], [[], []], pack={"sweep": "some", "number": 1})
     assert [outcome.state for outcome in outcomes] == ["finished"] * 2
     assert "the size of its pack changed from 3 to 2" in outcomes[0].status.changes_at_resume[0]
-
-
-def test_single_run_cannot_join_a_pack(tmp_path: Path) -> None:
-    configs = configs_of(tmp_path)
-    train(configs[1], trackers=[SignallingTracker(5)])
-    with pytest.raises(StoreError, match="was started as a single run and cannot join a pack"):
-        pack_of(configs)
-    assert train(configs[1], trackers=[]).state == "finished"
-
-
-def test_checkpoint_in_a_pack_has_the_layout_of_a_single_run(undisturbed: list[RunFolder], tmp_path: Path) -> None:
-    single = train(configs_of(tmp_path)[0], trackers=[]).folder
-    for step in steps_of(single):
-        expected, saved = (checkpoint.read(folder.path / "checkpoints", step) for folder in (single, undisturbed[0]))
-        shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in expected.tensors.items()}
-        assert shapes == {name: (tensor.shape, tensor.dtype) for name, tensor in saved.tensors.items()}
-        assert expected.meta.keys() == saved.meta.keys()
-        assert saved.tensors["count"].item() == step
-
-
-def test_a_folder_that_was_moved_does_not_hide_the_end_of_the_other_runs(tmp_path: Path) -> None:
-    configs = configs_of(tmp_path)
-    runs, moved = tmp_path / "runs", tmp_path / "moved"
-    save = TrainingRun.save
-
-    def move_before(run: TrainingRun, step: int, *arguments: Any) -> None:
-        if step == 8 and run.config.seed == 0:
-            run.folder.path.rename(moved)
-        save(run, step, *arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainingRun, "save", move_before)
-        with pytest.raises(StoreError, match="was moved"):
-            pack_of(configs)
-    left = [RunFolder(path) for path in runs.iterdir()]
-    assert len(left) == len(configs) - 1
-    assert {folder.state() for folder in left} == {"failed"}

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from normlab.config.compose import compose_run, compose_sweep
 from normlab.model.small import draws_random_numbers
 from normlab.norms.base import load_all as load_norms
 from normlab.placements.base import load_all as load_placements
 from normlab.sweeps.plan import make_plan
-from normlab.training import start as training
 from support.run_folders import Train, differences
 from support.small_steps import norm_in
 
@@ -47,14 +46,6 @@ def test_forward_pass_draws_no_random_numbers(norm: str, placement: str) -> None
     assert not draws_random_numbers(config)
 
 
-def test_step_does_not_seed_every_device(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(seed: int) -> None:
-        raise AssertionError("torch.manual_seed takes a tenth of a small step")
-
-    monkeypatch.setattr(torch, "manual_seed", refuse)
-    assert training.train(compose_run(overrides), trackers=[]).state == "finished"
-
-
 def test_plugin_that_draws_random_numbers_resumes_bit_identically(
     train: Train, interrupt: Callable[..., None], tmp_path: Path
 ) -> None:
@@ -62,8 +53,12 @@ def test_plugin_that_draws_random_numbers_resumes_bit_identically(
     options = (f"plugins=[{tmp_path}/noise.py]", "norm=noise")
     whole = train(*options, results="whole")
     interrupt(6)
-    assert train(*options).state() == "interrupted"
+    folder = train(*options)
+    assert folder.state() == "interrupted"
     assert differences(whole.path, train(*options).path) == []
+    (copy,) = (folder.path / "plugins").iterdir()
+    assert copy.read_text() == DRAWING
+    assert folder.run()["identity"]["versions"]["norm"] == hashlib.sha256(copy.read_bytes()).hexdigest()
 
 
 def test_runs_that_draw_random_numbers_train_alone(tmp_path: Path, overrides: list[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from normlab.store.runs import RunFolder
-from normlab.training import checkpoint, resume
+from normlab.training import checkpoint, start_from
 from support.run_folders import OVERRIDES, Command, Train, contents, damage, differences
 
 CONSTANT = ["optim.schedule=constant", "optim.warmup_steps=2"]
@@ -106,7 +106,7 @@ def test_a_diverged_run_is_no_start(train: Train, command: Command) -> None:
     assert f"diverged at step {diverged.status()['step']}; choose an earlier checkpoint" in err
 
 
-@pytest.mark.parametrize(("owner", "name"), [(RunFolder, "create"), (checkpoint, "save"), (resume, "write_atomic")])
+@pytest.mark.parametrize(("owner", "name"), [(RunFolder, "create"), (checkpoint, "save"), (start_from, "write_atomic")])
 def test_a_run_killed_at_its_start_starts_again(
     owner: object, name: str, first: RunFolder, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:

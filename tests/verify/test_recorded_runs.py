@@ -15,7 +15,6 @@ from normlab.store.format import CHECKS_FILE
 from normlab.store.query import find_runs
 from normlab.store.reading import read_record
 from normlab.store.record import RunRecord
-from normlab.tracking.payloads import checks_of
 from normlab.training.start import train
 from normlab.verify import runs as verify_runs
 from normlab.verify.check import Check, check_equal
@@ -37,10 +36,9 @@ def two_checks(config: Any) -> list[Check]:
     return [Check(config.norm.name, "holds", passed=True, result=""), check_equal(config.norm.name, "is it", 1, 2)]
 
 
-def test_each_block_is_checked_once_and_the_summary_has_the_result(
+def test_each_block_is_checked_once_and_the_result_is_stored(
     records: list[RunRecord], run_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert checks_of(records[0].folder) == {}
     monkeypatch.setattr(verify_runs, "all_checks_of_run", two_checks)
     code, out, _ = run_command("verify", "results", "--json")
     assert code == 1  # one check fails
@@ -51,9 +49,8 @@ def test_each_block_is_checked_once_and_the_summary_has_the_result(
     ]  # fmt: skip
     for record in records:
         result = read_record(record.folder.path / CHECKS_FILE)
-        assert (result["fingerprint"], result["checks"]) == (record.fingerprint, 3)
+        assert (result["fingerprint"], result["checks"]) == (record.run.fingerprint, 3)
         assert result["failed"] == [f"FAIL  {record.config.norm.name}: is it  expected 1, found 2"]
-        assert checks_of(record.folder) == {"verify/checks": 3, "verify/failed": 1}
 
 
 def test_a_block_that_is_no_longer_the_trained_one_fails(
@@ -63,7 +60,7 @@ def test_a_block_that_is_no_longer_the_trained_one_fails(
     monkeypatch.setattr(verify_runs, "fingerprint", lambda config: "0" * 16)
     code, out, _ = run_command("verify", records[0].run_id)
     assert code == 1
-    assert f"has the block that was trained  expected {records[0].fingerprint}, found {'0' * 16}" in out
+    assert f"has the block that was trained  expected {records[0].run.fingerprint}, found {'0' * 16}" in out
     assert [(record.folder.path / CHECKS_FILE).exists() for record in records] == [True, False, False, False]
 
 

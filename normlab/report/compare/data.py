@@ -1,59 +1,41 @@
-"""The data of the comparison page as JSON values. The page's scripts draw them and compute no statistics."""
+"""The data of the comparison page as JSON values. The page's scripts draw them and compute nothing."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from normlab.analysis.best import rank_by_size, rank_cells, size_options
 from normlab.analysis.cells import Cell
 from normlab.analysis.factor_tests import run_test
-from normlab.analysis.factors import Factor, level_label, level_title, option_name, short_label, varying_options
-from normlab.analysis.intervals import LEVEL
+from normlab.analysis.factors import short_label, varying_options
 from normlab.analysis.phrases import counted
 from normlab.analysis.results import RunResult, comparability_warnings, read_results
 from normlab.analysis.settings import format_setting, select_where, setting
 from normlab.analysis.table import CellsTable, build_table, cell_options
-from normlab.errors import ConfigError
-from normlab.report.cells_table import json_rows, notes, table_rows
-from normlab.report.channels import choose_channels, level_colors
-from normlab.report.compare.summary_text import (
-    BAD_STATES,
-    MAX_COMPARED,
-    NO_RESULT,
-    all_bad,
-    loss_text,
-    lr_text,
-    margin_text,
-    margins,
-    not_comparable,
-    selection_note,
-    summary_sentences,
+from normlab.errors import ConfigError, NormlabError
+from normlab.report.cells_table import format_tests, notes, notes_on_tests, table_rows
+from normlab.report.channels import MAX_PANELS, Channels, choose_channels
+from normlab.report.compare.summary_text import Fact, not_comparable, selection_note, summary_facts
+from normlab.report.figure_data import (
+    KINDS,
+    Axis,
+    Figure,
+    Layout,
+    Line,
+    Panel,
+    curve_figure,
+    describe,
+    layout_of,
+    short_number,
 )
-from normlab.report.figure_data import factor_axis
-from normlab.report.figure_points import (
-    MOMENTS,
-    SERIES,
-    CurveReader,
-    Point,
-    Profile,
-    Statistic,
-    loss_point,
-    mean_curve,
-    median_profile,
-    read_profiles,
-)
+from normlab.report.figure_points import MOMENTS, SERIES, Point, ReadCache, mean_curve, median_profile
 from normlab.report.runs_table import row_of
-from normlab.report.tables import Row, format_value
-from normlab.report.tests_table import format_tests, notes_on_tests
+from normlab.report.tables import Row, column, format_value
 from normlab.stats.registry import STATISTICS
-from normlab.store.format import DAMAGED, RUNNING
-from normlab.store.query import NO_RUN_STATES, NOT_STARTED, Selection
-from normlab.store.record import RunRecord
+from normlab.store.format import RUNNING
+from normlab.store.query import NOT_STARTED, Selection
+from normlab.store.record import RunEntry, RunRecord
 
 MAX_LAYER_VALUES = 400_000
 """Most values of profiles over layers; a page of more keeps fewer of the `MOMENTS`, the last one at least."""
@@ -64,47 +46,18 @@ RUN_COLUMNS = (
     "mfu", "seconds", "id", "note",
 )  # fmt: skip
 """The columns of the table of runs after the options in which the runs differ."""
-_RUN_TITLES = {"flops_per_s": "TFLOP/s", "mfu": "MFU"}
-"""Titles that are not the key."""
 STILL_RUNNING = "still running: the numbers may be some steps old"
 MAX_UNFINISHED = 48
 """Most runs of the figure of unfinished runs."""
+VANISHING = 0.1
+"""A layer's gradient below this share of the gradient at the LM head vanishes."""
 DIGITS = 6
 """Significant digits of curves and profiles."""
-Value = TypeVar("Value")
-
-
-class ReadCache:
-    """Keeps what was read from runs until their files change, for a page that is written again and again."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[Callable[..., Any], Path], tuple[object, Any, list[str]]] = {}
-        self._points: dict[object, tuple[Sequence[Any], list[list[float]]]] = {}
-        self._earlier = self._points
-        self.curves = CurveReader()
-
-    def start_page(self) -> None:
-        """Drop the points that the last page did not use."""
-        self._earlier, self._points = self._points, {}
-
-    def points(
-        self, combine: Callable[..., Sequence[Point]], values: Sequence[Any], *arguments: str
-    ) -> list[list[float]]:
-        """Return the numbers of `combine(values, *arguments)`, or those of an earlier call with the same objects."""
-        key = (combine, *arguments, *map(id, values))  # the values are kept, so that no other object has their ids
-        if key not in self._points:
-            self._points[key] = self._earlier.get(key) or (values, _numbers(combine(values, *arguments)))
-        return self._points[key][1]
-
-    def read(self, read: Callable[[RunRecord, list[str]], Value], record: RunRecord, problems: list[str]) -> Value:
-        """Return `read(record, problems)`, or the value and the problems of the call with the same files."""
-        key, stamp = (read, record.folder.path), record.folder.stamp()  # taken first: a later change is read next time
-        if key not in self._kept or self._kept[key][0] != stamp:
-            found: list[str] = []
-            self._kept[key] = (stamp, read(record, found), found)
-        _, value, found = self._kept[key]
-        problems += found
-        return value
+TITLES = {
+    "factor": "Final loss", "unfinished": "Unfinished runs", "loss": "Over training", "lr": "Learning rates",
+    "matrix": "Interaction of two factors", "layers": "Statistics of each layer",
+}  # fmt: skip
+"""The figures of the page in their order, with their titles."""
 
 
 def page_data(
@@ -134,72 +87,28 @@ def page_data(
     among, results = results, [result for result in results if result.record in selected]
     options = cell_options(by, results)
     table = build_table(results, options, warnings=warnings, among=among)
-    cells, factors = table.cells, table.factors
-
-    in_cells = {run.record.folder.path for cell in cells for run in cell.runs}
-    missing = [_state(record) for record in records if record.folder.path not in in_cells]
-    compared, problems = margins(cells), _Problems(cache)
-    curves, (layers, moments) = list(_curves(cells, problems)), _layers(cells, problems)
+    chosen = choose_channels(table.factors, records, **channels or {})
+    in_cells = {run.record.folder.path for cell in table.cells for run in cell.runs}
+    facts = summary_facts(table.cells, [record.state for record in records if record.folder.path not in in_cells])
+    figures, lines = _figures(table, chosen, varying_options(results), cache)
     texts = table_rows(table)
     return {
         "title": _title(selection, len(records)),
         "about": _about(records, results, table),
-        "summary": summary_sentences(cells, missing, compared),
-        "not_comparable": not_comparable(cells),
-        "no_result": NO_RESULT,
-        "all_bad": all_bad(),
-        "missing": [[state, missing.count(state)] for state in dict.fromkeys(missing)],
+        "summary": [fact.sentence for fact in facts],
+        "facts": [fact._asdict() for fact in [*facts, *_gradients(table.cells, cache), _cost(table.cells)]],
         "warnings": table.warnings,
-        "caveats": [*comparability_warnings(results), *table.warnings, *selection_note(cells)],
+        "caveats": [*comparability_warnings(results), *table.warnings, *selection_note(table.cells)],
         "by": options,
-        "level": LEVEL,
-        "max_compared": MAX_COMPARED,
-        "factors": [_factor(factor) for factor in factors],
-        "channels": _channels(factors, records, channels or {}),
-        "cells": [
-            {**row, **_cell(cell), "curves": series, "layers": profiles, "gradient": _smallest_gradient(profiles)}
-            for row, cell, series, profiles in zip(json_rows(table), cells, curves, layers, strict=True)
-        ],
-        "order": rank_cells(cells),
-        "sizes": list(rank_by_size(cells).items()),
-        "size_name": " and ".join(map(option_name, size_options(cells))),
-        "margins": [[*pair, each.is_lower, margin_text(cells[pair[1]], each)] for pair, each in compared.items()],
+        "figures": figures,
+        "lines": lines,
         "series": SERIES,
-        "moments": {moment: MOMENTS[moment] for moment in MOMENTS if moment in moments},
-        "statistics": _descriptions(layers),
         "cell_table": {"columns": list(texts[0]) if texts else [], "rows": [list(row.values()) for row in texts]},
-        "run_table": _run_table(records, varying_options(results), cells, problems),
-        "unfinished": list(_unfinished(cells, varying_options(results), problems)),
+        "run_table": _run_table(records, varying_options(results), cache),
         "interactions": _interactions(table),
         "notes": notes(table, texts[0]) if texts else [],
-        "problems": problems.lines(table.warnings),
+        "problems": _problems(cache, table.warnings),
     }
-
-
-class _Problems:
-    """Reads the records of runs, and collects what is wrong with each."""
-
-    def __init__(self, cache: ReadCache) -> None:
-        self.cache = cache
-        self._by_run: dict[str, list[str]] = {}
-
-    def read(self, read: Callable[[RunRecord, list[str]], Value], record: RunRecord) -> Value:
-        return self.cache.read(read, record, self.of(record))
-
-    def of(self, record: RunRecord) -> list[str]:
-        return self._by_run.setdefault(record.run_id, [])
-
-    def lines(self, warnings: Sequence[str]) -> list[str]:
-        """Return a line for each run with problems that are in no warning."""
-        new = {
-            run: [line for line in dict.fromkeys(lines) if not any(line in warning for warning in warnings)]
-            for run, lines in self._by_run.items()
-        }
-        return [f"run {run}: {'; '.join(lines)}".replace(f" of run {run}", "") for run, lines in new.items() if lines]
-
-
-def _state(record: RunRecord) -> str:
-    return record.state if record.state in (*NO_RUN_STATES, DAMAGED) else "no settings on record"
 
 
 def _title(selection: Selection, kept: int) -> str:
@@ -211,7 +120,7 @@ def _title(selection: Selection, kept: int) -> str:
     return selection.name if kept == total else f"{selection.name}: {count}"
 
 
-def _about(records: Sequence[RunRecord], results: Sequence[RunResult], table: CellsTable) -> str:
+def _about(records: Sequence[RunEntry], results: Sequence[RunResult], table: CellsTable) -> str:
     """Return the number of runs, the definition of a cell, and the corpora and devices."""
     names = [sorted({str(run.settings[key]) for run in results}) for key in ("corpus", "device", "precision")]
     of_each = " x ".join(factor.name for factor in table.factors)
@@ -220,101 +129,178 @@ def _about(records: Sequence[RunRecord], results: Sequence[RunResult], table: Ce
     return " · ".join([about, *map(", ".join, filter(None, names))])
 
 
-def _factor(factor: Factor) -> Row:
-    axis = factor_axis(factor)
-    return {
-        "option": factor.option,
-        "name": factor.name,
-        "levels": [format_setting(level) for level in factor.levels],
-        "values": [repr(level) if isinstance(level, float) else format_setting(level) for level in factor.levels],
-        "titles": [level_title(factor.option, level) for level in factor.levels],
-        "labels": [level_label(factor.option, level) for level in factor.levels],
-        "positions": [axis.positions[level] for level in factor.levels],
-        "is_numeric": factor.is_numeric,
-        "is_log": axis.is_log,
-        "light": list(level_colors(factor).values()),
-        "dark": list(level_colors(factor, dark=True).values()),
-        "styles": [(factor.all_levels or factor.levels).index(level) for level in factor.levels],
-    }
-
-
-def _channels(factors: Sequence[Factor], records: Sequence[RunRecord], given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the channel of each factor in figures with a factor on x: `x`, `color`, `style` or `panel`."""
-    chosen = choose_channels(factors, records, has_x=True, **given)
-    singles = (("color", chosen.color), ("style", chosen.style), ("x", chosen.x))  # a single factor on both is on x
-    pairs = [*((factor, "panel") for factor in chosen.panel), *((factor, name) for name, factor in singles if factor)]
-    return {factor.option: name for factor, name in pairs}
-
-
-def _cell(cell: Cell) -> Row:
-    """Return what the page shows of a cell besides its row of `summarize`."""
-    levels = {option: format_setting(value) for option, value in cell.levels.items()}
-    statuses = [run.record.status for run in cell.runs]
-    tokens = [status.tokens for status in statuses if status.tokens is not None]
-    flops = [run.record.compute.flops(run.record.status.tokens) for run in cell.runs]
-    seconds = [status.seconds / status.pack_size for status in statuses if status.seconds is not None]
-    batch, context = cell.runs[0].record.config.train.batch_size, cell.runs[0].record.config.model.context
-    return {
-        "levels": levels,
-        "arm": cell.arm,
-        "loss_text": loss_text(cell),
-        "lr_text": lr_text(cell),
-        "is_bad": cell.has_bad_outcome,
-        "bad": {text: count for text, state in BAD_STATES.items() if (count := cell.count(state))},
-        "bad_rates": list(
-            map(format_setting, sorted({run.lr for run in cell.runs if run.state in BAD_STATES.values()}))
-        ),
-        "tokens": math.fsum(tokens),
-        "flops": None if None in flops else sum(map(float, filter(None, flops))),
-        "hours": math.fsum(seconds) / 3600,
-        "tokens_per_step": batch * context if batch and context else None,
-        "point": dataclasses.asdict(loss_point(cell, cell.best_lr, 0)) if cell.losses else None,
-        "rates": [{**dataclasses.asdict(loss_point(cell, lr, lr)), "text": format_setting(lr)} for lr in cell.losses],
-        "diverged_at": [
-            run.record.status.diverged.step for run in cell.runs_at(cell.best_lr) if run.record.status.diverged.step
-        ],
-    }
-
-
-def _curves(cells: Sequence[Cell], problems: _Problems) -> Iterator[dict[str, list[list[float]]]]:
-    """Yield, for each cell, [step, mean, low, high] of each of `SERIES` at its best learning rate."""
+def _gradients(cells: Sequence[Cell], cache: ReadCache) -> list[Fact]:
+    """Return where the gradient of the residual stream is far below that at the LM head, at the last measured step."""
+    ratios = {}
     for cell in cells:
-        members = cell.runs_at_best
-        runs = [problems.read(problems.cache.curves.read, run.record) for run in members]
-        yield {name: problems.cache.points(mean_curve, [curves[name] for curves in runs]) for name in SERIES}
+        key = "dresid_rms", ""
+        profiles = [profile[key] for run in cell.runs_at_best if key in (profile := cache.profiles(run.record))]
+        *layers, head = median_profile(profiles, "last") or [Point(0, 0)]
+        if layers and head.y and head.y > 0:
+            smallest = min(layers, key=lambda point: point.y or 0.0)
+            ratios[cell.label] = (smallest.y or 0.0) / head.y, f"{smallest.x:g}"
+    if not ratios:
+        return []
+    label, (ratio, layer) = min(ratios.items(), key=lambda item: item[1][0])
+    text = f"{label}: layer {layer} has {ratio:.2g} times the gradient at the LM head."
+    count = sum(ratio < VANISHING for ratio, _ in ratios.values())
+    vanish = f"In {counted(count, 'cell')}, most in {text}" if count else f"Do not vanish; the smallest is in {text}"
+    return [Fact(vanish, "gradients", badges=[("vanish", "bad")] if count else [])]
 
 
-def _unfinished(cells: Sequence[Cell], options: Sequence[str], problems: _Problems) -> Iterator[Row]:
-    """Yield the curves of each run without an outcome, the first `MAX_UNFINISHED`, with the index of its cell.
+def _cost(cells: Sequence[Cell]) -> Fact:
+    """Return the number of runs, their tokens, FLOPs and time; the runs of a pack share its time."""
+    runs = [run.record for cell in cells for run in cell.runs]
+    tokens = math.fsum(run.status.tokens for run in runs)
+    flops = math.fsum(run.run.flops_per_token * run.status.tokens for run in runs)
+    minutes = math.fsum(run.status.seconds / run.status.pack_size for run in runs) / 60
+    time = f"{minutes:.3g} minutes" if minutes < 60 else f"{minutes / 60:.3g} hours"
+    compute = f"{flops:.2e}".replace("e+0", "e").replace("e+", "e")
+    text = f"{counted(len(runs), 'run')}, {short_number(tokens)} tokens, {compute} FLOPs, {time} of training."
+    return Fact(text, "cost")
+
+
+# Figures
+
+
+def _figures(
+    table: CellsTable, channels: Channels, options: Sequence[str], cache: ReadCache
+) -> tuple[list[Row], list[list[str]]]:
+    """Return the figures that the runs have, and the label, the colours and the style of their lines."""
+    styles: dict[tuple[str, ...], int] = {}
+    figures: list[Row] = []
+    for kind, title in TITLES.items():
+        drawn: dict[str, dict[str, Row]] = {}
+        about, caption = dict[str, str](), ""
+        for statistic, moment, figure in _variants(kind, table, channels, options, cache):
+            drawn.setdefault(statistic, {})[MOMENTS.get(moment, "")] = _figure_values(figure, styles)
+            caption = caption or _caption(figure)
+            if kind == "layers":
+                described = STATISTICS[statistic.partition(" ")[0]]
+                about[statistic] = f"{described.question} Formula: {described.formula}"
+        if drawn:
+            first = list(drawn)[: 2 if kind == "layers" else 1]
+            texts = {"id": kind, "title": title, "first": first, "caption": caption, "about": about}
+            figures.append(texts | {"variants": drawn})
+    return figures, [list(style) for style in styles]
+
+
+def _variants(
+    kind: str, table: CellsTable, channels: Channels, options: Sequence[str], cache: ReadCache
+) -> Iterator[tuple[str, str, Figure]]:
+    """Yield the figures of a kind that the runs have, each with its statistic and moment."""
+    try:
+        layout = layout_of(kind if kind in KINDS else "loss", table.cells, channels)
+    except NormlabError:
+        return
+    if kind == "lr" and all(len(cell.losses) < 2 for cell in layout.cells):
+        return
+    choices: list[tuple[str, str]] = [("", "")]
+    if kind == "layers":
+        choices = _statistics(layout, cache)
+    elif kind in ("loss", "unfinished"):  # the training loss of a run that trains is newer
+        choices = [(series, "") for series in dict.fromkeys(["val_loss" if kind == "loss" else "train_loss", *SERIES])]
+    for statistic, moment in choices:
+        try:
+            if kind == "unfinished":
+                yield statistic, "", _unfinished(layout, statistic, options, cache)
+            else:
+                yield statistic, moment, describe(kind, layout, cache, statistic, moment)
+        except NormlabError:  # no run has recorded it
+            continue
+
+
+def _statistics(layout: Layout, cache: ReadCache) -> list[tuple[str, str]]:
+    """Return each statistic with more than one layer, and the moments for which the page has room."""
+    measured = [cache.profiles(run.record) for cell in layout.cells for run in cell.runs_at_best]
+    sizes = {key: len(profile.get("last", ())) for each in measured for key, profile in each.items()}
+    names = sorted((" ".join(filter(None, key)) for key, size in sizes.items() if size > 1), key=_place_of)
+    values = 3 * len(layout.cells) * sum(sizes.values())
+    most = max(1, min(len(MOMENTS), MAX_LAYER_VALUES // max(values, 1)))
+    return [(name, moment) for name in names for moment in ("last", "first", "warmup")[:most]]
+
+
+def _place_of(name: str) -> int:
+    """Return the place of a statistic: the gradient and the residual stream come first."""
+    return {"dresid_rms": 0, "resid_rms": 1}.get(name, 2)
+
+
+def _unfinished(layout: Layout, series: str, options: Sequence[str], cache: ReadCache) -> Figure:
+    """Return a line for each run without an outcome, the first `MAX_UNFINISHED`.
 
     A run that trains is not in the curves of its cell if other runs of the cell have an outcome.
     """
-    runs = [(index, run) for index, cell in enumerate(cells) for run in cell.runs if not run.has_loss]
-    for index, run in runs[:MAX_UNFINISHED]:
-        read = problems.read(problems.cache.curves.read, run.record)
-        curves = {name: problems.cache.points(mean_curve, [curve]) for name, curve in read.items()}
-        if any(curves.values()):
-            levels = [setting(run.record, option) for option in options]
-            label = short_label(options, levels) or run.record.name
-            yield {"id": run.record.run_id, "cell": index, "label": label, "state": run.record.state, "curves": curves}
+    panels, count = [], 0
+    for title, lines in layout.lines.items():
+        drawn = []
+        for line, cells in lines:
+            for run in (run for cell in cells for run in cell.runs if not run.has_loss and count < MAX_UNFINISHED):
+                if points := mean_curve([cache.curves(run.record)[series]]):
+                    levels = [setting(run.record, option) for option in options]
+                    label = f"{short_label(options, levels) or run.record.name}, {run.record.state}"
+                    drawn.append(Line(label, line.color, line.style, points))
+                    count += 1
+        if drawn:
+            panels.append(Panel(title, drawn))
+    if not panels:
+        raise NormlabError("no run is unfinished")
+    return curve_figure(series, panels, "A line for each run that has no final loss yet.")
 
 
-def _row_of(record: RunRecord, problems: list[str]) -> Row:
-    # `ReadCache` keeps what is read after it looked at the files; the record may be older.
-    return row_of(RunRecord.read(record.folder))
+def _caption(figure: Figure) -> str:
+    """Return the caption on the page, where a list shows the statistic and the step of a figure by layer."""
+    text = figure.caption.partition(", ")[2] if figure.kind == "layers" else figure.caption
+    if any(line.crosses for panel in figure.panels for line in panel.lines):
+        text += " x: a seed diverged at this step."
+    if (missing := len(figure.panels) - MAX_PANELS) > 0:
+        text += f" {missing} more panels are not drawn: select with --where, or use --color or --style."
+    return text[0].upper() + text[1:]
 
 
-def _metrics_problem(record: RunRecord, problems: list[str]) -> str:
-    return record.folder.metrics_problem()
+def _figure_values(figure: Figure, styles: dict[tuple[str, ...], int]) -> Row:
+    """Return a figure as JSON values; `styles` receives the label, the colours and the style of its lines."""
+
+    def values(line: Line) -> list[Any]:
+        style = line.label, line.color, line.style
+        points = [_band_values(point) if figure.is_band else _mark_values(point) for point in line.points]
+        return [styles.setdefault(style, len(styles)), points, *([list(line.crosses)] if line.crosses else [])]
+
+    panels = []
+    for panel in figure.panels[:MAX_PANELS]:
+        fields = [[*at, field.text, field.color, field.ink] for at, field in panel.grid.items()]
+        panels.append(
+            {"title": panel.title} | ({"fields": fields} if fields else {"lines": [*map(values, panel.lines)]})
+        )
+    axes = {"x": _axis_values(figure.x), "y": _axis_values(figure.y)}
+    return axes | {"is_connected": figure.is_connected, "is_band": figure.is_band, "panels": panels}
 
 
-def _numbers(points: Sequence[Point]) -> list[list[float]]:
-    return [[_round(point.x), *map(_round, (point.y or 0, point.low or 0, point.high or 0))] for point in points]
+def _axis_values(axis: Axis) -> Row:
+    low, high = _round(axis.low), _round(axis.high)
+    ticks = [[_round(at), text] for at, text in axis.ticks]
+    return {"name": axis.name, "low": low, "high": high, "ticks": ticks, "is_log": axis.is_log}
+
+
+def _band_values(point: Point) -> list[float]:
+    return list(map(_round, (point.x, point.y or 0, point.low or 0, point.high or 0)))
+
+
+def _mark_values(point: Point) -> Row:
+    interval = "" if point.low is None else f" [{point.low:.4f}, {point.high:.4f}]"
+    is_known = point.y is not None and not point.diverged
+    text = f"{point.y:.4f}{interval} (n={point.n})" if is_known else f"{point.diverged} of {point.n} seeds diverged"
+    return {
+        "x": point.x, "y": point.y, "low": point.low, "high": point.high, "seeds": point.seeds if point.n > 1 else (),
+        "diverged": f"{point.diverged}/{point.n}" if point.diverged else "", "is_open": point.stuck > 0, "text": text,
+    }  # fmt: skip
 
 
 def _round(value: float) -> float:
     rounded = float(f"{value:.{DIGITS}g}")
     return int(rounded) if rounded == int(rounded) and abs(rounded) < 1e15 else rounded
+
+
+# Tables
 
 
 def _interactions(table: CellsTable) -> Row:
@@ -329,76 +315,36 @@ def _interactions(table: CellsTable) -> Row:
     return {"columns": list(texts[0]), "rows": [list(row.values()) for row in texts], "notes": notes_on_tests(rows)}
 
 
-Layers = dict[str, dict[str, list[list[float]]]]
-"""[layer, median, low, high] by statistic and moment."""
+def _row_of(record: RunEntry, problems: list[str]) -> Row:
+    # `ReadCache` keeps what is read after it looked at the files; the record may be older.
+    return row_of(RunRecord.read(record.folder))
 
 
-def _layers(cells: Sequence[Cell], problems: _Problems) -> tuple[list[Layers], list[str]]:
-    """Return the profiles over layers of each cell at its best learning rate, and the moments that they have."""
-    measured: list[dict[Statistic, list[Profile]]] = []
-    for cell in cells:
-        profiles: dict[Statistic, list[Profile]] = {}
-        for run in cell.runs_at_best:
-            for key, profile in problems.read(read_profiles, run.record).items():
-                profiles.setdefault(key, []).append(profile)
-        measured.append(profiles)
-    values = sum(
-        3 * len(profiles[0].get("last", ())) for by_key in measured for profiles in by_key.values() if profiles
-    )
-    most = max(1, min(len(MOMENTS), MAX_LAYER_VALUES // max(values, 1)))
-    moments = ["last", "first", "warmup"][:most]
-    with_layers = {
-        key for by_key in measured for key, profiles in by_key.items() if len(profiles[0].get("last", ())) > 1
-    }
-    layers = [
-        {
-            " ".join(filter(None, key)): {
-                moment: problems.cache.points(median_profile, profiles, moment) for moment in moments
-            }
-            for key, profiles in by_key.items()
-            if key in with_layers
-        }
-        for by_key in measured
-    ]
-    return layers, moments
+def _metrics_problem(record: RunEntry, problems: list[str]) -> str:
+    return record.folder.metrics_problem()
 
 
-def _smallest_gradient(layers: Layers) -> Row | None:
-    """Return the layer of a cell with the smallest gradient of the residual stream, relative to the head's.
-
-    The gradient is the median of `dresid_rms` over seeds at the last measured step; None if it was not measured.
-    """
-    profile = layers.get("dresid_rms", {}).get("last", [])
-    if len(profile) < 2 or not profile[-1][1] > 0:
-        return None
-    layer, value, *_ = min(profile[:-1], key=lambda point: point[1])
-    return {"layer": layer, "ratio": _round(value / profile[-1][1])}
-
-
-def _descriptions(layers: Sequence[Layers]) -> Row:
-    """Return the definition of each statistic of the page."""
-    keys = dict.fromkeys(itertools.chain.from_iterable(layers))
-    by_key = {key: STATISTICS[key.partition(" ")[0]] for key in keys}
-    return {key: {"formula": s.formula, "unit": s.unit, "question": s.question} for key, s in by_key.items()}
-
-
-def _run_table(records: Sequence[RunRecord], options: Sequence[str], cells: Sequence[Cell], problems: _Problems) -> Row:
-    """Return the table of runs as text, with the index of each run's cell."""
-    cell_of = {run.record.folder.path: index for index, cell in enumerate(cells) for run in cell.runs}
+def _run_table(records: Sequence[RunEntry], options: Sequence[str], cache: ReadCache) -> Row:
+    """Return the table of runs as text."""
     rows = []
     for record in records:
-        lines = problems.of(record)
-        row = row_of(record) if record.state in NO_RUN_STATES else problems.read(_row_of, record)
+        lines = cache.problems_of(record)
+        row = row_of(record) if record.state == NOT_STARTED else cache.read(_row_of, record, lines)
         if record.state != NOT_STARTED:
-            lines += filter(None, [record.problem, problems.read(_metrics_problem, record)])
+            lines += filter(None, [record.problem, cache.read(_metrics_problem, record, lines)])
         notes = [row["note"], record.problem, *([STILL_RUNNING] if record.state == RUNNING else []), *lines]
         row = row | {"note": "; ".join(dict.fromkeys(filter(None, notes)))}
         levels = [setting(record, option) for option in options]
         name = record.name if record.name != record.run_id or not record.options else short_label(options, levels)
-        values = [name, *map(format_setting, levels)]
-        values += [format_value(key, row[key]) for key in RUN_COLUMNS]
-        rows.append(
-            {"id": record.run_id, "cell": cell_of.get(record.folder.path), "state": row["state"], "values": values}
-        )
-    titles = [_RUN_TITLES.get(key, key.replace("_", " ")) for key in RUN_COLUMNS]
-    return {"columns": ["run", *options, *titles], "rows": rows}
+        values = [name, *map(format_setting, levels), *(format_value(key, row[key]) for key in RUN_COLUMNS)]
+        rows.append({"id": record.run_id, "state": row["state"], "values": values})
+    return {"columns": ["run", *options, *(column(key).title or key for key in RUN_COLUMNS)], "rows": rows}
+
+
+def _problems(cache: ReadCache, warnings: Sequence[str]) -> list[str]:
+    """Return a line for each run with problems that are in no warning."""
+    new = {
+        run: [line for line in dict.fromkeys(lines) if not any(line in warning for warning in warnings)]
+        for run, lines in cache.problems.items()
+    }
+    return [f"run {run}: {'; '.join(lines)}".replace(f" of run {run}", "") for run, lines in new.items() if lines]

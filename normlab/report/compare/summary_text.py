@@ -1,4 +1,4 @@
-"""The answer of a comparison in sentences: the best cell of each size, its margin, and all outcomes.
+"""The summary of a comparison, printed and on the page: the best cell of each size, its margin, and all outcomes.
 
 Cells of different sizes or lengths of training are not compared: a larger model has a lower loss. A sentence with the
 loss of a cell also counts the cell's diverged seeds.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, combinations
+from typing import NamedTuple
 
 from normlab.analysis.best import Comparison, compare_pairs, rank_by_size
 from normlab.analysis.cells import Cell, resolved_differences
@@ -20,13 +20,25 @@ from normlab.analysis.settings import format_setting
 from normlab.store.format import DAMAGED, DIVERGED, FAILED
 from normlab.store.outcome import REGRESSED, STUCK
 
-MAX_COMPARED = 80
-"""The number of best cells that are compared pair by pair, of all sizes together."""
 MAX_SIZES = 6
 """The number of sizes that the summary has a best cell of."""
 NO_RESULT = "No run has a final loss yet: there is nothing to compare."
 BAD_STATES = {state: state for state in (DIVERGED, FAILED, STUCK, REGRESSED, DAMAGED)} | {"not finished": UNFINISHED}
 """The states of runs that the summary counts, by their names in text."""
+
+
+class Fact(NamedTuple):
+    """A sentence of the summary, and how the page shows it."""
+
+    sentence: str
+    name: str = ""
+    """What the sentence is about."""
+    strong: str = ""
+    """The name of a best cell, which the page shows large before the text."""
+    text: str = ""
+    """The text of the page, if it is not the sentence."""
+    badges: Sequence[tuple[str, str]] = ()
+    """Words in front of the text, each with a kind: yes, no or bad."""
 
 
 def not_comparable(cells: Sequence[Cell]) -> str:
@@ -35,20 +47,10 @@ def not_comparable(cells: Sequence[Cell]) -> str:
     return reason and f"No best cell: {reason}."
 
 
-def all_bad(size: str = "") -> str:
-    """Return the sentence for a size, or for all cells, in which every cell has a bad outcome."""
-    at = f" at {size}" if size else ""
-    return f"No best cell{at}: in every cell with a result, a run diverged, is stuck or regressed."
-
-
 def margins(cells: Sequence[Cell]) -> Mapping[tuple[int, int], Comparison]:
-    """Return the comparison of each pair of cells of one size, by their indices, the better one first.
-
-    Of each size the best cells are compared, `MAX_COMPARED` together.
-    """
+    """Return the comparison of the best cell of each size with the others of its size, by their indices."""
     sizes = rank_by_size(cells).values()
-    most = max(2, MAX_COMPARED // max(len(sizes), 1))
-    return compare_pairs(cells, chain.from_iterable(combinations(ranked[:most], 2) for ranked in sizes))
+    return compare_pairs(cells, [(ranked[0], other) for ranked in sizes for other in ranked[1:]])
 
 
 def margin_text(worse: Cell, compared: Comparison) -> str:
@@ -72,48 +74,48 @@ def margin_text(worse: Cell, compared: Comparison) -> str:
     return f"{undecided} {details}."
 
 
-def summary_sentences(
-    cells: Sequence[Cell],
-    missing: Sequence[str] = (),
-    compared: Mapping[tuple[int, int], Comparison] | None = None,
-) -> list[str]:
-    """Return the sentences that `normlab compare` prints.
+def summary_facts(cells: Sequence[Cell], missing: Sequence[str] = ()) -> list[Fact]:
+    """Return the facts of the summary.
 
     Args:
         cells: The compared cells.
         missing: The state of each run that is in no cell, such as `damaged` or `not started`.
-        compared: The `margins` of the cells, if the caller has them.
     """
     sizes = rank_by_size(cells)
     if not sizes:
-        sentences = [NO_RESULT]
+        facts = [Fact(NO_RESULT, strong=NO_RESULT, text=" ")]
     elif reason := not_comparable(cells):
-        sentences = [reason]
+        facts = [Fact(reason, strong=reason, text=" ")]
     else:
-        compared = margins(cells) if compared is None else compared
+        compared = margins(cells)
         shown = [*sizes.items()][:MAX_SIZES]
-        sentences = [text for size, ranked in shown for text in _best_of_size(cells, size, ranked, compared)]
+        facts = [fact for size, ranked in shown for fact in _best_of_size(cells, size, ranked, compared)]
         if (more := len(sizes) - MAX_SIZES) > 0:
-            sentences.append(f"{counted(more, 'more size')}: see the table of cells.")
-    differences = [f"{line[0].upper()}{line[1:]}." for line in resolved_differences(cells)]
-    return [*sentences, *differences, _count_outcomes(cells, missing), *selection_note(cells)]
+            facts.append(Fact(f"{counted(more, 'more size')}: see the table of cells."))
+    facts += [Fact(f"{line[0].upper()}{line[1:]}.", "also differs") for line in resolved_differences(cells)]
+    return [*facts, _count_outcomes(cells, missing), *map(Fact, selection_note(cells))]
 
 
 def _best_of_size(
     cells: Sequence[Cell], size: str, ranked: Sequence[int], compared: Mapping[tuple[int, int], Comparison]
-) -> Iterator[str]:
-    """Yield the sentences about the best of the ranked cells of one size."""
+) -> Iterator[Fact]:
+    """Yield the facts about the best of the ranked cells of one size."""
     cell, result = cells[ranked[0]], f"validation loss {loss_text(cells[ranked[0]])}, {lr_text(cells[ranked[0]])}"
     if len(ranked) == 1 and (size or len(cells) == 1):
-        yield f"{cell.label}: {result}; no other cell to compare with."
+        text = f"{result}; no other cell to compare with."
+        yield Fact(f"{cell.label}: {text}", size, cell.label, text)
     elif cell.has_bad_outcome:
-        yield all_bad(size)
+        at = f" at {size}" if size else ""
+        yield Fact(f"No best cell{at}: in every cell with a result, a run diverged, is stuck or regressed.", size)
     else:
-        yield f"Best at {size}: {cell.arm}: {result}." if size else f"Best: {cell.label}: {result}."
+        name, strong = (f"Best at {size}", cell.arm) if size else ("Best", cell.label)
+        yield Fact(f"{name}: {strong}: {result}.", name.lower(), strong, f"{result}.")
         if len(ranked) > 1:
-            yield margin_text(cells[ranked[1]], compared[ranked[0], ranked[1]])
+            margin = compared[ranked[0], ranked[1]]
+            badge = ("significant", "yes") if margin.is_lower else ("not significant", "no")
+            yield Fact(margin_text(cells[ranked[1]], margin), "by how much", badges=[badge])
         else:
-            yield "No other cell has a result."
+            yield Fact("No other cell has a result.")
 
 
 def _difference_text(test: PairedTest) -> str:
@@ -126,17 +128,19 @@ def _difference_text(test: PairedTest) -> str:
     return " ".join(parts) + ", " if parts else ""
 
 
-def _count_outcomes(cells: Sequence[Cell], missing: Sequence[str]) -> str:
+def _count_outcomes(cells: Sequence[Cell], missing: Sequence[str]) -> Fact:
     """Return the number of runs in each state other than finished, by cell."""
     total = sum(len(cell.runs) for cell in cells) + len(missing)
     counts = {text: {cell.label: cell.count(state) for cell in cells} for text, state in BAD_STATES.items()}
-    parts = []
+    parts, badges = [], []
     for text, by_name in {**counts, "in no cell": Counter(missing)}.items():
         if number := sum(by_name.values()):
             names = name_some([f"{name} ({count})" for name, count in by_name.items() if count])
             parts.append(f"{number} {text}: {names}")
+            badges.append((f"{number} {text}", "bad" if text in counts and text != "not finished" else "no"))
     runs = counted(total, "run")
-    return f"Of {runs}, {'. '.join(parts)}." if parts else f"{'' if total == 1 else 'All '}{runs} finished."
+    sentence = f"Of {runs}, {'. '.join(parts)}." if parts else f"{'' if total == 1 else 'All '}{runs} finished."
+    return Fact(sentence, "outcomes", badges=badges)
 
 
 def selection_note(cells: Sequence[Cell]) -> list[str]:

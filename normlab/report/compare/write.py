@@ -6,13 +6,12 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from normlab.errors import warn
 from normlab.report.compare.data import ReadCache, page_data
-from normlab.report.pages.shell import CHART, check_page, page, write_page
+from normlab.report.pages.shell import CHART, check_page, page, write_output
 from normlab.report.tables import Row
 from normlab.store.files import check_links
 from normlab.store.query import Selection, select_runs
@@ -65,7 +64,7 @@ class ComparePage:
         """
         by, where, channels = (self.by, self.where, self._channels) if selection.started else (None, (), {})
         data = page_data(selection, by, where, channels, cache)
-        return data | {"version": self.version, "written": time.time(), **self._commands}
+        return data | {"version": self.version, "written": time.time(), "command": self._command}
 
     def html(self, data: Row, *, live: bool = False) -> str:
         """Return the page; `live` for one that requests new data from the server that sent it."""
@@ -89,23 +88,20 @@ class ComparePage:
         data = self.data(selection)
         for line in [*data["warnings"], *data["problems"]]:
             warn(line)
-        write_page(path, self.html(data))
+        write_output(path, self.html(data).encode())
         return data["summary"], path
 
     @property
     def _channels(self) -> dict[str, Any]:
         return {channel: option for channel, option in self.channels.items() if option is not None}
 
-    @cached_property
-    def _commands(self) -> dict[str, str]:
-        """The command that writes the page, and the arguments of `normlab figure` for the same runs."""
+    @property
+    def _command(self) -> str:
+        """The command that writes the page."""
         flags = ["--by", ",".join(self.by)] if self.by is not None else []
         flags += [part for condition in self.where for part in ("--where", condition)]
         flags += ["--results-dir", self.results_dir] if self.results_dir != "results" else []
-        figure = ""
-        if len(self.names) < 2:  # `normlab figure` takes one sweep or folder
-            figure = shlex.join([*(self.names or [self.results_dir]), *flags])
         for channel, option in self._channels.items():
             flags += [f"--{channel}", option if isinstance(option, str) else ",".join(option)]
         flags += ["-o", str(self.output)] if self.output is not None else []
-        return {"command": shlex.join(["normlab", "compare", *self.names, *flags]), "figure": figure}
+        return shlex.join(["normlab", "compare", *self.names, *flags])

@@ -24,7 +24,6 @@ SHARED = Path(__file__).parent
 """The folder of the shared styles and scripts."""
 CHART = (SHARED / "chart.css", SHARED / "chart.js")
 """The assets that draw figures."""
-_HTML_STARTS = (b"<!doctype html", b"<html")
 _ALTERNATIVE = "name (-o)"
 """The end of "choose another ..." in error messages."""
 
@@ -33,14 +32,12 @@ def check_page(path: Path, option: str) -> None:
     """Check that a page can be written to a path.
 
     Raises:
-        ConfigError: The path has a suffix other than .html or .htm, is a folder, or is a file that is not HTML.
+        ConfigError: The path is a folder, or has a suffix other than .html or .htm.
     """
-    if path.suffix.lower() not in ("", ".html", ".htm"):
-        raise ConfigError(f"{option} {path}: a page is HTML; choose a name that ends in .html")
     if os.path.isdir(path):  # Path.is_dir raises for a name that is too long
         raise ConfigError(f"{option} {path}: is a folder; choose a file in it, such as {path / 'page.html'}")
-    if not path.suffix and os.path.exists(path) and not _is_html(path):
-        raise ConfigError(f"{option} {path}: exists and is not HTML; choose another name, such as {path}.html")
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"{option} {path}: a page is HTML; choose a name that ends in .html")
 
 
 def page(title: str, body: str, data: Mapping[str, Any], assets: Sequence[Path], *, may_connect: bool = False) -> str:
@@ -67,17 +64,12 @@ def page(title: str, body: str, data: Mapping[str, Any], assets: Sequence[Path],
     )
 
 
-def write_page(path: Path, text: str) -> None:
-    """Write or replace a page, and create its folders.
+def write_output(path: Path, content: bytes) -> None:
+    """Write or replace the file of -o, and create its folders.
 
     Raises:
-        StoreError: The file could not be written; an existing page is unchanged.
+        StoreError: The file could not be written; an existing file is unchanged.
     """
-    write_output(path, text.encode())
-
-
-def write_output(path: Path, content: bytes) -> None:
-    """Write or replace the file of -o, and create its folders; errors as in `write_page`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -92,17 +84,6 @@ def as_json(data: Mapping[str, Any]) -> str:
     except ValueError:  # a NaN or an infinity; `encode` takes longer than the rest of a large page
         text = json.dumps(encode(data), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _is_html(path: Path) -> bool:
-    """Whether a file is readable and starts like HTML."""
-    try:
-        if not path.is_file():  # reading a pipe can block forever
-            return False
-        with path.open("rb") as file:
-            return file.read(len(_HTML_STARTS[0])).lower().startswith(_HTML_STARTS)
-    except OSError:
-        return False
 
 
 def _read_joined(paths: Sequence[Path], suffix: str) -> str:

@@ -47,6 +47,7 @@ def trained(make_run: Callable[..., RunFolder]) -> Callable[..., RunFolder]:
             record["config"]["optim"] |= {"warmup_steps": warmup}
             record["config"]["train"] |= {"batch_size": 8, "accumulation": 2}
             record["config"]["model"] |= {"context": 64}
+            record["identity"]["config"] |= {name: record["config"][name] for name in ("optim", "train", "model")}
             (folder.path / "run.json").unlink()
             RunFolder.create(folder.path, {key: value for key, value in record.items() if key != "version"})
         rng = np.random.default_rng(zlib.crc32(run_id.encode()))

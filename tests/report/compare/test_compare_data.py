@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
 
 import numpy as np
 import pytest
+from synthetic_runs import Record, write_sweep
 
 from normlab.analysis.intervals import holm
 from normlab.report.compare import data as compare_data
-from normlab.report.figure_points import MAX_POINTS
+from normlab.report.figure_points import MAX_POINTS, MOMENTS
 from normlab.report.histories import histories, read_statistics
+from support.compare_pages import lines_of
 
 
 def printed(run_command, *arguments):
@@ -26,49 +27,33 @@ def test_where_selects_runs(grid, compare, run_command, tmp_path):
     grid()
     arguments = ["--by", "norm", "--where", "model.depth>=4,norm=rmsnorm"]
     data, rows = compare(*arguments), printed(run_command, str(tmp_path), *arguments)
-    assert [{key: cell[key] for key in rows[0]} for cell in data["cells"]] == rows
+    (point,) = [point for points in lines_of(data, "factor").values() for point in points]
+    assert [point["y"]] == [row["val_loss"] for row in rows]
     assert len(data["run_table"]["rows"]) == 12
 
 
 def test_margins_equal_comparisons_of_summarize(grid, compare, run_command, tmp_path):
-    """Each pair of one depth against the row of `--against` with the better cell as the baseline."""
+    """The best of each depth against the row of the second best in `--against` the best."""
     grid()
     data = compare("--by", "norm,placement,model.depth")
-    checked = 0
-    for better, worse, is_significant, text in data["margins"]:
-        a, b = data["cells"][better], data["cells"][worse]
-        against = ",".join(f"{option}={a[option]}" for option in data["by"])
-        rows = {
-            row["cell"]: row
-            for row in printed(run_command, str(tmp_path), "--by", ",".join(data["by"]), "--against", against)
-        }
-        row = rows[b["cell"]]
-        assert row["baseline"] == a["cell"]
-        assert b["label"] in text
-        if isinstance(row["difference"], float) and isinstance(row["difference_low"], float):
-            found = re.search(r"paired difference ([-+\d.]+)", text)
-            assert found
-            assert float(found[1]) == pytest.approx(-row["difference"], abs=6e-5)
-            same_depth = [r for r in rows.values() if r["model.depth"] == a["model.depth"] and r["cell"] != a["cell"]]
-            p_values = [r["p"] for r in same_depth]
-            p = holm(p_values)[same_depth.index(row)]
-            assert f"p = {p:.2g}" in text
-            assert is_significant == (row["difference_low"] > 0 and p < 0.05)
-            checked += 1
-    assert checked >= 3
-    assert [size for size, _ in data["sizes"]] == ["depth 2", "depth 4"]
-    assert {(better, worse) for better, worse, *_ in data["margins"]} == {
-        pair for _, ranked in data["sizes"] for pair in itertools.combinations(ranked, 2)
-    }
-
-
-def test_margins_of_the_best_cells_only(grid, compare, monkeypatch):
-    grid()
-    monkeypatch.setattr("normlab.report.compare.summary_text.MAX_COMPARED", 6)
-    data = compare("--by", "norm,placement,model.depth")
-    expected = [[*pair] for _, ranked in data["sizes"] for pair in itertools.combinations(ranked[:3], 2)]
-    assert sorted(pair[:2] for pair in data["margins"]) == sorted(expected)
-    assert len(expected) == 6
+    margins = [fact for fact in data["facts"] if fact["name"] == "by how much"]
+    assert len(margins) == 2
+    for depth, margin in zip((2, 4), margins, strict=True):
+        rows = printed(run_command, str(tmp_path), "--where", f"depth={depth}", "--by", "norm,placement")
+        best, second = sorted((row for row in rows if not row["seeds_diverged"]), key=lambda row: row["val_loss"])[:2]
+        against = f"norm={best['norm']},placement={best['placement']}"
+        where = ["--where", f"depth={depth}", "--by", "norm,placement", "--against", against]
+        rows = {row["cell"]: row for row in printed(run_command, str(tmp_path), *where)}
+        row = rows[second["cell"]]
+        found = re.search(r"paired difference ([-+\d.]+)", margin["sentence"])
+        assert found
+        assert float(found[1]) == pytest.approx(-row["difference"], abs=6e-5)
+        others = [each for cell, each in rows.items() if cell != best["cell"]]
+        p = holm([each["p"] for each in others])[others.index(row)]
+        assert p is not None
+        assert f"p = {p:.2g}" in margin["sentence"]
+        is_lower = row["difference_low"] > 0 and p < 0.05
+        assert margin["badges"] == [["significant", "yes"] if is_lower else ["not significant", "no"]]
 
 
 def test_curves_are_means_and_ranges_of_the_seeds(trained, compare):
@@ -77,8 +62,9 @@ def test_curves_are_means_and_ranges_of_the_seeds(trained, compare):
     losses[2, 800:] = np.nan
     for seed, values in enumerate(losses):
         trained(f"run{seed}", losses=values.tolist(), steps=1000, seed=seed)
-    (cell,) = compare()["cells"]
-    points = np.array(cell["curves"]["train_loss"])
+    data = compare()
+    (points,) = lines_of(data, "loss", "train_loss").values()
+    points = np.array(points)
     size = math.ceil(1000 / MAX_POINTS)
     bins = [losses[:, at : at + size] for at in range(0, 1000, size)]
     assert len(points) == len(bins) <= MAX_POINTS
@@ -88,67 +74,76 @@ def test_curves_are_means_and_ranges_of_the_seeds(trained, compare):
         assert mean == pytest.approx(np.mean([row.mean() for row in kept]), rel=1e-5)
         assert (low, high) == pytest.approx((min(map(np.min, kept)), max(map(np.max, kept))), rel=1e-5)
     assert max(points[:, 3]) == 9.0  # no spike is lost
-    assert cell["curves"]["val_loss"] == [[0, 5.5, 5.5, 5.5], [1000, 2, 2, 2]]
+    assert [*lines_of(data, "loss", "val_loss").values()] == [[[0, 5.5, 5.5, 5.5], [1000, 2, 2, 2]]]
 
 
 def test_a_short_curve_has_every_step(trained, compare):
     trained("one", losses=[5.0, 4.0, 3.0, 2.0])
-    (cell,) = compare()["cells"]
-    assert cell["curves"]["train_loss"] == [[step, 5 - step, 5 - step, 5 - step] for step in range(4)]
-    assert cell["curves"]["grad_norm"] == [[step, 6 - step, 6 - step, 6 - step] for step in range(4)]
+    data = compare()
+    for series, first in (("train_loss", 5), ("grad_norm", 6)):
+        (points,) = lines_of(data, "loss", series).values()
+        assert points == [[step, first - step, first - step, first - step] for step in range(4)]
 
 
 def test_layers_are_medians_and_ranges_of_the_seeds(trained, compare):
     made = [trained(f"run{seed}", measured=range(0, 20, 2), seed=seed) for seed in range(3)]
-    (cell,) = compare()["cells"]
+    data = compare()
+    (figure,) = [figure for figure in data["figures"] if figure["id"] == "layers"]
     measured = [{(name, each.site): each for name, each in histories(read_statistics(run, []))} for run in made]
     moments = {"first": 0, "warmup": 3, "last": -1}  # warm-up ends at step 5, so the first step after it is 6
-    assert len(cell["layers"]) > 5
-    for key, by_moment in cell["layers"].items():
+    assert len(figure["variants"]) > 5
+    for key in figure["variants"]:
         name, _, site = key.partition(" ")
         for moment, at in moments.items():
-            for layer, mean, low, high in by_moment[moment]:
+            (points,) = lines_of(data, "layers", key, MOMENTS[moment]).values()
+            for layer, mean, low, high in points:
                 values = [float(run[name, site].values[at, layer]) for run in measured]
                 assert (mean, low, high) == pytest.approx((np.median(values), min(values), max(values)), rel=1e-5)
 
 
 def test_a_large_page_has_fewer_steps_of_layers(trained, compare, monkeypatch):
     trained("run", measured=range(0, 20, 2))
-    full = compare()
+    full = compare()["figures"][-1]
     monkeypatch.setattr(compare_data, "MAX_LAYER_VALUES", 1)
-    small = compare()
-    assert list(full["moments"]) == ["first", "warmup", "last"]
-    assert list(small["moments"]) == ["last"]
-    assert {key: {"last": value["last"]} for key, value in full["cells"][0]["layers"].items()} == small["cells"][0][
-        "layers"
-    ]
+    small = compare()["figures"][-1]
+    assert {tuple(each) for each in full["variants"].values()} == {
+        tuple(MOMENTS[at] for at in ("last", "first", "warmup"))
+    }
+    last = MOMENTS["last"]
+    assert {key: {last: each[last]} for key, each in full["variants"].items()} == small["variants"]
+
+
+def test_the_smallest_gradient_is_that_of_the_profiles(compare, tmp_path):
+    write_sweep(
+        tmp_path, "made", [Record(placement=name, depth=6, steps=40, stats_every=10) for name in ("pre", "post")]
+    )
+    data = compare("made")
+    ratios = {}
+    for (_, label), points in lines_of(data, "layers", "dresid_rms", MOMENTS["last"]).items():
+        *layers, head = points
+        value, layer = min((value, layer) for layer, value, *_ in layers)
+        ratios[value / head[1]] = f"{label}: layer {layer} has {value / head[1]:.2g} times the gradient at the LM head."
+    (fact,) = [fact for fact in data["facts"] if fact["name"] == "gradients"]
+    assert fact["sentence"].endswith(ratios[min(ratios)])
+    assert fact["sentence"].startswith("In ") == (min(ratios) < 0.1)
 
 
 def test_cost_and_outcomes(trained, compare):
-    trained("a", status={"tokens": 1000, "seconds": 1800.0}, seed=0)
-    trained("b", math.inf, status={"tokens": 500, "seconds": 900.0}, seed=1, steps=4)
-    trained("c", state="failed", status={"tokens": 0, "seconds": 0.0}, seed=2)
-    (cell,) = compare()["cells"]
-    assert (cell["tokens"], cell["hours"]) == (1500, 0.75)
-    assert cell["bad"] == {"diverged": 1, "failed": 1}
-    assert (cell["is_bad"], cell["diverged_at"]) == (True, [4])
-
-
-def test_flops_are_summed_where_every_record_has_them(trained, compare):
-    trained("a", run={"flops_per_token": 3e6}, status={"tokens": 1000}, seed=0)
-    trained("b", run={"flops_per_token": 3e6}, status={"tokens": 500}, seed=1)
-    assert compare()["cells"][0]["flops"] == 4.5e9
-    trained("c", status={"tokens": 500}, seed=2)
-    assert compare()["cells"][0]["flops"] is None
-
-
-def test_the_runs_of_a_pack_share_its_time(trained, compare):
-    pack = {"sweep": "s", "number": 0, "runs": ["a", "b", "other"]}
-    for seed, name in enumerate("ab"):
-        trained(name, status={"seconds": 3600.0, "pack": pack}, seed=seed)
+    """The runs of a pack share its time."""
+    pack = {"sweep": "s", "number": 0, "runs": ["a", "b"]}
+    flops = {"flops_per_token": 3e6}
+    trained("a", run=flops, status={"tokens": 1000, "seconds": 3600.0, "pack": pack}, seed=0)
+    trained("b", math.inf, run=flops, status={"tokens": 500, "seconds": 3600.0, "pack": pack}, seed=1, steps=4)
     data = compare()
-    assert data["cells"][0]["hours"] == pytest.approx(2 / 3)
+    assert "2 runs, 1500 tokens, 4.50e9 FLOPs, 1 hours of training." in [fact["sentence"] for fact in data["facts"]]
     assert any(note.startswith("tok/s: of one run; ") for note in data["notes"])
+    (figure,) = [figure for figure in data["figures"] if figure["id"] == "loss"]
+    assert figure["variants"]["train_loss"][""]["panels"][0]["lines"][0][2] == [4]  # the step of the divergence
+    trained("c", state="failed", status={"tokens": 0, "seconds": 900.0}, seed=2)
+    data = compare()
+    assert "3 runs, 1500 tokens, 4.50e9 FLOPs, 1.25 hours of training." in [fact["sentence"] for fact in data["facts"]]
+    badges = [fact["badges"] for fact in data["facts"] if fact["name"] == "outcomes"]
+    assert badges == [[["1 diverged", "bad"], ["1 failed", "bad"]]]
 
 
 def test_an_option_that_follows_from_another_is_a_warning(trained, compare):
@@ -168,20 +163,24 @@ def test_default_factors(trained, compare):
     assert compare()["by"] == ["norm", "placement"]
     trained("c", norm="rmsnorm", depth=4)
     assert compare()["by"] == ["model.depth"]
-    trained("d", norm="layernorm", placement="post", run={"resolved": {"device": "cuda", "precision": "bf16"}})
+    trained(
+        "d",
+        norm="layernorm",
+        placement="post",
+        run={"resolved": {"device": "cuda", "device_name": "H200", "precision": "bf16"}},
+    )
     data = compare()
     assert data["by"] == ["norm", "placement", "model.depth"]
     assert data["run_table"]["columns"][:6] == ["run", *data["by"], "optim.lr", "seed"]
-    assert [line.partition(":")[0] for line in data["caveats"][:2]] == [
-        "the runs use 2 precisions", "the runs use 2 devices",
-    ]  # fmt: skip
+    assert data["caveats"][0] == "the runs differ in device cpu and cuda H200; precision bf16 and fp32"
 
 
 def test_channels_of_the_command(grid, compare):
     grid()
-    assert compare()["channels"] == {"model.depth": "x", "norm": "color", "placement": "panel"}
-    chosen = compare("--x", "placement", "--color", "model.depth", "--style", "norm")["channels"]
-    assert chosen == {"placement": "x", "model.depth": "color", "norm": "style"}
+    panels = {panel for panel, _ in lines_of(compare(), "factor")}
+    assert panels == {"post-norm", "pre-norm"}
+    chosen = lines_of(compare("--x", "placement", "--color", "model.depth", "--style", "norm"), "factor")
+    assert {label for _, label in chosen} == {f"depth {d}, {norm}" for d in (2, 4) for norm in ("LayerNorm", "RMSNorm")}
 
 
 def test_interactions_are_those_of_summarize(grid, compare, tmp_path, run_command, monkeypatch):
@@ -204,11 +203,7 @@ def test_losses_that_are_not_comparable(trained, compare):
     trained("a", norm="rmsnorm", run={"corpus": corpora[0], "versions": {"torch": "2.1"}})
     trained("b", norm="layernorm", run={"corpus": corpora[1], "versions": {"torch": "2.2"}})
     data = compare()
-    assert data["caveats"][:3] == [
-        "the runs use 2 corpora: ab abababab, cd cdcdcdcd: their losses are not comparable",
-        "the runs use 2 tokenizers: bpe, bytes: tokens differ, so their losses are not comparable",
-        "the runs differ in numerics: torch 2.1 and 2.2: equal options and seeds give different bits",
-    ]
+    corpora = "the runs differ in corpus ab abababab and cd cdcdcdcd; tokenizer bpe 257 and bytes 257"
+    assert data["caveats"][0] == f"{corpora}; numerics (torch) 2.1 and 2.2"
     assert data["interactions"]["rows"] == []
-    assert data["not_comparable"].startswith("No best cell: the runs use 2 corpora (ab abababab, cd ")
-    assert data["summary"][0] == data["not_comparable"]
+    assert data["summary"][0].startswith(f"No best cell: {corpora}, so ")

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from normlab.report.compare.write import ComparePage
+from normlab.report.figure_points import MOMENTS
 from normlab.stats.profiles import Profiles
 from normlab.store.format import with_checksum
-from normlab.store.plans import Plan, PlannedRun, sweep_folder, write_plan
+from normlab.store.plans import Plan, PlannedRun, sweep_folder
 from normlab.store.query import select_runs
-from normlab.store.runs import RunFolder
+from normlab.sweeps.files import write_plan
+from support.compare_pages import lines_of
 
 IMG = "<img src=x onerror=alert(1)>"
 ODD = [
@@ -64,37 +66,32 @@ def test_missing_damaged_and_running_records_are_listed(trained, compare, run_co
     runs = {run["id"]: run for run in data["run_table"]["rows"]}
     note = {name: run["values"][-1] for name, run in runs.items()}
     assert {name: run["state"] for name, run in runs.items()} == {
-        "good": "finished", "bare": "damaged", "hollow": "empty", "killed": "killed", "running": "running",
+        "good": "finished", "bare": "damaged", "hollow": "not started", "killed": "killed", "running": "running",
         "torn": "finished", "new": "not started",
     }  # fmt: skip
     assert note["good"] == ""
     assert "is damaged (not a JSON object)" in note["bare"]
-    assert "holds no run" in note["hollow"]
     assert note["killed"].startswith("killed at step 20 of 100")
     assert note["running"].startswith("still running")
-    assert note["torn"].startswith("2 lines of the metrics cannot be read")
+    assert note["torn"].startswith("3 lines of the metrics cannot be read")
     assert note["new"] == "planned by the sweep mine, not started"
-    assert {name for name, run in runs.items() if run["cell"] is None} == {"bare", "hollow", "new"}
     assert data["title"] == "mine"
     lines = [f"warning: {warning}" for warning in data["warnings"]]
     assert err.splitlines()[: len(lines)] == lines
-    assert lines[0] == "warning: runs that have not started: 1 of 7"
+    assert lines[0] == "warning: runs that have not started: 2 of 7"
     broken = [line.split(": ")[:2] for line in err.splitlines()[len(lines) :]]
-    assert sorted(broken) == [["warning", f"run {name}"] for name in ("hollow", "torn")]
+    assert sorted(broken) == [["warning", f"run {name}"] for name in ("torn",)]
     assert [line.split(": ")[:2] for line in err.splitlines() if "bare" in line] == [
         ["warning", "run bare is damaged and is left out"]
     ]
-    assert "3 in no cell: damaged (1); empty (1); not started (1)" in data["summary"][1]
-    rows = compare(str(tmp_path))["run_table"]["rows"]
-    assert [run["id"] for run in rows if run["state"] == "empty"] == ["hollow"]
+    assert "3 in no cell: damaged (1); not started (2)" in data["summary"][1]
 
 
 def test_page_without_any_readable_run(trained, compare):
     for name in "ab":
         (trained(name).path / "run.json").write_text("no")
     data = compare()
-    assert data["cells"] == []
-    assert (data["order"], data["sizes"], data["margins"]) == ([], [], [])
+    assert data["cell_table"]["rows"] == data["figures"] == []
     assert data["summary"] == [
         "No run has a final loss yet: there is nothing to compare.", "Of 2 runs, 2 in no cell: damaged (2).",
     ]  # fmt: skip
@@ -124,17 +121,17 @@ def test_names_that_a_terminal_would_obey(trained, run_command, tmp_path):
         assert code == expected
         assert "\x1b" not in out + err
         assert ((out or err).splitlines()[-1] == str(path / "compare.html")) is (not expected)
-        assert ("is not the name of a sweep" in err) is bool(expected)
+        assert ("plan.json: is " in err) is bool(expected)
 
 
-def test_run_without_settings_is_in_no_cell(trained, compare):
+def test_run_without_settings_is_in_no_cell(trained, compare, tmp_path):
     trained("a")
     trained("b", run={"config": 7})
     data = compare()
-    assert data["summary"][1] == "Of 2 runs, 1 in no cell: no settings on record (1)."
+    assert data["summary"][1] == "Of 2 runs, 1 in no cell: damaged (1)."
     assert data["warnings"] == [
-        "run b is damaged and is left out: its run.json names no learning rate; "
-        "restore a copy, or delete the run's folder and run it again"
+        f"run b is damaged and is left out: {tmp_path}/runs/b/run.json: is damaged (Expected `object`, got `int` - at "
+        "`$.config`); restore a copy, or delete the run's folder and run it again"
     ]
 
 
@@ -181,7 +178,8 @@ def test_absurd_rows(trained, compare, value):
         file.write(json.dumps({"kind": value}).encode() + b"\n" + json.dumps([value]).encode() + b"\n[[[[\n")
     data = compare()
     assert [run["state"] for run in data["run_table"]["rows"]] == ["finished"]
-    assert len(data["cells"][0]["curves"]["train_loss"]) >= 20
+    (points,) = lines_of(data, "loss", "train_loss").values()
+    assert len(points) >= 20
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -205,7 +203,7 @@ def test_absurd_statistics(trained, compare, seed):
     trained("sound", measured=[0, 5, 10], seed=99)
     data = compare()
     assert len(data["run_table"]["rows"]) == 17
-    assert data["cells"][0]["layers"]
+    assert data["figures"][-1]["id"] == "layers"
 
 
 def test_statistics_that_overflow(trained, compare):
@@ -215,19 +213,9 @@ def test_statistics_that_overflow(trained, compare):
         for step, value in ((5, np.inf), (6, np.nan), (7, 3e38), (8, 0.0)):
             values = np.full((1, part.layout.width), value)
             folder.statistics.append("core", Profiles(part.layout, np.array([step]), values))
-    (cell,) = compare()["cells"]
-    assert cell["layers"]["resid_rms"]["last"] == [[layer, 0, 0, 0] for layer in range(1, 4)]
-    assert cell["layers"]["resid_rms"]["warmup"] == []  # all are infinite
-
-
-@pytest.mark.exhaustive
-def test_two_hundred_runs(trained, tmp_path):
-    """A page of 200 runs of 2,000 steps, measured every 10 steps, has less than 12 MB."""
-    rng = np.random.default_rng(0)
-    losses = (5 - np.arange(2000) / 1000 + rng.normal(0, 0.05, 2000)).tolist()
-    for number in range(200):
-        options = {"norm": "abcde"[number % 5], "lr": (1e-3, 1e-2)[number // 5 % 2], "seed": number // 10}
-        trained(f"run{number:03}", 2 + number / 999, losses=losses, measured=range(0, 2000, 10), steps=2000, **options)
-    _, page = ComparePage(names=[str(tmp_path)]).write()
-    assert page.stat().st_size < 12e6
-    assert all(isinstance(RunFolder(path).run(), dict) for path in (tmp_path / "runs").iterdir())
+    data = compare()
+    last, first = (lines_of(data, "layers", "resid_rms", MOMENTS[at]) for at in ("last", "first"))
+    assert [*last.values()] == [[[layer, 0, 0, 0] for layer in range(1, 4)]]
+    assert len(first) == 1
+    (figure,) = [figure for figure in data["figures"] if figure["id"] == "layers"]
+    assert MOMENTS["warmup"] not in figure["variants"]["resid_rms"]  # all are infinite

@@ -59,6 +59,16 @@ class Architecture:
     patch: Callable[[Any, pytest.MonkeyPatch], None] | None = None
 
 
+def alike(
+    decoders: Mapping[str, tuple[str | type[nn.Module], Mapping[str, Any]]], **options: Any
+) -> list[Architecture]:
+    """Return decoders that differ only in their class and config in transformers, by name."""
+    return [
+        Architecture(name=name, transformers_class=kind, config=config, **options)
+        for name, (kind, config) in decoders.items()
+    ]
+
+
 # Combinations of our weights
 
 

@@ -44,6 +44,7 @@ from support.architectures.architecture import (
     TANH,
     UNGATED,
     Architecture,
+    alike,
     by_head,
     halves_exchanged,
     plus_one,
@@ -139,35 +140,14 @@ PRE_EXTRA_NORMS = [
         block_weights=LLAMA_ATTN | ONE_EXPERT_MLP | LLAMA_PRE | LLAMA_QK,
         zero_in_transformers=("mlp.gate.weight",),
     ),
-    Architecture(
-        name="GLM-4.5, its dense layers",
-        transformers_class="Glm4MoeForCausalLM",
+    *alike(
+        {
+            "GLM-4.5, its dense layers": ("Glm4MoeForCausalLM", DENSE | {"use_qk_norm": True}),
+            "dots.llm1, its dense layers": ("Dots1ForCausalLM", DENSE | FULL_ATTENTION),
+            "EXAONE with experts, its dense layers": ("ExaoneMoeForCausalLM", DENSE | SLIDING_ATTENTION),
+            "HY3, its dense layers": ("HYV3ForCausalLM", DENSE),
+        },
         overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=head",
-        config=DENSE | {"use_qk_norm": True},
-        model_weights=LLAMA_ENDS,
-        block_weights=LLAMA_ATTN | GATED | LLAMA_PRE | LLAMA_QK,
-    ),
-    Architecture(
-        name="dots.llm1, its dense layers",
-        transformers_class="Dots1ForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=head",
-        config=DENSE | FULL_ATTENTION,
-        model_weights=LLAMA_ENDS,
-        block_weights=LLAMA_ATTN | GATED | LLAMA_PRE | LLAMA_QK,
-    ),
-    Architecture(
-        name="EXAONE with experts, its dense layers",
-        transformers_class="ExaoneMoeForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=head",
-        config=DENSE | SLIDING_ATTENTION,
-        model_weights=LLAMA_ENDS,
-        block_weights=LLAMA_ATTN | GATED | LLAMA_PRE | LLAMA_QK,
-    ),
-    Architecture(
-        name="HY3, its dense layers",
-        transformers_class="HYV3ForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=head",
-        config=DENSE,
         model_weights=LLAMA_ENDS,
         block_weights=LLAMA_ATTN | GATED | LLAMA_PRE | LLAMA_QK,
     ),
@@ -180,25 +160,22 @@ PRE_EXTRA_NORMS = [
         block_weights=LLAMA_ATTN | ONE_EXPERT_MLP | LLAMA_PRE | LLAMA_QK,
         zero_in_transformers=("mlp.gate.weight",),
     ),
-    Architecture(
-        # Its full attention alone.
-        name="Qwen3.5",
-        transformers_class="Qwen3_5ForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_qwen3_next placement=pre model.qk_norm=head",
-        config=FULL_ATTENTION
-        | {
-            "head_dim": HEAD_WIDTH,
-            "rope_parameters": ROTATION | {"mrope_section": [2, 1, 1], "mrope_interleaved": True},
+    *alike(
+        {
+            "Qwen3.5": (
+                "Qwen3_5ForCausalLM",
+                FULL_ATTENTION
+                | {
+                    "head_dim": HEAD_WIDTH,
+                    "rope_parameters": ROTATION | {"mrope_section": [2, 1, 1], "mrope_interleaved": True},
+                },
+            ),
+            "Qwen3-Next": (
+                "Qwen3NextForCausalLM",
+                FULL_ATTENTION | {"head_dim": HEAD_WIDTH, "mlp_only_layers": list(range(DEPTH))},
+            ),
         },
-        model_weights=LLAMA_ENDS,
-        block_weights=LLAMA_ATTN | GATED | LLAMA_PRE | LLAMA_QK | QWEN_GATED_ATTN,
-    ),
-    Architecture(
-        # Its full attention alone.
-        name="Qwen3-Next",
-        transformers_class="Qwen3NextForCausalLM",
         overrides=f"{LLAMA} norm=rmsnorm_qwen3_next placement=pre model.qk_norm=head",
-        config=FULL_ATTENTION | {"head_dim": HEAD_WIDTH, "mlp_only_layers": list(range(DEPTH))},
         model_weights=LLAMA_ENDS,
         block_weights=LLAMA_ATTN | GATED | LLAMA_PRE | LLAMA_QK | QWEN_GATED_ATTN,
     ),

@@ -27,17 +27,48 @@ from support.architectures.architecture import (
     UNGATED,
     WIDTH,
     Architecture,
+    alike,
     joined,
     transposed,
 )
 from support.transformers_models import CONTEXT
 
 PRE_RMS_NORM = [
-    Architecture(
-        name="Mistral",
-        transformers_class="MistralForCausalLM",
+    *alike(
+        {
+            "Mistral": ("MistralForCausalLM", {"sliding_window": None}),
+            "Granite": (
+                "GraniteForCausalLM",
+                {
+                    "attention_multiplier": HEAD_WIDTH**-0.5,
+                    "embedding_multiplier": 1.0,
+                    "residual_multiplier": 1.0,
+                    "logits_scaling": 1.0,
+                },
+            ),
+            "SmolLM3": ("SmolLM3ForCausalLM", {"no_rope_layers": [1] * DEPTH}),
+            "Seed-OSS": ("SeedOssForCausalLM", {"attention_bias": False, "head_dim": HEAD_WIDTH}),
+            "Ministral": ("MinistralForCausalLM", FULL_ATTENTION | {"head_dim": HEAD_WIDTH, "sliding_window": CONTEXT}),
+            "Ministral 3": (
+                "Ministral3ForCausalLM",
+                {
+                    "head_dim": HEAD_WIDTH,
+                    "sliding_window": None,
+                    "rope_parameters": ROTATION
+                    | {"llama_4_scaling_beta": 0.0, "original_max_position_embeddings": CONTEXT},
+                },
+            ),
+            "CWM": (
+                "CwmForCausalLM",
+                FULL_ATTENTION
+                | {"head_dim": HEAD_WIDTH, "bos_token_id": 0, "eos_token_id": 0, "sliding_window": CONTEXT},
+            ),
+            "Qwen2 with experts, its dense layers": (
+                "Qwen2MoeForCausalLM",
+                {"mlp_only_layers": list(range(DEPTH)), "qkv_bias": False},
+            ),
+        },
         overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
-        config={"sliding_window": None},
         model_weights=LLAMA_ENDS,
         block_weights=LLAMA_ATTN | GATED | LLAMA_PRE,
     ),
@@ -57,36 +88,6 @@ PRE_RMS_NORM = [
         block_weights=GATE_AND_UP | LLAMA_PRE | {"self_attn.qkv_proj": joined(*QKV), "self_attn.o_proj": "attn.out"},
     ),
     Architecture(
-        name="Granite",
-        transformers_class="GraniteForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
-        config={
-            "attention_multiplier": HEAD_WIDTH**-0.5,
-            "embedding_multiplier": 1.0,
-            "residual_multiplier": 1.0,
-            "logits_scaling": 1.0,
-        },
-        model_weights=LLAMA_ENDS,
-        block_weights=LLAMA_ATTN | GATED | LLAMA_PRE,
-    ),
-    Architecture(
-        name="SmolLM3",
-        transformers_class="SmolLM3ForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
-        # A one is a layer that rotates.
-        config={"no_rope_layers": [1] * DEPTH},
-        model_weights=LLAMA_ENDS,
-        block_weights=LLAMA_ATTN | GATED | LLAMA_PRE,
-    ),
-    Architecture(
-        name="Seed-OSS",
-        transformers_class="SeedOssForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
-        config={"attention_bias": False, "head_dim": HEAD_WIDTH},
-        model_weights=LLAMA_ENDS,
-        block_weights=LLAMA_ATTN | GATED | LLAMA_PRE,
-    ),
-    Architecture(
         name="Helium",
         transformers_class="HeliumForCausalLM",
         overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre norm.eps=1e-8",
@@ -94,11 +95,15 @@ PRE_RMS_NORM = [
         model_weights=LLAMA_ENDS,
         block_weights=NEIGHBOURS_ATTN | GATED | LLAMA_PRE,
     ),
-    Architecture(
-        name="ERNIE 4.5",
-        transformers_class="Ernie4_5ForCausalLM",
+    *alike(
+        {
+            "ERNIE 4.5": ("Ernie4_5ForCausalLM", {"head_dim": HEAD_WIDTH}),
+            "ERNIE 4.5 with experts, its dense layers": (
+                "Ernie4_5_MoeForCausalLM",
+                {"head_dim": HEAD_WIDTH, "moe_layer_start_index": DEPTH},
+            ),
+        },
         overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
-        config={"head_dim": HEAD_WIDTH},
         model_weights=LLAMA_ENDS,
         block_weights=NEIGHBOURS_ATTN | GATED | LLAMA_PRE,
     ),
@@ -109,51 +114,6 @@ PRE_RMS_NORM = [
         config={"head_dim": HEAD_WIDTH, "attention_bias": False},
         model_weights=LLAMA_ENDS,
         block_weights=NEIGHBOURS_ATTN | GATE_AND_UP | LLAMA_PRE,
-    ),
-    Architecture(
-        name="Ministral",
-        transformers_class="MinistralForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
-        config=FULL_ATTENTION | {"head_dim": HEAD_WIDTH, "sliding_window": CONTEXT},
-        model_weights=LLAMA_ENDS,
-        block_weights=LLAMA_ATTN | GATED | LLAMA_PRE,
-    ),
-    Architecture(
-        name="Ministral 3",
-        transformers_class="Ministral3ForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
-        config={
-            "head_dim": HEAD_WIDTH,
-            "sliding_window": None,
-            "rope_parameters": ROTATION | {"llama_4_scaling_beta": 0.0, "original_max_position_embeddings": CONTEXT},
-        },
-        model_weights=LLAMA_ENDS,
-        block_weights=LLAMA_ATTN | GATED | LLAMA_PRE,
-    ),
-    Architecture(
-        name="CWM",
-        transformers_class="CwmForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
-        config=FULL_ATTENTION
-        | {"head_dim": HEAD_WIDTH, "bos_token_id": 0, "eos_token_id": 0, "sliding_window": CONTEXT},
-        model_weights=LLAMA_ENDS,
-        block_weights=LLAMA_ATTN | GATED | LLAMA_PRE,
-    ),
-    Architecture(
-        name="Qwen2 with experts, its dense layers",
-        transformers_class="Qwen2MoeForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
-        config={"mlp_only_layers": list(range(DEPTH)), "qkv_bias": False},
-        model_weights=LLAMA_ENDS,
-        block_weights=LLAMA_ATTN | GATED | LLAMA_PRE,
-    ),
-    Architecture(
-        name="ERNIE 4.5 with experts, its dense layers",
-        transformers_class="Ernie4_5_MoeForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
-        config={"head_dim": HEAD_WIDTH, "moe_layer_start_index": DEPTH},
-        model_weights=LLAMA_ENDS,
-        block_weights=NEIGHBOURS_ATTN | GATED | LLAMA_PRE,
     ),
     Architecture(
         name="Arcee",

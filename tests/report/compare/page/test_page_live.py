@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
 import subprocess
@@ -17,6 +18,10 @@ from support.compare_pages import normlab
 
 HANG_S = 120
 """A test that waits longer fails."""
+
+
+LAST = "DATA.figures.find(({id}) => id === 'unfinished')?.variants.train_loss[''].panels[0].lines[0][1].at(-1)[0]"
+"""The last step of the figure of unfinished runs."""
 
 
 @pytest.fixture
@@ -64,47 +69,45 @@ def test_new_points_come_without_a_reload_and_choices_stay(browser, trained, tmp
     page.on("pageerror", lambda error: errors.append(str(error)))
     with running.lock():
         page.goto(address)
-        until(page, "document.querySelector('#live')?.textContent.startsWith('live · last record')")
+        until(page, "document.querySelector('#live')?.textContent.startsWith('live · updated')")
         # What the user chooses.
         page.evaluate("globalThis.isSamePage = true")
-        page.locator("[data-level=DyT]").click()
-        page.locator("[data-option=norm]").select_option("panel")
-        page.locator("#series").select_option("train_loss")
+        page.locator("[data-figure=loss] [data-label=RMSNorm]").click()
+        page.locator("[data-figure=loss] select").select_option("train_loss")
         page.locator("#runs summary").click()
         page.locator("#runs .sort").nth(1).click()
-        page.locator("[data-figure=unfinished] summary").click()
-        page.locator("[data-figure=curves]").scroll_into_view_if_needed()
+        page.locator("[data-figure=loss]").scroll_into_view_if_needed()
         scrolled = page.evaluate("scrollY")
 
         def choices():
             return page.evaluate("""() => [
-              globalThis.isSamePage, scrollY, document.querySelector('[data-level=DyT]').ariaPressed,
-              document.querySelector('[data-option=norm]').value, document.querySelector('#series').value,
+              globalThis.isSamePage, scrollY, document.querySelector('[data-label=RMSNorm]').ariaPressed,
+              document.querySelector('[data-figure=loss] select').value,
               document.querySelector('#runs').open, document.querySelector('#runs th[aria-sort]').textContent,
-              document.querySelector('[data-figure=unfinished] details').open,
             ]""")
 
         before = choices()
-        assert before == [True, scrolled, "false", "panel", "train_loss", True, "norm", True]
+        assert before == [True, scrolled, "false", "train_loss", True, "norm"]
         lines = page.evaluate("document.querySelectorAll('[data-figure=unfinished] svg[role=img] path').length")
         running.append([row(20), row(21)])
-        until(page, "DATA.unfinished[0].curves.train_loss.at(-1)[0] === 21")
+        until(page, f"{LAST} === 21")
         assert choices() == before
         shown = "document.querySelectorAll('[data-figure=unfinished] svg[role=img] path').length"
         assert page.evaluate(shown) == lines > 0
 
         # A run with a new level of a factor, before the hidden one.
         trained("batchnorm2", 3.0, norm="batchnorm", depth=2)
-        until(page, "document.querySelector('[data-level=BatchNorm]') !== null")
+        until(page, "document.querySelector('[data-label=BatchNorm]') !== null")
         assert choices() == before
 
         # The run diverges.
         status = {"step": 22, "val_loss": float("nan"), "state": DIVERGED}
-        running.write_status({**running.status(), **status, "diverged": {"step": 22, "loss": float("nan")}})
-    until(page, "document.querySelector('#answer').textContent.includes('1 diverged')")
+        running.write_status(
+            {**running.status(), **status, "diverged": {"step": 22, "loss": math.nan, "grad_norm": math.nan}}
+        )
+    until(page, "document.querySelector('#facts').textContent.includes('1 diverged')")
     until(page, "document.querySelector('[data-figure=unfinished]').hidden")
-    assert choices()[:-1] == [before[0], page.evaluate("scrollY"), *before[2:-1]]
-    assert page.locator("[data-figure=unfinished] details").evaluate("(element) => element.open")
+    assert choices() == [before[0], page.evaluate("scrollY"), *before[2:]]
     final = page.evaluate("DATA")
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=HANG_S)
@@ -127,14 +130,14 @@ def test_a_page_reconnects_and_accumulates_nothing(browser, trained, tmp_path, w
     process, address = watching()
     page = browser.new_page()
     page.goto(address)
-    until(page, "document.querySelector('#live')?.textContent.startsWith('live · last record')")
+    until(page, "document.querySelector('#live')?.textContent.startsWith('live · updated')")
     page.evaluate("globalThis.isSamePage = true")
-    count = "[document.querySelectorAll('*').length, THEME_LISTENERS.length, FIGURES.length, TABLES.length]"
+    count = "[document.querySelectorAll('*').length, FIGURES.size, TABLES.length]"
     for step in range(20, 23):
         running.append([row(step)])
-        until(page, f"DATA.unfinished[0].curves.train_loss.at(-1)[0] === {step}")
+        until(page, f"{LAST} === {step}")
     before = page.evaluate(count)
-    page.evaluate("() => { for (let i = 0; i < 9; i++) { useData(DATA); addFigures(KINDS); redraw(); } }")
+    page.evaluate("() => { for (let i = 0; i < 9; i++) { useData(DATA); redraw(); } }")
     assert page.evaluate(count) == before
     process.kill()
     until(page, "document.querySelector('#live').textContent.startsWith('not connected')")
@@ -142,5 +145,5 @@ def test_a_page_reconnects_and_accumulates_nothing(browser, trained, tmp_path, w
     _, again = watching()
     if again == address:  # another process may have taken the port meanwhile
         until(page, "document.querySelector('#live').textContent.startsWith('live')")
-        until(page, "DATA.unfinished[0].curves.train_loss.at(-1)[0] === 23")
+        until(page, f"{LAST} === 23")
         assert page.evaluate("globalThis.isSamePage")

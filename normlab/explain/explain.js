@@ -1,1 +1,0 @@
-byId("theme-here").append(themeControl());

@@ -1,0 +1,77 @@
+"""Child processes and signals: start a module of normlab, call a program, end a process group, collect signals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def start_module(module: str, *arguments: str, **options: Any) -> subprocess.Popen[Any]:
+    """Start a module as a process that leads a session, so that Ctrl-C and a closed terminal do not end it.
+
+    Args:
+        module: The full name of the module.
+        arguments: Its arguments.
+        options: Those of `subprocess.Popen`.
+
+    Raises:
+        OSError: The system has no memory for another process.
+    """
+    # -P: a file in the current folder must not replace a module.
+    return subprocess.Popen([sys.executable, "-P", "-m", module, *arguments], start_new_session=True, **options)
+
+
+def call(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str] | None:
+    """Return the result of a program; None if it does not exist or has not ended after some seconds."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def kill_sessions(*leaders: int) -> None:
+    """Send SIGKILL to the processes of the sessions that some processes lead."""
+    for pid in leaders:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the child processes that the main thread of a process has started; empty if it is gone."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; a zombie process does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def collected_signals() -> Iterator[list[int]]:
+    """Yield a list that collects SIGINT and SIGTERM, which do not end the process during a `with` block."""
+    received: list[int] = []
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # a shell lets its background jobs ignore SIGINT
+                handlers[number] = signal.signal(number, lambda number, frame: received.append(number))
+    try:
+        yield received
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -1,0 +1,182 @@
+"""The files of a sweep: its plan, the outcomes of its packs, logs, and the packs submitted to Slurm.
+
+`results/sweeps/NAME/` holds `plan.json`, `ends.jsonl` (one line per outcome of a pack) and the logs of the packs.
+Its folder `slurm/` holds the submitted packs (`queue.json`) and one file per task with the outcome, because tasks on
+several machines may end at once. Only the holder of the folder's lock writes the other files.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from normlab.errors import StoreError, warn
+from normlab.store.files import AppendFile, write_atomic
+from normlab.store.format import (
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    PLAN_FILE,
+    QUEUE_FILE,
+    to_json,
+    with_checksum,
+)
+from normlab.store.plans import Plan
+from normlab.store.reading import HOW_TO_FIX, read_record, read_rows
+
+OUTCOMES_FILE = "ends.jsonl"
+MEMORY, GPU_FAULT = "out of memory", "gpu fault"
+CAUSES = (FINISHED, INTERRUPTED, FAILED, MEMORY, GPU_FAULT)
+"""The causes of an outcome, and what the supervisor does about each:
+
+finished       every run of the pack has finished or diverged
+interrupted    a signal has stopped the pack; the same command resumes it
+failed         any other end; `--retry-failed` resumes it
+out of memory  two halves replace the pack in the plan; a single run has failed
+gpu fault      the GPU of the process is broken; the pack resumes on another one
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PackOutcome:
+    """The outcome of a pack."""
+
+    pack: int
+    cause: str
+    """One of `CAUSES`."""
+    detail: str = ""
+    """What is known about the cause, as text."""
+    gpu: str = ""
+    """UUIDs of the GPUs that the supervisor gave to the process; empty on a CPU and in Slurm."""
+    time: float = field(default_factory=time.time)
+    """When it ended: unix time, seconds."""
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the pack is not trained again without `--retry-failed`, unless it is halved."""
+        return self.cause in (FAILED, MEMORY)
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedPack:
+    """A pack that was submitted to Slurm."""
+
+    cluster: str
+    """`sweep.slurm.cluster`."""
+    job: str
+    """Slurm's name of the task, ARRAY_TASK; or the id of submitit's process on this machine."""
+
+
+def log_of(folder: Path, number: int, node: int = 0) -> Path:
+    """Return the log of a pack, on one of its nodes."""
+    return folder / "logs" / (f"pack_{number:03d}.node{node}.log" if node else f"pack_{number:03d}.log")
+
+
+def slurm_folder(folder: Path) -> Path:
+    """Return the folder of a sweep's Slurm files."""
+    return folder / "slurm"
+
+
+def queue_file(folder: Path) -> Path:
+    """Return the file that lists the packs submitted to Slurm."""
+    return slurm_folder(folder) / QUEUE_FILE
+
+
+def write_plan(folder: Path, plan: Plan) -> None:
+    """Write or replace a sweep's plan.
+
+    Raises:
+        StoreError: The system refused; the file is unchanged.
+    """
+    write_atomic(folder / PLAN_FILE, with_checksum(asdict(plan)))
+
+
+def append_outcome(folder: Path, outcome: PackOutcome) -> None:
+    """Record the outcome of a pack.
+
+    Raises:
+        StoreError: The system refused.
+    """
+    with closing(AppendFile(folder / OUTCOMES_FILE, lines=True)) as file:
+        file.append(to_json(asdict(outcome)))
+
+
+def read_outcomes(folder: Path) -> list[PackOutcome]:
+    """Return every recorded outcome, oldest first; warn about lines that hold none and leave them out.
+
+    Raises:
+        StoreError: The file exists and cannot be read.
+    """
+    path = folder / OUTCOMES_FILE
+    outcomes = list(map(_outcome_of, read_rows(path).rows))
+    if ignored := outcomes.count(None):
+        warn(f"{path}: {ignored} of {len(outcomes)} lines hold no valid outcome of a pack; they are ignored")
+    return [outcome for outcome in outcomes if outcome is not None]
+
+
+def _outcome_of(record: Mapping[str, Any]) -> PackOutcome | None:
+    """Return the outcome in a record; None if it holds none."""
+    values: dict[str, Any] = {name: record.get(name) for name in PackOutcome.__slots__}
+    if type(values["pack"]) is not int or values["cause"] not in CAUSES or not isinstance(values["detail"], str):
+        return None
+    return PackOutcome(**values)
+
+
+def write_queue(folder: Path, queue: Mapping[int, SubmittedPack]) -> None:
+    """Record the submitted packs, by their numbers; an empty queue has no file.
+
+    Raises:
+        StoreError: The system refused; the file is unchanged.
+    """
+    path = queue_file(folder)
+    if queue:
+        write_atomic(path, with_checksum({"packs": {str(number): asdict(pack) for number, pack in queue.items()}}))
+    else:
+        path.unlink(missing_ok=True)
+
+
+def read_queue(folder: Path) -> dict[int, SubmittedPack]:
+    """Return the submitted packs, by their numbers.
+
+    Raises:
+        StoreError: The file is damaged, or has another format.
+    """
+    path = queue_file(folder)
+    if not path.exists():
+        return {}
+    try:
+        queue = {int(number): SubmittedPack(**pack) for number, pack in read_record(path)["packs"].items()}
+        for pack in queue.values():  # the job is part of the names of files, and of a command for the user
+            if pack.cluster not in ("slurm", "local") or not re.fullmatch(r"\d+(_\d+)?", pack.job):
+                raise ValueError(f"{pack.job!r:.40} of {pack.cluster!r:.40} is not a job")
+        return queue
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StoreError(f"{path}: is not a valid queue ({error}); {HOW_TO_FIX[QUEUE_FILE]}") from error
+
+
+def task_outcome_file(folder: Path, number: int) -> Path:
+    """Return the file in which the Slurm task of a pack writes its outcome."""
+    return slurm_folder(folder) / f"pack_{number:03d}.json"
+
+
+def write_task_outcome(folder: Path, outcome: PackOutcome) -> None:
+    """Write the outcome of a pack to the file of its task.
+
+    Raises:
+        StoreError: The system refused.
+    """
+    write_atomic(task_outcome_file(folder, outcome.pack), with_checksum(asdict(outcome)))
+
+
+def read_task_outcome(folder: Path, number: int) -> PackOutcome | None:
+    """Return the outcome that the task of a pack wrote, or None."""
+    try:
+        outcome = _outcome_of(read_record(task_outcome_file(folder, number)))
+    except StoreError:
+        return None
+    return outcome if outcome is not None and outcome.pack == number else None

@@ -1,0 +1,129 @@
+"""`train.start_from=RUN@STEP`: a new run starts from a checkpoint of another run, with its record.
+
+The new folder gets RUN's rows, statistics and checkpoint of that step, as if the run had made those steps itself: its
+steps, tokens, seconds and FLOPs count from step 0 of RUN, and it needs RUN no longer. All options that changed the
+numbers of those steps must be equal, except `train.steps` and those of the optimiser.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from normlab.config.schema import RunConfig
+from normlab.errors import ConfigError, StoreError
+from normlab.store.files import write_atomic
+from normlab.store.format import RUNS_FOLDER, STATISTICS_FOLDER
+from normlab.store.query import is_run, resolve_run
+from normlab.store.record import Setting, flatten
+from normlab.store.runs import RunFolder
+from normlab.training import checkpoint
+from normlab.training.checkpoint import Checkpoint
+
+
+def resolve_start(config: RunConfig) -> RunConfig:
+    """Return the config with `train.start_from` as RUN_ID@STEP; a run without a step is given its newest checkpoint.
+
+    Raises:
+        StoreError: There is no such run in the results folder, or it has no checkpoint.
+    """
+    text = config.train.start_from
+    if text is None:
+        return config
+    name, _, step = text.rpartition("@")
+    if not step.isdecimal():
+        name, step = text, ""
+    runs = Path(config.results_dir) / RUNS_FOLDER
+    try:  # the id first: a search by name reads every run
+        folder = resolve_run(os.fspath(runs / name) if is_run(runs / name) else name, config.results_dir)
+    except StoreError as error:
+        raise StoreError(f"train.start_from={text}: {error}") from error
+    if folder.path.resolve().parent != runs.resolve():
+        raise StoreError(f"train.start_from={text}: is in another results folder; copy it to {runs}")
+    steps = [int(step)] if step else checkpoint.steps(folder.path / checkpoint.FOLDER)
+    if not steps:
+        raise StoreError(f"train.start_from={text}: has no checkpoint yet; wait for one, or choose another run")
+    return replace(config, train=replace(config.train, start_from=f"{folder.run_id}@{steps[-1]}"))
+
+
+def check_start(config: RunConfig, identity: Mapping[str, Any]) -> None:
+    """Check that a new run can start from the checkpoint that its resolved `train.start_from` names.
+
+    Args:
+        config: The run's config.
+        identity: The run's identity.
+
+    Raises:
+        ConfigError: The other run differs in an option that must be equal, or has made all the steps of this one.
+        StoreError: The other run has no checkpoint of that step, or its record cannot be read.
+    """
+    if config.train.start_from is None:
+        return
+    other, step = _start(config)
+    option = f"train.start_from={config.train.start_from}"
+    steps = checkpoint.steps(other.path / checkpoint.FOLDER)
+    if step not in steps:
+        raise StoreError(
+            f"{option}: the run has no checkpoint of step {step}; choose one of {', '.join(map(str, steps)) or 'none'} "
+            "(a run keeps its two newest, and with optim.schedule=wsd the one at the start of its decay)"
+        )
+    if step >= config.train.steps:
+        raise ConfigError(f"train.steps={config.train.steps}: must be greater than the step of {option}")
+    ours, theirs = (_fixed_settings(each) for each in (identity, other.run()["identity"]))
+    different = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    if different:
+        values = ", ".join(f"{name}={ours.get(name)} (there {theirs.get(name)})" for name in different[:3])
+        raise ConfigError(f"{option}: differs in {values}; only train.steps and options of one optimiser may differ")
+
+
+def read_start(config: RunConfig) -> Checkpoint:
+    """Return the checkpoint that a resolved `train.start_from` names.
+
+    Raises:
+        StoreError: The checkpoint is damaged or that of a diverged run, or rows before it are missing.
+    """
+    other, step = _start(config)
+    saved = checkpoint.read(other.path / checkpoint.FOLDER, step)
+    problem = other.metrics_problem()
+    if saved.meta["diverged"] is not None:
+        problem = f"run {other.run_id} diverged at step {step}; choose an earlier checkpoint"
+    elif other.size() < saved.meta["metrics_bytes"]:
+        problem = f"{other.metrics_path}: rows before step {step} are missing; restore a copy"
+    if problem:
+        raise StoreError(f"train.start_from={config.train.start_from}: {problem}")
+    return saved
+
+
+def copy_start(config: RunConfig, folder: RunFolder) -> None:
+    """Copy the record and the checkpoint that a resolved `train.start_from` names into a new run's folder.
+
+    Raises:
+        StoreError: As `read_start`, or a file cannot be written.
+    """
+    other, step = _start(config)
+    saved = read_start(config)
+    shutil.rmtree(folder.path / STATISTICS_FOLDER, ignore_errors=True)  # a killed process may have copied a part
+    other.statistics.copy(folder.path, before=step)
+    checkpoint.save(folder.path / checkpoint.FOLDER, step, saved.tensors, {**saved.meta, "run_id": folder.run_id})
+    # Last: a folder without rows has not started.
+    write_atomic(folder.metrics_path, other.metrics_path.read_bytes()[: saved.meta["metrics_bytes"]])
+
+
+def _start(config: RunConfig) -> tuple[RunFolder, int]:
+    """Return the folder and the step of a resolved `train.start_from`."""
+    run_id, _, step = str(config.train.start_from).rpartition("@")
+    return RunFolder(Path(config.results_dir) / RUNS_FOLDER / run_id), int(step)
+
+
+def _fixed_settings(identity: Mapping[str, Any]) -> dict[str, Setting]:
+    """Return the parts of an identity that both runs must share, by option."""
+    free = ("config.optim.", "config.train.steps", "config.train.start_from")
+    return {
+        name.removeprefix("config."): value
+        for name, value in flatten(identity).items()
+        if name == "config.optim.name" or not name.startswith(free)
+    }

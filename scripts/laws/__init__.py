@@ -1,1 +1,0 @@
-"""The measurements and the laws of `scripts/init_laws.py`."""

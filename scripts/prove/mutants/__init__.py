@@ -1,0 +1,1 @@
+"""The parts of `scripts/prove/mutate_catalogue.py`: mutants, and the checks that detect them."""

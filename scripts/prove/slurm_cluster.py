@@ -1,0 +1,272 @@
+#!/usr/bin/env python3
+"""Start a Slurm cluster of two nodes on this machine, with accounting, to try `sweep.on=slurm` and for the tests.
+
+    sudo scripts/prove/slurm_cluster.py up         # then: export SLURM_CONF=..., as printed
+    sudo scripts/prove/slurm_cluster.py down
+
+It needs root on Debian or Ubuntu: apt-get install slurm-wlm slurmdbd mariadb-server. Everything that it writes, keys
+and logs included, is in one folder ($SLURM_HOME, default /tmp/slurm-cluster), and its daemons listen on loopback.
+The first node has the default partition `low`, whose jobs are requeued when one of the partition `high` preempts them.
+The partition `pair` has both nodes. There is no GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+PACKAGES = "slurm-wlm slurmdbd mariadb-server"
+PROGRAMS = ("munged", "mariadbd", "mariadb", "mariadb-install-db", "slurmdbd", "slurmctld", "slurmd", "sbatch", "sacct")
+HOST = socket.gethostname().partition(".")[0]
+NODES = (HOST, f"{HOST}-second")
+"""In the order in which Slurm lists them. The first name has an address, at which the processes of a job meet."""
+DAEMONS = dict.fromkeys(NODES, "slurmd") | {name: name for name in ("slurmctld", "slurmdbd", "mariadbd", "munged")}
+"""The program of each daemon, by the name of its pid file; in the order in which they stop."""
+SEARCH_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
+CPUS, MEMORY_MB = 4, 16_000
+"""Of each node, whatever the machine has."""
+START_S, STOP_S = 60.0, 30.0
+"""Longest time that a daemon may take to answer, and all daemons to stop."""
+
+SLURM_CONF = """\
+ClusterName=loopback
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+AuthType=auth/munge
+# A requeued job starts again after cred_expire seconds, not after two minutes.
+AuthInfo=socket={home}/munge/socket,cred_expire=5
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={home}/state
+SlurmdSpoolDir={home}/spool/%n
+SlurmctldPidFile={home}/slurmctld.pid
+SlurmdPidFile={home}/%n.pid
+SlurmctldLogFile={home}/log/slurmctld.log
+SlurmdLogFile={home}/log/%n.log
+# The machine may have no cgroups: Slurm's accounting measures the memory of a job and kills it above its limit.
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=task=1
+JobAcctGatherParams=OverMemoryKill
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU_Memory
+SchedulerParameters=batch_sched_delay=1,sched_interval=2
+SlurmdParameters=config_overrides
+ReturnToService=2
+MpiDefault=none
+KillWait=30
+# squeue forgets a job soon after its end, so that sacct has to be asked.
+MinJobAge=5
+JobRequeue=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PropagateResourceLimits=NONE
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={ports[2]}
+AccountingStoragePass={home}/munge/socket
+NodeName={nodes[0]} NodeAddr=127.0.0.1 CPUs={cpus} RealMemory={memory}
+NodeName={nodes[1]} NodeAddr=127.0.0.1 Port={ports[4]} CPUs={cpus} RealMemory={memory}
+PartitionName=low Nodes={nodes[0]} Default=YES MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
+PartitionName=high Nodes={nodes[0]} MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
+PartitionName=pair Nodes={nodes[0]},{nodes[1]} MaxTime=INFINITE PriorityTier=1 PreemptMode=OFF
+"""
+SLURMDBD_CONF = """\
+AuthType=auth/munge
+AuthInfo=socket={home}/munge/socket
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort={ports[2]}
+SlurmUser=root
+PidFile={home}/slurmdbd.pid
+LogFile={home}/log/slurmdbd.log
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={ports[3]}
+StorageUser=slurm
+StoragePass=slurm
+StorageLoc=slurm
+"""
+
+
+class ClusterError(Exception):
+    """The cluster cannot be started here; the message says what to do."""
+
+
+def missing() -> str:
+    """Return why this machine cannot start a cluster, and what to do; empty if it can."""
+    if absent := [name for name in PROGRAMS if shutil.which(name, path=SEARCH_PATH) is None]:
+        return f"{', '.join(absent)} not found: apt-get install {PACKAGES}"
+    return "" if os.geteuid() == 0 else "only root can start slurmd: use sudo"
+
+
+class SlurmCluster:
+    """A cluster in a folder; `environment` has what its commands need.
+
+    Args:
+        home: The folder of the cluster, whose path must be short (less than 90 characters, because of sockets).
+    """
+
+    def __init__(self, home: Path) -> None:
+        self.home = home.absolute()
+        self.environment = {"SLURM_CONF": str(self.home / "slurm.conf")}
+
+    def start(self) -> None:
+        """Start all daemons, and wait until the nodes are idle.
+
+        Raises:
+            ClusterError: A program is missing, or a daemon does not answer.
+        """
+        if problem := missing():
+            raise ClusterError(problem)
+        self.stop()
+        for name in ("state", "spool", "log", "munge"):
+            (self.home / name).mkdir(parents=True, exist_ok=True)
+        self.home.chmod(0o755)
+        self._configure()
+        self._start_munge()
+        self._start_database()
+        self._call("slurmdbd")
+        self._wait("sacctmgr", "--noheader", "show", "cluster")
+        self._call("sacctmgr", "--immediate", "add", "cluster", "loopback", check=False)  # may exist already
+        self._call("slurmctld", "-c")
+        self._wait("scontrol", "ping", accept=lambda text: "is UP" in text)
+        for node in NODES:
+            self._call("slurmd", "-N", node)
+        self._wait("sinfo", "--noheader", "--format=%D %t", "--partition=pair", accept=lambda text: text == "2 idle\n")
+
+    def stop(self) -> None:
+        """Cancel all jobs, and stop all daemons."""
+        if self._pid("slurmctld") and any(self._pid(node) for node in NODES):
+            deadline = time.monotonic() + STOP_S
+            for partition in ("low", "high", "pair"):
+                self._call("scancel", f"--partition={partition}", check=False)
+            # A job that outlives slurmd is not stopped by anything.
+            while self._call("squeue", "--noheader", check=False).strip() and time.monotonic() < deadline:
+                time.sleep(0.1)
+        for name in DAEMONS:
+            if pid := self._pid(name):
+                os.kill(pid, signal.SIGTERM)
+                deadline = time.monotonic() + STOP_S
+                while self._pid(name) and time.monotonic() < deadline:
+                    time.sleep(0.05)
+
+    def call(self, *command: str) -> str:
+        """Run one of Slurm's commands and return what it prints.
+
+        Raises:
+            ClusterError: The command failed.
+        """
+        return self._call(*command)
+
+    def _configure(self) -> None:
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(5)]
+        ports = [each.getsockname()[1] for each in sockets]
+        for each in sockets:
+            each.close()
+        self._database_port = ports[3]
+        for name, text in (("slurm.conf", SLURM_CONF), ("slurmdbd.conf", SLURMDBD_CONF)):
+            values = {"home": self.home, "ports": ports, "nodes": NODES, "cpus": CPUS, "memory": MEMORY_MB}
+            (self.home / name).write_text(text.format(**values))
+        (self.home / "slurmdbd.conf").chmod(0o600)
+
+    def _start_munge(self) -> None:
+        folder = self.home / "munge"
+        key = folder / "key"
+        if not key.exists():
+            key.write_bytes(os.urandom(128))
+            key.chmod(0o400)
+        files = {"key-file": key, "socket": folder / "socket", "seed-file": folder / "seed"}
+        files |= {"pid-file": self.home / "munged.pid", "log-file": self.home / "log" / "munged.log"}
+        self._call("munged", "--force", *(f"--{option}={path}" for option, path in files.items()))
+
+    def _start_database(self) -> None:
+        data, entry = self.home / "mysql", self.home / "mysql.sock"
+        if not data.exists():
+            self._call(
+                "mariadb-install-db", "--user=root", f"--datadir={data}", "--auth-root-authentication-method=normal"
+            )
+        options = [f"--datadir={data}", f"--socket={entry}", f"--pid-file={self.home / 'mariadbd.pid'}"]
+        options += ["--user=root", "--bind-address=127.0.0.1", f"--port={self._database_port}"]
+        with (self.home / "log" / "mariadb.log").open("wb") as log:
+            subprocess.Popen(
+                [self._program("mariadbd"), "--no-defaults", *options],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        client = ("mariadb", "--no-defaults", f"--socket={entry}", "--user=root", "--execute")
+        self._wait(*client, "select 1")
+        grants = [
+            f"grant all on slurm.* to 'slurm'@'{host}' identified by 'slurm'" for host in ("localhost", "127.0.0.1")
+        ]
+        self._call(*client, "; ".join(["create database if not exists slurm", *grants]))
+
+    def _program(self, name: str) -> str:
+        return shutil.which(name, path=SEARCH_PATH) or name
+
+    def _call(self, *command: str, check: bool = True) -> str:
+        # Not a pipe, which a daemon would hold open.
+        with tempfile.TemporaryFile() as output:
+            environment = os.environ | self.environment
+            result = subprocess.run(
+                [self._program(command[0]), *command[1:]],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, check=False,
+            )  # fmt: skip
+            output.seek(0)
+            text = output.read().decode(errors="replace")
+        if check and result.returncode:
+            raise ClusterError(f"{' '.join(command)} failed ({result.returncode}): {text.strip()[-500:]}")
+        return text
+
+    def _wait(self, *command: str, accept: Callable[[str], bool] = lambda _: True) -> None:
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                if accept(text := self._call(*command)):
+                    return
+                problem = text.strip()
+            except ClusterError as error:
+                problem = str(error)
+            if time.monotonic() > deadline:
+                raise ClusterError(f"no answer for {START_S:.0f} s, see {self.home / 'log'}: {problem}")
+            time.sleep(0.1)
+
+    def _pid(self, name: str) -> int | None:
+        """Return the process of a daemon if it runs."""
+        try:
+            pid = int((self.home / f"{name}.pid").read_text())
+            runs = DAEMONS[name] in Path(f"/proc/{pid}/cmdline").read_text()
+        except (OSError, ValueError):
+            return None
+        return pid if runs else None
+
+
+def main() -> int:
+    """Run the command line, and return the exit code."""
+    cluster = SlurmCluster(Path(os.environ.get("SLURM_HOME", "/tmp/slurm-cluster")))
+    if sys.argv[1:] == ["up"]:
+        try:
+            cluster.start()
+        except ClusterError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        print(f"export SLURM_CONF={cluster.environment['SLURM_CONF']}")
+    elif sys.argv[1:] == ["down"]:
+        cluster.stop()
+    else:
+        print("usage: scripts/prove/slurm_cluster.py up|down", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""What a run takes from this machine: a GPU that torch cannot use, what a compiler needs, and the peak memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from normlab.cli import doctor
+from normlab.config.compose import compose_run
+from normlab.errors import ConfigError
+from normlab.sweeps.gpus import fault_of
+from normlab.training import machine
+from normlab.training.machine import PeakMemory, resolve, resolve_device
+from normlab.training.start import train
+from support.pretended_gpus import pretend_gpus
+
+Command = Callable[..., tuple[int, str, str]]
+MIB = 2**20
+
+
+@pytest.fixture
+def gpu_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Pretend a machine with the device file of a GPU, of which torch sees none."""
+    monkeypatch.setattr(machine, "DEVICES", tmp_path / "dev")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()  # a container has this file without a GPU
+    (tmp_path / "dev/nvidia0").touch()
+    return tmp_path / "dev/nvidia0"
+
+
+@pytest.mark.usefixtures("gpu_file")
+def test_a_gpu_that_torch_cannot_use_is_an_error(run_command: Command, tmp_path: Path) -> None:
+    """And not a silent training on the CPU."""
+    code, out, err = run_command("train", f"results_dir={tmp_path / 'results'}")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: device=auto: torch sees no GPU here, but this process has access to an NVIDIA GPU; ")
+    assert err.endswith("or train on the CPU with device=cpu\n")
+    assert fault_of([err]), "the worker of a sweep on GPUs has lost its GPU"
+    assert not (tmp_path / "results").exists()
+    (result,) = [result for result in doctor.checks("results") if result["check"] == "device"]
+    assert (result["state"], "device=cpu" in result["remedy"]) == ("bad", True)
+    assert resolve(compose_run(["device=cpu"])).device == "cpu"
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles", "0", "1,0", "GPU-1a1b", "MIG-1a1b", None])
+def test_a_gpu_that_the_user_hides_or_the_process_lacks(
+    visible: str | None, gpu_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if visible is None:
+        gpu_file.unlink()
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if visible in ("0", "1,0", "GPU-1a1b", "MIG-1a1b"):
+        with pytest.raises(ConfigError, match="torch sees no GPU here"):
+            resolve_device(compose_run([]))
+    else:
+        assert resolve_device(compose_run([])) == "cpu"
+
+
+@pytest.mark.parametrize("lacks", ["triton", "compiler", "works"])
+def test_what_triton_needs(lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch)
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\necho fatal error: no assembler >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(machine, "find_spec", lambda name: None if lacks == "triton" else name)
+    monkeypatch.setenv("CC", "no_such_compiler" if lacks == "compiler" else str(broken))
+    finding = {
+        "triton": "triton is not installed",
+        "compiler": "the C compiler 'no_such_compiler' was not found",
+        "works": "does not work: fatal error",
+    }[lacks]
+    (result,) = [result for result in doctor.checks("results") if result["check"] == "compile"]
+    assert (result["state"], finding in result["finding"], bool(result["remedy"])) == ("note", True, True)
+    config = compose_run(["compile=on", "precision=bf16"])
+    if lacks == "works":  # only a compilation shows it
+        assert resolve(config).compile == "on"
+    else:
+        with pytest.raises(ConfigError, match=rf"^compile=on: {finding}; install .*, or use compile=off$"):
+            resolve(config)
+    assert resolve(compose_run(["compile=off", "precision=bf16"])).compile == "off"
+
+
+def peak_of(overrides: list[str], *more: str) -> int:
+    status = train(compose_run([*overrides, *more]), trackers=[]).status
+    assert status.peak_memory_bytes is not None
+    return int(status.peak_memory_bytes)
+
+
+def test_a_run_after_a_large_one_reports_its_own_peak(overrides: list[str]) -> None:
+    small = peak_of(overrides, "train.steps=1", "seed=1")
+    large = peak_of(overrides, "train.steps=1", "seed=2", "train.batch_size=2048", "eval.sequences=2")
+    after = peak_of(overrides, "train.steps=1", "seed=3")
+    assert large > small + 64 * MIB
+    assert after < large - 32 * MIB
+
+
+def test_a_peak_that_cannot_be_reset_is_unknown(tmp_path: Path) -> None:
+    """An earlier run of the process may have had it."""
+    (tmp_path / "status").write_text("VmPeak:\t  2000 kB\nVmHWM:\t  1000 kB\n")
+    (tmp_path / "clear_refs").mkdir()  # a file that cannot be written, even by root
+    assert PeakMemory("cpu", tmp_path).num_bytes() is None
+    (tmp_path / "clear_refs").rmdir()
+    assert PeakMemory("cpu", tmp_path).num_bytes() == 1000 * 1024
+    assert (tmp_path / "clear_refs").read_text() == "5"
+
+
+def test_on_a_gpu_the_counter_of_torch_is_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: calls.append("reset"))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 7)
+    peak = PeakMemory("cuda")
+    assert (calls, peak.num_bytes(), calls) == (["reset"], 7, ["reset"])

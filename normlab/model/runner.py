@@ -101,12 +101,12 @@ def _head(
 ) -> SegmentOutput:  # fmt: skip
     if has_large_logits(segment, targets):
         return _chunked_head(segment, tensors, selection, stream, targets, scale)
-    result = _run_segment(segment, tensors, selection, stream)
+    logits, *rest = _run_segment(segment, tensors, selection, stream)
     if tensors is None:
-        return result._replace(output=cross_entropy(result.output, targets))
+        return SegmentOutput(cross_entropy(logits, targets), *rest)  # torch 2.11 compiles no `_replace`
     # Outside of vmap, which would decompose the loss into a dozen operations.
-    losses = cross_entropy(result.output, targets, "none")
-    return result._replace(output=losses.view(len(targets), -1).mean(1))
+    losses = cross_entropy(logits, targets, "none")
+    return SegmentOutput(losses.view(len(targets), -1).mean(1), *rest)
 
 
 def _chunked_head(

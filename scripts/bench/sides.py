@@ -33,7 +33,8 @@ from turns import Pause, Side
 from normlab.config.compose import compose_run
 from normlab.config.optim import AdamW
 from normlab.config.schema import RunConfig
-from normlab.data.corpus import Corpus, open_corpus
+from normlab.data.baselines import count_tokens
+from normlab.data.corpus import FILES, Corpus, open_corpus
 from normlab.data.tokenizers import BytesTokenizer
 from normlab.model.flops import flops_per_token
 from normlab.model.init import build_model
@@ -77,7 +78,9 @@ class RandomTokens(BytesTokenizer):
 def with_random_tokens(corpus: Corpus, vocab_size: int, folder: Path) -> Corpus:
     """Return a corpus of random tokens of a vocabulary, with its cache in a folder."""
     tokens_N: Any = np.random.default_rng(0).integers(0, vocab_size, 2**22, dtype=np.uint16)
-    return replace(corpus, train=tokens_N, val=tokens_N[: 2**18], tokenizer=RandomTokens(vocab_size), folder=folder)
+    train_N, val_N = tokens_N, tokens_N[: 2**18]
+    count_tokens(train_N, val_N, vocab_size).save(folder / FILES["counts"])
+    return replace(corpus, train=train_N, val=val_N, tokenizer=RandomTokens(vocab_size), folder=folder)
 
 
 class Terminal(io.StringIO):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kill training runs, resume them, and compare them bit for bit with uninterrupted runs.
 
-    .venv/bin/python scripts/prove/kill_and_resume.py [--kills 25] [--in-save 5] [--compiled 5] [--seed 0]
+    .venv/bin/python scripts/prove/kill_and_resume.py [--kills 25] [--in-save 5] [--compiled 5] [--seed 0] [--device cpu]
 
 Every run is `python -m normlab train ...` in a process of its own. A kill is SIGKILL: from outside at a random step,
 or inside the write of a checkpoint, where the process kills itself at a chosen point (functions are replaced in that
@@ -46,7 +46,7 @@ LAST_TARGET = STEPS - 20
 
 COMMON = (
     "model=gpt2_nano data=files eval.every=16 train.log_every=4 train.batch_size=8 tracking.wandb=off "
-    f"deterministic=true device=cpu train.steps={STEPS} train.checkpoint_every={CHECKPOINT_EVERY}"
+    f"deterministic=true train.steps={STEPS} train.checkpoint_every={CHECKPOINT_EVERY}"
 )
 EAGER = {
     "batchnorm": "norm=batchnorm placement=pre",
@@ -307,7 +307,7 @@ def run_all(options: argparse.Namespace, scratch: Path) -> list[Trial]:
     }  # fmt: skip
 
     def command(variant: str, folder: Path) -> list[str]:
-        arguments = f"-m normlab train {COMMON} {(EAGER | COMPILED)[variant]}".split()
+        arguments = f"-m normlab train {COMMON} device={options.device} {(EAGER | COMPILED)[variant]}".split()
         return [*arguments, f"data.path={text}", f"results_dir={folder / 'results'}"]
 
     def uninterrupted(variant: str) -> Path:
@@ -372,6 +372,7 @@ def main() -> int:
     parser.add_argument("--in-save", type=int, default=5, help="kills inside a save (default 5)")
     parser.add_argument("--compiled", type=int, default=5, help="kills of compiled runs (default 5)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the steps and points (default 0)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default 2)")
     options = parser.parse_args()
     if options.kills < options.in_save + options.compiled:

@@ -10,11 +10,14 @@ import torch
 
 from normlab.config.compose import compose_run
 from normlab.data.corpus import open_corpus
+from normlab.norms.base import load_all as load_norms
+from normlab.placements.base import load_all as load_placements
 from normlab.store.runs import RunFolder
 from normlab.training.loop import Loop
 from normlab.training.machine import apply, resolve
 from normlab.training.start import train, train_pack
 from normlab.training.training_run import TrainingRun
+from support.small_steps import norm_in
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,7 +50,7 @@ def test_the_default_run_trains(extra: list[str], gpu_overrides: list[str]) -> N
     assert losses[-1] < losses[0] - 0.5
 
 
-def test_resume_is_bit_identical(gpu_overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_is_bit_identical(gpu_overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from normlab.training import loop as loop_module
 
     every = [*gpu_overrides, "deterministic=true", "train.checkpoint_every=5", "norm=batchnorm"]
@@ -60,10 +63,7 @@ def test_resume_is_bit_identical(gpu_overrides: list[str], monkeypatch: pytest.M
             raise KeyboardInterrupt
         return real(self, step)
 
-    split = [
-        override.replace("results", "results2") if override.startswith("results_dir") else override
-        for override in every
-    ]
+    split = [*every, f"results_dir={tmp_path / 'split'}"]
     monkeypatch.setattr(loop_module.Loop, "take_step", stopping)
     with pytest.raises(KeyboardInterrupt):
         train(compose_run(split), trackers=[])
@@ -73,22 +73,43 @@ def test_resume_is_bit_identical(gpu_overrides: list[str], monkeypatch: pytest.M
     assert rows[0] == rows[1]
 
 
-@pytest.mark.parametrize("compiled", ["off", "on"])
-@pytest.mark.parametrize("runs", [1, 2])
-def test_a_replayed_run_is_the_run(
-    runs: int, compiled: str, gpu_overrides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def assert_replays_are_steps(overrides: list[str], runs: int, tmp_path: Path) -> None:
+    """Train a pack with and without CUDA graphs, and compare all rows but those of the times."""
     outcomes = []
     for graph in ("on", "off"):
-        every = [*gpu_overrides, "norm=batchnorm", f"compile={compiled}", "deterministic=true", "eval.every=5"]
-        config = compose_run([*every, f"results_dir={tmp_path / graph}", f"train.graph={graph}", "stats.every=3"])
+        every = [*overrides, "deterministic=true", "eval.every=5", "stats.every=3"]
+        config = compose_run([*every, f"results_dir={tmp_path / graph}", f"train.graph={graph}"])
         outcomes.append(train_pack([replace(config, seed=seed) for seed in range(runs)], [[]] * runs))
-    assert "train.graph" not in capsys.readouterr().err
     for replayed, stepped in zip(*outcomes, strict=True):
         rows = [[row for row in each.folder.rows().rows if row["kind"] != "pace"] for each in (replayed, stepped)]
         assert rows[0] == rows[1]
 
 
+@pytest.mark.parametrize("compiled", ["off", "on"])
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_replayed_run_is_the_run(
+    runs: int, compiled: str, gpu_overrides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_replays_are_steps([*gpu_overrides, "norm=batchnorm", f"compile={compiled}"], runs, tmp_path)
+    assert "train.graph" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *(f"norm={name}" for name in load_norms()),
+        *(f"placement={name} {norm_in(name, 'rmsnorm')}" for name in load_placements()),
+    ],
+)
+@pytest.mark.parametrize("runs", [1, 2])
+def test_every_norm_and_placement_replays(
+    overrides: str, runs: int, gpu_overrides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_replays_are_steps([*gpu_overrides, *overrides.split(), "compile=off"], runs, tmp_path)
+    assert "train.graph" not in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("runs", [1, 2])
 def test_steps_do_not_synchronise_with_the_gpu(runs: int, gpu_overrides: list[str], tmp_path) -> None:
     configs = [compose_run([*gpu_overrides, "compile=off", f"seed={seed}"]) for seed in range(runs)]
@@ -99,8 +120,8 @@ def test_steps_do_not_synchronise_with_the_gpu(runs: int, gpu_overrides: list[st
     for step in range(3):
         loop.take_step(step)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         outputs = [loop.take_step(step) for step in range(3, 12)]
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -72,7 +72,8 @@ def test_a_part_that_fails_or_takes_too_long_is_one_line_and_the_others_run(
     with_parts(
         monkeypatch, fails=bench_gpu.Part(5, fails), hangs=bench_gpu.Part(2, hangs), works=bench_gpu.Part(5, works)
     )
-    assert bench_gpu.main(["--out", str(tmp_path)]) == 1
+    minutes = sum(part.seconds for part in bench_gpu.PARTS.values()) / 60
+    assert bench_gpu.main(["--out", str(tmp_path), "--minutes", str(minutes)]) == 1
     lines = read_lines(tmp_path)
     assert [(line["part"], line.get("side")) for line in lines[1:]] == [
         ("fails", "first"),

@@ -77,9 +77,9 @@ def _run_segment(
 
     output, buffers, observed = vmap(run)(tensors, *args)
     of_runs = iter(observed)
-    observations = [
-        each._replace(tensors=tuple(next(of_runs) if isinstance(x, Tensor) else x for x in each.tensors))
-        for each in observations
+    observations = [  # torch 2.11 compiles no `_replace`
+        Observation(kind, site, tuple(next(of_runs) if isinstance(x, Tensor) else x for x in tensors), layer)
+        for kind, site, tensors, layer in observations
     ]
     return SegmentOutput(output, buffers, observations, {})
 
@@ -103,7 +103,7 @@ def _head(
         return _chunked_head(segment, tensors, selection, stream, targets, scale)
     logits, *rest = _run_segment(segment, tensors, selection, stream)
     if tensors is None:
-        return SegmentOutput(cross_entropy(logits, targets), *rest)  # torch 2.11 compiles no `_replace`
+        return SegmentOutput(cross_entropy(logits, targets), *rest)
     # Outside of vmap, which would decompose the loss into a dozen operations.
     losses = cross_entropy(logits, targets, "none")
     return SegmentOutput(losses.view(len(targets), -1).mean(1), *rest)

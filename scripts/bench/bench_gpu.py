@@ -239,10 +239,11 @@ def packs(options: Options) -> Iterator[Measurement]:
 
 
 def large(options: Options) -> Iterator[Measurement]:
-    """Training of GPT-2 124M: tok/s and MFU."""
-    sides = baselines(options, "gpt2_124m") | ways(options, "gpt2_124m")
-    kinds = ("nanoGPT, compiled", "normlab, compiled(, graph)?", "normlab, eager")
-    yield from compare(options, "gpt2_124m", choose(options, sides, *kinds))
+    """GPT-2 124M and 6x384, a single run: tok/s and MFU."""
+    for model in ("gpt2_124m", "6x384"):
+        sides = baselines(options, model) | ways(options, model)
+        kinds = ("nanoGPT, compiled", "normlab, compiled(, graph)?", "normlab, eager")
+        yield from compare(options, model, choose(options, sides, *kinds))
 
 
 def measured(options: Options) -> Iterator[Measurement]:
@@ -285,10 +286,10 @@ class Part:
 
 PARTS: Mapping[str, Part] = {
     "machine": Part(10, machine),
-    "correctness": Part(120, correctness),
-    "single": Part(100, single),
-    "packs": Part(110, packs),
-    "gpt2_124m": Part(100, large),
+    "correctness": Part(100, correctness),
+    "single": Part(90, single),
+    "packs": Part(150, packs),
+    "large": Part(100, large),
     "statistics": Part(40, measured),
     "sweeps": Part(50, sweeps),
 }
@@ -381,14 +382,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["OMP_NUM_THREADS"] = "1"
     end = time.monotonic() + 60 * options.minutes
     names = ["machine", *(name for name in PARTS if name != "machine" and name in (options.part or PARTS))]
-    scale = 60 * options.minutes / sum(PARTS[name].seconds for name in names)
+    scale = 1 if options.dry_run else 60 * options.minutes / sum(PARTS[name].seconds for name in names)
     folder = options.out or ROOT / "results" / "bench" / ("gpu-dry-run" if options.dry_run else "gpu")
     folder.mkdir(parents=True, exist_ok=True)
     lines: list[Measurement] = []
     with (folder / MEASUREMENTS).open("w") as file, (folder / MESSAGES).open("w") as messages:
         for name in names:
             left = end - time.monotonic()
-            seconds = min(left, PARTS[name].seconds * (1 if options.dry_run else scale))
+            seconds = min(left, PARTS[name].seconds * scale)
             if seconds < 1:
                 found: Iterator[Measurement] = iter([{"skipped_part": "the minutes are used up"}])
             else:

@@ -145,12 +145,7 @@ def compare(options: Options, model: str, sides: Mapping[str, Training]) -> Iter
         take_turns(ready, options.rounds)
     for each in ready:
         yield {"model": model, **describe(each, sides[each.name])}
-    stop(ready)
-
-
-def stop(sides: Sequence[Side]) -> None:
-    """Stop sides that were started in this order."""
-    for side in reversed(sides):  # a process holds copies of the pipes of those that were forked before it
+    for side in ready:
         side.stop()
 
 
@@ -171,7 +166,8 @@ def at_once(options: Options, model: str, name: str, work: Training, count: int)
         found |= {key: count * found[key] for key in ("runs", "tokens_per_s", "flops_per_s")}
         found["ms_per_step_and_run"] /= count
         yield found | {"side": f"{name}: {count} processes at once"}
-    stop(ready)
+    for side in ready:
+        side.stop()
 
 
 # The parts.

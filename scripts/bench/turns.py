@@ -126,11 +126,9 @@ class Side:
 
     def stop(self) -> None:
         """Stop the process, and delete its files."""
+        self._process.kill()
+        self._process.join()
         self._pipe.close()
-        self._process.join(1)  # it waits at a pause, unless it failed or was not done in time
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
         self._folder.cleanup()
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kill training runs, resume them, and compare them bit for bit with uninterrupted runs.
 
-    .venv/bin/python scripts/prove/kill_and_resume.py [--kills 25] [--in-save 5] [--compiled 5] [--seed 0] [--device cpu]
+    .venv/bin/python scripts/prove/kill_and_resume.py [--kills 25] [--in-save 5] [--compiled 5] [--device cpu]
 
 Every run is `python -m normlab train ...` in a process of its own. A kill is SIGKILL: from outside at a random step,
 or inside the write of a checkpoint, where the process kills itself at a chosen point (functions are replaced in that

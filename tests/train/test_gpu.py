@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from normlab.config import memory
 from normlab.config.compose import compose_run
 from normlab.data.corpus import open_corpus
 from normlab.norms.base import load_all as load_norms
@@ -106,6 +107,16 @@ def test_every_norm_and_placement_replays(
 ) -> None:
     assert_replays_are_steps([*gpu_overrides, *choice.split(), "compile=off"], 2, tmp_path)
     assert "train.graph" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("runs", [1, 4])
+def test_memory_estimate_holds(runs: int, precision: str, gpu_overrides: list[str]) -> None:
+    every = ["model=gpt2_mini", "train.batch_size=64", f"precision={precision}", "compile=off", "train.graph=off"]
+    config = compose_run([*gpu_overrides, *every])
+    estimated = memory.estimate(config, device="cuda", precision=precision, runs=runs).peak
+    outcomes = train_pack([replace(config, seed=seed) for seed in range(runs)], [[]] * runs)
+    assert estimated <= outcomes[0].folder.status()["peak_memory_bytes"] <= memory.PEAK_FACTOR * estimated
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")

@@ -101,12 +101,12 @@ def _head(
 ) -> SegmentOutput:  # fmt: skip
     if has_large_logits(segment, targets):
         return _chunked_head(segment, tensors, selection, stream, targets, scale)
-    logits, *rest = _run_segment(segment, tensors, selection, stream)
+    logits, buffers, observations, statistics = _run_segment(segment, tensors, selection, stream)
     if tensors is None:
-        return SegmentOutput(cross_entropy(logits, targets), *rest)
+        return SegmentOutput(cross_entropy(logits, targets), buffers, observations, statistics)
     # Outside of vmap, which would decompose the loss into a dozen operations.
-    losses = cross_entropy(logits, targets, "none")
-    return SegmentOutput(losses.view(len(targets), -1).mean(1), *rest)
+    losses = cross_entropy(logits, targets, "none").view(len(targets), -1).mean(1)
+    return SegmentOutput(losses, buffers, observations, statistics)
 
 
 def _chunked_head(

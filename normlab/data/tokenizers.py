@@ -290,9 +290,12 @@ def tokenizer_sha256(name: str) -> str | None:
 def _local_tokenizer(name: str) -> Path | None:
     """Return the tokenizer.json at the path `name`, or None if there is no such file."""
     path = Path(os.path.expanduser(name))  # Path.expanduser raises for an unknown user
-    if path.is_dir():
-        path = path / "tokenizer.json"
-    return path if path.is_file() else None
+    try:
+        if path.is_dir():
+            path = path / "tokenizer.json"
+        return path if path.is_file() else None
+    except OSError as error:  # a folder above may not be read
+        raise DataError(f"data.tokenizer={name}: cannot be read ({error.strerror}); choose another") from error
 
 
 def _download(name: str) -> Path:

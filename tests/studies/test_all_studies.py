@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from synthetic_runs import Record
 
 from normlab.analysis.results import read_results
 from normlab.analysis.table import CellsTable
@@ -33,13 +34,14 @@ def make_up(name: str, folder: Path) -> Evidence:
         for number, config in enumerate(config for _, config in composed if config.seed < 4):
             tree, run_id = plain_tree(config), f"run-{index}-{number}"
             tree["optim"]["warmup_steps"] = config.optim.warmup_steps or 0
-            resolved = {"device": "cpu", "precision": "fp32", "init": config.init_rule}
-            corpus = {"name": "made", "sha256": "a" * 64, "baselines": BASELINES}
-            record = {"run_id": run_id, "name": None, "config": tree, "resolved": resolved, "corpus": corpus}
+            record = Record().run() | {"run_id": run_id, "name": run_id, "config": tree}
+            record["identity"]["config"] = {name: tree[name] for name in record["identity"]["config"]}
+            record["resolved"] |= {"init": config.init_rule}
+            record["corpus"] |= {"name": "made", "sha256": "a" * 64, "baselines": BASELINES}
             loss = 2.5 + 0.02 * (np.log(config.optim.lr) - best) ** 2 + float(noise.normal(0, 0.01))
             losses = dict.fromkeys(("train_loss", "val_loss", "best_val_loss"), loss)
             status = {"state": "finished", "outcome": "finished", "step": 1, "steps": 1, "tokens": 256, "seconds": 1.0}
-            run = RunFolder.create(folder / "runs" / run_id, record | {"created": 1_760_000_000})
+            run = RunFolder.create(folder / "runs" / run_id, record)
             run.write_status(status | losses | {"tokens_per_s": 1.0})
     selection = Selection(find_runs(folder), "", folder)
     return Evidence(read_results(selection.records)[0], {}, [], selection, 0)

@@ -210,6 +210,6 @@ def test_outcome_of_each_end_of_a_task(overrides: list[str], tmp_path: Path, slu
     with contextlib.suppress(ClusterError):  # the node may have come back by itself
         slurm.call("scontrol", "update", f"nodename={NODES[0]}", "state=resume")
     outcome, events, _ = run_sweep(grid)
-    assert (outcome.code, events[0]) == (0, ("start", 2, []))
+    assert (outcome.code, ("start", 2, []) in events[:2]) == (0, True)  # perhaps after a line of their states
     assert "NODE_FAIL" in slurm.call("sacct", "--allocations", "--duplicates", "--format=State")
     assert len(list((folder / "slurm").glob("*_submission.sh"))) == 2, "no pack is submitted twice"

@@ -125,7 +125,7 @@ def test_killed_process_is_replaced_and_the_others_stay(overrides: list[str], tm
             os.kill(killed[0], signal.SIGKILL)
 
     result, _, _ = run_sweep(grid, kill_once)
-    assert [(number, end.cause) for number, end in result.failed.items()] == [(3, "killed")]
+    assert [(number, end.cause) for number, end in result.failed.items()] == [(3, "failed")]
     assert sorted(end.pack for end in read_outcomes(folder) if end.cause == "finished") == [1, 2, 4, 5, 6]
     assert len(pids) == 3, "one for each slot, and one for the killed one"
     assert workers_of(folder) == []

@@ -142,7 +142,7 @@ def test_absurd_records(trained, tmp_path, file, seed):
     """Records with a valid checksum and values that normlab never writes."""
     draw = random.Random(f"{file} {seed}")
     spikes = {"loss_olmo_core": {"spikes": 1, "of_steps": 9}}
-    status = {"diverged": {"step": 5, "loss": "nan"}, "spikes": spikes, "checkpoint": 10, "changes_at_resume": ["b"]}
+    status = {"diverged": {"step": 5, "reason": "r"}, "spikes": spikes, "checkpoint": 10, "changes_at_resume": ["b"]}
     status |= {"error": "e", "peak_memory_bytes": 5}
     more = {"pack": {"runs": ["a", "b"]}, "versions": {"torch": "2"}, "identity": {"versions": {"norm": "a"}}}
     made = [trained(f"run{number:02}", 2 + number / 9, measured=[0, 4, 8], norm="rn"[number % 2], seed=number,

@@ -13,19 +13,19 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class StopRequest:
     """A context that stores the first signal in `received`, and restores the old handlers for the second.
 
-    Python runs its handlers only between two of its own instructions. A second signal during a long call into torch
-    therefore waits for the end of the call, except with `ends_process`: then the system ends the process, like a kill.
-    Files stay intact, and the run resumes from its last checkpoint.
+    Python runs its handlers only between two of its own instructions, so a signal during a call into torch waits for
+    the end of the call.
 
     Args:
-        ends_process: Whether the second signal ends the process.
+        ends_process: Whether the second signal ends the process, like a kill: files stay intact, and the run resumes
+            from its last checkpoint.
         only_first: Whether the process ignores SIGINT and SIGTERM after the first one.
     """
 
     def __init__(self, *, ends_process: bool = False, only_first: bool = False) -> None:
         self.received: int | None = None
         self._old_handlers: dict[int, Any] = {}
-        self._second = signal.SIG_DFL if ends_process else signal.SIG_IGN if only_first else None
+        self._ends_process, self._only_first = ends_process, only_first
 
     def __enter__(self) -> StopRequest:
         """Install the handlers in the main thread, which receives all signals; else do nothing."""
@@ -39,12 +39,15 @@ class StopRequest:
 
     def end(self) -> None:
         """Restore the old handlers, unless they ignore further signals; a second call does nothing."""
-        ignores = self.received is not None and self._second is signal.SIG_IGN
+        ignores = self.received is not None and self._only_first
         for number, handler in self._old_handlers.items() if not ignores else ():
             signal.signal(number, handler)
         self._old_handlers = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:  # with `ends_process`
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
         self.received = number
-        for each, handler in self._old_handlers.items():
-            signal.signal(each, handler if self._second is None else self._second)
+        for each, handler in self._old_handlers.items() if not self._ends_process else ():
+            signal.signal(each, signal.SIG_IGN if self._only_first else handler)

@@ -219,7 +219,7 @@ def test_idle_connections_do_not_end_a_sweep(overrides):
     with (
         contextlib.ExitStack() as stack,
         subprocess.Popen(
-            [*command, "train.steps=20", "--watch"],
+            [*command, "train.steps=1000", "eval.every=500", "--watch"],
             stdout=subprocess.PIPE,
             text=True,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)),

@@ -139,7 +139,7 @@ def test_runs_on_two_nodes_equal_runs_on_one(
         outcome, _, _ = run_sweep(there, lambda: next(script, None))
     finally:
         tasks.release(*tasks.frozen)
-    assert tasks.log(1).count("Starting with") == 2
+    assert tasks.log(1).count("Starting with") >= 2  # Slurm may give the notice again: the time limit stays
     assert outcome.code == 1
     assert list(outcome.failed) == [2]
     assert outcome.failed[2].detail.endswith("see the logs of the other nodes")

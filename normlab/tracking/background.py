@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from normlab.errors import notify
 from normlab.store.plans import Plan, run_of
-from normlab.tracking.uploads import services_of, upload_lines
+from normlab.tracking.uploads import has_ended, services_of, upload_lines
 
 if TYPE_CHECKING:
     from normlab.config.schema import TrackingConfig
@@ -85,9 +85,12 @@ def wait_for_followers() -> None:
 
 
 def report_uploads(sweep: Path, plan: Plan) -> None:
-    """Print what the services have of a sweep's runs, whose processes have waited for the followers."""
+    """Wait at most `WAIT_S` for the followers of a sweep's runs, and print what the services have of these runs."""
     runs = [folder.path for run in plan.runs if (folder := run_of(sweep, run)).exists()]
     tracking = plan.runs[0].config["tracking"]
+    deadline = time.monotonic() + WAIT_S
     for service in services_of(tracking["wandb"], tracking["also"]) if runs else ():
+        while time.monotonic() < deadline and not all(has_ended(run, service) for run in runs):
+            time.sleep(0.1)
         for line in upload_lines(runs, service, [os.path.relpath(sweep)]):
             notify(line)

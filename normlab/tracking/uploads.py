@@ -102,6 +102,11 @@ def is_sending(run: Path, service: str) -> bool:
     return is_locked(lock_of(run, service))
 
 
+def has_ended(run: Path, service: str) -> bool:
+    """Whether a follower has started to send a run to a service, and none sends it now."""
+    return _file(run, service, "json").exists() and not is_sending(run, service)
+
+
 def _file(run: Path, service: str, kind: str) -> Path:
     return run / f"{TENSORBOARD if service == TENSORBOARD else WANDB}.{kind}"
 

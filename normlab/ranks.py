@@ -8,9 +8,8 @@ here returns at once.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -35,10 +34,14 @@ class Ranks:
             return cls(dist.get_world_size(), dist.get_rank())
         return cls()
 
-    def sum_(self, tensor: Tensor) -> None:
-        """Replace a tensor by its sum over ranks, in place. All ranks get the same bits."""
+    @torch.no_grad()
+    def sum_(self, *tensors: Tensor) -> None:
+        """Replace tensors by their sums over ranks, in place, by one all-reduce. All ranks get the same bits."""
         if self.count > 1:
-            dist.all_reduce(tensor)
+            buffer = torch.cat([tensor.flatten() for tensor in tensors])
+            dist.all_reduce(buffer)
+            for tensor, part in zip(tensors, buffer.split([each.numel() for each in tensors]), strict=True):
+                tensor.copy_(part.view_as(tensor))
 
     @torch.no_grad()
     def merge(self, values: Tensor, maxima: int) -> Tensor:
@@ -67,75 +70,6 @@ class Ranks:
         for tensor in tensors:
             dist.broadcast(tensor.detach(), 0)
         return values[0]
-
-
-class SumInBackward:
-    """Sums the gradients of one segment over ranks as soon as the backward pass has computed all of them.
-
-    Each gradient moves into one buffer when it is known. The all-reduce of the buffer runs beside the rest of the
-    backward pass. `DistributedDataParallel` does the same, but only for `backward`, and the step calls `autograd.grad`.
-
-    Args:
-        params: The segment's parameters, by name.
-        sums: As for `sum_in_backward`.
-    """
-
-    def __init__(self, params: Mapping[str, Tensor], sums: Mapping[str, Tensor]) -> None:
-        self._params, self._sums = params, sums
-        self._missing = dict.fromkeys(params)
-        self._buffer: Tensor | None = None
-        self._views: dict[str, Tensor] = {}
-        self._work: dist.Work | None = None
-        self._hooks = [p.register_hook(partial(self._add, name)) for name, p in params.items()]
-
-    @torch.no_grad()
-    def _add(self, name: str, gradient: Tensor) -> Tensor:
-        """Move a gradient into the buffer, and return its view, which replaces it in the backward pass."""
-        if self._buffer is None:  # not earlier: at the start of the backward pass memory is scarce
-            sizes = [p.numel() for p in self._params.values()]
-            self._buffer = gradient.new_empty(sum(sizes))
-            parts = zip(self._params.items(), self._buffer.split(sizes), strict=True)
-            self._views = {name: part.view(p.shape) for (name, p), part in parts}
-        view = self._views[name]
-        if name in self._sums:
-            torch.add(self._sums[name], gradient, out=view)
-        else:
-            view.copy_(gradient)
-        del self._missing[name]
-        if not self._missing:
-            self._work = dist.all_reduce(self._buffer, async_op=True)
-        return view
-
-    def remove_hooks(self) -> None:
-        """Remove the hooks of the parameters."""
-        for hook in self._hooks:
-            hook.remove()
-
-    def wait(self) -> dict[str, Tensor]:
-        """Return the sums by name, once the all-reduce has ended. On a GPU the stream waits, and not the host."""
-        for name in list(self._missing):  # parameters that the loss does not depend on
-            self._add(name, torch.zeros_like(self._params[name]))
-        assert self._work is not None
-        self._work.wait()
-        return self._views
-
-
-@contextlib.contextmanager
-def sum_in_backward(
-    segments: Iterable[Mapping[str, Tensor]], sums: Mapping[str, Tensor]
-) -> Iterator[list[SumInBackward]]:
-    """Sum the gradients of the parameters of each segment over ranks in the backward pass of this context.
-
-    Args:
-        segments: The parameters of each segment, by name.
-        sums: The sums of the gradients of earlier micro-batches, by name, which are added; may be empty.
-    """
-    buffers = [SumInBackward(params, sums) for params in segments if params]
-    try:
-        yield buffers
-    finally:
-        for buffer in buffers:
-            buffer.remove_hooks()
 
 
 # Statistics of the batch, for norms in training mode.

@@ -145,13 +145,6 @@ class ModelRunner:
         """Replace some of the buffers."""
         raise NotImplementedError
 
-    def params_by_segment(self) -> list[Tensors]:
-        """Return the parameters of each segment, by name; a tied matrix belongs to the first segment that uses it."""
-        return [
-            {name: p for name, p in self.params.items() if name.startswith(prefix)}
-            for prefix, _ in self.model.segments()
-        ]
-
     def name_gradients(self, gradients: list[Tensor]) -> Tensors:
         """Return the gradients of all parameters, in their order, by name and with the parameters' memory layout."""
         raise NotImplementedError

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from normlab.model.runner import ModelRunner, Tensors
 from normlab.model.stack import Stack, norms_of_each, storages
-from normlab.ranks import Ranks, sum_in_backward
+from normlab.ranks import Ranks
 from normlab.stats.measure.core import CoreStatistics, Measurement
 from normlab.training.optim import Hyperparameters, Optimizer
 
@@ -191,10 +191,7 @@ class Step:
     def _gradients(
         self, tokens: Tensor, targets: Tensor, measure: CoreStatistics | None
     ) -> tuple[Tensor, Tensors, list[Measurement]]:
-        """Return the mean loss and gradient over the micro-batches of all ranks, and the measurements of this rank's.
-
-        The gradients are summed over ranks while the backward pass of the last micro-batch goes on.
-        """
+        """Return the mean loss and gradient over all ranks, and the measurements of this rank's micro-batches."""
         runner, parts = self.runner, self.accumulation
         token_count, all_parts = tokens.shape[-2] * tokens.shape[-1] * self.ranks.count, parts * self.ranks.count
         params = list(runner.params.values())
@@ -203,37 +200,31 @@ class Step:
         loss: Tensor | None = None
         sums: Tensors = {}
         micro_batches: list[Measurement] = []
-        for part, (part_tokens, part_targets) in enumerate(
-            zip(tokens.chunk(parts, batch_axis), targets.chunk(parts, batch_axis), strict=True), 1
-        ):
+        chunks = zip(tokens.chunk(parts, batch_axis), targets.chunk(parts, batch_axis), strict=True)
+        for part_tokens, part_targets in chunks:
             with self.autocast():
                 part_loss, statistics, taps = (
                     runner.loss(part_tokens, part_targets, scale=scale)
                     if measure is None
                     else runner.loss(part_tokens, part_targets, measure.selection, taps=measure.taps, scale=scale)
                 )
-            segments = runner.params_by_segment() if part == parts and self.ranks.count > 1 else []
-            with sum_in_backward(segments, sums) as in_backward:
-                scaled = part_loss.sum() if scale is None else part_loss * scale
-                gradients = list(torch.autograd.grad(scaled / all_parts, [*params, *taps], materialize_grads=True))
+            scaled = part_loss.sum() if scale is None else part_loss * scale
+            gradients = list(torch.autograd.grad(scaled / all_parts, [*params, *taps], materialize_grads=True))
             tap_grads = gradients[len(params) :]
             del gradients[len(params) :]
             if measure is not None:
                 micro_batches.append(measure.of_micro_batch(statistics, tap_grads, token_count, scale))
-            if in_backward:
-                sums = {name: view for each in in_backward for name, view in each.wait().items()}
-                gradients = [sums[name] for name in runner.params]
             grads = runner.name_gradients(gradients)
             del gradients
             part_loss = part_loss.detach()
             loss = part_loss if loss is None else loss + part_loss
-            if in_backward or not sums:
-                sums = grads
-            else:
+            if sums:
                 torch._foreach_add_(storages(sums), storages(grads))
+            else:
+                sums = grads
         assert loss is not None
         loss = loss / all_parts
-        self.ranks.sum_(loss)
+        self.ranks.sum_(loss, *storages(sums))
         if self.loss_scale is not None:
             self.loss_scale.unscale_(storages(sums))
         return loss, sums, micro_batches

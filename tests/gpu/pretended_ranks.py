@@ -5,8 +5,7 @@
 Each line of stdin is a case, and each line of stdout its result: {"error": ...}, or what each step does.
 
     {"overrides": ["norm=rmsnorm"], "devices": 2, "rank": 0, "steps": [0, 1], "small_vocab": 1024}
-    {"step 1": {"waits": [], "copies": 1, "launches": 300, "collectives": [["c10d::allreduce_", 64]],
-    "backward": [["aten::mm"]]}}
+    {"step 1": {"waits": [], "copies": 1, "launches": 300, "collectives": [["c10d::allreduce_", 64]]}}
 
 The guard must be loaded before torch, so this is a process of its own.
 """
@@ -19,11 +18,9 @@ import sys
 if __name__ == "__main__":
     ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
 
-import contextlib
 import gc
 import json
 import traceback
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -40,40 +37,18 @@ from normlab.model import gpt
 
 
 class Recorder(TorchDispatchMode):
-    """Records the collectives of a step with their sizes, and the operations of its backward passes."""
+    """Records the collectives of a step with their sizes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.collectives: list[tuple[str, int]] = []
-        self.backward: list[list[str]] = []
-        """One list for each backward pass."""
-        self._in_backward = False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = function.name()
         if function.namespace == "c10d":
             tensors = [each for each in tree_leaves(args) if isinstance(each, torch.Tensor)]
-            self.collectives.append((name, sum(tensor.numel() for tensor in tensors)))
-            assert all(tensor.is_cuda for tensor in tensors), f"{name} of tensors on the host"
-        if self._in_backward:
-            self.backward[-1].append(name)
+            self.collectives.append((function.name(), sum(tensor.numel() for tensor in tensors)))
+            assert all(tensor.is_cuda for tensor in tensors), f"{function.name()} of tensors on the host"
         return function(*args, **(kwargs or {}))
-
-    @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record the operations in this context."""
-        real = torch.autograd.grad
-
-        def grad(*args: Any, **options: Any) -> Any:
-            self._in_backward = True
-            self.backward.append([])
-            try:
-                return real(*args, **options)
-            finally:
-                self._in_backward = False
-
-        with mock.patch.object(torch.autograd, "grad", grad), self:
-            yield
 
 
 def result_of(case: dict[str, Any]) -> dict[str, Any]:
@@ -87,11 +62,11 @@ def result_of(case: dict[str, Any]) -> dict[str, Any]:
             loop = loop_of([config], corpus)
             for step in case["steps"]:
                 device.waits, device.copies, device.launches, recorder = [], [], 0, Recorder()
-                with recorder.recording():
+                with recorder:
                     loop.take_step(step)
                 steps[f"step {step}"] = {
                     "waits": device.waits, "copies": len(device.copies), "launches": device.launches,
-                    "collectives": recorder.collectives, "backward": recorder.backward,
+                    "collectives": recorder.collectives,
                 }  # fmt: skip
     except Exception:
         return {"error": traceback.format_exc()}

@@ -62,7 +62,7 @@ def estimate(
     Args:
         config: A validated config.
         device: cpu or cuda; only a pack on a CPU keeps the attention weights, (R, B, H, T, T).
-        precision: fp32, tf32, bf16 or fp16; the last two are for autocast, whose values have 2 bytes.
+        precision: fp32, tf32 or bf16; the last is for autocast, whose values have 2 bytes.
         compiled: Whether the blocks are compiled: compiled code may compute some values again.
         vocab_size: Rows of the token embedding.
         runs: Runs that train stacked.
@@ -70,7 +70,7 @@ def estimate(
     model, train = config.model, config.train
     assert model.mlp_width is not None  # resolved
     sequences = train.batch_size // config.devices // micro_batches(config)
-    tokens, size = sequences * model.context, 2 if precision in ("bf16", "fp16") else 4
+    tokens, size = sequences * model.context, 2 if precision == "bf16" else 4
     weights = 4 * runs * num_weights(config, vocab_size, ALIGNMENT if runs > 1 else 1)
     # Saved for the backward pass: the input of the sub-layers, q, k, v and the attention output, 5 D; one value more
     # for each norm or normalised sum; the MLP before and after its nonlinearity, for swiglu also gate and product.

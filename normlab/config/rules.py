@@ -27,7 +27,7 @@ LAUNCH_S = 2.5e-6
 """Assumed least seconds of an operation on a GPU, for its start by the host or the shortest kernel."""
 BYTES_PER_S = 3.35e12
 """Memory bandwidth of an H100 SXM (data sheet)."""
-FLOPS_PER_S = {"fp32": 67e12, "tf32": 494e12, "bf16": 989e12, "fp16": 989e12}
+FLOPS_PER_S = {"fp32": 67e12, "tf32": 494e12, "bf16": 989e12}
 """FLOPs per second of an H100 SXM (data sheet, dense)."""
 SHARE = 0.5
 """Assumed share of the peak bandwidth and of the peak FLOPs that kernels reach."""
@@ -123,7 +123,6 @@ RULES: tuple[Rule, ...] = tuple(starmap(Rule, (
     ("sweep.pack", "cpu", "bf16, width <= 128, tokens <= 1024", "16",
      f"{BENCH}: 1.26 times the speed of a single run, 4x128"),
     ("sweep.pack", "cpu", "", "1", f"{BENCH}: no faster in fp32 at 4x64 and 4x128"),
-    ("sweep.pack", "cuda", "fp16", "1", "each run has a loss scale of its own"),
     ("sweep.pack", "cuda", "devices <= 1", f"2 to {LARGEST_PACK}; more for a smaller model",
      f"estimated: launches take {LAUNCH_SHARE:.0%} of the computation, and a larger pack would gain little",
      _launch_bound),
@@ -131,7 +130,6 @@ RULES: tuple[Rule, ...] = tuple(starmap(Rule, (
     ("sweep.jobs", "cpu", "width <= 128, tokens <= 1024", "one for each core",
      f"{BENCH}: 1.4 (4x128) to 2.1 times (2x32) the speed of one process with two threads", lambda work: 0),
     ("sweep.jobs", "cpu", "", "1", "not measured for larger models"),
-    ("sweep.jobs", "cuda", "fp16", "1", "estimated: not packed, but several processes at once are not measured"),
     ("sweep.jobs", "cuda", "", "1", "estimated: packs fill the GPU"),
 )))  # fmt: skip
 """The rows, in the order in which they are tried."""

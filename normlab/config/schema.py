@@ -155,9 +155,9 @@ class RunConfig:
         1, "Devices (on a CPU, processes) that train the run together.", at_least=1, at_most=1024, identity=False
     )
     precision: str = option(
-        "auto", choices=("auto", "fp32", "tf32", "bf16", "fp16"), identity=False,
-        help="fp32, tf32 (on a GPU of Ampere or newer), or autocast with float32 weights: bf16, or fp16 with a dynamic "
-        "loss scale. auto is bf16 on a GPU that has it, else fp32.",
+        "auto", choices=("auto", "fp32", "tf32", "bf16"), identity=False,
+        help="fp32, tf32 (on a GPU of Ampere or newer), or bf16: autocast with float32 weights. auto is bf16 on a GPU "
+        "that has it, else fp32.",
     )  # fmt: skip
     compile: str = option(
         "auto", "torch.compile of each block (`normlab list auto`).", choices=("auto", "on", "off"), identity=False

@@ -48,9 +48,8 @@ def has_large_logits(head: nn.Module, targets: Tensor) -> bool:
 
 
 def chunked_cross_entropy(
-    head: nn.Module, params: Mapping[str, Tensor], selection: Selection, x: Tensor, targets: Tensor,
-    scale: Tensor | None = None,
-) -> tuple[Tensor, dict[Column, Tensor]]:  # fmt: skip
+    head: nn.Module, params: Mapping[str, Tensor], selection: Selection, x: Tensor, targets: Tensor
+) -> tuple[Tensor, dict[Column, Tensor]]:
     """Return the mean negative log-likelihood in nats/token, (...R), and the statistics of the logits, (...R) each.
 
     The mean of a statistic over tokens is the mean of its chunks' values, weighted by their tokens.
@@ -61,7 +60,6 @@ def chunked_cross_entropy(
         selection: The statistics to collect.
         x: The input of that part, (...R, B, T, D).
         targets: The next tokens, (...R, B, T).
-        scale: The loss scale, so that the gradients do not vanish in float16.
     """
     x_ND, targets_N = x.flatten(-3, -2), targets.flatten(-2, -1)
     tokens, stacked = targets_N.shape[-1], targets_N.dim() > 1
@@ -72,7 +70,7 @@ def chunked_cross_entropy(
         with Collector(selection) as collector:
             logits_NV = functional_call(head, dict(params), (x_ND,), {"part": "unembed"})
         loss = cross_entropy(logits_NV, targets_N, reduction="sum") / tokens
-        return loss if scale is None else loss * scale, compute(selection, collector.observations)
+        return loss, compute(selection, collector.observations)
 
     with_gradients = torch.is_grad_enabled()
     run: Any = grad_and_value(chunk_loss, argnums=(0, 1), has_aux=True) if with_gradients else chunk_loss
@@ -108,8 +106,6 @@ def chunked_cross_entropy(
     loss = torch.stack(losses).sum(0)
     if with_gradients:
         loss = _WithGradients.apply(loss, [torch.cat(x_grads, -2).view_as(x), *param_grads], x, *params.values())
-    if scale is not None:
-        loss = loss / scale
     merged: dict[Column, Tensor] = {}
     for column in values[0]:
         parts = [part[column] for part in values]

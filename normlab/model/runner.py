@@ -96,11 +96,10 @@ def _block(segment: nn.Module, tensors: Tensors | None, selection: Selection | N
 
 
 def _head(
-    segment: nn.Module, tensors: Tensors | None, selection: Selection | None, stream: Any, targets: Tensor,
-    scale: Tensor | None,
-) -> SegmentOutput:  # fmt: skip
+    segment: nn.Module, tensors: Tensors | None, selection: Selection | None, stream: Any, targets: Tensor
+) -> SegmentOutput:
     if has_large_logits(segment, targets):
-        return _chunked_head(segment, tensors, selection, stream, targets, scale)
+        return _chunked_head(segment, tensors, selection, stream, targets)
     logits, buffers, observations, statistics = _run_segment(segment, tensors, selection, stream)
     if tensors is None:
         return SegmentOutput(cross_entropy(logits, targets), buffers, observations, statistics)
@@ -110,13 +109,12 @@ def _head(
 
 
 def _chunked_head(
-    segment: nn.Module, tensors: Tensors | None, selection: Selection | None, stream: Any, targets: Tensor,
-    scale: Tensor | None,
-) -> SegmentOutput:  # fmt: skip
+    segment: nn.Module, tensors: Tensors | None, selection: Selection | None, stream: Any, targets: Tensor
+) -> SegmentOutput:
     x, buffers, observations, statistics = _run_segment(segment, tensors, selection, stream, part="read")
     own = {name: p for name, p in segment.named_parameters() if not name.startswith("close.")}
     params = own if tensors is None else {name: tensors[name] for name in own}
-    loss, of_logits = chunked_cross_entropy(segment, params, selection or {}, x, targets, scale)
+    loss, of_logits = chunked_cross_entropy(segment, params, selection or {}, x, targets)
     return SegmentOutput(loss, buffers, observations, statistics | of_logits)
 
 
@@ -165,9 +163,8 @@ class ModelRunner:
             self.model.train(mode)
 
     def loss(
-        self, tokens: Tensor, targets: Tensor, selection: Selection | None = None, *, taps: bool = False,
-        scale: Tensor | None = None,
-    ) -> ForwardOutput:  # fmt: skip
+        self, tokens: Tensor, targets: Tensor, selection: Selection | None = None, *, taps: bool = False
+    ) -> ForwardOutput:
         """Compute the loss of tokens and targets, shape (...R, B, T).
 
         Args:
@@ -175,7 +172,6 @@ class ModelRunner:
             targets: The next tokens.
             selection: The statistics to collect; None for a plain pass.
             taps: Whether to tap the stream for its gradient.
-            scale: The factor by which the caller multiplies the loss before the backward pass.
         """
         statistics: dict[Column, Tensor] = {}
         pending: list[Observation] = []
@@ -191,9 +187,7 @@ class ModelRunner:
             if segment is self.model.embed:
                 stream, buffers, observations, computed = self._embed(segment, tensors, selection, stream)
             elif segment is self.model.head:
-                stream, buffers, observations, computed = self._head(
-                    segment, tensors, selection, stream, targets, scale
-                )
+                stream, buffers, observations, computed = self._head(segment, tensors, selection, stream, targets)
             else:
                 stream, buffers, observations, computed = self._block(segment, tensors, selection, stream)
             if buffers:

@@ -117,16 +117,12 @@ class SpikeCount(NamedTuple):
 def count_spikes(series: Mapping[str, Series], rules: Sequence[SpikeRule] = RULES) -> list[SpikeCount]:
     """Apply each rule to a run's series, up to the first step that is not finite.
 
-    Steps without an update are left out: their gradient overflowed in float16, and their clip factor is 0.
-
     Args:
         series: loss, grad_norm and clip_factor, (S,) each, from step 0 on.
         rules: The rules to apply.
     """
     counts = []
     arrays = {of: np.asarray(series[of], dtype=np.float64) for of in dict.fromkeys(rule.of for rule in RULES)}
-    steps = np.flatnonzero(arrays["clip_factor"] != 0)
-    arrays = {of: values[steps] for of, values in arrays.items()}
     nonfinite = np.flatnonzero(~np.isfinite(np.stack([*arrays.values()])).all(axis=0))
     for rule in rules:
         values = arrays[rule.of][: nonfinite[0]] if len(nonfinite) else arrays[rule.of]
@@ -138,6 +134,6 @@ def count_spikes(series: Mapping[str, Series], rules: Sequence[SpikeRule] = RULE
             windows = np.lib.stride_tricks.sliding_window_view(values, rule.window)
         chunks = (windows[start : start + CHUNK] for start in range(0, len(windows), CHUNK))
         spikes = [np.flatnonzero(rule.judge(chunk)) + first + CHUNK * index for index, chunk in enumerate(chunks)]
-        found = steps[np.concatenate(spikes)].tolist() if spikes else []
+        found = np.concatenate(spikes).tolist() if spikes else []
         counts.append(SpikeCount(rule, found, len(windows)))
     return counts

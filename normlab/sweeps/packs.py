@@ -35,8 +35,7 @@ def reason_to_train_alone(config: RunConfig) -> str:
         return "a probe differentiates one model twice"
     if config.devices > 1:
         return "several devices share the batch of one run"
-    # The coefficients of stacked runs are those of one number of updates.
-    return "with precision=fp16, each run skips other updates" if config.precision == "fp16" else ""
+    return ""
 
 
 def make_packs(

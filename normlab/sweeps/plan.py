@@ -186,7 +186,7 @@ def _gpus_of(options: SweepOptions, configs: Sequence[RunConfig]) -> list[Gpu]:
     older = [gpu for gpu in gpus if not gpu.has_bf16]
     if 0 < len(older) < len(gpus) and any(config.precision == "auto" for config in configs):
         raise ConfigError(
-            f"precision=auto: depends on the GPU, and GPU {older[0]} has no bf16; set precision=fp32 or fp16, or "
+            f"precision=auto: depends on the GPU, and GPU {older[0]} has no bf16; set precision=fp32, or "
             "choose GPUs of one kind with sweep.gpus"
         )
     return gpus

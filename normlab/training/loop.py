@@ -42,7 +42,7 @@ from normlab.training.graph import ReplayedSteps, Take
 from normlab.training.machine import PeakMemory, RuntimeSettings
 from normlab.training.optim import HyperparameterTable, Optimizer, is_decayed, kept_step
 from normlab.training.signals import StopRequest
-from normlab.training.step import LossScale, Step, StepOutput
+from normlab.training.step import Step, StepOutput
 from normlab.training.training_run import TrainingRun
 from normlab.training.writer import Writer
 
@@ -116,7 +116,6 @@ class Loop:
             project=config.placement.project if projects(config.placement) else None,
             measure=self.statistics_schedule.measure,
             ranks=self.ranks,
-            loss_scale=LossScale(device) if self.settings.precision == "fp16" else None,
         )
 
         self.hyperparameters = HyperparameterTable(
@@ -153,8 +152,6 @@ class Loop:
         optimizer = self.step.optimizer
         moments = {f"{kind}/": tensors for kind, tensors in optimizer.moments.items()}
         rest = {"alive": self.step.alive, "count": optimizer.count}
-        if self.step.loss_scale is not None:
-            rest |= self.step.loss_scale.tensors()
         return {"param/": self.runner.params, "buffer/": self.runner.buffers, **moments, "": rest}
 
     def tensors(self, index: int) -> dict[str, Tensor]:

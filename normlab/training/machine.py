@@ -28,8 +28,6 @@ from normlab.errors import ConfigError, NormlabError, OutOfMemoryError, is_out_o
 from normlab.openmp import wait_policy
 from normlab.ranks import Ranks
 
-AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""The dtype of autocast by precision; the other precisions have none."""
 NO_GPU = "torch sees no GPU here"
 DEVICES = Path("/dev")
 LOST = "another rank of this run has ended"
@@ -112,10 +110,7 @@ class RuntimeSettings:
 
     def autocast(self) -> Callable[[], AbstractContextManager]:
         """Return a function that makes the autocast context of a forward pass."""
-        if self.precision not in AUTOCAST_DTYPES:
-            return nullcontext
-        device, dtype = self.device, AUTOCAST_DTYPES[self.precision]
-        return lambda: torch.autocast(device, dtype=dtype)
+        return (lambda: torch.autocast(self.device, dtype=torch.bfloat16)) if self.precision == "bf16" else nullcontext
 
 
 def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = None) -> RuntimeSettings:
@@ -136,8 +131,8 @@ def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = No
     if precision == "auto":
         if on_gpu and gpu is None:
             raise ConfigError(
-                "precision=auto: depends on the GPU, and this machine has none; set precision=bf16, or fp32 or fp16 "
-                "for a GPU older than Ampere"
+                "precision=auto: depends on the GPU, and this machine has none; set precision=bf16, or fp32 for a GPU "
+                "older than Ampere"
             )
         precision = "bf16" if gpu and gpu.has_bf16 else "fp32"
     elif precision == "tf32" and (not on_gpu or (gpu and not gpu.has_bf16)):

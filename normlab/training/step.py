@@ -22,49 +22,6 @@ from normlab.ranks import Ranks
 from normlab.stats.measure.core import CoreStatistics, Measurement
 from normlab.training.optim import Hyperparameters, Optimizer
 
-INITIAL_SCALE = 2.0**16
-GROWTH_INTERVAL = 2000
-"""Updates in succession after which the loss scale doubles; a gradient that is not finite halves it."""
-SMALLEST_SCALE = 1.0
-"""With a smaller scale, the run counts as diverged: its gradients overflow without any scale."""
-
-
-class LossScale:
-    """The dynamic factor of the loss in float16, whose smallest numbers are larger than many gradients.
-
-    Source: Micikevicius et al. 2018, arXiv:1710.03740, section 3.2; rule and numbers of `torch.amp.GradScaler`.
-
-    It changes in place on the device. `GradScaler` reads on the host whether to call the optimiser, so a CUDA graph
-    could not replay it.
-
-    Args:
-        device: The device of the parameters.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.scale = torch.full((), INITIAL_SCALE, device=device)
-        """Shape (), a power of two: multiplying by it rounds nothing."""
-        self._updates = torch.zeros((), dtype=torch.int32, device=device)
-        """Updates since the scale last changed."""
-        self._overflow = torch.zeros((), device=device)
-        """1 if a gradient of this step is not finite, else 0."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the state by name."""
-        return {"loss_scale": self.scale, "loss_scale_updates": self._updates}
-
-    @torch.no_grad()
-    def unscale_(self, gradients: list[Tensor]) -> None:
-        """Divide the gradients of all parameters by the scale, in place, and note whether all are finite."""
-        self._overflow.zero_()
-        torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._overflow, self.scale.reciprocal())
-
-    @torch.no_grad()
-    def update(self) -> Tensor:
-        """Change the scale after the gradients of a step are known; return whether they are finite, shape ()."""
-        torch._amp_update_scale_(self.scale, self._updates, self._overflow, 2.0, 0.5, GROWTH_INTERVAL)
-        return self._overflow == 0
-
 
 @dataclass(slots=True)
 class StepOutput:
@@ -87,18 +44,12 @@ class StepOutput:
 
     @property
     def clip_factor(self) -> Tensor:
-        """Factor by which clipping multiplied the gradient, at most 1, shape (...R).
-
-        0 where float16 overflowed, so that no update was made.
-        """
+        """Factor by which clipping multiplied the gradient, at most 1, shape (...R)."""
         return self.scalars[2]
 
     @property
     def alive(self) -> Tensor:
-        """Whether each run is still trained, shape (...R); false from its first non-finite loss or gradient on.
-
-        With a loss scale, false from its first non-finite loss on, or from the step that makes the scale less than 1.
-        """
+        """Whether each run is still trained, shape (...R); false from its first non-finite loss or gradient on."""
         return self.scalars[3].bool()
 
 
@@ -118,8 +69,6 @@ class Step:
     """Computes the core statistics of measured steps."""
     ranks: Ranks = Ranks()
     """The ranks that share each batch."""
-    loss_scale: LossScale | None = None
-    """The loss scale of a single run in float16; part of the state."""
     alive: Tensor = field(init=False)
     """Whether each run is still updated, shape (...R); part of the state."""
 
@@ -172,18 +121,11 @@ class Step:
         grad_norm, norms = self._norms(grads, each=measure is not None and "grad_norm" in measure.names)
         before = None if measure is None else measure.before_update(norms)
         factor = self._clip(grads, grad_norm)
-        if self.loss_scale is None:
-            self.alive &= loss.isfinite() & grad_norm.isfinite()
-            updated = self.alive
-        else:
-            is_finite = self.loss_scale.update()
-            self.alive &= loss.isfinite() & (self.loss_scale.scale >= SMALLEST_SCALE)
-            updated = self.alive & is_finite
-            factor = factor.where(updated, 0.0)
+        self.alive &= loss.isfinite() & grad_norm.isfinite()
         with torch.no_grad():
-            self.optimizer.update(self.runner.params, grads, hyperparameters, updated)
+            self.optimizer.update(self.runner.params, grads, hyperparameters, self.alive)
             if self.project is not None:
-                self._project(self.project, updated)
+                self._project(self.project)
         measurement = None if measure is None or before is None else measure.after_update(micro_batches, before)
         self._update_buffers(old_buffers)
         return StepOutput(torch.stack([loss, grad_norm, factor, self.alive.to(loss.dtype)]), measurement)
@@ -195,7 +137,6 @@ class Step:
         runner, parts = self.runner, self.accumulation
         token_count, all_parts = tokens.shape[-2] * tokens.shape[-1] * self.ranks.count, parts * self.ranks.count
         params = list(runner.params.values())
-        scale = None if self.loss_scale is None else self.loss_scale.scale
         batch_axis = len(runner.run_shape)
         loss: Tensor | None = None
         sums: Tensors = {}
@@ -204,16 +145,16 @@ class Step:
         for part_tokens, part_targets in chunks:
             with self.autocast():
                 part_loss, statistics, taps = (
-                    runner.loss(part_tokens, part_targets, scale=scale)
+                    runner.loss(part_tokens, part_targets)
                     if measure is None
-                    else runner.loss(part_tokens, part_targets, measure.selection, taps=measure.taps, scale=scale)
+                    else runner.loss(part_tokens, part_targets, measure.selection, taps=measure.taps)
                 )
-            scaled = part_loss.sum() if scale is None else part_loss * scale
-            gradients = list(torch.autograd.grad(scaled / all_parts, [*params, *taps], materialize_grads=True))
+            share = part_loss.sum() / all_parts
+            gradients = list(torch.autograd.grad(share, [*params, *taps], materialize_grads=True))
             tap_grads = gradients[len(params) :]
             del gradients[len(params) :]
             if measure is not None:
-                micro_batches.append(measure.of_micro_batch(statistics, tap_grads, token_count, scale))
+                micro_batches.append(measure.of_micro_batch(statistics, tap_grads, token_count))
             grads = runner.name_gradients(gradients)
             del gradients
             part_loss = part_loss.detach()
@@ -225,8 +166,6 @@ class Step:
         assert loss is not None
         loss = loss / all_parts
         self.ranks.sum_(loss, *storages(sums))
-        if self.loss_scale is not None:
-            self.loss_scale.unscale_(storages(sums))
         return loss, sums, micro_batches
 
     @torch.no_grad()
@@ -252,22 +191,22 @@ class Step:
             torch._foreach_mul_(list(grads.values()), factor)
         return factor
 
-    def _project(self, project: Callable[[Mapping[str, Tensor]], None], updated: Tensor) -> None:
-        """Project the parameters of the runs that were updated; the other runs keep their bits."""
+    def _project(self, project: Callable[[Mapping[str, Tensor]], None]) -> None:
+        """Project the parameters of the runs that are alive; the other runs keep their bits."""
         params = self.runner.params
         projected = {name: p.detach().clone() for name, p in params.items()}
         project(projected)
         for name, p in params.items():
-            p.copy_(torch.where(self._mask(updated, p), projected[name], p))
+            p.copy_(torch.where(self._mask(p), projected[name], p))
 
     @torch.no_grad()
     def _update_buffers(self, old: dict[str, Tensor]) -> None:
         """Write the running statistics of the forward pass into the old tensors, for the runs that are alive."""
         changed = {name: new for name, new in self.runner.buffers.items() if new is not old[name]}
         for name, new in changed.items():
-            torch.where(self._mask(self.alive, new), new.to(old[name].dtype), old[name], out=old[name])
+            torch.where(self._mask(new), new.to(old[name].dtype), old[name], out=old[name])
         self.runner.set_buffers({name: old[name] for name in changed})
 
-    def _mask(self, by_run: Tensor, tensor: Tensor) -> Tensor:
-        """Return a mask of the runs, (...R), in a shape that broadcasts against the tensor."""
-        return by_run.view(-1, *[1] * (tensor.dim() - 1)) if self.runner.run_shape else by_run
+    def _mask(self, tensor: Tensor) -> Tensor:
+        """Return `alive` in a shape that broadcasts against a tensor of all runs."""
+        return self.alive.view(-1, *[1] * (tensor.dim() - 1)) if self.runner.run_shape else self.alive

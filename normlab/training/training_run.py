@@ -117,8 +117,7 @@ class TrainingRun:
                 self.progress.step = step
                 self.cut_statistics(step + 1)  # passes between later steps measured a run that had diverged
                 return rows
-            if math.isfinite(grad_norm):  # an overflow in float16 makes no update, and the run goes on
-                self.last_finite = StepNumbers(step, loss, grad_norm)
+            self.last_finite = StepNumbers(step, loss, grad_norm)
             self.progress.train_loss = loss
         self.progress.step = first + len(scalars)
         return rows

@@ -101,14 +101,21 @@ def choices_of(option: str) -> tuple[str, ...]:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("stats", ["off", "core", "full"])
 @pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize(
-    ("precision", "runs"),
-    [pair for pair in product(choices_of("precision"), [1, 2]) if pair != ("fp16", 2)],  # which train alone
-)
+@pytest.mark.parametrize("runs", [1, 2])
+@pytest.mark.parametrize("precision", choices_of("precision"))
 @pytest.mark.parametrize("optim", OPTIMIZERS)
 def test_options(optim: str, precision: str, runs: int, accumulation: int, stats: str, take_steps: TakeSteps) -> None:
     overrides = (f"optim={optim}", f"precision={precision}", f"train.accumulation={accumulation}", f"stats={stats}")
     assert_no_waits(take_steps(*overrides, ONE_LAYER, runs=runs, steps=(0, 1, 10, 11)))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_a_step_in_each_precision(precision: str, take_steps: TakeSteps) -> None:
+    # The logits of the second batch are large, so they are computed in chunks.
+    for size in ("4", "8192"):
+        parts = take_steps(f"precision={precision}", ONE_LAYER, f"train.batch_size={size}", steps=(0, 10, 11))
+        for step in ("step 10", "step 11"):
+            assert (parts[step]["waits"], len(parts[step]["copies"])) == ([], 1)
 
 
 @pytest.mark.parametrize("runs", [1, 2])

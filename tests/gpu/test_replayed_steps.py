@@ -105,7 +105,6 @@ def expected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., l
     ("overrides", "runs"),
     [
         *zip(CASES, cycle([1, 2])),
-        (["precision=fp16"], 1),  # such a run trains alone
         *(pytest.param(*pair, marks=pytest.mark.exhaustive) for pair in zip(CASES, cycle([2, 1]))),
     ],
     ids=str,

@@ -101,10 +101,3 @@ def test_huge_value_does_not_affect_later_windows() -> None:
         result for result in count_spikes({**series(500), "loss": loss}) if result.rule.name == "loss_lightning"
     )
     assert found.spikes == [step for step in range(500) if by_lightning(loss.tolist(), step)] == [100]
-
-
-def test_step_without_an_update_is_not_judged() -> None:
-    given = series(20)
-    given["grad_norm"][7], given["clip_factor"][:], given["clip_factor"][7] = math.inf, 0.5, 0.0
-    (found,) = (result for result in count_spikes(given) if result.rule.name == "clipped")
-    assert (found.spikes, found.scored) == ([step for step in range(20) if step != 7], 19)

@@ -81,7 +81,7 @@ class CoreStatistics:
 
     @torch.no_grad()
     def of_micro_batch(
-        self, statistics: Mapping[Column, Tensor], tap_grads: Sequence[Tensor], tokens: int, scale: Tensor | None = None
+        self, statistics: Mapping[Column, Tensor], tap_grads: Sequence[Tensor], tokens: int
     ) -> Measurement:
         """Return the statistics of one micro-batch: of the segments, and mean squares of the gradients at the taps.
 
@@ -89,7 +89,6 @@ class CoreStatistics:
             statistics: The statistics of the segments.
             tap_grads: The gradient at each tap; empty without taps.
             tokens: The number of tokens of the whole step, N; the gradients are those of the mean loss over them.
-            scale: The factor by which the loss was multiplied before the backward pass.
 
         Raises:
             StatisticsError: A statistic was not measured.
@@ -103,8 +102,6 @@ class CoreStatistics:
                 norms = torch.stack(torch._foreach_norm(grads, dtype=dtype))
             else:
                 norms = torch.stack([torch.linalg.vector_norm(grad, dim=-1, dtype=dtype) for grad in grads])
-            if scale is not None:
-                norms = norms / scale
             squares = norms.square() * (tokens**2 / grads[0].shape[-1])
             rows |= {Column("dresid_rms", "", layer): row for layer, row in enumerate(squares.unbind(), start=1)}
         order = self._order(tuple(rows))

@@ -152,7 +152,7 @@ class ExtendedPass:
         model, lead, found = self.runner.model, len(self.runner.run_shape), dict[Column, Tensor]()
         constants = [each.adam_constants or (0.0, 0.0, 0.0) for each in self.options]
         numbers = send(torch.tensor(constants, dtype=torch.float64).T, self.tokens_BT.device)
-        numbers[:2] = 1 - numbers[:2] ** self.optimizer.count  # not of the steps: some make no update in float16
+        numbers[:2] = 1 - numbers[:2] ** self.optimizer.count
         for name, p in self.runner.params.items():
             if p.dim() >= 2 + lead:
                 shape = [-1] * lead + [1] * (p.dim() - lead)
@@ -163,7 +163,5 @@ class ExtendedPass:
                 rms, share = update.square(), (root < 10 * eps).to(root.dtype)
                 depth = len(model.blocks)
                 found[parameter_column(name, depth, "adam_rms")] = rms.flatten(lead).mean(-1).sqrt()
-                # Not defined before the first update, which an overflow in float16 may delay.
-                share = share.flatten(lead).mean(-1).where(self.optimizer.count > 0, math.nan)
-                found[parameter_column(name, depth, "adam_eps_frac")] = share
+                found[parameter_column(name, depth, "adam_eps_frac")] = share.flatten(lead).mean(-1)
         return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +64,7 @@ class StatisticsSchedule:
             self._extended = ExtendedPass(
                 self.runner, extended, windows.tokens_NT[spread], windows.targets_NT[spread], self.optimizer,
                 self.options, independent=not config.norm.batch_statistics,
-                # Without a loss scale, small gradients would vanish in float16.
-                autocast=nullcontext if config.precision == "fp16" else windows.autocast,
+                autocast=windows.autocast,
             )  # fmt: skip
             if missing := sorted(extended - self._extended.names):
                 warn(f"not measured: {', '.join(missing)} (needs two independent examples)")

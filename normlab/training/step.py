@@ -25,8 +25,6 @@ from normlab.training.optim import Hyperparameters, Optimizer
 
 @dataclass(slots=True)
 class StepOutput:
-    """The measurements of one step."""
-
     scalars: Tensor
     """`loss`, `grad_norm`, `clip_factor` and `alive`, (4, ...R)."""
     measured: Measurement | None = None
@@ -73,7 +71,6 @@ class Step:
     """Whether each run is still updated, shape (...R); part of the state."""
 
     def __post_init__(self) -> None:
-        """Start with all runs alive."""
         device = next(iter(self.runner.params.values())).device
         self.alive = torch.ones(self.runner.run_shape, dtype=torch.bool, device=device)
 

@@ -13,15 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from normlab.config.compose import compose_run
 from normlab.errors import ConfigError
-from normlab.options import plain_tree
 from normlab.store.runs import RunFolder
-from normlab.training import rank
 from normlab.training.launch import RESUMES
-from support.pretended_gpus import pretend_gpus
 from support.processes import children_of, wait_for
 from support.small_run import small_run
 
@@ -164,27 +160,3 @@ def test_a_killed_process_ends_the_run_and_fewer_ranks_resume_it(tmp_path: Path,
     assert "interrupted at step" in out
     rows = folder_of(results).rows("train").rows
     assert [row["step"] for row in rows] == list(range(len(rows)))  # none twice, none missing
-
-
-@pytest.mark.parametrize(
-    ("device", "backend", "gpu"), [("cuda", "nccl", torch.device("cuda", 1)), ("cpu", "gloo", None)]
-)
-def test_a_rank_gives_its_gpu_to_nccl(
-    device: str, backend: str, gpu: torch.device | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    groups = []
-
-    def init_process_group(backend: str, **options: object) -> None:
-        groups.append((backend, options["device_id"]))
-        raise ConfigError("no group here")
-
-    pretend_gpus(monkeypatch)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: groups.append(device))
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    monkeypatch.setattr(torch.distributed, "init_process_group", init_process_group)
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    for name, number in (("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")):
-        monkeypatch.setenv(name, number)
-    config = compose_run([*small_run(tmp_path), f"device={device}", "devices=2"])
-    assert rank.main({"config": plain_tree(config), "pack": None, "command": []}) == 2
-    assert groups == ([gpu] if gpu else []) + [(backend, gpu)]

@@ -1,4 +1,4 @@
-"""What a run takes from this machine: a GPU that torch cannot use, what a compiler needs, and the peak memory."""
+"""What a run takes from this machine: a GPU that torch cannot use, what a compiler needs, the peak memory, and TF32."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from normlab.config.compose import compose_run
 from normlab.errors import ConfigError
 from normlab.sweeps.gpus import fault_of
 from normlab.training import machine
-from normlab.training.machine import PeakMemory, resolve, resolve_device
+from normlab.training.machine import apply, resolve, resolve_device
 from normlab.training.start import train
 from support.pretended_gpus import pretend_gpus
+from support.small_steps import config_of
 
 Command = Callable[..., tuple[int, str, str]]
 MIB = 2**20
@@ -100,19 +101,21 @@ def test_a_run_after_a_large_one_reports_its_own_peak(overrides: list[str]) -> N
     assert after < large - 32 * MIB
 
 
-def test_a_peak_that_cannot_be_reset_is_unknown(tmp_path: Path) -> None:
-    """An earlier run of the process may have had it."""
-    (tmp_path / "status").write_text("VmPeak:\t  2000 kB\nVmHWM:\t  1000 kB\n")
-    (tmp_path / "clear_refs").mkdir()  # a file that cannot be written, even by root
-    assert PeakMemory("cpu", tmp_path).num_bytes() is None
-    (tmp_path / "clear_refs").rmdir()
-    assert PeakMemory("cpu", tmp_path).num_bytes() == 1000 * 1024
-    assert (tmp_path / "clear_refs").read_text() == "5"
+def test_tf32_is_on_for_one_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch)
+    for precision in ("tf32", "fp32", "tf32", "bf16"):
+        apply(resolve(config_of("device=cuda", "compile=off", f"precision={precision}")))
+        is_on = precision == "tf32"
+        # What torch's compiler reads; a product on a CPU stays as it is.
+        assert torch.backends.cuda.matmul.fp32_precision == ("tf32" if is_on else "ieee")
+        assert torch.get_float32_matmul_precision() == ("high" if is_on else "highest")
+        assert torch.backends.mkldnn.matmul.fp32_precision == "none"  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_on_a_gpu_the_counter_of_torch_is_reset(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: calls.append("reset"))
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 7)
-    peak = PeakMemory("cuda")
-    assert (calls, peak.num_bytes(), calls) == (["reset"], 7, ["reset"])
+def test_tf32_needs_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"^precision=tf32: a CPU has no TF32; use precision=fp32$"):
+        resolve(config_of("device=cpu", "precision=tf32"))
+    pretend_gpus(monkeypatch, major=(7,) * 4)
+    with pytest.raises(ConfigError, match=r"^precision=tf32: 0 \(.*\) has no TF32; use precision=fp32$"):
+        resolve(config_of("device=cuda", "precision=tf32"))
+    assert resolve(config_of("device=cuda")).precision == "fp32"

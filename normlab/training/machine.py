@@ -107,7 +107,6 @@ class RuntimeSettings:
         )  # fmt: skip
 
     def autocast(self) -> Callable[[], AbstractContextManager]:
-        """Return a function that makes the autocast context of a forward pass."""
         return (lambda: torch.autocast(self.device, dtype=torch.bfloat16)) if self.precision == "bf16" else nullcontext
 
 

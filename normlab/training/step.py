@@ -134,6 +134,7 @@ class Step:
         runner, parts = self.runner, self.accumulation
         token_count, all_parts = tokens.shape[-2] * tokens.shape[-1] * self.ranks.count, parts * self.ranks.count
         params = list(runner.params.values())
+        selection, has_taps = (None, False) if measure is None else (measure.selection, measure.taps)
         batch_axis = len(runner.run_shape)
         loss: Tensor | None = None
         sums: Tensors = {}
@@ -141,11 +142,7 @@ class Step:
         chunks = zip(tokens.chunk(parts, batch_axis), targets.chunk(parts, batch_axis), strict=True)
         for part_tokens, part_targets in chunks:
             with self.autocast():
-                part_loss, statistics, taps = (
-                    runner.loss(part_tokens, part_targets)
-                    if measure is None
-                    else runner.loss(part_tokens, part_targets, measure.selection, taps=measure.taps)
-                )
+                part_loss, statistics, taps = runner.loss(part_tokens, part_targets, selection, taps=has_taps)
             share = part_loss.sum() / all_parts
             gradients = list(torch.autograd.grad(share, [*params, *taps], materialize_grads=True))
             tap_grads = gradients[len(params) :]

@@ -10,19 +10,15 @@ import hydra
 import pytest
 from omegaconf import OmegaConf
 
-from normlab.config.compose import UserConfigs, compose_grid, compose_run, compose_sweep
+from normlab.config.compose import compose_grid, compose_run, compose_sweep
 from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
 
 Command = Callable[..., tuple[int, str, str]]
 
-OVERRIDDEN = ["train", {"override norm": "layernorm"}, {"override model": "gpt2_nano"}, "_self_"]
 CONFIGS: dict[str, Any] = {
     "own/experiment/deep.yaml": {"defaults": [{"override /placement": "peri"}], "model": {"depth": 3}},
-    "own/myrun.yaml": {"defaults": OVERRIDDEN, "optim": {"lr": 0.002}},
     "own/norm/mine.yaml": {"defaults": ["rmsnorm", "_self_"], "preset": "mine", "eps": 0.5},
-    "own/chosen.yaml": {"defaults": ["train", {"override norm": "mine"}, "_self_"]},
-    "own/elsewhere.yaml": {"defaults": ["train", "_self_"], "hydra": {"searchpath": ["file://${oc.env:OTHER}"]}},
     "other/experiment/wide.yaml": {"model": {"width": 64}},
 }
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -33,21 +29,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """For each command the function that receives the config or configs."""
 HABITS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "a preset in --config-dir": (["norm=mine", "--config-dir", "own"], {"norm.eps": 0.5}),
-    "-cd and -cn": (["-cd", "own", "-cn", "myrun", "init=xavier"], {"norm.name": "layernorm", "init": "xavier"}),
-    "a defaults list with a preset": (["--config-dir=own", "--config-name=chosen"], {"norm.eps": 0.5}),
-    "-cn and +experiment": (["-cd=own", "-cn=myrun", "+experiment=deep"], {"norm.name": "layernorm", "model.depth": 3}),
+    "-cd and +experiment": (["-cd", "own", "+experiment=deep"], {"placement.name": "peri", "model.depth": 3}),
     "hydra.searchpath and --config-dir": (
         ["hydra.searchpath=[file://other]", "--config-dir=own", "norm=mine", "+experiment=wide"],
         {"norm.eps": 0.5, "model.width": 64},
     ),
-    "hydra.searchpath in a config": (["-cd=own", "-cn=elsewhere", "+experiment=wide"], {"model.width": 64}),
 }
 
 
 @pytest.fixture(autouse=True)
-def _config_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _config_folders(tmp_path: Path) -> None:
     """Write folders of configs into the working folder."""
-    monkeypatch.setenv("OTHER", str(tmp_path / "other"))
     for name, content in CONFIGS.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +72,8 @@ def collect_configs(command: str, monkeypatch: pytest.MonkeyPatch) -> list[RunCo
 
 
 @pytest.mark.parametrize(
-    ("command", "habit"), [*(("train", habit) for habit in HABITS), ("sweep", "-cd and -cn"), ("verify", "-cd and -cn")]
+    ("command", "habit"),
+    [*(("train", habit) for habit in HABITS), *((each, "-cd and +experiment") for each in ("sweep", "verify"))],
 )
 def test_commands_compose_the_same_run(
     habit: str, command: str, run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -99,7 +92,7 @@ def test_a_grid_of_configs_in_config_dir(
     command: list[str], run_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configs = collect_configs("sweep", monkeypatch)
-    grid = ["-cd=own", "-cn=myrun", "norm=mine,none", "+experiment=deep", "seed=range(2)", "--results-dir=kept"]
+    grid = ["-cd=own", "norm=mine,none", "+experiment=deep", "seed=range(2)", "--results-dir=kept"]
     assert run_command(*command, *grid)[0] == 0
     assert {config.results_dir for config in configs} == {"kept"}
     composed = [(config.norm.label, config.placement.name, config.model.depth, config.seed) for config in configs]
@@ -108,10 +101,10 @@ def test_a_grid_of_configs_in_config_dir(
 
 def test_cfg_job_prints_the_config_without_running(run_command: Command, tmp_path: Path) -> None:
     before = files_below(tmp_path)
-    code, out, err = run_command("train", "--cfg", "job", "-cd=own", "-cn=myrun", "+experiment=deep", "seed=3")
+    code, out, err = run_command("train", "--cfg", "job", "-cd=own", "norm=layernorm", "+experiment=deep", "seed=3")
     assert (code, err) == (0, "")
     config = OmegaConf.create(out)
-    assert (config.norm.name, config.model.depth, config.seed, config.optim.lr) == ("layernorm", 3, 3, 0.002)
+    assert (config.norm.name, config.model.depth, config.seed) == ("layernorm", 3, 3)
     assert files_below(tmp_path) == before
 
 
@@ -178,7 +171,7 @@ def test_a_sweep_option_of_type_text_keeps_its_commas() -> None:
 
 
 def test_another_program_of_the_process_reads_its_files_with_hydra(tmp_path: Path) -> None:
-    compose_run([], UserConfigs(str(tmp_path / "own"), "myrun"))
+    compose_run(["norm=mine"], str(tmp_path / "own"))
     (tmp_path / "main.yaml").write_text("lr: 0.1\n")
     with hydra.initialize_config_dir(str(tmp_path), version_base="1.3"):
         config = hydra.compose("main", return_hydra_config=True)

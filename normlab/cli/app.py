@@ -7,16 +7,13 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
 
 from normlab.errors import ConfigError, printable
 from normlab.version import __version__
-
-if TYPE_CHECKING:
-    from normlab.config.compose import UserConfigs
 
 ResultsDir = Annotated[str, Option(metavar="FOLDER", help="Folder of the results.")]
 Run = Annotated[str, Argument(metavar="RUN", help="A run: its folder, id, beginning of the id, or name; or a sweep.")]
@@ -50,7 +47,6 @@ Overrides = Annotated[
 ConfigDir = Annotated[
     str | None, Option("--config-dir", "-cd", metavar="DIR", help="Folder of your own configs, after normlab's.")
 ]
-ConfigName = Annotated[str, Option("--config-name", "-cn", metavar="NAME", help="Name of the primary config.")]
 Cfg = Annotated[
     Literal["job"] | None, Option("--cfg", "-c", help="Print the config of each run, with every option, and exit.")
 ]
@@ -59,24 +55,24 @@ OVERRIDES = {"ignore_unknown_options": True}
 
 
 def read_arguments(
-    overrides: Sequence[str] | None, cfg: object, config_dir: str | None, config_name: str
-) -> tuple[list[str], UserConfigs]:
-    """Return the overrides and the configs of a command; print them for --cfg job.
+    overrides: Sequence[str] | None, cfg: object, config_dir: str | None
+) -> tuple[list[str], str | None]:
+    """Return the overrides of a command and the folder of the user's configs; print the configs for --cfg job.
 
     Raises:
         ConfigError: A flag is unknown.
         SystemExit: The configs are printed.
     """
-    from normlab.config.compose import UserConfigs, config_texts
+    from normlab.config.compose import config_texts
 
-    texts, configs = list(overrides or ()), UserConfigs(config_dir, config_name)
+    texts = list(overrides or ())
     for text in texts:
         if text.startswith("-") and "=" not in text:
             raise ConfigError(f"{text}: no such option; --help lists the options")
     if cfg:
-        echo("\n---\n".join(config_texts(texts, configs)), keep="\n")
+        echo("\n---\n".join(config_texts(texts, config_dir)), keep="\n")
         sys.exit(0)
-    return texts, configs
+    return texts, config_dir
 
 
 def split_names(text: str | None) -> list[str] | None:

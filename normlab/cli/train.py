@@ -13,7 +13,6 @@ from normlab.cli.app import (
     OVERRIDES,
     Cfg,
     ConfigDir,
-    ConfigName,
     Overrides,
     RetryFailed,
     app,
@@ -41,7 +40,6 @@ def train(
     multirun: Annotated[bool, Option("--multirun", "-m", help="Train a grid, as `normlab sweep` does.")] = False,
     cfg: Cfg = None,
     config_dir: ConfigDir = None,
-    config_name: ConfigName = "train",
     results_dir: ResultsOverride = None,
 ) -> int:
     """Train a run, or resume it.
@@ -52,11 +50,11 @@ def train(
     Example: normlab train norm=rmsnorm placement=pre model.depth=8
     """
     if multirun:
-        return sweep(overrides, cfg=cfg, config_dir=config_dir, config_name=config_name, results_dir=results_dir)
+        return sweep(overrides, cfg=cfg, config_dir=config_dir, results_dir=results_dir)
     from normlab.config.compose import compose_run
     from normlab.training.machine import check_machine
 
-    config = compose_run(*read_arguments(_with_folder(overrides, results_dir), cfg, config_dir, config_name))
+    config = compose_run(*read_arguments(_with_folder(overrides, results_dir), cfg, config_dir))
     check_machine(config)
     return train_one(config)
 
@@ -95,7 +93,6 @@ def sweep(
     watch: Annotated[bool, Option("--watch", help="Serve the page of compare here while the runs train.")] = False,
     cfg: Cfg = None,
     config_dir: ConfigDir = None,
-    config_name: ConfigName = "train",
     results_dir: ResultsOverride = None,
 ) -> int:
     """Train a grid of runs, or resume it.
@@ -112,8 +109,8 @@ def sweep(
     from normlab.sweeps.plan import make_plan
     from normlab.tracking.background import report_uploads
 
-    texts, configs = read_arguments(_with_folder(overrides, results_dir), cfg, config_dir, config_name)
-    options, runs = compose_sweep(texts, configs)
+    texts, folder = read_arguments(_with_folder(overrides, results_dir), cfg, config_dir)
+    options, runs = compose_sweep(texts, folder)
     planned = make_plan(options, runs, show_progress)
     print_plan(planned, options, with_packs=dry_run)
     if dry_run:

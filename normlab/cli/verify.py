@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Argument
 
-from normlab.cli.app import OVERRIDES, Cfg, ConfigDir, ConfigName, Json, ResultsDir, Trust, app, echo, read_arguments
+from normlab.cli.app import OVERRIDES, Cfg, ConfigDir, Json, ResultsDir, Trust, app, echo, read_arguments
 from normlab.errors import ConfigError, NormlabError, warn
 
 
@@ -22,7 +22,6 @@ def verify(
     trust: Trust = False,
     cfg: Cfg = None,
     config_dir: ConfigDir = None,
-    config_name: ConfigName = "train",
     results_dir: ResultsDir = "results",
 ) -> int:
     """Check norms and placements against references.
@@ -38,13 +37,13 @@ def verify(
     """
     import torch
 
-    from normlab.config.compose import UserConfigs, compose_run, norm_presets
+    from normlab.config.compose import compose_run, norm_presets
     from normlab.report.tables import render
     from normlab.store.query import select_runs
     from normlab.verify.runs import load_runs, verify_runs
     from normlab.verify.selection import checks_of_catalogue, select_checks, verdict
 
-    texts, configs = read_arguments(overrides, cfg, config_dir, config_name)
+    texts, folder = read_arguments(overrides, cfg, config_dir)
     names = texts if all(os.path.exists(each) or "=" not in each for each in texts) else None
     if trust and not names:
         raise ConfigError("--trust: has no effect without a recorded run; leave it out")
@@ -58,10 +57,9 @@ def verify(
         for problem in problems:
             warn(f"{problem}; the run is not verified")
         checks = verify_runs(runs)
-    elif texts or configs != UserConfigs():
-        config = compose_run(texts, configs)
-        # A primary config chooses a run, as +experiment=mine does.
-        checks = select_checks(config, [*texts, *([f"config={config_name}"] if config_name != "train" else [])])
+    elif texts or folder:
+        config = compose_run(texts, folder)
+        checks = select_checks(config, texts)
         for warning in config.warnings():
             warn(warning)
     else:

@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
@@ -45,16 +45,6 @@ Job = tuple[Override, ...]
 """The overrides of one run, each with one value."""
 
 
-class UserConfigs(NamedTuple):
-    """The configs of the user that a command names: the folder of --config-dir, and --config-name."""
-
-    folder: str | None = None
-    name: str = "train"
-
-
-PACKAGED = UserConfigs()
-
-
 def register(plugins: Sequence[str] = ()) -> None:
     """Register norms, placements, corpora, optimizers and plugins in Hydra's config store."""
     load_norms()
@@ -81,39 +71,39 @@ def register_plugins(overrides: Sequence[str]) -> None:
     register(files)
 
 
-def compose_run(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> RunConfig:
+def compose_run(overrides: Sequence[str], folder: str | None = None) -> RunConfig:
     for text in overrides:
         if _parse(text).is_sweep_override():
             raise ConfigError(
                 f"{text}: several values for one run; choose one, train each with normlab sweep, or quote a text with "
                 "commas"
             )
-    (config,) = compose_grid(overrides, configs)
+    (config,) = compose_grid(overrides, folder)
     return config
 
 
-def compose_grid(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> list[RunConfig]:
+def compose_grid(overrides: Sequence[str], folder: str | None = None) -> list[RunConfig]:
     """Return the config of each run in a grid such as `norm=rmsnorm,dyt model.depth=6,12`."""
-    return [to_config(cfg, job) for job, _, cfg in _compose_jobs(overrides, configs)]
+    return [to_config(cfg, job) for job, _, cfg in _compose_jobs(overrides, folder)]
 
 
 def compose_sweep(
-    overrides: Sequence[str], configs: UserConfigs = PACKAGED
+    overrides: Sequence[str], folder: str | None = None
 ) -> tuple[SweepOptions, list[tuple[list[str], RunConfig]]]:
     """Return the options of a sweep and, for each run, its varied overrides and its config.
 
     Args:
         overrides: A grid, and the options of the sweep (`sweep.option=value`).
-        configs: The user's configs.
+        folder: Folder of the user's configs (--config-dir).
     """
     grid = _without_sweep(overrides)
     options = _sweep_options([text for text in overrides if text not in grid])
-    return options, [(varied, to_config(cfg, job)) for job, varied, cfg in _compose_jobs(grid, configs)]
+    return options, [(varied, to_config(cfg, job)) for job, varied, cfg in _compose_jobs(grid, folder)]
 
 
-def config_texts(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> Iterator[str]:
+def config_texts(overrides: Sequence[str], folder: str | None = None) -> Iterator[str]:
     """Yield the composed config of each run in a grid as YAML; a comment names its varied overrides."""
-    for _, varied, cfg in _compose_jobs(_without_sweep(overrides), configs):
+    for _, varied, cfg in _compose_jobs(_without_sweep(overrides), folder):
         yield (f"# {' '.join(varied)}\n" if varied else "") + OmegaConf.to_yaml(cfg).rstrip()
 
 
@@ -128,8 +118,7 @@ def to_config(cfg: DictConfig, job: Job = ()) -> RunConfig:
         raise no_such_option(unknown[0], job)
     with explaining_errors(job):
         config = OmegaConf.to_object(cfg)
-    if not isinstance(config, RunConfig):
-        raise ConfigError("--config-name: not a config of a run; start its defaults list with train")
+    assert isinstance(config, RunConfig)
     config.validate()
     config.reject_unused_options()
     return config
@@ -230,35 +219,35 @@ def _jobs(overrides: Sequence[str]) -> Iterator[tuple[Job, list[str]]]:
         yield job, [str(each.input_line) for each in job if each.get_key_element() in varied]
 
 
-def _compose_jobs(overrides: Sequence[str], configs: UserConfigs) -> Iterator[tuple[Job, list[str], DictConfig]]:
+def _compose_jobs(overrides: Sequence[str], folder: str | None) -> Iterator[tuple[Job, list[str], DictConfig]]:
     """Yield the overrides, the varied overrides and the composed config of each run of a grid.
 
     Loading and merging the config groups takes nearly all the time of a composition. So Hydra composes each combination
     of group choices once, and the values of each run are set in a copy of the result.
     """
     register_plugins(overrides)
-    if configs.folder is not None and not os.path.isdir(configs.folder):
-        raise ConfigError(f"--config-dir={configs.folder}: no such folder; choose the folder with your configs")
-    if configs.folder is not None or any("hydra.searchpath" in text for text in overrides):
+    if folder is not None and not os.path.isdir(folder):
+        raise ConfigError(f"--config-dir={folder}: no such folder; choose the folder with your configs")
+    if folder is not None or any("hydra.searchpath" in text for text in overrides):
         _compose_choices.cache_clear()  # the user's files may have changed since the last command of this process
     for job, varied in _jobs(overrides):
         values = [override for override in job if _sets_value(override)]
         with explaining_errors(job):
             chosen = tuple(str(each.input_line) for each in job if each not in values)
-            cfg = copy.deepcopy(_compose_choices(configs, chosen))
+            cfg = copy.deepcopy(_compose_choices(folder, chosen))
         for override in values:
             _set_value(cfg, override, job)
         yield job, varied, cfg
 
 
 @cache
-def _compose_choices(configs: UserConfigs, choices: tuple[str, ...]) -> DictConfig:
+def _compose_choices(folder: str | None, choices: tuple[str, ...]) -> DictConfig:
     GlobalHydra.instance().clear()
     Plugins.instance().register(_ConfigDir)
-    _ConfigDir.folder = configs.folder
+    _ConfigDir.folder = folder
     try:
         with initialize_config_dir(str(config_dir()), version_base="1.3"):
-            return compose(configs.name, overrides=list(choices))
+            return compose("train", overrides=list(choices))
     finally:
         _ConfigDir.folder = None
 

@@ -79,8 +79,6 @@ def _explain(error: BaseException, job: Sequence[Override], typed: str) -> Confi
         )
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
-        if not group:
-            return ConfigError(f"--config-name={name}: no such config; put {name}.yaml into --config-dir")
         return ConfigError(f"{group}={name}: " + unknown(group, name, error.options or GROUPS.get(group, ())))
     lines = str(error).strip().splitlines() or [type(error).__name__]
     shown = itertools.takewhile(lambda line: not line.strip().startswith(("full_key", "object_type")), lines)

@@ -211,7 +211,7 @@ def overrides(draw: random.Random, lab: Lab) -> Case:
         option = draw.choice([*known, *groups])
         value = groups.get(option) or str(known[option])
         number = draw.choice([2, 7, 64, 10**5, 2**31, 2**63, 10**30, -1, 0])
-        flags = ("--cfg", "--config-name", "--config-dir", "-m", "-h", "--nope", "--multirun")
+        flags = ("--cfg", "--config-dir", "-m", "-h", "--nope", "--multirun")
         return draw.choice([
             f"{option}={draw.choice(ODD)}", f"{option}={draw.choice(ODD)}", mutate_text(draw, f"{option}={value}"),
             f"{option}={mutate_text(draw, value)}", f"{mutate_text(draw, option)}={value}", draw.choice(ODD),

@@ -1,4 +1,4 @@
-"""The catalogue for `normlab list`, tab completion and `normlab explain`: each entry by its own declarations.
+"""The catalogue for `normlab list` and `normlab explain`: each entry by its own declarations.
 
 Importing the declarations takes seconds, of norms and some placements even torch. So `python -m normlab.catalogue`
 writes the entries to `catalogue.json`, which is read here; a test compares the file with the declarations. A preset is
@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,26 +32,12 @@ _DECLARED = (
 
 
 def entries(kind: str) -> list[Entry]:
-    """Return every entry of a kind, from the file."""
+    """Return every entry of a kind, from the file; norms are followed by their presets.
+
+    Args:
+        kind: norms, placements, models, data, optim, init, or options outside of those groups.
+    """
     return json.loads(FILE.read_bytes())[kind]
-
-
-norms = partial(entries, "norms")
-"""Every norm, each followed by its presets."""
-placements = partial(entries, "placements")
-"""Every placement: the rows of the algebra, then those with their own wiring."""
-models = partial(entries, "models")
-"""Every preset of the model, with the options that it sets."""
-data = partial(entries, "data")
-"""Every corpus."""
-optim = partial(entries, "optim")
-"""Every optimiser."""
-init = partial(entries, "init")
-"""Every init rule, with the placements that use it and those that it does not fit."""
-stats = partial(entries, "stats")
-"""Every preset of statistics, with the options that it sets."""
-options = partial(entries, "options")
-"""Every option of a run or a sweep outside norm, placement, data and optim, by its dotted name."""
 
 
 def describe(part: Any, name: str) -> Entry:
@@ -146,7 +131,7 @@ def declared_entries() -> dict[str, list[Entry]]:
     placements = [describe(known[name], name) | {"causal": CAUSAL} for name in rows + sorted(known.keys() - rows)]
     options = _options(RunConfig) + _options(SweepOptions, "sweep.")
     return {
-        "norms": norms, "placements": placements, "models": _presets("model"), "stats": _presets("stats"),
+        "norms": norms, "placements": placements, "models": _presets("model"),
         "data": [describe(kind, name) for name, kind in GROUPS["data"].items()],
         "optim": [describe(kind, name) for name, kind in GROUPS["optim"].items()],
         "init": [_rule(name, inspect.getdoc(rule) or "", placements) for name, rule in INIT_RULES.items()],

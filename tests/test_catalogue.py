@@ -18,7 +18,7 @@ from normlab.config.compose import compose_run
 
 WIDTH = 12
 Command = Callable[..., tuple[int, str, str]]
-NORMS = catalogue.norms()
+NORMS = catalogue.entries("norms")
 PRESETS = [entry for entry in NORMS if "preset_of" in entry]
 FORMULAS = [([f"norm={entry['name']}"], entry["formula"]) for entry in PRESETS] + [
     ([f"norm={norm['name']}", *(f"norm.{override}" for override in overrides.split(", "))], formula)
@@ -70,7 +70,7 @@ def test_listed_initial_values_are_those_of_the_module(entry: catalogue.Entry) -
 
 def test_a_note_below_a_table_begins_with_the_name_of_its_entry(run_command: Command) -> None:
     text = " ".join(run_command("list", "placements")[1].split())
-    for entry in catalogue.placements():
+    for entry in catalogue.entries("placements"):
         if entry.get("note"):
             assert f" {entry['name']}: {entry['note']}" in text
 

@@ -16,7 +16,11 @@ PUBLISHED = r"arXiv:\d{4}\.\d{5}|[a-zA-Z-]+/[a-zA-Z-]+"
 """An arXiv id, or a repository."""
 UNPUBLISHED = {"zscore", "minmax", "pre_post"}
 """Two from textbooks, and one without a known paper."""
-ENTRIES = {entry["name"]: entry for entry in (*catalogue.norms(), *catalogue.placements()) if "preset_of" not in entry}
+ENTRIES = {
+    entry["name"]: entry
+    for entry in (*catalogue.entries("norms"), *catalogue.entries("placements"))
+    if "preset_of" not in entry
+}
 
 
 def test_every_entry_has_a_formula_and_a_source() -> None:
@@ -26,8 +30,8 @@ def test_every_entry_has_a_formula_and_a_source() -> None:
 
 
 def test_every_option_has_help_and_every_eps_a_unit() -> None:
-    entries = [*ENTRIES.values(), *catalogue.data(), *catalogue.optim()]
-    options = [*catalogue.options(), *(option for entry in entries for option in entry["options"])]
+    entries = [*ENTRIES.values(), *catalogue.entries("data"), *catalogue.entries("optim")]
+    options = [*catalogue.entries("options"), *(option for entry in entries for option in entry["options"])]
     assert [option for option in options if not option["about"]] == []
     units = [option["about"] for name in NORMS for option in ENTRIES[name]["options"] if option["option"] == "eps"]
     assert [about for about in units if not re.search(r"unit of x( squared)?\b", about, re.IGNORECASE)] == []

@@ -36,17 +36,7 @@ Color = Annotated[str | None, Option(metavar="OPTION", help="The factor with the
 Style = Annotated[str | None, Option(metavar="OPTION", help="The factor with the line styles.")]
 Panel = Annotated[str | None, Option(metavar="OPTIONS", help="The factors with one panel for each level.")]
 
-
-def _complete(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    from normlab.cli.completion import complete_override
-
-    return list(complete_override(context, incomplete))
-
-
-Overrides = Annotated[
-    list[str] | None,
-    Argument(metavar="OVERRIDE", help="norm=rmsnorm placement=pre model.depth=8", autocompletion=_complete),
-]
+Overrides = Annotated[list[str] | None, Argument(metavar="OVERRIDE", help="norm=rmsnorm placement=pre model.depth=8")]
 ConfigDir = Annotated[
     str | None, Option("--config-dir", "-cd", metavar="DIR", help="Folder of your own configs, after normlab's.")
 ]

@@ -52,8 +52,8 @@ def write(path: Path, norm: str = "rmsnorm") -> None:
     """
     if norm not in load_norms():
         raise ConfigError(f"--norm {norm}: " + unknown("norm", norm, load_norms()))
-    norms = [norm_card(entry) for entry in catalogue.norms() if entry["name"] in load_norms()]
-    placements = [placement_card(entry, norm) for entry in catalogue.placements()]
+    norms = [norm_card(entry) for entry in catalogue.entries("norms") if entry["name"] in load_norms()]
+    placements = [placement_card(entry, norm) for entry in catalogue.entries("placements")]
     parts = {"matrix": [_table(torch.tensor(MATRIX))], "norms": norms, "placements": placements}
     for name, cards in (("norms_links", norms), ("placements_links", placements)):
         parts[name] = [make("a", card.get("id"), href=f"#{card.get('id')}") for card in cards]

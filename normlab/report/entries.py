@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from normlab import catalogue
@@ -19,13 +20,13 @@ Entry = dict[str, Any]
 
 def _norms() -> list[Entry]:
     names = [name for kind, name in registered_by_plugins() if kind == "norm"]
-    return catalogue.norms() + [catalogue.describe(NORMS[name], name) for name in names]
+    return catalogue.entries("norms") + [catalogue.describe(NORMS[name], name) for name in names]
 
 
 def _placements() -> list[Entry]:
     names = [name for kind, name in registered_by_plugins() if kind == "placement"]
     plugins = [catalogue.describe(PLACEMENTS[name], name) | {"causal": catalogue.CAUSAL} for name in names]
-    return catalogue.placements() + plugins
+    return catalogue.entries("placements") + plugins
 
 
 def _statistics() -> list[Entry]:
@@ -43,12 +44,8 @@ def _statistics() -> list[Entry]:
 ENTRIES: dict[str, Callable[[], list[Entry]]] = {
     "norms": _norms,
     "placements": _placements,
-    "models": catalogue.models,
-    "data": catalogue.data,
-    "optim": catalogue.optim,
-    "init": catalogue.init,
     "stats": _statistics,
-    "options": catalogue.options,
+    **{kind: partial(catalogue.entries, kind) for kind in ("models", "data", "optim", "init", "options")},
 }
 """The complete entries of each kind, for `--json`; the kind is the word after `normlab list`."""
 

@@ -24,7 +24,7 @@ from support.browser import PHONE, WIDE, opened
 
 Command = Callable[..., tuple[int, str, str]]
 MATRIX = np.array(page.MATRIX)
-NORMS = {entry["name"]: entry for entry in catalogue.norms() if entry["name"] in load_norms()}
+NORMS = {entry["name"]: entry for entry in catalogue.entries("norms") if entry["name"] in load_norms()}
 PLACEMENTS = {name: each for name, each in load_placements().items() if plugin_file("placement", name) is None}
 
 
@@ -149,7 +149,7 @@ def test_diagram_computes_the_formula(name: str) -> None:
 
 
 def test_numbers_are_those_of_the_models_tensors() -> None:
-    entry = next(each for each in catalogue.placements() if each["name"] == "pre")
+    entry = next(each for each in catalogue.entries("placements") if each["name"] == "pre")
     card = page.placement_card(entry, "layernorm")
     titles, texts = ([each.text or "" for each in card.iter(tag)] for tag in ("dt", "dd"))
     facts = dict(zip(titles, texts, strict=True))

@@ -19,7 +19,7 @@ from normlab.placements.base import PLACEMENTS, load_all
 from support.reference_blocks import DEPTH, VOCAB, WIDTH, build_test_model, composed, config_of
 
 load_all()
-OURS = {entry["name"]: entry for entry in catalogue.placements()}
+OURS = {entry["name"]: entry for entry in catalogue.entries("placements")}
 
 
 @pytest.mark.parametrize("name", OURS)

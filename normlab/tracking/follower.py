@@ -40,8 +40,6 @@ GIVE_UP_S = 60.0
 
 @dataclass(eq=False, slots=True)
 class FollowedRun:
-    """A run that is being sent."""
-
     folder: RunFolder
     lock: int | None = None
     """The file descriptor of the run's lock, with which no other follower sends the run."""
@@ -69,7 +67,6 @@ class Follower:
         self.has_failed = False
 
     def follow(self) -> None:
-        """Send all runs."""
         while self._left:
             if any(run.folder.is_active() for run in self._left):
                 self._active_at = time.monotonic()
@@ -120,7 +117,6 @@ class Follower:
         return True
 
     def _start(self, folder: RunFolder) -> WandbRun | TensorBoardRun:
-        """Start a run at the service."""
         if self._service == TENSORBOARD:
             return TensorBoardRun(folder.path)
         run, sweep = folder.run(), self._task.sweep
@@ -141,12 +137,10 @@ class Follower:
 
 
 def describe(error: Exception) -> str:
-    """Return an error on one line."""
     return one_line(error if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}")[:300]
 
 
 def write_problem(run: Path, service: str, problem: str) -> None:
-    """Store why a run was not sent."""
     with contextlib.suppress(StoreError):
         replace(Upload.read(run, service), problem=problem).write(run, service)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import bench_gpu
-import bench_sweep
 import bench_train
 import nanogpt
 import pytest
@@ -135,7 +134,7 @@ def test_sides_take_turns_with_a_clone(clone: Path) -> None:
 @pytest.mark.process
 def test_wall_clock_of_processes_of_a_clone(clone: Path) -> None:
     start = time.perf_counter()
-    seconds = bench_sweep.nanogpt_seconds(clone, ["model=gpt2_nano", "device=cpu"], runs=3, steps=10, at_once=2)
+    seconds = nanogpt.seconds_of_processes(clone, ["model=gpt2_nano", "device=cpu"], runs=3, steps=10, at_once=2)
     assert 0.02 < seconds < time.perf_counter() - start  # two of the three are one after the other
 
 

@@ -26,6 +26,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +38,6 @@ from typing import Any
 
 import nanogpt
 import torch
-from bench_sweep import nanogpt_seconds, sweep_seconds
 from sides import MODELS_ON_GPU, VOCABULARIES, NanoGPT, Normlab, PlainLoop, Training, describe
 from turns import Side, SideError, shorten, table, take_turns
 
@@ -257,6 +257,21 @@ def measured(options: Options) -> Iterator[Measurement]:
     yield from compare(options, "4x128", choose(options, sides, ".*"))
 
 
+def sweep_seconds(overrides: Sequence[str], runs: int, steps: int) -> float:
+    """Return the wall clock of the command `normlab sweep` over some seeds."""
+    with tempfile.TemporaryDirectory(prefix="normlab-bench-") as folder:
+        command = [
+            sys.executable, "-m", "normlab", "sweep", *overrides, f"seed=range({runs})", f"train.steps={steps}",
+            "tracking.wandb=off", f"results_dir={folder}", "sweep.name=bench",
+        ]  # fmt: skip
+        start = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True)
+        seconds = time.perf_counter() - start
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr[-2000:]}")
+    return seconds
+
+
 def sweeps(options: Options) -> Iterator[Measurement]:
     """Wall clock of 16 runs of 500 steps of 4x128, with the starts of processes."""
     runs, steps = (2, 20) if options.dry_run else (16, 500)
@@ -267,7 +282,7 @@ def sweeps(options: Options) -> Iterator[Measurement]:
     if options.nanogpt is not None:
         for compiled in (False,) if options.dry_run else (False, True):
             side = f"nanoGPT, {'compiled' if compiled else 'eager'}, {runs} at once"
-            seconds = nanogpt_seconds(options.nanogpt, overrides, runs, steps, runs, compiled=compiled)
+            seconds = nanogpt.seconds_of_processes(options.nanogpt, overrides, runs, steps, runs, compiled=compiled)
             yield {**found, "side": side, "seconds": seconds, "s_per_run": seconds / runs}
 
 

@@ -2,7 +2,8 @@
 
 train.py reads its files from the working folder. `make_folder` makes such a folder of links to the clone, beside the
 text in nanoGPT's format; `arguments` returns the command line that trains the same shapes; `run` runs train.py in this
-process and calls a function each time that train.py prints the loss.
+process and calls a function each time that train.py prints the loss. `seconds_of_processes` is the wall clock of some
+processes of train.py.
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ import pickle
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from normlab.config.compose import compose_run
 from normlab.config.optim import AdamW
 from normlab.config.schema import RunConfig
-from normlab.data.corpus import Corpus
+from normlab.data.corpus import Corpus, open_corpus
+from normlab.training.machine import resolve
 
 FILES = ("train.py", "model.py", "configurator.py")
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
@@ -105,3 +110,40 @@ def run(folder: Path, arguments: list[str], at_log: Callable[[], object]) -> Non
     sys.path.insert(0, str(folder))
     with contextlib.redirect_stdout(log):
         runpy.run_path("train.py", init_globals={"print": printing}, run_name="__main__")
+
+
+def seconds_of_processes(
+    clone: Path, overrides: Sequence[str], runs: int, steps: int, at_once: int, *, compiled: bool = False
+) -> float:
+    """Return the wall clock of one process of nanoGPT's train.py for each run, some at once."""
+    config = compose_run([*overrides, f"train.steps={steps}"])
+    resolved = resolve(config)
+    options = arguments(
+        config, steps=steps, device=resolved.device, precision=resolved.precision, compiled=compiled, evaluates=True
+    )
+    with tempfile.TemporaryDirectory(prefix="normlab-bench-") as folder:
+        make_folder(clone, Path(folder), open_corpus(config.data))
+        running: list[subprocess.Popen[bytes]] = []
+        start = time.perf_counter()
+        try:
+            for run in range(runs):
+                if len(running) == at_once:
+                    wait_for_one(running)
+                command = [sys.executable, "train.py", *options, f"--out_dir=out{run}"]
+                running.append(subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL))
+            while running:
+                wait_for_one(running)
+        finally:
+            for process in running:
+                process.kill()
+        return time.perf_counter() - start
+
+
+def wait_for_one(running: list[subprocess.Popen[bytes]]) -> None:
+    """Wait until one of some processes has ended, and remove it."""
+    while all(process.poll() is None for process in running):
+        time.sleep(0.01)
+    done = next(process for process in running if process.poll() is not None)
+    if done.returncode:
+        raise SystemExit(f"nanoGPT's train.py: exit code {done.returncode}")
+    running.remove(done)

@@ -8,7 +8,6 @@ row is left out and counted. The last status of a completed run holds the number
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -50,9 +49,6 @@ LARGEST_PLAN = 2**27
 """Limit on the bytes of plan.json, which has about 5,000 per run of the sweep."""
 LARGEST_METRICS = 2**31
 """Limit on the bytes of metrics.jsonl, which has about 120 per step, and of a file of statistics."""
-
-_LONGEST_ROW = 2**14
-"""Bytes at the end of metrics.jsonl that are searched for the last row."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 """A step or a size: a float holds it exactly."""
@@ -191,20 +187,7 @@ def read_rows(path: Path) -> Rows:
     return parse_rows(read_bytes(path), decoder=_OBJECT)
 
 
-def read_last_row(path: Path) -> dict[str, Any] | None:
-    """Return the last complete row of a run's metrics, reading only the end; None if missing or damaged."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST_ROW))
-            lines = file.read().split(b"\n")
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise io_error(path, "read", error) from error
-    return _parse(lines[-2]) if len(lines) > 1 else None
-
-
-def _parse(line: bytes, decoder: msgspec.json.Decoder[Any] = _DECODER) -> dict[str, Any] | None:
+def _parse(line: bytes, decoder: msgspec.json.Decoder[Any]) -> dict[str, Any] | None:
     try:
         return decode(encode(msgspec.to_builtins(decoder.decode(line))))
     except ValueError:

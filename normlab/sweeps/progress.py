@@ -15,7 +15,6 @@ from normlab.errors import StoreError, printable
 from normlab.store.format import DAMAGED, FINISHED
 from normlab.store.outcome import OUTCOMES
 from normlab.store.plans import Pack, Plan, PlannedRun, run_of
-from normlab.store.reading import read_last_row
 from normlab.sweeps.files import PackOutcome, log_of
 from normlab.sweeps.plan import PlannedSweep, is_completed, threads_of, tokens_of
 from normlab.tracking.console import SafeStream, format_duration
@@ -148,14 +147,13 @@ class ProgressDisplay:
 
 
 def _fraction(folder: Path, run: PlannedRun) -> float:
-    """Return the fraction of a run that is done; 1 for a completed run."""
+    """Return the fraction of a run that is done at its last evaluation or checkpoint; 1 for a completed run."""
     if _outcome(folder, run) in OUTCOMES:
         return 1.0
     try:
-        row = read_last_row(run_of(folder, run).metrics_path)
+        return min(0.99, run_of(folder, run).read_status().step / max(1, run.config["train"]["steps"]))
     except StoreError:
         return 0.0
-    return min(0.99, (row["step"] if row else 0) / max(1, run.config["train"]["steps"]))
 
 
 def _cost(run: PlannedRun) -> float:

@@ -227,16 +227,3 @@ def test_run_in_a_pack_of_another_sweep_is_an_error(plan: Callable[..., PlannedS
         plan("seed=0", "sweep.name=second")
     run.write_status(FINISHED_STATUS)
     assert plan("seed=0", "sweep.name=second").plan.packs == []
-
-
-def test_last_row_of_a_long_record(tmp_path: Path) -> None:
-    from normlab.store.reading import read_last_row
-
-    folder = RunFolder(tmp_path)
-    assert read_last_row(folder.metrics_path) is None
-    with folder.lock():
-        folder.append({"kind": "eval", "step": step, "loss": float("nan")} for step in range(2000))
-    assert (read_last_row(folder.metrics_path) or {})["step"] == 1999
-    with folder.metrics_path.open("ab") as file:
-        file.write(b'{"kind":"tr')
-    assert (read_last_row(folder.metrics_path) or {})["step"] == 1999

@@ -45,7 +45,6 @@ class FollowedRun:
     """The file descriptor of the run's lock, with which no other follower sends the run."""
     service: WandbRun | TensorBoardRun | None = None
     steps: StepReader | None = None
-    """The numbers for the service."""
 
 
 class Follower:
@@ -63,7 +62,6 @@ class Follower:
         """When a run was last seen to train."""
         self._failures = 0
         self._problem = ""
-        """Why the last run was given up."""
         self.has_failed = False
 
     def follow(self) -> None:

@@ -25,7 +25,6 @@ PARAMETERS = {
     "dyt": ("alpha", "affine.gain", "affine.bias"),
     "scalenorm": ("radius",),
 }
-"""Parameters of each norm."""
 SITES = {
     "pre": ("in",),
     "peri": ("in", "out"),

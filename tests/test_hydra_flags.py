@@ -94,13 +94,10 @@ def test_commands_compose_the_same_run(
     assert files_below(tmp_path) == before
 
 
-@pytest.mark.parametrize("command", [["sweep"], ["train", "--multirun"]])
-def test_a_grid_of_configs_in_config_dir(
-    command: list[str], run_command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grid_of_configs_in_config_dir(run_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     configs = collect_configs("sweep", monkeypatch)
     grid = ["-cd=own", "-cn=myrun", "norm=mine,none", "+experiment=deep", "seed=range(2)", "--results-dir=kept"]
-    assert run_command(*command, *grid)[0] == 0
+    assert run_command("sweep", *grid)[0] == 0
     assert {config.results_dir for config in configs} == {"kept"}
     composed = [(config.norm.label, config.placement.name, config.model.depth, config.seed) for config in configs]
     assert composed == [(norm, "peri", 3, seed) for norm in ("mine", "none") for seed in (0, 1)]

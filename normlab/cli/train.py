@@ -38,7 +38,6 @@ ResultsOverride = Annotated[
 @app.command(context_settings=OVERRIDES)
 def train(
     overrides: Overrides = None,
-    multirun: Annotated[bool, Option("--multirun", "-m", help="Train a grid, as `normlab sweep` does.")] = False,
     cfg: Cfg = None,
     config_dir: ConfigDir = None,
     config_name: ConfigName = "train",
@@ -51,8 +50,6 @@ def train(
 
     Example: normlab train norm=rmsnorm placement=pre model.depth=8
     """
-    if multirun:
-        return sweep(overrides, cfg=cfg, config_dir=config_dir, config_name=config_name, results_dir=results_dir)
     from normlab.config.compose import compose_run
     from normlab.training.machine import check_machine
 

@@ -55,7 +55,7 @@ def test_grid_composed_once_equals_one_composition_per_job(grid: list[str]) -> N
 
 
 def test_value_with_quotes_spaces_and_commas_is_one_value(overrides: list[str], tmp_path: Path) -> None:
-    """As with `train --multirun`, a list or a quoted text is one value."""
+    """A list or a quoted text is one value."""
     for name in ("a b.txt", "it's, one.txt"):
         (tmp_path / name).write_text("a line of text for a small model to learn\n" * 60)
     path = f'data.path=["{tmp_path}/a b.txt","{tmp_path}/it\'s, one.txt"]'

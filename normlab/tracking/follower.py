@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 import time
@@ -61,8 +62,8 @@ class Follower:
     def __init__(self, task: Task, service: str) -> None:
         self._task, self._service = task, service
         self._left = [FollowedRun(RunFolder(path)) for path in task.runs]
-        self._active_at = time.monotonic()
-        """When a run was last seen to train."""
+        self._last_try_at = math.inf
+        """Until when a failure leads to another attempt: `GIVE_UP_S` after no run was seen to train."""
         self._failures = 0
         self._problem = ""
         """Why the last run was given up."""
@@ -72,7 +73,9 @@ class Follower:
         """Send all runs."""
         while self._left:
             if any(run.folder.is_active() for run in self._left):
-                self._active_at = time.monotonic()
+                self._last_try_at = math.inf
+            else:
+                self._last_try_at = min(self._last_try_at, time.monotonic() + GIVE_UP_S)
             failures = self._failures
             for run in list(self._left):
                 try:
@@ -85,7 +88,7 @@ class Follower:
 
     def _fail(self, run: FollowedRun, problem: str) -> None:
         """Start all runs again, or give up if they have ended some time ago."""
-        if self._task.until_end and time.monotonic() <= self._active_at + GIVE_UP_S:
+        if self._task.until_end and time.monotonic() <= self._last_try_at:
             self._failures += 1
             for each in self._left:  # they start again, at the step that the server has
                 each.service = each.steps = None

@@ -155,9 +155,7 @@ def test_a_run_that_is_killed_and_resumed(server: Server, tmp_path: Path, at_onc
 )
 def test_a_server_that_is_dead_for_a_while(server: Server, tmp_path: Path, when: str, outage_s: int) -> None:
     server.is_dead = when == "before"
-    # The run lasts until the server is back: a follower gives up a minute after the end of its run.
-    slow = (*SLOW, "train.batch_size=64") if outage_s > 30 else SLOW
-    process = start(tmp_path, server, "train", *overrides_of(tmp_path, *slow))
+    process = start(tmp_path, server, "train", *overrides_of(tmp_path, *SLOW))
     if when == "during":
         wait_for(lambda: any(len(run.rows) > 100 for run in server.runs.values()))
         server.is_dead = True

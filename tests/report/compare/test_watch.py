@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from normlab.store.reading import parse_rows
 from normlab.store.record import RunRecord
 from normlab.sweeps.files import write_plan
 from support.compare_pages import lines_of
+from support.processes import wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -213,13 +215,13 @@ def test_idle_connections_are_limited_and_end(trained, tmp_path, monkeypatch):
 
 
 @pytest.mark.process
-def test_idle_connections_do_not_end_a_sweep(overrides):
-    """More of them than the descriptors of its supervisor, while all packs start."""
+def test_idle_connections_do_not_end_a_sweep(overrides, tmp_path):
+    """More of them than the descriptors of its supervisor, while all packs start and until the sweep is stopped."""
     command = [sys.executable, "-m", "normlab", "sweep", *overrides, "norm=rmsnorm,layernorm", "tracking.wandb=off"]
     with (
         contextlib.ExitStack() as stack,
         subprocess.Popen(
-            [*command, "train.steps=1000", "eval.every=500", "--watch"],
+            [*command, "train.steps=1_000_000", "--watch"],
             stdout=subprocess.PIPE,
             text=True,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)),
@@ -229,9 +231,11 @@ def test_idle_connections_do_not_end_a_sweep(overrides):
         assert get(address)[0] == 200
         for _ in range(200):
             stack.enter_context(socket.create_connection((watch.HOST, urlsplit(address).port), timeout=60))
+        wait_for(lambda: len(list(tmp_path.glob("results/runs/*/metrics.jsonl"))) == 2)
+        sweep.send_signal(signal.SIGINT)
         out, _ = sweep.communicate()
-    assert sweep.returncode == 0
-    assert "2 runs, 2 finished" in out
+    assert sweep.returncode == 130
+    assert "2 runs, 2 left to train" in out
 
 
 def test_ports(trained, tmp_path):

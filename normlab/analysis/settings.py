@@ -35,7 +35,7 @@ _READERS: dict[str, Callable[[RunRecord], Setting]] = {
     "device": lambda run: run.machine.device,
     "precision": lambda run: run.machine.precision,
     "compile": lambda run: run.machine.compile,
-    "train.graph": lambda run: run.machine.graph,
+    "train.graph": lambda run: "off" if run.status.graph_problem else run.machine.graph,
     "deterministic": lambda run: run.machine.deterministic,
     "init": lambda run: run.machine.init,
 }

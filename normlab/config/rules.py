@@ -1,9 +1,8 @@
 """The rules of `auto`: compile, train.graph, sweep.pack and sweep.jobs, as one table whose first matching row decides.
 
 A rule depends on the config, the device and the precision, never on timing or on the card; the memory and the cores of
-the machine may then make packs smaller and fewer. A row for a CPU names its measurement. The rows for a GPU are
-estimated, until `results/` has a measurement of one: from the counted launches and bytes of a step, and from the data
-sheet of an H100.
+the machine may then make packs smaller and fewer. A row that was measured names its page of `results/`. The other rows
+for a GPU are estimates, from the counted launches and bytes of a step and the data sheet of an H100.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ PROCESS_BYTES = 2**30
 """Assumed memory of a process beside its runs: torch, the compiler and the corpus."""
 LARGEST_PACK = 64
 """Most runs in a pack of auto."""
-COMPILE_S = 80
-"""Seconds of a cold compilation: 34 to 43 on a CPU (results/bench_sweep.md), an estimated 30 to 80 with a GPU."""
+COMPILE_S = 60
+"""Seconds of a cold compilation: 34 to 43 on a CPU (results/bench_sweep.md), 25 to 58 with an H200
+(results/gpu_h200.md)."""
 LAUNCH_S = 2.5e-6
 """Assumed least seconds of an operation on a GPU, for its start by the host or the shortest kernel."""
 BYTES_PER_S = 3.35e12
@@ -35,7 +35,7 @@ WEIGHT_PASSES, VALUE_PASSES = 45, 17
 """Reads and writes of each weight and of each saved value in a step of a pack, from the bytes that
 `scripts/bench/gpu_estimate.py` counts for 2x32, 4x128 and 6x384."""
 LAUNCH_SHARE = 0.2
-"""Launches of a pack's step over its computation, in seconds, from which on a larger pack would gain little."""
+"""Packs grow until their launches take this share of the time of their computation."""
 
 
 def launches(depth: int, runs: int = 1) -> int:
@@ -107,15 +107,15 @@ def _launch_bound(work: Workload) -> int:
     return max(1, min(LARGEST_PACK, int(work.launch_s / (LAUNCH_SHARE * work.work_s))))
 
 
-BENCH = "results/bench_sweep.md"
+BENCH, GPU = "results/bench_sweep.md", "results/gpu_h200.md"
 RULES: tuple[Rule, ...] = tuple(starmap(Rule, (
     ("compile", "cpu", "", "off", f"{BENCH}: one run compiled is as fast as eager, 4x128"),
     ("compile", "cuda", f"estimated_seconds >= {2 * COMPILE_S}", "on",
-     f"estimated: compilation takes {COMPILE_S} s and halves the time of a step"),
+     f"{GPU}: compilation takes up to {COMPILE_S} s and halves the time of a step"),
     ("compile", "cuda", "", "off", "estimated: compilation would take longer than it saves"),
     ("train.graph", "cpu", "", "off", "a CPU has no CUDA graphs"),
     ("train.graph", "cuda", "devices <= 1, plugins <= 0, steps >= 100", "on",
-     "estimated: a capture takes as long as a few steps"),
+     f"{GPU}: a step takes 0.11 of its time at 4x128; a capture takes as long as a few steps"),
     ("train.graph", "cuda", "", "off",
      "several devices, too few steps to repay a capture, or a plugin, whose Python code no replay runs"),
     ("sweep.pack", "cpu", "fp32, width <= 32, tokens <= 256", "16",

@@ -112,6 +112,8 @@ def row_of(run: RunEntry) -> Row:
     )  # fmt: skip
     row |= {"state": run.outcome or run.state, **dict(zip(_VALUES, values, strict=True))}
     notes = [_state_note(run), *(f"resumed {text}" for text in status.changes_at_resume)]
+    if status.graph_problem:
+        notes.append(f"without CUDA graphs: {status.graph_problem}")
     return row | {"note": "; ".join(filter(None, notes))}
 
 

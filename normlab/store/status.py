@@ -102,6 +102,8 @@ class Status:
     """Time in steps, without evaluations and checkpoints, over all processes of the run."""
     changes_at_resume: tuple[str, ...] = ()
     """Each resume with other code or on another machine: the step, and what differed."""
+    graph_problem: str | None = None
+    """Why its steps could not be captured as CUDA graphs, where `train.graph` is on; it trains without them."""
     steps: Count = 0
     tokens: Count = 0
     tokens_per_s: float | None = None

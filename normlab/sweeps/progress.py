@@ -12,7 +12,7 @@ from pathlib import Path
 from normlab.analysis.phrases import counted
 from normlab.config.sweep_options import SweepOptions
 from normlab.errors import StoreError, printable
-from normlab.store.format import DAMAGED, FINISHED
+from normlab.store.format import DAMAGED, DIVERGED, FINISHED
 from normlab.store.outcome import OUTCOMES
 from normlab.store.plans import Pack, Plan, PlannedRun, run_of
 from normlab.store.reading import read_last_row
@@ -89,7 +89,11 @@ def _outcome(folder: Path, run: PlannedRun) -> str:
     """Return the outcome of a completed run, "damaged" for one that cannot be read, and "" for any other."""
     try:
         record = run_of(folder, run)
-        return (record.read_status().outcome or "") if record.exists() else ""
+        if not record.exists():
+            return ""
+        status = record.read_status()
+        # A run that diverged in a pack which trains on has that state before it has an outcome.
+        return status.outcome or (DIVERGED if status.state == DIVERGED else "")
     except StoreError:
         return DAMAGED
 

@@ -130,7 +130,7 @@ class Worker:
 
 
 def _free_memory() -> None:
-    """Free the memory of a pack, and restart the measurement of the peak."""
+    """Free the memory of a pack."""
     import torch
 
     from normlab.training.machine import release_freed_memory
@@ -139,9 +139,6 @@ def _free_memory() -> None:
     release_freed_memory()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()  # for the other packs on the GPU
-        torch.cuda.reset_peak_memory_stats()
-    with contextlib.suppress(OSError):  # a system without /proc
-        Path("/proc/self/clear_refs").write_text("5")
 
 
 def wait_until_inactive(runs: Sequence[RunFolder]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from normlab.errors import notify, one_line
+from normlab.errors import one_line
 from normlab.training.step import StepOutput
 
 WARM_UP = 2
@@ -50,6 +50,8 @@ class ReplayedSteps:
 
     take: Take
     """Takes a step without a graph."""
+    on_failure: Callable[[str], None]
+    """Is told why a step cannot be captured, once; all steps are taken without a graph from then on."""
     _taken: Counter[bool] = field(default_factory=Counter, init=False)
     """The plain and the measured steps taken without a graph."""
     _graphs: dict[bool, tuple[Replay, StepOutput]] = field(default_factory=dict, init=False)
@@ -63,8 +65,8 @@ class ReplayedSteps:
             self._taken[measured] += 1
             return self.take(measured)
         if measured not in self._graphs and (problem := self._capture(measured)):
-            # The state is that before the step, and the memory of the failed capture is free.
-            notify(f"train.graph: a step cannot be captured ({problem:.200}); training without graphs")
+            # A failed capture changes no state, and its memory is free.
+            self.on_failure(problem[:200])
             return self.take(measured)
         replay, output = self._graphs[measured]
         replay()

@@ -25,6 +25,7 @@ from normlab.config.devices import micro_batches, rows_of_device
 from normlab.config.schema import RunConfig
 from normlab.data.batches import Batches, validation_windows
 from normlab.data.corpus import Corpus
+from normlab.errors import notify
 from normlab.model.init import build_model, derive_seed
 from normlab.model.runner import ModelRunner, SingleRun, StackedRuns
 from normlab.model.stack import empty_on_host, storages
@@ -123,7 +124,9 @@ class Loop:
             options, config.train.steps, next(iter(self.runner.params.values())),
             numbers=device.type == "cpu" and self.settings.graph == "off",
         )  # fmt: skip
-        self._take: Take = ReplayedSteps(self._compute) if self.settings.graph == "on" else self._compute
+        self._take: Take = self._compute
+        if self.settings.graph == "on":
+            self._take = ReplayedSteps(self._compute, self._record_failed_graph)
 
     @property
     def config(self) -> RunConfig:
@@ -261,7 +264,7 @@ class Loop:
             if evaluation_due or checkpoint_due:
                 self._write_status()
             if self.ranks.count == 1:
-                stopping = self._is_stopping(stop)  # a signal may have come since
+                stopping = self._is_stopping(stop)  # a signal may have arrived during the evaluation or the save
             start = time.perf_counter()
         self.save()
         return "finished" if self.step_count == steps else "interrupted"
@@ -292,6 +295,12 @@ class Loop:
         """Take the step whose inputs are loaded; a CUDA graph may replay it."""
         tokens, targets = self.batches.read()
         return self.step(tokens, targets, self.hyperparameters.now, measured=measured)
+
+    def _record_failed_graph(self, problem: str) -> None:
+        """Print and record that the runs train without CUDA graphs."""
+        notify(f"train.graph: a step cannot be captured ({problem}); training without graphs")
+        for run in self.runs:
+            run.progress.graph_problem = problem
 
     def _seed_generator(self, step: int) -> None:
         """Seed the generator of the device, for a plugin whose forward pass draws random numbers.

@@ -77,7 +77,9 @@ def check_start(config: RunConfig, identity: Mapping[str, Any]) -> None:
     different = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     if different:
         values = ", ".join(f"{name}={ours.get(name)} (there {theirs.get(name)})" for name in different[:3])
-        raise ConfigError(f"{option}: differs in {values}; only train.steps and options of one optimiser may differ")
+        raise ConfigError(
+            f"{option}: differs in {values}; set it as there (only train.steps and options of an optimiser may differ)"
+        )
 
 
 def read_start(config: RunConfig) -> Checkpoint:

@@ -67,6 +67,8 @@ class Progress:
     """Time in steps, without evaluations and checkpoints, over all processes of the run."""
     changes_at_resume: list[str] = field(default_factory=list)
     """Each resume with other code or on another machine: the step, and what differed."""
+    graph_problem: str | None = None
+    """Why its steps could not be captured as CUDA graphs, where `train.graph` is on; it trains without them."""
 
 
 @dataclass(slots=True)

@@ -54,7 +54,7 @@ class Writer:
         return self._last
 
     def wait(self, call: Future[None] | None = None) -> None:
-        """Wait until the jobs of one call of `add`, and all earlier ones, are done; by default, all jobs.
+        """Wait for the jobs of one call of `add` and all earlier ones; without an argument, for all jobs.
 
         Raises:
             BaseException: The error of a job.

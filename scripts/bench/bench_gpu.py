@@ -1,15 +1,14 @@
 """Measure everything that needs a GPU, on a machine that is lent for some minutes.
 
-    scripts/gpu --minutes 9 --nanogpt DIR    # all parts, the most important first
+    scripts/gpu --minutes 12 --nanogpt DIR    # all parts, the most important first
     scripts/gpu --part correctness --part packs
-    scripts/gpu --dry-run                    # the same parts with tiny models on a CPU, in a minute
+    scripts/gpu --dry-run                     # the same parts with tiny models on a CPU, in a minute
 
 Each measurement is one line of JSON in measurements.jsonl as soon as it is made, so a machine that is taken away leaves
-what was measured before. Each part has its seconds, and is stopped after them; a part
-that fails is one line with its error, and the others run. results.md is a page of the measurements; messages.txt has
-what the parts print.
+what was measured before. Each part has its share of the minutes, and is stopped after them; a part that fails is one
+line with its error, and the others run. results.md is a page of the measurements; messages.txt has what parts print.
 
-The sides of a part (`sides.py`) are set up at the same time and then take turns of 10 steps. Baselines: train.py of a
+All sides of a part (`sides.py`) start together; then they take 10 steps each, in turn. Baselines: train.py of a
 clone of karpathy/nanoGPT, eager and compiled, alone and as processes at once; and a plain loop over normlab's model.
 """
 
@@ -46,7 +45,7 @@ from normlab.store.throughput import peak_flops
 ROOT = Path(__file__).resolve().parents[2]
 MEASUREMENTS, PAGE, MESSAGES = "measurements.jsonl", "results.md", "messages.txt"
 SETUP_SHARE = 0.7
-"""Share of a part's time after which sides that are not set up are left out."""
+"""A side whose set-up takes longer than this share of the part's time is left out."""
 
 Measurement = dict[str, Any]
 
@@ -165,6 +164,7 @@ def at_once(options: Options, model: str, name: str, work: Training, count: int)
         found = {"model": model, **describe(ready[0], work, seconds[1:])}
         found |= {key: count * found[key] for key in ("runs", "tokens_per_s", "flops_per_s")}
         found["ms_per_step_and_run"] /= count
+        found["peak_gib"] = found["peak_gib"] and count * found["peak_gib"]
         yield found | {"side": f"{name}: {count} processes at once"}
     for side in ready:
         side.stop()
@@ -175,6 +175,7 @@ def at_once(options: Options, model: str, name: str, work: Training, count: int)
 
 def machine(options: Options) -> Iterator[Measurement]:
     """The machine and the software."""
+    cpus = Path("/proc/cpuinfo").read_text().splitlines()
     yield {
         "time": datetime.now().astimezone().isoformat(timespec="seconds"),
         "commit": nanogpt.commit_of(ROOT),
@@ -183,18 +184,21 @@ def machine(options: Options) -> Iterator[Measurement]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
+        "cpu": next((line.partition(": ")[2] for line in cpus if line.startswith("model name")), None),
         "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30),
         "nvidia_smi": nvidia_smi(),
     }
 
 
 def nvidia_smi() -> str | None:
-    """Return driver, clocks, power limit and memory of the GPUs, or None without nvidia-smi."""
+    """Return driver, clocks, power limit and memory of the GPU, or None without nvidia-smi."""
     fields = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit,memory.total,mig.mode.current"
     try:
         command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip() or None
-    except (OSError, subprocess.TimeoutExpired):
+        values = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip().split(", ")
+        return ", ".join(f"{field} {value}" for field, value in zip(fields.split(","), values, strict=True))
+    except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
 
 
@@ -258,7 +262,7 @@ def measured(options: Options) -> Iterator[Measurement]:
 
 
 def sweeps(options: Options) -> Iterator[Measurement]:
-    """Wall clock of 16 runs of 500 steps of 4x128, with the starts of processes."""
+    """Wall-clock time of 16 runs of 500 steps of 4x128, with the starts of processes."""
     runs, steps = (2, 20) if options.dry_run else (16, 500)
     overrides = options.model("4x128")
     found = {"model": "4x128", "runs": runs, "steps": steps}
@@ -276,16 +280,16 @@ class Part:
     """A part of the measurements."""
 
     seconds: int
-    """Its seconds of nine minutes; in proportion if there are others."""
+    """Its seconds of eleven minutes; in proportion if there are others."""
     measure: Callable[[Options], Iterator[Measurement]]
 
 
 PARTS: Mapping[str, Part] = {
     "machine": Part(10, machine),
-    "correctness": Part(100, correctness),
+    "correctness": Part(180, correctness),
     "single": Part(90, single),
     "packs": Part(150, packs),
-    "large": Part(100, large),
+    "large": Part(140, large),
     "statistics": Part(40, measured),
     "sweeps": Part(50, sweeps),
 }
@@ -364,10 +368,10 @@ def with_mfu(line: Measurement, here: Measurement) -> Measurement:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="scripts/gpu", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--part", action="append", choices=PARTS, help="a part to measure (default: all)")
-    parser.add_argument("--minutes", type=float, default=9, help="time for all parts (default: 9)")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder of the results (default: results/bench/gpu)")
+    parser.add_argument("--minutes", type=float, default=12, help="time for all parts (default: 12)")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="a new folder (default: results/bench/gpu-TIME)")
     nanogpt.add_option(parser, " as a baseline")
     parser.add_argument("--dry-run", action="store_true", help="tiny models on the CPU")
     options = parser.parse_args(arguments)
@@ -378,14 +382,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["OMP_NUM_THREADS"] = "1"
     end = time.monotonic() + 60 * options.minutes
     names = ["machine", *(name for name in PARTS if name != "machine" and name in (options.part or PARTS))]
-    scale = 1 if options.dry_run else 60 * options.minutes / sum(PARTS[name].seconds for name in names)
-    folder = options.out or ROOT / "results" / "bench" / ("gpu-dry-run" if options.dry_run else "gpu")
+    folder = options.out or ROOT / "results" / "bench" / f"gpu-{datetime.now():%Y-%m-%d-%H%M%S}"
+    if (folder / MEASUREMENTS).exists():
+        parser.error(f"--out {folder}: has measurements; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     lines: list[Measurement] = []
     with (folder / MEASUREMENTS).open("w") as file, (folder / MESSAGES).open("w") as messages:
-        for name in names:
-            left = end - time.monotonic()
-            seconds = min(left, PARTS[name].seconds * scale)
+        for number, name in enumerate(names):
+            share = PARTS[name].seconds / sum(PARTS[each].seconds for each in names[number:])
+            seconds = share * (end - time.monotonic())  # what a part leaves, the next ones share
             if seconds < 1:
                 found: Iterator[Measurement] = iter([{"skipped_part": "the minutes are used up"}])
             else:

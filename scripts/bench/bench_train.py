@@ -39,7 +39,7 @@ COLUMNS = {
 
 def works_of(model: str, compiled: bool, options: argparse.Namespace) -> dict[str, Training]:
     """Return the sides by name."""
-    overrides = (*MODELS[model], "device=cpu", "norm=layernorm")  # as nanoGPT
+    overrides = (*MODELS[model], "device=cpu")
     works: dict[str, Training] = {"plain loop": PlainLoop(overrides, compiled)}
     if options.nanogpt is not None:
         works["nanoGPT"] = NanoGPT(overrides, compiled, clone=options.nanogpt)

@@ -52,15 +52,16 @@ MANY_STEPS = 1_000_000
 """Steps of a run that a benchmark ends."""
 
 MODELS = {
-    "2x32": ["model=gpt2_nano"],
-    "4x128": ["model=gpt2_tiny"],
-    "6x384": ["model=gpt2_mini", "model.context=128", "train.batch_size=2"],
+    "2x32": ["norm=layernorm", "model=gpt2_nano"],
+    "4x128": ["norm=layernorm", "model=gpt2_tiny"],
+    "6x384": ["norm=layernorm", "model=gpt2_mini", "model.context=128", "train.batch_size=2"],
 }
-"""The smallest, whose step is mostly overhead; the default; and a larger one, with a batch that suits a CPU."""
+"""The smallest, whose step is mostly overhead; the default; and a larger one, with a batch that suits a CPU. All have
+nanoGPT's norm."""
 MODELS_ON_GPU = {
     **MODELS,
-    "6x384": ["model=gpt2_mini", "train.batch_size=64"],
-    "gpt2_124m": ["model=gpt2_124m", "train.batch_size=16"],
+    "6x384": ["norm=layernorm", "model=gpt2_mini", "train.batch_size=64"],
+    "gpt2_124m": ["norm=layernorm", "model=gpt2_124m", "train.batch_size=16"],
 }
 VOCABULARIES = {"gpt2_124m": 50_257}
 """Models with random tokens of another vocabulary than bytes."""

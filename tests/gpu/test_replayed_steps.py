@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import torch
 
+from normlab.analysis.settings import setting
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 from normlab.model.runner import ForwardOutput, SingleRun
+from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.training import checkpoint, graph, machine
 from normlab.training.loop import Loop
@@ -156,6 +158,8 @@ def test_without_a_capture_the_run_is_the_same(
     found = trained(configs_of(tmp_path / "replays", ["norm=batchnorm"], 2))
     line = "train.graph: a step cannot be captured (operation not permitted when stream is capturing)"
     assert capsys.readouterr().err.count(line) == 1
+    records = [RunRecord.load(run) for run in found]
+    assert [(record.machine.graph, setting(record, "train.graph")) for record in records] == [("on", "off")] * 2
     for pair in zip(found, expected(["norm=batchnorm"], 2), strict=True):
         assert_same(*pair)
 

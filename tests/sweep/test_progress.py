@@ -41,7 +41,7 @@ def write(folder: Path, run: PlannedRun, state: str, step: int, **more: Any) -> 
     if state == "finished":
         more = {"outcome": "finished", "val_loss": 2.0, "best_val_loss": 2.0} | more
     if state == "diverged":
-        more |= {"outcome": "diverged", "diverged": {"step": step, "loss": math.nan, "grad_norm": 1.0}}
+        more = {"outcome": "diverged", "diverged": {"step": step, "loss": math.nan, "grad_norm": 1.0}} | more
     record.write_status({"state": state, "step": step, **more})
     with record.lock():
         record.append([TRAIN | {"step": step - 1}, {"kind": "pace", "step": step, "seconds": 1.0, "tokens_per_s": 1.0}])
@@ -60,7 +60,7 @@ def test_lines(folder: Path, plan: Plan, capsys: pytest.CaptureFixture[str], mon
     display.pack_ended(plan.packs[0], PackOutcome(1, "finished"), [])
     assert capsys.readouterr().err == "normlab: pack 1 seed=0: finished\n"
     for index, state in enumerate(["running", "diverged", "running"], 1):
-        write(folder, plan.runs[index], state, 125)
+        write(folder, plan.runs[index], state, 125, outcome=None)  # a pack gives its outcomes at its end
     (run_of(folder, plan.runs[3]).path / "status.json").write_text("no record")
     clock.now += 90
     display.refresh()  # 1 + 1/4 + 1 + 1/4 of 6 runs in 90 s

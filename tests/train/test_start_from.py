@@ -69,7 +69,7 @@ def change_a_digit(run: RunFolder) -> None:
         (None, "train.start_from={other}", "train.start_from={other}: is in another results folder; copy it to"),
         (None, "train.start_from=first@9", "train.start_from={id}@9: the run has no checkpoint of step 9; choose one"),
         (None, "train.steps=8", "train.steps=8: must be greater than the step of train.start_from={id}@8"),
-        (None, "model.heads=1", "differs in model.heads=1 (there 2); only train.steps and options of one optimiser"),
+        (None, "model.heads=1", "differs in model.heads=1 (there 2); set it as there (only train.steps and options"),
         (None, "norm=rmsnorm", "differs in norm.name=rmsnorm (there batchnorm)"),
         (None, "optim=sgd", "differs in optim.name=sgd (there adamw)"),
         (None, "seed=1", "differs in data.seed=1 (there 0), seed=1 (there 0)"),

@@ -66,13 +66,6 @@ def compare_pairs(cells: Sequence[Cell], pairs: Iterable[tuple[int, int]]) -> Ma
     return found
 
 
-def clearly_best(cells: Sequence[Cell]) -> list[int]:
-    """Return the index of each cell whose loss is lower, for sure, than that of every other cell of its size."""
-    sizes = [ranked for ranked in rank_by_size(cells).values() if len(ranked) > 1]
-    compared = compare_pairs(cells, [(ranked[0], other) for ranked in sizes for other in ranked[1:]])
-    return [ranked[0] for ranked in sizes if all(compared[ranked[0], other].is_lower for other in ranked[1:])]
-
-
 def rank_cells(cells: Sequence[Cell]) -> list[int]:
     """Return the indices of the cells with a result, best first.
 
@@ -87,17 +80,12 @@ def rank_cells(cells: Sequence[Cell]) -> list[int]:
     return sorted((index for index, cell in enumerate(cells) if cell.losses), key=key)
 
 
-def size_options(cells: Sequence[Cell]) -> list[str]:
-    """Return those of `SIZE_OPTIONS` in which some cells differ."""
-    return [option for option in SIZE_OPTIONS if len({cell.levels.get(option) for cell in cells}) > 1]
-
-
 def rank_by_size(cells: Sequence[Cell]) -> dict[str, list[int]]:
     """Return the indices of the cells with a result, best first, by the label of their size, such as `depth 8`.
 
     The label is empty if all cells have one size.
     """
-    options = size_options(cells)
+    options = [option for option in SIZE_OPTIONS if len({cell.levels.get(option) for cell in cells}) > 1]
     sizes: dict[tuple[Setting, ...], list[int]] = {}
     for index in rank_cells(cells):
         sizes.setdefault(tuple(cells[index].levels[option] for option in options), []).append(index)

@@ -15,7 +15,6 @@ from typing import Any
 
 from normlab.analysis.best import Comparison, compare_with_baselines
 from normlab.analysis.cells import Cell, SeedMean, group_cells, mean, resolved_differences, table_warnings
-from normlab.analysis.compute_speedup import Speedup, speedups
 from normlab.analysis.factor_tests import baseline_levels
 from normlab.analysis.factors import DEFAULT_OPTIONS, Factor, distinguishing_options, factors_of
 from normlab.analysis.learning_rates import Sensitivity, sensitivity, shared_lr
@@ -100,7 +99,6 @@ class CellResult:
     target: Target | None
     warnings: Sequence[str]
     baseline: Cell | None = None
-    speedup: Speedup | None = None
 
     @property
     def rates(self) -> tuple[AtRate, AtRate]:
@@ -132,10 +130,6 @@ class CellsTable:
     def resolved_differences(self) -> list[str]:
         """At most one line: the resolved settings in which the cells differ."""
         return resolved_differences(self.cells)
-
-    @property
-    def has_speedup(self) -> bool:
-        return any(result.speedup for result in self.results)
 
     @property
     def warnings(self) -> list[str]:
@@ -306,13 +300,12 @@ def _with_baselines(results: Sequence[CellResult], by: Sequence[str], against: s
             best=replace(result.best, comparison=best[index]),
             shared=replace(result.shared, comparison=shared[index]),
             baseline=baseline,
-            speedup=gain,
             warnings=[
                 *result.warnings,
                 *(_comparison_warnings(result.cell, baseline) if baseline else [] if matches[index] else no_baseline),
             ],
         )
-        for index, (result, baseline, gain) in enumerate(zip(results, baselines, speedups(cells, levels), strict=True))
+        for index, (result, baseline) in enumerate(zip(results, baselines, strict=True))
     ]
 
 

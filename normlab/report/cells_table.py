@@ -133,10 +133,6 @@ def _values(table: CellsTable, result: CellResult) -> Row:
         for at, prefix in zip(result.rates, PREFIXES, strict=True):
             row |= {f"{prefix}baseline": result.baseline and result.baseline.name}
             row |= {f"{prefix}{key}": value for key, value in _comparison_values(at.comparison).items()}
-    if table.has_speedup:
-        gain = result.speedup
-        row["speedup"] = gain and gain.ratio
-        row |= {f"speedup_{key}": gain and getattr(gain, key) for key in ("low", "high", "seeds", "bound", "method")}
     return row
 
 
@@ -235,7 +231,6 @@ def columns_of(table: CellsTable) -> list[Column]:
         Column("val loss at shared lr", lambda at: at.shared.final, loss_text, is_default=differ),
         Column("vs baseline at shared lr", lambda at: at.shared.comparison, _difference_text, is_default=differ),
         Column("p (Holm) at shared lr", lambda at: at.shared.comparison, _p_text, is_default=differ),
-        Column("compute speed-up", lambda at: at.speedup, note=_speedup_note(results)),
         Column("S", _sensitivity_text, note=f"bad learning rate: {BAD}; S: {DEFINITIONS['S']}"),
         Column(_target_title(target), lambda at: at.target, _target_text, f"{_target_title(target)}: {TARGET_NOTE}"),
         Column("tok/s", lambda at: at.tokens_per_s, "{:,.0f}".format, PACK_NOTE if packed else ""),
@@ -247,7 +242,6 @@ def columns_of(table: CellsTable) -> list[Column]:
         column
         for column in columns
         if (table.has_baseline or not column.title.startswith(with_baseline))
-        and (table.has_speedup or column.title != "compute speed-up")
         and (target or column.title != _target_title(target))
     ]
 
@@ -354,15 +348,6 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
         lines += pool_notes(each.test.test for each in comparisons if each.test)
     defined = [column for column in columns_of(table) if column.title in shown and any(map(column.text, results))]
     return [*lines, *(column.note for column in defined if column.note)]
-
-
-def _speedup_note(results: Sequence[CellResult]) -> str:
-    methods = dict.fromkeys(result.speedup.method for result in results if result.speedup)
-    return (
-        "compute speed-up: the training FLOPs that the baseline needs to reach the cell's loss, over the FLOPs of "
-        f"the cell, at the best lr; the baseline's loss between its budgets C: {'; '.join(methods)}; > or <: the "
-        "loss is outside the baseline's range, so this is a bound"
-    )
 
 
 def pool_notes(methods: Iterable[str]) -> list[str]:

@@ -17,7 +17,7 @@ from normlab.analysis.best import Comparison, compare_with_baselines
 from normlab.analysis.cells import Cell, SeedMean, group_cells, mean, resolved_differences, table_warnings
 from normlab.analysis.factor_tests import baseline_levels
 from normlab.analysis.factors import DEFAULT_OPTIONS, Factor, distinguishing_options, factors_of
-from normlab.analysis.learning_rates import Sensitivity, sensitivity, shared_lr
+from normlab.analysis.learning_rates import sensitivity, shared_lr
 from normlab.analysis.phrases import name_some
 from normlab.analysis.results import RunResult, mixed_settings, read_results, select_results
 from normlab.analysis.settings import format_setting, resolve_options
@@ -84,7 +84,8 @@ class CellResult:
     """At the cell's best learning rate."""
     shared: AtRate
     """At the learning rate that all cells share."""
-    sensitivity: Sensitivity
+    sensitivity: float | None
+    """S, as `learning_rates.sensitivity`."""
     loss_at_start: float
     """ln V, the loss of a uniform guess."""
     tokens_per_s: float | None

@@ -14,7 +14,7 @@ from normlab.analysis.cells import GRID_OF_DECAYS, Cell, SeedMean
 from normlab.analysis.contrasts import MIN_P_EQUAL, POOLED
 from normlab.analysis.factors import level_title, option_name
 from normlab.analysis.intervals import LEVEL, Design, Interval, PairedTest, design_of, format_losses
-from normlab.analysis.learning_rates import BAD, DEFINITIONS, NEAR_BEST
+from normlab.analysis.learning_rates import SENSITIVITY
 from normlab.analysis.results import STATES
 from normlab.analysis.settings import format_setting
 from normlab.analysis.table import AtRate, CellResult, CellsTable, Target
@@ -106,11 +106,8 @@ def _values(table: CellsTable, result: CellResult) -> Row:
         "selected": selected,
         **{f"shared_{key}": value for key, value in shared.items()},
         "learning_rates": list(cell.losses),
-        "lr_sensitivity": result.sensitivity.value,
+        "lr_sensitivity": result.sensitivity,
         "loss_at_start": result.loss_at_start,
-        "near_best_lr": result.sensitivity.near_best and list(result.sensitivity.near_best),
-        "near_best_within": NEAR_BEST,
-        "too_high_lr": result.sensitivity.too_high,
         "bad_lrs": sorted(cell.bad_lrs),
         "tokens_per_s": result.tokens_per_s,
         "flops_per_token": result.flops_per_token,
@@ -231,7 +228,7 @@ def columns_of(table: CellsTable) -> list[Column]:
         Column("val loss at shared lr", lambda at: at.shared.final, loss_text, is_default=differ),
         Column("vs baseline at shared lr", lambda at: at.shared.comparison, _difference_text, is_default=differ),
         Column("p (Holm) at shared lr", lambda at: at.shared.comparison, _p_text, is_default=differ),
-        Column("S", _sensitivity_text, note=f"bad learning rate: {BAD}; S: {DEFINITIONS['S']}"),
+        Column("S", _sensitivity_text, note=SENSITIVITY),
         Column(_target_title(target), lambda at: at.target, _target_text, f"{_target_title(target)}: {TARGET_NOTE}"),
         Column("tok/s", lambda at: at.tokens_per_s, "{:,.0f}".format, PACK_NOTE if packed else ""),
         Column("TFLOP/s", lambda at: at.flops_per_s, format_tflops, FLOPS_NOTE, is_default=False),
@@ -275,7 +272,7 @@ def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
 
 
 def _sensitivity_text(result: CellResult) -> str:
-    value = result.sensitivity.value
+    value = result.sensitivity
     return f"{value:.4f}" if value is not None else "-" if len(result.cell.losses) > 1 else ""
 
 

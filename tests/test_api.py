@@ -107,7 +107,7 @@ def test_runs_are_those_of_the_command(
     [
         ({}, []),
         ({"by": ["norm", "depth"], "against": "norm=dyt"}, ["--by", "norm,depth", "--against", "norm=dyt"]),
-        ({"lr": 1e-3, "where": "depth=2"}, ["--lr", "0.001", "--where", "depth=2"]),
+        ({"where": "depth=2,lr=0.001"}, ["--where", "depth=2,lr=0.001"]),
         ({"test": "interaction", "over": "norm, depth"}, ["--test", "interaction", "--over", "norm,depth"]),
         (
             {"test": "counts", "over": ["norm"], "against": "norm=rmsnorm"},

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from normlab.analysis.cells import SIZE_OPTIONS, Cell
-from normlab.analysis.contrasts import Rates, compare_cells, pool_cells
+from normlab.analysis.contrasts import compare_cells, pool_cells
 from normlab.analysis.factors import label
 from normlab.analysis.intervals import LEVEL, PairedTest, holm
 from normlab.analysis.learning_rates import badness
@@ -34,8 +34,9 @@ class Comparison:
         return is_below and self.p_holm is not None and self.p_holm < 1 - LEVEL
 
 
-def compare_with_baselines(cells: Sequence[Cell], baselines: Sequence[Cell | None], lrs: Rates) -> list[Comparison]:
-    """Return the comparison of each cell with its baseline, at the given learning rates, corrected for all of them."""
+def compare_with_baselines(cells: Sequence[Cell], baselines: Sequence[Cell | None]) -> list[Comparison]:
+    """Return the comparison of each cell with its baseline, at their best learning rates, corrected for all of them."""
+    lrs = {cell.key: cell.best_lr for cell in cells}
     pool = pool_cells(cells, lrs)
     tests = [
         compare_cells(cell, baseline, lrs, pool) if baseline else None

@@ -17,26 +17,15 @@ from normlab.analysis.best import Comparison, compare_with_baselines
 from normlab.analysis.cells import Cell, SeedMean, group_cells, mean, resolved_differences, table_warnings
 from normlab.analysis.factor_tests import baseline_levels
 from normlab.analysis.factors import DEFAULT_OPTIONS, Factor, distinguishing_options, factors_of
-from normlab.analysis.learning_rates import sensitivity, shared_lr
+from normlab.analysis.learning_rates import sensitivity
 from normlab.analysis.phrases import name_some
 from normlab.analysis.results import RunResult, mixed_settings, read_results, select_results
-from normlab.analysis.settings import format_setting, resolve_options
+from normlab.analysis.settings import resolve_options
 from normlab.errors import ConfigError, StoreError
 from normlab.store.query import Selection, select_runs
 from normlab.store.record import RunRecord
 from normlab.store.series import Evaluation, evaluations
 from normlab.store.status import SpikeCount
-
-
-@dataclass(frozen=True, slots=True)
-class AtRate:
-    """The losses of a cell at one learning rate, and their comparison with the baseline's."""
-
-    lr: float | None
-    final: SeedMean
-    lowest: SeedMean
-    comparison: Comparison | None = None
-    """None without a baseline, and for a baseline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +66,11 @@ class SpikeCounts:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """A cell with its numbers and warnings."""
+    """A cell with its numbers at its best learning rate, and warnings."""
 
     cell: Cell
-    best: AtRate
-    """At the cell's best learning rate."""
-    shared: AtRate
-    """At the learning rate that all cells share."""
+    lowest: SeedMean
+    """The lowest validation losses of the runs."""
     sensitivity: float | None
     """S, as `learning_rates.sensitivity`."""
     loss_at_start: float
@@ -100,10 +87,8 @@ class CellResult:
     target: Target | None
     warnings: Sequence[str]
     baseline: Cell | None = None
-
-    @property
-    def rates(self) -> tuple[AtRate, AtRate]:
-        return self.best, self.shared
+    comparison: Comparison | None = None
+    """With the baseline; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +146,11 @@ def summarize_by(
         by: The options that define cells; by default those in which the runs differ.
         where: Conditions that the runs must meet.
         results_dir: The folder in which names are looked up.
-        options: `against`: the baseline, such as `norm=layernorm`. `lr`: the shared learning rate; by default the one
-            with the best mean rank. `target`: a validation loss; the results then have the steps and seconds to reach
-            it.
+        options: `against`: the baseline, such as `norm=layernorm`. `target`: a validation loss; the results then have
+            the steps and seconds to reach it.
 
     Raises:
-        ConfigError: An option of `by`, a condition, the baseline or the learning rate is unknown.
+        ConfigError: An option of `by`, a condition or the baseline is unknown.
         StoreError: There is no run with a readable record.
     """
     selection = path if isinstance(path, Selection) else select_runs([os.fspath(path)], results_dir)
@@ -200,7 +184,6 @@ def build_table(
     by: Sequence[str],
     *,
     against: str | None = None,
-    lr: float | None = None,
     target: float | None = None,
     warnings: Sequence[str] = (),
     among: Sequence[RunResult] = (),
@@ -210,17 +193,13 @@ def build_table(
     `by` has the full names of the options, and `warnings` come before those about the table.
     """
     cells = group_cells(results, by)
-    shared = shared_lr([cell.ranking for cell in cells if cell.losses]) if lr is None else lr
-    if lr is not None and not any(lr in cell.losses for cell in cells):
-        choices = ", ".join(format_setting(rate) for rate in sorted({rate for cell in cells for rate in cell.losses}))
-        raise ConfigError(f"--lr {format_setting(lr)}: no run has this learning rate; choose one of {choices}")
-    rows = [_result(cell, shared, target) for cell in cells]
+    rows = [_result(cell, target) for cell in cells]
     if against is not None:
         rows = _with_baselines(rows, by, against)
     return CellsTable(by, rows, [*warnings, *table_warnings(cells, by)], among, has_baseline=against is not None)
 
 
-def _result(cell: Cell, shared: float | None, target: float | None) -> CellResult:
+def _result(cell: Cell, target: float | None) -> CellResult:
     loss_at_start = max(run.record.corpus.baselines.uniform for run in cell.runs)
     warnings = cell.warnings()
     records = [run.record for run in cell.runs if math.isfinite(run.loss)]
@@ -230,7 +209,7 @@ def _result(cell: Cell, shared: float | None, target: float | None) -> CellResul
 
     return CellResult(
         cell,
-        *(AtRate(lr, cell.final_at(lr), SeedMean(cell.lowest_losses.get(lr, {}))) for lr in (cell.best_lr, shared)),  # pyright: ignore
+        SeedMean({} if cell.best_lr is None else cell.lowest_losses[cell.best_lr]),
         sensitivity=sensitivity(cell.losses, loss_at_start, cell.bad_lrs),
         loss_at_start=loss_at_start,
         tokens_per_s=mean(known(lambda run: run.status.tokens_per_s)),
@@ -276,7 +255,7 @@ def _spikes(cell: Cell) -> dict[str, SpikeCounts]:
 
 
 def _with_baselines(results: Sequence[CellResult], by: Sequence[str], against: str) -> list[CellResult]:
-    """Return the results with their comparisons with the baseline, corrected for all comparisons at one rate.
+    """Return the results with their comparisons with the baseline, corrected for all comparisons.
 
     The baseline of a cell is the cell with the values of `against` and equal other options; a baseline has none.
 
@@ -290,23 +269,20 @@ def _with_baselines(results: Sequence[CellResult], by: Sequence[str], against: s
     if not any(matches):
         raise ConfigError(f"--against {against}: no cell has all of these values; give fewer options")
     baselines = [None if match is cell else match for cell, match in zip(cells, matches, strict=True)]
-    best, shared = (
-        compare_with_baselines(cells, baselines, {result.cell.key: result.rates[at].lr for result in results})
-        for at in (0, 1)
-    )
     no_baseline = [f"has no baseline: no cell with {against} matches its other options"]
     return [
         replace(
             result,
-            best=replace(result.best, comparison=best[index]),
-            shared=replace(result.shared, comparison=shared[index]),
             baseline=baseline,
+            comparison=comparison,
             warnings=[
                 *result.warnings,
-                *(_comparison_warnings(result.cell, baseline) if baseline else [] if matches[index] else no_baseline),
+                *(_comparison_warnings(result.cell, baseline) if baseline else [] if match else no_baseline),
             ],
         )
-        for index, (result, baseline) in enumerate(zip(results, baselines, strict=True))
+        for result, match, baseline, comparison in zip(
+            results, matches, baselines, compare_with_baselines(cells, baselines), strict=True
+        )
     ]
 
 

@@ -17,15 +17,12 @@ from normlab.analysis.intervals import LEVEL, Design, Interval, PairedTest, desi
 from normlab.analysis.learning_rates import SENSITIVITY
 from normlab.analysis.results import STATES
 from normlab.analysis.settings import format_setting
-from normlab.analysis.table import AtRate, CellResult, CellsTable, Target
+from normlab.analysis.table import CellResult, CellsTable, Target
 from normlab.errors import ConfigError, printable, unknown
 from normlab.report.tables import Row, escape_markdown, fold_lines, format_p, render, terminal_width
 from normlab.store.format import FINISHED
 from normlab.store.outcome import DESCRIPTIONS, STUCK
 from normlab.store.throughput import format_mfu, format_tflops
-
-PREFIXES = ("", "shared_")
-"""Prefixes of keys of JSON: at the cell's best learning rate, and at the one that all cells share."""
 
 
 def render_cells(table: CellsTable, format: str, columns: Sequence[str] = ()) -> str:
@@ -95,16 +92,14 @@ def json_rows(table: CellsTable) -> list[Row]:
 def _values(table: CellsTable, result: CellResult) -> Row:
     cell, k = result.cell, len(result.cell.losses)
     selected = f"lowest mean final validation loss of {k} learning rates, on that same loss" if k > 1 else None
-    best, shared = map(_losses, result.rates)
     row = {
         **cell.levels,
         "cell": cell.name,
         "label": cell.label,
         "runs": len(cell.runs),
         **{state: cell.count(state) for state in STATES},
-        **best,
+        **_losses(result),
         "selected": selected,
-        **{f"shared_{key}": value for key, value in shared.items()},
         "learning_rates": list(cell.losses),
         "lr_sensitivity": result.sensitivity,
         "loss_at_start": result.loss_at_start,
@@ -127,9 +122,7 @@ def _values(table: CellsTable, result: CellResult) -> Row:
         "warnings": result.warnings,
     }
     if table.has_baseline:
-        for at, prefix in zip(result.rates, PREFIXES, strict=True):
-            row |= {f"{prefix}baseline": result.baseline and result.baseline.name}
-            row |= {f"{prefix}{key}": value for key, value in _comparison_values(at.comparison).items()}
+        row |= {"baseline": result.baseline and result.baseline.name, **_comparison_values(result.comparison)}
     return row
 
 
@@ -138,18 +131,19 @@ def _interval_values(key: str, interval: Interval | PairedTest | None) -> Row:
     return {name: interval and getattr(interval, attribute) for name, attribute in names.items()}
 
 
-def _losses(at: AtRate) -> Row:
-    design = at.final.interval and at.final.interval.design
+def _losses(result: CellResult) -> Row:
+    final, lowest = result.cell.final, result.lowest
+    design = final.interval and final.interval.design
     return {
-        "lr": at.lr,
-        "seeds": len(at.final.losses),
-        "seeds_diverged": at.final.diverged,
+        "lr": result.cell.best_lr,
+        "seeds": len(final.losses),
+        "seeds_diverged": final.diverged,
         "seeds_crossed": design and design.crossing,
         "seeds_fixed": design and design.fixed,
-        **_interval_values("val_loss", at.final.interval),
-        "val_loss_of_others": at.final.mean_of_others,
-        **_interval_values("best_val_loss", at.lowest.interval),
-        "best_val_loss_of_others": at.lowest.mean_of_others,
+        **_interval_values("val_loss", final.interval),
+        "val_loss_of_others": final.mean_of_others,
+        **_interval_values("best_val_loss", lowest.interval),
+        "best_val_loss_of_others": lowest.mean_of_others,
     }
 
 
@@ -211,7 +205,6 @@ def columns_of(table: CellsTable) -> list[Column]:
     results, cells = table.results, table.cells
     states = {state: f"{state}: {rule}" for state, rule in DESCRIPTIONS.items()}
     states[STUCK] += _unigram_text(cells)
-    differ = any(result.best.lr != result.shared.lr for result in results)
     target = results[0].target if results else None
     packed = max((run.record.status.pack_size for cell in cells for run in cell.runs), default=1) > 1
     columns = [
@@ -221,24 +214,20 @@ def columns_of(table: CellsTable) -> list[Column]:
             for state in STATES
             if state != FINISHED
         ),
-        Column("best lr", lambda at: at.best.lr, format_setting),
-        Column("val loss", lambda at: at.best.final, loss_text),
-        Column("vs baseline", lambda at: at.best.comparison, _difference_text),
-        Column("p (Holm)", lambda at: at.best.comparison, _p_text),
-        Column("val loss at shared lr", lambda at: at.shared.final, loss_text, is_default=differ),
-        Column("vs baseline at shared lr", lambda at: at.shared.comparison, _difference_text, is_default=differ),
-        Column("p (Holm) at shared lr", lambda at: at.shared.comparison, _p_text, is_default=differ),
+        Column("best lr", lambda at: at.cell.best_lr, format_setting),
+        Column("val loss", lambda at: at.cell.final, loss_text),
+        Column("vs baseline", lambda at: at.comparison, _difference_text),
+        Column("p (Holm)", lambda at: at.comparison and at.comparison.p_holm, format_p),
         Column("S", _sensitivity_text, note=SENSITIVITY),
         Column(_target_title(target), lambda at: at.target, _target_text, f"{_target_title(target)}: {TARGET_NOTE}"),
         Column("tok/s", lambda at: at.tokens_per_s, "{:,.0f}".format, PACK_NOTE if packed else ""),
         Column("TFLOP/s", lambda at: at.flops_per_s, format_tflops, FLOPS_NOTE, is_default=False),
         Column("MFU", lambda at: at.mfu, format_mfu, MFU_NOTE),
     ]
-    with_baseline = ("vs baseline", "p (Holm)")
     return [
         column
         for column in columns
-        if (table.has_baseline or not column.title.startswith(with_baseline))
+        if (table.has_baseline or column.title not in ("vs baseline", "p (Holm)"))
         and (target or column.title != _target_title(target))
     ]
 
@@ -304,10 +293,6 @@ def _difference_text(comparison: Comparison) -> str:
     return f"{test.estimate:+.4f}{interval} (n={test.design}{ranks})"
 
 
-def _p_text(comparison: Comparison) -> str:
-    return format_p(comparison.p_holm)
-
-
 # Definitions
 
 
@@ -315,14 +300,13 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
     """Return the definitions of the shown columns, by default those of `table_rows`, one per line."""
     results = table.results
     shown = list((table_rows(table) or [{}])[0] if shown is None else shown)
-    columns = {column.removesuffix(" at shared lr") for column in shown}
     grid = sorted({len(cell.losses) for cell in table.cells if cell.losses})
     lines = [
         f"losses: nats/token, mean ± half of its {LEVEL:.0%} interval over n seeds (Student's t); both losses if n=2",
         *_design_notes(results),
         *table.resolved_differences,
     ]
-    if grid and grid[-1] > 1 and columns & {"best lr", "val loss"}:
+    if grid and grid[-1] > 1 and {"best lr", "val loss"} & {*shown}:
         k = "-".join(map(str, dict.fromkeys((grid[0], grid[-1]))))
         lines.append(
             f"best lr: the best of {k} learning rates, selected on this same loss, so the loss is optimistic; a "
@@ -330,13 +314,8 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
         )
     if any(cell.varies_decay for cell in table.cells):
         lines.append(GRID_OF_DECAYS)
-    if any(column.endswith(" at shared lr") for column in shown):
-        lines.append(
-            f"shared lr: {format_setting(results[0].shared.lr)} for every cell: the learning rate of --lr, else the "
-            "one with the best mean rank"
-        )
-    comparisons = [at.comparison for result in results for at in result.rates if at.comparison]
-    if "vs baseline" in columns and any(result.baseline for result in results):
+    comparisons = [result.comparison for result in results if result.comparison]
+    if "vs baseline" in shown and any(result.baseline for result in results):
         lines.append(
             "vs baseline: loss minus the loss of the baseline, paired by seed and data order; negative is better. "
             "p: two-sided, of a paired t test, or of an exact signed-rank test if a run of a pair diverged (a diverged "
@@ -367,10 +346,9 @@ def _unigram_text(cells: Sequence[Cell]) -> str:
 
 def _design_notes(results: Sequence[CellResult]) -> list[str]:
     """Return notes on the variance that the intervals include: initial weights, data order."""
-    rates = [at for result in results for at in result.rates]
-    designs = [at.final.interval.design for at in rates if at.final.interval]
+    designs = [result.cell.final.interval.design for result in results if result.cell.final.interval]
     fixed = {design.fixed for design in designs}
-    designs += [at.comparison.test.design for at in rates if at.comparison and at.comparison.test]
+    designs += [each.comparison.test.design for each in results if each.comparison and each.comparison.test]
     notes = [
         f"{factor} fixed ({option}): its variance is not in the intervals"
         for option, factor in (("data.seed", "data order"), ("seed", "initial weights"))

@@ -41,7 +41,7 @@ def rows(path, by="norm", **options):
     return {row["cell"]: row for row in json_rows(summarize_by(path, by.split(","), **options))}
 
 
-def test_cell_has_losses_at_its_best_and_at_the_shared_learning_rate(make, tmp_path):
+def test_cell_has_losses_at_its_best_learning_rate(make, tmp_path):
     for seed, (low, high) in enumerate([(2.1, 2.3), (2.2, 2.35), (2.15, 2.25)]):
         make("rmsnorm", 1e-3, seed, low)
         make("rmsnorm", 3e-3, seed, high)
@@ -52,17 +52,14 @@ def test_cell_has_losses_at_its_best_and_at_the_shared_learning_rate(make, tmp_p
     found = rows(tmp_path)
     assert list(found) == ["dyt", "layernorm", "rmsnorm"]
     rms, layer = found["rmsnorm"], found["layernorm"]
-    assert (rms["lr"], layer["lr"], rms["shared_lr"], layer["shared_lr"]) == (1e-3, 3e-3, 1e-3, 1e-3)
+    assert (rms["lr"], layer["lr"]) == (1e-3, 3e-3)
     low, high = stats.t.interval(0.95, 2, loc=2.15, scale=stats.sem([2.1, 2.2, 2.15]))
     assert (rms["val_loss"], rms["val_loss_low"], rms["val_loss_high"]) == pytest.approx((2.15, low, high))
     assert layer["val_loss"] == pytest.approx(2.1)
-    assert layer["shared_val_loss"] == pytest.approx(2.55)
     assert (rms["runs"], rms["finished"], rms["seeds"], rms["learning_rates"]) == (6, 6, 3, [1e-3, 3e-3])
     assert rms["selected"].startswith("lowest mean final validation loss of 2 learning rates")
     assert rms["lr_sensitivity"] == pytest.approx((2.15 + 2.3) / 2 - 2.15)
-    assert rows(tmp_path, lr=3e-3)["rmsnorm"]["shared_val_loss"] == pytest.approx(2.3)
-    with pytest.raises(ConfigError, match=r"--lr 0.1: no run has this learning rate; choose one of 0.001, 0.003"):
-        rows(tmp_path, lr=0.1)
+    assert rows(tmp_path, where=["lr=3e-3"])["rmsnorm"]["val_loss"] == pytest.approx(2.3)
 
 
 def test_diverged_runs_are_outcomes_and_failed_runs_are_not(make, tmp_path):

@@ -68,10 +68,8 @@ def test_the_table_of_cells_distinguishes_close_learning_rates(results: Path) ->
     table = summarize_by("close", ["optim.lr"], against="lr=1.0001e-3", results_dir=results)
     assert [row["optim.lr"] for row in table_rows(table)] == [repr(rate) for rate in sorted(RATES)]
     assert [row["baseline"] for row in json_rows(table)] == ["0.0010001", "0.0010001", None]
-    with pytest.raises(
-        ConfigError, match=r"--lr 0\.00100001: .*; choose one of 0\.001, 0\.0010000000000000002, 0\.0010001$"
-    ):
-        summarize_by("close", ["norm"], lr=1.00001e-3, results_dir=results)
+    with pytest.raises(ConfigError, match=r"no run matches.*; optim.lr is 0\.001, 0\.0010000000000000002, 0\.0010001$"):
+        summarize_by("close", ["norm"], where=["lr=1.00001e-3"], results_dir=results)
 
 
 def test_figures_and_the_page_distinguish_close_learning_rates(results: Path) -> None:

@@ -69,15 +69,15 @@ def cells(results, run_command):
     return read
 
 
-def compare(point, row, prefix=""):
+def compare(point, row):
     """Assert that a point has the numbers of a cell's row of JSON."""
-    diverged, seeds = row[f"{prefix}seeds_diverged"], row[f"{prefix}seeds"]
+    diverged, seeds = row["seeds_diverged"], row["seeds"]
     assert (point.diverged, point.n) == (diverged, seeds)
     if diverged:
-        assert row[f"{prefix}val_loss"] == "inf"
+        assert row["val_loss"] == "inf"
         assert (point.y, point.low, point.high) == (None, None, None)
     else:
-        numbers = tuple(row[f"{prefix}{key}"] for key in ("val_loss", "val_loss_low", "val_loss_high"))
+        numbers = tuple(row[key] for key in ("val_loss", "val_loss_low", "val_loss_high"))
         assert (point.y, point.low, point.high) == numbers
         assert np.mean(point.seeds) == pytest.approx(point.y, abs=1e-12)
     assert len(point.seeds) == seeds - diverged
@@ -108,18 +108,18 @@ def test_points_of_factor(table, cells):
 
 
 def test_points_of_lr(table, cells):
-    """At each learning rate: the numbers of `summarize --lr`."""
+    """At each learning rate: the numbers of `summarize --where lr=...`."""
     figure = make_figure("lr", table, color="norm", panel=["placement", "model.depth"])
     titles = {f"{title}, depth {depth}": (name, depth) for name, title in PLACEMENTS.items() for depth in DEPTHS}
     assert [panel.title for panel in figure.panels] == list(titles)
     diverged = 0
     for lr in RATES:
-        expected = cells("--lr", str(lr))
+        expected = cells("--where", f"lr={lr}")
         for panel in figure.panels:
             for line in panel.lines:
                 (norm,) = (norm for norm, title in NORMS.items() if title == line.label)
                 (point,) = (point for point in line.points if point.x == lr)
-                compare(point, expected[norm, *titles[panel.title]], "shared_")
+                compare(point, expected[norm, *titles[panel.title]])
                 diverged += point.diverged
     assert diverged == 4
     assert sum(len(line.points) for panel in figure.panels for line in panel.lines) == 14

@@ -271,16 +271,12 @@ def test_options_of_cells_are_rejected_with_a_test(losses, summarize, option):
     assert f"{option.partition('=')[0]}: has no effect with --test" in summarize("--test", "trend", option, fails=True)
 
 
-def test_counts_are_over_all_learning_rates(losses, summarize):
-    assert "--lr: has no effect on --test counts" in summarize("--test", "counts", "--lr", "0.001", fails=True)
-
-
 def test_the_note_of_a_test_names_its_learning_rate(losses, make, summarize):
     assert "at learning rate 0.001," in summarize("--test", "trend", "--over", "depth")
     for seed in SEEDS:
         make(1.0, "rmsnorm", PLACEMENTS[1], DEPTHS[0], WARMUPS[0], seed, lr=3e-3)
     assert "at the best learning rate of each cell" in summarize("--test", "trend", "--over", "depth")
-    assert "at learning rate 0.001," in summarize("--test", "trend", "--over", "depth", "--lr", "0.001")
+    assert "at learning rate 0.001," in summarize("--test", "trend", "--over", "depth", "--where", "lr=0.001")
 
 
 def test_small_slopes_have_significant_digits(losses, summarize):

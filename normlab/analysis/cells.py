@@ -98,11 +98,6 @@ class Cell:
         """Final validation losses, by learning rate and replicate."""
         return arrange((run.lr, run.replicate, run.loss) for run in self.runs if run.has_loss)
 
-    @cached_property
-    def lowest_losses(self) -> Losses:
-        """Lowest validation losses of each run's evaluations, by learning rate and replicate."""
-        return arrange((run.lr, run.replicate, run.best_loss) for run in self.runs if run.has_loss)
-
     def losses_at(self, lr: float | None) -> Mapping[Replicate, float]:
         """Return the final validation losses at a learning rate by replicate."""
         return {} if lr is None else self.losses.get(lr, {})

@@ -23,7 +23,7 @@ from normlab.store.query import count_not_started
 from normlab.store.record import RunEntry, RunRecord, Setting
 
 UNFINISHED = "unfinished"
-STATES = (*OUTCOMES, FAILED, DAMAGED, UNFINISHED)
+STATES = (*OUTCOMES, FAILED, UNFINISHED)
 """The outcomes of completed runs, and the states of runs without an outcome."""
 MAX_VALUES = 6
 """Most values that a warning lists."""
@@ -44,7 +44,7 @@ class RunResult:
 
     @cached_property
     def state(self) -> str:
-        """One of `STATES`; never damaged."""
+        """One of `STATES`."""
         return self.record.outcome or (FAILED if self.record.state == FAILED else UNFINISHED)
 
     @cached_property
@@ -57,12 +57,6 @@ class RunResult:
         """Final validation loss, nats/token; infinite if the run diverged, NaN if it has no outcome."""
         loss = self.record.status.val_loss if self.has_loss else None
         return math.inf if self.state == DIVERGED else math.nan if loss is None else loss
-
-    @property
-    def best_loss(self) -> float:
-        """Lowest validation loss; infinite if the run diverged, NaN if it has no outcome."""
-        lowest = self.record.status.best_val_loss
-        return self.loss if lowest is None or not math.isfinite(self.loss) else lowest
 
     @property
     def has_loss(self) -> bool:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from normlab.analysis.best import Comparison, compare_with_baselines
-from normlab.analysis.cells import Cell, SeedMean, group_cells, mean, resolved_differences, table_warnings
+from normlab.analysis.cells import Cell, group_cells, mean, resolved_differences, table_warnings
 from normlab.analysis.factor_tests import baseline_levels
 from normlab.analysis.factors import DEFAULT_OPTIONS, Factor, distinguishing_options, factors_of
 from normlab.analysis.learning_rates import sensitivity
@@ -25,7 +25,6 @@ from normlab.errors import ConfigError, StoreError
 from normlab.store.query import Selection, select_runs
 from normlab.store.record import RunRecord
 from normlab.store.series import Evaluation, evaluations
-from normlab.store.status import SpikeCount
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +49,10 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class SpikeCounts:
-    """The spikes of some runs by one rule."""
-
-    runs: int
-    spikes: int
-    of_steps: int
-    """The number of steps that the rule judges."""
-
-    @property
-    def share(self) -> float | None:
-        """Spikes per judged step."""
-        return self.spikes / self.of_steps if self.of_steps else None
-
-
-@dataclass(frozen=True, slots=True)
 class CellResult:
     """A cell with its numbers at its best learning rate, and warnings."""
 
     cell: Cell
-    lowest: SeedMean
-    """The lowest validation losses of the runs."""
     sensitivity: float | None
     """S, as `learning_rates.sensitivity`."""
     loss_at_start: float
@@ -82,8 +64,6 @@ class CellResult:
     mfu: float | None
     peak_memory_bytes: float | None
     """The largest of these runs."""
-    spikes: Mapping[str, SpikeCounts]
-    """The counts at the best learning rate, by rule."""
     target: Target | None
     warnings: Sequence[str]
     baseline: Cell | None = None
@@ -209,7 +189,6 @@ def _result(cell: Cell, target: float | None) -> CellResult:
 
     return CellResult(
         cell,
-        SeedMean({} if cell.best_lr is None else cell.lowest_losses[cell.best_lr]),
         sensitivity=sensitivity(cell.losses, loss_at_start, cell.bad_lrs),
         loss_at_start=loss_at_start,
         tokens_per_s=mean(known(lambda run: run.status.tokens_per_s)),
@@ -217,7 +196,6 @@ def _result(cell: Cell, target: float | None) -> CellResult:
         flops_per_s=mean(known(lambda run: run.flops_per_s)),
         mfu=mean(known(lambda run: run.mfu)),
         peak_memory_bytes=max(known(lambda run: run.status.peak_memory_bytes), default=None),
-        spikes=_spikes(cell),
         target=None if target is None else _to_target(cell, target, warnings),
         warnings=warnings,
     )
@@ -237,18 +215,6 @@ def _to_target(cell: Cell, target: float, warnings: list[str]) -> Target:
         runs += 1
         reached += [each for each in evaluations(run.record.folder) if each.loss <= target][:1]
     return Target(target, runs, reached)
-
-
-def _spikes(cell: Cell) -> dict[str, SpikeCounts]:
-    """Return the spikes at the best learning rate by rule."""
-    by_rule: dict[str, list[SpikeCount]] = {}
-    for run in cell.runs_at(cell.best_lr):
-        for rule, counts in (run.record.status.spikes or {}).items():
-            by_rule.setdefault(rule, []).append(counts)
-    return {
-        rule: SpikeCounts(len(runs), sum(run.spikes for run in runs), sum(run.of_steps for run in runs))
-        for rule, runs in by_rule.items()
-    }
 
 
 # Comparison with a baseline

@@ -5,7 +5,6 @@ JSON and CSV have every value, not rounded. A text has few columns (`columns_of`
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -38,11 +37,11 @@ def render_cells(table: CellsTable, format: str, columns: Sequence[str] = ()) ->
         NormlabError: The format is unknown.
     """
     if format in ("json", "csv"):
-        rows = [row if format == "json" else _flatten(row) for row in json_rows(table)]
-        keys = list(dict.fromkeys(key for row in rows for key in row))  # a cell without counts has no spike keys
+        rows = json_rows(table)
         if columns:
-            keys = list(dict.fromkeys([*table.by, *_choose(columns, keys)]))
-        return render([{key: row.get(key) for key in keys} for row in rows], format)
+            keys = dict.fromkeys([*table.by, *_choose(columns, rows[0] if rows else ())])
+            rows = [{key: row[key] for key in keys} for row in rows]
+        return render(rows, format)
     rows = table_rows(table, columns)
     lines = notes(table, rows[0] if rows else ())
     if format == "latex":
@@ -90,16 +89,13 @@ def json_rows(table: CellsTable) -> list[Row]:
 
 
 def _values(table: CellsTable, result: CellResult) -> Row:
-    cell, k = result.cell, len(result.cell.losses)
-    selected = f"lowest mean final validation loss of {k} learning rates, on that same loss" if k > 1 else None
+    cell = result.cell
     row = {
         **cell.levels,
         "cell": cell.name,
-        "label": cell.label,
         "runs": len(cell.runs),
         **{state: cell.count(state) for state in STATES},
         **_losses(result),
-        "selected": selected,
         "learning_rates": list(cell.losses),
         "lr_sensitivity": result.sensitivity,
         "loss_at_start": result.loss_at_start,
@@ -110,14 +106,6 @@ def _values(table: CellsTable, result: CellResult) -> Row:
         "mfu": result.mfu,
         "peak_memory_bytes": result.peak_memory_bytes,
         **(_target_values(result.target) if result.target else {}),
-        "spikes": {
-            rule: {"runs": each.runs, "spikes": each.spikes, "of_steps": each.of_steps, "share": each.share}
-            for rule, each in result.spikes.items()
-        },
-        **{
-            name: sorted({str(run.settings[key]) for run in cell.runs})
-            for name, key in (("corpora", "corpus"), ("devices", "device"), ("precisions", "precision"))
-        },
         "run_ids": [run.record.run_id for run in cell.runs],
         "warnings": result.warnings,
     }
@@ -132,7 +120,7 @@ def _interval_values(key: str, interval: Interval | PairedTest | None) -> Row:
 
 
 def _losses(result: CellResult) -> Row:
-    final, lowest = result.cell.final, result.lowest
+    final = result.cell.final
     design = final.interval and final.interval.design
     return {
         "lr": result.cell.best_lr,
@@ -142,8 +130,6 @@ def _losses(result: CellResult) -> Row:
         "seeds_fixed": design and design.fixed,
         **_interval_values("val_loss", final.interval),
         "val_loss_of_others": final.mean_of_others,
-        **_interval_values("best_val_loss", lowest.interval),
-        "best_val_loss_of_others": lowest.mean_of_others,
     }
 
 
@@ -167,17 +153,6 @@ def _target_values(target: Target) -> Row:
         "steps_to_target": target.steps,
         "seconds_to_target": target.seconds,
     }
-
-
-def _flatten(row: Row) -> dict[str, Any]:
-    """Return a row for CSV: nested values with dotted keys, and lists as JSON."""
-    flat: dict[str, Any] = {}
-    for key, value in row.items():
-        if isinstance(value, dict):
-            flat |= _flatten({f"{key}.{name}": nested for name, nested in value.items()})
-        else:
-            flat[key] = json.dumps(value) if isinstance(value, list) else value
-    return flat
 
 
 # Texts

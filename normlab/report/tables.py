@@ -73,7 +73,9 @@ def terminal_width() -> int:
 
 
 def _csv_value(value: Any) -> Any:
-    """Return a value of CSV; an apostrophe precedes a text that a spreadsheet would evaluate as a formula."""
+    """Return a value of CSV: a list as JSON; before a text that a spreadsheet would evaluate, an apostrophe."""
+    if isinstance(value, list):
+        return json.dumps(encode(value))
     if not isinstance(value, str):
         return encode(value)
     is_formula = unicodedata.normalize("NFKC", value.lstrip()[:1]) in ("=", "+", "-", "@") and not _is_number(value)

@@ -27,8 +27,6 @@ STATES = (*OUTCOMES, FAILED, UNFINISHED)
 """The outcomes of completed runs, and the states of runs without an outcome."""
 MAX_VALUES = 6
 """Most values that a warning lists."""
-MAX_DAMAGED = 5
-"""Most damaged runs with a warning of their own; one line lists the ids of the others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,22 +76,15 @@ def read_results(records: Sequence[RunEntry]) -> tuple[list[RunResult], list[str
     """Return the result of each started run whose record is intact, and warnings about the other runs."""
     not_started = count_not_started(records)
     warnings = [f"runs that have not started: {not_started} of {len(records)}"] if not_started else []
-    damaged = {record.run_id: record.problem for record in records if record.state == DAMAGED}
-    results = [RunResult(record) for record in records if isinstance(record, RunRecord)]
-    return results, warnings + damaged_run_warnings(damaged)
+    damaged = [record for record in records if record.state == DAMAGED]
+    warnings += [f"run {record.run_id} is damaged and is left out: {record.problem}" for record in damaged]
+    return [RunResult(record) for record in records if isinstance(record, RunRecord)], warnings
 
 
 def select_results(results: Sequence[RunResult], where: Sequence[str], flag: str = "--where") -> list[RunResult]:
     """Return the runs that meet all conditions; errors as in `select_where`."""
     selected = set(select_where([run.record for run in results], where, flag))
     return [run for run in results if run.record in selected]
-
-
-def damaged_run_warnings(damaged: Mapping[str, str]) -> list[str]:
-    """Return a warning for each of the first `MAX_DAMAGED` damaged runs, with its problem, and one for the others."""
-    first, more = list(damaged.items())[:MAX_DAMAGED], list(damaged)[MAX_DAMAGED:]
-    lines = [f"run {run_id} is damaged and is left out: {problem}" for run_id, problem in first]
-    return lines + ([f"{len(more)} more runs are damaged and are left out: {', '.join(more)}"] if more else [])
 
 
 def mixed_settings(results: Sequence[RunResult], ignored: Iterable[str] = ()) -> dict[str, str]:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from normlab.analysis.results import MAX_DAMAGED
 from normlab.analysis.table import summarize_by
 from normlab.errors import ConfigError, StoreError
 from normlab.report.cells_table import json_rows, notes, render_cells, table_rows
@@ -212,17 +211,6 @@ def test_damaged_status_is_left_out_and_reported_with_its_reason(damage, make, t
         _, out, err = run_command(*command, str(tmp_path))
         assert [warning in line for line in err.splitlines() if str(status) in line] == [True]
     assert "1 in no cell: damaged (1)" in out
-
-
-def test_only_the_first_damaged_runs_are_reported_with_their_reasons(make, tmp_path):
-    for seed in range(9):
-        (make("layernorm", 1e-3, seed, 2.0).path / "status.json").write_text("")
-    make("layernorm", 1e-3, 9, 2.0)
-    named = [warning for warning in summarize_by(tmp_path, ["norm"]).table_warnings if "damaged" in warning]
-    assert len(named) == MAX_DAMAGED + 1
-    assert named[-1] == (
-        "4 more runs are damaged and are left out: " + ", ".join(f"run{number:04}" for number in range(5, 9))
-    )
 
 
 def test_cell_without_an_outcome_has_a_row(make, tmp_path):

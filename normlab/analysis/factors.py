@@ -35,8 +35,6 @@ DEFAULT_OPTIONS = ("norm", "placement")
 
 _NAMES = {"optim.warmup_steps": "warm-up", "optim.lr": "lr", "model.qk_norm": "QK norm", "model.mlp_width": "MLP width"}
 """Names of options in labels, where they are not the option's last part."""
-_SHORT_NAMES = {"model.depth": "d", "model.width": "w", "seed": "s", "optim.warmup_steps": "wu", "optim.lr": "lr"}
-"""Names of options in short labels: `d8`."""
 _IMPLIED_GROUPS = ("model", "optim", "train", "")
 """Config groups that a label does not name: `depth 8`, but `norm eps 1e-05`."""
 _ZERO_IS_NONE = ("optim.warmup_steps", "optim.weight_decay", "model.dropout")
@@ -160,14 +158,6 @@ def level_label(option: str, value: Setting) -> str:
 def label(options: Iterable[str], values: Iterable[Setting]) -> str:
     """Return the label of a combination of levels: `DeepNorm, depth 8, no warm-up`."""
     return ", ".join(map(level_label, options, values)) or "all runs"
-
-
-def short_label(options: Iterable[str], values: Iterable[Setting]) -> str:
-    """Return a label for narrow places: `DeepNorm d8 wu0`."""
-    return " ".join(
-        f"{_SHORT_NAMES[option]}{format_setting(value)}" if option in _SHORT_NAMES else level_label(option, value)
-        for option, value in zip(options, values, strict=True)
-    )
 
 
 # Runs by their factors

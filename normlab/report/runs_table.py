@@ -9,23 +9,20 @@ from functools import partial
 from typing import Any
 
 from normlab.analysis.factors import distinguishing_options
-from normlab.analysis.phrases import counted
 from normlab.analysis.results import read_results
 from normlab.analysis.settings import RESOLVED, select_where, setting
-from normlab.errors import StoreError
 from normlab.report.tables import Row
 from normlab.store.format import DAMAGED, DIVERGED, FAILED, INTERRUPTED, KILLED
 from normlab.store.outcome import OUTCOMES, final_losses
 from normlab.store.query import Selection, select_runs
 from normlab.store.record import RunEntry, RunRecord
-from normlab.store.series import evaluations
 
 _OPTIONS_IN_COLUMNS = ("norm", "placement", "model.depth", "model.width", "device", "precision", "pack size")
 """Settings that a row has under other names."""
 RUN_COLUMNS = ("run", "id", "state", "norm", "placement", "depth", "steps", "val_loss", "created")
 """Keys of a row of `normlab list runs`, in order."""
 _VALUES = (
-    "norm", "placement", "depth", "width", "seed", "lr", "step", "steps", "val_loss", "best_val_loss", "last_val_loss",
+    "norm", "placement", "depth", "width", "seed", "lr", "step", "steps", "val_loss", "best_val_loss",
     "train_loss", "vs_bigram", "corpus", "corpus_sha256", "device", "precision", "tokens_per_s", "flops_per_token",
     "flops_per_s", "mfu", "seconds", "pack", "created",
 )  # fmt: skip
@@ -88,7 +85,6 @@ def row_of(run: RunEntry) -> Row:
 
     `state`: the outcome of a completed run (`store/outcome.py`), else running, interrupted, killed, failed or damaged.
     `val_loss`: the final validation loss, or the latest of an unfinished run; None for a diverged run.
-    `last_val_loss`: the latest validation loss of a diverged run, if it is finite; None for other runs.
     `vs_bigram`: `val_loss` minus the bigram entropy.
     `flops_per_token`: model FLOPs of a training step per token; `flops_per_s`: of this run alone; `mfu`: from 0 to 1,
     of the device with all runs of a pack, None if its peak is not known (`store/throughput.py`).
@@ -100,12 +96,10 @@ def row_of(run: RunEntry) -> Row:
         note = run.problem if run.state == DAMAGED else ""
         return row | dict.fromkeys(_VALUES) | {"note": note}
     status, config = run.status, run.config
-    val_loss, last_val_loss = final_losses(run.outcome, status.val_loss)
-    if run.outcome == DIVERGED and last_val_loss is None:
-        last_val_loss = _last_finite_loss(run)
+    val_loss, _ = final_losses(run.outcome, status.val_loss)
     values = (
         setting(run, "norm"), config.placement.name, config.model.depth, config.model.width, config.seed,
-        config.optim.lr, status.step, config.train.steps, val_loss, status.best_val_loss, last_val_loss,
+        config.optim.lr, status.step, config.train.steps, val_loss, status.best_val_loss,
         status.train_loss, None if val_loss is None else val_loss - run.corpus.baselines.bigram, run.corpus.name,
         run.corpus.sha256, run.machine.device, run.machine.precision, status.tokens_per_s, run.compute.flops_per_token,
         run.flops_per_s, run.mfu, status.seconds, status.pack_size if status.pack_size > 1 else None, run.run.created,
@@ -113,19 +107,6 @@ def row_of(run: RunEntry) -> Row:
     row |= {"state": run.outcome or run.state, **dict(zip(_VALUES, values, strict=True))}
     notes = [_state_note(run), *(f"resumed {text}" for text in status.changes_at_resume)]
     return row | {"note": "; ".join(filter(None, notes))}
-
-
-def _last_finite_loss(run: RunRecord) -> float | None:
-    try:
-        losses = [evaluation.loss for evaluation in evaluations(run.folder)]
-    except StoreError:
-        return None
-    return next(filter(math.isfinite, reversed(losses)), None)
-
-
-def unreadable_lines_note(damaged: int) -> str:
-    """Return a note on the number of unreadable lines of the metrics, or an empty text."""
-    return f"{counted(damaged, 'line')} of the metrics cannot be read" if damaged else ""
 
 
 def _state_note(run: RunRecord) -> str:

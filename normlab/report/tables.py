@@ -156,7 +156,6 @@ COLUMNS = {
     "steps": Column(format="{:.0f}".format),
     "val_loss": Column("val loss", format_loss),
     "best_val_loss": Column("best val", format_loss),
-    "last_val_loss": Column("last val", format_loss),
     "train_loss": Column("train loss", format_loss),
     "vs_bigram": Column("vs bigram", partial(format_loss, sign="+")),
     "corpus": _TEXT,

@@ -10,7 +10,7 @@ import pytest
 from synthetic_runs import Record, write_sweep
 
 from normlab.analysis.cells import group_cells
-from normlab.analysis.factors import Factor, find_run, label, short_label
+from normlab.analysis.factors import Factor, find_run, label
 from normlab.analysis.results import read_results
 from normlab.analysis.settings import Condition, format_setting, sort_key
 from normlab.analysis.table import summarize_by
@@ -44,8 +44,7 @@ def test_a_condition_selects_one_of_two_adjacent_values() -> None:
 def test_adjacent_values_have_different_labels_and_an_order() -> None:
     for pair in PAIRS:
         assert sort_key(pair[0]) < sort_key(pair[1])
-        for function in (label, short_label):
-            assert len({function(["optim.lr"], [value]) for value in pair}) == 2
+        assert len({label(["optim.lr"], [value]) for value in pair}) == 2
         assert len(set(factor_axis(Factor("x", pair))[0].values())) == 2
 
 

@@ -27,7 +27,6 @@ def test_row_has_settings_and_losses(make_run, tmp_path):
             "steps": 100,
             "val_loss": 2.0,
             "best_val_loss": 2.0,
-            "last_val_loss": None,
             "train_loss": 1.9,
             "vs_bigram": -0.5,
             "corpus": "stdlib",
@@ -106,7 +105,7 @@ def test_metrics_are_not_read_if_the_status_is_complete(make_run, tmp_path, monk
 def test_final_loss_of_nan_is_a_divergence(make_run, tmp_path):
     make_run("odd", status={"val_loss": math.nan, "best_val_loss": None})
     (row,) = summarize(tmp_path)
-    assert (row["state"], row["val_loss"], row["last_val_loss"]) == ("diverged", None, None)
+    assert (row["state"], row["val_loss"]) == ("diverged", None)
     assert row["note"] == "diverged at step 100: its final validation loss is nan"
 
 
@@ -122,8 +121,8 @@ def test_diverged_runs_have_no_final_loss_and_the_lowest_rank(make_run, tmp_path
     assert {run: row["state"] for run, row in found.items()} == {
         "stuck": "stuck", "regressed": "regressed", "poor": "finished", "diverged": "diverged", "large": "diverged",
     }  # fmt: skip
-    of_diverged = [(row["val_loss"], row["vs_bigram"], row["last_val_loss"]) for row in list(found.values())[3:]]
-    assert of_diverged == [(None, None, 1.5), (None, None, 2.3e9)]
+    of_diverged = [(row["val_loss"], row["vs_bigram"]) for row in list(found.values())[3:]]
+    assert of_diverged == [(None, None), (None, None)]
     assert found["large"]["note"].startswith(
         "diverged at step 100: its final validation loss is 2.3e+09, more than 1 nat above ln V 5.5000"
     )

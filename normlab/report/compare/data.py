@@ -8,7 +8,7 @@ from typing import Any
 
 from normlab.analysis.cells import Cell
 from normlab.analysis.factor_tests import run_test
-from normlab.analysis.factors import short_label, varying_options
+from normlab.analysis.factors import label, varying_options
 from normlab.analysis.phrases import counted
 from normlab.analysis.results import RunResult, comparability_warnings, read_results
 from normlab.analysis.settings import format_setting, select_where, setting
@@ -29,28 +29,22 @@ from normlab.report.figure_data import (
     layout_of,
     short_number,
 )
-from normlab.report.figure_points import MOMENTS, SERIES, Point, ReadCache, mean_curve, median_profile
+from normlab.report.figure_points import MOMENTS, SERIES, Point, ReadCache, mean_curve
 from normlab.report.runs_table import row_of
 from normlab.report.tables import Row, column, format_value
 from normlab.stats.registry import STATISTICS
 from normlab.store.format import RUNNING
 from normlab.store.query import NOT_STARTED, Selection
-from normlab.store.record import RunEntry, RunRecord
+from normlab.store.record import RunEntry
 
-MAX_LAYER_VALUES = 400_000
-"""Most values of profiles over layers; a page of more keeps fewer of the `MOMENTS`, the last one at least."""
-MAX_INTERACTIONS = 500
-"""Most rows of the page's table of interactions; a page of more leaves it out."""
 RUN_COLUMNS = (
-    "state", "val_loss", "best_val_loss", "last_val_loss", "train_loss", "step", "tokens_per_s", "flops_per_s",
+    "state", "val_loss", "best_val_loss", "train_loss", "step", "tokens_per_s", "flops_per_s",
     "mfu", "seconds", "id", "note",
 )  # fmt: skip
 """The columns of the table of runs after the options in which the runs differ."""
 STILL_RUNNING = "still running: the numbers may be some steps old"
 MAX_UNFINISHED = 48
 """Most runs of the figure of unfinished runs."""
-VANISHING = 0.1
-"""A layer's gradient below this share of the gradient at the LM head vanishes."""
 DIGITS = 6
 """Significant digits of curves and profiles."""
 TITLES = {
@@ -65,7 +59,6 @@ def page_data(
     by: Sequence[str] | None,
     where: Sequence[str],
     channels: Mapping[str, Any] | None = None,
-    cache: ReadCache | None = None,
 ) -> Row:
     """Return the data of the page.
 
@@ -74,13 +67,11 @@ def page_data(
         by: The factors; None for the options in which the runs differ.
         where: Conditions that the runs must meet.
         channels: Arguments of `choose_channels`: `x`, `color`, `style` and `panel`.
-        cache: What an earlier call has read.
 
     Raises:
         ConfigError: An option of `by`, a condition or a channel is invalid.
     """
-    cache = cache or ReadCache()
-    cache.start_page()
+    cache = ReadCache()
     results, warnings = read_results(selection.records)  # warns of every damaged run, which can meet no condition
     records = select_where(selection.records, where)
     selected = set(records)
@@ -96,7 +87,7 @@ def page_data(
         "title": _title(selection, len(records)),
         "about": _about(records, results, table),
         "summary": [fact.sentence for fact in facts],
-        "facts": [fact._asdict() for fact in [*facts, *_gradients(table.cells, cache), _cost(table.cells)]],
+        "facts": [fact._asdict() for fact in [*facts, _cost(table.cells)]],
         "warnings": table.warnings,
         "caveats": [*comparability_warnings(results), *table.warnings, *selection_note(table.cells)],
         "by": options,
@@ -127,25 +118,6 @@ def _about(records: Sequence[RunEntry], results: Sequence[RunResult], table: Cel
     cells = f"in {counted(len(table.cells), 'cell')}: {of_each}" if table.cells else ""
     about = f"{counted(len(records), 'run')} {cells}".rstrip()
     return " · ".join([about, *map(", ".join, filter(None, names))])
-
-
-def _gradients(cells: Sequence[Cell], cache: ReadCache) -> list[Fact]:
-    """Return where the gradient of the residual stream is far below that at the LM head, at the last measured step."""
-    ratios = {}
-    for cell in cells:
-        key = "dresid_rms", ""
-        profiles = [profile[key] for run in cell.runs_at_best if key in (profile := cache.profiles(run.record))]
-        *layers, head = median_profile(profiles, "last") or [Point(0, 0)]
-        if layers and head.y and head.y > 0:
-            smallest = min(layers, key=lambda point: point.y or 0.0)
-            ratios[cell.label] = (smallest.y or 0.0) / head.y, f"{smallest.x:g}"
-    if not ratios:
-        return []
-    label, (ratio, layer) = min(ratios.items(), key=lambda item: item[1][0])
-    text = f"{label}: layer {layer} has {ratio:.2g} times the gradient at the LM head."
-    count = sum(ratio < VANISHING for ratio, _ in ratios.values())
-    vanish = f"In {counted(count, 'cell')}, most in {text}" if count else f"Do not vanish; the smallest is in {text}"
-    return [Fact(vanish, "gradients", badges=[("vanish", "bad")] if count else [])]
 
 
 def _cost(cells: Sequence[Cell]) -> Fact:
@@ -211,13 +183,11 @@ def _variants(
 
 
 def _statistics(layout: Layout, cache: ReadCache) -> list[tuple[str, str]]:
-    """Return each statistic with more than one layer, and the moments for which the page has room."""
+    """Return each statistic with more than one layer, at each moment."""
     measured = [cache.profiles(run.record) for cell in layout.cells for run in cell.runs_at_best]
     sizes = {key: len(profile.get("last", ())) for each in measured for key, profile in each.items()}
     names = sorted((" ".join(filter(None, key)) for key, size in sizes.items() if size > 1), key=_place_of)
-    values = 3 * len(layout.cells) * sum(sizes.values())
-    most = max(1, min(len(MOMENTS), MAX_LAYER_VALUES // max(values, 1)))
-    return [(name, moment) for name in names for moment in ("last", "first", "warmup")[:most]]
+    return [(name, moment) for name in names for moment in ("last", "first", "warmup")]
 
 
 def _place_of(name: str) -> int:
@@ -236,9 +206,8 @@ def _unfinished(layout: Layout, series: str, options: Sequence[str], cache: Read
         for line, cells in lines:
             for run in (run for cell in cells for run in cell.runs if not run.has_loss and count < MAX_UNFINISHED):
                 if points := mean_curve([cache.curves(run.record)[series]]):
-                    levels = [setting(run.record, option) for option in options]
-                    label = f"{short_label(options, levels) or run.record.name}, {run.record.state}"
-                    drawn.append(Line(label, line.color, line.style, points))
+                    text = f"{_name_of(run.record, options)}, {run.record.state}"
+                    drawn.append(Line(text, line.color, line.style, points))
                     count += 1
         if drawn:
             panels.append(Panel(title, drawn))
@@ -309,36 +278,32 @@ def _interactions(table: CellsTable) -> Row:
         rows = run_test("interaction", table.cells, table.factors) if len(table.cells) > 1 < len(table.factors) else []
     except ConfigError:  # no group of cells has the levels that a test compares
         rows = []
-    if not 0 < len(rows) <= MAX_INTERACTIONS or not_comparable(table.cells):
+    if not rows or not_comparable(table.cells):
         return {"columns": [], "rows": [], "notes": []}
     texts = format_tests(rows)
     return {"columns": list(texts[0]), "rows": [list(row.values()) for row in texts], "notes": notes_on_tests(rows)}
-
-
-def _row_of(record: RunEntry, problems: list[str]) -> Row:
-    # `ReadCache` keeps what is read after it looked at the files; the record may be older.
-    return row_of(RunRecord.read(record.folder))
-
-
-def _metrics_problem(record: RunEntry, problems: list[str]) -> str:
-    return record.folder.metrics_problem()
 
 
 def _run_table(records: Sequence[RunEntry], options: Sequence[str], cache: ReadCache) -> Row:
     """Return the table of runs as text."""
     rows = []
     for record in records:
-        lines = cache.problems_of(record)
-        row = row_of(record) if record.state == NOT_STARTED else cache.read(_row_of, record, lines)
+        row, lines = row_of(record), cache.problems_of(record)
         if record.state != NOT_STARTED:
-            lines += filter(None, [record.problem, cache.read(_metrics_problem, record, lines)])
+            lines += filter(None, [record.problem, record.folder.metrics_problem()])
         notes = [row["note"], record.problem, *([STILL_RUNNING] if record.state == RUNNING else []), *lines]
         row = row | {"note": "; ".join(dict.fromkeys(filter(None, notes)))}
-        levels = [setting(record, option) for option in options]
-        name = record.name if record.name != record.run_id or not record.options else short_label(options, levels)
-        values = [name, *map(format_setting, levels), *(format_value(key, row[key]) for key in RUN_COLUMNS)]
+        levels = [format_setting(setting(record, option)) for option in options]
+        values = [_name_of(record, options), *levels, *(format_value(key, row[key]) for key in RUN_COLUMNS)]
         rows.append({"id": record.run_id, "state": row["state"], "values": values})
     return {"columns": ["run", *options, *(column(key).title or key for key in RUN_COLUMNS)], "rows": rows}
+
+
+def _name_of(record: RunEntry, options: Sequence[str]) -> str:
+    """Return the given name of a run, or else the label of its options: `DeepNorm, depth 8, seed 0`."""
+    if record.name != record.run_id or not options or not record.options:
+        return record.name
+    return label(options, [setting(record, option) for option in options])
 
 
 def _problems(cache: ReadCache, warnings: Sequence[str]) -> list[str]:

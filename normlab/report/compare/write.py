@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from normlab.errors import warn
-from normlab.report.compare.data import ReadCache, page_data
+from normlab.report.compare.data import page_data
 from normlab.report.pages.shell import CHART, check_page, page, write_output
 from normlab.report.tables import Row
 from normlab.store.files import check_links
@@ -52,18 +52,14 @@ class ComparePage:
         """Return the runs; errors as in `query.select_runs`."""
         return select_runs(self.names, self.results_dir, must_have_started=must_have_started)
 
-    def data(self, selection: Selection, cache: ReadCache | None = None) -> Row:
-        """Return the data of the page.
-
-        Args:
-            selection: The runs. If none of them has started, the page has no factors and no conditions yet.
-            cache: What an earlier call has read.
+    def data(self, selection: Selection) -> Row:
+        """Return the data of the page; of runs of which none has started, without factors and conditions.
 
         Raises:
             ConfigError: A condition or a channel is invalid.
         """
         by, where, channels = (self.by, self.where, self._channels) if selection.started else (None, (), {})
-        data = page_data(selection, by, where, channels, cache)
+        data = page_data(selection, by, where, channels)
         return data | {"version": self.version, "written": time.time(), "command": self._command}
 
     def html(self, data: Row, *, live: bool = False) -> str:

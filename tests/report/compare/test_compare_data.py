@@ -8,10 +8,8 @@ import re
 
 import numpy as np
 import pytest
-from synthetic_runs import Record, write_sweep
 
 from normlab.analysis.intervals import holm
-from normlab.report.compare import data as compare_data
 from normlab.report.figure_points import MAX_POINTS, MOMENTS
 from normlab.report.histories import histories, read_statistics
 from support.compare_pages import lines_of
@@ -101,33 +99,6 @@ def test_layers_are_medians_and_ranges_of_the_seeds(trained, compare):
                 assert (mean, low, high) == pytest.approx((np.median(values), min(values), max(values)), rel=1e-5)
 
 
-def test_a_large_page_has_fewer_steps_of_layers(trained, compare, monkeypatch):
-    trained("run", measured=range(0, 20, 2))
-    full = compare()["figures"][-1]
-    monkeypatch.setattr(compare_data, "MAX_LAYER_VALUES", 1)
-    small = compare()["figures"][-1]
-    assert {tuple(each) for each in full["variants"].values()} == {
-        tuple(MOMENTS[at] for at in ("last", "first", "warmup"))
-    }
-    last = MOMENTS["last"]
-    assert {key: {last: each[last]} for key, each in full["variants"].items()} == small["variants"]
-
-
-def test_the_smallest_gradient_is_that_of_the_profiles(compare, tmp_path):
-    write_sweep(
-        tmp_path, "made", [Record(placement=name, depth=6, steps=40, stats_every=10) for name in ("pre", "post")]
-    )
-    data = compare("made")
-    ratios = {}
-    for (_, label), points in lines_of(data, "layers", "dresid_rms", MOMENTS["last"]).items():
-        *layers, head = points
-        value, layer = min((value, layer) for layer, value, *_ in layers)
-        ratios[value / head[1]] = f"{label}: layer {layer} has {value / head[1]:.2g} times the gradient at the LM head."
-    (fact,) = [fact for fact in data["facts"] if fact["name"] == "gradients"]
-    assert fact["sentence"].endswith(ratios[min(ratios)])
-    assert fact["sentence"].startswith("In ") == (min(ratios) < 0.1)
-
-
 def test_cost_and_outcomes(trained, compare):
     """The runs of a pack share its time."""
     pack = {"sweep": "s", "number": 0, "runs": ["a", "b"]}
@@ -183,7 +154,7 @@ def test_channels_of_the_command(grid, compare):
     assert {label for _, label in chosen} == {f"depth {d}, {norm}" for d in (2, 4) for norm in ("LayerNorm", "RMSNorm")}
 
 
-def test_interactions_are_those_of_summarize(grid, compare, tmp_path, run_command, monkeypatch):
+def test_interactions_are_those_of_summarize(grid, compare, tmp_path, run_command):
     grid()
     tests = compare()["interactions"]
     arguments = ["summarize", str(tmp_path), "--by", "norm,placement,model.depth", "--test", "interaction", "--format"]
@@ -194,8 +165,6 @@ def test_interactions_are_those_of_summarize(grid, compare, tmp_path, run_comman
         assert texts[2].startswith(f"{row['estimate']:+.4f}")
         assert float(texts[at].replace("<", "")) == pytest.approx(row["p_holm"], rel=0.06, abs=1e-4)
     assert all(note in run_command(*arguments, "latex")[1] for note in tests["notes"])
-    monkeypatch.setattr(compare_data, "MAX_INTERACTIONS", len(rows) - 1)
-    assert compare()["interactions"]["rows"] == []
 
 
 def test_losses_that_are_not_comparable(trained, compare):

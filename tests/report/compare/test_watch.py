@@ -14,18 +14,13 @@ import sys
 from contextlib import closing
 from urllib.parse import urlsplit
 
-import numpy as np
 import pytest
 
 from normlab.errors import ConfigError
 from normlab.report.compare import watch
 from normlab.report.compare.watch import serve
 from normlab.report.compare.write import ComparePage
-from normlab.report.figure_points import CurveReader, read_curves
-from normlab.store import added
 from normlab.store.plans import Plan, PlannedRun, sweep_folder
-from normlab.store.reading import parse_rows
-from normlab.store.record import RunRecord
 from normlab.sweeps.files import write_plan
 from support.compare_pages import lines_of
 from support.processes import wait_for
@@ -110,33 +105,6 @@ def test_a_run_that_ends_while_the_page_is_made(trained, tmp_path, monkeypatch):
             patched.setattr(ComparePage, "data", late)
             data_of(address)
         assert states(address) == ["finished", "finished"]
-
-
-def test_the_rows_of_a_run_that_trains_are_read_once(trained, monkeypatch):
-    """The curves are those of all rows, after half a row, a cut file, or a damaged row too."""
-    folder = trained("a", state="running", steps=60)
-    lines = folder.metrics_path.read_bytes().splitlines(keepends=True)
-    sizes: list[int] = []
-    monkeypatch.setattr(added, "parse_rows", lambda content: sizes.append(len(content)) or parse_rows(content))
-    reader, whole = CurveReader(), b"".join(lines)
-
-    def check(content: bytes) -> list[str]:
-        folder.metrics_path.write_bytes(content)
-        found: list[str] = []
-        curves = reader.read(record := RunRecord.read(folder), found)
-        for name, curve in read_curves(record, []).items():
-            np.testing.assert_array_equal(curves[name], curve)
-        return found
-
-    with folder.lock():
-        for size in (0, 700, 701, 3000, len(whole), len(whole)):
-            assert check(whole[:size]) == []
-        assert sum(sizes) == len(whole)
-        again = [b'{"kind":\n', *(line.replace(b'"loss":', b'"loss":1') for line in lines[40:])]
-        resumed = b"".join([*lines[:40], *again])
-        assert check(resumed) == check(resumed) == ["1 line of the metrics cannot be read"]
-        assert check(whole) == []
-    assert check(whole[:-9]) == ["1 line of the metrics cannot be read"]  # it was killed
 
 
 def test_a_damaged_record_is_named_and_the_others_stay(trained, tmp_path):

@@ -61,8 +61,7 @@ def list_() -> None:
 
 @study_app.command()
 def show(name: Name, overrides: Overrides = None, size: Size = "small", results_dir: ResultsDir = "results") -> None:
-    """Print the plan of a study, its claims and criteria, its cost, and an estimate of its time on this machine."""
-    from normlab.studies.cost import cost_of
+    """Print the plan of a study: its claims and criteria, and its grids with their runs and tokens."""
     from normlab.studies.run import check_arms, compose
 
     study = _find(name, overrides)
@@ -77,10 +76,10 @@ def show(name: Name, overrides: Overrides = None, size: Size = "small", results_
             echo(f"  supported if: {claim.criterion.text}{needs}")
             if claim.under_review:
                 echo(f"  under review: {claim.under_review}")
-    for grid, options, composed in grids:
-        cost = cost_of(options, [config for _, config in composed])
-        minutes = max(cost.seconds / 60, 1)
-        echo(f"grid {grid.name}: {cost.runs} runs, {cost.tokens:,} tokens, about {minutes:.0f} min in one process")
+    for grid, _, composed in grids:
+        configs = [config for _, config in composed]
+        tokens = sum(config.train.steps * config.train.batch_size * config.model.context for config in configs)
+        echo(f"grid {grid.name}: {len(configs)} runs, {tokens:,} tokens")
         echo(f"  {grid.command}")
     echo(f"criterion {study.criterion_hash(size)}")
 

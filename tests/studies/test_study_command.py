@@ -109,7 +109,7 @@ def test_show_prints_claims_criteria_and_cost(folder: Path) -> None:
     assert "claim close: The losses are within 1 nat/token. (nobody)" in done.stdout
     assert "supported if: between -1 and 1 (two one-sided tests)" in done.stdout
     assert "supported if: at least 1\n  under review: it was not repeated\n" in done.stdout
-    assert "grid norms: 12 runs, 8,832 tokens, about 1 min in one process" in done.stdout
+    assert "grid norms: 12 runs, 8,832 tokens\n" in done.stdout
 
 
 @pytest.mark.parametrize("command", ["show", "run"])

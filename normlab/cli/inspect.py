@@ -48,7 +48,7 @@ def inspect(
     statistics.check_statistic(statistic, probe=probe)
     if trust and not probe:
         raise ConfigError("--trust: has no effect without --probe, since only --probe builds the model; leave it out")
-    record = RunRecord.load(folder)
+    RunRecord.load(folder)  # a damaged record is an error
     if statistic == statistics.SPIKES:
         spikes = statistics.spike_rows(folder)
         table = f"{statistics.SPIKES_READING}\n\n{render(statistics.spike_table(spikes))}"
@@ -65,7 +65,6 @@ def inspect(
     if json:
         return echo(render(rows, "json"), keep="\n")
     if statistic is None:
-        echo(f"speed: {statistics.speed_line(record)}")
         echo(f"{statistics.overview_reading(rows)}\n\n{render(statistics.overview_rows(rows))}\n", keep="\n")
         command = f"normlab inspect RUN STATISTIC{' --probe' if probe else ''}"
         return echo(f"{command} prints one statistic by layer and step; normlab list stats lists the statistics")

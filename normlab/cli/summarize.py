@@ -67,7 +67,7 @@ def summarize(
         raise ConfigError(f"{', '.join(ignored)}: has no effect with {other}; leave out one or the other")
     selection = select_runs([path or results_dir], results_dir)
     if runs or not (given or selection.name):
-        return echo(render(rows_of(selection, where or (), with_options=format == "json"), format), keep="\n")
+        return echo(render(rows_of(selection, where or ()), format), keep="\n")
     from normlab.analysis.table import summarize_by
 
     table = summarize_by(selection, split_names(by), where=where or (), against=against, target=target)

@@ -9,12 +9,11 @@ from typing import TypeVar
 from normlab.errors import ConfigError, StatisticsError, warn
 from normlab.report.histories import SPIKES as SPIKES
 from normlab.report.histories import History, histories, history, read_statistics
-from normlab.report.tables import Row, column, format_value
+from normlab.report.tables import Row
 from normlab.stats.profiles import Profiles
 from normlab.stats.registry import STATISTICS
 from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import EXTENDED, OF, PROBE
-from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.series import series
 
@@ -135,13 +134,6 @@ def notes(rows: Sequence[Row]) -> list[str]:
     lines = list(dict.fromkeys(note for row in rows for note in row.get("notes", ())))
     few = len(rows[0]["steps"]) > MAX_STEPS or any(len(site) > MAX_LAYERS for site in _by_site(rows).values())
     return [*lines, *(["the table has some of the steps and layers; --json has all"] if few else [])]
-
-
-def speed_line(record: RunRecord) -> str:
-    """Return a run's model FLOPs per token, its speed and its MFU, if they are known."""
-    values = {"flops_per_token": record.compute.flops_per_token, "tokens_per_s": record.status.tokens_per_s,
-              "flops_per_s": record.flops_per_s, "mfu": record.mfu}  # fmt: skip
-    return ", ".join(f"{format_value(key, value)} {column(key).title}" for key, value in values.items() if value)
 
 
 def overview_reading(rows: Sequence[Row]) -> str:

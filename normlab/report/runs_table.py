@@ -33,8 +33,6 @@ def summarize(
     path: str | os.PathLike[str] | Selection,
     where: Sequence[str] = (),
     results_dir: str | os.PathLike[str] = "results",
-    *,
-    with_options: bool = False,
 ) -> list[Row]:
     """Return a row (`row_of`) for each run of a results folder, `runs` folder, sweep or run.
 
@@ -47,7 +45,6 @@ def summarize(
         path: A folder, or the name of a sweep or a run, as for `query.select_runs`; or the selected runs.
         where: Conditions that the runs must meet, such as `model.depth>=8`.
         results_dir: The folder in which names are looked up.
-        with_options: Add the key `options`, all options of the run.
 
     Raises:
         ConfigError: A condition is invalid, or no run meets it.
@@ -64,8 +61,7 @@ def summarize(
         values = [(key, value) for key, value in row_of(run).items() if key != "created"]
         at = [key for key, _ in values].index("seed")
         more = [(name, read(run) if isinstance(run, RunRecord) else None) for name, read in others.items()]
-        row = dict([*values[:at], *more, *values[at:]])
-        rows.append(row | {"options": dict(run.options)} if with_options else row)
+        rows.append(dict([*values[:at], *more, *values[at:]]))
     return sorted(rows, key=_sort_key)
 
 

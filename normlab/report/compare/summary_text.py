@@ -20,8 +20,6 @@ from normlab.analysis.settings import format_setting
 from normlab.store.format import DAMAGED, DIVERGED, FAILED
 from normlab.store.outcome import REGRESSED, STUCK
 
-MAX_SIZES = 6
-"""The number of sizes that the summary has a best cell of."""
 NO_RESULT = "No run has a final loss yet: there is nothing to compare."
 BAD_STATES = {state: state for state in (DIVERGED, FAILED, STUCK, REGRESSED, DAMAGED)} | {"not finished": UNFINISHED}
 """The states of runs that the summary counts, by their names in text."""
@@ -88,10 +86,7 @@ def summary_facts(cells: Sequence[Cell], missing: Sequence[str] = ()) -> list[Fa
         facts = [Fact(reason, strong=reason, text=" ")]
     else:
         compared = margins(cells)
-        shown = [*sizes.items()][:MAX_SIZES]
-        facts = [fact for size, ranked in shown for fact in _best_of_size(cells, size, ranked, compared)]
-        if (more := len(sizes) - MAX_SIZES) > 0:
-            facts.append(Fact(f"{counted(more, 'more size')}: see the table of cells."))
+        facts = [fact for size, ranked in sizes.items() for fact in _best_of_size(cells, size, ranked, compared)]
     facts += [Fact(f"{line[0].upper()}{line[1:]}.", "also differs") for line in resolved_differences(cells)]
     return [*facts, _count_outcomes(cells, missing), *map(Fact, selection_note(cells))]
 

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 
 MOST_NAMED = 3
-"""Most plugin files that an error names."""
 
 
 def load(
@@ -80,7 +79,6 @@ class LoadedRun:
     def __init__(self, folder: RunFolder, *, trust: bool = False, step: int | None = None):
         self.folder = folder
         self.trust = trust
-        """Whether plugins in the folder may be executed."""
         self.step = step
         """The step of the checkpoint of `model`; None for the newest one."""
         self.record = RunRecord.load(folder)
@@ -90,7 +88,6 @@ class LoadedRun:
 
     @property
     def status(self) -> Status:
-        """The current content of status.json."""
         return self.folder.read_status()
 
     @cached_property
@@ -197,7 +194,6 @@ class LoadedRun:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the run."""
         path = self.folder.path / TOKENIZER_FILE
         try:
             return from_state(from_json(read_at_most(path, LARGEST_TOKENIZER)))

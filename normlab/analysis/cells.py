@@ -40,12 +40,10 @@ class SeedMean:
 
     @cached_property
     def interval(self) -> Interval | None:
-        """The mean with its interval; None without a replicate."""
         return mean_interval(self.losses) if self.losses else None
 
     @cached_property
     def finite(self) -> list[float]:
-        """The losses of the replicates that did not diverge."""
         return list(filter(math.isfinite, self.losses.values()))
 
     @property
@@ -59,7 +57,6 @@ class SeedMean:
 
 
 def mean(values: Collection[float]) -> float | None:
-    """Return the mean; None without a value."""
     return math.fsum(values) / len(values) if values else None
 
 
@@ -68,9 +65,7 @@ class Cell:
     """The runs with the same values of the options of `--by`, which differ in learning rate and seed."""
 
     by: Sequence[str]
-    """The full names of the options."""
     key: tuple[Setting, ...]
-    """The values, in the order of the options."""
     runs: Sequence[RunResult]
 
     @cached_property
@@ -99,7 +94,6 @@ class Cell:
         return arrange((run.lr, run.replicate, run.loss) for run in self.runs if run.has_loss)
 
     def losses_at(self, lr: float | None) -> Mapping[Replicate, float]:
-        """Return the final validation losses at a learning rate by replicate."""
         return {} if lr is None else self.losses.get(lr, {})
 
     @cached_property
@@ -125,7 +119,6 @@ class Cell:
         return self.final_at(self.best_lr)
 
     def final_at(self, lr: float | None) -> SeedMean:
-        """Return the final validation losses at a learning rate."""
         return SeedMean(self.losses_at(lr))
 
     @property
@@ -133,7 +126,6 @@ class Cell:
         return self.has_bad_outcome_at(self.best_lr)
 
     def has_bad_outcome_at(self, lr: float | None) -> bool:
-        """Whether a run at a learning rate diverged, is stuck or regressed."""
         return count_bad(self.runs_at(lr)) > 0
 
     @property
@@ -168,7 +160,6 @@ class Cell:
 
 
 def count_bad(runs: Iterable[RunResult]) -> int:
-    """Return how many runs have one of `BAD_OUTCOMES`."""
     return sum(run.state in BAD_OUTCOMES for run in runs)
 
 

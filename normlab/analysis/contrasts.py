@@ -81,12 +81,10 @@ class Pool:
     """
 
     keys: frozenset[Key]
-    """The cells."""
     variance: float
     freedom: int
 
     def interval(self, estimate: float, weights: Iterable[float], n: int) -> tuple[float, float, float]:
-        """Return the lower bound, the upper bound and the two-sided p-value of a contrast."""
         from scipy.special import stdtr, stdtrit
 
         error = math.sqrt(self.variance * math.fsum(weight**2 for weight in weights) / n)

@@ -32,15 +32,11 @@ LOGARITHMIC = ("model.depth", "model.width", "model.context", "train.batch_size"
 
 @dataclass(frozen=True)
 class Question:
-    """The cells and options of a test."""
-
     cells: Sequence[Cell]
     factors: Sequence[Factor]
-    """The factors that define the cells."""
     over: Sequence[Factor]
     """The factors that the test is over; empty for the default."""
     baselines: Mapping[str, Setting]
-    """The baseline level of each factor, by option."""
 
     def groups(self, over: Sequence[Factor]) -> Iterator[tuple[str, dict[Key, Cell]]]:
         """Yield the cells of each group with equal levels outside `over`: the group's label, and cells by level."""
@@ -75,7 +71,6 @@ class Question:
         }
 
     def changes(self, factor: Factor) -> list[tuple[Setting, Setting]]:
-        """Return the pairs (level, baseline) of a factor."""
         baseline = self.baselines[factor.option]
         return [(level, baseline) for level in factor.levels if level != baseline]
 
@@ -199,4 +194,3 @@ def _counts(question: Question) -> Iterator[Row]:
 
 
 TESTS = {"interaction": _interactions, "trend": _trends, "counts": _counts}
-"""The tests by name."""

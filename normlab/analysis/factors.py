@@ -74,7 +74,6 @@ class Factor:
 
     @property
     def is_numeric(self) -> bool:
-        """Whether every level is a number."""
         return all(isinstance(level, int | float) and not isinstance(level, bool) for level in self.levels)
 
 

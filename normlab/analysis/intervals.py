@@ -66,8 +66,6 @@ class Interval(NamedTuple):
 
 
 class PairedTest(NamedTuple):
-    """The result of a paired comparison."""
-
     estimate: float
     """Mean of the differences, or their pseudomedian; infinite if most runs of one side diverged."""
     low: float | None
@@ -77,11 +75,9 @@ class PairedTest(NamedTuple):
     design: Design
     """The design of the pairs, or of the medians in a signed-rank test of crossed pairs."""
     test: str
-    """The name of the test."""
 
 
 def design_of(replicates: Iterable[Replicate]) -> Design:
-    """Return the number of replicates and of levels of each factor."""
     replicates = list(replicates)
     first, second = ({replicate[factor] for replicate in replicates} for factor in (0, 1))
     return Design(len(replicates), (len(first), len(second)))
@@ -188,7 +184,6 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def _signed_rank_test(differences: Mapping[Replicate, float], level: float, both_diverged: int) -> PairedTest:
-    """Return the signed-rank test of the differences, or of medians per level if crossed."""
     design = design_of(differences)
     diverged = sum(map(math.isinf, differences.values())) + both_diverged
     both = f", {both_diverged} on both sides" if both_diverged else ""

@@ -31,18 +31,14 @@ MAX_VALUES = 6
 
 @dataclass(frozen=True, eq=False)
 class RunResult:
-    """A run, and its state, losses and seeds."""
-
     record: RunRecord
 
     @property
     def lr(self) -> float:
-        """Peak learning rate."""
         return self.record.config.optim.lr
 
     @cached_property
     def state(self) -> str:
-        """One of `STATES`."""
         return self.record.outcome or (FAILED if self.record.state == FAILED else UNFINISHED)
 
     @cached_property
@@ -58,7 +54,6 @@ class RunResult:
 
     @property
     def has_loss(self) -> bool:
-        """Whether the run has an outcome, and therefore a finite or infinite loss."""
         return self.state in OUTCOMES
 
     @property
@@ -68,7 +63,6 @@ class RunResult:
 
     @cached_property
     def settings(self) -> Mapping[str, Setting]:
-        """What the loss depends on, as `settings_of`."""
         return settings_of(self.record)
 
 

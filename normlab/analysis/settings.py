@@ -123,7 +123,6 @@ def resolve_options(names: Iterable[str], runs: Sequence[RunEntry], flag: str) -
 
 
 def options_of(runs: Iterable[RunEntry]) -> set[str]:
-    """Return the options by which runs can be selected."""
     return {*_OF_CONFIG, *_READERS}.union(*(run.options for run in runs))
 
 
@@ -138,8 +137,6 @@ _CONDITION = re.compile(r"\s*([\w.]+)\s*(==|!=|<=|>=|=|<|>)\s*([^=<>!]+?)\s*")
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """An option, an operator and the value to compare with."""
-
     option: str
     sign: str
     value: str
@@ -227,7 +224,6 @@ def settings_of(run: RunRecord) -> dict[str, Setting]:
 
 
 def is_config_option(name: str) -> bool:
-    """Whether a setting of `settings_of` is a config option."""
     return name not in (*_ENVIRONMENT, _INIT_RULE, *_CODE.values())
 
 

@@ -29,8 +29,6 @@ from normlab.store.series import Evaluation, evaluations
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """How runs reached a validation loss."""
-
     loss: float
     runs: int
     reached: Sequence[Evaluation]
@@ -73,8 +71,6 @@ class CellResult:
 
 @dataclass(frozen=True, slots=True)
 class CellsTable:
-    """The results of cells, with warnings."""
-
     by: Sequence[str]
     """The full names of the options that define cells."""
     results: Sequence[CellResult] = ()

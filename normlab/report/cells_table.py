@@ -159,8 +159,6 @@ def _target_values(target: Target) -> Row:
 
 
 class Column(NamedTuple):
-    """A column of the text."""
-
     title: str
     value: Callable[[CellResult], Any]
     """The value of a cell; None for no text."""
@@ -171,12 +169,10 @@ class Column(NamedTuple):
     """Whether the table has it without a request, if a text is not empty."""
 
     def text(self, result: CellResult) -> str:
-        """Return the text of a cell."""
         return "" if (value := self.value(result)) is None else self.format(value)
 
 
 def columns_of(table: CellsTable) -> list[Column]:
-    """Return the columns of the text after the factors, in order."""
     results, cells = table.results, table.cells
     states = {state: f"{state}: {rule}" for state, rule in DESCRIPTIONS.items()}
     states[STUCK] += _unigram_text(cells)
@@ -259,7 +255,6 @@ def loss_text(mean: SeedMean) -> str:
 
 
 def _difference_text(comparison: Comparison) -> str:
-    """Return the difference, `-0.0123 [-0.0200, -0.0046] (n=5)`."""
     test = comparison.test
     if test is None:
         return ""
@@ -350,7 +345,6 @@ def render_tests(rows: Sequence[Row], format: str) -> str:
 
 
 def format_tests(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of `factor_tests.run_test` as text."""
     has_bad, has_units = any(row["bad"] for row in rows), len({row["unit"] for row in rows}) > 1
     return [
         {

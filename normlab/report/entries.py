@@ -83,7 +83,6 @@ _COLUMNS: dict[str, dict[str, str | Callable[[Entry], Any]]] = {
 
 
 def table_rows(kind: str, entries: list[Entry]) -> list[Row]:
-    """Return a row of each entry for a table of one kind."""
     return [
         {title: value(entry) if callable(value) else entry.get(value) for title, value in _COLUMNS[kind].items()}
         for entry in entries

@@ -61,20 +61,15 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a heat map."""
-
     point: Point
     text: str
     color: str
     """The ground of the field; empty for one with diverged seeds, or with stuck ones among others."""
     ink: str
-    """The colour of the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel of a figure."""
-
     title: str
     lines: Sequence[Line] = ()
     grid: Mapping[tuple[int, int], Field] = field(default_factory=dict)
@@ -91,7 +86,6 @@ class Figure:
     panels: Sequence[Panel]
     caption: str
     is_connected: bool = True
-    """Whether lines connect the points."""
     is_band: bool = False
     """Whether low and high are the range of the seeds, drawn as a band."""
 
@@ -274,7 +268,6 @@ def _finite(values: Iterable[float | None]) -> list[float]:
 
 
 def _number_axis(name: str, panels: Sequence[Panel]) -> Axis:
-    """Return the horizontal axis of steps or layers."""
     lines = [line for panel in panels for line in panel.lines]
     values = [value for line in lines for value in (*(point.x for point in line.points), *line.crosses)] or [0.0]
     low, high = min(values), max(max(values), min(values) + 1)

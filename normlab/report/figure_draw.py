@@ -75,7 +75,6 @@ def draw(figure: Figure, columns: int = 2) -> Canvas:
 
     class Canvas(MatplotlibFigure):
         def _repr_png_(self) -> bytes:
-            """Return the picture that a notebook shows."""
             return render_figure(self, "png")
 
     count = len(figure.panels)

@@ -41,7 +41,6 @@ class History(NamedTuple):
     counts: list[int] | None = None
     """The number of measured steps that each value averages, (S,); None for a statistic that is not averaged."""
     notes: tuple[str, ...] = ()
-    """Warnings about the values."""
     is_per_step: bool = False
     """Whether the statistic is one number per step, of the model or of the head."""
 

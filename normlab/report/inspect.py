@@ -137,7 +137,6 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 
 def overview_reading(rows: Sequence[Row]) -> str:
-    """Return how to read the overview."""
     if not any(row["statistic"] in OVERVIEW for row in rows):
         return ""
     return (
@@ -193,7 +192,6 @@ def spike_rows(folder: RunFolder) -> list[Row]:
 
 
 def spike_table(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of `spike_rows` for a table."""
     return [
         {
             **{key: row[key] for key in ("rule", "spikes", "of steps")},
@@ -206,7 +204,6 @@ def spike_table(rows: Sequence[Row]) -> list[Row]:
 
 
 def definition(name: str) -> str:
-    """Return the formula, the unit, the tensors, the question and the source of a statistic."""
     statistic = STATISTICS[name]
     return (
         f"{name}: {statistic.formula}; unit {statistic.unit}; measured on {OF[statistic.of]}\n"

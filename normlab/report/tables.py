@@ -96,7 +96,6 @@ def _markdown(rows: Sequence[Row]) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Escape the characters that Markdown or HTML interprets."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     # Markdown keeps an underscore inside a word, and most names have one.
     return re.sub(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
@@ -178,7 +177,6 @@ _KEPT = ("run", "state", "val_loss")
 
 
 def column(key: str) -> Column:
-    """Return the column of a key."""
     return COLUMNS.get(key) or Column()
 
 
@@ -192,7 +190,6 @@ def format_value(key: str, value: Any) -> str:
 
 
 def format_p(p: float | None) -> str:
-    """Return a p-value as text, empty for None."""
     return "" if p is None else "<0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
@@ -307,6 +304,5 @@ def _grid(columns: Columns, widths: dict[str, int]) -> str:
 
 
 def fold_lines(lines: Sequence[str], width: int, indent: int = 2) -> str:
-    """Return the lines folded to a width, with continuation lines indented."""
     wrapper = textwrap.TextWrapper(width, subsequent_indent=" " * indent, break_on_hyphens=False)
     return "\n".join(folded for line in lines for folded in wrapper.wrap(line))

@@ -38,7 +38,6 @@ class Criterion:
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The smallest and the largest value."""
         raise NotImplementedError
 
     @property
@@ -49,7 +48,6 @@ class Criterion:
         return f"at most {most:g}" if math.isinf(least) else f"between {least:g} and {most:g} (two one-sided tests)"
 
     def judge(self, estimate: Estimate) -> str:
-        """Return supported, refuted or undecided."""
         (least, most), bounds = self.limits, estimate.bounds
         if "low" not in bounds or any(map(math.isnan, bounds.values())):
             return UNDECIDED
@@ -61,8 +59,6 @@ class Criterion:
 
 @dataclass(frozen=True)
 class AtLeast(Criterion):
-    """The value is at or above the bound."""
-
     bound: float
 
     @property
@@ -72,8 +68,6 @@ class AtLeast(Criterion):
 
 @dataclass(frozen=True)
 class AtMost(Criterion):
-    """The value is at or below the bound."""
-
     bound: float
 
     @property
@@ -146,15 +140,12 @@ class Picture:
     kind: str
     options: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
     where: str = ""
-    """Conditions that select the runs."""
     by: Sequence[str] | None = None
     """The factors, where they cannot be inferred; by default the options in which the runs differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A question, with its claims."""
-
     name: str
     question: str
     grids: Mapping[str, Sequence[Grid]]
@@ -194,7 +185,6 @@ class Study:
 
 
 STUDIES: dict[str, Study] = {}
-"""The registered studies by name."""
 
 
 def register_study(study: Study) -> Study:
@@ -214,7 +204,6 @@ def register_study(study: Study) -> Study:
 
 
 def load_studies() -> None:
-    """Import every study of this folder."""
     package = importlib.import_module("normlab.studies")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"normlab.studies.{module.name}")

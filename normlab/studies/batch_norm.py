@@ -11,12 +11,10 @@ SHEN, WANG = "Shen et al. 2020, arXiv:2003.07845", "Wang et al. 2022, arXiv:2210
 
 
 def arm(norm: str, batch: int | None = None) -> str:
-    """Return the conditions of a norm, at one batch size or all of them."""
     return f"norm={norm}" + (f",train.batch_size={batch}" if batch else "")
 
 
 def grid(batch: int) -> Grid:
-    """Return the grid of a batch size."""
     steps = WINDOWS // batch
     return Grid(
         f"batch_{batch}",

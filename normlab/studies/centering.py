@@ -9,12 +9,10 @@ WIDTHS = (64, 256, 1024)
 
 
 def trained(norm: str) -> str:
-    """Return the conditions of a norm in the training grid."""
     return f"norm={norm},model.width=32"
 
 
 def timed(norm: str, width: int) -> str:
-    """Return the conditions of a norm in a grid of the cost."""
     return f"norm={norm},model.width={width}"
 
 

@@ -12,12 +12,10 @@ TUTORIALS = "tutorials for practitioners"
 
 
 def untrained(norm: str, init: str) -> str:
-    """Return the conditions of a norm and an init rule at depth 32, before training."""
     return f"norm={norm},init={init},model.depth=32,train.steps=1"
 
 
 def trained(norm: str, init: str) -> str:
-    """Return the conditions of a norm and an init rule in training."""
     return f"norm={norm},init={init},train.steps=300"
 
 

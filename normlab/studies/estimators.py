@@ -49,17 +49,14 @@ class Estimate:
     seeds: Mapping[str, float] = field(default_factory=dict)
     """The quantity of each seed."""
     diverged: int = 0
-    """Number of judged runs that diverged."""
     bad: int = 0
     """Number of judged runs that diverged, are stuck or regressed; for a share, the number that counts."""
     undefined: int = 0
     """Number of seeds without the quantity: a run lacks the measure, or diverged on both sides."""
     rates: Mapping[str, float | None] = field(default_factory=dict)
-    """The learning rate of each arm."""
 
     @property
     def bounds(self) -> dict[str, Any]:
-        """The bounds that the estimate has, by name."""
         return {name: bound for name in BOUNDS if (bound := getattr(self, name)) is not None}
 
 
@@ -72,9 +69,7 @@ class Estimator(Protocol):
         ...
 
     @property
-    def text(self) -> str:
-        """What is estimated."""
-        ...
+    def text(self) -> str: ...
 
     @property
     def quantity(self) -> str:
@@ -160,7 +155,6 @@ class Contrast:
     """
 
     weights: Mapping[str, float]
-    """The weight of each arm, by its conditions."""
     measure: Measure = FINAL_LOSS
     lr: str = "best"
     """best: each arm at its best learning rate. common: all at the rate with the best mean rank."""

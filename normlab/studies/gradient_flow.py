@@ -15,7 +15,6 @@ XIONG = "Xiong et al. 2020, arXiv:2002.04745"
 
 
 def untrained(placement: str, init: str, depth: str = "") -> str:
-    """Return the conditions of a placement and an init rule before training."""
     return f"placement={placement},init={init},train.steps=1{depth}"
 
 

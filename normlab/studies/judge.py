@@ -25,8 +25,6 @@ DRAWS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The verdict of a claim."""
-
     claim: Claim
     verdict: str
     reason: str
@@ -39,7 +37,6 @@ class Judgement:
 
     @property
     def verdict_text(self) -> str:
-        """The verdict, and whether it is under review."""
         return f"{self.verdict}, under review" if self.claim.under_review else self.verdict
 
     @property
@@ -66,8 +63,6 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """The verdicts of a study."""
-
     study: Study
     size: str
     claims: Sequence[Judgement]
@@ -189,7 +184,6 @@ FIELDS = (*BOUNDS, "n", "p", "method", "deviation", "seeds", "diverged", "bad", 
 
 
 def as_row(judgement: Judgement) -> dict[str, Any]:
-    """Return a verdict for JSON."""
     e, claim, common = judgement.estimate, judgement.claim, judgement.common
     return {
         "claim": claim.name, "text": claim.text, "source": claim.source, "verdict": judgement.verdict,

@@ -21,8 +21,6 @@ from normlab.store.series import evaluations
 
 
 class Measure(Protocol):
-    """One number of a run."""
-
     @property
     def text(self) -> str:
         """What is measured, with its unit; `ln(...)` for a logarithm."""
@@ -33,8 +31,6 @@ class Measure(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FinalLoss:
-    """The final validation loss, nats/token; infinite if the run diverged."""
-
     text = "final validation loss, nats/token"
 
     def value(self, run: RunResult) -> float:
@@ -134,11 +130,8 @@ class Statistic:
     name: str
     site: str = ""
     over: str = "median"
-    """One of `REDUCTIONS`."""
     at: str = "last"
-    """first or last measured step."""
     log: bool = False
-    """Whether to take the natural logarithm."""
 
     def __post_init__(self) -> None:
         if self.over not in REDUCTIONS or self.at not in ("first", "last"):

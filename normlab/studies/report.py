@@ -41,7 +41,6 @@ COLUMNS = (
 
 
 def folder_of(results_dir: str, study: Study, size: str) -> Path:
-    """Return the folder of a report."""
     return Path(results_dir) / "studies" / (study.name if size == SIZES[0] else f"{study.name}-{size}")
 
 

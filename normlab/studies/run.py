@@ -36,7 +36,6 @@ ALLOWED = (
 
 
 def sweep_folder_of(study: Study, size: str, grid: Grid, results_dir: str) -> Path:
-    """Return the folder of the sweep of a grid."""
     return sweep_folder(results_dir, f"study-{study.name}-{size}-{grid.name}")
 
 
@@ -57,8 +56,6 @@ def check_overrides(overrides: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PlannedGrid:
-    """A grid of a study as a sweep that can be trained."""
-
     options: SweepOptions
     composed: Sequence[Composed]
     sweep: PlannedSweep
@@ -128,10 +125,7 @@ def criterion_of(notes: Sequence[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class BlockChecks:
-    """The content of `CHECKS_FILE`."""
-
     checked: list[str]
-    """Names of blocks."""
     failed: dict[str, str]
     """The first failed check of a block, by its name."""
 
@@ -151,15 +145,12 @@ def block_of(norm: object, placement: object, init: object) -> str:
 
 
 def block_of_run(run: RunResult) -> str:
-    """Return the name of a run's block."""
     config = run.record.config
     return block_of(config.norm.label, config.placement.name, run.record.machine.init)
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the records of a study hold."""
-
     results: list[RunResult]
     unverified: dict[str, str]
     """The failed check of each block that fails, or that has not been checked."""

@@ -9,7 +9,6 @@ WORTSMAN = "Wortsman et al. 2023, arXiv:2309.14322"
 
 
 def arm(norm: str, placement: str = "pre", init: str = ",init=gpt2_scaled") -> str:
-    """Return the conditions of a norm and a placement, with one init rule or all of them."""
     return f"norm={norm},placement={placement}{init}"
 
 

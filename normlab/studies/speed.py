@@ -13,7 +13,6 @@ TAKASE = "Takase et al. 2022, arXiv:2206.00330"
 
 
 def arms(depth: int) -> tuple[str, str]:
-    """Return the arms of pre-norm and post-norm at a depth."""
     return f"placement=pre,model.depth={depth}", f"placement=post,model.depth={depth}"
 
 

@@ -24,7 +24,6 @@ GRID = f"{NANO} optim.warmup_steps=0,6,30 seed=range(6)"
 
 
 def arm(placement: str, steps: int, depth: str = DEPTH) -> str:
-    """Return the conditions of a placement with some steps of warm-up."""
     return f"placement={placement},{depth},optim.warmup_steps={steps}"
 
 

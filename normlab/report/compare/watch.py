@@ -68,8 +68,6 @@ class LiveServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers the requests of a browser."""
-
     timeout = REQUEST_S
 
     def do_GET(self) -> None:
@@ -120,7 +118,6 @@ def serve(page: ComparePage, port: int | None = None) -> Iterator[str]:
 
 
 def _bind(page: ComparePage, ports: Sequence[int]) -> LiveServer:
-    """Return a server at the first port that is free."""
     try:
         return LiveServer(page, ports[0])
     except OSError as error:

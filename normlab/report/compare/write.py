@@ -34,22 +34,18 @@ class ComparePage:
     by: Sequence[str] | None = None
     """The factors; None for the options in which the runs differ."""
     where: Sequence[str] = ()
-    """Conditions that the runs must meet."""
     channels: Mapping[str, Any] = field(default_factory=dict)
     """The options on `x`, `color` and `style`, and the list of options with a `panel` each."""
     output: Path | None = None
     """The file of the page; None for a file in the sweep's folder."""
     results_dir: str = "results"
-    """The folder in which names are looked up."""
     version: str = ""
-    """The version of normlab that writes the page."""
 
     def __post_init__(self) -> None:
         if self.output is not None:
             check_page(self.output, "-o")
 
     def select(self, *, must_have_started: bool = True) -> Selection:
-        """Return the runs; errors as in `query.select_runs`."""
         return select_runs(self.names, self.results_dir, must_have_started=must_have_started)
 
     def data(self, selection: Selection) -> Row:
@@ -93,7 +89,6 @@ class ComparePage:
 
     @property
     def _command(self) -> str:
-        """The command that writes the page."""
         flags = ["--by", ",".join(self.by)] if self.by is not None else []
         flags += [part for condition in self.where for part in ("--where", condition)]
         flags += ["--results-dir", self.results_dir] if self.results_dir != "results" else []

@@ -85,13 +85,9 @@ def run_test(
 ) -> list[Row]:
     """Return the rows of a test: an estimate with its interval, n and p, with Holm's correction over the rows.
 
-    Args:
-        name: interaction, trend or counts.
-        cells: The cells.
-        factors: The factors that define the cells.
-        over: The options of the test. interaction: all of them together; by default each pair of factors. trend: each
-            numeric option; by default each numeric factor. counts: each option; by default each factor.
-        against: The baseline levels, such as `placement=pre`; by default the first level of each factor.
+    `over` has the options of the test. interaction: all of them together; by default each pair of factors. trend: each
+    numeric option; by default each numeric factor. counts: each option; by default each factor. `against` has the
+    baseline levels, such as `placement=pre`; by default the first level of each factor.
 
     Raises:
         ConfigError: The test or an option is unknown, or the test does not fit the factors.

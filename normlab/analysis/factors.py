@@ -80,12 +80,9 @@ class Factor:
 def factors_of(
     results: Sequence[RunResult], by: Sequence[str] | None = None, among: Sequence[RunResult] = ()
 ) -> list[Factor]:
-    """Return the factors of some runs.
+    """Return the factors of some runs, which conditions select `among` all runs.
 
-    Args:
-        results: The runs.
-        by: The options; by default those in which the runs differ.
-        among: All runs, of which conditions select `results`.
+    `by` has the options; by default those in which the runs differ.
     """
 
     def levels(option: str, runs: Sequence[RunResult]) -> tuple[Setting, ...]:
@@ -165,10 +162,7 @@ def label(options: Iterable[str], values: Iterable[Setting]) -> str:
 def find_run(name: str, where: Sequence[str] = (), results_dir: str | os.PathLike[str] = "results") -> RunFolder:
     """Return a run by its name, or by the name of its sweep and conditions that only this run meets.
 
-    Args:
-        name: A run (folder, id, beginning of the id, or name), or a sweep or a results folder.
-        where: Conditions such as `placement=post,model.depth=8,seed=0`.
-        results_dir: The folder in which names are looked up.
+    The name is that of a run (folder, id, beginning of the id, or name), of a sweep, or of a results folder.
 
     Raises:
         ConfigError: A condition is invalid, or no run or several runs meet all conditions.

@@ -141,10 +141,8 @@ def paired_test(differences: Mapping[Replicate, float], level: float = LEVEL, *,
     The choice of the test depends on the sizes of the differences, not on their signs. If the two sides are
     exchangeable, each test therefore rejects at its stated rate or less, and so does the whole procedure.
 
-    Args:
-        differences: First side minus second side; infinite if one of the two runs diverged, 0 if both did.
-        level: Coverage of the interval.
-        both_diverged: Number of pairs in which both runs diverged.
+    A difference, first side minus second side, is infinite if one of the two runs diverged, and 0 if both did, as in
+    `both_diverged` pairs.
 
     Raises:
         ValueError: There is no pair, or a difference is NaN.

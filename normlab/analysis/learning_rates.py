@@ -75,14 +75,10 @@ def sensitivity(losses: Losses, loss_at_start: float, bad: Collection[float] = (
 
     S = mean over the grid of max(l(lr), l*) - l*, in nats/token.
 
-    l(lr) is the mean over replicates of min(loss, l0), so that a diverged run counts as the loss at initialisation l0.
+    l(lr) is the mean over replicates of min(loss, l0), so that a diverged run counts as the loss of a uniform guess,
+    l0 = ln V.
     l* is the lowest l(lr) of the learning rates that are not bad. S depends on the grid and on the number of
     divergences: report it with both.
-
-    Args:
-        losses: Loss by learning rate and replicate.
-        loss_at_start: l0 = ln V, the loss of a uniform guess.
-        bad: The bad learning rates.
 
     Source: Wortsman et al. 2023, arXiv:2309.14322, who sweep 3e-4 to 3e-1.
     """

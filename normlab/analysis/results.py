@@ -84,11 +84,8 @@ def select_results(results: Sequence[RunResult], where: Sequence[str], flag: str
 def mixed_settings(results: Sequence[RunResult], ignored: Iterable[str] = ()) -> dict[str, str]:
     """Return the settings besides learning rate and seeds in which runs differ.
 
-    The keys are names, the values phrases: `model.depth` -> `model.depth 4 and 8`.
-
-    Args:
-        results: The runs.
-        ignored: Options that may differ, together with the options below them (norm: norm.eps).
+    The keys are names, the values phrases: `model.depth` -> `model.depth 4 and 8`. The options `ignored` may differ,
+    and so may the options below them (norm: norm.eps).
     """
     ignored = tuple(ignored)
     phrases: dict[str, str] = {}

@@ -228,14 +228,11 @@ def is_config_option(name: str) -> bool:
 
 
 def differing_settings(runs: Sequence[Mapping[str, Setting]]) -> dict[str, list[str]]:
-    """Return the settings in which runs differ, each with its sorted values.
+    """Return the settings (of `settings_of`) in which runs differ, each with its sorted values.
 
     Different norms, placements or optimisers are reported by name, without their options. Different init rules are
     reported if the option `init` differs, not if they follow from the placement. Different code is reported if no
     option explains the difference.
-
-    Args:
-        runs: The `settings_of` each run.
     """
     runs = list({tuple(run.items()): run for run in runs}.values())  # most runs have equal settings
     different: dict[str, list[str]] = {}

@@ -122,8 +122,7 @@ def summarize_by(
         by: The options that define cells; by default those in which the runs differ.
         where: Conditions that the runs must meet.
         results_dir: The folder in which names are looked up.
-        options: `against`: the baseline, such as `norm=layernorm`. `target`: a validation loss; the results then have
-            the steps and seconds to reach it.
+        options: Of `build_table`.
 
     Raises:
         ConfigError: An option of `by`, a condition or the baseline is unknown.
@@ -164,9 +163,10 @@ def build_table(
     warnings: Sequence[str] = (),
     among: Sequence[RunResult] = (),
 ) -> CellsTable:
-    """Return the table of cells of some runs, selected from `among`; arguments and errors as for `summarize_by`.
+    """Return the table of cells of some runs, selected from `among`; errors as for `summarize_by`.
 
-    `by` has the full names of the options, and `warnings` come before those about the table.
+    `by` has the full names of the options; `against` is the baseline, such as `norm=layernorm`. With `target`, a
+    validation loss, the results have the steps and seconds to reach it. `warnings` come before those about the table.
     """
     cells = group_cells(results, by)
     rows = [_result(cell, target) for cell in cells]

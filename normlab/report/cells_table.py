@@ -25,12 +25,9 @@ from normlab.store.throughput import format_mfu, format_tflops
 
 
 def render_cells(table: CellsTable, format: str, columns: Sequence[str] = ()) -> str:
-    """Render the cells in one of `tables.FORMATS`; JSON and CSV have every value.
+    """Render the cells in one of `tables.FORMATS`, with the factors and some columns, such as `val_loss`.
 
-    Args:
-        table: The cells.
-        format: One of `tables.FORMATS`.
-        columns: The columns besides the factors, such as `val_loss`; by default all.
+    JSON and CSV have every value, and every column by default.
 
     Raises:
         ConfigError: A column is unknown.
@@ -210,11 +207,7 @@ MFU_NOTE = "MFU: model FLOP/s of all runs of a pack, as a share of the device's 
 
 
 def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
-    """Return the rows of the table as text.
-
-    Args:
-        table: The cells.
-        columns: The columns besides the factors; by default those that are not empty and do not repeat others.
+    """Return the rows of the table as text: the factors, and some columns, by default those that are not empty.
 
     Raises:
         ConfigError: A column is unknown.

@@ -89,14 +89,6 @@ def choose_channels(
     By default the numeric factor with the most levels is on x, the other factor with the most levels has the colours,
     and the rest have panels; of more than `MANY_PANELS`, the factor with the fewest levels has the line styles.
 
-    Args:
-        factors: The factors of the runs.
-        runs: The runs, which have the options.
-        x: The option on x.
-        color: The option with the colours.
-        style: The option with the line styles.
-        panel: The options with panels.
-
     Raises:
         ConfigError: An option is unknown, is not a factor or is given twice; or a factor is left without a channel.
     """

@@ -97,11 +97,6 @@ INDENT = 21
 def entry_text(kind: str, name: str, width: int) -> str:
     """Return an entry as text, a line for each property that is not empty, then the documentation.
 
-    Args:
-        kind: norms, placements, models, data, optim, init, stats or options.
-        name: The entry's name.
-        width: Columns of the terminal.
-
     Raises:
         ConfigError: The name is unknown.
     """

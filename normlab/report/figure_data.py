@@ -91,12 +91,7 @@ class Figure:
 
 
 class Layout:
-    """The cells of a figure in panels and lines.
-
-    Args:
-        cells: The cells.
-        channels: The channels of the figure.
-    """
+    """The cells of a figure in panels and lines."""
 
     def __init__(self, cells: Sequence[Cell], channels: Channels) -> None:
         self.cells, self.channels = cells, channels
@@ -229,11 +224,8 @@ def number_ticks(low: float, high: float, *, is_log: bool = False) -> list[tuple
 def _value_axis(name: str, panels: Sequence[Panel], *, may_be_log: bool = False, skip: float = 0.0) -> Axis:
     """Return the vertical axis: all values, and intervals up to the range of the values beyond them.
 
-    Args:
-        name: The name of the axis.
-        panels: The panels.
-        may_be_log: Whether the axis is logarithmic if the values are positive and differ by `LOGARITHMIC_FROM`.
-        skip: The share of the x axis at its beginning in which values may lie above the range.
+    With `may_be_log` it is logarithmic if the values are positive and differ by `LOGARITHMIC_FROM`. In the first share
+    `skip` of the x axis values may lie above the range.
     """
     points = [point for panel in panels for line in panel.lines for point in line.points]
     first = skip * max((point.x for point in points), default=0.0)

@@ -36,12 +36,7 @@ SETTINGS = {
 
 
 def write_figure(figure: Figure, path: Path, columns: int = 2) -> None:
-    """Write a figure; the suffix of the path selects the format.
-
-    Args:
-        figure: The description.
-        path: The file.
-        columns: The width in text columns, 1 or 2.
+    """Write a figure, one or two text columns wide; the suffix of the path selects the format.
 
     Raises:
         ConfigError: The suffix or the number of columns is unknown.

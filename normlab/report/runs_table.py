@@ -41,10 +41,8 @@ def summarize(
     Rows are sorted by corpus, then by final loss, lowest first, then runs without a final loss. A run that diverged,
     failed, was killed or cannot be read also has a row, with a note.
 
-    Args:
-        path: A folder, or the name of a sweep or a run, as for `query.select_runs`; or the selected runs.
-        where: Conditions that the runs must meet, such as `model.depth>=8`.
-        results_dir: The folder in which names are looked up.
+    `path` is a folder, or a name as for `query.select_runs`, or the selected runs; `where` are conditions that the runs
+    must meet, such as `model.depth>=8`.
 
     Raises:
         ConfigError: A condition is invalid, or no run meets it.

@@ -82,15 +82,8 @@ def judge(
 ) -> Verdicts:
     """Return the verdicts of a study.
 
-    A control that is not supported makes every verdict void, and so do missing runs and runs that are not comparable.
-
-    Args:
-        study: The study.
-        size: The size of its grids.
-        results: Its runs.
-        unverified: The failed check of `normlab verify` by the name of a block; empty if all hold.
-        missing: Number of runs of its grids that have not started or cannot be read.
-        notes: Notes on the whole study.
+    A control that is not supported makes every verdict void, and so do runs that are not comparable, `missing` runs,
+    which have not started or cannot be read, and `unverified` blocks: the failed check of `normlab verify` by block.
     """
     reason = f"runs that have not started or cannot be read: {missing}" if missing else reason_not_comparable(results)
     controls = [_judge(claim, size, results, unverified, reason) for claim in study.controls]

@@ -60,13 +60,7 @@ def page_data(
     where: Sequence[str],
     channels: Mapping[str, Any] | None = None,
 ) -> Row:
-    """Return the data of the page.
-
-    Args:
-        selection: The runs.
-        by: The factors; None for the options in which the runs differ.
-        where: Conditions that the runs must meet.
-        channels: Arguments of `choose_channels`: `x`, `color`, `style` and `panel`.
+    """Return the data of the page of the runs that meet the conditions, by some factors; `by` as in `cell_options`.
 
     Raises:
         ConfigError: An option of `by`, a condition or a channel is invalid.

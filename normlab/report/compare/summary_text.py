@@ -73,12 +73,7 @@ def margin_text(worse: Cell, compared: Comparison) -> str:
 
 
 def summary_facts(cells: Sequence[Cell], missing: Sequence[str] = ()) -> list[Fact]:
-    """Return the facts of the summary.
-
-    Args:
-        cells: The compared cells.
-        missing: The state of each run that is in no cell, such as `damaged` or `not started`.
-    """
+    """Return the facts of the summary; `missing` has the state of each run that is in no cell, such as `damaged`."""
     sizes = rank_by_size(cells)
     if not sizes:
         facts = [Fact(NO_RESULT, strong=NO_RESULT, text=" ")]

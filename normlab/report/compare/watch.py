@@ -98,9 +98,7 @@ class Handler(BaseHTTPRequestHandler):
 def serve(page: ComparePage, port: int | None = None) -> Iterator[str]:
     """Serve a page on loopback during a `with` block, in threads, and yield its address.
 
-    Args:
-        page: The page.
-        port: The port; None for `PORT`, or for the next free one.
+    Without a port, it is `PORT` or the next free one.
 
     Raises:
         ConfigError: The port cannot be used.

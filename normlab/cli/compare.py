@@ -26,7 +26,6 @@ from normlab.cli.app import (
     split_names,
 )
 from normlab.errors import ConfigError, one_line
-from normlab.version import __version__
 
 
 @app.command()
@@ -68,7 +67,7 @@ def compare(
     channels = {"x": x, "color": color, "style": style, "panel": split_names(panel)}
     page = ComparePage(
         names=paths or [], by=split_names(by), where=where or (), channels=channels,
-        output=None if output is None else Path(output), results_dir=results_dir, version=__version__,
+        output=None if output is None else Path(output), results_dir=results_dir,
     )  # fmt: skip
     if watch:
         from normlab.report.compare.watch import serve

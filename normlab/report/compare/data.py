@@ -10,13 +10,13 @@ from normlab.analysis.cells import Cell
 from normlab.analysis.factor_tests import run_test
 from normlab.analysis.factors import label, varying_options
 from normlab.analysis.phrases import counted
-from normlab.analysis.results import RunResult, comparability_warnings, read_results
+from normlab.analysis.results import RunResult, read_results
 from normlab.analysis.settings import format_setting, select_where, setting
 from normlab.analysis.table import CellsTable, build_table, cell_options
 from normlab.errors import ConfigError, NormlabError
 from normlab.report.cells_table import format_tests, notes, notes_on_tests, table_rows
 from normlab.report.channels import MAX_PANELS, Channels, choose_channels
-from normlab.report.compare.summary_text import Fact, not_comparable, selection_note, summary_facts
+from normlab.report.compare.summary_text import Fact, not_comparable, summary_facts
 from normlab.report.figure_data import (
     KINDS,
     Axis,
@@ -83,7 +83,6 @@ def page_data(
         "summary": [fact.sentence for fact in facts],
         "facts": [fact._asdict() for fact in [*facts, _cost(table.cells)]],
         "warnings": table.warnings,
-        "caveats": [*comparability_warnings(results), *table.warnings, *selection_note(table.cells)],
         "by": options,
         "figures": figures,
         "lines": lines,

@@ -83,7 +83,7 @@ def summary_facts(cells: Sequence[Cell], missing: Sequence[str] = ()) -> list[Fa
         compared = margins(cells)
         facts = [fact for size, ranked in sizes.items() for fact in _best_of_size(cells, size, ranked, compared)]
     facts += [Fact(f"{line[0].upper()}{line[1:]}.", "also differs") for line in resolved_differences(cells)]
-    return [*facts, _count_outcomes(cells, missing), *map(Fact, selection_note(cells))]
+    return [*facts, _count_outcomes(cells, missing), *map(Fact, _selection_note(cells))]
 
 
 def _best_of_size(
@@ -133,7 +133,7 @@ def _count_outcomes(cells: Sequence[Cell], missing: Sequence[str]) -> Fact:
     return Fact(sentence, "outcomes", badges=badges)
 
 
-def selection_note(cells: Sequence[Cell]) -> list[str]:
+def _selection_note(cells: Sequence[Cell]) -> list[str]:
     """Return the note that a loss is optimistic if it was also used for a selection."""
     sizes = [len(ranked) for ranked in rank_by_size(cells).values() if not cells[ranked[0]].has_bad_outcome]
     rates = [len(cell.losses) for cell in cells if cell.losses]

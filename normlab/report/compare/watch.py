@@ -26,8 +26,6 @@ PORT, PORTS = 6061, 100
 """The default port; if it is taken, the first free one of the next `PORTS`."""
 SHORTEST_S, LOAD = 1.0, 0.2
 """Shortest time between two readings of the records, seconds; and the largest share of one core that reading takes."""
-CONNECTIONS, REQUEST_S = 32, 30.0
-"""Most threads of this process, of which each open connection has one; and seconds that a connection may idle."""
 LAST_S = 2.5
 """Seconds that a watch waits at its end for the last request of an open page, which sends one every second."""
 
@@ -59,17 +57,11 @@ class LiveServer(ThreadingHTTPServer):
             self.json = as_json(self.data).encode()
             self.next_reading = time.monotonic() + max(SHORTEST_S, (time.thread_time() - start) / LOAD)
 
-    def verify_request(self, request: object, client_address: object) -> bool:
-        """Return whether another connection may open, so that no client uses up the file descriptors of a sweep."""
-        return threading.active_count() < CONNECTIONS
-
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore a browser that went away."""
 
 
 class Handler(BaseHTTPRequestHandler):
-    timeout = REQUEST_S
-
     def do_GET(self) -> None:
         """Answer `/` with the page, and `/data` with its data, or with 304 if the browser has them."""
         # A page of another site can only reach the server under the name of that site. The port is that of a tunnel.

@@ -15,6 +15,7 @@ from normlab.report.pages.shell import CHART, check_page, page, write_output
 from normlab.report.tables import Row
 from normlab.store.files import check_links
 from normlab.store.query import Selection, select_runs
+from normlab.version import __version__
 
 PAGE = "compare.html"
 """The default file name of the page."""
@@ -39,11 +40,10 @@ class ComparePage:
     output: Path | None = None
     """The file of the page; None for a file in the sweep's folder."""
     results_dir: str = "results"
-    version: str = ""
 
     def __post_init__(self) -> None:
         if self.output is not None:
-            check_page(self.output, "-o")
+            check_page(self.output)
 
     def select(self, *, must_have_started: bool = True) -> Selection:
         return select_runs(self.names, self.results_dir, must_have_started=must_have_started)
@@ -56,7 +56,7 @@ class ComparePage:
         """
         by, where, channels = (self.by, self.where, self._channels) if selection.started else (None, (), {})
         data = page_data(selection, by, where, channels)
-        return data | {"version": self.version, "written": time.time(), "command": self._command}
+        return data | {"version": __version__, "written": time.time(), "command": self._command}
 
     def html(self, data: Row, *, live: bool = False) -> str:
         """Return the page; `live` for one that requests new data from the server that sent it."""

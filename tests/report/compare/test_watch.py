@@ -5,12 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
-import resource
-import signal
 import socket
-import subprocess
-import sys
 from contextlib import closing
 from urllib.parse import urlsplit
 
@@ -23,7 +18,6 @@ from normlab.report.compare.write import ComparePage
 from normlab.store.plans import Plan, PlannedRun, sweep_folder
 from normlab.sweeps.files import write_plan
 from support.compare_pages import lines_of
-from support.processes import wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -166,44 +160,6 @@ def test_the_page_may_connect_to_its_server_only(trained, tmp_path):
     text = page.write()[1].read_text()
     assert "connect-src" not in text
     assert "fetch(" not in text
-
-
-def test_idle_connections_are_limited_and_end(trained, tmp_path, monkeypatch):
-    """They use up no file descriptors of a sweep; those above the limit are closed at once."""
-    trained("a")
-    monkeypatch.setattr(watch.Handler, "timeout", 1)
-    with serve(ComparePage(names=[str(tmp_path)])) as address, contextlib.ExitStack() as stack:
-        before = len(os.listdir("/proc/self/fd"))
-        port = urlsplit(address).port
-        idle = [stack.enter_context(socket.create_connection((watch.HOST, port), timeout=60)) for _ in range(100)]
-        assert idle[-1].recv(1) == b""
-        assert len(os.listdir("/proc/self/fd")) <= before + len(idle) + watch.CONNECTIONS
-        assert {connection.recv(1) for connection in idle} == {b""}  # the others after their time
-        assert get(address)[0] == 200
-
-
-@pytest.mark.process
-def test_idle_connections_do_not_end_a_sweep(overrides, tmp_path):
-    """More of them than the descriptors of its supervisor, while all packs start and until the sweep is stopped."""
-    command = [sys.executable, "-m", "normlab", "sweep", *overrides, "norm=rmsnorm,layernorm", "tracking.wandb=off"]
-    with (
-        contextlib.ExitStack() as stack,
-        subprocess.Popen(
-            [*command, "train.steps=1_000_000", "--watch"],
-            stdout=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)),
-        ) as sweep,
-    ):
-        address = next(word for line in sweep.stdout for word in line.split() if word.startswith("http://"))
-        assert get(address)[0] == 200
-        for _ in range(200):
-            stack.enter_context(socket.create_connection((watch.HOST, urlsplit(address).port), timeout=60))
-        wait_for(lambda: len(list(tmp_path.glob("results/runs/*/metrics.jsonl"))) == 2)
-        sweep.send_signal(signal.SIGINT)
-        out, _ = sweep.communicate()
-    assert sweep.returncode == 130
-    assert "2 runs, 2 left to train" in out
 
 
 def test_ports(trained, tmp_path):

@@ -31,8 +31,9 @@ function drawFacts() {
       text || sentence,
     ),
   ]);
-  const caveats = DATA.caveats.length ? [folded("caveats", `Caveats (${DATA.caveats.length})`, DATA.caveats)] : [];
-  replaceContent(byId("facts"), make("dl", { class: "facts" }, ...rows), ...caveats);
+  const { warnings } = DATA;
+  const folds = warnings.length ? [folded("warnings", `Warnings (${warnings.length})`, warnings)] : [];
+  replaceContent(byId("facts"), make("dl", { class: "facts" }, ...rows), ...folds);
 }
 
 // Figures

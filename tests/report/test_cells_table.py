@@ -246,12 +246,6 @@ def test_json_and_csv_have_all_values(make, tmp_path):
     assert (rms["val_loss"], rms["learning_rates"], layer["run_ids"]) == ("inf", "[0.001]", '["run0001"]')
 
 
-def test_metrics_are_not_read_without_need(make, tmp_path, monkeypatch):
-    make("rmsnorm", 1e-3, 0, 2.0)
-    monkeypatch.setattr("normlab.store.runs.RunFolder.rows", lambda *args: pytest.fail("metrics were read"))
-    assert rows(tmp_path, against="norm=rmsnorm")["rmsnorm"]["val_loss"] == 2.0
-
-
 def test_sweep_is_found_by_name_and_unstarted_runs_are_a_warning(make, tmp_path, run_command):
     runs = [make("rmsnorm", 1e-3, 0, 2.0), make("rmsnorm", 1e-3, 1, 2.0)]
     make("other", 1e-3, 0, 2.0)

@@ -9,16 +9,12 @@ import numpy as np
 import pytest
 from synthetic_runs import Record, write_sweep
 
-from normlab.analysis.cells import group_cells
 from normlab.analysis.factors import Factor, find_run, label
-from normlab.analysis.results import read_results
 from normlab.analysis.settings import Condition, format_setting, sort_key
 from normlab.analysis.table import summarize_by
 from normlab.errors import ConfigError
 from normlab.report.cells_table import json_rows, table_rows
-from normlab.report.compare.data import page_data
-from normlab.report.figure_data import factor_axis, make_figure
-from normlab.store.query import select_runs
+from normlab.report.figure_data import factor_axis
 from normlab.store.record import Setting
 
 DRAW = np.random.default_rng(0)
@@ -69,15 +65,3 @@ def test_the_table_of_cells_distinguishes_close_learning_rates(results: Path) ->
     assert [row["baseline"] for row in json_rows(table)] == ["0.0010001", "0.0010001", None]
     with pytest.raises(ConfigError, match=r"no run matches.*; optim.lr is 0\.001, 0\.0010000000000000002, 0\.0010001$"):
         summarize_by("close", ["norm"], where=["lr=1.00001e-3"], results_dir=results)
-
-
-def test_figures_and_the_page_distinguish_close_learning_rates(results: Path) -> None:
-    texts = [repr(rate) for rate in sorted(RATES)]
-    table = summarize_by("close", ["norm"], results_dir=results)
-    assert [text for _, text in make_figure("lr", table).x.ticks] == texts
-    page = page_data(select_runs(["close"], results), None, ())
-    (figure,) = [figure for figure in page["figures"] if figure["id"] == "lr"]
-    assert [text for _, text in figure["variants"][""][""]["x"]["ticks"]] == texts
-    by_rate = page_data(select_runs(["close"], results), ["optim.lr"], ())
-    assert [text for _, text in by_rate["figures"][0]["variants"][""][""]["x"]["ticks"]] == texts
-    assert len(group_cells(read_results(select_runs(["big"], results).records)[0], ["seed"])) == 2

@@ -279,13 +279,6 @@ def test_the_note_of_a_test_names_its_learning_rate(losses, make, summarize):
     assert "at learning rate 0.001," in summarize("--test", "trend", "--over", "depth", "--where", "lr=0.001")
 
 
-def test_small_slopes_have_significant_digits(losses, summarize):
-    table = summarize("--test", "trend", "--over", "warmup_steps", "--format", "markdown").replace("\\", "")
-    (row,) = json.loads(summarize("--test", "trend", "--over", "warmup_steps", "--format", "json"))[:1]
-    assert f"{row['estimate']:+#.3g} [{row['low']:+#.3g}, {row['high']:+#.3g}] (n=3)" in table
-    assert abs(row["estimate"]) < 0.01
-
-
 def test_bad_runs_of_a_test_are_shown_and_explained(losses, make, summarize):
     text = summarize("--test", "interaction", "--over", "placement,warmup_steps", "--format", "markdown")
     assert "| 3 of 12 |" in text

@@ -96,12 +96,6 @@ def test_locked_run_is_running(make_run, tmp_path):
     assert (row["state"], row["note"]) == ("running", "")
 
 
-def test_metrics_are_not_read_if_the_status_is_complete(make_run, tmp_path, monkeypatch):
-    make_run("abc")
-    monkeypatch.setattr("normlab.store.runs.RunFolder.rows", lambda *args: pytest.fail("metrics were read"))
-    assert summarize(tmp_path)[0]["step"] == 100
-
-
 def test_final_loss_of_nan_is_a_divergence(make_run, tmp_path):
     make_run("odd", status={"val_loss": math.nan, "best_val_loss": None})
     (row,) = summarize(tmp_path)

@@ -144,20 +144,6 @@ def test_infinity_is_never_printed(make, read_cells, diverged, seeds, first):
     assert "inf" not in " ".join(summary_sentences(read_cells()))
 
 
-@pytest.mark.parametrize(
-    ("losses", "text"),
-    [
-        ([math.inf, 2.2, 2.4], "1 of 3 seeds diverged; mean of the others 2.3000 nats/token"),
-        ([math.inf, 2.2], "1 of 2 seeds diverged; mean of the others 2.2000 nats/token"),
-    ],
-)
-def test_single_cell_with_diverged_seeds(make, read_cells, losses, text):
-    make("rmsnorm", losses)
-    assert summary_sentences(read_cells())[0] == (
-        f"RMSNorm: validation loss {text}, at learning rate 0.001; no other cell to compare with."
-    )
-
-
 def test_cells_are_compared_at_equal_depth_only(make, read_cells):
     """A deeper model has a lower loss, whatever its norm."""
     for depth, losses in {2: (3.0, 2.9), 16: (2.5, 2.6)}.items():
@@ -183,13 +169,6 @@ def test_a_size_without_a_good_cell(make, read_cells):
         sentences[0] == "No best cell at depth 1: in every cell with a result, a run diverged, is stuck or regressed."
     )
     assert sentences[1].startswith("LayerNorm, depth 2: validation loss 2.0000 and 2.1000 nats/token (n=2), at ")
-
-
-def test_many_failed_cells_are_counted(make, read_cells):
-    for depth in range(1, 10):
-        make("rmsnorm", [math.inf], depth=depth)
-    text = "Of 9 runs, 9 diverged: depth 1 (1); depth 2 (1); depth 3 (1); depth 4 (1); 5 more."
-    assert text in summary_sentences(read_cells("model.depth"))
 
 
 def test_margins_are_corrected_for_all_comparisons_with_the_better_cell(make, read_cells):
@@ -220,13 +199,6 @@ def test_single_cell(make, read_cells):
     assert first.startswith("RMSNorm: validation loss 2.1000 and 2.2000 nats/token (n=2), at learning rate")
     assert first.endswith("0.001, the best of 2; no other cell to compare with.")
     assert rest[-1] == "Note: each cell's learning rate is selected on this same loss, so its loss is optimistic."
-
-
-def test_one_cell_with_a_result_among_several(make, read_cells):
-    make("rmsnorm", [2.1, 2.2])
-    make("layernorm", [0.0], state="failed")
-    cells = read_cells()
-    assert summary_sentences(cells)[1:] == ["No other cell has a result.", "Of 3 runs, 1 failed: LayerNorm (1)."]
 
 
 def test_no_run_has_a_result(make, read_cells):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import socket
@@ -76,29 +75,6 @@ def test_a_killed_run_and_a_new_run_are_noticed(trained, tmp_path):
         assert states(address) == ["killed"]  # no file has changed
         trained("c", norm="dyt")
         assert [run["id"] for run in data_of(address)["run_table"]["rows"]] == ["b", "c"]
-
-
-def test_a_run_that_ends_while_the_page_is_made(trained, tmp_path, monkeypatch):
-    """The next page has its end, although no file changes any more."""
-    trained("a", norm="rmsnorm")
-    finished = trained("b", norm="layernorm")
-    end = finished.status()
-    finished.write_status({"state": "running", "step": 10})
-    data, lock = ComparePage.data, contextlib.ExitStack()
-    lock.enter_context(finished.lock())
-
-    def late(*arguments):
-        finished.write_status({key: value for key, value in end.items() if key != "version"})
-        lock.close()
-        return data(*arguments)
-
-    with lock, serve(ComparePage(names=[str(tmp_path)])) as address:
-        assert states(address) == ["finished", "running"]
-        finished.append([{"kind": "eval", "step": 30, "loss": 1.5}])
-        with monkeypatch.context() as patched:
-            patched.setattr(ComparePage, "data", late)
-            data_of(address)
-        assert states(address) == ["finished", "finished"]
 
 
 def test_a_damaged_record_is_named_and_the_others_stay(trained, tmp_path):

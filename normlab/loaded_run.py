@@ -47,9 +47,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-MOST_NAMED = 3
-
-
 def load(
     run: str | os.PathLike[str],
     results_dir: str | os.PathLike[str] = "results",
@@ -122,11 +119,10 @@ class LoadedRun:
         """
         plugins = read_plugins(sorted((self.folder.path / PLUGINS).glob("*.py")))
         if unknown := [plugin for plugin in plugins if not (self.trust or plugin.has_run)]:
-            files = ", ".join(f"{plugin.path} (SHA-256 {plugin.sha256})" for plugin in unknown[:MOST_NAMED])
-            more = f", {len(unknown) - MOST_NAMED} more files" if len(unknown) > MOST_NAMED else ""
-            paths = " ".join(shlex.quote(str(plugin.path)) for plugin in unknown[:MOST_NAMED])
+            files = ", ".join(f"{plugin.path} (SHA-256 {plugin.sha256})" for plugin in unknown)
+            paths = shlex.join(str(plugin.path) for plugin in unknown)
             raise StoreError(
-                f"run {self.folder.run_id} has plugins in its folder, which run only if you allow it: {files}{more}; "
+                f"run {self.folder.run_id} has plugins in its folder, which run only if you allow it: {files}; "
                 f"read it with `less {paths}`, then allow it with --trust (in Python: trust=True)"
             )
         return plugins

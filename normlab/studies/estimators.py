@@ -21,7 +21,7 @@ from normlab.analysis.intervals import Replicate, paired_test
 from normlab.analysis.results import RunResult
 from normlab.errors import ConfigError, unknown
 from normlab.store.format import DIVERGED
-from normlab.studies.measures import FINAL_LOSS, Measure, StepsTo, values_of
+from normlab.studies.measures import FINAL_LOSS, Measure, values_of
 
 BOUNDS = ("low", "high", "low90", "high90")
 """The bounds of the intervals of 95 and 90 %."""
@@ -491,8 +491,3 @@ def difference(arm: str, other: str, measure: Measure = FINAL_LOSS, lr: str = "b
 def interaction(a: str, b: str, c: str, d: str, measure: Measure = FINAL_LOSS, lr: str = "best") -> Contrast:
     """Return the estimator of a difference of differences: (a - b) - (c - d)."""
     return Contrast({a: 1.0, b: -1.0, c: -1.0, d: 1.0}, measure, lr)
-
-
-def ratio_of_steps(arm: str, other: str, loss: float) -> Contrast:
-    """Return the estimator of the ratio of the steps that two arms need to reach a loss."""
-    return Contrast({arm: 1.0, other: -1.0}, StepsTo(loss), is_ratio=True)

@@ -1,7 +1,8 @@
 """Does pre-norm converge faster than post-norm, and is post-norm better in shallow models?"""
 
 from normlab.studies.base import AtMost, Claim, Grid, Picture, Study, register_study
-from normlab.studies.estimators import Share, difference, ratio_of_steps
+from normlab.studies.estimators import Contrast, Share, difference
+from normlab.studies.measures import StepsTo
 
 GRID = (
     "model=gpt2_nano train.steps=600 eval.every=20 stats.every=200 sweep.pack=16 placement=pre,post model.depth=2,4,6 "
@@ -34,7 +35,7 @@ register_study(
                 Claim(
                     f"faster_at_{depth}",
                     f"Pre-norm needs fewer steps than post-norm to a loss of {TARGET} at depth {depth}.",
-                    ratio_of_steps(*arms(depth), TARGET),
+                    Contrast({arms(depth)[0]: 1.0, arms(depth)[1]: -1.0}, StepsTo(TARGET), is_ratio=True),
                     AtMost(1.0),
                     TUTORIALS,
                 )

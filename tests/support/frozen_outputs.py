@@ -28,9 +28,9 @@ from normlab.store.format import DIVERGED, FAILED, INTERRUPTED, RUNNING, encode
 from normlab.store.outcome import STUCK
 from normlab.store.query import select_runs
 from normlab.studies.base import AtLeast, AtMost, Claim, Study, Within
-from normlab.studies.estimators import Contrast, OverGrid, Share, Slope, difference, interaction, ratio_of_steps
+from normlab.studies.estimators import Contrast, OverGrid, Share, Slope, difference, interaction
 from normlab.studies.judge import as_row, judge
-from normlab.studies.measures import Statistic, TokenTime
+from normlab.studies.measures import Statistic, StepsTo, TokenTime
 
 FOLDER = Path(__file__).parents[1] / "golden" / "outputs"
 ENVIRONMENT = {"COLUMNS": "160", "TZ": "UTC"}
@@ -156,7 +156,7 @@ CLAIMS: dict[str, list[Claim]] = {
         Claim("difference", "", difference(POST, PRE), AtLeast(0.01), effect=0.05),
         Claim("equivalence", "", difference(POST, PRE, lr="common"), Within(-0.1, 0.1), effect=0.0),
         Claim("mean", "", Contrast({PRE: 1.0}), AtMost(2.2), effect=2.0),
-        Claim("steps", "", ratio_of_steps(POST, PRE, 2.9), AtLeast(1.0)),
+        Claim("steps", "", Contrast({POST: 1.0, PRE: -1.0}, StepsTo(2.9), is_ratio=True), AtLeast(1.0)),
         Claim("time", "", Contrast({POST: 1.0, PRE: -1.0}, TokenTime(), is_ratio=True), AtMost(1.5)),
         Claim("slope", "", Slope(PRE, "optim.lr"), AtMost(0.0)),
         Claim("share", "", Share(POST, lr="every"), AtMost(0.5)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import struct
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -390,13 +389,6 @@ def test_files(table, tmp_path, kind, suffix):
     write_figure(figure, again)
     assert again.read_bytes() == content
     assert [path.name for path in file.parent.iterdir()] == [file.name]
-
-
-@pytest.mark.parametrize(("columns", "inches"), [(1, 3.4), (2, 7.0)])
-def test_png_has_the_width_of_one_or_two_columns(table, tmp_path, columns, inches):
-    write_figure(make_figure("factor", table), tmp_path / "figure.png", columns)
-    (width,) = struct.unpack(">I", (tmp_path / "figure.png").read_bytes()[16:20])
-    assert width == round(200 * inches)
 
 
 def test_the_command_prints_the_caption_and_the_path(results, tmp_path, run_command):

@@ -114,21 +114,11 @@ def test_spikes_by_every_rule(command: Command, run: RunFolder) -> None:
     assert (rows["loss_olmo_2"]["spikes"], rows["loss_olmo_2"]["share"]) == (0, None)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["resid_rsm"], "unknown statistic 'resid_rsm'.*did you mean 'resid_rms'"),
-        (["resid_rms", "--format", "csv"], "no such option"),
-    ],
-)
-def test_unknown_statistic_and_option_are_errors(
-    overrides: list[str], message: str, command: Command, run: RunFolder
-) -> None:
-    code, out, err = command(run.run_id, *overrides)
-    assert (code, out) == (2, "")
-    assert err.startswith("error: ")
-    assert len(err.splitlines()) == 1
-    assert re.search(message, err)
+def test_unknown_statistic_is_an_error(command: Command, run: RunFolder) -> None:
+    code, out, err = command(run.run_id, "resid_rsm")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: unknown statistic 'resid_rsm'")
+    assert "did you mean 'resid_rms'" in err
 
 
 def test_run_without_statistics_is_an_error(overrides: list[str], run_command: Command, tmp_path: Path) -> None:
@@ -189,7 +179,7 @@ def test_half_a_row_is_a_warning_unless_the_run_is_writing(
         assert run_command("inspect", str(folder.path), "logz")[2] == ""
 
 
-@pytest.mark.parametrize("gone", ["core.bin", "core.json", "core.*", "*"])
+@pytest.mark.parametrize("gone", ["core.bin", "core.json", "*"])
 def test_run_without_its_rows_is_an_error(gone: str, measured: tuple[RunFolder, int], run_command: Command) -> None:
     folder, _ = measured
     for path in (folder.path / "stats").glob(gone):
@@ -266,19 +256,11 @@ def test_a_run_of_a_sweep_is_named_by_its_factors(results: Path, run_command: Co
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        (
-            [],
-            "it's a sweep: 8 runs, which differ in placement post, pre; model.depth 2, 4; seed 0, 1; select one, for "
-            "example with 'placement=pre,model.depth=2,seed=0'",
-        ),
         (["depth=4,seed=1"], "it's a sweep depth=4,seed=1: 2 runs, which differ in placement post, pre; select one, "),
-        (["depth=5"], "it's a sweep model.depth=5: no run matches; model.depth is 2, 4\n"),
         (
             ["placement=post,depth=4", "seed>1"],
             "it's a sweep seed>1: no run with placement=post,model.depth=4 matches; seed is 0, 1\n",
         ),
-        (["depht=4"], "it's a sweep depht: no run has this option (did you mean 'model.depth'?)"),
-        (["depth="], "it's a sweep 'depth=': not a condition; "),
         (["depth=4", "resid_rms", "logz"], "resid_rms logz: name one statistic"),
     ],
 )
@@ -330,12 +312,9 @@ def test_table_of_a_deep_model_is_thinned(tmp_path: Path) -> None:
     [
         ([1, 10, 100, 1000], "▁▃▆█"),
         ([-1, 0, 1], "▁▅█"),
-        ([0, 1], "▁█"),
         ([5, 5.01], "▄▄"),
-        ([0, 0, 0], "▄▄▄"),
         ([1, math.nan, 3], "▁?█"),
         ([math.inf, math.inf], "??"),
-        ([2], "▄"),
         ([], ""),
         ([-1e300, 1e300], "▁█"),
     ],

@@ -162,16 +162,6 @@ def test_latex_is_a_tabular_of_booktabs(make, summarize):
     assert all(line.startswith("% ") for line in notes)
 
 
-def test_latex_has_minus_signs_and_escaped_titles(make, summarize):
-    for seed, warmup in itertools.product(range(3), (0, 50)):
-        make(2.5 - warmup / 100 + seed / 1000 * (1 + warmup), warmup=warmup, seed=seed)
-    text = summarize("--by", "warmup_steps", "--against", "warmup_steps=0", "--format", "latex")
-    first, second = rows_of(text, "latex")
-    assert first["warm-up"] == "0"
-    assert second["vs baseline"].startswith("$-$0.4500 [$-$0.5")
-    assert second["p (Holm)"] == f"{stats.ttest_1samp([-0.5, -0.45, -0.4], 0).pvalue:.2g}"
-
-
 # Tests over factors
 
 PLACEMENTS, DEPTHS, WARMUPS, SEEDS = ("post", "pre"), (2, 4, 8), (0, 100), (0, 1, 2)

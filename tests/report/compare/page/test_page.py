@@ -74,23 +74,6 @@ def test_a_stuck_run_above_the_frame_is_an_open_point_with_its_loss(browser, pat
     assert heights[0] > heights[1] > heights[2] == heights[3]
 
 
-def test_marks_of_diverged_seeds_do_not_overlap(browser, path):
-    """Six lines of which a seed diverges at the two highest of six learning rates."""
-    rates = [1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2]
-    line = [mark(2 if lr < 1e-2 else None, x=lr, diverged="1/2" if lr >= 1e-2 else "") for lr in rates]
-    x = AXIS | {"low": 7e-5, "high": 4e-2, "ticks": [[lr, str(lr)] for lr in rates], "is_log": True}
-    with opened(browser, path) as page:
-        draw_lines(ready(page), [line] * 6, x=x, is_connected=True)
-        # A cross has two strokes; the marks of several lines have no numbers, which are in the tooltips.
-        boxes = page.locator("[data-figure=factor] path[d$='l-8,8']").evaluate_all(
-            """(all) => all.map((mark) => mark.getBoundingClientRect())
-                .map(({left, right, top, bottom}) => [left, right, top, bottom])"""
-        )
-    assert len(boxes) == 12
-    for one, other in itertools.combinations(boxes, 2):
-        assert min(one[1], other[1]) - max(one[0], other[0]) <= 5 or min(one[3], other[3]) - max(one[2], other[2]) <= 5
-
-
 def test_curves_are_clipped_and_a_diverged_seed_has_a_cross_at_its_step(browser, path):
     """The axis of curves over 400 steps has ticks; the cross is where 250 is between them."""
     with opened(browser, path) as page:
@@ -221,17 +204,6 @@ def test_everything_is_printed(browser, path):
         page.emulate_media(media="print")
         cut = "(all) => all.filter((table) => table.scrollHeight > table.clientHeight + 1).length"
         assert page.locator(".tall").evaluate_all(cut) == 0
-
-
-def test_figures_fit_after_a_resize(browser, path):
-    with opened(browser, path, PHONE) as page:
-        ready(page).set_viewport_size({"width": 900, "height": 812})
-        page.wait_for_timeout(500)
-        widths = page.locator("[data-figure=factor] .panel svg").evaluate_all(
-            "(all) => all.map((svg) => [svg.viewBox.baseVal.width, svg.clientWidth])"
-        )
-    assert max(width for width, _ in widths) > PHONE[0]
-    assert all(inner == pytest.approx(outer, abs=1) for inner, outer in widths)
 
 
 # Unusual runs

@@ -36,10 +36,9 @@ class Comparison:
 
 def compare_with_baselines(cells: Sequence[Cell], baselines: Sequence[Cell | None]) -> list[Comparison]:
     """Return the comparison of each cell with its baseline, at their best learning rates, corrected for all of them."""
-    lrs = {cell.key: cell.best_lr for cell in cells}
-    pool = pool_cells(cells, lrs)
+    pool = pool_cells(cells)
     tests = [
-        compare_cells(cell, baseline, lrs, pool) if baseline else None
+        compare_cells(cell, baseline, pool) if baseline else None
         for cell, baseline in zip(cells, baselines, strict=True)
     ]
     known = sum(test is not None and test.p is not None for test in tests)
@@ -52,9 +51,8 @@ def compare_pairs(cells: Sequence[Cell], pairs: Iterable[tuple[int, int]]) -> Ma
 
     Each is corrected for the comparisons of the better cell. The key is the pair of indices.
     """
-    lrs = {cell.key: cell.best_lr for cell in cells}
-    pool = pool_cells(cells, lrs)
-    tests = {pair: compare_cells(cells[pair[0]], cells[pair[1]], lrs, pool) for pair in pairs}
+    pool = pool_cells(cells)
+    tests = {pair: compare_cells(cells[pair[0]], cells[pair[1]], pool) for pair in pairs}
     found: dict[tuple[int, int], Comparison] = {}
     for cell in dict.fromkeys(better for better, _ in tests):
         of_cell = [pair for pair in tests if cell in pair]

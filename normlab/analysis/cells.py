@@ -93,9 +93,6 @@ class Cell:
         """Final validation losses, by learning rate and replicate."""
         return arrange((run.lr, run.replicate, run.loss) for run in self.runs if run.has_loss)
 
-    def losses_at(self, lr: float | None) -> Mapping[Replicate, float]:
-        return {} if lr is None else self.losses.get(lr, {})
-
     @cached_property
     def varies_decay(self) -> bool:
         """Whether the cell's learning rates also differ in weight decay."""
@@ -114,19 +111,18 @@ class Cell:
     def best_lr(self) -> float | None:
         return best_lr(self.ranking)
 
-    @property
+    @cached_property
     def final(self) -> SeedMean:
+        """The final validation losses at the best learning rate."""
         return self.final_at(self.best_lr)
 
     def final_at(self, lr: float | None) -> SeedMean:
-        return SeedMean(self.losses_at(lr))
+        return SeedMean({} if lr is None else self.losses[lr])
 
     @property
     def has_bad_outcome(self) -> bool:
-        return self.has_bad_outcome_at(self.best_lr)
-
-    def has_bad_outcome_at(self, lr: float | None) -> bool:
-        return count_bad(self.runs_at(lr)) > 0
+        """Whether a run at the best learning rate diverged, is stuck or regressed."""
+        return count_bad(self.runs_at(self.best_lr)) > 0
 
     @property
     def runs_at_best(self) -> Sequence[RunResult]:

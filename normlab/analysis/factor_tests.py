@@ -50,13 +50,13 @@ class Question:
 
     @cached_property
     def pool(self) -> Pool | None:
-        return pool_cells(self.cells, {cell.key: cell.best_lr for cell in self.cells})
+        return pool_cells(self.cells)
 
     def contrast(self, cells: Iterable[Cell], weights: Iterable[float], **labels: str) -> Row:
-        terms = [(cell, weight, cell.best_lr) for cell, weight in zip(cells, weights, strict=True)]
+        terms = list(zip(cells, weights, strict=True))
         result = contrast(terms, self.pool)
-        rates = {lr for _, _, lr in terms}
-        runs = [run for cell, _, lr in terms for run in cell.runs_at(lr)]
+        rates = {cell.best_lr for cell, _ in terms}
+        runs = [run for cell, _ in terms for run in cell.runs_at(cell.best_lr)]
         return labels | {
             "estimate": result and result.estimate,
             "low": result and result.low,

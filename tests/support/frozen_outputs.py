@@ -121,7 +121,7 @@ COMMANDS: dict[str, str] = {
     "diverged-counts": "summarize diverged --test counts --format json",
     "diverged-against": "summarize diverged --against norm=rmsnorm",
     "diverged-list": "list runs diverged --json",
-    "rates-against": "summarize rates --against placement=pre --where lr=0.001 --format json",
+    "rates-against": "summarize rates --against placement=pre --format json",
     "rates-selection": "summarize rates --where lr<0.02",
     "seeds-target": "summarize seeds --target 2.6 --format json",
     "seeds-run-spikes": "inspect seeds norm=rmsnorm,seed=3 spikes",

@@ -22,7 +22,6 @@ class Comparison:
     """A paired test of the loss of a cell minus that of another."""
 
     test: PairedTest | None
-    """None without a common replicate."""
     p_holm: float | None
     """The p-value with Holm's correction for `tests` tests."""
     tests: int

@@ -95,7 +95,6 @@ class Cell:
 
     @cached_property
     def varies_decay(self) -> bool:
-        """Whether the cell's learning rates also differ in weight decay."""
         return len(self.losses) > 1 and any(run.record.config.optim.weight_decay for run in self.runs)
 
     @cached_property
@@ -130,7 +129,6 @@ class Cell:
         return self.runs_at(self.best_lr) or self.runs
 
     def runs_at(self, lr: float | None) -> list[RunResult]:
-        """Return the runs with an outcome at a learning rate."""
         return [run for run in self.runs if run.has_loss and run.lr == lr]
 
     def count(self, state: str) -> int:

@@ -37,7 +37,6 @@ DRAWS = 1999
 
 Key = tuple[Setting, ...]
 Term = tuple[Cell, float]
-"""A cell of a contrast, with its weight."""
 
 
 def weighted_sums(weights: Iterable[float], values: Sequence[Mapping[Replicate, float]]) -> dict[Replicate, float]:

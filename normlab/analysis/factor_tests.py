@@ -35,7 +35,6 @@ class Question:
     cells: Sequence[Cell]
     factors: Sequence[Factor]
     over: Sequence[Factor]
-    """The factors that the test is over; empty for the default."""
     baselines: Mapping[str, Setting]
 
     def groups(self, over: Sequence[Factor]) -> Iterator[tuple[str, dict[Key, Cell]]]:
@@ -149,7 +148,6 @@ def _change(factor: Factor, levels: tuple[Setting, Setting]) -> str:
 
 
 def _trends(question: Question) -> Iterator[Row]:
-    """Yield the slopes of the loss over numeric factors."""
     factors = question.over or [factor for factor in question.factors if factor.is_numeric]
     if not factors or not all(factor.is_numeric for factor in factors):
         named = " or ".join(factor.option for factor in question.over or question.factors)

@@ -59,8 +59,6 @@ _TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """An option in which runs differ."""
-
     option: str
     """The full name of the option, such as `model.depth`."""
     levels: tuple[Setting, ...]

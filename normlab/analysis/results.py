@@ -26,7 +26,6 @@ UNFINISHED = "unfinished"
 STATES = (*OUTCOMES, FAILED, UNFINISHED)
 """The outcomes of completed runs, and the states of runs without an outcome."""
 MAX_VALUES = 6
-"""Most values that a warning lists."""
 
 
 @dataclass(frozen=True, eq=False)

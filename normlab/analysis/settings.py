@@ -29,7 +29,6 @@ _OF_CONFIG: dict[str, Callable[[Mapping[str, Setting]], Setting]] = {
     "model": lambda options: options.get("model.preset"),
     "optim": lambda options: options.get("optim.name"),
 }
-"""Short names of config fields."""
 _READERS: dict[str, Callable[[RunRecord], Setting]] = {
     "corpus": lambda run: _join(run.corpus.name, run.corpus.sha256[:8]),  # two texts can have one name
     "device": lambda run: run.machine.device,

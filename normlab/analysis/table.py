@@ -72,10 +72,8 @@ class CellResult:
 @dataclass(frozen=True, slots=True)
 class CellsTable:
     by: Sequence[str]
-    """The full names of the options that define cells."""
     results: Sequence[CellResult] = ()
     table_warnings: Sequence[str] = ()
-    """Warnings about the table as a whole."""
     among: Sequence[RunResult] = ()
     """All runs, of which conditions select those of the cells."""
     has_baseline: bool = False

@@ -158,7 +158,6 @@ def _target_values(target: Target) -> Row:
 class Column(NamedTuple):
     title: str
     value: Callable[[CellResult], Any]
-    """The value of a cell; None for no text."""
     format: Callable[[Any], str] = str
     note: str = ""
     """The definition, if the table needs one."""
@@ -290,7 +289,6 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
 
 
 def pool_notes(methods: Iterable[str]) -> list[str]:
-    """Return the note that defines pooled tests, if there are any."""
     if not any(method.startswith(POOLED) for method in methods):
         return []
     return [
@@ -371,7 +369,6 @@ def _counts_text(row: Row) -> Row:
 
 
 def notes_on_tests(rows: Sequence[Row]) -> list[str]:
-    """Return the definitions of a test's columns, one per line."""
     test, differences = rows[0]["test"], rows[0]["resolved_differences"]
     corrected = f"two-sided, corrected by Holm's method (number of tests: {len(rows)})"
     baseline = "after a minus sign: the baseline, by default the first level of a factor; --against chooses another"

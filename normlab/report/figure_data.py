@@ -56,7 +56,6 @@ class Line:
     style: str
     points: Sequence[Point]
     crosses: Sequence[float] = ()
-    """The steps at which a seed diverged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +90,6 @@ class Figure:
 
 
 class Layout:
-    """The cells of a figure in panels and lines."""
-
     def __init__(self, cells: Sequence[Cell], channels: Channels) -> None:
         self.cells, self.channels = cells, channels
         order = {factor.option: list(factor.levels) for factor in channels.panel}
@@ -291,7 +288,6 @@ def factor_axis(factor: Factor) -> tuple[dict[Setting, float], bool]:
 
 
 def _at_best(cells: Sequence[Cell]) -> str:
-    """Return at which learning rate each cell is shown."""
     rates = {lr for cell in cells for lr in cell.losses}
     if len(rates) == 1:
         return f"at learning rate {format_setting(rates.pop())}"
@@ -400,7 +396,6 @@ def _layers(layout: Layout, cache: ReadCache, statistic: str, moment: str) -> Fi
 
 
 def _no_profile(name: str, site: str, layout: Layout, cache: ReadCache) -> str:
-    """Return why a statistic has no profile over layers."""
     runs = [run.record for cell in layout.cells for run in cell.runs_at_best]
     known = {key for run in runs for key in cache.profiles(run)}
     if sites := sorted(each for key, each in known if key == name):
@@ -449,7 +444,6 @@ def _field(point: Point, values: Sequence[float]) -> Field:
 
 
 KINDS = ("loss", "lr", "factor", "layers", "matrix")
-"""The figures."""
 WITH_FACTOR = ("factor", "matrix")
 """The figures with a factor on x."""
 WITH_RANGE = ("loss", "layers")

@@ -36,12 +36,10 @@ SERIES = {
 MOMENTS = {"first": "first measured step", "warmup": "first one after warm-up", "last": "last measured step"}
 """The steps at which profiles over layers are shown."""
 MAX_POINTS = 160
-"""Most points of a curve."""
 MAX_DEPTH = 10_000
 """Most blocks of a model; a record of more is damaged and is left out."""
 
 Statistic = tuple[str, str]
-"""The name and the site of a statistic."""
 Value = TypeVar("Value")
 
 
@@ -60,11 +58,9 @@ class Point:
     diverged: int = 0
     n: int = 1
     stuck: int = 0
-    """Number of runs that are stuck or regressed."""
 
 
 def loss_point(cell: Cell, lr: float | None, x: float) -> Point:
-    """Return the final loss of a cell at a learning rate."""
     final = cell.final_at(lr)
     interval = final.interval
     shown = interval if interval and interval.design.n > 2 else None
@@ -109,8 +105,6 @@ class ReadCache:
 
 
 class Curve(NamedTuple):
-    """A series of one run."""
-
     steps: NDArray[np.float64]
     """(S,)."""
     values: NDArray[np.float64]

@@ -27,7 +27,6 @@ OVERVIEW = (
     "norm_in_rms", "norm_gain", "gain_rms", "grad_share", "logz", "attn_entropy", "attn_sink", "token_cos",
     "part_ratio", "sharpness", "sharpness_pre", "layer_drop", "erank", "jac_gain",
 )  # fmt: skip
-"""The statistics of the overview."""
 _LAYERS = {"embed": "the embeddings", "head": "after the last layer"}
 _STREAM_LAYERS = {"layer 1": "the output of the embeddings", "head": "the output of the last layer"}
 """What the first and the last layer of a table are; a statistic of the residual stream is of a layer's input."""
@@ -39,7 +38,6 @@ _NORM_SITES = {
 SPIKES_READING = """\
 spikes: steps at which the loss or the gradient norm leaves the range of other steps
 to read: a row is a rule, which is a definition of a spike; of steps: the number of steps that the rule applies to"""
-"""The definition of the spikes, and how to read their table."""
 
 
 def check_statistic(name: str | None, *, probe: bool) -> None:

@@ -104,7 +104,6 @@ def row_of(run: RunEntry) -> Row:
 
 
 def _state_note(run: RunRecord) -> str:
-    """Return why a run has no final loss, or an empty text."""
     at_step = f" at step {run.status.step} of {run.config.train.steps}"
     if (divergence := run.status.diverged) is not None and run.outcome == DIVERGED:
         return f"diverged at step {divergence.step}: {divergence}"

@@ -102,7 +102,6 @@ def escape_markdown(text: str) -> str:
 
 
 def _latex(rows: Sequence[Row]) -> str:
-    """Return a tabular of the LaTeX package booktabs."""
     lines = [[_title(key) for key in rows[0]], *([format_value(*item) for item in row.items()] for row in rows)]
     head, *body = (rf"{' & '.join(map(_latex_text, line))} \\" for line in lines)
     columns = "".join("r" if all(_is_number(row[key]) for row in rows) else "l" for key in rows[0])
@@ -173,7 +172,6 @@ COLUMNS = {
 }
 """The columns of a run by key; others are texts with their key as the title."""
 _KEPT = ("run", "state", "val_loss")
-"""The columns of runs that a narrow table keeps."""
 
 
 def column(key: str) -> Column:
@@ -213,10 +211,8 @@ def _corpora_note(rows: Sequence[Row]) -> str:
 _GAP = 2
 _MIN_WIDTH = 56
 _MIN_TEXT = 8
-"""Smallest width of a text column."""
 
 Columns = dict[str, list[str]]
-"""The texts of each column, by key."""
 
 
 def render_table(rows: Sequence[Row], width: int, fixed: Collection[str] | None = None) -> str:

@@ -116,8 +116,6 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A statement, and what counts as support."""
-
     name: str
     text: str
     """One sentence, in the present tense."""
@@ -155,7 +153,6 @@ class Study:
     """Claims whose outcome is known; one that is not supported makes every verdict void."""
     pictures: Sequence[Picture] = ()
     background: str = ""
-    """What is known, for the report."""
     limits: str = ""
     """What would change the verdict, and what small models cannot tell."""
     amendments: Mapping[str, str] = field(default_factory=dict)

@@ -24,7 +24,6 @@ from normlab.store.format import DIVERGED
 from normlab.studies.measures import FINAL_LOSS, Measure, values_of
 
 BOUNDS = ("low", "high", "low90", "high90")
-"""The bounds of the intervals of 95 and 90 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,6 @@ class Estimate:
     If the interval is a union over learning rates, it is scaled by the union's width over that of the first interval.
     """
     seeds: Mapping[str, float] = field(default_factory=dict)
-    """The quantity of each seed."""
     diverged: int = 0
     bad: int = 0
     """Number of judged runs that diverged, are stuck or regressed; for a share, the number that counts."""
@@ -289,7 +287,6 @@ class Share:
         return replace(found, rates=rates, bad=sum(count for count, _ in counts), diverged=diverged)
 
     def _counted(self, runs: Sequence[RunResult]) -> list[bool]:
-        """Return whether each seed counts: whether all of its runs do."""
         by_seed = _by_seed(runs).values()
         return [
             all(run.state in self.states if self.states else not run.has_learned for run in each) for each in by_seed

@@ -123,7 +123,6 @@ def _judge(
 
 
 def _reason_void(claim: Claim, runs: StudyRuns, estimate: Estimate, unverified: Mapping[str, str]) -> str:
-    """Return why the runs cannot answer, or an empty text."""
     for arm in runs.used.values():
         if unfinished := sum(not run.has_loss for run in arm.runs):
             return f"unfinished runs of [{arm.where}]: {unfinished}"

@@ -119,7 +119,6 @@ def _write(verdicts: Verdicts, facts: Mapping[str, Any], folder: Path) -> Path:
 
 
 def _blocks(verdicts: Verdicts, facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the paragraphs of the page in Markdown."""
     study, size = verdicts.study, verdicts.size
     yield f"# {printable(study.question)}"
     yield printable(

@@ -118,7 +118,6 @@ def _planned(config: RunConfig) -> RunResult:
 
 
 def criterion_of(notes: Sequence[str]) -> str | None:
-    """Return the hash of the criterion in the notes of a plan."""
     found = (re.match(r"study \w+, size \w+, criterion ([0-9a-f]{12})$", note) for note in notes)
     return next((match[1] for match in found if match), None)
 
@@ -157,7 +156,6 @@ class Evidence:
     notes: list[str]
     """Warnings about the records, and notes on the criterion."""
     selection: Selection
-    """The records of all grids."""
     missing: int
     """Number of runs that have not started or cannot be read."""
 

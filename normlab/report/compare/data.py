@@ -44,7 +44,6 @@ RUN_COLUMNS = (
 """The columns of the table of runs after the options in which the runs differ."""
 STILL_RUNNING = "still running: the numbers may be some steps old"
 MAX_UNFINISHED = 48
-"""Most runs of the figure of unfinished runs."""
 DIGITS = 6
 """Significant digits of curves and profiles."""
 TITLES = {
@@ -176,7 +175,6 @@ def _variants(
 
 
 def _statistics(layout: Layout, cache: ReadCache) -> list[tuple[str, str]]:
-    """Return each statistic with more than one layer, at each moment."""
     measured = [cache.profiles(run.record) for cell in layout.cells for run in cell.runs_at_best]
     sizes = {key: len(profile.get("last", ())) for each in measured for key, profile in each.items()}
     names = sorted((" ".join(filter(None, key)) for key, size in sizes.items() if size > 1), key=_place_of)
@@ -184,7 +182,6 @@ def _statistics(layout: Layout, cache: ReadCache) -> list[tuple[str, str]]:
 
 
 def _place_of(name: str) -> int:
-    """Return the place of a statistic: the gradient and the residual stream come first."""
     return {"dresid_rms": 0, "resid_rms": 1}.get(name, 2)
 
 
@@ -278,7 +275,6 @@ def _interactions(table: CellsTable) -> Row:
 
 
 def _run_table(records: Sequence[RunEntry], options: Sequence[str], cache: ReadCache) -> Row:
-    """Return the table of runs as text."""
     rows = []
     for record in records:
         row, lines = row_of(record), cache.problems_of(record)

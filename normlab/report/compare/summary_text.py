@@ -30,7 +30,6 @@ class Fact(NamedTuple):
 
     sentence: str
     name: str = ""
-    """What the sentence is about."""
     strong: str = ""
     """The name of a best cell, which the page shows large before the text."""
     text: str = ""
@@ -89,7 +88,6 @@ def summary_facts(cells: Sequence[Cell], missing: Sequence[str] = ()) -> list[Fa
 def _best_of_size(
     cells: Sequence[Cell], size: str, ranked: Sequence[int], compared: Mapping[tuple[int, int], Comparison]
 ) -> Iterator[Fact]:
-    """Yield the facts about the best of the ranked cells of one size."""
     cell, result = cells[ranked[0]], f"validation loss {loss_text(cells[ranked[0]])}, {lr_text(cells[ranked[0]])}"
     if len(ranked) == 1 and (size or len(cells) == 1):
         text = f"{result}; no other cell to compare with."

@@ -18,7 +18,6 @@ from normlab.store.query import Selection, select_runs
 from normlab.version import __version__
 
 PAGE = "compare.html"
-"""The default file name of the page."""
 ASSETS = Path(__file__).parent / "assets"
 
 

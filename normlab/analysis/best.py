@@ -5,7 +5,7 @@ Cells of different sizes or lengths of training are not compared: a larger model
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from normlab.analysis.cells import SIZE_OPTIONS, Cell
@@ -45,23 +45,16 @@ def compare_with_baselines(cells: Sequence[Cell], baselines: Sequence[Cell | Non
     return [Comparison(test, p, known) for test, p in zip(tests, corrected, strict=True)]
 
 
-def compare_pairs(cells: Sequence[Cell], pairs: Iterable[tuple[int, int]]) -> Mapping[tuple[int, int], Comparison]:
-    """Return the comparison of pairs of cells, the better one first, at their best learning rates.
+def compare_with_best(cells: Sequence[Cell], ranked: Sequence[int]) -> list[Comparison]:
+    """Return the comparison of the first of the ranked cells with each other one, corrected for all of these.
 
-    Each is corrected for the comparisons of the better cell. The key is the pair of indices.
+    The variance may be pooled over all cells, of which `ranked` has some indices.
     """
+    best, *others = [cells[index] for index in ranked]
     pool = pool_cells(cells)
-    tests = {pair: compare_cells(cells[pair[0]], cells[pair[1]], pool) for pair in pairs}
-    found: dict[tuple[int, int], Comparison] = {}
-    for cell in dict.fromkeys(better for better, _ in tests):
-        of_cell = [pair for pair in tests if cell in pair]
-        p_values = holm([test and test.p for test in map(tests.__getitem__, of_cell)])
-        found |= {
-            pair: Comparison(tests[pair], p, len(of_cell))
-            for pair, p in zip(of_cell, p_values, strict=True)
-            if pair[0] == cell
-        }
-    return found
+    tests = [compare_cells(best, other, pool) for other in others]
+    corrected = holm([test and test.p for test in tests])
+    return [Comparison(test, p, len(tests)) for test, p in zip(tests, corrected, strict=True)]
 
 
 def rank_cells(cells: Sequence[Cell]) -> list[int]:

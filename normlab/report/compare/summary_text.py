@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from normlab.analysis.best import Comparison, compare_pairs, rank_by_size
+from normlab.analysis.best import Comparison, compare_with_best, rank_by_size
 from normlab.analysis.cells import Cell, resolved_differences
 from normlab.analysis.intervals import LEVEL, PairedTest, design_of, format_losses
 from normlab.analysis.phrases import counted, name_some
@@ -44,12 +44,6 @@ def not_comparable(cells: Sequence[Cell]) -> str:
     return reason and f"No best cell: {reason}."
 
 
-def margins(cells: Sequence[Cell]) -> Mapping[tuple[int, int], Comparison]:
-    """Return the comparison of the best cell of each size with the others of its size, by their indices."""
-    sizes = rank_by_size(cells).values()
-    return compare_pairs(cells, [(ranked[0], other) for ranked in sizes for other in ranked[1:]])
-
-
 def margin_text(worse: Cell, compared: Comparison) -> str:
     """Return how much better the best cell is than the second best, `worse`, or why that is not sure."""
     name, test, p = worse.label, compared.test, compared.p_holm
@@ -79,15 +73,12 @@ def summary_facts(cells: Sequence[Cell], missing: Sequence[str] = ()) -> list[Fa
     elif reason := not_comparable(cells):
         facts = [Fact(reason, strong=reason, text=" ")]
     else:
-        compared = margins(cells)
-        facts = [fact for size, ranked in sizes.items() for fact in _best_of_size(cells, size, ranked, compared)]
+        facts = [fact for size, ranked in sizes.items() for fact in _best_of_size(cells, size, ranked)]
     facts += [Fact(f"{line[0].upper()}{line[1:]}.", "also differs") for line in resolved_differences(cells)]
     return [*facts, _count_outcomes(cells, missing), *map(Fact, _selection_note(cells))]
 
 
-def _best_of_size(
-    cells: Sequence[Cell], size: str, ranked: Sequence[int], compared: Mapping[tuple[int, int], Comparison]
-) -> Iterator[Fact]:
+def _best_of_size(cells: Sequence[Cell], size: str, ranked: Sequence[int]) -> Iterator[Fact]:
     cell, result = cells[ranked[0]], f"validation loss {loss_text(cells[ranked[0]])}, {lr_text(cells[ranked[0]])}"
     if len(ranked) == 1 and (size or len(cells) == 1):
         text = f"{result}; no other cell to compare with."
@@ -99,7 +90,7 @@ def _best_of_size(
         name, strong = (f"Best at {size}", cell.arm) if size else ("Best", cell.label)
         yield Fact(f"{name}: {strong}: {result}.", name.lower(), strong, f"{result}.")
         if len(ranked) > 1:
-            margin = compared[ranked[0], ranked[1]]
+            margin = compare_with_best(cells, ranked)[0]
             badge = ("significant", "yes") if margin.is_lower else ("not significant", "no")
             yield Fact(margin_text(cells[ranked[1]], margin), "by how much", badges=[badge])
         else:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from normlab.analysis.best import rank_cells
+from normlab.analysis.best import compare_with_best, rank_cells
 from normlab.analysis.cells import group_cells
 from normlab.analysis.intervals import mean_interval, paired_test
 from normlab.analysis.results import read_results
-from normlab.report.compare.summary_text import margin_text, margins, summary_facts
+from normlab.report.compare.summary_text import margin_text, summary_facts
 from normlab.store.query import find_runs
 
 
@@ -171,13 +171,15 @@ def test_margins_are_corrected_for_all_comparisons_with_the_better_cell(make, re
     for norm, values in losses.items():
         make(norm, values.tolist())
     cells = read_cells()
+    ranked = rank_cells(cells)
+    compared = dict(zip(ranked[1:], compare_with_best(cells, ranked), strict=True))
     names = [cell.key[0] for cell in cells]
-    compared = margins(cells)
+    assert names[ranked[0]] == "dyt"
     p_values = {norm: stats.ttest_rel(losses["dyt"], losses[norm]).pvalue for norm in ("rmsnorm", "zscore")}
     low, high = sorted(p_values, key=p_values.__getitem__)
     corrected = {low: 2 * p_values[low], high: max(2 * p_values[low], p_values[high])}  # Holm 1979
     for norm, p in corrected.items():
-        margin = compared[names.index("dyt"), names.index(norm)]
+        margin = compared[names.index(norm)]
         assert f"p = {p:.2g} corrected for 2 comparisons" in margin_text(cells[names.index(norm)], margin)
         assert margin.is_lower == (p < 0.05)
     assert len(compared) == 2

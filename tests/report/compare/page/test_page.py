@@ -221,12 +221,12 @@ def awkward() -> list[Record]:
     ]
 
 
-def page_of(folder: Path, records: list[Record] | None, *flags: str) -> Path:
+def page_of(folder: Path, records: list[Record] | None) -> Path:
     """Write the page of some runs, or of those in the folder."""
     if records is not None:
         write_sweep(folder, "made", records)
     name = str(folder) if records is None else "made"
-    normlab("compare", name, "--results-dir", str(folder), "-o", str(folder / "page.html"), *flags)
+    normlab("compare", name, "--results-dir", str(folder), "-o", str(folder / "page.html"))
     return folder / "page.html"
 
 

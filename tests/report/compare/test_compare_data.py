@@ -143,7 +143,7 @@ def test_default_factors(trained, compare):
     assert data["by"] == ["norm", "placement", "model.depth"]
     assert data["run_table"]["columns"][:6] == ["run", *data["by"], "optim.lr", "seed"]
     (line,) = [line for line in data["summary"] if line.startswith("The cells also differ in ")]
-    assert "device: cpu" in line
+    assert "device: cuda H200 (LayerNorm), cpu (RMSNorm)" in line
 
 
 def test_channels_of_the_command(grid, compare):

@@ -127,7 +127,7 @@ def figure(
     columns: int = 2,
     results_dir: Folder = "results",
 ) -> Figure:
-    """Return a figure of a sweep (kind: loss, lr, factor, layers or matrix), and write it to `output` if given.
+    """Return a figure of a sweep (kind: loss, lr, factor or layers), and write it to `output` if given.
 
     Raises:
         ConfigError: The kind, an option or a condition is unknown, or a factor has no channel.

@@ -51,9 +51,9 @@ def compare(
 ) -> None:
     """Write an HTML page that compares runs.
 
-    The page shows which configuration is best and by how much, what failed, the losses, the learning rates, the
-    interactions of the factors, and the statistics of the layers. It needs no other file. The command prints a summary
-    and the path of the page. It lists damaged records, and leaves them out.
+    The page shows which configuration is best and by how much, what failed, the losses, the learning rates, and the
+    statistics of the layers. It needs no other file. The command prints a summary and the path of the page. It lists
+    damaged records, and leaves them out.
 
     With --watch, the page is served at http://127.0.0.1 until Ctrl-C, which writes the file. From another machine:
     ssh -L 6061:127.0.0.1:6061 HOST.

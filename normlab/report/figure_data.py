@@ -8,8 +8,8 @@ place of a mean.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from normlab.analysis.cells import BAD_OUTCOMES, GRID_OF_DECAYS, Cell
@@ -19,7 +19,7 @@ from normlab.analysis.results import RunResult
 from normlab.analysis.settings import format_setting
 from normlab.analysis.table import CellsTable
 from normlab.errors import ConfigError, NormlabError, unknown, warn
-from normlab.report.channels import MAX_PANELS, Channels, choose_channels, mix
+from normlab.report.channels import MAX_PANELS, Channels, choose_channels
 from normlab.report.figure_points import MOMENTS, SERIES, Point, ReadCache, loss_point, mean_curve, median_profile
 from normlab.stats.registry import STATISTICS
 from normlab.store.format import DIVERGED
@@ -32,8 +32,6 @@ ROOM = 0.08
 """Room beyond the values, as a share of their range."""
 TICKS = 6
 """Most steps between the ticks of an axis of numbers."""
-_HEAT = ("#002051", "#3c4d6e", "#7f7c75", "#bbaf71", "#fdea45")
-"""The colours of a heat map, from low to high: cividis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +57,9 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
-    point: Point
-    text: str
-    color: str
-    """The ground of the field; empty for one with diverged seeds, or with stuck ones among others."""
-    ink: str
-
-
-@dataclass(frozen=True, slots=True)
 class Panel:
     title: str
-    lines: Sequence[Line] = ()
-    grid: Mapping[tuple[int, int], Field] = field(default_factory=dict)
-    """The fields of a heat map, by column and row."""
+    lines: Sequence[Line]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +130,7 @@ def make_figure(
         statistic: For `layers` a statistic, such as `resid_rms` (the default) or `norm_in_rms attn.in`, which names a
             site too; for `loss` one of `SERIES`, by default `val_loss`.
         moment: The step of `layers`, one of `MOMENTS`.
-        channels: Options of `choose_channels`. A matrix has `x` in its columns and `color` in its rows.
+        channels: Options of `choose_channels`.
 
     Raises:
         ConfigError: The kind, the statistic, the moment or an option is unknown, or a factor is left without a channel.
@@ -151,7 +138,7 @@ def make_figure(
     """
     if kind not in KINDS:
         raise ConfigError(f"figure {kind}: " + unknown("figure", kind, KINDS))
-    if channels.get("x") is not None and kind not in WITH_FACTOR:
+    if channels.get("x") is not None and kind != "factor":
         raise ConfigError(f"--x {channels['x']}: this figure has its own x axis; use --color, --style or --panel")
     runs = [run.record for cell in table.cells for run in cell.runs]
     layout = layout_of(kind, table.cells, choose_channels(table.factors, runs, **channels))
@@ -176,7 +163,7 @@ def layout_of(kind: str, cells: Sequence[Cell], channels: Channels) -> Layout:
     shown = [cell for cell in cells if cell.losses or kind in WITH_RANGE]
     if not shown:
         raise NormlabError(f"figure {kind}: no selected run has a final loss yet")
-    return Layout(shown, channels if kind in WITH_FACTOR else channels.without_x())
+    return Layout(shown, channels if kind == "factor" else channels.without_x())
 
 
 def describe(kind: str, layout: Layout, cache: ReadCache, statistic: str | None = None, moment: str = "last") -> Figure:
@@ -185,7 +172,7 @@ def describe(kind: str, layout: Layout, cache: ReadCache, statistic: str | None 
         return _losses(layout, cache, statistic or "val_loss")
     if kind == "layers":
         return _layers(layout, cache, statistic or "resid_rms", moment)
-    return {"factor": _factor, "lr": _learning_rates, "matrix": _matrix}[kind](layout)
+    return _factor(layout) if kind == "factor" else _learning_rates(layout)
 
 
 # Axes
@@ -405,46 +392,6 @@ def _no_profile(name: str, site: str, layout: Layout, cache: ReadCache) -> str:
     return f"--statistic {name}: " + unknown("statistic by layer", name, sorted({each for each, _ in known}))
 
 
-def _matrix(layout: Layout) -> Figure:
-    columns, rows = layout.channels.x, layout.channels.color
-    if columns is None or rows is None or columns is rows:
-        raise NormlabError("figure matrix: needs two factors; use figure factor for one")
-    points = {
-        cell.key: loss_point(cell, cell.best_lr, columns.levels.index(_level(columns, cell))) for cell in layout.cells
-    }
-    trained = [point.y for point in points.values() if point.y is not None and not point.stuck]
-    values = trained if len(trained) > 1 else _finite(point.y for point in points.values())
-    panels = []
-    for title, members in layout.panels.items():
-        at = {(points[cell.key].x, rows.levels.index(_level(rows, cell))): points[cell.key] for cell in members}
-        panels.append(Panel(title, grid={(int(x), y): _field(point, values) for (x, y), point in at.items()}))
-
-    def axis(factor: Factor) -> Axis:
-        ticks = [(float(index), level_title(factor.option, level)) for index, level in enumerate(factor.levels)]
-        return _tick_axis(factor.name, ticks, is_log=False, is_connected=False)
-
-    caption = (
-        f"Final validation loss, nats/token, {_at_best(layout.cells)}: mean over seeds; k/n: k of n seeds diverged; "
-        "o: with stuck or regressed runs."
-    )
-    return Figure("matrix", axis(columns), axis(rows), panels, caption, is_connected=False)
-
-
-def _field(point: Point, values: Sequence[float]) -> Field:
-    """Return a field of a heat map whose colours range over some values."""
-    if point.y is None:
-        return Field(point, f"{point.diverged}/{point.n}", "", "")
-    text = f"{point.y:.3f}{' o' if point.stuck else ''}"
-    low, high = min(values), max(values)
-    if not low <= point.y <= high:
-        return Field(point, text, "", "")
-    color = mix(_HEAT, (point.y - low) / (high - low or 1.0))
-    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
-    return Field(point, text, color, "#000000" if 0.3 * red + 0.59 * green + 0.11 * blue > 115 else "#ffffff")
-
-
-KINDS = ("loss", "lr", "factor", "layers", "matrix")
-WITH_FACTOR = ("factor", "matrix")
-"""The figures with a factor on x."""
+KINDS = ("loss", "lr", "factor", "layers")
 WITH_RANGE = ("loss", "layers")
 """The figures with the range of the seeds, which runs without a final loss have too."""

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,14 +33,16 @@ SERIES = {
     "grad_norm": "norm of the gradient",
 }
 """The curves over training, with the titles of their axes."""
-MOMENTS = {"first": "first measured step", "warmup": "first one after warm-up", "last": "last measured step"}
+MOMENTS = {"first": "first measured step", "last": "last measured step"}
 """The steps at which profiles over layers are shown."""
 MAX_POINTS = 160
 MAX_DEPTH = 10_000
 """Most blocks of a model; a record of more is damaged and is left out."""
 
 Statistic = tuple[str, str]
-Value = TypeVar("Value")
+Reader = Callable[[RunRecord, list[str]], Any]
+Kept = dict[tuple[Reader, Path], tuple[object, Any, list[str]]]
+"""What a function has read from a run, with the version of the run's files and the problems."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +79,14 @@ def loss_point(cell: Cell, lr: float | None, x: float) -> Point:
 
 
 class ReadCache:
-    """Reads the curves and the profiles of each run once, and collects the problems of the runs."""
+    """Reads the curves and the profiles of each run once, and collects the problems of the runs.
 
-    def __init__(self) -> None:
-        self._read: dict[tuple[Callable[..., Any], Path], Any] = {}
+    `kept` has what earlier pages have read, and receives what this one reads; a run is read again if it has changed.
+    """
+
+    def __init__(self, kept: Kept | None = None) -> None:
+        self._kept: Kept = {} if kept is None else kept
+        self._read: dict[tuple[Reader, Path], Any] = {}
         self.problems: dict[str, list[str]] = {}
         """What is wrong with each run, by its id."""
 
@@ -90,10 +96,15 @@ class ReadCache:
     def profiles(self, record: RunRecord) -> dict[Statistic, Profile]:
         return self._once(read_profiles, record)
 
-    def _once(self, read: Callable[[RunRecord, list[str]], Value], record: RunRecord) -> Value:
+    def _once(self, read: Reader, record: RunRecord) -> Any:
         key = read, record.folder.path
         if key not in self._read:
-            self._read[key] = read(record, self.problems_of(record))
+            version = record.state, record.folder.stamp()  # taken first: a later change is read next time
+            if key not in self._kept or self._kept[key][0] != version:
+                found: list[str] = []
+                self._kept[key] = version, read(record, found), found
+            _, self._read[key], found = self._kept[key]
+            self.problems_of(record).extend(found)
         return self._read[key]
 
     def problems_of(self, record: RunEntry) -> list[str]:
@@ -186,22 +197,17 @@ def read_profiles(record: RunRecord, problems: list[str]) -> dict[Statistic, Pro
     except StoreError as error:
         problems.append(str(error))
         parts = []
-    warmup = record.config.optim.warmup_steps or 0
     return {
-        (name, each.site): _profile(each, warmup)
+        (name, each.site): _profile(each)
         for name, each in (histories(parts) if parts else ())
         if each.layers and each.steps and not each.is_per_step
     }
 
 
-def _profile(history: History, warmup: int) -> Profile:
-    at = {"first": 0, "last": -1}
-    if history.steps[-1] >= warmup:
-        at["warmup"] = int(np.searchsorted(history.steps, warmup))
+def _profile(history: History) -> Profile:
     return {
-        moment: {layer: float(history.values[at[moment], layer]) for layer in history.layers}
-        for moment in MOMENTS
-        if moment in at
+        moment: {layer: float(history.values[at, layer]) for layer in history.layers}
+        for moment, at in {"first": 0, "last": -1}.items()
     }
 
 

@@ -147,7 +147,7 @@ def test_a_level_has_one_colour_in_every_kind_of_figure(table_of, option, others
     table = table_of(option, *others, stats_every=10)
     expected = dict(zip(LEVELS[option], level_colors(Factor(option, LEVELS[option])).values(), strict=True))
     names = {"dyt": "DyT", "layernorm": "LayerNorm", "rmsnorm": "RMSNorm", 2: "depth 2", 4: "depth 4", 8: "depth 8"}
-    for kind in set(KINDS) - {"matrix"}:
+    for kind in KINDS:
         figure = make_figure(kind, table, color=option, panel=others if kind != "factor" else None)
         lines = {(line.label, line.color) for panel in figure.panels for line in panel.lines}
         assert lines == {(names[level], color) for level, color in expected.items()}, kind

@@ -344,19 +344,6 @@ def test_the_drawing_has_the_points_and_the_diverged_seeds(table):
     assert [text.get_text() for text in legend.get_texts()] == ["LayerNorm", "RMSNorm"]
 
 
-def test_the_matrix_has_a_number_in_each_field(table, cells):
-    expected = cells()
-    figure = make_figure("matrix", table, x="model.depth", color="norm", panel=["placement"])
-    axes = draw(figure).get_axes()[:2]
-    for placement, axis in zip(PLACEMENTS, axes, strict=True):
-        texts = {tuple(map(round, text.get_position())): text.get_text() for text in axis.texts}
-        assert texts == {
-            (DEPTHS.index(depth), list(NORMS).index(norm)): "1/3" if row["seeds_diverged"] else f"{row['val_loss']:.3f}"
-            for (norm, place, depth), row in expected.items()
-            if place == placement
-        }
-
-
 # Files
 
 

@@ -141,7 +141,6 @@ COMMANDS: dict[str, str] = {
 
 FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "figure-factor": ("factor factors", {}),
-    "figure-matrix": ("matrix diverged", {}),
     "figure-lr": ("lr rates", {}),
     "figure-loss": ("loss seeds", {}),
     "figure-grad-norm": ("loss diverged", {"statistic": "grad_norm"}),

@@ -7,16 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from normlab.analysis.cells import Cell
-from normlab.analysis.factor_tests import run_test
 from normlab.analysis.factors import label, varying_options
 from normlab.analysis.phrases import counted
 from normlab.analysis.results import RunResult, read_results
 from normlab.analysis.settings import format_setting, select_where, setting
 from normlab.analysis.table import CellsTable, build_table, cell_options
-from normlab.errors import ConfigError, NormlabError
-from normlab.report.cells_table import format_tests, notes, notes_on_tests, table_rows
+from normlab.errors import NormlabError
+from normlab.report.cells_table import notes, table_rows
 from normlab.report.channels import MAX_PANELS, Channels, choose_channels
-from normlab.report.compare.summary_text import Fact, not_comparable, summary_facts
+from normlab.report.compare.summary_text import Fact, summary_facts
 from normlab.report.figure_data import (
     KINDS,
     Axis,
@@ -29,7 +28,7 @@ from normlab.report.figure_data import (
     layout_of,
     short_number,
 )
-from normlab.report.figure_points import MOMENTS, SERIES, Point, ReadCache, mean_curve
+from normlab.report.figure_points import SERIES, Kept, Point, ReadCache, mean_curve
 from normlab.report.runs_table import row_of
 from normlab.report.tables import Row, column, format_value
 from normlab.stats.registry import STATISTICS
@@ -48,7 +47,7 @@ DIGITS = 6
 """Significant digits of curves and profiles."""
 TITLES = {
     "factor": "Final loss", "unfinished": "Unfinished runs", "loss": "Over training", "lr": "Learning rates",
-    "matrix": "Interaction of two factors", "layers": "Statistics of each layer",
+    "layers": "Statistics of each layer at the last measured step",
 }  # fmt: skip
 """The figures of the page in their order, with their titles."""
 
@@ -58,13 +57,16 @@ def page_data(
     by: Sequence[str] | None,
     where: Sequence[str],
     channels: Mapping[str, Any] | None = None,
+    kept: Kept | None = None,
 ) -> Row:
     """Return the data of the page of the runs that meet the conditions, by some factors; `by` as in `cell_options`.
+
+    `kept` has what earlier calls have read (`ReadCache`).
 
     Raises:
         ConfigError: An option of `by`, a condition or a channel is invalid.
     """
-    cache = ReadCache()
+    cache = ReadCache(kept)
     results, warnings = read_results(selection.records)  # warns of every damaged run, which can meet no condition
     records = select_where(selection.records, where)
     selected = set(records)
@@ -88,7 +90,6 @@ def page_data(
         "series": SERIES,
         "cell_table": {"columns": list(texts[0]) if texts else [], "rows": [list(row.values()) for row in texts]},
         "run_table": _run_table(records, varying_options(results), cache),
-        "interactions": _interactions(table),
         "notes": notes(table, texts[0]) if texts else [],
         "problems": _problems(cache, table.warnings),
     }
@@ -134,10 +135,10 @@ def _figures(
     styles: dict[tuple[str, ...], int] = {}
     figures: list[Row] = []
     for kind, title in TITLES.items():
-        drawn: dict[str, dict[str, Row]] = {}
+        drawn: dict[str, Row] = {}
         about, caption = dict[str, str](), ""
-        for statistic, moment, figure in _variants(kind, table, channels, options, cache):
-            drawn.setdefault(statistic, {})[MOMENTS.get(moment, "")] = _figure_values(figure, styles)
+        for statistic, figure in _variants(kind, table, channels, options, cache):
+            drawn[statistic] = _figure_values(figure, styles)
             caption = caption or _caption(figure)
             if kind == "layers":
                 described = STATISTICS[statistic.partition(" ")[0]]
@@ -151,34 +152,33 @@ def _figures(
 
 def _variants(
     kind: str, table: CellsTable, channels: Channels, options: Sequence[str], cache: ReadCache
-) -> Iterator[tuple[str, str, Figure]]:
-    """Yield the figures of a kind that the runs have, each with its statistic and moment."""
+) -> Iterator[tuple[str, Figure]]:
+    """Yield the figures of a kind that the runs have, each with its statistic or curve."""
     try:
         layout = layout_of(kind if kind in KINDS else "loss", table.cells, channels)
     except NormlabError:
         return
     if kind == "lr" and all(len(cell.losses) < 2 for cell in layout.cells):
         return
-    choices: list[tuple[str, str]] = [("", "")]
+    choices = [""]
     if kind == "layers":
         choices = _statistics(layout, cache)
     elif kind in ("loss", "unfinished"):  # the training loss of a run that trains is newer
-        choices = [(series, "") for series in dict.fromkeys(["val_loss" if kind == "loss" else "train_loss", *SERIES])]
-    for statistic, moment in choices:
+        choices = list(dict.fromkeys(["val_loss" if kind == "loss" else "train_loss", *SERIES]))
+    for statistic in choices:
         try:
             if kind == "unfinished":
-                yield statistic, "", _unfinished(layout, statistic, options, cache)
+                yield statistic, _unfinished(layout, statistic, options, cache)
             else:
-                yield statistic, moment, describe(kind, layout, cache, statistic, moment)
+                yield statistic, describe(kind, layout, cache, statistic)
         except NormlabError:  # no run has recorded it
             continue
 
 
-def _statistics(layout: Layout, cache: ReadCache) -> list[tuple[str, str]]:
+def _statistics(layout: Layout, cache: ReadCache) -> list[str]:
     measured = [cache.profiles(run.record) for cell in layout.cells for run in cell.runs_at_best]
     sizes = {key: len(profile.get("last", ())) for each in measured for key, profile in each.items()}
-    names = sorted((" ".join(filter(None, key)) for key, size in sizes.items() if size > 1), key=_place_of)
-    return [(name, moment) for name in names for moment in ("last", "first", "warmup")]
+    return sorted((" ".join(filter(None, key)) for key, size in sizes.items() if size > 1), key=_place_of)
 
 
 def _place_of(name: str) -> int:
@@ -207,7 +207,7 @@ def _unfinished(layout: Layout, series: str, options: Sequence[str], cache: Read
 
 
 def _caption(figure: Figure) -> str:
-    """Return the caption on the page, where a list shows the statistic and the step of a figure by layer."""
+    """Return the caption on the page, where a list shows the statistic of a figure by layer."""
     text = figure.caption.partition(", ")[2] if figure.kind == "layers" else figure.caption
     if any(line.crosses for panel in figure.panels for line in panel.lines):
         text += " x: a seed diverged at this step."
@@ -226,10 +226,7 @@ def _figure_values(figure: Figure, styles: dict[tuple[str, ...], int]) -> Row:
 
     panels = []
     for panel in figure.panels[:MAX_PANELS]:
-        fields = [[*at, field.text, field.color, field.ink] for at, field in panel.grid.items()]
-        panels.append(
-            {"title": panel.title} | ({"fields": fields} if fields else {"lines": [*map(values, panel.lines)]})
-        )
+        panels.append({"title": panel.title, "lines": [*map(values, panel.lines)]})
     axes = {"x": _axis_values(figure.x), "y": _axis_values(figure.y)}
     return axes | {"is_connected": figure.is_connected, "is_band": figure.is_band, "panels": panels}
 
@@ -260,18 +257,6 @@ def _round(value: float) -> float:
 
 
 # Tables
-
-
-def _interactions(table: CellsTable) -> Row:
-    """Return the table of the interactions of each pair of factors as text, and its notes; empty without one."""
-    try:
-        rows = run_test("interaction", table.cells, table.factors) if len(table.cells) > 1 < len(table.factors) else []
-    except ConfigError:  # no group of cells has the levels that a test compares
-        rows = []
-    if not rows or not_comparable(table.cells):
-        return {"columns": [], "rows": [], "notes": []}
-    texts = format_tests(rows)
-    return {"columns": list(texts[0]), "rows": [list(row.values()) for row in texts], "notes": notes_on_tests(rows)}
 
 
 def _run_table(records: Sequence[RunEntry], options: Sequence[str], cache: ReadCache) -> Row:

@@ -1,7 +1,7 @@
 """Serve the comparison page on loopback; the page requests its data again and draws them in place.
 
-The records are read when a browser asks, so a page that nobody looks at costs nothing. They are read again only if
-their files have changed.
+The records are read when a browser asks, so a page that nobody looks at costs nothing. Those that have changed are read
+again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from normlab.errors import ConfigError, one_line
 from normlab.report.compare.write import ComparePage
+from normlab.report.figure_points import Kept
 from normlab.report.pages.shell import as_json
 from normlab.store.query import Selection
 
@@ -35,7 +36,7 @@ class LiveServer(ThreadingHTTPServer):
 
     def __init__(self, page: ComparePage, port: int) -> None:
         super().__init__((HOST, port), Handler)
-        self.page, self._seen, self._lock = page, list[object](), threading.Lock()
+        self.page, self._kept, self._seen, self._lock = page, Kept(), list[object](), threading.Lock()
         self.data = page.data(Selection((), "", Path(page.results_dir)))
         self.json, self.next_reading, self.asked_at = b"", 0.0, -LAST_S
 
@@ -51,7 +52,7 @@ class LiveServer(ThreadingHTTPServer):
                 # A state that changes before the stamp is taken differs at the next reading.
                 seen = [(record.state, record.folder.stamp()) for record in selection.records]
                 if seen != self._seen:
-                    self.data, self._seen = self.page.data(selection) | {"error": ""}, seen
+                    self.data, self._seen = self.page.data(selection, self._kept) | {"error": ""}, seen
             except Exception as error:  # a file in the middle of a change; even after a bug, a watch goes on
                 self.data, self._seen = self.data | {"error": f"{type(error).__name__}: {one_line(error)}"}, []
             self.json = as_json(self.data).encode()

@@ -11,6 +11,7 @@ from typing import Any
 
 from normlab.errors import warn
 from normlab.report.compare.data import page_data
+from normlab.report.figure_points import Kept
 from normlab.report.pages.shell import CHART, check_page, page, write_output
 from normlab.report.tables import Row
 from normlab.store.files import check_links
@@ -47,14 +48,16 @@ class ComparePage:
     def select(self, *, must_have_started: bool = True) -> Selection:
         return select_runs(self.names, self.results_dir, must_have_started=must_have_started)
 
-    def data(self, selection: Selection) -> Row:
+    def data(self, selection: Selection, kept: Kept | None = None) -> Row:
         """Return the data of the page; of runs of which none has started, without factors and conditions.
+
+        `kept` has what earlier calls have read.
 
         Raises:
             ConfigError: A condition or a channel is invalid.
         """
         by, where, channels = (self.by, self.where, self._channels) if selection.started else (None, (), {})
-        data = page_data(selection, by, where, channels)
+        data = page_data(selection, by, where, channels, kept)
         return data | {"version": __version__, "written": time.time(), "command": self._command}
 
     def html(self, data: Row, *, live: bool = False) -> str:

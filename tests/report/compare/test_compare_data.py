@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from normlab.analysis.intervals import holm
-from normlab.report.figure_points import MAX_POINTS, MOMENTS
+from normlab.analysis.table import summarize_by
+from normlab.report.figure_data import make_figure
+from normlab.report.figure_points import MAX_POINTS
 from normlab.report.histories import histories, read_statistics
 from support.compare_pages import lines_of
 
@@ -83,19 +85,21 @@ def test_a_short_curve_has_every_step(trained, compare):
         assert points == [[step, first - step, first - step, first - step] for step in range(4)]
 
 
-def test_layers_are_medians_and_ranges_of_the_seeds(trained, compare):
+def test_layers_are_medians_and_ranges_of_the_seeds(trained, compare, tmp_path):
     made = [trained(f"run{seed}", measured=range(0, 20, 2), seed=seed) for seed in range(3)]
     data = compare()
     (figure,) = [figure for figure in data["figures"] if figure["id"] == "layers"]
     measured = [{(name, each.site): each for name, each in histories(read_statistics(run, []))} for run in made]
-    moments = {"first": 0, "warmup": 3, "last": -1}  # warm-up ends at step 5, so the first step after it is 6
+    table = summarize_by(tmp_path)
     assert len(figure["variants"]) > 5
     for key in figure["variants"]:
         name, _, site = key.partition(" ")
-        for moment, at in moments.items():
-            (points,) = lines_of(data, "layers", key, MOMENTS[moment]).values()
-            for layer, mean, low, high in points:
-                values = [float(run[name, site].values[at, layer]) for run in measured]
+        (points,) = lines_of(data, "layers", key).values()
+        first = make_figure("layers", table, statistic=key, moment="first").panels[0].lines[0].points
+        drawn = {-1: points, 0: [(point.x, point.y, point.low, point.high) for point in first]}
+        for at, values_of_layers in drawn.items():
+            for layer, mean, low, high in values_of_layers:
+                values = [float(run[name, site].values[at, int(layer)]) for run in measured]
                 assert (mean, low, high) == pytest.approx((np.median(values), min(values), max(values)), rel=1e-5)
 
 
@@ -109,7 +113,7 @@ def test_cost_and_outcomes(trained, compare):
     assert "2 runs, 1500 tokens, 4.50e9 FLOPs, 1 hours of training." in [fact["sentence"] for fact in data["facts"]]
     assert any(note.startswith("tok/s: of one run; ") for note in data["notes"])
     (figure,) = [figure for figure in data["figures"] if figure["id"] == "loss"]
-    assert figure["variants"]["train_loss"][""]["panels"][0]["lines"][0][2] == [4]  # the step of the divergence
+    assert figure["variants"]["train_loss"]["panels"][0]["lines"][0][2] == [4]  # the step of the divergence
     trained("c", state="failed", status={"tokens": 0, "seconds": 900.0}, seed=2)
     data = compare()
     assert "3 runs, 1500 tokens, 4.50e9 FLOPs, 1.25 hours of training." in [fact["sentence"] for fact in data["facts"]]
@@ -154,19 +158,6 @@ def test_channels_of_the_command(grid, compare):
     assert {label for _, label in chosen} == {f"depth {d}, {norm}" for d in (2, 4) for norm in ("LayerNorm", "RMSNorm")}
 
 
-def test_interactions_are_those_of_summarize(grid, compare, tmp_path, run_command):
-    grid()
-    tests = compare()["interactions"]
-    arguments = ["summarize", str(tmp_path), "--by", "norm,placement,model.depth", "--test", "interaction", "--format"]
-    rows = json.loads(run_command(*arguments, "json")[1])
-    assert [row[:2] for row in tests["rows"]] == [[row["where"], row["contrast"]] for row in rows]
-    at = tests["columns"].index("p (Holm)")
-    for texts, row in zip(tests["rows"], rows, strict=True):
-        assert texts[2].startswith(f"{row['estimate']:+.4f}")
-        assert float(texts[at].replace("<", "")) == pytest.approx(row["p_holm"], rel=0.06, abs=1e-4)
-    assert all(note in run_command(*arguments, "latex")[1] for note in tests["notes"])
-
-
 def test_losses_that_are_not_comparable(trained, compare):
     corpora = [{"name": name, "sha256": name * 8, "tokenizer": cut} for name, cut in (("ab", "bytes"), ("cd", "bpe"))]
     trained("a", norm="rmsnorm", run={"corpus": corpora[0], "versions": {"torch": "2.1"}})
@@ -174,5 +165,4 @@ def test_losses_that_are_not_comparable(trained, compare):
     data = compare()
     corpora = "the runs differ in corpus ab abababab and cd cdcdcdcd; tokenizer bpe 257 and bytes 257"
     assert data["warnings"][0].endswith("; numerics (torch) 2.1 and 2.2")
-    assert data["interactions"]["rows"] == []
     assert data["summary"][0].startswith(f"No best cell: {corpora}, so ")

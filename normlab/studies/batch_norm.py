@@ -38,7 +38,7 @@ register_study(
             "Depth 4, width 32, 131,072 tokens in every run: at batch size 64 that is 64 steps. Momentum is torch's "
             "default, 0.1; another one changes the gap."
         ),
-        grids={"small": [grid(batch) for batch in BATCHES]},
+        grids=[grid(batch) for batch in BATCHES],
         claims=[
             *(
                 Claim(

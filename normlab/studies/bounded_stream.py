@@ -22,14 +22,12 @@ register_study(
             "Depth 8, width 32, 300 steps; the stream is that of step 200. A difference in loss of 0.005 nats/token, "
             "as in the papers, needs models and data of size large."
         ),
-        grids={
-            "small": [
-                Grid(
-                    "stream",
-                    f"{NANO} placement=pre,peri model.depth=8 optim.lr=1e-3,3e-3,1e-2,3e-2,1e-1,3e-1,1,3 seed=range(8)",
-                )
-            ]
-        },
+        grids=[
+            Grid(
+                "stream",
+                f"{NANO} placement=pre,peri model.depth=8 optim.lr=1e-3,3e-3,1e-2,3e-2,1e-1,3e-1,1,3 seed=range(8)",
+            )
+        ],
         claims=[
             Claim(
                 "pre_grows",
@@ -71,7 +69,7 @@ register_study(
                 Within(-0.005, 0.005),
                 "marin's experiments 4993, 9290 and 961",
                 effect=0.0,
-                size="large",
+                needs_large=True,
             ),
         ],
         controls=[

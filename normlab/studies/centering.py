@@ -40,12 +40,10 @@ register_study(
             "The time is that of a CPU, where torch has a fused kernel for LayerNorm; a GPU may differ. "
             "A difference in loss of 0.01 nats/token needs size large."
         ),
-        grids={
-            "small": [
-                Grid("train", f"{NANO} placement=pre model.depth=8 norm=layernorm,rmsnorm {RATES} seed=range(10)"),
-                *(cost_grid(width) for width in WIDTHS),
-            ]
-        },
+        grids=[
+            Grid("train", f"{NANO} placement=pre model.depth=8 norm=layernorm,rmsnorm {RATES} seed=range(10)"),
+            *(cost_grid(width) for width in WIDTHS),
+        ],
         claims=[
             Claim(
                 "zero_mean",
@@ -79,7 +77,7 @@ register_study(
                 Within(-0.01, 0.01),
                 ZHANG,
                 effect=0.0,
-                size="large",
+                needs_large=True,
             ),
             *(
                 Claim(

@@ -32,17 +32,15 @@ register_study(
             "Width 32: the growth at initialisation depends on the width under the rule of GPT-2, whose standard "
             "deviation is 0.02 at any width. The highest learning rate is one of a grid with ratios of three."
         ),
-        grids={
-            "small": [
-                Grid("untrained", f"{INIT} norm=none,rmsnorm {RULES} model.depth=4,8,16,32"),
-                Grid("overflow", f"{INIT.replace('range(8)', 'range(16)')} norm=none init=xavier model.depth=48"),
-                Grid(
-                    "trained",
-                    f"{TRAIN} norm=none,rmsnorm {RULES} model.depth=8 optim.lr=1e-3,3e-3,1e-2,3e-2,1e-1,3e-1,1 "
-                    "seed=range(6)",
-                ),
-            ]
-        },
+        grids=[
+            Grid("untrained", f"{INIT} norm=none,rmsnorm {RULES} model.depth=4,8,16,32"),
+            Grid("overflow", f"{INIT.replace('range(8)', 'range(16)')} norm=none init=xavier model.depth=48"),
+            Grid(
+                "trained",
+                f"{TRAIN} norm=none,rmsnorm {RULES} model.depth=8 optim.lr=1e-3,3e-3,1e-2,3e-2,1e-1,3e-1,1 "
+                "seed=range(6)",
+            ),
+        ],
         claims=[
             Claim(
                 "xavier_grows",

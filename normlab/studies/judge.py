@@ -15,7 +15,7 @@ from normlab.analysis.factors import distinguishing_options
 from normlab.analysis.results import RunResult, comparability_warnings, reason_not_comparable
 from normlab.analysis.settings import format_setting
 from normlab.errors import ConfigError
-from normlab.studies.base import SIZES, SUPPORTED, UNDECIDED, VOID, Claim, Study, Within
+from normlab.studies.base import SUPPORTED, UNDECIDED, VOID, Claim, Study, Within
 from normlab.studies.estimators import BOUNDS, Contrast, Estimate
 from normlab.studies.run import block_of_run
 
@@ -64,7 +64,6 @@ class Judgement:
 @dataclass(frozen=True, slots=True)
 class Verdicts:
     study: Study
-    size: str
     claims: Sequence[Judgement]
     controls: Sequence[Judgement]
     notes: Sequence[str]
@@ -73,7 +72,6 @@ class Verdicts:
 
 def judge(
     study: Study,
-    size: str,
     results: Sequence[RunResult],
     *,
     unverified: Mapping[str, str],
@@ -86,21 +84,21 @@ def judge(
     which have not started or cannot be read, and `unverified` blocks: the failed check of `normlab verify` by block.
     """
     reason = f"runs that have not started or cannot be read: {missing}" if missing else reason_not_comparable(results)
-    controls = [_judge(claim, size, results, unverified, reason) for claim in study.controls]
+    controls = [_judge(claim, results, unverified, reason) for claim in study.controls]
     failed = [each for each in controls if each.verdict != SUPPORTED]
     control = f"the control {failed[0].claim.name} is {failed[0].verdict}" if failed else ""
-    claims = [_judge(claim, size, results, unverified, reason, control) for claim in study.claims]
+    claims = [_judge(claim, results, unverified, reason, control) for claim in study.claims]
     unfinished = sum(not run.has_loss for run in results)
     more = [
         *comparability_warnings(results),
         *resolved_differences(group_cells(results, distinguishing_options(results))),
         *([f"runs without an outcome: {unfinished} of {len(results)}"] if unfinished else []),
     ]
-    return Verdicts(study, size, claims, controls, [*notes, *more])
+    return Verdicts(study, claims, controls, [*notes, *more])
 
 
 def _judge(
-    claim: Claim, size: str, results: Sequence[RunResult], unverified: Mapping[str, str], reason: str, control: str = ""
+    claim: Claim, results: Sequence[RunResult], unverified: Mapping[str, str], reason: str, control: str = ""
 ) -> Judgement:
     runs, common = StudyRuns(results), None
     try:
@@ -112,8 +110,8 @@ def _judge(
     reason = reason or _reason_void(claim, runs, estimate, unverified) or control
     if reason:
         verdict = VOID
-    elif SIZES.index(size) < SIZES.index(claim.size):
-        verdict, reason = UNDECIDED, f"size {size} cannot decide it: it needs size {claim.size}"
+    elif claim.needs_large:
+        verdict, reason = UNDECIDED, "small models cannot decide it"
     elif verdict == UNDECIDED:
         reason = "at this size" if power is None else f"power {power:.0%} for a true value of {claim.effect:g}"
     contrast = claim.estimator

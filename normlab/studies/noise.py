@@ -18,7 +18,7 @@ register_study(
             "The splits of 16 seeds are not independent, and the rate of false positives applies to these runs. Other"
             " arms, above all those close to instability, have more noise over seeds than pre-norm."
         ),
-        grids={"small": [Grid("pre", f"{NANO} placement=pre model.depth=4,8,16 {RATES} seed=range(16)")]},
+        grids=[Grid("pre", f"{NANO} placement=pre model.depth=4,8,16 {RATES} seed=range(16)")],
         claims=[
             *(
                 Claim(

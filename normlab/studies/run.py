@@ -35,8 +35,8 @@ ALLOWED = (
 """The overrides that a study accepts: they change no run of its grids."""
 
 
-def sweep_folder_of(study: Study, size: str, grid: Grid, results_dir: str) -> Path:
-    return sweep_folder(results_dir, f"study-{study.name}-{size}-{grid.name}")
+def sweep_folder_of(study: Study, grid: Grid, results_dir: str) -> Path:
+    return sweep_folder(results_dir, f"study-{study.name}-{grid.name}")
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
@@ -62,7 +62,7 @@ class PlannedGrid:
 
 
 def compose(
-    study: Study, size: str, results_dir: str, overrides: Sequence[str] = ()
+    study: Study, results_dir: str, overrides: Sequence[str] = ()
 ) -> Iterator[tuple[Grid, SweepOptions, Sequence[Composed]]]:
     """Yield each grid of a study with the options of its sweep and the config of each run.
 
@@ -71,12 +71,12 @@ def compose(
     """
     from normlab.config.compose import compose_sweep
 
-    for grid in study.grids_of(size):
-        own = [f"sweep.name={sweep_folder_of(study, size, grid, results_dir).name}", f"results_dir={results_dir}"]
+    for grid in study.grids:
+        own = [f"sweep.name={sweep_folder_of(study, grid, results_dir).name}", f"results_dir={results_dir}"]
         yield grid, *compose_sweep([*grid.arguments, *overrides, *own])
 
 
-def plan(study: Study, size: str, results_dir: str, overrides: Sequence[str] = ()) -> Iterator[PlannedGrid]:
+def plan(study: Study, results_dir: str, overrides: Sequence[str] = ()) -> Iterator[PlannedGrid]:
     """Yield the plan of each grid of a study; the notes of a plan hold the hash of the criterion.
 
     Raises:
@@ -84,8 +84,8 @@ def plan(study: Study, size: str, results_dir: str, overrides: Sequence[str] = (
     """
     from normlab.sweeps.plan import make_plan
 
-    note = f"study {study.name}, size {size}, criterion {study.criterion_hash(size)}"
-    for _, options, composed in compose(study, size, results_dir, overrides):
+    note = f"study {study.name}, criterion {study.criterion_hash()}"
+    for _, options, composed in compose(study, results_dir, overrides):
         planned = make_plan(options, composed)
         notes = planned.plan.notes
         if criterion_of(notes) is None:
@@ -118,7 +118,7 @@ def _planned(config: RunConfig) -> RunResult:
 
 
 def criterion_of(notes: Sequence[str]) -> str | None:
-    found = (re.match(r"study \w+, size \w+, criterion ([0-9a-f]{12})$", note) for note in notes)
+    found = (re.match(r"study \w+, criterion ([0-9a-f]{12})$", note) for note in notes)
     return next((match[1] for match in found if match), None)
 
 
@@ -160,26 +160,26 @@ class Evidence:
     """Number of runs that have not started or cannot be read."""
 
 
-def has_runs(study: Study, size: str, results_dir: str) -> bool:
+def has_runs(study: Study, results_dir: str) -> bool:
     """Whether a results folder has the plan of a grid of a study."""
-    return any(has_plan(sweep_folder_of(study, size, grid, results_dir)) for grid in study.grids_of(size))
+    return any(has_plan(sweep_folder_of(study, grid, results_dir)) for grid in study.grids)
 
 
-def read_evidence(study: Study, size: str, results_dir: str) -> Evidence:
+def read_evidence(study: Study, results_dir: str) -> Evidence:
     """Return what the records of a study hold.
 
     Raises:
         StoreError: A grid has not been run.
     """
-    folders = [sweep_folder_of(study, size, grid, results_dir) for grid in study.grids_of(size)]
+    folders = [sweep_folder_of(study, grid, results_dir) for grid in study.grids]
     if missing := [folder.name for folder in folders if not has_plan(folder)]:
         raise StoreError(
             f"study {study.name}: {results_dir} has no sweep {missing[0]}; make it with `normlab study run "
-            f"{study.name} --size {size}`, which trains only the runs that are missing"
+            f"{study.name}`, which trains only the runs that are missing"
         )
     selection = select_runs([str(folder) for folder in folders], results_dir)
     results, notes = read_results(selection.records)
-    notes += [note for folder in folders for note in _criterion_notes(study, size, read_plan(folder).notes)]
+    notes += [note for folder in folders for note in _criterion_notes(study, read_plan(folder).notes)]
     checks = [read_record(folder / CHECKS_FILE, BlockChecks) for folder in folders if (folder / CHECKS_FILE).exists()]
     checked = {block for each in checks for block in each.checked}
     unverified = dict.fromkeys({*map(block_of_run, results)} - checked, "it has not been checked")
@@ -188,8 +188,8 @@ def read_evidence(study: Study, size: str, results_dir: str) -> Evidence:
     return Evidence(results, unverified, list(dict.fromkeys(notes)), selection, len(selection.records) - len(results))
 
 
-def _criterion_notes(study: Study, size: str, notes: Sequence[str]) -> list[str]:
-    planned, now = criterion_of(notes), study.criterion_hash(size)
+def _criterion_notes(study: Study, notes: Sequence[str]) -> list[str]:
+    planned, now = criterion_of(notes), study.criterion_hash()
     if planned == now:
         return []
     if planned is None:

@@ -24,12 +24,10 @@ register_study(
             "S depends on the grid: seven learning rates from 1e-3 to 1. Depth 4, width 32, 300 steps. In a deeper "
             "model the differences between placements grow."
         ),
-        grids={
-            "small": [
-                Grid("norms", f"{GRID} placement=pre norm=none,layernorm,rmsnorm,dyt"),
-                Grid("placements", f"{GRID} placement=post,peri norm=rmsnorm"),
-            ]
-        },
+        grids=[
+            Grid("norms", f"{GRID} placement=pre norm=none,layernorm,rmsnorm,dyt"),
+            Grid("placements", f"{GRID} placement=post,peri norm=rmsnorm"),
+        ],
         claims=[
             Claim(
                 "learning_rate",

@@ -45,13 +45,11 @@ register_study(
             "Models of 4 and 8 blocks of width 32, 300 steps, at most 30 of them warm-up. A gain of less than 0.02 "
             "nats/token is below the resolution of this size."
         ),
-        grids={
-            "small": [
-                Grid("warmup", f"{GRID} placement=post,pre,deepnorm model.depth=4,8 {RATES}"),
-                # Peri-LN has its best learning rate ten times as high.
-                Grid("peri", f"{GRID} placement=peri model.depth=4 optim.lr=1e-2,3e-2,1e-1,3e-1,1,3"),
-            ]
-        },
+        grids=[
+            Grid("warmup", f"{GRID} placement=post,pre,deepnorm model.depth=4,8 {RATES}"),
+            # Peri-LN has its best learning rate ten times as high.
+            Grid("peri", f"{GRID} placement=peri model.depth=4 optim.lr=1e-2,3e-2,1e-1,3e-1,1,3"),
+        ],
         claims=[
             Claim(
                 "post_gains",

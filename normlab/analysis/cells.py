@@ -25,7 +25,6 @@ SIZE_OPTIONS = (
 """Options that set the compute of a run; a best cell is one among cells in which these are equal."""
 BAD_OUTCOMES = (DIVERGED, STUCK, REGRESSED)
 """The outcomes of completed runs that did not train."""
-GRID_OF_DECAYS = "a grid of learning rates is also a grid of weight decays: an update decays by lr x optim.weight_decay"
 
 
 @dataclass(frozen=True)
@@ -92,10 +91,6 @@ class Cell:
     def losses(self) -> Losses:
         """Final validation losses, by learning rate and replicate."""
         return arrange((run.lr, run.replicate, run.loss) for run in self.runs if run.has_loss)
-
-    @cached_property
-    def varies_decay(self) -> bool:
-        return len(self.losses) > 1 and any(run.record.config.optim.weight_decay for run in self.runs)
 
     @cached_property
     def bad_lrs(self) -> frozenset[float]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from normlab.analysis.best import Comparison
-from normlab.analysis.cells import GRID_OF_DECAYS, Cell, SeedMean
+from normlab.analysis.cells import Cell, SeedMean
 from normlab.analysis.contrasts import MIN_P_EQUAL, POOLED
 from normlab.analysis.factors import level_title, option_name
 from normlab.analysis.intervals import LEVEL, Design, Interval, PairedTest, design_of, format_losses
@@ -20,7 +20,7 @@ from normlab.analysis.table import CellResult, CellsTable, Target
 from normlab.errors import ConfigError, printable, unknown
 from normlab.report.tables import Row, escape_markdown, fold_lines, format_p, render, terminal_width
 from normlab.store.format import FINISHED
-from normlab.store.outcome import DESCRIPTIONS, STUCK
+from normlab.store.outcome import DESCRIPTIONS
 from normlab.store.throughput import format_mfu, format_tflops
 
 
@@ -169,15 +169,16 @@ class Column(NamedTuple):
 
 
 def columns_of(table: CellsTable) -> list[Column]:
-    results, cells = table.results, table.cells
-    states = {state: f"{state}: {rule}" for state, rule in DESCRIPTIONS.items()}
-    states[STUCK] += _unigram_text(cells)
-    target = results[0].target if results else None
-    packed = max((run.record.status.pack_size for cell in cells for run in cell.runs), default=1) > 1
-    columns = [
+    target = table.results[0].target if table.results else None
+    packed = max((run.record.status.pack_size for cell in table.cells for run in cell.runs), default=1) > 1
+    return [
         Column("runs", lambda at: len(at.cell.runs)),
         *(
-            Column(state, lambda at, state=state: at.cell.count(state) or None, note=states.get(state, ""))
+            Column(
+                state,
+                lambda at, state=state: at.cell.count(state) or None,
+                note=f"{state}: {DESCRIPTIONS[state]}" if state in DESCRIPTIONS else "",
+            )
             for state in STATES
             if state != FINISHED
         ),
@@ -186,16 +187,14 @@ def columns_of(table: CellsTable) -> list[Column]:
         Column("vs baseline", lambda at: at.comparison, _difference_text),
         Column("p (Holm)", lambda at: at.comparison and at.comparison.p_holm, format_p),
         Column("S", _sensitivity_text, note=SENSITIVITY),
-        Column(_target_title(target), lambda at: at.target, _target_text, f"{_target_title(target)}: {TARGET_NOTE}"),
+        *(
+            [Column(title := f"to {target.loss:g}", lambda at: at.target, _target_text, f"{title}: {TARGET_NOTE}")]
+            if target
+            else []
+        ),
         Column("tok/s", lambda at: at.tokens_per_s, "{:,.0f}".format, PACK_NOTE if packed else ""),
         Column("TFLOP/s", lambda at: at.flops_per_s, format_tflops, FLOPS_NOTE, is_default=False),
         Column("MFU", lambda at: at.mfu, format_mfu, MFU_NOTE),
-    ]
-    return [
-        column
-        for column in columns
-        if (table.has_baseline or column.title not in ("vs baseline", "p (Holm)"))
-        and (target or column.title != _target_title(target))
     ]
 
 
@@ -226,10 +225,6 @@ def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
 def _sensitivity_text(result: CellResult) -> str:
     value = result.sensitivity
     return f"{value:.4f}" if value is not None else "-" if len(result.cell.losses) > 1 else ""
-
-
-def _target_title(target: Target | None) -> str:
-    return f"to {target.loss:g}" if target else ""
 
 
 def _target_text(target: Target) -> str:
@@ -274,8 +269,6 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
             f"best lr: the best of {k} learning rates, selected on this same loss, so the loss is optimistic; a "
             "learning rate with a diverged seed is selected only if every learning rate has one"
         )
-    if any(cell.varies_decay for cell in table.cells):
-        lines.append(GRID_OF_DECAYS)
     comparisons = [result.comparison for result in results if result.comparison]
     if "vs baseline" in shown and any(result.baseline for result in results):
         lines.append(
@@ -296,13 +289,6 @@ def pool_notes(methods: Iterable[str]) -> list[str]:
         f"outcome, because Bartlett's test does not find it to differ (p >= {MIN_P_EQUAL:g}), as it seldom does with "
         "few seeds"
     ]
-
-
-def _unigram_text(cells: Sequence[Cell]) -> str:
-    """Return ` (here 3.2114)`, or a range if the runs' unigram entropies differ; empty if none is on record."""
-    known = [run.record.references.unigram for cell in cells for run in cell.runs]
-    losses = [f"{loss:.4f}" for loss in sorted({loss for loss in known if loss is not None})]
-    return f" (here {' to '.join(dict.fromkeys((losses[0], losses[-1])))})" if losses else ""
 
 
 def _design_notes(results: Sequence[CellResult]) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from normlab.analysis.cells import BAD_OUTCOMES, GRID_OF_DECAYS, Cell
+from normlab.analysis.cells import BAD_OUTCOMES, Cell
 from normlab.analysis.factor_tests import LOGARITHMIC
 from normlab.analysis.factors import Factor, level_label, level_title
 from normlab.analysis.results import RunResult
@@ -325,8 +325,6 @@ def _learning_rates(layout: Layout) -> Figure:
     panels = layout.draw(lambda members: [loss_point(cell, lr, lr) for cell in members for lr in cell.losses])
     rates = sorted({lr for cell in cells for lr in cell.losses})
     caption = _loss_caption(" at each learning rate", cells, lambda cell: [run for run in cell.runs if run.has_loss])
-    if any(cell.varies_decay for cell in cells):
-        caption += f" Note: {GRID_OF_DECAYS}."
     ticks = [(rate, format_setting(rate)) for rate in rates]
     x = _tick_axis("learning rate", ticks, is_log=all(rate > 0 for rate in rates), is_connected=True)
     return Figure("lr", x, _value_axis(SERIES["val_loss"], panels), panels, caption)

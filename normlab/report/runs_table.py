@@ -19,12 +19,10 @@ from normlab.store.record import RunEntry, RunRecord
 
 _OPTIONS_IN_COLUMNS = ("norm", "placement", "model.depth", "model.width", "device", "precision", "pack size")
 """Settings that a row has under other names."""
-RUN_COLUMNS = ("run", "id", "state", "norm", "placement", "depth", "steps", "val_loss", "created")
-"""Keys of a row of `normlab list runs`, in order."""
 _VALUES = (
     "norm", "placement", "depth", "width", "seed", "lr", "step", "steps", "val_loss", "best_val_loss",
     "train_loss", "vs_bigram", "corpus", "corpus_sha256", "device", "precision", "tokens_per_s", "flops_per_token",
-    "flops_per_s", "mfu", "seconds", "pack", "created",
+    "flops_per_s", "mfu", "seconds", "pack",
 )  # fmt: skip
 """Keys of a row between `state` and `note`."""
 
@@ -56,22 +54,11 @@ def summarize(
     others = {name: read for name, read in (options | resolved).items() if name not in _OPTIONS_IN_COLUMNS}
     rows = []
     for run in runs:
-        values = [(key, value) for key, value in row_of(run).items() if key != "created"]
+        values = list(row_of(run).items())
         at = [key for key, _ in values].index("seed")
         more = [(name, read(run) if isinstance(run, RunRecord) else None) for name, read in others.items()]
         rows.append(dict([*values[:at], *more, *values[at:]]))
     return sorted(rows, key=_sort_key)
-
-
-def list_runs(path: str | os.PathLike[str], results_dir: str = "results") -> list[Row]:
-    """Return a row of `RUN_COLUMNS` for each run of a folder, sweep or run, newest first.
-
-    Raises:
-        StoreError: There is no run.
-    """
-    rows = list(map(row_of, select_runs([os.fspath(path)], results_dir).started))
-    rows.sort(key=lambda row: row["created"] or 0, reverse=True)
-    return [{key: row[key] for key in RUN_COLUMNS} for row in rows]
 
 
 def row_of(run: RunEntry) -> Row:
@@ -96,7 +83,7 @@ def row_of(run: RunEntry) -> Row:
         config.optim.lr, status.step, config.train.steps, val_loss, status.best_val_loss,
         status.train_loss, None if val_loss is None else val_loss - run.corpus.baselines.bigram, run.corpus.name,
         run.corpus.sha256, run.machine.device, run.machine.precision, status.tokens_per_s, run.compute.flops_per_token,
-        run.flops_per_s, run.mfu, status.seconds, status.pack_size if status.pack_size > 1 else None, run.run.created,
+        run.flops_per_s, run.mfu, status.seconds, status.pack_size if status.pack_size > 1 else None,
     )  # fmt: skip
     row |= {"state": run.outcome or run.state, **dict(zip(_VALUES, values, strict=True))}
     notes = [_state_note(run), *(f"resumed {text}" for text in status.changes_at_resume)]

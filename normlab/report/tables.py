@@ -13,7 +13,6 @@ import json
 import re
 import shutil
 import textwrap
-import time
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -166,7 +165,6 @@ COLUMNS = {
     "mfu": Column("MFU", format_mfu),
     "seconds": Column(format="{:,.1f}".format),
     "pack": _TEXT,
-    "created": Column(format=lambda created: time.strftime("%Y-%m-%d %H:%M", time.localtime(created))),
     "id": Column(is_hidden=True),
     "note": Column(is_hidden=True),
 }

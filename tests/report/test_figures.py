@@ -420,17 +420,3 @@ def test_stuck_runs_are_open_points_and_named_in_the_caption(tmp_path):
         assert [text.get_text() for text in axis.texts] == [f"{max(drawn):.2f}"] * (name == "stuck")
     assert captions["stuck"].endswith("open point: with stuck or regressed runs. Of 12 runs, 3 stuck.")
     assert captions["trained"].endswith("points: seeds.")
-
-
-@pytest.mark.parametrize(
-    ("rates", "decay", "is_named"), [((1e-3, 3e-3), 0.1, True), ((1e-3, 3e-3), 0.0, False), ((1e-3,), 0.1, False)]
-)
-def test_a_grid_of_learning_rates_is_named_a_grid_of_decays(make_run, tmp_path, run_command, rates, decay, is_named):
-    for seed, lr in itertools.product(range(2), rates):
-        optim = {"name": "adamw", "lr": lr, "weight_decay": decay}
-        config = {"norm": {"name": "rmsnorm"}, "optim": optim, "train": {"steps": 100}, "seed": seed}
-        make_run(f"run-{seed}-{lr:g}", run={"config": config})
-    note = "a grid of learning rates is also a grid of weight decays: an update decays by lr x optim.weight_decay"
-    out = run_command("summarize", str(tmp_path), "--by=norm")[1]
-    assert (note in " ".join(out.split())) == is_named
-    assert (note in make_figure("lr", summarize_by(tmp_path, ["norm"])).caption) == is_named

@@ -115,12 +115,11 @@ COMMANDS: dict[str, str] = {
     "factors-against": "summarize factors --by norm,placement --against norm=layernorm",
     "factors-interaction": "summarize factors --test interaction",
     "factors-interaction-rows": "summarize factors --test interaction --format json",
-    "factors-runs": "list runs factors",
+    "factors-runs": "summarize factors --runs",
     "diverged-runs": "summarize diverged --runs",
     "diverged-runs-rows": "summarize diverged --runs --where norm=rmsnorm,placement=post --format json",
     "diverged-counts": "summarize diverged --test counts --format json",
     "diverged-against": "summarize diverged --against norm=rmsnorm",
-    "diverged-list": "list runs diverged --json",
     "rates-against": "summarize rates --against placement=pre --format json",
     "rates-selection": "summarize rates --where lr<0.02",
     "seeds-target": "summarize seeds --target 2.6 --format json",
@@ -223,7 +222,7 @@ class Outputs:
     def _verdicts(self, sweep: str) -> Any:
         with self._results_of(sweep):
             results, _ = read_results(select_runs([sweep], "results").records)
-            verdicts = judge(Study("made", "", {"small": []}, CLAIMS[sweep]), "small", results, unverified={})
+            verdicts = judge(Study("made", "", [], CLAIMS[sweep]), results, unverified={})
         return stored(encode({"claims": [as_row(each) for each in verdicts.claims], "notes": list(verdicts.notes)}))
 
     @contextlib.contextmanager

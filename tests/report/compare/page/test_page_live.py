@@ -20,7 +20,7 @@ HANG_S = 120
 """A test that waits longer fails."""
 
 
-LAST = "DATA.figures.find(({id}) => id === 'unfinished')?.variants.train_loss[''].panels[0].lines[0][1].at(-1)[0]"
+LAST = "DATA.figures.find(({id}) => id === 'unfinished')?.variants.train_loss.panels[0].lines[0][1].at(-1)[0]"
 """The last step of the figure of unfinished runs."""
 
 

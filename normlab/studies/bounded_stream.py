@@ -1,8 +1,9 @@
 """Does Peri-LN bound the residual stream, with fewer divergences and a lower loss than pre-norm?"""
 
 from normlab.studies.base import NANO, AtLeast, AtMost, Claim, Grid, Picture, Study, Within, register_study
-from normlab.studies.estimators import OverGrid, Share, Slope, difference
+from normlab.studies.estimators import Share, Slope, difference
 from normlab.studies.measures import Statistic
+from normlab.studies.over_grid import OverGrid
 
 PRE, PERI = "placement=pre", "placement=peri"
 STABLE = "optim.lr<=3e-2"

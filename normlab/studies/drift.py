@@ -1,8 +1,9 @@
 """Do magnitudes drift with depth without normalisation, and does training diverge?"""
 
 from normlab.studies.base import AtLeast, Claim, Grid, Picture, Study, Within, register_study
-from normlab.studies.estimators import Contrast, OverGrid, Share
+from normlab.studies.estimators import Contrast, Share
 from normlab.studies.measures import Statistic
+from normlab.studies.over_grid import OverGrid
 
 INIT = "model=gpt2_nano placement=pre train.steps=1 stats.every=1 optim.lr=1e-3 seed=range(8) sweep.pack=16"
 TRAIN = "model=gpt2_nano placement=pre train.steps=300 eval.every=100 stats.every=100 sweep.pack=16"

@@ -110,7 +110,6 @@ class EvalGap:
 
 
 REDUCTIONS = {
-    "first": "first block",
     "last": "last block",
     "median": "median over layers",
     "max": "max over layers",
@@ -161,8 +160,8 @@ class Statistic:
         return math.log(reduced) if reduced > 0 else math.nan
 
     def _reduce(self, values: list[float]) -> float:
-        if self.over in ("first", "last"):
-            return values[{"first": 0, "last": -1}[self.over]]
+        if self.over == "last":
+            return values[-1]
         if self.over in ("median", "max"):
             return float({"median": np.nanmedian, "max": np.nanmax}[self.over](values))
         ratio = values[-1] / values[0] if values[0] else math.nan

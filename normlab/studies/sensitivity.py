@@ -1,7 +1,8 @@
 """Does normalisation lower the sensitivity of the loss to learning rate and initial weights?"""
 
 from normlab.studies.base import NANO, AtLeast, AtMost, Claim, Grid, Picture, Study, register_study
-from normlab.studies.estimators import OverGrid, Share
+from normlab.studies.estimators import Share
+from normlab.studies.over_grid import OverGrid
 
 GRID = f"{NANO} model.depth=4 init=xavier,gpt2,gpt2_scaled optim.lr=1e-3,3e-3,1e-2,3e-2,1e-1,3e-1,1 seed=range(6)"
 TUTORIALS = "tutorials for practitioners"

@@ -12,7 +12,8 @@ from normlab.studies.base import (
     Within,
     register_study,
 )
-from normlab.studies.estimators import OverGrid, Share, difference, interaction
+from normlab.studies.estimators import Share, difference, interaction
+from normlab.studies.over_grid import OverGrid
 
 XIONG = "Xiong et al. 2020, arXiv:2002.04745"
 REPEATED = (

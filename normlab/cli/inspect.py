@@ -30,7 +30,8 @@ def inspect(
 ) -> None:
     """Print the statistics of a run by layer and step: activations, gradients, norms and updates.
 
-    Without STATISTIC, an overview. With one: its definition, how to read the table, and the table.
+    Without STATISTIC, an overview. With one: its definition and its table. Layer 1 of the residual stream is the output
+    of the embeddings, and head the output of the last layer.
 
     Example: normlab inspect first 'placement=post,depth=16,seed=0' resid_rms
     """
@@ -68,7 +69,7 @@ def inspect(
         echo(f"{statistics.overview_reading(rows)}\n\n{render(statistics.overview_rows(rows))}\n", keep="\n")
         command = f"normlab inspect RUN STATISTIC{' --probe' if probe else ''}"
         return echo(f"{command} prints one statistic by layer and step; normlab list stats lists the statistics")
-    echo(f"{statistics.definition(statistic)}\n{statistics.reading(rows)}\n", keep="\n")
+    echo(f"{statistics.definition(statistic)}\n", keep="\n")
     echo(f"{render(statistics.table_rows(rows))}\n", keep="\n")
     for note in statistics.notes(rows):
         echo(note)

@@ -36,8 +36,6 @@ SERIES = {
 MOMENTS = {"first": "first measured step", "last": "last measured step"}
 """The steps at which profiles over layers are shown."""
 MAX_POINTS = 160
-MAX_DEPTH = 10_000
-"""Most blocks of a model; a record of more is damaged and is left out."""
 
 Statistic = tuple[str, str]
 Reader = Callable[[RunRecord, list[str]], Any]
@@ -191,7 +189,7 @@ def read_profiles(record: RunRecord, problems: list[str]) -> dict[Statistic, Pro
     `problems` receives a line for each damaged or missing part of the statistics.
     """
     try:
-        parts = [part for part in read_statistics(record.folder, problems) if part.layout.depth <= MAX_DEPTH]
+        parts = read_statistics(record.folder, problems)
     except NothingMeasured:
         parts = []
     except StoreError as error:

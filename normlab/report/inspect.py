@@ -27,14 +27,6 @@ OVERVIEW = (
     "norm_in_rms", "norm_gain", "gain_rms", "grad_share", "logz", "attn_entropy", "attn_sink", "token_cos",
     "part_ratio", "sharpness", "sharpness_pre", "layer_drop", "erank", "jac_gain",
 )  # fmt: skip
-_LAYERS = {"embed": "the embeddings", "head": "after the last layer"}
-_STREAM_LAYERS = {"layer 1": "the output of the embeddings", "head": "the output of the last layer"}
-"""What the first and the last layer of a table are; a statistic of the residual stream is of a layer's input."""
-_NORM_SITES = {
-    "in": "before attention or the MLP", "out": "after it", "res": "after the addition to the residual stream",
-    "close": "before the LM head",
-}  # fmt: skip
-"""Where a norm is, by the last part of its site."""
 SPIKES_READING = """\
 spikes: steps at which the loss or the gradient norm leaves the range of other steps
 to read: a row is a rule, which is a definition of a spike; of steps: the number of steps that the rule applies to"""
@@ -207,20 +199,6 @@ def definition(name: str) -> str:
         f"{name}: {statistic.formula}; unit {statistic.unit}; measured on {OF[statistic.of]}\n"
         f"question: {statistic.question}\nsource: {statistic.source}"
     )
-
-
-def reading(rows: Sequence[Row]) -> str:
-    """Return how to read the table of a statistic: its rows, its sites, and its first and last layer."""
-    of = STATISTICS[rows[0]["statistic"]].of
-    layers = dict.fromkeys(row["layer"] for row in rows if row["layer"])
-    terms = _STREAM_LAYERS if of == "resid" else _LAYERS
-    described = [f"{layer}: {terms[layer]}" for layer in layers if layer in terms]
-    if len(sites := _by_site(rows)) > 1:
-        parts = dict.fromkeys(site.rpartition(".")[2] for site in sites) if of in ("norm", "gain") else ()
-        described += [f"{part}: {_NORM_SITES[part]}" for part in parts if part in _NORM_SITES]
-    kinds = ["a site"] * (len(sites) > 1) + ["a layer"] * bool(layers)
-    axes = f"a row is {' and '.join(kinds)}" if len(rows) > 1 else "a row is a measured step"  # one row is a column
-    return "; ".join([f"to read: {axes}", *described, "over training: all measured steps"])
 
 
 def _by_site(rows: Sequence[Row]) -> dict[str, list[Row]]:

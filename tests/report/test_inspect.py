@@ -50,15 +50,11 @@ def command(run: RunFolder, run_command: Command, monkeypatch: pytest.MonkeyPatc
 def test_statistic_by_layer_and_over_training(run: RunFolder, command: Command) -> None:
     code, out, err = command("it's peri", "resid_rms")
     assert (code, err) == (0, "")
-    definition, question, source, reading, _, head, _, *lines = out.strip().splitlines()
+    definition, question, source, _, head, _, *lines = out.strip().splitlines()
     measured_on = "the residual stream that enters each layer and the LM head"
     assert definition == f"resid_rms: sqrt(mean x^2); unit 1; measured on {measured_on}"
     assert question.startswith("question: How large is the residual stream in each layer? ")
     assert source.startswith("source: Xiong et al. 2020, arXiv:2002.04745; ")
-    assert reading == (
-        "to read: a row is a layer; layer 1: the output of the embeddings; "
-        "head: the output of the last layer; over training: all measured steps"
-    )
     assert head.split("  ")[0] == "layer"
     assert all(f"step {step}" in head for step in (0, 10, 20))
     (profiles,), _ = run.statistics.read("core")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import os
 
 import pytest
 from synthetic_runs import Record
@@ -120,15 +119,3 @@ def test_diverged_runs_have_no_final_loss_and_the_lowest_rank(make_run, tmp_path
     assert found["large"]["note"].startswith(
         "diverged at step 100: its final validation loss is 2.3e+09, more than 1 nat above ln V 5.5000"
     )
-
-
-def test_files_read_per_run_do_not_grow_with_the_number_of_runs(make_run, tmp_path, monkeypatch):
-    reads = []
-    real = os.open
-    monkeypatch.setattr(os, "open", lambda path, *args, **kwargs: (reads.append(path), real(path, *args, **kwargs))[1])
-    for index in range(20):
-        make_run(f"run{index:03}", "running" if index % 2 else "finished")
-        if index + 1 in (2, 20):
-            reads.clear()
-            assert len(summarize(tmp_path)) == index + 1
-            assert 0 < len(reads) <= 3 * (index + 1)

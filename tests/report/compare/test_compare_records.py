@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import random
-
 import numpy as np
-import pytest
 
 from normlab.stats.profiles import Profiles
-from normlab.store.format import with_checksum
 from normlab.store.plans import Plan, PlannedRun, sweep_folder
 from normlab.sweeps.files import write_plan
 from support.compare_pages import lines_of
-
-IMG = "<img src=x onerror=alert(1)>"
-ODD = [
-    None, True, -1, 0, 1.5, 10**30, 10**400, 1e308, -1e308, "", "x", "nan", "-inf", "\u0000\u202e", IMG, [], [1], [[]],
-    [None, {}], {}, {"a": 1}, {"lr": {"x": []}}, "</script><script>alert(1)</script>", "\ud800", ["a"] * 50,
-]  # fmt: skip
-
-
-def rewrite(path, record):
-    path.write_bytes(with_checksum({key: value for key, value in record.items() if key != "sha256"}))
-
-
-def put(tree, path, value):
-    for key in path[:-1]:
-        tree = tree[key]
-    tree[path[-1]] = value
 
 
 def test_missing_damaged_and_running_records_are_listed(trained, compare, run_command, tmp_path):
@@ -87,21 +66,6 @@ def test_page_without_any_readable_run(trained, compare):
     assert [run["state"] for run in data["run_table"]["rows"]] == ["damaged", "damaged"]
 
 
-def test_names_that_a_terminal_would_obey(trained, run_command, tmp_path):
-    trained("a", norm="\x1b[31mred", run={"name": "\ud800\n"})
-    trained("b", norm="\ud800\u202e")
-    path = sweep_folder(tmp_path, "mine")
-    path.mkdir(parents=True)
-    config = {"norm": {"name": "\x1b[2J"}}
-    for name, expected in (("mine", 0), ("\ud800\x1b[2J", 2), (5, 2), (None, 2)):
-        write_plan(path, Plan(name, "1", [PlannedRun(run_id, [], config) for run_id in "abc"], []))  # pyright: ignore
-        code, out, err = run_command("compare", str(path))
-        assert code == expected
-        assert "\x1b" not in out + err
-        assert ((out or err).splitlines()[-1] == str(path / "compare.html")) is (not expected)
-        assert ("plan.json: is " in err) is bool(expected)
-
-
 def test_run_without_settings_is_in_no_cell(trained, compare, tmp_path):
     trained("a")
     trained("b", run={"config": 7})
@@ -111,47 +75,6 @@ def test_run_without_settings_is_in_no_cell(trained, compare, tmp_path):
         f"run b is damaged and is left out: {tmp_path}/runs/b/run.json: is damaged (Expected `object`, got `int` - at "
         "`$.config`); restore a copy, or delete the run's folder and run it again"
     ]
-
-
-@pytest.mark.parametrize("value", ODD)
-def test_absurd_rows(trained, compare, value):
-    folder = trained("a", measured=[0, 5])
-    with folder.metrics_path.open("ab") as file:
-        for kind in ("train", "eval", "pace"):
-            for row in (
-                {"kind": kind, "step": value, "loss": 1.0, "seconds": 1.0},
-                {"kind": kind, "step": 30, "loss": value, "grad_norm": value, "clip": value, "seconds": value},
-            ):
-                file.write(json.dumps(row).encode() + b"\n")
-        file.write(json.dumps({"kind": value}).encode() + b"\n" + json.dumps([value]).encode() + b"\n[[[[\n")
-    data = compare()
-    assert [run["state"] for run in data["run_table"]["rows"]] == ["finished"]
-    (points,) = lines_of(data, "loss", "train_loss").values()
-    assert len(points) >= 20
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_absurd_statistics(trained, compare, seed):
-    draw = random.Random(seed)
-    for number in range(16):
-        folder = trained(f"run{number:02}", measured=[0, 5, 10], seed=number)
-        path = folder.path / "stats" / "core.json"
-        record = json.loads(path.read_bytes())
-        what = draw.choice(["depth", "groups", "families", "group", "bytes"])
-        if what == "group":
-            put(record["groups"][draw.randrange(3)], [draw.choice(["statistic", "site", "places"])], draw.choice(ODD))
-        elif what == "bytes":
-            rows = folder.path / "stats" / "core.bin"
-            content = bytearray(rows.read_bytes())
-            content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-            rows.write_bytes(content[: draw.randrange(len(content))])
-        else:
-            record[what] = draw.choice([*ODD, 10**6, 3, 0])
-        rewrite(path, record)
-    trained("sound", measured=[0, 5, 10], seed=99)
-    data = compare()
-    assert len(data["run_table"]["rows"]) == 17
-    assert data["figures"][-1]["id"] == "layers"
 
 
 def test_statistics_that_overflow(trained, compare):

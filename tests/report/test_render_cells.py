@@ -277,6 +277,13 @@ def test_bad_runs_of_a_test_are_shown_and_explained(losses, make, summarize):
     assert "bad:" not in text
 
 
+def test_small_slopes_have_significant_digits(losses, summarize):
+    table = summarize("--test", "trend", "--over", "warmup_steps", "--format", "markdown").replace("\\", "")
+    (row,) = json.loads(summarize("--test", "trend", "--over", "warmup_steps", "--format", "json"))[:1]
+    assert f"{row['estimate']:+#.3g} [{row['low']:+#.3g}, {row['high']:+#.3g}] (n=3)" in table
+    assert abs(row["estimate"]) < 0.01
+
+
 def test_a_test_without_cells_to_compare(make, summarize):
     make(2.0, norm="layernorm", placement="pre")
     make(2.1, norm="rmsnorm", placement="post")

@@ -88,7 +88,6 @@ def summarize(
     by: Names | None = None,
     against: str | None = None,
     where: Names = (),
-    lr: float | None = None,
     test: str | None = None,
     over: Names = (),
     results_dir: Folder = "results",
@@ -96,20 +95,20 @@ def summarize(
     """Return a row for each cell, or for each contrast of a test; the columns are the keys of `--format json`.
 
     Raises:
-        ConfigError: An option, a condition, the baseline, the learning rate or the test is unknown.
+        ConfigError: An option, a condition, the baseline or the test is unknown.
         StoreError: There is no run with a readable record.
     """
     import pandas as pd
 
     names = None if by is None else _several(by)
-    table = summarize_by(path, names, against=against, where=_several(where), lr=lr, results_dir=results_dir)
+    table = summarize_by(path, names, against=against, where=_several(where), results_dir=results_dir)
     for warning in [*table.table_warnings, *table.resolved_differences]:
         warn(warning)
     if test is None:
         return pd.DataFrame(json_rows(table))
     from normlab.analysis.factor_tests import run_test
 
-    return pd.DataFrame(run_test(test, table.cells, table.factors, over=_several(over), against=against, lr=lr))
+    return pd.DataFrame(run_test(test, table.cells, table.factors, over=_several(over), against=against))
 
 
 def figure(
@@ -128,7 +127,7 @@ def figure(
     columns: int = 2,
     results_dir: Folder = "results",
 ) -> Figure:
-    """Return a figure of a sweep (kind: loss, lr, factor, layers or matrix), and write it to `output` if given.
+    """Return a figure of a sweep (kind: loss, lr, factor or layers), and write it to `output` if given.
 
     Raises:
         ConfigError: The kind, an option or a condition is unknown, or a factor has no channel.

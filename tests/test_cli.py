@@ -122,7 +122,7 @@ def test_train_resume_summarize_list_and_sample_a_run(
     assert "finished at step 12" in out
     rows = json.loads(run_command("summarize", "results", "--format", "json")[1])
     assert [row["state"] for row in rows] == ["finished"]
-    assert json.loads(run_command("list", "runs", "results", "--json")[1])[0]["norm"] == "rmsnorm"
+    assert json.loads(run_command("summarize", "results", "--runs", "--format=json")[1])[0]["norm"] == "rmsnorm"
     code, out, _ = run_command("sample", "rmsnorm", "--prompt", "The norm", "--tokens", "5", "--temperature", "0")
     assert code == 0
     assert out.startswith("The norm")

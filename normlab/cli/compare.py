@@ -26,7 +26,6 @@ from normlab.cli.app import (
     split_names,
 )
 from normlab.errors import ConfigError, one_line
-from normlab.version import __version__
 
 
 @app.command()
@@ -52,9 +51,9 @@ def compare(
 ) -> None:
     """Write an HTML page that compares runs.
 
-    The page shows which configuration is best and by how much, what failed, the losses, the learning rates, the
-    interactions of the factors, and the statistics of the layers. It needs no other file. The command prints a summary
-    and the path of the page. It lists damaged records, and leaves them out.
+    The page shows which configuration is best and by how much, what failed, the losses, the learning rates, and the
+    statistics of the layers. It needs no other file. The command prints a summary and the path of the page. It lists
+    damaged records, and leaves them out.
 
     With --watch, the page is served at http://127.0.0.1 until Ctrl-C, which writes the file. From another machine:
     ssh -L 6061:127.0.0.1:6061 HOST.
@@ -68,7 +67,7 @@ def compare(
     channels = {"x": x, "color": color, "style": style, "panel": split_names(panel)}
     page = ComparePage(
         names=paths or [], by=split_names(by), where=where or (), channels=channels,
-        output=None if output is None else Path(output), results_dir=results_dir, version=__version__,
+        output=None if output is None else Path(output), results_dir=results_dir,
     )  # fmt: skip
     if watch:
         from normlab.report.compare.watch import serve

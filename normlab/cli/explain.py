@@ -24,7 +24,7 @@ def explain(
     from normlab.report.pages.shell import check_page
 
     path = Path(output)
-    check_page(path, "-o")
+    check_page(path)
     from normlab.explain import page
 
     page.write(path, norm)

@@ -23,7 +23,6 @@ from normlab.cli.app import (
     show_progress,
 )
 from normlab.errors import warn
-from normlab.version import __version__
 
 if TYPE_CHECKING:
     from normlab.config.schema import RunConfig
@@ -124,7 +123,7 @@ def sweep(
             from normlab.report.compare.watch import serve
             from normlab.report.compare.write import ComparePage
 
-            page = ComparePage(names=[str(planned.folder)], version=__version__)
+            page = ComparePage(names=[str(planned.folder)])
             echo(f"live    {stack.enter_context(serve(page))} (until the sweep ends)")
         code = train_planned(planned, options, retry_failed=retry_failed)
     if page is not None and page.select(must_have_started=False).started:

@@ -306,7 +306,7 @@ def records(draw: random.Random, lab: Lab) -> Case:
             return "ended differently from the undamaged run"
         return ""
 
-    calls = [["summarize", "results", "--format", "json"], ["compare", "results", "-o", "page.html"], ["list", "runs"]]
+    calls = [["summarize", "results", "--format", "json"], ["compare", "results", "-o", "page.html"]]
     known = [Path(file).name, "checkpoint", only_run(original).name, "no run"]
     return Case(f"{source} {file}: {how}", [*calls, SAMPLE, ["train", *lab.overrides]], prepare, known, judge)
 

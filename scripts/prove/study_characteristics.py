@@ -20,8 +20,9 @@ from scipy.stats import fisher_exact
 
 from normlab.analysis.arms import CHOOSING_SEEDS, plausible_lrs
 from normlab.studies.base import AtLeast, Claim, Within
-from normlab.studies.estimators import Contrast, Estimate, deviation, over_rates, over_seeds
+from normlab.studies.estimators import Contrast, Estimate, over_rates, over_seeds
 from normlab.studies.judge import power_of
+from normlab.studies.noise import deviation
 
 SD = 0.02
 """Standard deviation over seeds, nats/token."""

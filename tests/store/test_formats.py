@@ -30,7 +30,7 @@ READERS: dict[str, Callable[[RunFolder, Path], Any]] = {
     CHECKS_FILE: lambda run, sweep: read_record(run.path / CHECKS_FILE),
     "plan.json": lambda run, sweep: read_plan(sweep),
     "queue.json": lambda run, sweep: read_queue(sweep),
-    "report.json": lambda run, sweep: rewrite_report(STUDIES["noise"], "small", sweep),
+    "report.json": lambda run, sweep: rewrite_report(STUDIES["noise"], sweep),
 }
 OLDER, NEWER = RECORD_VERSION - 1, RECORD_VERSION + 1
 ADVICE = {

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -142,16 +142,6 @@ def build_small(config: RunConfig, *, alike: bool = False, filled: bool = True) 
         assert isinstance(block, Block)
         block.attn.fused = False  # torch's fused kernels sum in another order on other machines
     return SmallModel(config, model, norms, initial_values)
-
-
-def draws_random_numbers(config: RunConfig) -> bool:
-    """Return whether a run's forward pass in training draws random numbers, as that of a plugin may."""
-    with torch.random.fork_rng(devices=[]), suppress(Exception):  # the run itself reports the error
-        model = build_small(shrink(config)).gpt.train()
-        before = torch.get_rng_state()
-        model(tokens())
-        return not torch.equal(torch.get_rng_state(), before)
-    return False
 
 
 def extra_parameters(model: nn.Module) -> Iterator[tuple[int, str, Tensor]]:

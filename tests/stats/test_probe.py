@@ -18,9 +18,8 @@ from normlab.loaded_run import LoadedRun
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.stats.instrument import main_stream
-from normlab.stats.measure import schedule
 from normlab.stats.measure.probe import Probe, largest_eigenvalue
-from normlab.stats.measure.schedule import fits_share, probe_cost, probe_steps
+from normlab.stats.measure.schedule import probe_cost, probe_steps
 from normlab.stats.registry import STATISTICS
 from normlab.stats.statistic import PROBE, TIERS
 from support.cadences import CADENCES, bits, trained
@@ -153,29 +152,6 @@ def test_jacobian_gain_is_with_respect_to_the_blocks_input(placement: str) -> No
             v = torch.randn(output.shape, generator=generator).to(output)
             gain += (vjp(v)[0].square().sum() / v.square().sum()).item() / 4
         assert measured["jac_gain", "", layer] == pytest.approx(gain, rel=1e-5), layer
-
-
-def test_probe_must_fit_its_time_share() -> None:
-    assert fits_share(0.03, 1000, 0, 0.0, [])  # nothing is known yet
-    assert fits_share(0.03, 1000, 0, 0.0, [9.0])  # nor is what a step takes
-    assert fits_share(0.03, 1000, 100, 10.0, [1.0])  # 2 s of 100
-    assert fits_share(0.03, 1000, 500, 50.0, [1.0, 1.0])
-    assert not fits_share(0.03, 1000, 500, 50.0, [1.0, 1.0, 0.5])
-    assert not fits_share(0.03, 1000, 100, 10.0, [1.6])
-
-
-@pytest.mark.exhaustive
-def test_probe_beyond_its_time_share_is_skipped_and_reported(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(schedule, "fits_share", lambda share, steps, done, seconds, probes: not probes)
-    folder = trained(tmp_path, "stats=full", "stats.probe_share=1", "train.steps=400", "model.depth=1")
-    lines = [line for line in capfd.readouterr().err.splitlines() if "probe after" in line]
-    assert lines[0].startswith("normlab: probe after step 0 took ")
-    assert len(lines) > 1
-    assert all("no probe after step" in line and "stats.probe_share=1.0" in line for line in lines[1:])
-    ((parts,), _) = folder.statistics.read(PROBE)
-    assert parts.steps.tolist() == [0]
 
 
 def test_lanczos_finds_the_largest_eigenvalue_of_a_known_matrix() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -50,9 +49,6 @@ class StatisticsSchedule:
     """Computes the core statistics in measured steps; None without core statistics."""
     _extended: ExtendedPass | None = field(init=False)
     _probe_steps: frozenset[int] = field(init=False)
-    _probe_seconds: list[float] = field(default_factory=list, init=False)
-    _start: tuple[int, float] | None = field(default=None, init=False)
-    """The first step of this process, and when it started."""
     _layouts: dict[tuple[Column, ...], tuple[Layout, Any]] = field(default_factory=dict, init=False)
     """The layout of each set of columns, and the permutation into it."""
 
@@ -90,8 +86,6 @@ class StatisticsSchedule:
 
     def before_step(self, step: int) -> bool:
         """Run the extended pass and the probe that are due after `step` updates; return whether one was due."""
-        if self._start is None:
-            self._start = step, time.perf_counter()
         if extended := self._extended_due(step):
             with local_statistics():
                 measurement = extended(step)
@@ -118,30 +112,20 @@ class StatisticsSchedule:
         return Profiles(layout, np.array([step]), values[None, order])
 
     def probe_if_due(self, step: int) -> None:
-        """Run the probe that is due after `step` updates, if the time share allows it; print a line either way."""
+        """Run the probe that is due after `step` updates, and print a line."""
         if step not in self._probe_steps:
             return
-        stats, start = self.config.stats, time.perf_counter()
-        first_step, first_start = self._start or (step, start)
-        assert stats.probe_share is not None
-        seconds = start - first_start - sum(self._probe_seconds)
-        if not fits_share(stats.probe_share, self.config.train.steps, step - first_step, seconds, self._probe_seconds):
-            notify(
-                f"no probe after step {step}: it would exceed stats.probe_share={stats.probe_share} of the run's time; "
-                f"{INSPECT}"
-            )
-            return
+        start = time.perf_counter()
         windows, count = self.validation, probe_examples(self.config.train.batch_size)
         moments = self.optimizer.moments.get("square", {})
         probe = Probe(
-            self.runner.model, stats.names(PROBE), windows.tokens_NT[:count], windows.targets_NT[:count],
+            self.runner.model, self.config.stats.names(PROBE), windows.tokens_NT[:count], windows.targets_NT[:count],
             adam_preconditioner(self.config.optim, moments, self.optimizer.count),
         )  # fmt: skip
         with local_statistics():
             measurement = probe()
         self._record(PROBE, step, measurement)
-        self._probe_seconds.append(time.perf_counter() - start)
-        notify(f"probe after step {step} took {self._probe_seconds[-1]:.1f} s")
+        notify(f"probe after step {step} took {time.perf_counter() - start:.1f} s")
 
     def _record(self, tier: str, step: int, measurement: Measurement) -> None:
         if measurement.columns:  # statistics of Adam alone are undefined before the first update
@@ -180,17 +164,3 @@ def probe_steps(config: RunConfig) -> frozenset[int]:
         if len(distinct) * probe_cost(config.model.depth, config.train.batch_size) <= share * steps:
             return distinct
     return frozenset()
-
-
-def fits_share(share: float, steps: int, done: int, seconds: float, probe_seconds: Sequence[float]) -> bool:
-    """Return whether one more probe stays within its share of the run's time, judged by the probes so far.
-
-    Args:
-        share: The share of the run's time.
-        steps: The steps of the run.
-        done: The steps made so far.
-        seconds: The time of those steps, without probes.
-        probe_seconds: The time of each probe.
-    """
-    expected = seconds / done * steps if done else math.inf
-    return not probe_seconds or sum(probe_seconds) + max(probe_seconds) <= share * expected

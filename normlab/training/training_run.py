@@ -95,10 +95,6 @@ class TrainingRun:
 
     # The record. The loop calls these methods; the writer's thread writes.
 
-    def recorded_status(self) -> Status:
-        """Return the status in the run's folder."""
-        return self.folder.read_status()
-
     def add_steps(self, first: int, scalars: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
         """Update the progress by some steps and return their rows, up to the step that diverged, if one did.
 

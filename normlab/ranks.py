@@ -51,7 +51,6 @@ class Ranks:
         return torch.cat([largest, mean / self.count])
 
     def any(self, value: bool, device: torch.device | str = "cpu") -> bool:
-        """Return whether the value is true on any rank."""
         if self.count == 1:
             return value
         flag = torch.tensor(int(value), device=device)

@@ -126,7 +126,6 @@ class Attention(nn.Module):
         return y_BTHK.transpose(1, 2)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Attend to the positions up to the query's."""
         q_BHTK, k_BHTK, v_BHTK = map(self.split_heads, ("q", "k", "v"), self.project(x_BTD))
         if self.rope_theta is not None:
             q_BHTK, k_BHTK = rotate(q_BHTK, self.rope_theta), rotate(k_BHTK, self.rope_theta)

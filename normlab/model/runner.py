@@ -31,8 +31,6 @@ Tensors = dict[str, Tensor]
 
 
 class ForwardOutput(NamedTuple):
-    """The results of a forward pass."""
-
     loss: Tensor
     """Nats per token, (...R)."""
     statistics: dict[Column, Tensor]
@@ -167,7 +165,6 @@ class ModelRunner:
         return runner
 
     def train(self, mode: bool) -> None:
-        """Set training or evaluation mode."""
         if self.model.training != mode:  # setting it visits every module
             self.model.train(mode)
 
@@ -230,11 +227,9 @@ class SingleRun(ModelRunner):
 
     @property
     def buffers(self) -> Tensors:
-        """The model's current buffers."""
         return {name: getattr(module, attribute) for name, (module, attribute) in self._owners.items()}
 
     def set_buffers(self, values: Tensors) -> None:
-        """Replace some of the model's buffers."""
         for name, tensor in values.items():
             module, attribute = self._owners[name]
             setattr(module, attribute, tensor)
@@ -268,11 +263,9 @@ class _StackedRunner(ModelRunner):
 
     @property
     def buffers(self) -> Tensors:
-        """The current stacked buffers."""
         return dict(self._buffers)
 
     def set_buffers(self, values: Tensors) -> None:
-        """Replace some of the stacked buffers."""
         self._buffers.update(values)
 
     def _tensors(self, prefix: str, segment: nn.Module) -> Tensors | None:

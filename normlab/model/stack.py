@@ -96,7 +96,6 @@ class Stack(dict[str, Tensor]):
         return stack
 
     def _fill(self, names: Iterable[str], buffer: Tensor) -> None:
-        """Take the buffer, and make its views."""
         self.buffer = buffer
         runs, row = buffer.shape
         views = {

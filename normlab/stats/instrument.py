@@ -51,18 +51,15 @@ class Collector:
         self._calls: dict[tuple[str, str], int] = {}
 
     def __enter__(self) -> Collector:
-        """Start to collect."""
         global _collector
         _collector = self
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stop collecting, also after an error."""
         global _collector
         _collector = None
 
     def add(self, kind: str, site: str, *tensors: Any) -> None:
-        """Keep observed tensors."""
         if kind not in self.selection:
             return
         # A norm that runs a second time in one segment gets a numbered site.
@@ -93,7 +90,6 @@ class InstrumentedNorm(nn.Module):
     """The norm's site in its segment."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the norm's own output."""
         y = super().forward(x)  # pyright: ignore[reportAttributeAccessIssue]
         observe("norm", self.site, x, y)
         return y

@@ -92,7 +92,6 @@ class Profiles:
         return any(group.statistic == name for group in self.layout.groups)
 
     def names(self) -> list[str]:
-        """Return the names of the measured statistics."""
         return list(dict.fromkeys(group.statistic for group in self.layout.groups))
 
     def get(self, name: str) -> dict[str, Array]:

@@ -24,8 +24,6 @@ CHUNK = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class SpikeRule:
-    """One definition of a spike."""
-
     name: str
     of: str
     """The series that it applies to: loss, grad_norm or clip_factor."""
@@ -100,8 +98,6 @@ RULES = (
 
 
 class SpikeCount(NamedTuple):
-    """The spikes of a run by one rule."""
-
     rule: SpikeRule
     spikes: list[int]
     """The steps with a spike."""

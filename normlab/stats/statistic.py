@@ -44,8 +44,6 @@ MERGES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """The definition of one statistic."""
-
     name: str
     tier: str = CORE
     of: str

@@ -77,7 +77,6 @@ class Loop:
         self._build()
 
     def _build(self) -> None:
-        """Build the data, the models, the optimiser and the step."""
         config, device = self.config, self.settings.torch_device
         rows = rows_of_device(config, self.ranks.rank) if self.ranks.count > 1 else None
         # The data first: a corpus that is too short fails before anything large is built.
@@ -367,5 +366,4 @@ class Loop:
         self.writer.add(*(partial(run.write_status, status) for run, status in zip(self.runs, statuses, strict=True)))
 
     def status(self, run: TrainingRun, state: str) -> Status:
-        """Return the status of a run in a state."""
         return run.status(state, self._peak_memory.num_bytes())

@@ -48,8 +48,6 @@ mode, whose last batch may be smaller."""
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A visible GPU."""
-
     index: int
     """Its number in CUDA among the visible GPUs."""
     uuid: str
@@ -100,7 +98,6 @@ class RuntimeSettings:
 
     @property
     def torch_device(self) -> torch.device:
-        """The device as a torch object."""
         return torch.device(self.device)
 
     def memory_of(self, config: RunConfig, vocab_size: int = memory.VOCAB_SIZE, runs: int = 1) -> memory.Estimate:
@@ -292,7 +289,6 @@ def keep_freed_memory() -> None:
 
 
 def release_freed_memory() -> None:
-    """Give memory that the C library has kept back to the system."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -360,7 +356,6 @@ def apply(settings: RuntimeSettings, *, keep_compiled: bool = False) -> None:
 
 @contextlib.contextmanager
 def convert_torch_errors() -> Iterator[None]:
-    """Convert torch's out-of-memory and compiler errors to NormlabError."""
     try:
         yield
     except NormlabError:

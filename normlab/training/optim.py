@@ -110,7 +110,6 @@ class Group:
 
 
 def adamw(options: AdamW, group: Group) -> None:
-    """Update in place by AdamW."""
     mean, square = group.moments
     torch._fused_adamw_(
         group.params, group.grads, mean, square, [], [group.count] * len(group.params), lr=group.lr,
@@ -120,7 +119,6 @@ def adamw(options: AdamW, group: Group) -> None:
 
 
 def sgd(options: SGD, group: Group) -> None:
-    """Update in place by SGD with momentum."""
     velocity = group.moments[0] if options.momentum else []  # the kernel requires an empty list without momentum
     torch._fused_sgd_(
         group.params, group.grads, velocity, weight_decay=group.weight_decay, momentum=options.momentum,
@@ -157,7 +155,6 @@ def adamw_coefficients(options: AdamW, lr: float, count: int) -> tuple[float, ..
 
 
 def stacked_adamw(options: AdamW, group: StackedGroup) -> None:
-    """Update stacked runs in place by AdamW."""
     (mean, square), (mean_weight, square_weight, rate, correction, decay_factor) = group.moments, group.coefficients
     params, grads = group.params, group.grads
     group.set(mean, mean.lerp(grads, mean_weight))
@@ -174,7 +171,6 @@ def sgd_coefficients(options: SGD, lr: float, count: int) -> tuple[float, ...]:
 
 
 def stacked_sgd(options: SGD, group: StackedGroup) -> None:
-    """Update stacked runs in place by SGD with momentum."""
     (velocity,), (lr, decay, momentum), decayed = group.moments, group.coefficients, group.decayed
     group.grads[:, :decayed].addcmul_(group.params[:, :decayed], decay)
     group.set(velocity, torch.addcmul(group.grads, velocity, momentum))

@@ -29,7 +29,6 @@ ORPHAN_S = 10
 
 
 def main(content: Mapping[str, Any]) -> int:
-    """Train the run on this rank, and return the exit code."""
     from normlab.errors import OUT_OF_MEMORY, NormlabError, OutOfMemoryError, is_out_of_memory
 
     try:

@@ -48,8 +48,6 @@ from normlab.training.training_run import TrainingRun, describe
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a call of `train`."""
-
     folder: RunFolder
     status: Status
     signal: int | None = None

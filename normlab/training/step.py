@@ -68,8 +68,6 @@ class LossScale:
 
 @dataclass(slots=True)
 class StepOutput:
-    """The measurements of one step."""
-
     scalars: Tensor
     """`loss`, `grad_norm`, `clip_factor` and `alive`, (4, ...R)."""
     measured: Measurement | None = None
@@ -124,7 +122,6 @@ class Step:
     """Whether each run is still updated, shape (...R); part of the state."""
 
     def __post_init__(self) -> None:
-        """Start with all runs alive."""
         device = next(iter(self.runner.params.values())).device
         self.alive = torch.ones(self.runner.run_shape, dtype=torch.bool, device=device)
 

@@ -136,7 +136,6 @@ class TrainingRun:
             tracker.log(rows)
 
     def record_statistics(self, tier: str, profiles: Profiles) -> None:
-        """Add statistics to the record."""
         self.writer.add(partial(self.write_statistics, self.folder.statistics.append, tier, profiles))
 
     def cut_statistics(self, step: int) -> None:
@@ -144,7 +143,6 @@ class TrainingRun:
         self.writer.add(partial(self.write_statistics, self.folder.statistics.truncate, step))
 
     def status(self, state: str, peak_memory_bytes: int | None) -> Status:
-        """Return the status in a state."""
         progress, train = self.progress, self.config.train
         numbers: dict[str, Any] = asdict(progress) | {"changes_at_resume": tuple(progress.changes_at_resume)}
         tokens = progress.step * train.batch_size * self.config.model.context
@@ -181,7 +179,6 @@ class TrainingRun:
         self.recorded = progress, diverged
 
     def write_statistics(self, write: Callable[..., None], *arguments: Any) -> None:
-        """Call a method of `folder.statistics`."""
         self.folder.check_place()
         write(*arguments)
 

@@ -26,16 +26,12 @@ from normlab.stats.views import View
 
 
 class Measurement(NamedTuple):
-    """Values of statistics and their columns."""
-
     columns: tuple[Column, ...]
     values: Tensor
     """(K, ...R) for K columns and R stacked runs, on the device."""
 
 
 class _Order(NamedTuple):
-    """The order of the statistics of a micro-batch."""
-
     columns: tuple[Column, ...]
     """Those that merge by maximum, then by mean, then the means of squares."""
     maxima: int
@@ -43,8 +39,6 @@ class _Order(NamedTuple):
 
 
 class CoreStatistics:
-    """Computes the named core statistics for the steps of one model runner."""
-
     def __init__(self, runner: ModelRunner, names: frozenset[str], ranks: Ranks | None = None):
         self.runner = runner
         self.ranks = ranks or Ranks()
@@ -158,7 +152,6 @@ class CoreStatistics:
         return Measurement(self._parameter_columns[statistic], values)
 
     def _gain_statistics(self) -> Iterable[Measurement]:
-        """Yield every statistic of the gains of each width."""
         statistics = self.selection.get("gain", ())
         for gains, columns in self._gains if statistics else ():
             params = [(self.runner.params[name].detach(), has_offset) for name, has_offset in gains]

@@ -53,8 +53,6 @@ def gradient_noise(mean_square: Tensor, square_of_mean: Tensor, count: int) -> t
 
 @dataclass(slots=True)
 class ExtendedPass:
-    """Computes the extended statistics of a single run or of stacked runs."""
-
     runner: ModelRunner
     names: frozenset[str]
     """The statistics; without those of single examples if the batch does not allow them."""

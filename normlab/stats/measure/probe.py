@@ -56,8 +56,6 @@ def adam_preconditioner(
 
 @dataclass(slots=True)
 class Probe:
-    """Computes the probe statistics of a model."""
-
     model: GPT
     names: frozenset[str]
     tokens_BT: Tensor
@@ -66,7 +64,6 @@ class Probe:
     """Adam's sqrt(v^) + eps by parameter; None leaves `sharpness_pre` out."""
 
     def __call__(self) -> Measurement:
-        """Return the statistics of the model in its current state."""
         values: dict[Column, Tensor] = {}
         training = self.model.training
         self.model.eval()
@@ -212,7 +209,6 @@ def largest_eigenvalue(product: Callable[[Vector], Vector], like: Vector, most: 
 
 
 def _largest_tridiagonal(diagonal: list[float], off_diagonal: list[float]) -> float:
-    """Return the largest eigenvalue of a symmetric tridiagonal matrix."""
     matrix = np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
     return float(np.linalg.eigvalsh(matrix)[-1]) if np.isfinite(matrix).all() else math.nan
 

@@ -53,7 +53,6 @@ class StatisticsSchedule:
     """The layout of each set of columns, and the permutation into it."""
 
     def __post_init__(self) -> None:
-        """Build the core statistics, the extended pass and the probe steps that the options select."""
         config, windows = self.config, self.validation
         core, extended, probe = (config.stats.names(tier) for tier in (CORE, EXTENDED, PROBE))
         if config.train.steps == 0:
@@ -112,7 +111,6 @@ class StatisticsSchedule:
         return Profiles(layout, np.array([step]), values[None, order])
 
     def probe_if_due(self, step: int) -> None:
-        """Run the probe that is due after `step` updates, and print a line."""
         if step not in self._probe_steps:
             return
         start = time.perf_counter()
@@ -144,7 +142,6 @@ def probe_cost(depth: int, batch_size: int) -> float:
 
 
 def probe_examples(batch_size: int) -> int:
-    """Return the number of examples that a probe uses."""
     return max(1, batch_size // EXAMPLE_FRACTION)
 
 

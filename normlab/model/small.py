@@ -21,6 +21,7 @@ from normlab.config.corpora import StdlibData
 from normlab.config.optim import AdamW
 from normlab.config.schema import ModelConfig, RunConfig
 from normlab.errors import ConfigError
+from normlab.model.attention import attend
 from normlab.model.gpt import GPT, Block
 from normlab.norms.base import NormConfig
 from normlab.placements.base import Placement
@@ -140,7 +141,7 @@ def build_small(config: RunConfig, *, alike: bool = False, filled: bool = True) 
         config.placement.project(dict(model.named_parameters()))
     for block in model.blocks:
         assert isinstance(block, Block)
-        block.attn.fused = False  # torch's fused kernels sum in another order on other machines
+        block.attn.kernel = attend  # torch's fused kernels sum in another order on other machines
     return SmallModel(config, model, norms, initial_values)
 
 

@@ -27,8 +27,9 @@ from transformers import (
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from normlab.config.schema import ModelConfig
-from normlab.model.attention import Attention, attend, rotate
+from normlab.model.attention import attend, rotate, sdpa
 from normlab.model.gpt import GPT
+from normlab.model.runner import attention_by
 from support.tolerance import assert_equal, float32_as_float64
 from support.transformers_models import CONTEXT, VOCAB, Tensors, assert_equal_gradients, config_of, randomised
 
@@ -282,11 +283,9 @@ def test_fused_and_unfused_attention_agree(overrides: tuple[str, ...]) -> None:
     tokens, targets = torch.randint(VOCAB, (2, 3, 17), generator=generator)
 
     def both() -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
-        for fused in (True, False):
-            for module in model.modules():
-                if isinstance(module, Attention):
-                    module.fused = fused
-            logits = model(tokens)
+        for kernel in (sdpa, attend):
+            with attention_by(model, kernel):
+                logits = model(tokens)
             loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
             yield logits, torch.autograd.grad(loss, list(model.parameters()))
 

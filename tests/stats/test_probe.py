@@ -15,6 +15,7 @@ from torch.func import functional_call, hessian
 from normlab.config.compose import compose_run
 from normlab.errors import ConfigError
 from normlab.loaded_run import LoadedRun
+from normlab.model.attention import attend, sdpa
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.stats.instrument import main_stream
@@ -36,7 +37,7 @@ def probed(placement: str, *overrides: str) -> tuple[dict[Any, float], GPT, Tens
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     measurement = Probe(model, NAMES, tokens[0], tokens[1], preconditioner)()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert all(block.attn.fused for block in model.blocks)
+    assert all(block.attn.kernel is sdpa for block in model.blocks)
     assert model.training
     return (
         dict(zip(map(tuple, measurement.columns), measurement.values.tolist(), strict=True)),
@@ -54,7 +55,7 @@ def loss_of(model: GPT, tokens: Tensor, targets: Tensor) -> Tensor:
 def test_sharpness_equals_the_full_hessian() -> None:
     measured, model, tokens, targets, preconditioner = probed("pre", "model.depth=1", "norm=rmsnorm")
     for block in model.blocks:
-        block.attn.fused = False
+        block.attn.kernel = attend
     named = dict(model.named_parameters())
     flat = torch.cat([p.detach().flatten() for p in named.values()])
     shapes = [(name, p.shape, p.numel()) for name, p in named.items() if name != "head.weight"]

@@ -32,6 +32,7 @@ AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The dtype of autocast by precision; the other precisions have none."""
 NO_GPU = "torch sees no GPU here"
 DEVICES = Path("/dev")
+PROCESS = Path("/proc/self")
 LOST = "another rank of this run has ended"
 """Message of a rank whose peer is gone."""
 RESUMES = "the same command resumes the run, and so does another devices=N"
@@ -294,21 +295,16 @@ def release_freed_memory() -> None:
 
 
 class PeakMemory:
-    """Measures the peak from the moment at which it is made: on a GPU of what torch allocates, else of the process.
+    """Measures the peak from the moment at which it is made: on a GPU of what torch allocates, else of the process."""
 
-    Args:
-        device: cpu or cuda.
-        process: The folder of the process in /proc.
-    """
-
-    def __init__(self, device: str, process: Path = Path("/proc/self")) -> None:
-        self._on_gpu, self._process, self._is_reset = device == "cuda", process, False
+    def __init__(self, device: str) -> None:
+        self._on_gpu, self._is_reset = device == "cuda", False
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats()
             return
         release_freed_memory()  # of an earlier run in this process
         with contextlib.suppress(OSError):
-            (process / "clear_refs").write_text("5")  # resets the peak, since Linux 4.0; see proc(5)
+            (PROCESS / "clear_refs").write_text("5")  # resets the peak, since Linux 4.0; see proc(5)
             self._is_reset = True
 
     def num_bytes(self) -> int | None:
@@ -318,7 +314,7 @@ class PeakMemory:
         if not self._is_reset:
             return None
         # Not `ru_maxrss`, which starts with the resident size of the process that started this one.
-        peak = re.search(r"^VmHWM:\s*(\d+) kB$", (self._process / "status").read_text(), re.MULTILINE)
+        peak = re.search(r"^VmHWM:\s*(\d+) kB$", (PROCESS / "status").read_text(), re.MULTILINE)
         return 1024 * int(peak[1]) if peak else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count, cycle
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,13 +15,12 @@ import torch
 
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
-from normlab.model.runner import ForwardOutput, SingleRun
 from normlab.store.runs import RunFolder
 from normlab.training import checkpoint, graph, machine
 from normlab.training.loop import Loop
-from normlab.training.optim import HyperparameterTable, Optimizer
+from normlab.training.optim import Optimizer
 from normlab.training.start import train_pack
-from normlab.training.step import Step, StepOutput
+from normlab.training.step import StepOutput
 from support import tape
 from support.small_run import small_run
 
@@ -158,42 +157,3 @@ def test_without_a_capture_the_run_is_the_same(
     assert capsys.readouterr().err.count(line) == 1
     for pair in zip(found, expected(["norm=batchnorm"], 2), strict=True):
         assert_same(*pair)
-
-
-def with_learning_rate_as_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = HyperparameterTable.__init__
-    monkeypatch.setattr(HyperparameterTable, "__init__", lambda *args, numbers: real(*args, numbers=True))
-
-
-def with_number_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, numbers = SingleRun.loss, count(1)
-
-    def loss(*args: Any, **options: Any) -> ForwardOutput:
-        output = real(*args, **options)
-        return output._replace(loss=output.loss * next(numbers))
-
-    monkeypatch.setattr(SingleRun, "loss", loss)
-
-
-def with_new_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Step.__call__
-
-    def call(self: Step, *args: Any, **options: Any) -> StepOutput:
-        output = real(self, *args, **options)
-        self.optimizer.count = self.optimizer.count + 0
-        return output
-
-    monkeypatch.setattr(Step, "__call__", call)
-
-
-@pytest.mark.parametrize("fault", [with_learning_rate_as_number, with_number_of_the_host, with_new_memory])
-def test_a_step_that_no_graph_can_replay_is_found(
-    fault: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, expected: Trained, captures: list[StepOutput],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    fault(monkeypatch)
-    (found,) = trained(configs_of(tmp_path / "replays", [], 1))
-    fault(monkeypatch)
-    with pytest.raises(AssertionError):
-        assert_same(found, *expected([], 1))
-    assert captures

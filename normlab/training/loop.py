@@ -40,7 +40,7 @@ from normlab.training import checkpoint
 from normlab.training.evaluate import Validation
 from normlab.training.graph import ReplayedSteps, Take
 from normlab.training.machine import PeakMemory, RuntimeSettings
-from normlab.training.optim import HyperparameterTable, Optimizer, is_decayed, kept_step
+from normlab.training.optim import HyperparameterTable, Optimizer, kept_step
 from normlab.training.signals import StopRequest
 from normlab.training.step import LossScale, Step, StepOutput
 from normlab.training.training_run import TrainingRun
@@ -99,9 +99,7 @@ class Loop:
         self.runner: ModelRunner = (
             SingleRun(models[0], compiled=compiled) if self.is_single else StackedRuns(models, compiled=compiled)
         )
-        # Decided from the model's own parameters: stacked ones have an axis more.
-        decayed = [name for name, p in self.runner.model.named_parameters() if is_decayed(config.optim, p)]
-        optimizer = Optimizer(config.optim, self.runner.params, decayed)
+        optimizer = Optimizer(config.optim, self.runner.params)
         options = [run.config.optim for run in self.runs]
         self.statistics_schedule = StatisticsSchedule(
             config, self.runner, optimizer, options, self.validation, self._record_statistics, self.ranks

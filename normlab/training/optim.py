@@ -248,14 +248,15 @@ class Optimizer:
     Args:
         options: Those of the run, or of any of the stacked runs.
         params: The parameters, whose shapes the moments have.
-        decayed: The names of the parameters with weight decay.
     """
 
-    def __init__(self, options: OptimConfig, params: Mapping[str, Tensor], decayed: Sequence[str]):
+    def __init__(self, options: OptimConfig, params: Mapping[str, Tensor]):
         self.options = options
         self.moments: dict[str, Tensors] = {kind: zeros_like(params) for kind in options.moments}
         """By kind and parameter."""
-        self.groups = (list(decayed), [name for name in params if name not in set(decayed)])
+        first = {name: p[0] for name, p in params.items()} if isinstance(params, Stack) else params
+        decayed = [name for name, p in first.items() if is_decayed(options, p)]
+        self.groups = (decayed, [name for name in params if name not in set(decayed)])
         self.count = torch.zeros((), dtype=torch.float32, device=next(iter(params.values())).device)
         """Updates made, on the device."""
 

@@ -12,7 +12,7 @@ from normlab.model.runner import ModelRunner
 from normlab.placements.base import load_all
 from normlab.stats.measure.core import CoreStatistics
 from normlab.stats.statistic import CORE
-from normlab.training.optim import Optimizer, is_decayed
+from normlab.training.optim import Optimizer
 from normlab.training.step import Step, StepOutput
 
 VOCAB = 16
@@ -23,8 +23,7 @@ def config_of(*overrides: str) -> RunConfig:
 
 
 def step_of(config: RunConfig, runner: ModelRunner) -> Step:
-    decayed = [name for name, p in runner.model.named_parameters() if is_decayed(config.optim, p)]
-    optimizer = Optimizer(config.optim, runner.params, decayed)
+    optimizer = Optimizer(config.optim, runner.params)
     clip = (
         torch.full(runner.run_shape, config.optim.clip, dtype=torch.float64) if runner.run_shape else config.optim.clip
     )

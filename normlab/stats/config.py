@@ -23,10 +23,7 @@ class StatsConfig:
     also: list[str] = option(
         [], "More statistics to measure (`normlab list stats`); a derived one adds its inputs.", identity=False
     )
-    without: list[str] = option(
-        [], identity=False,
-        help="Statistics to leave out; a derived one leaves out the inputs that no other statistic needs.",
-    )  # fmt: skip
+    without: list[str] = option([], "Statistics to leave out; a derived one leaves out its inputs.", identity=False)
     every: int | None = option(
         None, "Steps between two measured steps, from step 0 on; default 10.", at_least=1, at_most=10**9, identity=False
     )
@@ -59,9 +56,6 @@ class StatsConfig:
         for name in self.without:
             if not _inputs(name) <= measured:
                 raise ConfigError(f"stats.without={name}: has no effect, since it is not measured; leave it out")
-            if not _exclusive_inputs(name):
-                inputs = ", ".join(sorted(_inputs(name)))
-                raise ConfigError(f"stats.without={name}: other statistics need {inputs} too; leave those out instead")
         for field, tier, default in (
             ("every", CORE, 10), ("extended_every", EXTENDED, 200), ("probe_share", PROBE, 0.03)
         ):  # fmt: skip
@@ -76,7 +70,7 @@ class StatsConfig:
 
     def names(self, tier: str) -> frozenset[str]:
         """Return the names of the measured statistics of a tier."""
-        names = self._of_tiers().union(*map(_inputs, self.also)).difference(*map(_exclusive_inputs, self.without))
+        names = self._of_tiers().union(*map(_inputs, self.also)).difference(*map(_inputs, self.without))
         return frozenset(name for name in names if STATISTICS[name].tier == tier)
 
     def _of_tiers(self) -> set[str]:
@@ -87,9 +81,3 @@ class StatsConfig:
 def _inputs(name: str) -> set[str]:
     """Return the inputs of a derived statistic; for a measured statistic itself."""
     return set(STATISTICS[name].needs) or {name}
-
-
-def _exclusive_inputs(name: str) -> set[str]:
-    """Return the inputs that no other derived statistic needs; for a measured statistic itself."""
-    other_needs = [entry.needs for entry in STATISTICS.values() if entry.name != name]
-    return _inputs(name).difference(*other_needs) if STATISTICS[name].needs else {name}

@@ -18,8 +18,6 @@ from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 from normlab.model.init import build_model, role_of
 from normlab.norms.base import NormConfig
-from normlab.placements import algebra, base
-from normlab.placements.algebra import AlgebraPlacement, Row, SubLayer, register_row
 from normlab.placements.init_rules import INIT_RULES
 
 VOCAB = 50
@@ -125,17 +123,20 @@ class Drawing(NormConfig):
 
 
 class DrawnGain(nn.Module):
+    """Its gain has the name of torch's, which is also that of the weights that an init rule draws."""
+
     def __init__(self, width: int):
         super().__init__()
-        self.gain = nn.Parameter(torch.randn(width))
+        self.weight = nn.Parameter(torch.randn(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.gain
+        return x * self.weight
 
 
 def test_weights_do_not_depend_on_torchs_generator() -> None:
     def built(generator_seed: int, run_seed: int = 0) -> dict[str, Tensor]:
-        config = dataclasses.replace(config_of("model.qk_norm=head", f"seed={run_seed}"), norm=Drawing())
+        config = config_of("model.qk_norm=head", "placement=sub_ln", f"seed={run_seed}")
+        config = dataclasses.replace(config, norm=Drawing())
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(generator_seed)
             torch.rand(generator_seed)
@@ -143,8 +144,8 @@ def test_weights_do_not_depend_on_torchs_generator() -> None:
 
     one, other, reseeded = built(1), built(2), built(1, run_seed=1)
     assert_shared(one, other, set(one))
-    gains = [name for name in one if name.endswith(".gain")]
-    assert len(gains) == 2 * 4 + 1
+    gains = [name for name, tensor in one.items() if name.endswith(".weight") and tensor.dim() == 1]
+    assert len(gains) == 2 * 6 + 1
     for i, name in enumerate(gains):
         assert not torch.equal(one[name], reseeded[name])
         for another in gains[i + 1 :]:
@@ -246,51 +247,3 @@ def test_tied_embeddings_are_one_tensor_and_untied_ones_two() -> None:
     untied = build_model(config_of("model.tie_embeddings=false"), VOCAB)
     assert not torch.equal(untied.head.weight, untied.embed.tokens.weight)
     assert torch.equal(untied.embed.tokens.weight, tied.embed.tokens.weight)
-
-
-# A norm may name its parameters as torch's own do
-
-
-EVERYWHERE = Row(
-    name="test_everywhere",
-    formula="a norm at every site there is",
-    source="this test",
-    init="gpt2",
-    attn=SubLayer(norms=("in", "out", "res", "q", "k", "v", "attn_inner")),
-    mlp=SubLayer(norms=("in", "out", "res", "mlp_inner")),
-    embedding_norm=True,
-    final_norm=True,
-)
-
-
-@dataclasses.dataclass(kw_only=True, slots=True)
-class Torchs(NormConfig):
-    """torch's own layer norm, whose gain is called `weight`; it is not registered."""
-
-    formula: ClassVar[str] = "torch.nn.LayerNorm"
-    source: ClassVar[str] = "torch"
-    verified_by: ClassVar[str] = "none"
-
-    name: str = "torchs"
-
-    def build(self, width: int) -> nn.Module:
-        norm = nn.LayerNorm(width)
-        nn.init.constant_(norm.weight, 0.25)
-        nn.init.constant_(norm.bias, 0.5)
-        return norm
-
-
-def test_each_site_has_its_own_norm_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_of("model.qk_norm=head")
-    # Registered for this test alone, and after composing: Hydra's store forgets nothing.
-    monkeypatch.setattr(base, "PLACEMENTS", dict(base.PLACEMENTS))
-    monkeypatch.setattr(algebra, "ROWS_BY_NAME", dict(algebra.ROWS_BY_NAME))
-    register_row(EVERYWHERE)
-    config = dataclasses.replace(config, norm=Torchs(), placement=AlgebraPlacement(name=EVERYWHERE.name))
-    model = build_model(config, VOCAB)
-    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
-    assert len(norms) == 2 * (3 + 4 + 4 + 2) + 2
-    for norm in norms:
-        assert torch.equal(norm.weight, torch.full_like(norm.weight, 0.25))
-        assert torch.equal(norm.bias, torch.full_like(norm.bias, 0.5))
-    assert model(torch.zeros(1, 8, dtype=torch.long)).isfinite().all()

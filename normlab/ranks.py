@@ -23,8 +23,6 @@ _is_synchronised = True
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The number of ranks, and the rank of this process."""
-
     count: int = 1
     rank: int = 0
 

@@ -119,8 +119,6 @@ def _chunked_head(
 
 
 class ModelRunner:
-    """A model and the parameters and buffers that it computes with."""
-
     def __init__(
         self, model: GPT, params: Tensors, run_shape: tuple[int, ...], *, compiled: bool, backend: Any = "inductor"
     ):

@@ -69,7 +69,6 @@ class StatsConfig:
                 )
 
     def names(self, tier: str) -> frozenset[str]:
-        """Return the names of the measured statistics of a tier."""
         names = self._of_tiers().union(*map(_inputs, self.also)).difference(*map(_inputs, self.without))
         return frozenset(name for name in names if STATISTICS[name].tier == tier)
 

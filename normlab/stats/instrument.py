@@ -33,8 +33,6 @@ def select(names: frozenset[str]) -> Selection:
 
 
 class Observation(NamedTuple):
-    """The tensors of one call of `observe`."""
-
     kind: str
     site: str
     tensors: tuple[Any, ...]
@@ -108,7 +106,6 @@ def _instrumented_class(norm: type[nn.Module]) -> type[nn.Module]:
 
 
 def assign_sites(segment: nn.Module) -> None:
-    """Set the site of every norm of a block, of the embeddings or of the head."""
     for name, module in segment.named_modules():
         if isinstance(module, InstrumentedNorm):
             module.site = norm_site(name)

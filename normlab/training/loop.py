@@ -279,7 +279,6 @@ class Loop:
         self.batches.load(step)
 
     def _measure_initialisation(self) -> None:
-        """Record the statistics of a run without steps."""
         self.statistics_schedule.before_step(0)
         if self.step.measure is not None:
             self._load_batch(0)

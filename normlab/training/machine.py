@@ -109,7 +109,6 @@ class RuntimeSettings:
         )  # fmt: skip
 
     def autocast(self) -> Callable[[], AbstractContextManager]:
-        """Return a function that makes the autocast context of a forward pass."""
         if self.precision not in AUTOCAST_DTYPES:
             return nullcontext
         device, dtype = self.device, AUTOCAST_DTYPES[self.precision]

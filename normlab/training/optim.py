@@ -179,8 +179,6 @@ def stacked_sgd(options: SGD, group: StackedGroup) -> None:
 
 
 class Update(NamedTuple):
-    """The update of an optimiser, in place."""
-
     single: Callable[[Any, Group], None]
     """Of a single run, by a fused kernel."""
     stacked: Callable[[Any, StackedGroup], None]

@@ -57,7 +57,6 @@ class Outcome:
 
     @property
     def state(self) -> str:
-        """Return finished, diverged or interrupted."""
         return self.status.state
 
 

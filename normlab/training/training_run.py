@@ -120,7 +120,6 @@ class TrainingRun:
         return rows
 
     def record_evaluation(self, losses: Mapping[str, float]) -> None:
-        """Update the progress by an evaluation, and record it."""
         progress = self.progress
         progress.val_loss = losses["loss"]
         progress.val_loss_batch_statistics = losses.get("loss_batch_statistics")
@@ -139,7 +138,6 @@ class TrainingRun:
         self.writer.add(partial(self.write_statistics, self.folder.statistics.append, tier, profiles))
 
     def cut_statistics(self, step: int) -> None:
-        """Remove the statistics of the steps from `step` on from the record."""
         self.writer.add(partial(self.write_statistics, self.folder.statistics.truncate, step))
 
     def status(self, state: str, peak_memory_bytes: int | None) -> Status:

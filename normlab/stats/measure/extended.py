@@ -88,7 +88,6 @@ class ExtendedPass:
         return Measurement(tuple(found), torch.stack([*found.values()]) if found else torch.zeros(0, device=device))
 
     def _gradient_statistics(self) -> dict[Column, Tensor]:
-        """Return the cosine of each matrix with its gradient, and the noise of the examples' gradients."""
         if not self.names & {"radial_cos", *PER_EXAMPLE_STATISTICS}:
             return {}
         runs, params, depth = self.runner.run_shape, self.runner.params, len(self.runner.model.blocks)
@@ -138,7 +137,6 @@ class ExtendedPass:
             yield tokens_CT[:, None], targets_CT[:, None]
 
     def _adam_statistics(self) -> dict[Column, Tensor]:
-        """Return the size of Adam's update of each matrix, and the share of it that eps determines."""
         if not self.names & set(ADAM_STATISTICS):
             return {}
         model, lead, found = self.runner.model, len(self.runner.run_shape), dict[Column, Tensor]()

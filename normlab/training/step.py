@@ -196,6 +196,7 @@ class Step:
         token_count, all_parts = tokens.shape[-2] * tokens.shape[-1] * self.ranks.count, parts * self.ranks.count
         params = list(runner.params.values())
         scale = None if self.loss_scale is None else self.loss_scale.scale
+        selection, has_taps = (None, False) if measure is None else (measure.selection, measure.taps)
         batch_axis = len(runner.run_shape)
         loss: Tensor | None = None
         sums: Tensors = {}
@@ -204,10 +205,8 @@ class Step:
             zip(tokens.chunk(parts, batch_axis), targets.chunk(parts, batch_axis), strict=True), 1
         ):
             with self.autocast():
-                part_loss, statistics, taps = (
-                    runner.loss(part_tokens, part_targets, scale=scale)
-                    if measure is None
-                    else runner.loss(part_tokens, part_targets, measure.selection, taps=measure.taps, scale=scale)
+                part_loss, statistics, taps = runner.loss(
+                    part_tokens, part_targets, selection, taps=has_taps, scale=scale
                 )
             segments = runner.params_by_segment() if part == parts and self.ranks.count > 1 else []
             with sum_in_backward(segments, sums) as in_backward:

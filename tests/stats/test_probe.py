@@ -103,23 +103,8 @@ def test_erank_and_angular_equal_their_formulas() -> None:
     assert list(dict.fromkeys(name for name, *_ in measured))[:4] == ["layer_drop", "angular", "erank", "jac_gain"]
 
 
-def test_jacobian_gain_and_matrix_norms_equal_their_formulas() -> None:
-    measured, model, tokens, _, _ = probed("pre", "model.depth=2", "norm=rmsnorm", "model.context=6")
-    x = model.embed(tokens[:1]).detach()
-
-    def through(flat: Tensor) -> Tensor:
-        stream = flat.view_as(x)
-        for block in model.blocks:
-            stream = block(stream)
-        return stream.flatten()
-
-    # E |J^T v|^2 / |v|^2 over Gaussian v is |J|_F^2 / (T D); of examples apart it is the mean of theirs.
-    exact = []
-    for example in range(3):
-        x = model.embed(tokens[example : example + 1]).detach()
-        jacobian = torch.autograd.functional.jacobian(through, x.flatten())
-        exact.append(jacobian.square().sum().item() / x.numel())
-    assert measured["jac_gain", "", 1] == pytest.approx(sum(exact) / 3, rel=0.15)  # of four vectors
+def test_matrix_norms_equal_their_formulas() -> None:
+    measured, model, *_ = probed("pre", "model.depth=2", "norm=rmsnorm")
     for name, p in model.named_parameters():
         if p.dim() == 2 and name.startswith("blocks.0."):
             values = torch.linalg.svdvals(p.detach())

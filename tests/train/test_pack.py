@@ -86,7 +86,7 @@ def test_losses_of_every_norm_and_placement(overrides: tuple[str, ...]) -> None:
     ("overrides", "compiled"),
     [
         (("norm=batchnorm",), False),
-        (("norm=layernorm", "optim=sgd", "optim.lr=0.1", "placement=post"), False),
+        (("norm=layernorm", "optim=sgd", "optim.lr=0.2", "placement=post"), False),
         # A norm with buffers, a shared factor, blocks of two kinds; the others share their path.
         (("norm=batchnorm",), True),
         (("norm=none", "placement=rezero"), True),

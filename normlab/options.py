@@ -132,7 +132,6 @@ def identity_tree(config: Any) -> dict[str, Any]:
 
 
 def plain_tree(config: Any) -> dict[str, Any]:
-    """Return the complete config as nested plain values."""
     return dataclasses.asdict(config)
 
 

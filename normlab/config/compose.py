@@ -83,7 +83,6 @@ def register_plugins(overrides: Sequence[str]) -> None:
 
 
 def compose_run(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> RunConfig:
-    """Return the validated config of a single run."""
     for text in overrides:
         if _parse(text).is_sweep_override():
             raise ConfigError(

@@ -56,11 +56,7 @@ class DataConfig:
         return f"data={self.name}"
 
     def resolve(self) -> None:
-        """Set the options that depend on others, and reject those without effect.
-
-        Raises:
-            ConfigError: An override sets `name`, the tokenizer is misspelt, or `vocab_size` has no effect.
-        """
+        """Set the options that depend on others, and reject those without effect."""
         if not isinstance(self, HubData) and DATA.get(self.name) is not type(self):
             raise ConfigError(
                 f"data.name={self.name}: cannot be set; choose a corpus with data=..., or data=hub for another dataset"
@@ -129,7 +125,6 @@ class HubData(DataConfig):
 
     @property
     def override(self) -> str:
-        """The override that selects this corpus, for messages."""
         return f"data.name={self.name}"
 
     def resolve(self) -> None:

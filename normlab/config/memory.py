@@ -146,7 +146,6 @@ def available_bytes() -> int:
 
 
 def format_size(num_bytes: int) -> str:
-    """Return a number of bytes as text with a binary unit."""
     size = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024:

@@ -96,7 +96,6 @@ class Rule(NamedTuple):
     """Computes a value that `value` only describes."""
 
     def matches(self, work: Workload) -> bool:
-        """Return whether the row is for a run."""
         names = asdict(work) | {"estimated_seconds": work.estimated_seconds}
         names |= {precision: precision == work.precision for precision in FLOPS_PER_S}
         return self.device == work.device and bool(eval(f"all([{self.condition}])", names))  # noqa: S307
@@ -142,7 +141,6 @@ LEGEND = (
 
 
 def value_of(option: str, work: Workload) -> str:
-    """Return the value that the table gives an option of a run."""
     rule = next(rule for rule in RULES if rule.option == option and rule.matches(work))
     return str(rule.number(work)) if rule.number else rule.value
 
@@ -174,7 +172,6 @@ def parallel_packs(work: Workload, peak: int, cores: int, memory_bytes: int) -> 
 
 
 def rows() -> list[dict[str, str]]:
-    """Return the table as rows of texts."""
     return [
         {"option": rule.option, "device": rule.device, "if": rule.condition or "else", "auto": rule.value}
         | {"why": rule.why}

@@ -134,8 +134,6 @@ class RunOptions:
 
 @dataclass(kw_only=True, slots=True)
 class RunConfig:
-    """The complete config of one run."""
-
     norm: NormConfig
     placement: Placement
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -273,7 +271,6 @@ class RunConfig:
         return warnings
 
     def _norm_widths(self) -> set[int]:
-        """Return the widths at which the placement builds norms."""
         model, widths = self.model, {self.model.width}
         inner = {site for layer in range(model.depth) for site in self.placement.inner_sites(layer, model.depth)}
         if model.qk_norm == "head" or inner & {"q", "k", "v"}:

@@ -69,7 +69,6 @@ class SweepOptions:
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
 
     def validate(self) -> None:
-        """Check all options."""
         check(self, "sweep.")
         self.slurm.validate()
         if self.gpus != "all" and self.on == "slurm":

@@ -36,12 +36,10 @@ class Counts:
     """c(a, b): count of each of these pairs in the training text."""
 
     def save(self, path: Path) -> None:
-        """Write the counts to a file of numpy."""
         np.savez(path, **{name: getattr(self, name) for name in self.__slots__})
 
     @classmethod
     def load(cls, path: Path) -> Counts:
-        """Return the counts in a file."""
         with np.load(path, allow_pickle=False) as arrays:
             return cls(**{name: arrays[name] for name in cls.__slots__})
 

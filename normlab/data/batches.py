@@ -132,7 +132,6 @@ class Batches:
         return windows.narrow(-1, 0, context).contiguous(), windows.narrow(-1, 1, context).contiguous()
 
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens and targets of a step."""
         self.load(step)
         return self.read()
 

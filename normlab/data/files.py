@@ -54,8 +54,6 @@ BATCH_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file of a corpus."""
-
     path: Path
     name: str
     """Path relative to the folder in `data.path`, with `/`; the hash of the corpus depends on the names in order."""
@@ -192,7 +190,6 @@ def _is_utf8(path: Path) -> bool:
 
 
 def _listed(paths: Iterable[str]) -> list[Source]:
-    """Return the files of `data.path` in the order of the list."""
     sources: dict[Path, Source] = {}
     for name in paths:
         path = Path(name).expanduser()

@@ -61,7 +61,6 @@ class Tokenizer(Protocol):
         ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the tokens of each text."""
         return [self.encode(text) for text in texts]
 
     def decode(self, tokens_T: np.ndarray | Iterable[int]) -> str:
@@ -84,18 +83,15 @@ class BytesTokenizer(Tokenizer):
     end_of_document = 256
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the tokens of a text."""
         # Python decodes a command line's invalid UTF-8 to surrogates; encode them to the original bytes.
         return np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8).astype("<u2")
 
     def decode(self, tokens_T: np.ndarray | Iterable[int]) -> str:
-        """Return the text of tokens."""
         ids_T = _as_array(tokens_T)
         bytes_T = np.where(ids_T == self.end_of_document, ord("\n"), ids_T).astype(np.uint8)
         return bytes_T.tobytes().decode("utf-8", "replace")
 
     def state(self) -> dict[str, Any]:
-        """Return the state that `from_state` needs."""
         return {"name": self.name}
 
 
@@ -122,15 +118,12 @@ class CharsTokenizer(Tokenizer):
         self._code_of_token = np.concatenate([codes, [ord("\n"), 0xFFFD]]).astype("<u4")
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the tokens of a text."""
         return self._token_of_code[np.minimum(_code_points(text), len(self._token_of_code) - 1)]
 
     def decode(self, tokens_T: np.ndarray | Iterable[int]) -> str:
-        """Return the text of tokens."""
         return self._code_of_token[_as_array(tokens_T)].tobytes().decode("utf-32-le")
 
     def state(self) -> dict[str, Any]:
-        """Return the state that `from_state` needs."""
         return {"name": self.name, "characters": self.characters}
 
 
@@ -191,7 +184,6 @@ class SubwordTokenizer:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return the state that `from_state` needs."""
         return {"name": self.name, "definition": self.definition}
 
 
@@ -211,11 +203,7 @@ def fit(name: str, training_texts: Iterable[str], vocab_size: int | None = None)
 
 
 def from_state(state: dict[str, Any]) -> Tokenizer:
-    """Return the tokenizer with a given `state()`.
-
-    Raises:
-        DataError: No tokenizer has that name.
-    """
+    """Return the tokenizer with a given `state()`."""
     name = str(state.get("name"))
     if name == "bytes":
         return BytesTokenizer()

@@ -133,12 +133,10 @@ class Row:
 
     @property
     def embedding_formula(self) -> str:
-        """The formula of the embedding norm, or an empty text."""
         return NORM_UPDATE if self.embedding_norm else ""
 
     @property
     def head_formula(self) -> str:
-        """The formula of the final norm, or an empty text."""
         return NORM_UPDATE if self.final_norm else ""
 
     @property
@@ -155,8 +153,6 @@ def _of_row(name: str) -> Any:
 
 @dataclass(kw_only=True, slots=True)
 class AlgebraPlacement(Placement):
-    """A placement that is a row of the algebra."""
-
     version = _of_row("version")
     formula = _of_row("formula")
     source = _of_row("source")
@@ -171,11 +167,6 @@ class AlgebraPlacement(Placement):
     head_formula = _of_row("head_formula")
 
     def check_norm(self, norm: NormConfig) -> None:
-        """Reject a norm without a gain if the row sets initial gains.
-
-        Raises:
-            ConfigError: The norm has no gain.
-        """
         sets_gains = any(sub.out_gain is not None for sub in self.row.all_sub_layers)
         if sets_gains and not norm.has_gain:
             raise ConfigError(
@@ -184,11 +175,7 @@ class AlgebraPlacement(Placement):
             )
 
     def reject_unused_options(self, norm: NormConfig, depth: int) -> None:
-        """As the base class; with norm=none also reject an option that changes only norms.
-
-        Raises:
-            ConfigError: The message names the option.
-        """
+        """As the base class; with norm=none also reject an option that changes only norms."""
         super(AlgebraPlacement, self).reject_unused_options(norm, depth)
         for changed in fields(self):
             if norm.name != "none" or changed.name in ("name", *SWITCHES):
@@ -206,12 +193,10 @@ class AlgebraPlacement(Placement):
         return ROWS_BY_NAME[self.name]
 
     def has_norms(self, depth: int) -> bool:
-        """Return whether any sub-layer or end of the stream has a norm."""
         return any(sub.norms for subs in self.layers(depth) for sub in subs) or any(self.end_formulas)
 
     @property
     def is_plain_sum(self) -> bool:
-        """Whether the row has no factors."""
         return all(
             sub.scale is None and sub.skip is sub.branch is sub.shrink is unit_factor for sub in self.row.all_sub_layers
         )
@@ -223,11 +208,9 @@ class AlgebraPlacement(Placement):
         return part.attn, part.mlp
 
     def layers(self, depth: int) -> list[tuple[SubLayer, SubLayer]]:
-        """Return attention and MLP of all blocks."""
         return [self.sub_layers(layer, depth) for layer in range(1, depth + 1)]
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
-        """Return the two sub-layers in sequence, each by the algebra."""
         from normlab.placements.wiring import Residual, Sequential
 
         attn, mlp = (Residual(sub, layer + 1, depth, width, make_norm) for sub in self.sub_layers(layer + 1, depth))
@@ -237,20 +220,16 @@ class AlgebraPlacement(Placement):
 
     # The row's fields build these norms, not its formulas, so that `verify` compares two independent statements.
     def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
-        """Return the embedding norm, or None."""
         return make_norm(width) if self.row.embedding_norm else None
 
     def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
-        """Return the final norm, or None."""
         return make_norm(width) if self.row.final_norm else None
 
     def inner_sites(self, layer: int, depth: int) -> frozenset[str]:
-        """Return the sites inside the sub-layers."""
         attn, mlp = self.sub_layers(layer + 1, depth)
         return frozenset(attn.norms + mlp.norms) & set(INNER_SITES)
 
     def head_scale(self) -> bool:
-        """Return whether each head's output has a learned factor."""
         return self.row.head_scale
 
 
@@ -268,11 +247,7 @@ class EarlyPlacement(AlgebraPlacement):
         return replace(reduced, early_blocks=None) if self.early_blocks == self.early.blocks(depth) else reduced
 
     def reject_unused_options(self, norm: NormConfig, depth: int) -> None:
-        """As the base class; also reject `early_blocks` above the depth.
-
-        Raises:
-            ConfigError: The message names the option.
-        """
+        """As the base class; also reject `early_blocks` above the depth."""
         if self.early_blocks is not None and self.early_blocks > depth:
             raise ConfigError(
                 f"placement.early_blocks={self.early_blocks}: is more than model.depth={depth}; "
@@ -289,7 +264,6 @@ class EarlyPlacement(AlgebraPlacement):
 
     @property
     def row(self) -> Row:
-        """The row with `early_blocks` applied."""
         row, blocks = ROWS_BY_NAME[self.name], self.early_blocks
         if blocks is None:
             return row
@@ -310,7 +284,6 @@ class FirstBlockPlacement(AlgebraPlacement):
 
     @property
     def row(self) -> Row:
-        """The row, or its variant with this first block."""
         row = ROWS_BY_NAME[self.name]
         variant = row.variants.get(self.first_block)
         return row if variant is None else replace(row, formula=variant.formula, early=variant.early)
@@ -329,7 +302,6 @@ class DepthScaledPlacement(AlgebraPlacement):
 
     @property
     def row(self) -> Row:
-        """The row with its initial gains multiplied by c."""
         row = ROWS_BY_NAME[self.name]
         return replace(row, attn=_scaled_start(row.attn, self.c_attn), mlp=_scaled_start(row.mlp, self.c_mlp))
 

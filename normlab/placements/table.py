@@ -21,17 +21,14 @@ def twice_depth(layer: int, depth: int) -> float:
 
 
 def root_of_layer(layer: int, depth: int) -> float:
-    """sqrt(l)."""
     return math.sqrt(layer)
 
 
 def zero(layer: int, depth: int) -> float:
-    """0 in every block."""
     return 0.0
 
 
 def over_root_of_depth(layer: int, depth: int) -> float:
-    """1 / sqrt(L)."""
     return depth**-0.5
 
 
@@ -41,12 +38,10 @@ def smaller_with_depth(layer: int, depth: int) -> float:
 
 
 def first_block_only(depth: int) -> int:
-    """Return 1."""
     return 1
 
 
 def quarter(depth: int) -> int:
-    """Return floor(L / 4)."""
     return depth // 4
 
 

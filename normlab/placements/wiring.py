@@ -64,7 +64,6 @@ class Residual(nn.Module):
             self.scale = nn.Parameter(torch.full(shape, float(sub.scale(layer, depth))))
 
     def forward(self, x_BTD: Tensor, sublayer: Branch) -> Tensor:
-        """Return the stream after the sub-layer."""
         branch_BTD = self.norms["in"](x_BTD) if "in" in self.norms else x_BTD
         if self.shrink is not None:
             branch_BTD = branch_BTD / self.shrink
@@ -91,7 +90,6 @@ class Sequential(nn.Module):
         self.mlp = mlp
 
     def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
-        """Return the stream after the block."""
         return self.mlp(self.attn(x_BTD, attn), mlp)
 
 

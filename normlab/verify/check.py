@@ -27,12 +27,10 @@ class Check:
     """Whether this machine cannot make the check; `passed` is true then, and `result` is the reason."""
 
     def __str__(self) -> str:
-        """Return the line that `normlab verify` prints."""
         state = "skip" if self.skipped else "ok  " if self.passed else "FAIL"
         return f"{state}  {self.subject}: {self.claim}  {self.result}".rstrip()
 
     def row(self) -> dict[str, Any]:
-        """Return the object that `normlab verify --json` prints."""
         return {
             "of": self.subject, "check": self.claim, "passed": self.passed, "result": self.result,
             "kind": self.reference_kind, "skipped": self.skipped,

@@ -69,7 +69,6 @@ def _change_by_last_token(norm: NormConfig, size: Size) -> float:
 
 
 def parameter_check(norm: NormConfig, subject: str) -> Check:
-    """Check the declared number of parameters with default options, at a valid width."""
     default = type(norm)()  # pyright: ignore[reportCallIssue]
     width = small_config(default, PLACEMENTS["pre"]).model.width
     count = sum(parameter.numel() for parameter in default.build(width).parameters())

@@ -79,7 +79,6 @@ def module_of(norm: NormConfig, width: int, dtype: torch.dtype = torch.float64) 
 
 
 def parameters_and_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers by name."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 

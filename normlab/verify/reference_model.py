@@ -60,7 +60,6 @@ class ReferenceModel:
         self.constants = FUNCTIONS | {"L": config.model.depth, "D": config.model.width}
 
     def __call__(self, tokens_BT: Tensor) -> Tensor:
-        """Return the logits."""
         model = self.model
         x_BTD = model.embed.tokens.weight[tokens_BT]
         if model.embed.positions is not None:
@@ -130,7 +129,6 @@ class ReferenceModel:
             return module(x_D)
 
     def _attention(self, block: Block) -> dict[str, Map]:
-        """Return A and its parts."""
         weights, model = block.attn, self.config.model
 
         def project(site: str, x_BTD: Tensor, *, inner: bool) -> Tensor:
@@ -178,7 +176,6 @@ class ReferenceModel:
         }
 
     def _mlp(self, block: Block) -> dict[str, Map]:
-        """Return M and its parts."""
         weights = block.mlp
 
         def hidden(x_BTD: Tensor) -> Tensor:

@@ -61,7 +61,6 @@ def select_checks(config: RunConfig, overrides: Sequence[str]) -> Iterator[Check
 
 
 def all_checks_of_run(config: RunConfig) -> Iterator[Check]:
-    """Yield the checks of one run, and those of its compiled block."""
     yield from checks_of_run(config)
     yield from _compiled(config)
 
@@ -108,7 +107,6 @@ def checks_of_plugins(files: Sequence[str]) -> Iterator[Check]:
 
 
 def checks_of_catalogue(presets: Iterable[NormConfig] = ()) -> Iterator[Check]:
-    """Yield the checks of every norm, preset, placement and init rule."""
     for name in NORMS:
         yield from checks_of_default_norm(name)
     for norm in presets:

@@ -48,16 +48,15 @@ def small_model(norm: str, placement: str) -> SmallModel:
 # The catalogue
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", load_all())
 def test_a_norm_passes_its_checks(name: str) -> None:
     assert failed(selection.checks_of_norm(NORMS[name](), 16)) == []  # pyright: ignore[reportCallIssue]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.parametrize("thorough", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("name", load_placements())
-def test_a_placement_passes_its_checks(name: str) -> None:
-    assert failed(selection.checks_of_placement(PLACEMENTS[name])) == []
+def test_a_placement_passes_its_checks(name: str, thorough: bool) -> None:
+    assert failed(selection.checks_of_placement(PLACEMENTS[name], thorough=thorough)) == []
 
 
 @pytest.mark.exhaustive
@@ -90,14 +89,6 @@ def test_only_four_norms_have_no_independent_oracle() -> None:
         name for name, kind in NORMS.items() if kind.reference_kind == "self" and kind.__module__.startswith("normlab.")
     }
     assert alone == {"bhyt", "minmax", "seednorm", "gatednorm"}
-
-
-def test_only_a_row_of_the_algebra_counts_as_an_identity() -> None:
-    own_wiring = {name for name, it in PLACEMENTS.items() if not isinstance(it, AlgebraPlacement)}
-    for name in ("pre", *own_wiring):
-        norm = NORMS["rmsnorm" if PLACEMENTS[name].has_norms(2) else "none"]()  # pyright: ignore[reportCallIssue]
-        check = placements.formula_check(build_small(small_config(norm, PLACEMENTS[name], depth=2)), "subject")
-        assert check.reference_kind == ("self" if name in own_wiring else "identity"), name
 
 
 # Wrong entries fail
@@ -149,35 +140,14 @@ BREAKS = {
     "no output depends on a later token": (
         "return x_D * self.factor\n'''", "return x_D * self.factor + x_D.flip(-2)\n'''",
     ),
-    "no output depends on a later token, for an even function of it": (
-        "return x_D * self.factor\n'''", "return x_D * self.factor + x_D.square().flip(-2)\n'''",
-    ),
     "equals x times factor, in float64, in evaluation": (
         FORWARD, f"{FORWARD} if self.training else x_D",
     ),
     "equals x times factor, in float64, at B = 2, T = 40, D = 320": (
         FORWARD, f"{FORWARD} * (x_D.shape[-1] <= 32)",
     ),
-    "no output depends on a later token, at B = 2, T = 40, D = 320": (
-        FORWARD, f"{FORWARD} - (x_D.mean(-2, keepdim=True) if x_D.shape[-2] > 6 else 0)",
-    ),
     "equals x times factor, in float64, at the run's size, D = 128": (
         FORWARD, f"{FORWARD} * (x_D.shape[-1] != 128)",
-    ),
-    "equals x times factor, in float64, at the run's size, D = 128, in evaluation": (
-        FORWARD, f"{FORWARD} * (self.training or x_D.shape[-1] != 128)",
-    ),
-    "equals x times factor, in float32, at B = 2, T = 40, D = 320": (
-        FORWARD, f"{FORWARD} * (1.5 if x_D.dtype == torch.float32 and x_D.shape[-1] > 128 else 1)",
-    ),
-    "equals x times factor, in float64, at B = 1, T = 40, D = 320": (
-        FORWARD, f"{FORWARD} * (x_D.shape[0] > 1 or x_D.dim() < 3 or x_D.shape[1] == 1)",
-    ),
-    "accepts any number of axes, and one channel, in evaluation": (
-        FORWARD, f"{FORWARD} if self.training or x_D.shape[-2] > 1 else x_D",
-    ),
-    "equals x times factor, in float64, at B = 2, T = 40, D = 320, of larger numbers": (
-        FORWARD, f"{FORWARD} * torch.where((x_D.abs() > 5) & (x_D.abs() < 50), 1.5, 1.0)",
     ),
     "gives the same output in a pack, and leaves its input unchanged": (
         FORWARD, f"{FORWARD} if x_D.abs().max().item() < 1e30 else x_D",
@@ -485,17 +455,3 @@ def test_a_mistake_is_one_line(overrides: list[str], run_command: Command) -> No
     code, out, err = run_command("verify", *overrides)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("error: ")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "fragments"),
-    [
-        (["norm=layernormm"], ["error: norm=layernormm: unknown norm", "did you mean 'layernorm'"]),
-        (["norm=", "model.depth=3"], ["error: norm=: unknown norm ''", "choose one of batchnorm, "]),
-        (["norm=dyt", "placement=sandwhich"], ["error: placement=sandwhich: unknown", "did you mean 'sandwich'"]),
-    ],
-)
-def test_a_misspelt_name_lists_the_choices(overrides: list[str], fragments: list[str], run_command: Command) -> None:
-    code, out, err = run_command("verify", *overrides)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert all(fragment in err for fragment in fragments), err

@@ -57,10 +57,6 @@ class DataConfig:
 
     def resolve(self) -> None:
         """Set the options that depend on others, and reject those without effect."""
-        if not isinstance(self, HubData) and DATA.get(self.name) is not type(self):
-            raise ConfigError(
-                f"data.name={self.name}: cannot be set; choose a corpus with data=..., or data=hub for another dataset"
-            )
         if self.tokenizer == "bpe":
             self.vocab_size = DEFAULT_VOCAB_SIZE if self.vocab_size is None else self.vocab_size
         elif self.vocab_size is not None:
@@ -134,8 +130,6 @@ class HubData(DataConfig):
             raise ConfigError("data.name: data=hub needs a dataset's name; set data.name=roneneldan/TinyStories")
         if os.path.isdir(os.path.expanduser(self.name)):
             self.name = os.path.realpath(os.path.expanduser(self.name))  # every spelling of a path gives one run id
-        if self.name in DATA:
-            raise ConfigError(f"data.name={self.name}: is a corpus, not a dataset of the hub; use data={self.name}")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -187,6 +187,7 @@ class RunConfig:
             ("norm", NORMS.get(self.norm.name)),
             ("optim", OPTIMIZERS.get(self.optim.name)),
             ("placement", type(PLACEMENTS.get(self.placement.name))),
+            ("data", DATA.get(self.data.name, HubData)),
         ):
             part = getattr(self, group)
             if registered is not type(part):

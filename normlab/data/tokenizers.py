@@ -252,14 +252,7 @@ def pretrained_tokenizer(name: str) -> SubwordTokenizer:
     Raises:
         DataError: No tokenizer has that name, it has no tokenizer.json, or neither hub nor cache has it.
     """
-    path = _local_tokenizer(name)
-    # A name on the hub has none of these forms, so this is a wrong path.
-    if path is None and (name.startswith(("/", ".", "~")) or name.endswith((".json", "/"))):
-        raise DataError(
-            f"data.tokenizer={name}: no such file, and no folder with a tokenizer.json; choose a tokenizer.json, its "
-            "folder, or a model of the hub as org/name"
-        )
-    path = path or _download(name)
+    path = _local_tokenizer(name) or _download(name)
     try:
         return SubwordTokenizer(name, read_at_most(path, LARGEST_TOKENIZER).decode("utf-8-sig"))
     except (OSError, ValueError) as error:

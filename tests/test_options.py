@@ -20,7 +20,7 @@ def test_a_run_rejects_what_leaves_the_limits_in_float32(overrides: list[str]) -
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["' '", "a\u200bb", "a" * 129])
+@pytest.mark.parametrize("name", ["' '", "'a\u200bb'", "a" * 129])
 def test_a_name_that_is_empty_long_or_not_printable_is_rejected(name: str) -> None:
     with pytest.raises(ConfigError, match="must be a printable text of 1 to 128 characters"):
         compose_run([f"run.name={name}"])

@@ -185,26 +185,6 @@ def test_text_file_is_one_document(files: Files, read: Read) -> None:
     assert read(files({"e.txt": "a\r\nb\rc\n"}))[-1] == "a\nb\nc\n"
 
 
-NAMES = [
-    "a b.txt",
-    "q'uo\"te.txt",
-    "[a-z]",
-    "st*r.txt",
-    "**",
-    "co::lon",
-    "$HOME",
-    "new\nline",
-    "~t",
-    "back\\s",
-    "\u00e9",
-]
-
-
-def test_files_may_have_any_name(files: Files, read: Read) -> None:
-    contents = {f"{folder}/{name}": f"I am {name!r}" for name in NAMES for folder in ("[x]", "a*b")}
-    assert read(files(contents, format="text")) == [contents[name] for name in sorted(contents)]
-
-
 def test_formats_are_mixed_in_the_order_of_the_files(files: Files, read: Read, tmp_path: Path) -> None:
     config = files({
         "1.txt": "1", "2.jsonl": lines({"text": "2a", "messages": [{"a": 1}]}, "2b"), "3.txt": "3",
@@ -296,11 +276,3 @@ def test_rows_without_text_are_counted(files: Files, tmp_path: Path) -> None:
     assert list(text.documents(tmp_path)) == ["a", "b", "c", "d", "e"]
     assert (text.counts.documents, text.counts.empty, text.counts.null) == (5, 4, 5)
     assert text.counts.formats == {"csv": 1, "json": 2, "parquet": 1, "text": 2}
-
-
-@pytest.mark.exhaustive
-def test_line_of_25_million_characters(files: Files, read: Read) -> None:
-    enormous = "0123456789" * 2_500_000
-    texts = read(files({"a.txt": enormous, "b.jsonl": lines({"text": "before"}, {"text": enormous})}))
-    assert [len(text) for text in texts] == [25_000_000, 6, 25_000_000]
-    assert texts[0] == texts[2] == enormous

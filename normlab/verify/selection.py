@@ -118,14 +118,6 @@ def checks_of_catalogue(presets: Iterable[NormConfig] = ()) -> Iterator[Check]:
         yield from rule_checks(rule)
 
 
-def compiled_checks_of_catalogue() -> Iterator[Check]:
-    """Yield the compiled check of every norm before the sub-layers, and of every placement."""
-    pairs = [(norm(), PLACEMENTS["pre"]) for norm in NORMS.values()]  # pyright: ignore[reportCallIssue]
-    pairs += [(_visible_norm(placement), placement) for placement in PLACEMENTS.values()]
-    for norm, placement in pairs:
-        yield from _compiled(small_config(norm, placement))
-
-
 def _compiled(config: RunConfig) -> Iterator[Check]:
     """Yield the compiled checks of a block, which take seconds; a study does without them."""
     yield (check := graphs_check(config, _block(config)))

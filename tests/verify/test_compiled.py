@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -321,18 +320,3 @@ def test_a_run_is_compiled_and_a_study_is_not(monkeypatch: pytest.MonkeyPatch) -
     assert only not in list(selection.checks_of_run(config))
     monkeypatch.setattr(selection, "checks_of_run", lambda config: iter(()))
     assert list(selection.select_checks(config, ["norm=none"])) == [only, only]
-
-
-def test_the_catalogue_is_compiled_only_on_request(monkeypatch: pytest.MonkeyPatch, run_command: Command) -> None:
-    for claim, name in (("compiled", "compiled_check"), ("shares", "graphs_check")):
-        check = partial(Check, claim=claim, passed=True, result="")
-        monkeypatch.setattr(selection, name, lambda config, subject, check=check: check(subject))
-    code, out, err = run_command("verify", "--compiled")
-    assert (code, err) == (0, "")
-    subjects = [line.partition(":")[0] for line in out.splitlines()[:-1] if ": compiled" in line]
-    assert "ok    block layernorm, pre" in subjects
-    assert "ok    block rmsnorm eps=0.3, deepnorm" in subjects
-    assert len(subjects) == len(NORMS) + len(PLACEMENTS)
-    code, out, err = run_command("verify", "norm=rmsnorm", "--compiled")
-    assert (code, out) == (2, "")
-    assert err.startswith("error: --compiled: has no effect with a run")

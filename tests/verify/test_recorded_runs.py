@@ -102,7 +102,6 @@ def test_all_checks_of_a_recorded_run_hold(records: list[RunRecord], run_command
     [
         (["nothing"], "neither a folder nor a sweep"),
         (["results", "norm=rmsnorm"], "results: not option=value"),
-        (["results", "--compiled"], "--compiled: has no effect with a run"),
         (["norm=rmsnorm", "--trust"], "--trust: has no effect without a recorded run"),
     ],
 )

@@ -53,7 +53,6 @@ class UserConfigs(NamedTuple):
 
 
 PACKAGED = UserConfigs()
-"""No configs but those of normlab."""
 
 
 def register(plugins: Sequence[str] = ()) -> None:

@@ -45,7 +45,6 @@ class Estimate(NamedTuple):
     batch: int
     """What a micro-batch adds to the weights and moments, from the forward pass to the start of the backward pass."""
     peak: int
-    """The most at once."""
 
 
 def estimate(

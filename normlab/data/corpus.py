@@ -67,7 +67,6 @@ class Corpus:
     """For the record of a run, as plain JSON values: name, sizes, the kind of validation split (complete `documents` or
     their `tails`), the counts of what was `read`, and the `source` of a dataset of the hub."""
     folder: Path
-    """Folder in the cache."""
 
     def baselines(self, tokens: np.ndarray, targets: np.ndarray) -> dict[str, float]:
         """Return the loss of each baseline model on validation targets, in nats/token."""

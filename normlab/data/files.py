@@ -139,7 +139,6 @@ class FilesText:
         }
         """All inputs that determine the text, as plain JSON values."""
         self.counts = TextCounts(dict(sorted(Counter(source.format for source in self._sources).items())))
-        """What was read."""
 
     def connect(self) -> None:
         """Do nothing, because files need no network."""

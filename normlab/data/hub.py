@@ -62,7 +62,6 @@ class HubText:
         }
         """All inputs that determine the text and are known before it is read, as plain JSON values."""
         self.counts = TextCounts({"dataset": 1})
-        """What was read."""
         self._commit: str | None = None
 
     @property

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 REFERENCE_KINDS = ("external", "identity", "self")
-"""The values of `NormConfig.reference_kind`."""
 
 
 @dataclass(kw_only=True, slots=True)

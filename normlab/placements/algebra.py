@@ -92,7 +92,7 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A placement of the algebra: data, not code."""
+    """A placement of the algebra: data, not code. Fields without a description are those of `Placement`."""
 
     name: str
     formula: str
@@ -100,7 +100,6 @@ class Row:
     source: str
     init: str
     version: int = 1
-    """As `Placement.version`."""
     attn: SubLayer = field(default_factory=SubLayer)
     mlp: SubLayer = field(default_factory=SubLayer)
     early: EarlyBlocks | None = None
@@ -111,7 +110,6 @@ class Row:
     """Name of the placement class with the row's options; by default `EarlyPlacement` for a row with `early`, otherwise
     `AlgebraPlacement`."""
     head_scale: bool = False
-    """As `Placement.head_scale`."""
     shared_scale: bool = False
     """Whether both sub-layers of a block share g."""
     embedding_norm: bool = False
@@ -119,17 +117,12 @@ class Row:
     final_norm: bool = False
     """A norm on the stream, before the LM head."""
     incompatible_inits: Mapping[str, str] = field(default_factory=dict)
-    """As `Placement.incompatible_inits`."""
     initial_values: Mapping[str, str] = field(default_factory=dict)
-    """As `Placement.initial_values`."""
     note: str = ""
     """As `Placement.note`, and other names of the placement."""
     parameters: str = "0"
-    """As `Placement.parameters`."""
     equals: str = ""
-    """As `Placement.equals`."""
     pitfalls: tuple[str, ...] = ()
-    """As `Placement.pitfalls`."""
 
     @property
     def embedding_formula(self) -> str:
@@ -315,13 +308,10 @@ def _scaled_start(sub: SubLayer, c: float) -> SubLayer:
 PLACEMENT_CLASSES = {
     kind.__name__: kind for kind in (AlgebraPlacement, EarlyPlacement, FirstBlockPlacement, DepthScaledPlacement)
 }
-"""Placement classes by name, for `Row.kind`."""
 
 ROWS_BY_NAME: dict[str, Row] = {}
-"""The registered rows."""
 
 SITES = {"attn": ("in", "out", "res", "q", "k", "v", "attn_inner"), "mlp": ("in", "out", "res", "mlp_inner")}
-"""Possible sites of norms for each sub-layer."""
 
 
 def register_row(row: Row) -> None:

@@ -27,7 +27,6 @@ class Branch:
     def __init__(self, sublayer: Callable[[Tensor], Tensor]):
         self.sublayer = sublayer
         self.last_update: Tensor | None = None
-        """The update of the last call."""
 
     def __call__(self, x_BTD: Tensor) -> Tensor:
         """Return the output of the sub-layer, marked as the update of the stream."""

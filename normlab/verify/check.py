@@ -17,7 +17,6 @@ class Check:
     subject: str
     """The entry that is checked: `norm rmsnorm`, `placement pre`."""
     claim: str
-    """The property that must hold."""
     passed: bool
     result: str
     """The largest error and its tolerance; after a failure the expected and the actual value."""

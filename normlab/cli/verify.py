@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from typing import Annotated
 
 from typer import Argument
@@ -70,5 +71,5 @@ def verify(
         results.append(check)
         if not json:
             echo(str(check))
-    echo(render([check.row() for check in results], "json") if json else verdict(results), keep="\n")
+    echo(render([asdict(check) for check in results], "json") if json else verdict(results), keep="\n")
     return int(not all(check.passed for check in results)) or (2 if problems else 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -28,12 +27,6 @@ class Check:
     def __str__(self) -> str:
         state = "skip" if self.skipped else "ok  " if self.passed else "FAIL"
         return f"{state}  {self.subject}: {self.claim}  {self.result}".rstrip()
-
-    def row(self) -> dict[str, Any]:
-        return {
-            "of": self.subject, "check": self.claim, "passed": self.passed, "result": self.result,
-            "kind": self.reference_kind, "skipped": self.skipped,
-        }  # fmt: skip
 
 
 def check_equal(subject: str, claim: str, expected: object, actual: object, note: str = "") -> Check:

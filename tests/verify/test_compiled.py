@@ -298,7 +298,7 @@ def test_without_a_compiler_the_check_is_skipped(monkeypatch: pytest.MonkeyPatch
         "skip  block rmsnorm, pre: compiled, bf16: equals its formula  compile=on: the C++ compiler 'no_such_compiler'"
     )
     assert str(check).startswith(line)
-    assert (check.passed, check.row()["skipped"]) == (True, True)
+    assert (check.passed, check.skipped) == (True, True)
     assert selection.verdict([check]).startswith("1 checks: all hold, 1 skipped; references:")
 
 

@@ -178,7 +178,7 @@ def test_a_broken_plugin_fails_the_matching_check(broken: str, tmp_path: Path, r
     choice = [f"norm=halved{list(BREAKS).index(broken)}"] if not broken or "128" in broken else []
     code, out, err = run_command("verify", f"plugins=[{tmp_path}/mine.py]", *choice, "--json")
     assert err == ""
-    failed = [check["check"] for check in json.loads(out) if not check["passed"]]
+    failed = [check["claim"] for check in json.loads(out) if not check["passed"]]
     assert code == (1 if broken else 0), failed
     if broken:
         assert any(broken.startswith(check) for check in failed)
@@ -198,7 +198,7 @@ def test_a_row_with_wrong_starts_fails(name: str, start: str, tmp_path: Path, ru
     )
     code, out, _ = run_command("verify", f"plugins=[{tmp_path}/late.py]", f"placement={name}", "--json")
     (failed,) = (check for check in json.loads(out) if not check["passed"])
-    assert (code, failed["check"]) == (1, "has its declared initial values")
+    assert (code, failed["claim"]) == (1, "has its declared initial values")
     assert "wiring.attn.scale" in failed["result"]
 
 
@@ -221,8 +221,8 @@ def test_a_row_that_is_wrong_in_late_blocks_fails(tmp_path: Path, run_command: C
     code, out, _ = run_command("verify", f"plugins=[{tmp_path}/late.py]", "placement=right_at_four", "--json")
     failed = [check for check in json.loads(out) if not check["passed"]]
     assert code == 1
-    assert all(check["of"].startswith("placement right_at_four") for check in failed)
-    assert {check["check"] for check in failed} == {"computes x = x + 0.5 * F(N(x))"}
+    assert all(check["subject"].startswith("placement right_at_four") for check in failed)
+    assert {check["claim"] for check in failed} == {"computes x = x + 0.5 * F(N(x))"}
 
 
 def test_a_placement_that_differs_in_evaluation_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,7 @@ def test_plugins_without_a_run_are_verified_with_all_that_they_register(tmp_path
     code, out, err = run_command("verify", override, "--json")
     checks = json.loads(out)
     assert (code, err) == (0, ""), [check for check in checks if not check["passed"]]
-    assert {check["of"] for check in checks} == {"norm halved_alone", "placement row_alone", "init row_alone_init"}
+    assert {check["subject"] for check in checks} == {"norm halved_alone", "placement row_alone", "init row_alone_init"}
     (tmp_path / "row.py").write_text(LATE.format(name="row_alone", branch="0.4"))
     code, out, err = run_command("verify", override, "--json")
     assert (code, err) == (1, "")

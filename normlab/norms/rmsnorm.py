@@ -18,8 +18,6 @@ from normlab.norms.affine import NormModule, working_dtype
 from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
 
-EPS_MODES = ("inside_ms", "outside_rms", "inside_sum", "clamp", "none")
-
 
 class RMSNorm(NormModule):
     def __init__(self, width: int, options: RMSNormConfig):
@@ -97,7 +95,9 @@ class RMSNormConfig(AffineNormConfig):
     eps: float = option(
         1e-6, "Unit of x squared in inside_ms and inside_sum, of x in outside_rms and clamp.", at_least=0
     )
-    eps_mode: str = option("inside_ms", "Place of eps in the formula.", choices=EPS_MODES)
+    eps_mode: str = option(
+        "inside_ms", "Place of eps in the formula.", choices=("inside_ms", "outside_rms", "inside_sum", "clamp", "none")
+    )
     compute: str = option(
         "fp32", choices=("fp32", "input"),
         help="fp32: upcast a narrower input and compute in float32; input: compute in the input's own dtype.",

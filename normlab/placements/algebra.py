@@ -318,8 +318,8 @@ def register_row(row: Row) -> None:
     """Register a row as a placement.
 
     Raises:
-        ConfigError: An unknown or repeated site, an `out_gain` without an `out` norm, `initial_values` that is not a
-            mapping, an unknown `kind`, or another row of the same name.
+        ConfigError: An unknown site, an `out_gain` without an `out` norm, `initial_values` that is not a mapping, an
+            unknown `kind`, or another row of the same name.
     """
     for kind, sub in zip(itertools.cycle(SITES), row.all_sub_layers, strict=False):
         for site in sub.norms:
@@ -327,8 +327,6 @@ def register_row(row: Row) -> None:
                 sites = "; ".join(f"{other} has {', '.join(known)}" for other, known in SITES.items())
                 hint = did_you_mean(site, SITES[kind])
                 raise ConfigError(f"placement {row.name!r}: unknown site {site!r} of {kind}{hint}: {sites}")
-            if sub.norms.count(site) > 1:
-                raise ConfigError(f"placement {row.name!r}: {kind} has the site {site!r} twice; name it once")
         if sub.out_gain is not None and "out" not in sub.norms:
             raise ConfigError(f"placement {row.name!r}: out_gain has no effect without a norm at site 'out'; add it")
     check_initial_values("placement", row.name, row.initial_values)

@@ -150,8 +150,5 @@ def profile(placement: str, init: str, depth: int) -> Profile:
     for seed in range(SEEDS):
         initialise(model, config.init_rule, seed)  # the norm and these placements draw nothing themselves
         profiles.append(measure(dataclasses.replace(config, seed=seed), model))
-    return mean_profile(profiles)
-
-
-def mean_profile(profiles: Sequence[Profile]) -> Profile:
-    return Profile(profiles[0].depth, *map(fmean, list(zip(*profiles, strict=True))[1:]))
+    _, *measured = zip(*profiles, strict=True)
+    return Profile(depth, *map(fmean, measured))

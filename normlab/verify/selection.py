@@ -38,25 +38,17 @@ CHECKED_PARTS = ("norm", "placement", "model", "init", "plugins")
 
 
 def select_checks(config: RunConfig, overrides: Sequence[str]) -> Iterator[Check]:
-    """Return the checks of a run, or of the plugins' entries if the overrides name no others.
-
-    Args:
-        config: The run's config.
-        overrides: The overrides of the command line. An override that selects a user's config (+experiment=mine)
-            selects the checks of a run.
+    """Return the checks of a run, or those of the plugins' entries if no override has another part than plugins.
 
     Raises:
         ConfigError: An override has no effect on the checks.
     """
     parts = {override: re.split(r"[.=@]", override.lstrip("+"), maxsplit=1)[0].strip() for override in overrides}
     unchecked = {field.name for field in dataclasses.fields(RunConfig)} - set(CHECKED_PARTS)
-    only_plugins = bool(config.plugins) and set(parts.values()) <= {*unchecked, "model", "init", "plugins", "hydra"}
-    checked, hint = ", ".join(CHECKED_PARTS), "leave it out"
-    if only_plugins:
-        unchecked |= {"model", "init"}
-        checked, hint = "plugins", "choose a norm or a placement, or leave it out"
     if unused := [override for override, part in parts.items() if part in unchecked]:
-        raise ConfigError(f"{' '.join(unused)}: has no effect, since verify checks only {checked}; {hint}")
+        checked = ", ".join(CHECKED_PARTS)
+        raise ConfigError(f"{' '.join(unused)}: has no effect, since verify checks only {checked}; leave it out")
+    only_plugins = set(parts.values()) <= {"plugins", "hydra"} and bool(config.plugins)
     return checks_of_plugins(config.plugins) if only_plugins else all_checks_of_run(config)
 
 

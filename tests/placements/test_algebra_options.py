@@ -126,11 +126,6 @@ def test_site_of_the_other_sub_layer_is_rejected(part: str, norms: tuple[str, ..
     assert str(error.value).endswith(": attn has in, out, res, q, k, v, attn_inner; mlp has in, out, res, mlp_inner")
 
 
-def test_repeated_site_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="attn has the site 'in' twice"):
-        register_row(row_of(attn=SubLayer(norms=("in", "in"))))
-
-
 def learned(model: GPT) -> dict[str, Tensor]:
     return {name: parameter for name, parameter in model.named_parameters() if name.endswith(".scale")}
 

@@ -101,10 +101,7 @@ def estimate(
 def num_weights(config: RunConfig, vocab_size: int = VOCAB_SIZE, multiple: int = 1) -> int:
     """Return the number of weights of a validated config, without biases and norms.
 
-    Args:
-        config: A validated config.
-        vocab_size: Rows of the token embedding.
-        multiple: Each matrix is padded to a multiple of this many numbers.
+    Each matrix is padded to a multiple of `multiple` numbers.
     """
     model = config.model
     assert model.mlp_width is not None  # resolved

@@ -74,11 +74,7 @@ class Corpus:
 
 
 def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
-    """Return the corpus of a config from the cache; build it first if the cache has none.
-
-    Args:
-        config: The source of the text, its split and its tokenizer.
-        cache: Folder of the cache; `paths.cache_dir()` unless given.
+    """Return the corpus of a config from the cache, `paths.cache_dir()` unless given; build it if the cache has none.
 
     Raises:
         DataError: The text cannot be read or is too short to split, or the cache cannot be written.

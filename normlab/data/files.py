@@ -119,9 +119,6 @@ def source_sha256(sources: Iterable[Source]) -> str:
 class FilesText:
     """The documents of files and folders, or of the standard library.
 
-    Args:
-        config: The source of the text.
-
     Raises:
         DataError: A file has no known format, or cannot be read.
     """

@@ -98,10 +98,7 @@ class BytesTokenizer(Tokenizer):
 class CharsTokenizer(Tokenizer):
     """Characters by code point, then the end of a document, then the unknown character.
 
-    A character outside the alphabet encodes to `unknown`, which decodes to U+FFFD.
-
-    Args:
-        characters: The alphabet, sorted and without repeats.
+    The alphabet is sorted and without repeats; any other character encodes to `unknown`, which decodes to U+FFFD.
     """
 
     name = "chars"
@@ -128,11 +125,7 @@ class CharsTokenizer(Tokenizer):
 
 
 class SubwordTokenizer:
-    """A tokenizer of the `tokenizers` library, built from its JSON.
-
-    Args:
-        name: The value of `data.tokenizer`.
-        definition: The content of its tokenizer.json.
+    """A tokenizer of the `tokenizers` library, built from `definition`, the content of its tokenizer.json.
 
     Raises:
         ValueError: The JSON is not a tokenizer, has too many tokens, or has dropout, which makes tokens random.
@@ -188,13 +181,7 @@ class SubwordTokenizer:
 
 
 def fit(name: str, training_texts: Iterable[str], vocab_size: int | None = None) -> Tokenizer:
-    """Return the tokenizer `name`, fitted to the training text if it depends on the text.
-
-    Args:
-        name: bytes, chars or bpe.
-        training_texts: The texts; bytes reads none, bpe only the first.
-        vocab_size: Largest vocabulary of bpe.
-    """
+    """Return bytes, chars or bpe, fitted to the training text; bytes reads no text, bpe only the first."""
     if name == "bytes":
         return BytesTokenizer()
     if name == "chars":
@@ -244,10 +231,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE) -> Sub
 def pretrained_tokenizer(name: str) -> SubwordTokenizer:
     """Return a tokenizer by its name on the hub or its path, from tokenizer.json alone.
 
-    A tokenizer in the cache of the hub's library is used without a request.
-
-    Args:
-        name: gpt2, org/name, a tokenizer.json, or a folder with one.
+    The name is gpt2, org/name, a tokenizer.json, or a folder with one. A tokenizer in the cache of the hub's library is
+    used without a request.
 
     Raises:
         DataError: No tokenizer has that name, it has no tokenizer.json, or neither hub nor cache has it.

@@ -139,9 +139,7 @@ def checks_of_norm(norm: NormConfig, width: int, config: RunConfig | None = None
 def checks_of_placement(placement: Placement, *, thorough: bool = True) -> Iterator[Check]:
     """Yield the checks of a placement with each kind of model and each option.
 
-    Args:
-        placement: The placement.
-        thorough: Whether to also check it with every norm, at a larger depth, and its laws at initialisation.
+    If `thorough`, also check it with every norm, at a larger depth, and its laws at initialisation.
     """
     subject = f"placement {placement.name}"
     small = build_small(small_config(_visible_norm(placement), placement, depth=DEPTH))

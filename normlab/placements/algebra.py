@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from normlab.errors import ConfigError, did_you_mean, unknown
+from normlab.errors import ConfigError, did_you_mean
 from normlab.options import option
 from normlab.placements.base import (
     INNER_SITES,
@@ -106,9 +106,8 @@ class Row:
     """The first blocks, if they differ from the others."""
     variants: Mapping[str, Variant] = field(default_factory=dict)
     """Other forms of the row, by the option value that selects them."""
-    kind: str = ""
-    """Name of the placement class with the row's options; by default `EarlyPlacement` for a row with `early`, otherwise
-    `AlgebraPlacement`."""
+    kind: type[AlgebraPlacement] | None = None
+    """The class with the row's options; by default `EarlyPlacement` for a row with `early`, else `AlgebraPlacement`."""
     head_scale: bool = False
     shared_scale: bool = False
     """Whether both sub-layers of a block share g."""
@@ -305,10 +304,6 @@ def _scaled_start(sub: SubLayer, c: float) -> SubLayer:
     return replace(sub, out_gain=lambda layer, depth: c * start(layer, depth))
 
 
-PLACEMENT_CLASSES = {
-    kind.__name__: kind for kind in (AlgebraPlacement, EarlyPlacement, FirstBlockPlacement, DepthScaledPlacement)
-}
-
 ROWS_BY_NAME: dict[str, Row] = {}
 
 SITES = {"attn": ("in", "out", "res", "q", "k", "v", "attn_inner"), "mlp": ("in", "out", "res", "mlp_inner")}
@@ -318,8 +313,8 @@ def register_row(row: Row) -> None:
     """Register a row as a placement.
 
     Raises:
-        ConfigError: An unknown site, an `out_gain` without an `out` norm, `initial_values` that is not a mapping, an
-            unknown `kind`, or another row of the same name.
+        ConfigError: An unknown site, an `out_gain` without an `out` norm, `initial_values` that is not a mapping, or
+            another row of the same name.
     """
     for kind, sub in zip(itertools.cycle(SITES), row.all_sub_layers, strict=False):
         for site in sub.norms:
@@ -330,8 +325,6 @@ def register_row(row: Row) -> None:
         if sub.out_gain is not None and "out" not in sub.norms:
             raise ConfigError(f"placement {row.name!r}: out_gain has no effect without a norm at site 'out'; add it")
     check_initial_values("placement", row.name, row.initial_values)
-    kind = row.kind or ("AlgebraPlacement" if row.early is None else "EarlyPlacement")
-    if kind not in PLACEMENT_CLASSES:
-        raise ConfigError(f"placement {row.name!r}: " + unknown("kind", kind, [*PLACEMENT_CLASSES]))
-    register_placement(PLACEMENT_CLASSES[kind](name=row.name), same=ROWS_BY_NAME.get(row.name, row) == row)
+    options = row.kind or (AlgebraPlacement if row.early is None else EarlyPlacement)
+    register_placement(options(name=row.name), same=ROWS_BY_NAME.get(row.name, row) == row)
     ROWS_BY_NAME[row.name] = row

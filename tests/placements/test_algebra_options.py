@@ -99,11 +99,6 @@ def test_first_block_without_effect_is_rejected_with_norm_none() -> None:
     compose_run(overrides).reject_unused_options()
 
 
-def test_row_of_an_unknown_kind_is_rejected() -> None:
-    with pytest.raises(ConfigError, match=r"test_row.*EarlyPlacment.*did you mean 'EarlyPlacement'"):
-        register_row(row_of(kind="EarlyPlacment"))
-
-
 def test_unknown_site_in_early_blocks_is_rejected() -> None:
     with pytest.raises(ConfigError, match="unknown site 'rse'"):
         register_row(row_of(early=EarlyBlocks(blocks=quarter, condition="", mlp=SubLayer(norms=("rse",)))))

@@ -188,12 +188,12 @@ def spike_rows(folder: RunFolder) -> list[Row]:
     metrics = series(folder)
     return [
         {
-            "rule": counts.rule.name,
+            "rule": counts.rule,
             "spikes": len(counts.spikes),
             "of steps": counts.scored,
             "share": counts.share,
-            "formula": counts.rule.formula,
-            "source": counts.rule.source,
+            "formula": counts.formula,
+            "source": counts.source,
             "at": metrics["step"][counts.spikes].astype(int).tolist(),
         }
         for counts in count_spikes(metrics)

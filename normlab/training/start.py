@@ -301,9 +301,7 @@ def _last_status(loop: Loop, run: TrainingRun, state: str, error: BaseException 
         references = msgspec.convert(run.run_json["corpus"], RecordedCorpus).references(initial_loss)
         status = status.completed(references, run.last_finite)
     with contextlib.suppress(StoreError):  # the outcome stands without them
-        spikes = {
-            each.rule.name: SpikeCount(len(each.spikes), each.scored) for each in count_spikes(series(run.folder))
-        }
+        spikes = {each.rule: SpikeCount(len(each.spikes), each.scored) for each in count_spikes(series(run.folder))}
         status = replace(status, spikes=spikes)
     # By the digest of its rows, readers notice a changed record.
     return replace(status, metrics=run.folder.metrics_digest()) if status.state in COMPLETED_STATES else status

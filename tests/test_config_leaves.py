@@ -21,7 +21,6 @@ from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError, DataError
 from normlab.model.init import build_model
 from normlab.options import flatten_options
-from normlab.stats.measure.schedule import probe_steps
 from normlab.tracking.payloads import labels_of
 from normlab.tracking.uploads import services_of
 from normlab.training.machine import resolve
@@ -77,11 +76,6 @@ def statistics(config: RunConfig) -> Any:
     """Return the measured statistics and their steps."""
     arrays = train(config, trackers=[]).folder.statistics
     return [(part.names(), part.steps.tolist()) for tier in ("core", "extended") for part in arrays.read(tier)[0]]
-
-
-def probed(config: RunConfig) -> Any:
-    """Return the steps after which the run is probed."""
-    return sorted(probe_steps(config))
 
 
 def corpus(config: RunConfig) -> Any:
@@ -219,8 +213,7 @@ RUN_ROWS: dict[str, Row] = {
     "stats.also": Row("[]", "[resid_rms]", statistics, ("stats=off",)),
     "stats.without": Row("[]", "[resid_rms]", statistics),
     "stats.every": Row("1", "2", statistics),
-    "stats.extended_every": Row("1", "2", statistics, ("stats=full",)),
-    "stats.probe_share": Row("0.1", "1", probed, ("stats=full", "train.steps=100")),
+    "stats.extended_every": Row("1", "2", statistics, ("stats.tiers=[core,extended]",)),
     "run.name": Row("null", "mine", record("name")),
     "run.fresh": Row("false", "true", run_folder),
     "seed": Row("0", "1", weights),

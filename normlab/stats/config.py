@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from normlab.errors import ConfigError, unknown
 from normlab.options import option
 from normlab.stats.registry import STATISTICS
-from normlab.stats.statistic import CORE, EXTENDED, PROBE, TIERS
+from normlab.stats.statistic import CORE, EXTENDED, TIERS
 
 
 @dataclass(kw_only=True, slots=True)
@@ -17,8 +17,8 @@ class StatsConfig:
     preset: str = option("", "The preset of these options; a label only.", identity=False)
     tiers: list[str] = option(
         [CORE], identity=False,
-        help="Tiers of statistics: core, in the step itself; extended, in a pass over a fixed batch; probe, at a few "
-        "steps.",
+        help="Tiers of statistics: core, in the step itself; extended, in a pass over a fixed batch; probe, at the "
+        "start, half and end.",
     )  # fmt: skip
     also: list[str] = option(
         [], "More statistics to measure (`normlab list stats`); a derived one adds its inputs.", identity=False
@@ -30,11 +30,6 @@ class StatsConfig:
     extended_every: int | None = option(
         None, at_least=1, at_most=10**9, identity=False,
         help="Steps between two passes over the fixed batch, the first before step 0; default 200.",
-    )  # fmt: skip
-
-    probe_share: float | None = option(
-        None, above=0, at_most=1, identity=False,
-        help="Share of a run's time that its probes may take; default 0.03. It limits the number of probes.",
     )  # fmt: skip
 
     def resolve(self) -> None:
@@ -56,9 +51,7 @@ class StatsConfig:
         for name in self.without:
             if not _inputs(name) <= measured:
                 raise ConfigError(f"stats.without={name}: has no effect, since it is not measured; leave it out")
-        for field, tier, default in (
-            ("every", CORE, 10), ("extended_every", EXTENDED, 200), ("probe_share", PROBE, 0.03)
-        ):  # fmt: skip
+        for field, tier, default in (("every", CORE, 10), ("extended_every", EXTENDED, 200)):
             value = getattr(self, field)
             if self.names(tier):
                 setattr(self, field, default if value is None else value)

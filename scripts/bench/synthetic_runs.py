@@ -133,7 +133,7 @@ class Record:
             "eval": {"every": EVAL_EVERY, "sequences": 64},
             "stats": {
                 "preset": "core" if on else "off", "tiers": ["core"] if on else [], "also": [], "without": [],
-                "every": self.stats_every, "extended_every": None, "probe_share": None,
+                "every": self.stats_every, "extended_every": None,
             },
             "tracking": {
                 "wandb": "off", "also": [], "project": "normlab", "entity": None, "group": None, "job_type": None,

@@ -50,7 +50,7 @@ def _graphs_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def configs_of(results: Path, overrides: Sequence[str], runs: int) -> list[RunConfig]:
     between = ["train.steps=14", "stats.every=3", "eval.every=5", "train.checkpoint_every=4", "stats.extended_every=6"]
-    config = compose_run([*small_run(results), "stats=full", "stats.every=3", *between, *overrides])
+    config = compose_run([*small_run(results), "stats.tiers=[core,extended]", "stats.every=3", *between, *overrides])
     config.stats.tiers = [tier for tier in config.stats.tiers if tier != "probe"]  # packs are not probed
     data = [dataclasses.replace(config.data, seed=seed) for seed in range(runs)]
     return [dataclasses.replace(config, seed=seed, data=data[seed]) for seed in range(runs)]

@@ -173,7 +173,7 @@ def test_changed_statistics_of_a_finished_run_have_no_effect(
     assert "no effect" not in capfd.readouterr().err
     train(compose_run([*overrides, "stats=full"]), trackers=[])
     (expected,) = [line for line in capfd.readouterr().err.splitlines() if "no effect" in line]
-    assert all(f"stats.{name}=" in expected for name in ("tiers", "every", "extended_every", "probe_share"))
+    assert all(f"stats.{name}=" in expected for name in ("tiers", "every", "extended_every"))
     assert "run.fresh=true" in expected
 
 
@@ -220,7 +220,9 @@ def test_run_without_its_metrics_is_an_error(measured: tuple[RunFolder, int], ru
 
 def test_noise_scale_averages_across_the_parts_of_a_run(overrides: list[str], run_command: Command) -> None:
     """Adam's statistics start a new part after the first update; the averages continue across it."""
-    folder = train(compose_run([*overrides, "stats=full", "stats.extended_every=2"]), trackers=[]).folder
+    folder = train(
+        compose_run([*overrides, "stats.tiers=[core,extended]", "stats.extended_every=2"]), trackers=[]
+    ).folder
     parts, _ = folder.statistics.read(EXTENDED)
     assert [part.steps.tolist() for part in parts] == [[0], [2, 4, 6, 8, 10]]
     trace, square = (

@@ -20,7 +20,7 @@ from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.stats.instrument import main_stream
 from normlab.stats.measure.probe import Probe, largest_eigenvalue
-from normlab.stats.measure.schedule import probe_cost, probe_steps
+from normlab.stats.measure.schedule import probe_steps
 from normlab.stats.registry import STATISTICS
 from normlab.stats.statistic import PROBE, TIERS
 from support.cadences import CADENCES, bits, trained
@@ -153,42 +153,30 @@ def test_lanczos_finds_the_largest_eigenvalue_of_a_known_matrix() -> None:
     assert math.isnan(largest_eigenvalue(lambda v: [math.nan * v[0]], [torch.zeros(4, dtype=torch.float64)]))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "moments"),
-    [
-        (["train.steps=10000"], {0, 50, 2500, 5000, 10000}),
-        (["train.steps=2500"], {0, 1250, 2500}),
-        (["train.steps=1000"], {1000}),
-        (["train.steps=100"], set()),
-        (["train.steps=100", "stats.probe_share=1"], {0, 25, 50, 100}),
-        (["train.steps=10000", "stats=core"], set()),
-    ],
-)
-def test_as_many_probes_as_fit_are_scheduled(overrides: list[str], moments: set[int]) -> None:
-    config = compose_run(["stats=full", *overrides])
-    assert probe_steps(config) == moments
-    share = config.stats.probe_share
-    assert share is None or len(moments) * probe_cost(4, 8) <= share * config.train.steps
+def test_a_run_is_probed_at_its_start_half_and_end() -> None:
+    assert probe_steps(compose_run(["stats=full", "train.steps=100"])) == {0, 50, 100}
+    assert probe_steps(compose_run(["stats=full", "train.steps=0"])) == {0}
+    assert probe_steps(compose_run(["stats=core"])) == frozenset()
 
 
 @pytest.mark.exhaustive
 def test_probes_do_not_change_the_bits_of_a_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plain = ("train.steps=120", "model.depth=2", "train.batch_size=8", "norm=batchnorm")
-    folder = trained(tmp_path / "probed", "stats=full", "stats.probe_share=1", *plain)
+    folder = trained(tmp_path / "probed", "stats=full", *plain)
     lines = [line for line in capfd.readouterr().err.splitlines() if "probe after" in line]
     assert [line.partition(" took")[0] for line in lines] == [
-        f"normlab: probe after step {step}" for step in (0, 30, 50, 60, 120)
+        f"normlab: probe after step {step}" for step in (0, 60, 120)
     ]
     assert bits(folder) == bits(trained(tmp_path / "never", *CADENCES["never"], *plain))
     parts, damaged = folder.statistics.read(PROBE)
-    assert sorted(step for part in parts for step in part.steps) == [0, 30, 50, 60, 120]
+    assert sorted(step for part in parts for step in part.steps) == [0, 60, 120]
     assert damaged == 0
     assert all(("sharpness_pre" in part) == (0 not in part.steps) for part in parts)
 
 
 @pytest.mark.exhaustive
 def test_diverging_run_diverges_with_probes_too(tmp_path: Path, run_command: Any) -> None:
-    overrides = ("stats=full", "stats.probe_share=1", "train.steps=60", "train.log_every=60", "optim.lr=1e30")
+    overrides = ("stats=full", "train.steps=60", "train.log_every=60", "optim.lr=1e30")
     folder = trained(tmp_path, *overrides, "train.batch_size=8")
     assert folder.state() == "diverged"
     broken = folder.status()["diverged"]["step"]
@@ -215,7 +203,6 @@ def test_sharpness_pre_needs_adam_and_an_update(tmp_path: Path) -> None:
     overrides = (
         "stats=off",
         "stats.also=[sharpness_pre]",
-        "stats.probe_share=1",
         "train.steps=60",
         "train.batch_size=8",
     )
@@ -223,11 +210,6 @@ def test_sharpness_pre_needs_adam_and_an_update(tmp_path: Path) -> None:
     assert part.names() == ["sharpness_pre"]
     assert 0 not in part.steps
     assert not trained(tmp_path / "sgd", "optim=sgd", "stats=full", "train.steps=1").statistics.read(PROBE)[0]
-
-
-def test_run_too_short_for_a_probe_reports_that(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    trained(tmp_path, "stats=full", "train.steps=3")
-    assert "no probe fits into stats.probe_share=0.03 of 3 steps" in capfd.readouterr().err
 
 
 @pytest.mark.exhaustive

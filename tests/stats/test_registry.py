@@ -55,8 +55,6 @@ def test_statistics_have_names_of_their_own_and_are_in_the_order_of_their_tensor
         (["stats.tiers=[cores]"], "did you mean 'core'"),
         (["stats.every=0"], "must be at least 1"),
         (["stats.extended_every=5"], "has no effect, since no .* statistic is measured; set stats=full"),
-        (["stats.probe_share=0.5"], "has no effect, since no .* statistic is measured; set stats=full"),
-        (["stats.also=[gns]", "stats.probe_share=0.5"], "stats.probe_share=0.5: has no effect"),
     ],
 )
 def test_options_without_effect_fail(overrides: list[str], message: str) -> None:

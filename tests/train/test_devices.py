@@ -72,7 +72,7 @@ def record_of(run: RunFolder) -> dict[str, np.ndarray]:
 CASES = {
     "batchnorm": ["norm=batchnorm", "placement=pre"],
     "layernorm": ["norm=layernorm", "placement=pre", "train.accumulation=4"],
-    "past": ["norm=batchnorm_past", "placement=post", "train.accumulation=2", "stats=full", "stats.probe_share=null"],
+    "past": ["norm=batchnorm_past", "placement=post", "train.accumulation=2", "stats.tiers=[core,extended]"],
 }
 
 

@@ -1,4 +1,4 @@
-"""The schedule of statistics: core in measured steps, extended passes between steps, probes at a few steps."""
+"""The schedule of statistics: core in measured steps, extended passes between steps, and three probes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from normlab.model.runner import ModelRunner
 from normlab.ranks import Ranks, local_statistics
 from normlab.stats.measure.core import CoreStatistics, Measurement, parameter_families
 from normlab.stats.measure.extended import MOST_EXAMPLES, ExtendedPass
-from normlab.stats.measure.probe import JACOBIAN_VECTORS, MOST_PRODUCTS, Probe, adam_preconditioner
+from normlab.stats.measure.probe import Probe, adam_preconditioner
 from normlab.stats.profiles import Column, Layout, Profiles
 from normlab.stats.registry import UPDATE_STATISTICS
 from normlab.stats.statistic import CORE, EXTENDED, PROBE
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 EXAMPLE_FRACTION = 8
 """A probe uses 1 / EXAMPLE_FRACTION of a batch's examples."""
-INSPECT = "`normlab inspect RUN --probe` makes a probe later"
 
 
 @dataclass(slots=True)
@@ -54,7 +53,7 @@ class StatisticsSchedule:
 
     def __post_init__(self) -> None:
         config, windows = self.config, self.validation
-        core, extended, probe = (config.stats.names(tier) for tier in (CORE, EXTENDED, PROBE))
+        core, extended = config.stats.names(CORE), config.stats.names(EXTENDED)
         if config.train.steps == 0:
             core -= {*UPDATE_STATISTICS}
         self.measure = CoreStatistics(self.runner, core, self.ranks) if core else None
@@ -70,9 +69,6 @@ class StatisticsSchedule:
             if missing := sorted(extended - self._extended.names):
                 warn(f"not measured: {', '.join(missing)} (needs two independent examples)")
         self._probe_steps = probe_steps(config)
-        if probe and not self._probe_steps:
-            share = f"stats.probe_share={config.stats.probe_share}"
-            warn(f"no probe fits into {share} of {config.train.steps} steps; {INSPECT}")
 
     def is_measured(self, step: int) -> bool:
         """Return whether the step after `step` updates is measured."""
@@ -130,34 +126,11 @@ class StatisticsSchedule:
             self.record(tier, step, measurement)
 
 
-def probe_cost(depth: int, batch_size: int) -> float:
-    """Return the approximate cost of a probe in training steps; a Hessian product is 3.5 forward and backward passes.
-
-    The cost is counted and not timed, so that a run is probed at the same steps on every machine. It leaves out matrix
-    decompositions and the speed-up of compiled steps.
-    """
-    forward = 1 / 3
-    passes = 2 * MOST_PRODUCTS * 3.5 + JACOBIAN_VECTORS + depth / 2 * forward + 2 * forward
-    return passes * probe_examples(batch_size) / batch_size
-
-
 def probe_examples(batch_size: int) -> int:
     return max(1, batch_size // EXAMPLE_FRACTION)
 
 
 def probe_steps(config: RunConfig) -> frozenset[int]:
-    """Return the update counts after which a run is probed: the first of these sets that fits stats.probe_share.
-
-    Start, end of the warm-up, quarter, half and end; start, half and end; end; none. A run without steps is probed.
-    """
-    steps, share = config.train.steps, config.stats.probe_share
-    if share is None:
-        return frozenset()
-    if steps == 0:
-        return frozenset({0})
-    warmup = config.optim.warmup_steps or 0
-    for candidates in ((0, warmup, steps // 4, steps // 2, steps), (0, steps // 2, steps), (steps,)):
-        distinct = frozenset(candidates)
-        if len(distinct) * probe_cost(config.model.depth, config.train.batch_size) <= share * steps:
-            return distinct
-    return frozenset()
+    """Return the update counts after which a run is probed: at its start, half and end."""
+    steps = config.train.steps
+    return frozenset((0, steps // 2, steps)) if config.stats.names(PROBE) else frozenset()

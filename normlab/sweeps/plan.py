@@ -55,7 +55,7 @@ class ResolvedRun:
     @property
     def work(self) -> rules.Workload:
         """What the rules of `auto` know of the run."""
-        return rules.workload(self.config, self.machine.device, self.machine.precision, self.vocab_size)
+        return rules.workload(self.config, self.machine.device, self.machine.precision)
 
     def peak_of(self, runs: int) -> int:
         """Return a lower bound on the memory of a pack of such runs, in bytes."""

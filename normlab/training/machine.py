@@ -141,7 +141,7 @@ def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = No
         raise ConfigError(f"precision=tf32: {gpu or 'a CPU'} has no TF32; use precision=fp32")
     work = rules.workload(config, device, precision)
     if compiled == "auto":
-        compiled = str(rules.value_of("compile", work))
+        compiled = rules.value_of("compile", work)
     if compiled == "on" and (gpu or not on_gpu) and (missing := missing_compiler(device)):
         raise ConfigError(f"compile={config.compile}: {missing}, or use compile=off")
     return RuntimeSettings(
@@ -170,7 +170,7 @@ def resolve_graph(config: RunConfig, work: rules.Workload) -> str:
     if graph == "on" and (work.device == "cpu" or config.devices > 1):
         reason = "a CPU has no CUDA graphs" if work.device == "cpu" else f"devices={config.devices}: needs a single GPU"
         raise ConfigError(f"train.graph=on: {reason}; use train.graph=auto")
-    return str(rules.value_of("train.graph", work)) if graph == "auto" else graph
+    return rules.value_of("train.graph", work) if graph == "auto" else graph
 
 
 def resolve_device(config: RunConfig, has_gpu: bool | None = None) -> str:

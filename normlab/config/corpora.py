@@ -12,7 +12,7 @@ from normlab.options import option
 TOKENIZERS = ("bytes", "chars", "bpe")
 """The tokenizers that normlab builds; any other name is a pretrained tokenizer."""
 
-COLUMN_HELP = "The column of JSON, CSV and Parquet files that holds the text. Rows without a text are left out."
+COLUMN_HELP = "The column of JSON and Parquet files that holds the text. Rows without a text are left out."
 
 DEFAULT_VOCAB_SIZE = 4096
 
@@ -80,9 +80,9 @@ class StdlibData(DataConfig):
 
 @dataclass(kw_only=True, slots=True)
 class FilesData(DataConfig):
-    """Your own text: text files, JSON Lines, CSV or Parquet; a file, several files, or a folder.
+    """Your own text: text files, JSON Lines or Parquet; a file, several files, or a folder.
 
-    A text file is one document. A file of another format has one document per row.
+    A text file is one document. A file of another format has one document per row. `data=hub` reads a folder of CSV.
     """
 
     name: str = "files"
@@ -91,10 +91,6 @@ class FilesData(DataConfig):
         help="A file, a folder, or a list of files and folders. The run id depends on the text, not on its path.",
     )  # fmt: skip
     column: str = option("text", COLUMN_HELP)
-    format: str = option(
-        "auto", choices=("auto", "text", "json", "csv", "parquet"), identity=False,
-        help="Format of every file; auto takes it from the suffix (.txt, .md, .py, .jsonl, .csv and others).",
-    )  # fmt: skip
 
     def resolve(self) -> None:
         """Also require a path, and make it a list."""

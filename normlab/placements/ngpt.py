@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.options import option
 from normlab.placements.base import NORM_UPDATE, MakeNorm, Placement, register_placement
 from normlab.placements.wiring import Branch, Sequential
 
@@ -68,7 +67,7 @@ class NGPT(Placement):
     parameters: ClassVar[str] = "L * (3 * D + 2 * M) + V"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "The baseline in NVIDIA/ngpt was x = N(x) + F(N(x)), not pre, until November 2024 (issue 1).",
-        "Embeddings that the forward pass also normalises (placement.normalize_embeddings=true) get another gradient.",
+        "Embeddings that the forward pass also normalises get another gradient.",
     )
     init: ClassVar[str] = "gpt2"
     initial_values: ClassVar[Mapping[str, str]] = {
@@ -88,20 +87,12 @@ class NGPT(Placement):
     }
 
     name: str = "ngpt"
-    normalize_embeddings: bool = option(False, "Also normalise the input of the first block in the forward pass.")
-
-    @property
-    def embedding_formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return "x = x / norm2(x)" if self.normalize_embeddings else ""
 
     def has_norms(self, depth: int) -> bool:
         return NORM_UPDATE in self.end_formulas
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
         return Sequential(NGPTSubLayer(width), NGPTSubLayer(width))
-
-    def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
-        return UnitInput() if self.normalize_embeddings else None
 
     def attention_scale(self, head_width: int) -> float:
         """Return sqrt(K), because the product of unit vectors has variance 1 / K."""
@@ -161,13 +152,6 @@ class NGPTSubLayer(nn.Module):
     def forward(self, x_BTD: Tensor, sublayer: Branch) -> Tensor:
         rate_D, unit_BTD = self.alpha.abs() * self.factor, unit(x_BTD)
         return unit(unit_BTD + sublayer.mark_update(rate_D * (unit(sublayer(x_BTD)) - unit_BTD)))
-
-
-class UnitInput(nn.Module):
-    """x / |x|."""
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return unit(x_BTD)
 
 
 register_placement(NGPT())

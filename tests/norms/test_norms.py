@@ -9,7 +9,6 @@ import itertools
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
 from normlab.errors import ConfigError
 from normlab.norms import base
@@ -17,17 +16,30 @@ from normlab.norms.base import NormConfig, load_all, register_norm
 from normlab.norms.batchnorm import BatchNormConfig
 from normlab.norms.layernorm import LayerNormConfig
 from normlab.norms.rmsnorm import RMSNormConfig
-from support.norm_variants import ALL, NO_EPS, WIDTH, both_modes, build, draw, label, validate
+from normlab.options import check
+from normlab.verify.variants import label_of, variants
 
 DEFAULTS = [kind() for kind in load_all().values()]  # pyright: ignore[reportCallIssue]
 
-each_norm = pytest.mark.parametrize("options", DEFAULTS, ids=label)
-each_variant = pytest.mark.parametrize("options", ALL, ids=label)
-# Where a variant takes long: all but the defaults are slow; tests/verify holds each to its reference in any case.
-mainly_defaults = pytest.mark.parametrize(
-    "options",
-    [pytest.param(one, marks=[] if one in DEFAULTS else pytest.mark.exhaustive, id=label(one)) for one in ALL],
-)
+each_norm = pytest.mark.parametrize("options", DEFAULTS, ids=label_of)
+WIDTH = 8
+NO_EPS = RMSNormConfig(eps_mode="none", eps=0.0)
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def build(options: NormConfig, *, training: bool = True) -> nn.Module:
+    """The norm with parameters that are not where they start, and running statistics that have moved."""
+    norm = options.build(WIDTH)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.add_(0.4 * torch.randn(parameter.shape, generator=generator))
+        for _ in range(3):
+            norm.train()(2 + 3 * torch.randn(4, 5, WIDTH, generator=generator))
+    return norm.train(training)
 
 
 def outcome(norm: nn.Module, x: Tensor) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
@@ -62,57 +74,11 @@ def test_buffers_are_reassigned_not_written_in_place(options: NormConfig) -> Non
 # How it runs
 
 
-@each_variant
-@both_modes
-def test_vmap_equals_the_loop(options: NormConfig, training: bool) -> None:
-    norms = [build(options, seed=seed, training=training).double() for seed in range(3)]
-    x = draw(3, 2, 4, WIDTH).requires_grad_()
-    weight = draw(3, 2, 4, WIDTH, seed=1)
-    owned = [dict(norm.named_parameters()) for norm in norms]
-    params = {name: torch.stack([own[name].detach() for own in owned]).requires_grad_() for name in owned[0]}
-    owned = [dict(norm.named_buffers()) for norm in norms]
-    buffers = {name: torch.stack([own[name] for own in owned]) for name in owned[0]}
-
-    def one(tensors: dict[str, Tensor], x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        # functional_call writes reassigned buffers back into the dict that it is given.
-        own = dict(tensors)
-        y = functional_call(norms[0], own, (x,))
-        return y, {name: own[name] for name in buffers}
-
-    y, after = vmap(one)(params | buffers, x)
-    leaves = {"x": x} | params
-    grads = dict(zip(leaves, torch.autograd.grad((y * weight).sum(), list(leaves.values())), strict=True))
-    for run, norm in enumerate(norms):
-        own_x = x[run].detach().requires_grad_()
-        own_y = norm(own_x)
-        own = {"x": own_x} | dict(norm.named_parameters())
-        own_grads = torch.autograd.grad((own_y * weight[run]).sum(), list(own.values()))
-        torch.testing.assert_close(y[run], own_y, rtol=1e-12, atol=1e-12)
-        for name, grad in zip(own, own_grads, strict=True):
-            torch.testing.assert_close(grads[name][run], grad, rtol=1e-11, atol=1e-11)
-        for name, buffer in norm.named_buffers():
-            torch.testing.assert_close(after[name][run], buffer, rtol=1e-12, atol=1e-12)
-
-
-class NormStack(nn.Module):
-    """A stack of norms, compiled as one module.
-
-    Each norm has a separate input: the rounding errors of a shared input's gradient could exceed that gradient.
-    """
-
-    def __init__(self, norms: list[nn.Module]):
-        super().__init__()
-        self.norms = nn.ModuleList(norms)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([norm(own) for norm, own in zip(self.norms, x, strict=True)])
-
-
-@mainly_defaults
+@each_norm
 def test_one_graph_equals_eager(options: NormConfig) -> None:
-    # Traced as a compiled run would be, but not lowered to C++: that is the slow part, done once below.
+    """Traced as a compiled run would be, but not lowered to C++."""
     torch.compiler.reset()
-    norm, x = NormStack([build(options)]), draw(1, 2, 3, WIDTH, dtype=torch.float32)
+    norm, x = build(options), draw(2, 3, WIDTH, dtype=torch.float32)
     expected = outcome(copy.deepcopy(norm), x)
     norm.compile(fullgraph=True, dynamic=False, backend="eager")
     assert_same(outcome(norm, x), expected, rtol=0, atol=0)
@@ -129,7 +95,9 @@ INPUTS = {
 
 
 @pytest.mark.exhaustive
-@each_variant
+@pytest.mark.parametrize(
+    "options", [each for options in [*DEFAULTS, NO_EPS] for each in variants(options, WIDTH)], ids=label_of
+)
 @pytest.mark.parametrize("kind", INPUTS)
 def test_values_and_gradients_are_finite(options: NormConfig, kind: str) -> None:
     for training, dtype in itertools.product((True, False), (torch.float32, torch.bfloat16)):
@@ -174,6 +142,12 @@ def test_norm_has_formula_source_and_name(name: str) -> None:
 # What is refused
 
 
+def validate(options: NormConfig) -> None:
+    """As a run does it."""
+    check(options, "norm.")
+    options.validate()
+
+
 @pytest.mark.parametrize(
     ("options", "override"),
     [
@@ -192,7 +166,7 @@ def test_norm_has_formula_source_and_name(name: str) -> None:
         (BatchNormConfig(momentum=1.5), "norm.momentum=1.5: must be at most 1"),
         (BatchNormConfig(running_var="population"), "norm.running_var"),
     ],
-    ids=lambda value: label(value) if isinstance(value, NormConfig) else None,
+    ids=lambda value: label_of(value) if isinstance(value, NormConfig) else None,
 )
 def test_options_without_effect_are_rejected(options: NormConfig, override: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -208,7 +182,7 @@ def test_options_without_effect_are_rejected(options: NormConfig, override: str)
         BatchNormConfig(momentum=1.0),
         NO_EPS,
     ],
-    ids=label,
+    ids=label_of,
 )
 def test_options_with_effect_are_accepted(options: NormConfig) -> None:
     validate(options)

@@ -1,12 +1,11 @@
-"""The norms beyond the first four: each formula again in numpy, and identities.
+"""Identities between norms, and formulas in numpy of the norms whose `reference` follows from no external code.
 
-As in `test_torch_and_public_code`, the gradients of the numpy formulas are taken by a complex step. Where a formula
-has a corner (clip, min, max) it is taken apart by the real part, on either side of which it is analytic.
+The gradients of the numpy formulas are taken by a complex step, f'(x) = Im f(x + ih) / h, which is exact to rounding
+and shares nothing with autograd. `min` and `max` are those of the real part.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -20,13 +19,12 @@ from normlab.model.init import build_model
 from normlab.norms.base import NormConfig, load_all
 from normlab.norms.batchnorm_by_position import BatchNormPastConfig
 from normlab.norms.bhyt import BHyTConfig
-from normlab.norms.crmsnorm import CRMSNormConfig
 from normlab.norms.gatednorm import GatedNormConfig
 from normlab.norms.groupnorm import GroupNormConfig
-from normlab.norms.l2norm import L2NormConfig, ScaleNormConfig
+from normlab.norms.l2norm import L2NormConfig
 from normlab.norms.layernorm import LayerNormConfig
 from normlab.norms.minmax import MinMaxConfig
-from normlab.norms.pointwise import FUNCTIONS, DerfConfig, DyTConfig, PointwiseConfig
+from normlab.norms.pointwise import FUNCTIONS
 from normlab.norms.prmsnorm import PRMSNormConfig
 from normlab.norms.rmsnorm import RMSNormConfig
 from normlab.norms.seednorm import SeeDNormConfig
@@ -67,79 +65,9 @@ def affine(y: Array, params: Params, unit_offset: bool = False) -> Array:
     return y + params.get("affine.bias", 0.0)
 
 
-def length(x: Array) -> np.complex128:
-    return np.sqrt((x * x).sum())
-
-
-def l2norm(x: Array, options: L2NormConfig, params: Params) -> Array:
-    radius = params.get("radius", len(x) ** 0.5 if options.radius is None else options.radius)
-    return radius * x / (length(x) if length(x).real > options.eps else options.eps)
-
-
-def prmsnorm(x: Array, options: PRMSNormConfig, params: Params) -> Array:
-    exact = options.fraction * len(x)
-    count = max(1, math.floor(exact) if options.count == "floor" else math.ceil(exact))
-    return affine(x / (np.sqrt((x[:count] ** 2).sum() / count) + options.eps), params)
-
-
-def crmsnorm(x: Array, options: CRMSNormConfig, params: Params) -> Array:
-    return x / np.sqrt(((x * x).sum() + x.sum() ** 2) / (len(x) + 1) + options.eps)
-
-
-def groupnorm(x: Array, options: GroupNormConfig, params: Params) -> Array:
-    parts = []
-    for part in np.split(x, options.groups):
-        centred = part - part.sum() / len(part)
-        parts.append(centred / np.sqrt((centred * centred).sum() / len(part) + options.eps))
-    return affine(np.concatenate(parts), params)
-
-
-def zscore(x: Array, options: ZScoreConfig, params: Params) -> Array:
-    centred = x - x.sum() / len(x)
-    freedom = len(x) - (options.sigma == "sample")
-    return affine(centred / (np.sqrt((centred * centred).sum() / freedom) + options.eps), params)
-
-
 def minmax(x: Array, options: MinMaxConfig, params: Params) -> Array:
     low, high = x[x.real.argmin()], x[x.real.argmax()]
     return affine((x - low) / (high - low + options.eps), params)
-
-
-def erf(z: Array) -> Array:
-    """To first order in the imaginary part, which a complex step asks no more of."""
-    slope = 2 / math.sqrt(math.pi) * np.exp(-(z.real**2))
-    return np.array([math.erf(value) for value in z.real]) + 1j * slope * z.imag
-
-
-def magnitude(z: Array) -> Array:
-    return z * np.sign(z.real)
-
-
-def clip(z: Array, limit: float = 1.0) -> Array:
-    return np.where(np.abs(z.real) < limit, z, limit * np.sign(z.real))
-
-
-POINTWISE: dict[str, Callable[[Array], Array]] = {
-    "tanh": np.tanh,
-    "erf": erf,
-    "arctan": lambda z: 2 / math.pi * np.arctan(z),
-    "isru": lambda z: z / np.sqrt(z * z + 1),
-    "relsign": lambda z: z / (np.sqrt(z * z + 1) + 1),
-    "smoothsign": lambda z: z / (1 + magnitude(z)),
-    "expsign": lambda z: np.sign(z.real) * (1 - np.exp(-magnitude(z))),
-    "saturlog": lambda z: np.sign(z.real) * (1 - 1 / (1 + np.log(1 + magnitude(z)))),
-    "cubsign": lambda z: z**3 / (magnitude(z) ** 3 + 1),
-    "satursin": lambda z: np.sin(clip(z, math.pi / 2)),
-    "linear_clip": clip,
-    "logsign_clip": lambda z: clip(np.sign(z.real) * np.log(magnitude(z) + 1)),
-    "logquad_clip": lambda z: clip(np.sign(z.real) * np.log(z * z + 1)),
-}
-
-
-def pointwise(x: Array, options: PointwiseConfig | DyTConfig | DerfConfig, params: Params) -> Array:
-    name = options.function if isinstance(options, PointwiseConfig) else {"dyt": "tanh", "derf": "erf"}[options.name]
-    inner = params["alpha"] * x + params.get("shift", 0.0)
-    return affine(POINTWISE[name](inner), params)
 
 
 def rms(x: Array, eps: float) -> np.complex128:
@@ -163,17 +91,6 @@ def bhyt(x: Array, options: BHyTConfig, params: Params) -> Array:
 
 
 CASES: list[tuple[Callable[..., Array], NormConfig]] = [
-    (l2norm, L2NormConfig(eps=2.0, radius=0.7)),
-    (l2norm, L2NormConfig(eps=0.0, radius=None, learn_radius=True)),
-    (l2norm, ScaleNormConfig(eps=2.0)),
-    (prmsnorm, PRMSNormConfig(eps=0.3, fraction=0.3, bias=True)),
-    (prmsnorm, PRMSNormConfig(eps=0.3, fraction=0.3, count="ceil")),
-    (prmsnorm, PRMSNormConfig(eps=0.3, fraction=0.01)),
-    (crmsnorm, CRMSNormConfig(eps=0.3)),
-    (groupnorm, GroupNormConfig(eps=0.3, groups=3)),
-    (groupnorm, GroupNormConfig(eps=0.3, groups=4, gain=False)),
-    (zscore, ZScoreConfig(eps=0.3, gain=True, bias=True)),
-    (zscore, ZScoreConfig(eps=0.0, sigma="sample")),
     (minmax, MinMaxConfig(eps=0.3, gain=True, bias=True)),
     (minmax, MinMaxConfig(eps=0.0)),
     (seednorm, SeeDNormConfig(eps=0.3)),
@@ -182,33 +99,13 @@ CASES: list[tuple[Callable[..., Array], NormConfig]] = [
     (gatednorm, GatedNormConfig(eps=0.3, rank=3, std=0.5, gate_scale=2.0, unit_offset=True, bias=True)),
     (bhyt, BHyTConfig(eps=0.3, bias=True)),
     (bhyt, BHyTConfig(eps=0.3, lam=3.0, kappa=2.0, learn_lam=False)),
-    (pointwise, DyTConfig(alpha=0.8)),
-    (pointwise, DerfConfig(alpha=0.8)),
-    *((pointwise, PointwiseConfig(function=name, alpha=0.8, shift=True)) for name in FUNCTIONS),
 ]
 
 
-OPTIONS_IN_IDS = (
-    "unit_offset",
-    "rank",
-    "learn_lam",
-    "function",
-    "fraction",
-    "count",
-    "sigma",
-    "groups",
-    "radius",
-    "eps",
-)
-
-
-def called(options: NormConfig) -> str:
-    values = [str(getattr(options, name)) for name in OPTIONS_IN_IDS if hasattr(options, name)]
-    return "-".join([options.name, *values])
-
-
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
-@pytest.mark.parametrize(("formula", "options"), CASES, ids=[called(options) for _, options in CASES])
+@pytest.mark.parametrize(
+    ("formula", "options"), CASES, ids=[f"{options.name}{i}" for i, (_, options) in enumerate(CASES)]
+)
 def test_norm_equals_its_formula(formula: Callable[..., Array], options: NormConfig, scale: float) -> None:
     norm = built(options)
     params = {name: parameter.detach().numpy() for name, parameter in norm.named_parameters()}
@@ -225,17 +122,10 @@ def test_norm_equals_its_formula(formula: Callable[..., Array], options: NormCon
         np.testing.assert_allclose(grad[token], slopes, rtol=1e-10, atol=1e-12 / scale)
 
 
-def test_every_norm_has_a_formula() -> None:
-    """Those of the package; the first four are in `test_torch_and_public_code`."""
-    shipped = {name for name, kind in load_all().items() if kind.__module__.startswith("normlab.norms.")}
-    assert {options.name for _, options in CASES} == shipped - {
-        "rmsnorm",
-        "layernorm",
-        "batchnorm",
-        "batchnorm_past",
-        "batchnorm_position",
-        "none",
-    }
+def test_every_norm_without_an_independent_oracle_has_a_formula() -> None:
+    shipped = [kind for kind in load_all().values() if kind.__module__.startswith("normlab.norms.")]
+    alone = {kind().name for kind in shipped if kind.reference_kind == "self"}  # pyright: ignore[reportCallIssue]
+    assert {options.name for _, options in CASES} == alone
 
 
 # Identities

@@ -19,12 +19,13 @@ from normlab.norms.base import NORMS, load_all
 from normlab.placements.algebra import AlgebraPlacement, Row, SubLayer
 from normlab.placements.base import PLACEMENTS
 from normlab.placements.base import load_all as load_placements
+from normlab.placements.init_rules import INIT_RULES
 from normlab.placements.table import ROWS
 from normlab.placements.wiring import Residual
 from normlab.verify import init_laws, placements, selection
 from normlab.verify.check import Check, LargestError
 from normlab.verify.defaults import DEFAULTS, default_check
-from normlab.verify.init_rules import INIT_OF_PLACEMENT, placement_init_check
+from normlab.verify.init_rules import CLOSED_FORMS, INIT_OF_PLACEMENT, placement_init_check, rule_checks
 from normlab.verify.norm_contract import invariance_check
 from normlab.verify.norms import oracle_checks, reference_checks
 from normlab.verify.variants import option_fields, other_values
@@ -57,6 +58,11 @@ def test_a_norm_passes_its_checks(name: str) -> None:
 @pytest.mark.parametrize("name", load_placements())
 def test_a_placement_passes_its_checks(name: str, thorough: bool) -> None:
     assert failed(selection.checks_of_placement(PLACEMENTS[name], thorough=thorough)) == []
+
+
+@pytest.mark.parametrize("rule", INIT_RULES)
+def test_an_init_rule_passes_its_checks(rule: str) -> None:
+    assert failed(rule_checks(rule)) == []
 
 
 @pytest.mark.exhaustive
@@ -359,6 +365,7 @@ def test_a_row_with_a_wrong_init_fails(name: str, wrong: str, monkeypatch: pytes
 
 
 def test_the_table_of_inits_has_every_placement_of_the_package() -> None:
+    assert set(CLOSED_FORMS) == {name for name in INIT_RULES if INIT_RULES[name].__module__.startswith("normlab.")}
     own_wiring = {name for name, it in load_placements().items() if not isinstance(it, AlgebraPlacement)}
     ours = {name for name in own_wiring if type(PLACEMENTS[name]).__module__.startswith("normlab.")}
     assert {row.name for row in ROWS} | ours == INIT_OF_PLACEMENT.keys()

@@ -59,12 +59,9 @@ def estimate(
     """Return lower bounds on the bytes of a run, or of a pack of such runs.
 
     Args:
-        config: A validated config.
         device: cpu or cuda; only a pack on a CPU keeps the attention weights, (R, B, H, T, T).
         precision: fp32, tf32, bf16 or fp16; the last two are for autocast, whose values have 2 bytes.
         compiled: Whether the blocks are compiled: compiled code may compute some values again.
-        vocab_size: Rows of the token embedding.
-        runs: Runs that train stacked.
     """
     model, train = config.model, config.train
     assert model.mlp_width is not None  # resolved

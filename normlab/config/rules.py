@@ -102,7 +102,6 @@ def pack_size(work: Workload, peak_of: Callable[[int], int], memory_bytes: int) 
     """Return the largest pack size of `sweep.pack=auto`: that of the table, or less if the memory is smaller.
 
     Args:
-        work: The runs of the pack.
         peak_of: The memory estimate of a pack, in bytes, by its size.
         memory_bytes: Memory of the process that trains a pack, in bytes.
     """
@@ -115,10 +114,7 @@ def parallel_packs(work: Workload, peak: int, cores: int, memory_bytes: int) -> 
     """Return the packs that train at once without `sweep.jobs`: that of the table, or less if the memory is smaller.
 
     Args:
-        work: The runs of the packs.
-        peak: The memory estimate of a run, in bytes.
         cores: Cores for one device of each run.
-        memory_bytes: Memory of this machine, in bytes.
     """
     value = value_of("sweep.jobs", work)
     jobs = cores if value == CORES else int(value)

@@ -65,7 +65,6 @@ def baselines(counts: Counts, tokens: np.ndarray, targets: np.ndarray) -> dict[s
     """Return the mean of -ln p(target), in nats/token, over targets of the validation text.
 
     Args:
-        counts: Counts of the corpus.
         tokens: The token before each target, (N, T) or any other shape.
         targets: The targets, of the same shape.
 

@@ -173,8 +173,6 @@ class ModelRunner:
         """Compute the loss of tokens and targets, shape (...R, B, T).
 
         Args:
-            tokens: The inputs.
-            targets: The next tokens.
             selection: The statistics to collect; None for a plain pass.
             taps: Whether to tap the stream for its gradient.
             scale: The factor by which the caller multiplies the loss before the backward pass.

@@ -33,7 +33,6 @@ def train_on_devices(config: RunConfig, pack: Mapping[str, Any] | None) -> int |
     """Train a run with one rank per device; return the signal that stopped it, or None.
 
     Args:
-        config: The run's config.
         pack: As for `train_pack`.
 
     Raises:

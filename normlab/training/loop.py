@@ -51,13 +51,7 @@ AGREE_EVERY = 10
 
 
 class Loop:
-    """Trains a single run, or the runs of a pack, from their progress to their last step.
-
-    Args:
-        runs: The runs, with equal shapes.
-        settings: This machine's settings.
-        corpus: The corpus of all runs.
-    """
+    """Trains a single run, or the runs of a pack, from their progress to their last step."""
 
     def __init__(self, runs: Sequence[TrainingRun], settings: RuntimeSettings, corpus: Corpus) -> None:
         self.runs, self.settings, self.corpus = runs, settings, corpus

@@ -119,7 +119,6 @@ def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = No
     """Resolve device, precision, compile and determinism of a config.
 
     Args:
-        config: The run's config.
         has_gpu: Whether the training machine has a GPU; None checks this machine.
         gpu: The GPU of this machine that trains the run, if it trains on a GPU; None for torch's current GPU.
 
@@ -177,7 +176,6 @@ def resolve_device(config: RunConfig, has_gpu: bool | None = None) -> str:
     """Return the device of a run, cpu or cuda.
 
     Args:
-        config: The run's config.
         has_gpu: Whether the training machine has a GPU; None checks this machine.
 
     Raises:
@@ -199,7 +197,6 @@ def check_machine(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu
     """Check that this machine, or a Slurm task, has the device, the memory and the corpus files.
 
     Args:
-        config: The run's config.
         slurm: The resources of the task in Slurm; None for a run on this machine.
         gpu: The GPU that trains the run, if it trains on a GPU of this machine; None for torch's current GPU.
 
@@ -321,7 +318,6 @@ def apply(settings: RuntimeSettings, *, keep_compiled: bool = False) -> None:
     """Set torch's threads and global switches for a run.
 
     Args:
-        settings: The settings of the run.
         keep_compiled: Whether to keep the compiled code of the last run in this process, whose blocks are equal.
     """
     if settings.device == "cpu":

@@ -203,8 +203,6 @@ class HyperparameterTable:
     """The hyperparameters of every step of a run or a pack. They are copied to a device for many steps at once.
 
     Args:
-        options: Those of each run.
-        steps: The steps of a run.
         like: A tensor with the device and the dtype of the parameters.
         numbers: Whether a single run's learning rate is a Python number, which a graph of the step would freeze.
     """
@@ -269,7 +267,6 @@ class Optimizer:
         """Update the parameters in place where `alive`.
 
         Args:
-            params: The parameters.
             grads: Their gradients, with the same strides: the kernels treat both as flat arrays. Those of stacked runs
                 are overwritten.
             hyperparameters: Those of the single run, or `coefficients_of` stacked runs.

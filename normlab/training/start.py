@@ -64,7 +64,6 @@ def train(config: RunConfig, trackers: Sequence[Console] | None = None, *, ends_
     """Train the run of a validated config, or resume it, or return the outcome that it has already.
 
     Args:
-        config: The run's config.
         trackers: Receivers of the record besides the run's folder; by default the console, and W&B as configured.
         ends_process: Whether the second SIGINT or SIGTERM may end the whole process in the middle of a step.
 
@@ -90,7 +89,6 @@ def train_pack(
 
     Args:
         configs: Validated configs that differ in numbers only: seeds, learning rates and the like (`sweep.packs`).
-        trackers: The trackers of each run.
         pack: The pack's `sweep`, `number` and, if they are planned, the ids of its `runs`.
         ends_process: As for `train`.
         only_first_signal: Whether the process ignores SIGINT and SIGTERM after the first one.
@@ -176,9 +174,7 @@ def open_runs(
     """Return the runs of these configs, each with its folder and its run.json. Writes nothing.
 
     Args:
-        configs: The configs of one run, or of the runs of a pack.
         settings: This machine's settings; only the init rule may differ between the runs of a pack.
-        corpus: The corpus of all runs.
         pack: The pack's `sweep`, `number` and, if they are planned, the ids of its `runs`.
 
     Raises:

@@ -36,9 +36,6 @@ class LossScale:
 
     It changes in place on the device. `GradScaler` reads on the host whether to call the optimiser, so a CUDA graph
     could not replay it.
-
-    Args:
-        device: The device of the parameters.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -136,8 +133,6 @@ class Step:
         """Make one update from tokens and targets, shape (...R, B, T).
 
         Args:
-            tokens: The inputs.
-            targets: The next tokens.
             hyperparameters: Those of the single run, or `coefficients_of` stacked runs.
             measured: Whether to compute the core statistics.
         """

@@ -99,7 +99,6 @@ class TrainingRun:
         """Update the progress by some steps and return their rows, up to the step that diverged, if one did.
 
         Args:
-            first: The first step.
             scalars: For each step the loss, the gradient norm, the clip factor, and whether the run is still trained.
         """
         rows: list[dict[str, Any]] = []
@@ -186,13 +185,7 @@ class TrainingRun:
         self.divergence_written = status.state == DIVERGED
 
     def save(self, step: int, meta: Mapping[str, Any], tensors: Callable[[], Mapping[str, Tensor]]) -> None:
-        """Write a checkpoint.
-
-        Args:
-            step: Its step.
-            meta: The run's `meta` at that step.
-            tensors: Returns the state at that step.
-        """
+        """Write a checkpoint."""
         self.folder.check_place()
         self.folder.sync()
         # The previous checkpoint is intact: this process wrote it, or resumed from it.

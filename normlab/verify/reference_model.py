@@ -45,7 +45,6 @@ class ReferenceModel:
     """Computes logits (B, T, V) from tokens (B, T) by the placement's formula.
 
     Args:
-        config: The config of the model.
         model: The model in float64, whose parameters are used.
         norm_order: The norms of each segment, from `record_norm_order`.
 

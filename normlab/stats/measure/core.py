@@ -77,7 +77,6 @@ class CoreStatistics:
         """Return the statistics of one micro-batch: of the segments, and mean squares of the gradients at the taps.
 
         Args:
-            statistics: The statistics of the segments.
             tap_grads: The gradient at each tap; empty without taps.
             tokens: The number of tokens of the whole step, N; the gradients are those of the mean loss over them.
             scale: The factor by which the loss was multiplied before the backward pass.
@@ -118,12 +117,7 @@ class CoreStatistics:
 
     @torch.no_grad()
     def after_update(self, micro_batches: Sequence[Measurement], before: Sequence[Measurement]) -> Measurement:
-        """Return all core statistics of the step.
-
-        Args:
-            micro_batches: The statistics of each micro-batch.
-            before: The result of `before_update`.
-        """
+        """Return all core statistics of the step."""
         columns, maxima, means = self._order(micro_batches[0].columns)
         values = micro_batches[0].values
         if len(micro_batches) > 1:

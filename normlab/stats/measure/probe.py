@@ -43,9 +43,7 @@ def adam_preconditioner(
     """Return Adam's sqrt(v^) + eps by parameter; None for other optimisers and before the first update.
 
     Args:
-        options: The run's optimiser.
         squares: v by parameter, as the optimiser keeps it.
-        count: The number of updates.
     """
     if options.adam_constants is None or not count:
         return None
@@ -184,7 +182,6 @@ def largest_eigenvalue(product: Callable[[Vector], Vector], like: Vector, most: 
     Args:
         product: Applies the operator to a vector, which is a list of tensors.
         like: A vector, for its shapes.
-        most: The most products.
     """
     generator = torch.Generator().manual_seed(0)
     v = [torch.randn(p.shape, generator=generator).to(p.detach()) for p in like]

@@ -93,13 +93,7 @@ class StatisticsSchedule:
         return self._extended if every is not None and step % every == 0 else None
 
     def profiles(self, step: int, columns: tuple[Column, ...], values: Any) -> Profiles:
-        """Return the values of a run, (K,), on the host, in the order of their layout.
-
-        Args:
-            step: The updates made before them.
-            columns: The columns of the values.
-            values: An array of numpy.
-        """
+        """Return the values of a run, (K,), on the host, in the order of their layout."""
         if columns not in self._layouts:
             families = parameter_families(self.runner.model)
             self._layouts[columns] = Layout.of(columns, self.config.model.depth, families)

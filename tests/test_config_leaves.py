@@ -150,7 +150,6 @@ DATA_ROWS = {
     "files": SHARED_DATA | {
         "path": Row(f"[{HERE / 'corpus.txt'}]", f"[{HERE / 'conftest.py'}]", corpus),
         "column": Row("text", "other", corpus, ("data.path=[two_columns.jsonl]",)),
-        "format": Row("auto", "text", corpus, ("data.path=[two_columns.jsonl]",)),
     },
     # These run the code of the hub on folders; tests/data/test_hub.py uses a server.
     "hub": SHARED_DATA | {

@@ -74,7 +74,7 @@ def test_buffers_are_reassigned_not_written_in_place(options: NormConfig) -> Non
 # How it runs
 
 
-@each_norm
+@pytest.mark.parametrize("options", [each for each in DEFAULTS if each.name != "none"], ids=label_of)
 def test_one_graph_equals_eager(options: NormConfig) -> None:
     """Traced as a compiled run would be, but not lowered to C++."""
     torch.compiler.reset()

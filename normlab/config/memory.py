@@ -16,7 +16,6 @@ import os
 from typing import NamedTuple
 
 from normlab import cgroup
-from normlab.config.devices import micro_batches
 from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
 from normlab.placements.base import projects
@@ -64,7 +63,7 @@ def estimate(
     """
     model, train = config.model, config.train
     assert model.mlp_width is not None  # resolved
-    sequences = train.batch_size // config.devices // micro_batches(config)
+    sequences = train.batch_size // config.devices // config.micro_batches
     tokens, size = sequences * model.context, 2 if precision in ("bf16", "fp16") else 4
     weights = 4 * runs * num_weights(config, vocab_size, ALIGNMENT if runs > 1 else 1)
     # Saved for the backward pass: the input of the sub-layers, q, k, v and the attention output, 5 D; one value more
@@ -87,7 +86,7 @@ def estimate(
         forward, backward = head + 3 * 4 * runs * chunk * vocab_size, head
     if compiled:
         forward, backward = forward // 4, backward // 4
-    sums = weights if micro_batches(config) > 1 else 0
+    sums = weights if config.micro_batches > 1 else 0
     batch = saved + sums + max(forward, backward)
     copies = int(bool(config.stats.names(CORE) & set(NEEDS_PARAMETER_COPY)))
     state = (2 + copies + (runs > 1)) * weights + moments

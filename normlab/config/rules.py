@@ -12,7 +12,6 @@ from itertools import starmap
 from typing import NamedTuple
 
 from normlab.config import memory
-from normlab.config.devices import micro_batches
 from normlab.config.schema import RunConfig
 
 PROCESS_BYTES = 2**30
@@ -37,7 +36,7 @@ class Workload:
 
 def workload(config: RunConfig, device: str, precision: str) -> Workload:
     """Return what the rules know of a run that trains on a device in a precision."""
-    tokens = config.train.batch_size // config.devices // micro_batches(config) * config.model.context
+    tokens = config.train.batch_size // config.devices // config.micro_batches * config.model.context
     return Workload(
         device=device, precision=precision, width=config.model.width, devices=config.devices,
         plugins=len(config.plugins), tokens=tokens, steps=config.train.steps,

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normlab.config.devices import micro_batches, rows_of_device
 from normlab.config.schema import RunConfig
 from normlab.data.batches import Batches, validation_windows
 from normlab.data.corpus import Corpus
@@ -72,7 +71,7 @@ class Loop:
 
     def _build(self) -> None:
         config, device = self.config, self.settings.torch_device
-        rows = rows_of_device(config, self.ranks.rank) if self.ranks.count > 1 else None
+        rows = config.rows_of_device(self.ranks.rank) if self.ranks.count > 1 else None
         # The data first: a corpus that is too short fails before anything large is built.
         seeds = [run.config.data_seed for run in self.runs]
         self.batches = Batches(
@@ -101,7 +100,7 @@ class Loop:
         self.step = Step(
             self.runner,
             optimizer,
-            accumulation=micro_batches(config),
+            accumulation=config.micro_batches,
             clip=self._clip(),
             autocast=self.settings.autocast(),
             project=config.placement.project if projects(config.placement) else None,

@@ -44,9 +44,7 @@ placements = partial(entries, "placements")
 models = partial(entries, "models")
 """Every preset of the model, with the options that it sets."""
 data = partial(entries, "data")
-"""Every corpus."""
 optim = partial(entries, "optim")
-"""Every optimiser."""
 init = partial(entries, "init")
 """Every init rule, with the placements that use it and those that it does not fit."""
 stats = partial(entries, "stats")

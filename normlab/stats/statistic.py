@@ -12,7 +12,7 @@ CORE, EXTENDED, PROBE = "core", "extended", "probe"
 TIERS = {
     CORE: "in the step itself, every stats.every steps",
     EXTENDED: "in a pass over a fixed batch, every stats.extended_every steps",
-    PROBE: "at a few steps of a run, or on its checkpoints with `normlab inspect RUN --probe`",
+    PROBE: "at a run's start, half and end, or on its checkpoints with `normlab inspect RUN --probe`",
 }
 """When a statistic is measured."""
 
@@ -42,10 +42,18 @@ MERGES = {
 """How the values of a step's micro-batches become one value."""
 
 
+ADAM_STATISTICS = ("adam_rms", "adam_eps_frac", "sharpness_pre")
+"""Statistics of optimisers with `adam_constants` only."""
+PER_EXAMPLE_STATISTICS = ("gns", "gns_trace", "gns_square")
+"""Statistics that compare the gradients of at least two independent examples."""
+NEEDS_PARAMETER_COPY = ("update_norm",)
+"""Statistics for which a measured step copies every parameter before the update."""
+UPDATE_STATISTICS = ("update_norm", "update_ratio", "adam_rms", "adam_eps_frac")
+"""Statistics of an update, undefined for a run without steps."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """The definition of one statistic."""
-
     name: str
     tier: str = CORE
     of: str

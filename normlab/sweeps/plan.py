@@ -17,14 +17,13 @@ from normlab.config.schema import RunConfig, canonical_hash
 from normlab.config.sweep_options import SweepOptions
 from normlab.data.corpus import Corpus, open_corpus
 from normlab.errors import ConfigError, StoreError, no_effect
-from normlab.model.small import draws_random_numbers
 from normlab.options import plain_tree
 from normlab.store.format import COMPLETED_STATES, RUNS_FOLDER
 from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack
 from normlab.sweeps.gpus import choose_gpus
-from normlab.sweeps.packs import make_packs, pack_key, reason_to_train_alone
+from normlab.sweeps.packs import make_packs, reason_to_train_alone
 from normlab.training.machine import (
     Gpu,
     RuntimeSettings,
@@ -51,12 +50,12 @@ class ResolvedRun:
     machine: RuntimeSettings
     vocab_size: int
     processes: int
-    """The processes that share the memory of the run: those of a node on a CPU."""
+    """The processes that share the memory of the run: all of them on a CPU."""
 
     @property
     def work(self) -> rules.Workload:
         """What the rules of `auto` know of the run."""
-        return rules.workload(self.config, self.machine.device, self.machine.precision, self.vocab_size)
+        return rules.workload(self.config, self.machine.device, self.machine.precision)
 
     def peak_of(self, runs: int) -> int:
         """Return a lower bound on the memory of a pack of such runs, in bytes."""
@@ -134,8 +133,7 @@ def _resolve_runs(
         if not RunFolder(Path(config.results_dir) / RUNS_FOLDER / run_id).exists():
             check_start(config, run_identity)
         planned = PlannedRun(run_id, list(overrides), plain_tree(config))
-        # Each GPU has a memory of its own, and so has each node.
-        processes = config.devices // options.slurm.nodes if machine.device == "cpu" else 1
+        processes = config.devices if machine.device == "cpu" else 1  # each GPU has a memory of its own
         runs[run_id] = ResolvedRun(planned, config, machine, corpora[key].tokenizer.vocab_size, processes)
         warnings |= dict.fromkeys(config.warnings())
     show_progress("")
@@ -156,7 +154,7 @@ def _grouped(options: SweepOptions, plan: Plan, folder: Path, runs: Sequence[Res
     jobs = _jobs(options, runs)
     size, memory_bytes = _pack_size(options, runs, gpus, jobs)
     left = [index for index, run in enumerate(folders) if not is_completed(run)]
-    alone = _runs_with_random_forward(configs) | {index for index in left if folders[index].exists()}
+    alone = {index for index in left if folders[index].exists()}
     packs = [Pack(number, pack) for number, pack in enumerate(sorted(make_packs(configs, left, alone, size)), 1)]
     reasons = dict.fromkeys(map(reason_to_train_alone, configs)) if (options.largest_pack or 1) > 1 else ()
     notes = [f"sweep.pack={options.pack} does not apply to all runs: {reason}" for reason in reasons if reason]
@@ -170,14 +168,6 @@ def threads_of(processes: int) -> int:
     if processes == 1 or "OMP_NUM_THREADS" in os.environ:
         return num_threads()
     return max(1, allowed_cores() // processes)
-
-
-def _runs_with_random_forward(configs: Sequence[RunConfig]) -> set[int]:
-    """Return the indices of the runs whose plugins draw random numbers, which vmap rejects."""
-    keys = {index: pack_key(config) for index, config in enumerate(configs) if config.plugins}
-    one_of_each = {key: configs[index] for index, key in keys.items()}
-    draws = {key for key, config in one_of_each.items() if draws_random_numbers(config)}
-    return {index for index, key in keys.items() if key in draws}
 
 
 def _gpus_of(options: SweepOptions, configs: Sequence[RunConfig]) -> list[Gpu]:

@@ -35,7 +35,7 @@ from normlab.model.runner import SingleRun
 from normlab.stats.measure.core import CoreStatistics
 from normlab.stats.statistic import CORE
 from normlab.training.machine import apply, resolve
-from normlab.training.optim import Optimizer, hyperparameters_at, is_decayed
+from normlab.training.optim import Optimizer, hyperparameters_at
 from normlab.training.step import Step
 
 VOCAB = 512
@@ -55,8 +55,7 @@ Turn = Callable[[Tensor, Tensor], Any]
 def ours(config: RunConfig, compiled: bool) -> Callable[[bool], Turn]:
     """Return normlab's step: with statistics, copied to the host, or without."""
     runner = SingleRun(build_model(config, VOCAB), compiled=compiled)
-    decayed = [name for name, p in runner.params.items() if is_decayed(config.optim, p)]
-    optimizer = Optimizer(config.optim, runner.params, decayed)
+    optimizer = Optimizer(config.optim, runner.params)
     measure = CoreStatistics(runner, config.stats.names(CORE))
     step = Step(
         runner, optimizer, clip=config.optim.clip, measure=measure, autocast=resolve(config).autocast(),

@@ -132,8 +132,8 @@ class Record:
             },
             "eval": {"every": EVAL_EVERY, "sequences": 64},
             "stats": {
-                "preset": "core" if on else "off", "tiers": ["core"] if on else [], "also": [], "without": [],
-                "every": self.stats_every, "extended_every": None, "probe_share": None,
+                "preset": "core" if on else "off", "tiers": ["core"] if on else [], "also": [],
+                "every": self.stats_every, "extended_every": None,
             },
             "tracking": {
                 "wandb": "off", "also": [], "project": "normlab", "entity": None, "group": None, "job_type": None,
@@ -355,8 +355,7 @@ def _status(record: Record, numbers: Series, speed: float) -> dict[str, Any]:
         name = outcome(status["val_loss"], status["best_val_loss"], references, finite=state != DIVERGED)
         status |= {"initial_val_loss": numbers.validation[0], "outcome": name}
         status["spikes"] = {
-            detection.rule.name: {"spikes": len(detection.spikes), "of_steps": detection.scored}
-            for detection in detections
+            detection.rule: {"spikes": len(detection.spikes), "of_steps": detection.scored} for detection in detections
         }
     if state == DIVERGED:
         before = {"step": record.last - 1, "loss": float(numbers.loss[-2]), "grad_norm": float(numbers.grad_norm[-2])}

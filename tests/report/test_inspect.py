@@ -21,7 +21,6 @@ from normlab.report.inspect import MAX_LAYERS, inspect, notes, sparkline, table_
 from normlab.stats.profiles import Column as NumberOf
 from normlab.stats.profiles import Layout, Profiles
 from normlab.stats.registry import STATISTICS
-from normlab.stats.spikes import RULES
 from normlab.stats.statistic import CORE, EXTENDED
 from normlab.store.runs import RunFolder
 from normlab.training.start import train
@@ -98,16 +97,16 @@ def test_json_has_all_steps_and_layers(command: Command, run: RunFolder) -> None
     assert (share["layer"], share["site"]) == ("", "embed")
 
 
-def test_spikes_by_every_rule(command: Command, run: RunFolder) -> None:
+def test_spikes(command: Command, run: RunFolder) -> None:
     code, out, err = command(run.run_id, "spikes")
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert [line.partition(":")[0] for line in lines[:3]] == ["spikes", "to read", ""]
-    assert [line.split()[0] for line in lines[5:]] == [rule.name for rule in RULES]
+    assert [line.split()[0] for line in lines[5:]] == ["loss_olmo_core", "grad_norm_olmo_core", "clipped"]
     rows = {row["rule"]: row for row in json.loads(command(run.run_id, "spikes", "--json")[1])}
     clipped = [row["step"] for row in run.rows("train").rows if row["clip"] < 1]
     assert (rows["clipped"]["at"], rows["clipped"]["of steps"]) == (clipped, 21)
-    assert (rows["loss_olmo_2"]["spikes"], rows["loss_olmo_2"]["share"]) == (0, None)
+    assert (rows["loss_olmo_core"]["spikes"], rows["loss_olmo_core"]["share"]) == (0, None)
 
 
 def test_unknown_statistic_is_an_error(command: Command, run: RunFolder) -> None:
@@ -129,8 +128,8 @@ def test_run_without_statistics_is_an_error(overrides: list[str], run_command: C
     assert (code, err) == (2, "error: resid_crest: is derived from resid_absmax, which was not measured\n")
     code, _, err = run_command("inspect", str(folder.path), "grad_share")
     assert (code, err) == (2, "error: grad_share: is derived from grad_norm, which was not measured\n")
-    code, _, err = run_command("inspect", str(folder.path), "erank")
-    expected = "error: erank: was not measured; `normlab inspect RUN erank --probe` measures it now\n"
+    code, _, err = run_command("inspect", str(folder.path), "jac_gain")
+    expected = "error: jac_gain: was not measured; `normlab inspect RUN jac_gain --probe` measures it now\n"
     assert (code, err) == (2, expected)
 
 
@@ -152,7 +151,7 @@ def test_changed_statistics_of_a_finished_run_have_no_effect(
     assert "no effect" not in capfd.readouterr().err
     train(compose_run([*overrides, "stats=full"]), trackers=[])
     (expected,) = [line for line in capfd.readouterr().err.splitlines() if "no effect" in line]
-    assert all(f"stats.{name}=" in expected for name in ("tiers", "every", "extended_every", "probe_share"))
+    assert all(f"stats.{name}=" in expected for name in ("tiers", "every", "extended_every"))
     assert "run.fresh=true" in expected
 
 
@@ -199,7 +198,9 @@ def test_run_without_its_metrics_is_an_error(measured: tuple[RunFolder, int], ru
 
 def test_noise_scale_averages_across_the_parts_of_a_run(overrides: list[str], run_command: Command) -> None:
     """Adam's statistics start a new part after the first update; the averages continue across it."""
-    folder = train(compose_run([*overrides, "stats=full", "stats.extended_every=2"]), trackers=[]).folder
+    folder = train(
+        compose_run([*overrides, "stats.tiers=[core,extended]", "stats.extended_every=2"]), trackers=[]
+    ).folder
     parts, _ = folder.statistics.read(EXTENDED)
     assert [part.steps.tolist() for part in parts] == [[0], [2, 4, 6, 8, 10]]
     trace, square = (

@@ -27,7 +27,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         "train.steps=9",
         "train.log_every=3",
         "eval.every=2",
-        "stats=full",
+        "stats.tiers=[core,extended]",
         "stats.every=1",
         "stats.extended_every=2",
     ]

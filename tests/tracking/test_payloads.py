@@ -83,7 +83,7 @@ def test_statistics_by_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_running_run_sends_complete_steps_only(tmp_path: Path) -> None:
     """Whatever the moment at which its record is read, a step that is sent has all that it ever gets."""
-    options = ["train.steps=12", "train.log_every=3", "eval.every=2", "stats=full", "stats.every=1"]
+    options = ["train.steps=12", "train.log_every=3", "eval.every=2", "stats.tiers=[core,extended]", "stats.every=1"]
     options += ["stats.extended_every=2"]
     moments: list[dict[int, dict[str, float]]] = []
     readers: list[StepReader] = []

@@ -24,7 +24,7 @@ from normlab.model.attention import attend
 from normlab.model.gpt import GPT
 from normlab.model.runner import attention_by
 from normlab.stats.instrument import main_stream, tap
-from normlab.stats.measure.core import Measurement, check_statistics, parameter_column
+from normlab.stats.measure.core import Measurement, parameter_column
 from normlab.stats.profiles import Column
 
 MOST_PRODUCTS = 20
@@ -43,9 +43,7 @@ def adam_preconditioner(
     """Return Adam's sqrt(v^) + eps by parameter; None for other optimisers and before the first update.
 
     Args:
-        options: The run's optimiser.
         squares: v by parameter, as the optimiser keeps it.
-        count: The number of updates.
     """
     if options.adam_constants is None or not count:
         return None
@@ -56,8 +54,6 @@ def adam_preconditioner(
 
 @dataclass(slots=True)
 class Probe:
-    """Computes the probe statistics of a model."""
-
     model: GPT
     names: frozenset[str]
     tokens_BT: Tensor
@@ -66,29 +62,19 @@ class Probe:
     """Adam's sqrt(v^) + eps by parameter; None leaves `sharpness_pre` out."""
 
     def __call__(self) -> Measurement:
-        """Return the statistics of the model in its current state.
-
-        Raises:
-            StatisticsError: A statistic was not measured.
-        """
         values: dict[Column, Tensor] = {}
         training = self.model.training
         self.model.eval()
         try:
             with attention_by(self.model, attend):
-                of_streams = {"layer_drop": self._layer_drop, "angular": self._angular, "erank": self._erank}
-                if self.names & of_streams.keys():
-                    with torch.no_grad():
-                        streams = self._streams()
-                        for name, measure in of_streams.items():  # in this order, which is that of the columns
-                            values |= measure(streams) if name in self.names else {}
+                if "layer_drop" in self.names:
+                    values |= self._layer_drop()
                 if "jac_gain" in self.names:
                     values |= self._jacobian_gain()
                 values |= self._matrix_norms()
                 values |= self._sharpness()
         finally:
             self.model.train(training)
-        check_statistics(self.names - ({"sharpness_pre"} if self.preconditioner is None else set()), values)
         numbers = [value.to(torch.float32).cpu() for value in values.values()]
         return Measurement(tuple(values), torch.stack(numbers) if numbers else torch.zeros(0))
 
@@ -102,34 +88,14 @@ class Probe:
             streams.append(block(streams[-1]))
         return streams
 
-    def _layer_drop(self, streams: list[Any]) -> dict[Column, Tensor]:
+    @torch.no_grad()
+    def _layer_drop(self) -> dict[Column, Tensor]:
+        streams = self._streams()
         full_loss, values = self._loss(streams[-1]), dict[Column, Tensor]()
         for layer, stream in enumerate(streams[:-1], start=1):
             for block in self.model.blocks[layer:]:
                 stream = block(stream)
             values[Column("layer_drop", "", layer)] = self._loss(stream) - full_loss
-        return values
-
-    def _angular(self, streams: list[Any]) -> dict[Column, Tensor]:
-        units = [F.normalize(main_stream(stream).double(), dim=-1) for stream in streams]
-        values: dict[Column, Tensor] = {}
-        for distance in range(1, len(units)):
-            for layer, (a, b) in enumerate(zip(units, units[distance:], strict=False), start=1):
-                cosine = (a * b).sum(-1).clamp(-1, 1)
-                values[Column("angular", str(distance), layer)] = cosine.arccos().mean() / math.pi
-        return values
-
-    def _erank(self, streams: list[Any]) -> dict[Column, Tensor]:
-        values: dict[Column, Tensor] = {}
-        for layer, stream in enumerate(streams, start=1):
-            tokens_ND = main_stream(stream).flatten(0, -2).double()
-            centred_ND = tokens_ND - tokens_ND.mean(0)
-            erank = torch.tensor(math.nan)
-            if bool(centred_ND.isfinite().all()):  # svdvals raises otherwise
-                squares = torch.linalg.svdvals(centred_ND).square()
-                total = squares.sum().clamp(min=torch.finfo(squares.dtype).tiny)
-                erank = torch.special.entr(squares / total).sum().exp()
-            values[Column("erank", "", layer)] = erank
         return values
 
     def _jacobian_gain(self) -> dict[Column, Tensor]:
@@ -192,7 +158,6 @@ def largest_eigenvalue(product: Callable[[Vector], Vector], like: Vector, most: 
     Args:
         product: Applies the operator to a vector, which is a list of tensors.
         like: A vector, for its shapes.
-        most: The most products.
     """
     generator = torch.Generator().manual_seed(0)
     v = [torch.randn(p.shape, generator=generator).to(p.detach()) for p in like]
@@ -217,7 +182,6 @@ def largest_eigenvalue(product: Callable[[Vector], Vector], like: Vector, most: 
 
 
 def _largest_tridiagonal(diagonal: list[float], off_diagonal: list[float]) -> float:
-    """Return the largest eigenvalue of a symmetric tridiagonal matrix."""
     matrix = np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
     return float(np.linalg.eigvalsh(matrix)[-1]) if np.isfinite(matrix).all() else math.nan
 

@@ -19,7 +19,8 @@ from normlab import cgroup
 from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
 from normlab.placements.base import projects
-from normlab.stats.statistic import CORE, NEEDS_PARAMETER_COPY
+from normlab.stats.registry import NEEDS_PARAMETER_COPY
+from normlab.stats.statistic import CORE
 
 VOCAB_SIZE = 257
 """Assumed vocabulary: bytes. The vocabulary of another tokenizer is unknown before its text is read."""

@@ -26,7 +26,7 @@ from normlab.placements.base import load_all as load_placements
 from normlab.placements.init_rules import INIT_RULES
 from normlab.plugins import load_plugins
 from normlab.stats.config import StatsConfig
-from normlab.stats.statistic import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS, UPDATE_STATISTICS
+from normlab.stats.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS, UPDATE_STATISTICS
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ MAX_LAYERS = 24
 OVERVIEW = (
     "resid_rms", "attn_ratio", "mlp_ratio", "adj_cos", "dresid_rms", "resid_kurt", "resid_crest", "resid_uniform",
     "norm_in_rms", "norm_gain", "gain_rms", "grad_share", "logz", "attn_entropy", "attn_sink", "token_cos",
-    "part_ratio", "sharpness", "sharpness_pre", "layer_drop", "jac_gain",
+    "part_ratio", "sharpness", "sharpness_pre", "layer_drop", "erank", "jac_gain",
 )  # fmt: skip
 SPIKES_READING = """\
 spikes: steps at which the loss or the gradient norm leaves the range of other steps

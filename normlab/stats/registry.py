@@ -154,6 +154,12 @@ ENTRIES = (
         source="the participation ratio of physics",
     ),
     probe(
+        name="erank", of="resid", unit="1",
+        formula="exp(-sum p log p), p the eigenvalues of the tokens' covariance over their sum",
+        question="In how many directions do tokens differ? By the entropy of the eigenvalues.",
+        source="Roy & Vetterli 2007 (effective rank)",
+    ),
+    probe(
         name="jac_gain", of="resid", unit="1",
         formula="mean |J^T v|^2 / |v|^2 of 4 Gaussian v, J the Jacobian of x_{L+1} by layer l's x_l",
         question="How much do the later layers amplify a small change of the residual stream?",
@@ -175,6 +181,12 @@ ENTRIES = (
         name="layer_drop", of="block", unit="nats",
         formula="loss without the layer - loss", question="By how much does the loss rise when a layer is removed?",
         source="after Men et al. 2024, arXiv:2403.03853",
+    ),
+    probe(
+        name="angular", of="block", unit="pi rad",
+        formula="mean_N arccos(cos(x_l, x_{l+n})) / pi, the site being n",
+        question="Which n consecutive layers could be removed?",
+        source="Gromov et al. 2024, arXiv:2403.17887, of all tokens",
     ),
 
     extended(
@@ -362,6 +374,15 @@ ENTRIES = (
 )
 # fmt: on
 STATISTICS = {statistic.name: statistic for statistic in ENTRIES}
+
+ADAM_STATISTICS = ("adam_rms", "adam_eps_frac", "sharpness_pre")
+"""Statistics of optimisers with `adam_constants` only."""
+PER_EXAMPLE_STATISTICS = ("gns", "gns_trace", "gns_square")
+"""Statistics that compare the gradients of at least two independent examples."""
+NEEDS_PARAMETER_COPY = ("update_norm",)
+"""Statistics for which a measured step copies every parameter before the update."""
+UPDATE_STATISTICS = ("update_norm", "update_ratio", "adam_rms", "adam_eps_frac")
+"""Statistics of an update, undefined for a run without steps."""
 
 
 def layers_of(profiles: Profiles, name: str) -> dict[str, NDArray[np.bool_]]:

@@ -42,16 +42,6 @@ MERGES = {
 """How the values of a step's micro-batches become one value."""
 
 
-ADAM_STATISTICS = ("adam_rms", "adam_eps_frac", "sharpness_pre")
-"""Statistics of optimisers with `adam_constants` only."""
-PER_EXAMPLE_STATISTICS = ("gns", "gns_trace", "gns_square")
-"""Statistics that compare the gradients of at least two independent examples."""
-NEEDS_PARAMETER_COPY = ("update_norm",)
-"""Statistics for which a measured step copies every parameter before the update."""
-UPDATE_STATISTICS = ("update_norm", "update_ratio", "adam_rms", "adam_eps_frac")
-"""Statistics of an update, undefined for a run without steps."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
     name: str

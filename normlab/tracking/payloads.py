@@ -28,7 +28,7 @@ from normlab.store.throughput import Compute
 LAYERED = (
     "resid_rms", "attn_rms", "mlp_rms", "attn_ratio", "mlp_ratio", "resid_uniform", "resid_kurt", "resid_crest",
     "adj_cos", "dresid_rms",
-    "attn_logit_max", "attn_entropy", "token_cos", "part_ratio", "layer_drop",
+    "attn_logit_max", "attn_entropy", "token_cos", "part_ratio", "layer_drop", "erank",
 )  # fmt: skip
 """Statistics that are sent for each layer."""
 SINGLE = (

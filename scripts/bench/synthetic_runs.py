@@ -132,7 +132,7 @@ class Record:
             },
             "eval": {"every": EVAL_EVERY, "sequences": 64},
             "stats": {
-                "preset": "core" if on else "off", "tiers": ["core"] if on else [], "also": [],
+                "preset": "core" if on else "off", "tiers": ["core"] if on else [], "also": [], "without": [],
                 "every": self.stats_every, "extended_every": None,
             },
             "tracking": {

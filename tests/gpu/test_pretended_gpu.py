@@ -114,8 +114,7 @@ def test_options(optim: str, precision: str, runs: int, accumulation: int, stats
 @pytest.mark.parametrize("runs", [1, 2])
 @pytest.mark.parametrize("norm", ["layernorm", "batchnorm"])
 def test_between_steps(norm: str, runs: int, take_steps: TakeSteps) -> None:
-    # All probes but the products with the Hessian, which take half a minute.
-    statistics = ("stats.tiers=[core,extended]", "stats.also=[layer_drop,jac_gain,spec_norm,stable_rank]")
+    statistics = ("stats=full", "stats.without=[sharpness,sharpness_pre]")  # these two take half a minute
     parts = take_steps(f"norm={norm}", ONE_LAYER, *statistics, runs=runs, steps=FIRST, between=True)
     assert_no_waits(parts)
     assert parts["extended statistics"]["waits"] == []

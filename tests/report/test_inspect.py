@@ -128,8 +128,8 @@ def test_run_without_statistics_is_an_error(overrides: list[str], run_command: C
     assert (code, err) == (2, "error: resid_crest: is derived from resid_absmax, which was not measured\n")
     code, _, err = run_command("inspect", str(folder.path), "grad_share")
     assert (code, err) == (2, "error: grad_share: is derived from grad_norm, which was not measured\n")
-    code, _, err = run_command("inspect", str(folder.path), "jac_gain")
-    expected = "error: jac_gain: was not measured; `normlab inspect RUN jac_gain --probe` measures it now\n"
+    code, _, err = run_command("inspect", str(folder.path), "erank")
+    expected = "error: erank: was not measured; `normlab inspect RUN erank --probe` measures it now\n"
     assert (code, err) == (2, expected)
 
 

@@ -84,6 +84,25 @@ def test_layer_drop_equals_the_loss_without_the_block(placement: str) -> None:
         assert measured["layer_drop", "", layer] == pytest.approx(expected, rel=1e-5, abs=1e-7)
 
 
+def test_erank_and_angular_equal_their_formulas() -> None:
+    measured, model, tokens, _, _ = probed("pre", "model.depth=3", "norm=layernorm")
+    streams: list[Tensor] = []
+    for part in (*model.blocks, model.head):
+        part.register_forward_pre_hook(lambda m, a: streams.append(a[0]))
+    model(tokens)
+    for layer, x in enumerate(streams, start=1):
+        values = torch.linalg.eigvalsh(torch.cov(x.detach().flatten(0, 1).T)).clamp(min=1e-300)
+        shares = values / values.sum()
+        assert measured["erank", "", layer] == pytest.approx((-(shares * shares.log()).sum()).exp().item(), rel=1e-5)
+        for apart in range(1, 5 - layer):
+            cosine = nn.functional.cosine_similarity(x, streams[layer - 1 + apart], dim=-1)
+            expected = (cosine.arccos() / math.pi).mean().item()
+            assert measured["angular", str(apart), layer] == pytest.approx(expected, rel=1e-5)
+    assert ("angular", "3", 2) not in measured
+    # The order of the columns does not depend on that of a set of names, which differs between processes.
+    assert list(dict.fromkeys(name for name, *_ in measured))[:4] == ["layer_drop", "angular", "erank", "jac_gain"]
+
+
 def test_matrix_norms_equal_their_formulas() -> None:
     measured, model, *_ = probed("pre", "model.depth=2", "norm=rmsnorm")
     for name, p in model.named_parameters():
@@ -164,7 +183,7 @@ def test_diverging_run_diverges_with_probes_too(tmp_path: Path, run_command: Any
     for tier in TIERS:
         for part in folder.statistics.read(tier)[0]:
             assert max(part.steps.tolist(), default=0) <= broken
-    code, out, _ = run_command("inspect", str(folder.path), "jac_gain", "--probe", "--json")
+    code, out, _ = run_command("inspect", str(folder.path), "erank", "--probe", "--json")
     assert code == 0
     assert json.loads(out)
 
@@ -174,7 +193,7 @@ def test_probe_of_another_tiers_statistic_fails(tmp_path: Path, run_command: Any
     for name in ("resid_rms", "spikes"):
         code, out, err = run_command("inspect", str(folder.path), name, "--probe")
         assert (code, out) == (2, "")
-        assert err.startswith(f"error: --probe: does not measure {name}; choose one of jac_gain") or "sharpness" in err
+        assert err.startswith(f"error: --probe: does not measure {name}; choose one of angular") or "sharpness" in err
 
 
 @pytest.mark.exhaustive

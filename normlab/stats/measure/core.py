@@ -21,8 +21,7 @@ from normlab.norms.affine import Affine
 from normlab.ranks import Ranks
 from normlab.stats.instrument import InstrumentedNorm, norm_site, select
 from normlab.stats.profiles import Column
-from normlab.stats.registry import STATISTICS
-from normlab.stats.statistic import NEEDS_PARAMETER_COPY
+from normlab.stats.registry import NEEDS_PARAMETER_COPY, STATISTICS
 from normlab.stats.views import View
 
 

@@ -24,7 +24,7 @@ from normlab.model.runner import ModelRunner, Replicas
 from normlab.stats.instrument import select
 from normlab.stats.measure.core import Measurement, parameter_column
 from normlab.stats.profiles import Column
-from normlab.stats.statistic import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS
+from normlab.stats.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS
 from normlab.stats.views import TINY
 
 if TYPE_CHECKING:

@@ -67,8 +67,12 @@ class Probe:
         self.model.eval()
         try:
             with attention_by(self.model, attend):
-                if "layer_drop" in self.names:
-                    values |= self._layer_drop()
+                of_streams = {"layer_drop": self._layer_drop, "angular": self._angular, "erank": self._erank}
+                if self.names & of_streams.keys():
+                    with torch.no_grad():
+                        streams = self._streams()
+                        for name, measure in of_streams.items():  # in this order, which is that of the columns
+                            values |= measure(streams) if name in self.names else {}
                 if "jac_gain" in self.names:
                     values |= self._jacobian_gain()
                 values |= self._matrix_norms()
@@ -88,14 +92,34 @@ class Probe:
             streams.append(block(streams[-1]))
         return streams
 
-    @torch.no_grad()
-    def _layer_drop(self) -> dict[Column, Tensor]:
-        streams = self._streams()
+    def _layer_drop(self, streams: list[Any]) -> dict[Column, Tensor]:
         full_loss, values = self._loss(streams[-1]), dict[Column, Tensor]()
         for layer, stream in enumerate(streams[:-1], start=1):
             for block in self.model.blocks[layer:]:
                 stream = block(stream)
             values[Column("layer_drop", "", layer)] = self._loss(stream) - full_loss
+        return values
+
+    def _angular(self, streams: list[Any]) -> dict[Column, Tensor]:
+        units = [F.normalize(main_stream(stream).double(), dim=-1) for stream in streams]
+        values: dict[Column, Tensor] = {}
+        for distance in range(1, len(units)):
+            for layer, (a, b) in enumerate(zip(units, units[distance:], strict=False), start=1):
+                cosine = (a * b).sum(-1).clamp(-1, 1)
+                values[Column("angular", str(distance), layer)] = cosine.arccos().mean() / math.pi
+        return values
+
+    def _erank(self, streams: list[Any]) -> dict[Column, Tensor]:
+        values: dict[Column, Tensor] = {}
+        for layer, stream in enumerate(streams, start=1):
+            tokens_ND = main_stream(stream).flatten(0, -2).double()
+            centred_ND = tokens_ND - tokens_ND.mean(0)
+            erank = torch.tensor(math.nan)
+            if bool(centred_ND.isfinite().all()):  # svdvals raises otherwise
+                squares = torch.linalg.svdvals(centred_ND).square()
+                total = squares.sum().clamp(min=torch.finfo(squares.dtype).tiny)
+                erank = torch.special.entr(squares / total).sum().exp()
+            values[Column("erank", "", layer)] = erank
         return values
 
     def _jacobian_gain(self) -> dict[Column, Tensor]:

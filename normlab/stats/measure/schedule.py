@@ -19,7 +19,8 @@ from normlab.stats.measure.core import CoreStatistics, Measurement, parameter_fa
 from normlab.stats.measure.extended import MOST_EXAMPLES, ExtendedPass
 from normlab.stats.measure.probe import Probe, adam_preconditioner
 from normlab.stats.profiles import Column, Layout, Profiles
-from normlab.stats.statistic import CORE, EXTENDED, PROBE, UPDATE_STATISTICS
+from normlab.stats.registry import UPDATE_STATISTICS
+from normlab.stats.statistic import CORE, EXTENDED, PROBE
 
 if TYPE_CHECKING:
     from normlab.training.evaluate import Validation

@@ -30,21 +30,16 @@ class SlurmOptions:
         240, at_least=5, at_most=525_600,
         help="Time limit of a task; two minutes earlier, the pack writes a checkpoint, is queued again and resumes.",
     )  # fmt: skip
-    nodes: int = option(1, "Nodes of a task; `devices` must be a multiple.", at_least=1, at_most=1024)
-    gpus: int = option(
-        1, "GPUs of a task on each node: `devices` / `nodes`, or 0 to train on CPUs.", at_least=0, at_most=64
-    )
+    gpus: int = option(1, "GPUs of a task: as `devices`, or 0 to train on CPUs.", at_least=0, at_most=64)
     gpu_type: str | None = option(None, "Type of GPU, as the cluster names it; default: any.", longest=200)
-    cpus: int = option(4, "Cores, and threads, of a task on each node.", at_least=1, at_most=1024)
-    memory_gb: float = option(16.0, "Memory of a task on each node, in GiB.", above=0, at_most=100_000)
+    cpus: int = option(4, "Cores, and threads, of a task.", at_least=1, at_most=1024)
+    memory_gb: float = option(16.0, "Memory of a task, in GiB.", above=0, at_most=100_000)
     extra: list[str] = option([], "Further long options of sbatch: ['qos=high',exclusive].", longest=1000)
 
     def validate(self) -> None:
         """Check which options have an effect, and `extra`; `check` has checked the limits."""
         if self.gpu_type is not None and not self.gpus:
             raise no_effect(f"sweep.slurm.gpu_type={self.gpu_type}", "sweep.slurm.gpus=0")
-        if self.nodes > 1 and self.cluster == "local":
-            raise no_effect(f"sweep.slurm.nodes={self.nodes}", "sweep.slurm.cluster=local")
         for text in self.extra:
             if text.startswith("-") or text.partition("=")[0] in _RESERVED:
                 raise ConfigError(

@@ -72,9 +72,8 @@ class SubmittedPack:
     """Slurm's name of the task, ARRAY_TASK; or the id of submitit's process on this machine."""
 
 
-def log_of(folder: Path, number: int, node: int = 0) -> Path:
-    """Return the log of a pack, on one of its nodes."""
-    return folder / "logs" / (f"pack_{number:03d}.node{node}.log" if node else f"pack_{number:03d}.log")
+def log_of(folder: Path, number: int) -> Path:
+    return folder / "logs" / f"pack_{number:03d}.log"
 
 
 def slurm_folder(folder: Path) -> Path:

@@ -51,7 +51,7 @@ class ResolvedRun:
     machine: RuntimeSettings
     vocab_size: int
     processes: int
-    """The processes that share the memory of the run: those of a node on a CPU."""
+    """The processes that share the memory of the run: all of them on a CPU."""
 
     @property
     def work(self) -> rules.Workload:
@@ -134,8 +134,7 @@ def _resolve_runs(
         if not RunFolder(Path(config.results_dir) / RUNS_FOLDER / run_id).exists():
             check_start(config, run_identity)
         planned = PlannedRun(run_id, list(overrides), plain_tree(config))
-        # Each GPU has a memory of its own, and so has each node.
-        processes = config.devices // options.slurm.nodes if machine.device == "cpu" else 1
+        processes = config.devices if machine.device == "cpu" else 1  # each GPU has a memory of its own
         runs[run_id] = ResolvedRun(planned, config, machine, corpora[key].tokenizer.vocab_size, processes)
         warnings |= dict.fromkeys(config.warnings())
     show_progress("")

@@ -71,10 +71,10 @@ class WorkerProcess:
         except OSError as error:
             raise io_error(log, "written", error) from error
 
-    def train(self, number: int, node: int) -> None:
+    def train(self, number: int) -> None:
         """Let the process train a pack."""
         with contextlib.suppress(OSError):  # the process has ended, as `exit_code` reports
-            self.connection.send((number, node))
+            self.connection.send(number)
 
     def answer(self) -> tuple[str, str, bool] | None:
         """Return cause and detail of the end of the pack, and whether the process can train another; None before it."""
@@ -114,12 +114,9 @@ class RunningPack:
         pack: The pack to train.
         worker: A worker with the pack's `process_options`, which trains nothing.
         timeout_minutes: Minutes after which a worker that writes nothing counts as hung.
-        node: Index of this node among those of the pack.
     """
 
-    def __init__(
-        self, folder: Path, plan: Plan, pack: Pack, worker: WorkerProcess, timeout_minutes: float, node: int = 0
-    ) -> None:
+    def __init__(self, folder: Path, plan: Plan, pack: Pack, worker: WorkerProcess, timeout_minutes: float) -> None:
         self.pack, self.worker = pack, worker
         self.is_idle = False
         """Whether the pack has ended and the worker can train another."""
@@ -131,9 +128,9 @@ class RunningPack:
         self._kill_at = float("inf")
         self._last_change, self._last_signs = time.monotonic(), list[tuple[int, int]]()
         self._memory_kills_before = _memory_kills()
-        self._log = log_of(folder, pack.number, node)
+        self._log = log_of(folder, pack.number)
         self._log_start = _size_and_time(self._log)[0]
-        worker.train(pack.number, node)
+        worker.train(pack.number)
 
     def poll(self) -> PackOutcome | None:
         """Return the outcome of the pack, or None while it trains.

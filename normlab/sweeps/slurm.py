@@ -198,7 +198,7 @@ class SlurmExecutor:
             gpus_per_node=options.gpus or None,
             cpus_per_task=options.cpus,
             mem_gb=options.memory_gb,
-            nodes=options.nodes,
+            nodes=1,
             tasks_per_node=1,
             stderr_to_stdout=True,
             slurm_gpus_per_node=f"{options.gpu_type}:{options.gpus}" if options.gpu_type else None,

@@ -1,8 +1,8 @@
 """The process that trains packs one after another: `python -m normlab.sweeps.worker [--gpu] DESCRIPTOR FOLDER`.
 
-For each pack, the supervisor sends its number and the index of this node among those of the pack through the connection
-DESCRIPTOR. The process answers with the cause and the detail of the outcome, and whether it can train another pack;
-else it exits. Both of its outputs go to the log of the pack.
+For each pack, the supervisor sends its number through the connection DESCRIPTOR. The process answers with the cause and
+the detail of the outcome, and whether it can train another pack; else it exits. Both of its outputs go to the log of
+the pack.
 
 The connection closes when the supervisor dies; the process then sends itself SIGTERM, so that it writes a checkpoint
 and stops, and kills itself after a grace period.
@@ -169,8 +169,8 @@ def main(folder: Path, connection: Connection, *, on_gpu: bool) -> None:
     threading.Thread(target=_receive, args=(connection, requests), name="normlab parent", daemon=True).start()
     worker, can_continue = Worker(folder, on_gpu=on_gpu), True
     while can_continue:
-        number, node = requests.get()
-        with log_of(folder, number, node).open("ab") as log:
+        number = requests.get()
+        with log_of(folder, number).open("ab") as log:
             for output in (1, 2):
                 os.dup2(log.fileno(), output)
         cause, detail = worker.train(number)

@@ -1,8 +1,7 @@
 """Train a run on several devices: start a process for each (a rank) by torch's elastic agent, and wait for their end.
 
 The process that composed the config starts the ranks and trains nothing itself. Rank 0 opens the folder, resumes and
-writes the record, as the process of a run on one device does; see `rank.py`. On several nodes of a Slurm task, a
-process on each node starts the ranks of its node, and torch's static rendezvous connects them.
+writes the record, as the process of a run on one device does; see `rank.py`.
 """
 
 from __future__ import annotations
@@ -27,23 +26,7 @@ from normlab.training.signals import SIGNALS
 GRACE_S = 20
 """Seconds that the ranks have for their checkpoint after a signal; the supervisor of a sweep waits longer."""
 JOIN_S = 600
-"""Seconds that the processes of all nodes have to meet."""
-
-
-def nodes_of_task() -> tuple[int, int, str]:
-    """Return the nodes of this process's Slurm task of a sweep: their number, the index of this node, and HOST:PORT.
-
-    The processes of all nodes meet at HOST:PORT.
-    """
-    if os.environ.get("SUBMITIT_EXECUTOR") == "slurm":
-        from submitit import JobEnvironment
-
-        environment = JobEnvironment()
-        if environment.num_nodes > 1:
-            # All nodes derive the same port from the job, below those that the system gives to other connections.
-            port = 20_000 + int(os.environ["SLURM_JOB_ID"]) % 10_000
-            return environment.num_nodes, environment.node, f"{environment.hostnames[0]}:{port}"
-    return 1, 0, "localhost:0"
+"""Seconds that the ranks have to meet."""
 
 
 def train_on_devices(config: RunConfig, pack: Mapping[str, Any] | None) -> int | None:
@@ -65,13 +48,12 @@ def train_on_devices(config: RunConfig, pack: Mapping[str, Any] | None) -> int |
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     content = json.dumps({"config": plain_tree(config), "pack": pack, "command": sys.argv})
-    count, node, endpoint = nodes_of_task()
     with _handlers_restored(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as errors:
         launch = LaunchConfig(
-            min_nodes=count, max_nodes=count, nproc_per_node=config.devices // count,
-            run_id="normlab", max_restarts=0, rdzv_backend="c10d" if count == 1 else "static",
-            rdzv_endpoint=endpoint, rdzv_configs={"rank": node, "timeout": JOIN_S},
-            local_addr="localhost" if count == 1 else None, shutdown_timeout=GRACE_S,
+            min_nodes=1, max_nodes=1, nproc_per_node=config.devices,
+            run_id="normlab", max_restarts=0, rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0", rdzv_configs={"rank": 0, "timeout": JOIN_S},
+            local_addr="localhost", shutdown_timeout=GRACE_S,
             logs_specs=DefaultLogsSpecs(errors), signals_to_handle="SIGTERM,SIGINT",
         )  # fmt: skip
         try:
@@ -82,10 +64,10 @@ def train_on_devices(config: RunConfig, pack: Mapping[str, Any] | None) -> int |
             # All ranks wrote a checkpoint and stopped after a signal, or one failed.
             if (code := min(failure.exitcode for failure in error.failures.values())) > 128:
                 return code - 128
-            raise _error_of(error, count) from None
+            raise _error_of(error) from None
         except DistError as error:
             raise NormlabError(
-                f"the processes of the run could not connect at {endpoint} within {JOIN_S // 60} minutes "
+                f"the processes of the run could not connect within {JOIN_S // 60} minutes "
                 f"({error!s:.200}); see the logs; {RESUMES}"
             ) from error
     return None
@@ -103,7 +85,7 @@ def _handlers_restored() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _error_of(failed: Any, nodes: int) -> NormlabError:
+def _error_of(failed: Any) -> NormlabError:
     """Return the error of the rank that failed first; the others end because it is gone."""
     has_message = {rank: os.path.exists(failure.error_file) for rank, failure in failed.failures.items()}
     rank, failure = min(
@@ -116,7 +98,6 @@ def _error_of(failed: Any, nodes: int) -> NormlabError:
     if failure.exitcode == OUT_OF_MEMORY:
         return OutOfMemoryError(failure.message)
     if failure.exitcode == 2:
-        where = "; see the logs of the other nodes" if nodes > 1 and LOST in failure.message else ""
-        return NormlabError(failure.message + where)
+        return NormlabError(failure.message)
     reason = failure.message if has_message[rank] else f"exit code {failure.exitcode}"
     return NormlabError(f"rank {rank} failed: {reason}; {RESUMES}")

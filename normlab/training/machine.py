@@ -209,19 +209,19 @@ def check_machine(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu
     Raises:
         ConfigError: The device, the memory or a corpus file is missing.
     """
-    if slurm is not None:
-        ranks = config.devices / slurm.nodes
-        if not ranks.is_integer() or config.device == ("cpu" if slurm.gpus else "cuda") or slurm.gpus not in (0, ranks):
-            raise ConfigError(
-                f"sweep.slurm.gpus={slurm.gpus}: does not fit devices={config.devices}, device={config.device} and "
-                f"sweep.slurm.nodes={slurm.nodes}; set it to devices / nodes, an integer, or to 0 for CPUs"
-            )
+    if slurm is not None and (
+        config.device == ("cpu" if slurm.gpus else "cuda") or slurm.gpus not in (0, config.devices)
+    ):
+        raise ConfigError(
+            f"sweep.slurm.gpus={slurm.gpus}: does not fit devices={config.devices} and device={config.device}; set "
+            "it to the number of devices, or to 0 for CPUs"
+        )
     resolved = resolve(config, None if slurm is None else slurm.gpus > 0, gpu)
     needed = resolved.memory_of(config)
     if slurm is not None:
         if resolved.device == "cpu":
-            share = int(slurm.memory_gb * 2**30) * slurm.nodes // config.devices
-            owner = "a task" if config.devices == slurm.nodes else "each process of a task"
+            share = int(slurm.memory_gb * 2**30) // config.devices
+            owner = "a task" if config.devices == 1 else "each process of a task"
             memory.check_fits(config, needed, share, f"{owner} (sweep.slurm.memory_gb)")
     elif resolved.device == "cuda":
         check_gpu_count(config, torch.cuda.device_count(), "this machine")

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Start a Slurm cluster of two nodes on this machine, with accounting, to try `sweep.on=slurm` and for the tests.
+"""Start a Slurm cluster of one node on this machine, with accounting, to try `sweep.on=slurm` and for the tests.
 
     sudo scripts/prove/slurm_cluster.py up         # then: export SLURM_CONF=..., as printed
     sudo scripts/prove/slurm_cluster.py down
 
 It needs root on Debian or Ubuntu: apt-get install slurm-wlm slurmdbd mariadb-server. Everything that it writes, keys
 and logs included, is in one folder ($SLURM_HOME, default /tmp/slurm-cluster), and its daemons listen on loopback.
-The first node has the default partition `low`, whose jobs are requeued when one of the partition `high` preempts them.
-The partition `pair` has both nodes. There is no GPU.
+Jobs of the default partition `low` are requeued when one of the partition `high` preempts them. There is no GPU.
 """
 
 from __future__ import annotations
@@ -25,14 +24,12 @@ from pathlib import Path
 
 PACKAGES = "slurm-wlm slurmdbd mariadb-server"
 PROGRAMS = ("munged", "mariadbd", "mariadb", "mariadb-install-db", "slurmdbd", "slurmctld", "slurmd", "sbatch", "sacct")
-HOST = socket.gethostname().partition(".")[0]
-NODES = (HOST, f"{HOST}-second")
-"""In the order in which Slurm lists them. The first name has an address, at which the processes of a job meet."""
-DAEMONS = dict.fromkeys(NODES, "slurmd") | {name: name for name in ("slurmctld", "slurmdbd", "mariadbd", "munged")}
-"""The program of each daemon, by the name of its pid file; in the order in which they stop."""
+NODE = socket.gethostname().partition(".")[0]
+DAEMONS = ("slurmd", "slurmctld", "slurmdbd", "mariadbd", "munged")
+"""In the order in which they stop."""
 SEARCH_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
 CPUS, MEMORY_MB = 4, 16_000
-"""Of each node, whatever the machine has."""
+"""Of the node, whatever the machine has."""
 START_S, STOP_S = 60.0, 30.0
 """Longest time that a daemon may take to answer, and all daemons to stop."""
 
@@ -47,11 +44,11 @@ AuthInfo=socket={home}/munge/socket,cred_expire=5
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={home}/state
-SlurmdSpoolDir={home}/spool/%n
+SlurmdSpoolDir={home}/spool
 SlurmctldPidFile={home}/slurmctld.pid
-SlurmdPidFile={home}/%n.pid
+SlurmdPidFile={home}/slurmd.pid
 SlurmctldLogFile={home}/log/slurmctld.log
-SlurmdLogFile={home}/log/%n.log
+SlurmdLogFile={home}/log/slurmd.log
 # The machine may have no cgroups: Slurm's accounting measures the memory of a job and kills it above its limit.
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -75,11 +72,9 @@ AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
 AccountingStoragePort={ports[2]}
 AccountingStoragePass={home}/munge/socket
-NodeName={nodes[0]} NodeAddr=127.0.0.1 CPUs={cpus} RealMemory={memory}
-NodeName={nodes[1]} NodeAddr=127.0.0.1 Port={ports[4]} CPUs={cpus} RealMemory={memory}
-PartitionName=low Nodes={nodes[0]} Default=YES MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
-PartitionName=high Nodes={nodes[0]} MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
-PartitionName=pair Nodes={nodes[0]},{nodes[1]} MaxTime=INFINITE PriorityTier=1 PreemptMode=OFF
+NodeName={node} NodeAddr=127.0.0.1 CPUs={cpus} RealMemory={memory}
+PartitionName=low Nodes={node} Default=YES MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
+PartitionName=high Nodes={node} MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
 """
 SLURMDBD_CONF = """\
 AuthType=auth/munge
@@ -122,7 +117,7 @@ class SlurmCluster:
         self.environment = {"SLURM_CONF": str(self.home / "slurm.conf")}
 
     def start(self) -> None:
-        """Start all daemons, and wait until the nodes are idle.
+        """Start all daemons, and wait until the node is idle.
 
         Raises:
             ClusterError: A program is missing, or a daemon does not answer.
@@ -141,15 +136,14 @@ class SlurmCluster:
         self._call("sacctmgr", "--immediate", "add", "cluster", "loopback", check=False)  # may exist already
         self._call("slurmctld", "-c")
         self._wait("scontrol", "ping", accept=lambda text: "is UP" in text)
-        for node in NODES:
-            self._call("slurmd", "-N", node)
-        self._wait("sinfo", "--noheader", "--format=%D %t", "--partition=pair", accept=lambda text: text == "2 idle\n")
+        self._call("slurmd", "-N", NODE)
+        self._wait("sinfo", "--noheader", "--format=%D %t", "--partition=low", accept=lambda text: text == "1 idle\n")
 
     def stop(self) -> None:
         """Cancel all jobs, and stop all daemons."""
-        if self._pid("slurmctld") and any(self._pid(node) for node in NODES):
+        if self._pid("slurmctld") and self._pid("slurmd"):
             deadline = time.monotonic() + STOP_S
-            for partition in ("low", "high", "pair"):
+            for partition in ("low", "high"):
                 self._call("scancel", f"--partition={partition}", check=False)
             # A job that outlives slurmd is not stopped by anything.
             while self._call("squeue", "--noheader", check=False).strip() and time.monotonic() < deadline:
@@ -170,13 +164,13 @@ class SlurmCluster:
         return self._call(*command)
 
     def _configure(self) -> None:
-        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(5)]
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
         ports = [each.getsockname()[1] for each in sockets]
         for each in sockets:
             each.close()
         self._database_port = ports[3]
         for name, text in (("slurm.conf", SLURM_CONF), ("slurmdbd.conf", SLURMDBD_CONF)):
-            values = {"home": self.home, "ports": ports, "nodes": NODES, "cpus": CPUS, "memory": MEMORY_MB}
+            values = {"home": self.home, "ports": ports, "node": NODE, "cpus": CPUS, "memory": MEMORY_MB}
             (self.home / name).write_text(text.format(**values))
         (self.home / "slurmdbd.conf").chmod(0o600)
 
@@ -244,7 +238,7 @@ class SlurmCluster:
         """Return the process of a daemon if it runs."""
         try:
             pid = int((self.home / f"{name}.pid").read_text())
-            runs = DAEMONS[name] in Path(f"/proc/{pid}/cmdline").read_text()
+            runs = name in Path(f"/proc/{pid}/cmdline").read_text()
         except (OSError, ValueError):
             return None
         return pid if runs else None

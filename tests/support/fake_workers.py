@@ -52,7 +52,7 @@ class FakeWorker:
         """For each pack: the number of packs on each GPU before."""
         self.all.append(self)
 
-    def train(self, number: int, node: int) -> None:
+    def train(self, number: int) -> None:
         self.loads.append(Counter(gpu.index for each in self.all if each.way for gpu in each.gpus))
         self.packs.append(number)
         plan = read_plan(self.folder)

@@ -49,7 +49,7 @@ def started(planned: PlannedSweep, pack: Pack) -> Iterator[WorkerProcess]:
 
 def train(planned: PlannedSweep, worker: WorkerProcess, pack: Pack) -> bool:
     """Train a pack; return whether the process can train another."""
-    worker.train(pack.number, 0)
+    worker.train(pack.number)
     wait([worker.connection])
     answer = worker.answer()
     assert answer is not None, log_of(planned.folder, pack.number).read_text()

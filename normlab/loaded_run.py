@@ -197,7 +197,6 @@ class LoadedRun:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the run."""
         path = self.folder.path / TOKENIZER_FILE
         try:
             return from_state(from_json(read_at_most(path, LARGEST_TOKENIZER)))

@@ -106,7 +106,6 @@ class Plugin:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the content, in hex."""
         return hashlib.sha256(self.content).hexdigest()
 
     @property

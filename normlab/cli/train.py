@@ -138,7 +138,6 @@ def _with_folder(overrides: list[str] | None, results_dir: str | None) -> list[s
 
 
 def print_plan(planned: PlannedSweep, options: SweepOptions, *, with_packs: bool) -> None:
-    """Print the warnings and the lines of a planned sweep."""
     from normlab.sweeps.progress import plan_lines
 
     for warning in planned.warnings:

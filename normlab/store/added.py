@@ -29,7 +29,6 @@ class AddedRows:
     def __init__(self, path: Path) -> None:
         self._metrics = _AddedBytes(path)
         self.damaged = 0
-        """Number of damaged rows."""
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
         """Return the added rows, and whether they replace all earlier ones, as after a resume that cut the file.

@@ -109,7 +109,6 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it may be a pipe
     except FileNotFoundError:

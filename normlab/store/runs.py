@@ -57,12 +57,10 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
-        """The folder's name."""
         return self.path.name
 
     @property
     def statistics(self) -> StatisticsFiles:
-        """The files of the statistics."""
         if self._statistics is None:
             from normlab.store.arrays import StatisticsFiles  # numpy is slow to import
 
@@ -70,7 +68,6 @@ class RunFolder:
         return self._statistics
 
     def exists(self) -> bool:
-        """Whether the run was created."""
         return (self.path / RUN_FILE).exists()
 
     @classmethod

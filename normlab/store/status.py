@@ -35,8 +35,6 @@ class RecordedPack:
 
 @dataclass(frozen=True, slots=True)
 class StepNumbers:
-    """A training step."""
-
     step: Count
     loss: float
     grad_norm: float
@@ -47,8 +45,6 @@ class StepNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The step that diverged."""
-
     step: Count
     loss: float | None = None
     grad_norm: float | None = None

@@ -44,8 +44,6 @@ gpu fault      the GPU of the process is broken; the pack resumes on another one
 
 @dataclass(frozen=True, slots=True)
 class PackOutcome:
-    """The outcome of a pack."""
-
     pack: int
     cause: str
     """One of `CAUSES`."""
@@ -64,8 +62,6 @@ class PackOutcome:
 
 @dataclass(frozen=True, slots=True)
 class SubmittedPack:
-    """A pack that was submitted to Slurm."""
-
     cluster: str
     """`sweep.slurm.cluster`."""
     job: str
@@ -77,12 +73,10 @@ def log_of(folder: Path, number: int) -> Path:
 
 
 def slurm_folder(folder: Path) -> Path:
-    """Return the folder of a sweep's Slurm files."""
     return folder / "slurm"
 
 
 def queue_file(folder: Path) -> Path:
-    """Return the file that lists the packs submitted to Slurm."""
     return slurm_folder(folder) / QUEUE_FILE
 
 

@@ -297,7 +297,6 @@ def all_completed(folder: Path, runs: Sequence[PlannedRun]) -> bool:
 
 
 def tokens_of(run: PlannedRun) -> int:
-    """Return the number of tokens that a run trains on."""
     train = run.config["train"]
     return train["steps"] * train["batch_size"] * run.config["model"]["context"]
 

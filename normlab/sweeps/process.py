@@ -72,7 +72,6 @@ class WorkerProcess:
             raise io_error(log, "written", error) from error
 
     def train(self, number: int) -> None:
-        """Let the process train a pack."""
         with contextlib.suppress(OSError):  # the process has ended, as `exit_code` reports
             self.connection.send(number)
 

@@ -136,7 +136,6 @@ class ProgressDisplay:
             self.print(self._summary(self._read()))
 
     def print(self, line: str) -> None:
-        """Print a line on stderr."""
         self._stream.write(f"normlab: {printable(line)}\n")
         self._stream.flush()
 

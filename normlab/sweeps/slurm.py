@@ -91,12 +91,10 @@ class SlurmExecutor:
 
     @property
     def cancel_command(self) -> str:
-        """The command that ends all tasks."""
         jobs = {submitted.job.partition("_")[0]: submitted.cluster for submitted in self._queue.values()}
         return " ".join(["scancel" if "slurm" in jobs.values() else "kill", *sorted(jobs)])
 
     def wait(self, seconds: float) -> None:
-        """Wait for some seconds."""
         time.sleep(seconds)
 
     def submit(self, plan: Plan, waiting: Sequence[Pack]) -> list[Pack]:

@@ -164,7 +164,6 @@ def _receive(connection: Connection, requests: queue.SimpleQueue[Any]) -> None:
 
 
 def main(folder: Path, connection: Connection, *, on_gpu: bool) -> None:
-    """Train the packs that the supervisor requests."""
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, requests), name="normlab parent", daemon=True).start()
     worker, can_continue = Worker(folder, on_gpu=on_gpu), True

@@ -142,14 +142,12 @@ class SafeStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write the text, and ignore errors."""
         # A closed file raises ValueError.
         with suppress(OSError, ValueError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush, and ignore errors."""
         with suppress(OSError, ValueError):
             self._stream.flush()
 

@@ -41,8 +41,6 @@ GIVE_UP_S = 60.0
 
 @dataclass(eq=False, slots=True)
 class FollowedRun:
-    """A run that is being sent."""
-
     folder: RunFolder
     lock: int | None = None
     """The file descriptor of the run's lock, with which no other follower sends the run."""
@@ -70,7 +68,6 @@ class Follower:
         self.has_failed = False
 
     def follow(self) -> None:
-        """Send all runs."""
         while self._left:
             if any(run.folder.is_active() for run in self._left):
                 self._last_try_at = math.inf
@@ -123,7 +120,6 @@ class Follower:
         return True
 
     def _start(self, folder: RunFolder) -> WandbRun | TensorBoardRun:
-        """Start a run at the service."""
         if self._service == TENSORBOARD:
             return TensorBoardRun(folder.path)
         run, sweep = folder.run(), self._task.sweep
@@ -144,12 +140,10 @@ class Follower:
 
 
 def describe(error: Exception) -> str:
-    """Return an error on one line."""
     return one_line(error if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}")[:300]
 
 
 def write_problem(run: Path, service: str, problem: str) -> None:
-    """Store why a run was not sent."""
     with contextlib.suppress(StoreError):
         replace(Upload.read(run, service), problem=problem).write(run, service)
 

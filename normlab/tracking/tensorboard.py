@@ -38,7 +38,6 @@ class TensorBoardRun:
         self.upload = Upload(where=TENSORBOARD)
 
     def log(self, step: int, payload: Payload) -> None:
-        """Write the numbers of a step."""
         from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
         from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -47,6 +46,5 @@ class TensorBoardRun:
         self.next_step = step + 1
 
     def finish(self, summary: Mapping[str, Any], state: str) -> None:
-        """Write what is left."""
         del summary, state
         self._writer.close()

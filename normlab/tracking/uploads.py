@@ -98,7 +98,6 @@ def lock_of(run: Path, service: str) -> Path:
 
 
 def is_sending(run: Path, service: str) -> bool:
-    """Whether a follower sends a run to a service."""
     return is_locked(lock_of(run, service))
 
 

@@ -121,7 +121,6 @@ class WandbRun:
         return wandb.init(**self._options, settings=settings)
 
     def log(self, step: int, payload: Payload) -> None:
-        """Send the numbers of a step."""
         self._run.log(payload, step=step)
         self.next_step = step + 1
 

@@ -273,8 +273,6 @@ def sweeps(options: Options) -> Iterator[Measurement]:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the measurements."""
-
     seconds: int
     """Its seconds of nine minutes; in proportion if there are others."""
     measure: Callable[[Options], Iterator[Measurement]]

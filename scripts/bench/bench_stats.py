@@ -76,8 +76,6 @@ def ours(config: RunConfig, compiled: bool) -> Callable[[bool], Turn]:
 
 @dataclass(slots=True)
 class Pair:
-    """A side with statistics and the same side without them."""
-
     name: str
     side: Sequence[Turn]
     """Steps of a turn."""
@@ -99,7 +97,6 @@ def times(pair: Pair, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, 
 
 
 def bench(overrides: Sequence[str], compiled: bool, rounds: int) -> dict[str, Pair]:
-    """Measure all sides of one model."""
     config = compose_run([*overrides, "device=cpu", f"compile={'on' if compiled else 'off'}", "deterministic=false"])
     apply(resolve(config))
     torch.compiler.reset()
@@ -120,7 +117,6 @@ def bench(overrides: Sequence[str], compiled: bool, rounds: int) -> dict[str, Pa
 
 
 def format_ratios(pair: Pair) -> str:
-    """Return the median and the quartiles."""
     low, middle, high = statistics.quantiles(pair.ratios, n=4)
     return f"{middle:.3f} ({low:.3f}-{high:.3f})"
 

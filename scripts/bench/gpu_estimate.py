@@ -78,7 +78,6 @@ class Counts:
     """Time of the kernels, each with the least time."""
 
     def add(self, read_and_written: float, flops: float, flops_per_s: float) -> None:
-        """Add a launch."""
         seconds = max(read_and_written / BYTES_PER_S, flops / flops_per_s)
         self.launches += 1
         self.bytes += read_and_written
@@ -87,15 +86,12 @@ class Counts:
         self.captured_s += max(seconds, KERNEL_US * 1e-6)
 
     def __add__(self, other: Counts) -> Counts:
-        """Return the sum."""
         return self.map(lambda name: getattr(self, name) + getattr(other, name))
 
     def __mul__(self, factor: float) -> Counts:
-        """Return a multiple."""
         return self.map(lambda name: getattr(self, name) * factor)
 
     def map(self, value: Callable[[str], Any]) -> Counts:
-        """Return counts by the names of the fields."""
         return Counts(**{field.name: value(field.name) for field in dataclasses.fields(self)})
 
     @property
@@ -132,12 +128,10 @@ class Counter(TorchDispatchMode):
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
-    """Return the tensors in nested arguments."""
     return [each for each in tree_leaves(tree) if isinstance(each, torch.Tensor)]
 
 
 def count(call: Callable[[], object]) -> Counts:
-    """Return the counts of a call."""
     with Counter() as counter:
         call()
     return counter.counts
@@ -211,7 +205,6 @@ def nanogpt_step(clone: Path, config: RunConfig) -> Counts:
 
 
 def row(name: str, counts: Counts, seconds: float, runs: int, steps: int) -> dict[str, str]:
-    """Return a row of the table."""
     return {
         "side": name,
         "launches": f"{counts.launches:.0f}",

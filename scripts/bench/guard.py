@@ -13,7 +13,6 @@ TESTS = Path(__file__).resolve().parents[2] / "tests" / "gpu"
 
 
 def load_guard() -> None:
-    """Compile the guard and load it."""
     found = find_spec("torch")
     assert found is not None
     assert found.origin is not None

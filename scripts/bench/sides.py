@@ -87,7 +87,6 @@ class Terminal(io.StringIO):
     """A terminal for the console, so that it draws the progress bar, its more expensive form."""
 
     def isatty(self) -> bool:
-        """Return True."""
         return True
 
 
@@ -133,7 +132,6 @@ class Training(ABC):
         return replace(self, compiled=True, mode=mode) if mode else replace(self, compiled=True)
 
     def corpus(self, config: RunConfig, folder: Path) -> Corpus:
-        """Return the tokens."""
         corpus = open_corpus(config.data)
         return corpus if self.vocab_size is None else with_random_tokens(corpus, self.vocab_size, folder)
 
@@ -150,7 +148,6 @@ class Normlab(Training):
     """The number of runs in the pack."""
 
     def __call__(self, pause: Pause, folder: Path) -> None:
-        """Train the runs."""
         logging.disable(logging.WARNING)
         configs = [self.config(f"seed={seed}", f"results_dir={folder}") for seed in range(self.runs)]
         corpus = self.corpus(configs[0], folder)
@@ -169,7 +166,6 @@ class NanoGPT(Training):
     clone: Path = Path()
 
     def __call__(self, pause: Pause, folder: Path) -> None:
-        """Run train.py."""
         config = self.config()
         resolved = resolve(config)
         nanogpt.make_folder(self.clone, folder, self.corpus(config, folder))
@@ -195,7 +191,6 @@ class PlainLoop(Training):
     """The mode of `torch.compile`: "reduce-overhead" replays CUDA graphs."""
 
     def __call__(self, pause: Pause, folder: Path) -> None:
-        """Make updates on random windows."""
         run, corpus = self.config(), self.corpus(self.config(), folder)
         resolved, optim, context = resolve(run), run.optim, run.model.context
         device, autocast = resolved.torch_device, resolved.autocast()

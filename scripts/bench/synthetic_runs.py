@@ -83,7 +83,6 @@ class Record:
 
     @property
     def last(self) -> int:
-        """Return the number of updates."""
         if self.outcome in (FINISHED, STUCK):
             return self.steps
         return self.steps // 2 if self.at is None else self.at
@@ -114,7 +113,6 @@ class Record:
 
     @property
     def run_id(self) -> str:
-        """Return the folder's name."""
         return f"{self.norm}-{self.placement}-d{self.depth}w{self.width}-{self.digest[:10]}"
 
     def complete_config(self) -> dict[str, Any]:
@@ -210,11 +208,9 @@ class Series:
     excess: Array
     """Factor of activations and gradients: 1, or more during a spike or divergence."""
     validation: dict[int, float]
-    """Validation loss by step."""
 
 
 def series(record: Record, rng: np.random.Generator) -> Series:
-    """Return the numbers of a run."""
     diverges = record.outcome == DIVERGED
     step = np.arange(record.last + diverges)  # the row of the step with NaN is written too
     excess = np.ones(len(step))

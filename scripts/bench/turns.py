@@ -116,16 +116,13 @@ class Side:
         self.setup_s = self.wait(timeout_s).seconds
 
     def start_turn(self) -> None:
-        """Start a turn, which `wait` waits for."""
         self._pipe.send(True)
 
     def turn(self) -> None:
-        """Work for one turn."""
         self.start_turn()
         self.turns.append(self.wait())
 
     def stop(self) -> None:
-        """Stop the process, and delete its files."""
         self._process.kill()
         self._process.join()
         self._pipe.close()
@@ -150,7 +147,6 @@ def _serve(pipe: Connection, work: Work, folder: str) -> None:
 
 
 def shorten(value: Any) -> str:
-    """Return a value in a few characters."""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     if isinstance(value, list):

@@ -439,7 +439,6 @@ def fuzz(seed: int, counts: dict[str, int], only: str = "") -> tuple[dict[str, C
 
 
 def main() -> int:
-    """Run the cases and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--count", type=int, default=1000, help="number of cases (default 1000)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the mutations (default 0)")

@@ -142,7 +142,6 @@ def run(arguments: Sequence[str], log: Path) -> int:
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Send SIGKILL to a process and its children."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -366,7 +365,6 @@ def report(trials: list[Trial], options: argparse.Namespace) -> bool:
 
 
 def main() -> int:
-    """Run the trials and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=25, help="number of kills (default 25)")
     parser.add_argument("--in-save", type=int, default=5, help="kills inside a save (default 5)")

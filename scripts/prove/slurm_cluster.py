@@ -245,7 +245,6 @@ class SlurmCluster:
 
 
 def main() -> int:
-    """Run the command line, and return the exit code."""
     cluster = SlurmCluster(Path(os.environ.get("SLURM_HOME", "/tmp/slurm-cluster")))
     if sys.argv[1:] == ["up"]:
         try:

@@ -97,12 +97,10 @@ def code_mutants(entry: str, module: ModuleType, only: Iterable[str] = ()) -> It
 
 
 def _text(line: ast.AST) -> str:
-    """Return the first line of a statement."""
     return ast.unparse(line).splitlines()[0]
 
 
 def _sites(tree: ast.Module, module: str, only: frozenset[str]) -> Iterator[Site]:
-    """Yield the nodes to change."""
     for statement in tree.body:
         table = {ast.unparse(target) for target in _targets(statement)} & set(TABLES.get(module, ()))
         if table and (not only or table & only):
@@ -162,7 +160,6 @@ def _is_plain(node: ast.AST) -> bool:
 
 
 def _replacements(site: Site) -> Iterator[ast.AST]:
-    """Yield the replacements of a node."""
     node = site.node
     if isinstance(node, ast.stmt):
         if isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr)):

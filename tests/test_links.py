@@ -226,5 +226,5 @@ def test_a_text_in_a_plan_is_one_line(overrides: list[str], run_command: Command
 def test_jobs_in_a_queue_are_checked(job: Any, tmp_path: Path) -> None:
     slurm_folder(tmp_path).mkdir()
     write_queue(tmp_path, {1: SubmittedPack("slurm", job)})
-    with pytest.raises(StoreError, match="is not a valid queue"):
+    with pytest.raises(StoreError, match=r"queue.json: is damaged .* check with `squeue`"):
         read_queue(tmp_path)

@@ -84,10 +84,6 @@ class RunFolder:
         """Return the content of run.json, as an object of a type; StoreError as `read_record`."""
         return read_record(self.path / RUN_FILE, kind)
 
-    def last_pack(self) -> list[str]:
-        """Return the ids of the runs that the run last trained with in one pack, its own among them."""
-        return list(self.read_status().pack.runs) or self.run().get("pack", {}).get("runs") or [self.run_id]
-
     def write_status(self, status: Mapping[str, Any]) -> None:
         """Replace status.json; `version` and `updated` (unix time, seconds) are added.
 

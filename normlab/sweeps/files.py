@@ -7,13 +7,14 @@ several machines may end at once. Only the holder of the folder's lock writes th
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from normlab.errors import StoreError, warn
 from normlab.store.files import AppendFile, write_atomic
@@ -27,12 +28,12 @@ from normlab.store.format import (
     with_checksum,
 )
 from normlab.store.plans import Plan
-from normlab.store.reading import HOW_TO_FIX, read_record, read_rows
+from normlab.store.reading import read_record, read_rows
 
 OUTCOMES_FILE = "ends.jsonl"
 MEMORY, GPU_FAULT = "out of memory", "gpu fault"
-CAUSES = (FINISHED, INTERRUPTED, FAILED, MEMORY, GPU_FAULT)
-"""The causes of an outcome, and what the supervisor does about each:
+Cause = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join((FINISHED, INTERRUPTED, FAILED, MEMORY, GPU_FAULT))})$")]
+"""The cause of an outcome, and what the supervisor does about it:
 
 finished       every run of the pack has finished or diverged
 interrupted    a signal has stopped the pack; the same command resumes it
@@ -45,8 +46,7 @@ gpu fault      the GPU of the process is broken; the pack resumes on another one
 @dataclass(frozen=True, slots=True)
 class PackOutcome:
     pack: int
-    cause: str
-    """One of `CAUSES`."""
+    cause: Cause
     detail: str = ""
     """What is known about the cause, as text."""
     gpu: str = ""
@@ -62,10 +62,20 @@ class PackOutcome:
 
 @dataclass(frozen=True, slots=True)
 class SubmittedPack:
-    cluster: str
+    cluster: Annotated[str, msgspec.Meta(pattern=r"^(slurm|local)\Z")]
     """`sweep.slurm.cluster`."""
-    job: str
-    """Slurm's name of the task, ARRAY_TASK; or the id of submitit's process on this machine."""
+    job: Annotated[str, msgspec.Meta(pattern=r"^\d+(_\d+)?\Z")]
+    """Slurm's name of the task, ARRAY_TASK; or the id of submitit's process on this machine.
+
+    It is part of the names of files, and of a command for the user.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """The packs that were submitted to Slurm, by their numbers."""
+
+    packs: dict[int, SubmittedPack]
 
 
 def log_of(folder: Path, number: int) -> Path:
@@ -114,10 +124,10 @@ def read_outcomes(folder: Path) -> list[PackOutcome]:
 
 def _outcome_of(record: Mapping[str, Any]) -> PackOutcome | None:
     """Return the outcome in a record; None if it holds none."""
-    values: dict[str, Any] = {name: record.get(name) for name in PackOutcome.__slots__}
-    if type(values["pack"]) is not int or values["cause"] not in CAUSES or not isinstance(values["detail"], str):
+    try:
+        return msgspec.convert(record, PackOutcome)
+    except msgspec.ValidationError:
         return None
-    return PackOutcome(**values)
 
 
 def write_queue(folder: Path, queue: Mapping[int, SubmittedPack]) -> None:
@@ -140,16 +150,7 @@ def read_queue(folder: Path) -> dict[int, SubmittedPack]:
         StoreError: The file is damaged, or has another format.
     """
     path = queue_file(folder)
-    if not path.exists():
-        return {}
-    try:
-        queue = {int(number): SubmittedPack(**pack) for number, pack in read_record(path)["packs"].items()}
-        for pack in queue.values():  # the job is part of the names of files, and of a command for the user
-            if pack.cluster not in ("slurm", "local") or not re.fullmatch(r"\d+(_\d+)?", pack.job):
-                raise ValueError(f"{pack.job!r:.40} of {pack.cluster!r:.40} is not a job")
-        return queue
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StoreError(f"{path}: is not a valid queue ({error}); {HOW_TO_FIX[QUEUE_FILE]}") from error
+    return read_record(path, Queue).packs if path.exists() else {}
 
 
 def task_outcome_file(folder: Path, number: int) -> Path:

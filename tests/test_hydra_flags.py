@@ -172,7 +172,8 @@ def test_a_number_beside_a_quoted_comma_has_to_be_quoted() -> None:
 
 
 def test_a_sweep_option_of_type_text_keeps_its_commas() -> None:
-    assert compose_sweep(["sweep.gpus=0,2,5"])[0].gpus == "0,2,5"
+    options, _ = compose_sweep(["sweep.on=slurm", "sweep.slurm.partition=short,long"])
+    assert options.slurm.partition == "short,long"
     with pytest.raises(ConfigError, match=r"sweep\.jobs=1,2: several values of a sweep option; choose one"):
         compose_sweep(["sweep.jobs=1,2"])
 

@@ -103,8 +103,8 @@ def sweep(
     The same command resumes the sweep. Exit code 1 if a run failed; a diverged run has not failed.
 
     Runs that differ only in numbers train stacked, in packs of up to sweep.pack runs; `normlab list auto` shows the
-    default sizes and numbers of packs. `normlab list options` describes sweep.name, sweep.pack, sweep.jobs, sweep.gpus,
-    sweep.timeout_minutes, sweep.on (local or slurm) and sweep.slurm.*.
+    default sizes and numbers of packs. `normlab list options` describes sweep.name, sweep.pack, sweep.jobs,
+    sweep.timeout_minutes, sweep.on (local or slurm) and sweep.slurm.*. CUDA_VISIBLE_DEVICES=0,2 selects GPUs.
 
     Example: normlab sweep norm=rmsnorm,dyt 'seed=range(3)'
     """

@@ -62,7 +62,6 @@ class SweepOptions:
         help="Packs that train at once, on each GPU if they train on GPUs; they share the cores evenly. Default: by "
         "the table of `normlab list auto`; no limit in Slurm.",
     )  # fmt: skip
-    gpus: str = option("all", "GPUs of the packs: all, or some by index, UUID or MIG name (0,2,5).", longest=10_000)
     timeout_minutes: float = option(
         30.0, "Minutes without any output after which a pack is stopped as hung.", above=0, at_most=525_600
     )
@@ -72,8 +71,6 @@ class SweepOptions:
         """Check all options."""
         check(self, "sweep.")
         self.slurm.validate()
-        if self.gpus != "all" and self.on == "slurm":
-            raise no_effect(f"sweep.gpus={self.gpus}", "sweep.on=slurm")
         if self.on == "slurm" and self.slurm.cluster == "local" and self.jobs is not None:
             raise no_effect(f"sweep.jobs={self.jobs}", "sweep.slurm.cluster=local")
         if self.name is not None and not re.fullmatch(r"\w[\w.+=-]*", self.name):

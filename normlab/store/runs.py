@@ -32,7 +32,7 @@ from normlab.store.format import (
     to_json,
     with_checksum,
 )
-from normlab.store.lock import file_lock, is_locked, owner_of
+from normlab.store.lock import file_lock, is_locked
 from normlab.store.reading import Rows, damaged, parse_rows, read_bytes, read_record
 from normlab.store.status import RowsDigest, Status
 
@@ -118,10 +118,6 @@ class RunFolder:
             if status.state == RUNNING:
                 return KILLED, status
         return status.state, status
-
-    def owner(self) -> int | None:
-        """Return the id of the process that trains the run, or None if it is not known."""
-        return owner_of(self.path / LOCK_FILE)
 
     def is_active(self) -> bool:
         """Whether a process holds the run's lock."""

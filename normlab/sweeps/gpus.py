@@ -1,4 +1,4 @@
-"""The GPUs of a sweep: those that `sweep.gpus` chooses, and errors that a broken GPU causes."""
+"""The GPUs of a sweep, and errors that a broken GPU causes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from normlab.errors import ConfigError
 from normlab.training.machine import NO_GPU, Gpu, gpu_of
 
 _FAULTS = (
@@ -27,22 +26,9 @@ in the log of the kernel, not of the worker, and programs cause many of them.
 """
 
 
-def choose_gpus(choice: str) -> list[Gpu]:
-    """Return the GPUs that `sweep.gpus=choice` names: by index, or by the beginning of a UUID, as CUDA does.
-
-    Raises:
-        ConfigError: A name matches no visible GPU or several, or two names match the same GPU.
-    """
-    visible = [gpu_of(index) for index in range(torch.cuda.device_count())]
-    chosen: list[Gpu] = []
-    for name in choice.split(",") if choice != "all" else []:
-        matches = [gpu for gpu in visible if name == str(gpu.index) or gpu.uuid.startswith(name)]
-        problem = "no" if not matches else "more than one" if len(matches) > 1 else ""
-        if problem or matches[0] in chosen:
-            problem = f"{problem} visible GPU is named {name}" if problem else f"GPU {matches[0].index} is listed twice"
-            raise ConfigError(f"sweep.gpus={choice}: {problem}; choose from {', '.join(map(str, visible))}")
-        chosen += matches
-    return chosen or visible
+def visible_gpus() -> list[Gpu]:
+    """Return all GPUs that CUDA_VISIBLE_DEVICES leaves visible."""
+    return [gpu_of(index) for index in range(torch.cuda.device_count())]
 
 
 def fault_of(log: Sequence[str]) -> str:

@@ -16,19 +16,18 @@ from normlab.config import memory, rules
 from normlab.config.schema import RunConfig, canonical_hash
 from normlab.config.sweep_options import SweepOptions
 from normlab.data.corpus import Corpus, open_corpus
-from normlab.errors import ConfigError, StoreError, no_effect
+from normlab.errors import ConfigError, StoreError
 from normlab.model.small import draws_random_numbers
 from normlab.options import plain_tree
 from normlab.store.format import COMPLETED_STATES, RUNS_FOLDER
 from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack
-from normlab.sweeps.gpus import choose_gpus
+from normlab.sweeps.gpus import visible_gpus
 from normlab.sweeps.packs import make_packs, pack_key, reason_to_train_alone
 from normlab.training.machine import (
     Gpu,
     RuntimeSettings,
-    check_gpu_count,
     check_machine,
     num_threads,
     resolve,
@@ -88,8 +87,8 @@ def make_plan(
         show_progress: Called with a progress message.
 
     Raises:
-        ConfigError: There is no run, the runs have several results folders or run.fresh=true, another sweep has the
-            same name, or `sweep.gpus` names no GPU of this machine.
+        ConfigError: There is no run, the runs have several results folders or run.fresh=true, or another sweep has
+            the same name.
         DataError: A corpus does not exist.
         StoreError: An existing run or plan cannot be read.
     """
@@ -181,21 +180,14 @@ def _runs_with_random_forward(configs: Sequence[RunConfig]) -> set[int]:
 
 def _gpus_of(options: SweepOptions, configs: Sequence[RunConfig]) -> list[Gpu]:
     """Return the GPUs of a sweep; none if it runs in Slurm, or on a CPU only."""
-    if options.on == "slurm":
+    if options.on == "slurm" or "cuda" not in map(resolve_device, configs):
         return []
-    if "cuda" not in map(resolve_device, configs):
-        if options.gpus != "all":
-            raise no_effect(f"sweep.gpus={options.gpus}", "device=cpu")
-        return []
-    gpus = choose_gpus(options.gpus)
-    for config in configs:
-        if resolve_device(config) == "cuda":
-            check_gpu_count(config, len(gpus), f"sweep.gpus={options.gpus}")
+    gpus = visible_gpus()
     older = [gpu for gpu in gpus if not gpu.has_bf16]
     if 0 < len(older) < len(gpus) and any(config.precision == "auto" for config in configs):
         raise ConfigError(
             f"precision=auto: depends on the GPU, and GPU {older[0]} has no bf16; set precision=fp32 or fp16, or "
-            "choose GPUs of one kind with sweep.gpus"
+            "choose GPUs of one kind with CUDA_VISIBLE_DEVICES"
         )
     return gpus
 

@@ -16,7 +16,7 @@ from normlab.store.plans import Pack, Plan, PlannedRun, read_plan, run_of, sweep
 from normlab.sweeps import plan as sweep_plan
 from normlab.sweeps import worker
 from normlab.sweeps.files import GPU_FAULT, log_of, read_outcomes, write_plan
-from normlab.sweeps.gpus import choose_gpus
+from normlab.sweeps.gpus import visible_gpus
 from normlab.sweeps.plan import make_plan
 from normlab.sweeps.process import cause_of_death
 from normlab.sweeps.supervisor import supervise
@@ -31,77 +31,20 @@ Command = Callable[..., tuple[int, str, str]]
 FULL = [f"GPU-{uuid}" for uuid in UUIDS]
 
 
-# The option.
-
-
-@pytest.mark.parametrize(
-    ("override", "value"),
-    [
-        ("sweep.gpus=all", "all"),
-        ("sweep.gpus=0", "0"),
-        ("sweep.gpus=0,2,5", "0,2,5"),
-        ("sweep.gpus=GPU-1a,GPU-2b", "GPU-1a,GPU-2b"),
-        ("sweep.gpus=MIG-GPU-1a/1/0,MIG-2b", "MIG-GPU-1a/1/0,MIG-2b"),
-    ],
-)
-def test_spellings(override: str, value: str) -> None:
-    assert compose_sweep([override])[0].gpus == value
-
-
-@pytest.mark.parametrize("value", ["0,,1", "range(2)", "null", "{a:1}"])
-def test_what_is_not_a_gpu(value: str) -> None:
-    with pytest.raises(ConfigError, match=r"^sweep\.gpus="):
-        compose_sweep([f"sweep.gpus={value}"])
-
-
-def test_option_without_effect(overrides: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"^sweep\.gpus=0,1: has no effect with device=cpu"):
-        make_plan(*compose_sweep([*overrides, "sweep.gpus=0,1"]))
-    with pytest.raises(ConfigError, match=r"^sweep\.gpus=0: has no effect with sweep\.on=slurm"):
-        compose_sweep(["sweep.gpus=0", "sweep.on=slurm"])
-    assert make_plan(*compose_sweep([*overrides, "sweep.gpus=all"])).gpus == []
-
-
 # The choice.
 
 
 @pytest.mark.parametrize(
-    ("outside", "choice", "chosen"),
-    [
-        (None, "all", [0, 1, 2, 3]),
-        (None, "0,2", [0, 2]),
-        ("2,3", "all", [2, 3]),
-        ("3,1", "1", [1]),
-        ("3,1", f"{FULL[1]},0", [1, 3]),
-        (f"{FULL[3]},{FULL[0]}", "all", [3, 0]),
-    ],
+    ("outside", "chosen"),
+    [(None, [0, 1, 2, 3]), ("2,3", [2, 3]), (f"{FULL[3]},{FULL[0]}", [3, 0])],
 )
-def test_choice(outside: str | None, choice: str, chosen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Indices count within CUDA_VISIBLE_DEVICES; a worker gets the UUID."""
+def test_all_visible_gpus(outside: str | None, chosen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker gets the UUID, whatever the user writes into CUDA_VISIBLE_DEVICES."""
     set_visible(monkeypatch, outside)
     pretend_gpus(monkeypatch)
-    found = choose_gpus(choice)
+    found = visible_gpus()
     assert [gpu.uuid for gpu in found] == [FULL[number] for number in chosen]
     assert [gpu.memory_bytes for gpu in found] == [MEMORY[number] for number in chosen]
-
-
-@pytest.mark.parametrize(
-    ("choice", "problem"),
-    [
-        ("5", "no visible GPU is named 5"),
-        ("GPU-ffff", "no visible GPU is named GPU-ffff"),
-        ("GPU-", "more than one visible GPU is named GPU-"),
-        ("1,1", "GPU 1 is listed twice"),
-        (f"0,{FULL[3]}", "GPU 0 is listed twice"),
-    ],
-)
-def test_unknown_and_repeated_gpus(choice: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_visible(monkeypatch, "3,1")
-    pretend_gpus(monkeypatch)
-    with pytest.raises(ConfigError) as error:
-        choose_gpus(choice)
-    options = f"0 (Pretended, {FULL[3]}), 1 (Pretended, {FULL[1]})"
-    assert str(error.value) == f"sweep.gpus={choice}: {problem}; choose from {options}"
 
 
 def set_visible(monkeypatch: pytest.MonkeyPatch, outside: str | None) -> None:
@@ -115,40 +58,37 @@ def set_visible(monkeypatch: pytest.MonkeyPatch, outside: str | None) -> None:
 
 
 def test_plan_of_gpus(overrides: list[str], run_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_visible(monkeypatch, None)
+    set_visible(monkeypatch, "0,2")
     pretend_gpus(monkeypatch)
     on_gpu = [override for override in overrides if override != "device=cpu"]
-    code, out, err = run_command(
-        "sweep", *on_gpu, "seed=range(20)", "sweep.gpus=0,2", "sweep.jobs=2", "--dry-run", "sweep.name=x"
-    )
+    code, out, err = run_command("sweep", *on_gpu, "seed=range(20)", "sweep.jobs=2", "--dry-run", "sweep.name=x")
     assert code == 0, err
-    assert "\ngpus    0, 2 (Pretended), 2 packs at once on each (sweep.jobs=2)\n" in out
-    # The smallest of the chosen GPUs is shared by two packs.
-    planned = make_plan(*compose_sweep([*on_gpu, "seed=0", "sweep.gpus=0,2", "sweep.jobs=2"]))
+    assert "\ngpus    0, 1 (Pretended), 2 packs at once on each (sweep.jobs=2)\n" in out
+    # The smallest of the GPUs is shared by two packs.
+    planned = make_plan(*compose_sweep([*on_gpu, "seed=0", "sweep.jobs=2"]))
     assert planned.plan.memory_bytes == MEMORY[2] // 2
-    planned = make_plan(*compose_sweep([*on_gpu, "seed=0", "sweep.gpus=0,1"]))
-    assert planned.plan.memory_bytes == MEMORY[0]
     # A run that the largest GPU holds and the smallest does not.
     large = ["model.width=4096", "model.heads=32", "model.depth=16"]
-    make_plan(*compose_sweep([*on_gpu, *large, "sweep.gpus=0"]))
     with pytest.raises(ConfigError, match="the GPU has 40 GiB"):
-        make_plan(*compose_sweep([*on_gpu, *large, "sweep.gpus=0,2"]))
+        make_plan(*compose_sweep([*on_gpu, *large]))
+    set_visible(monkeypatch, "0,1")
+    make_plan(*compose_sweep([*on_gpu, *large]))
+    assert make_plan(*compose_sweep([*on_gpu, "seed=0"])).plan.memory_bytes == MEMORY[0]
 
 
 def test_precision_that_depends_on_the_gpu(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan takes the precision of the chosen GPUs, not that of torch's current one."""
-    set_visible(monkeypatch, None)
     pretend_gpus(monkeypatch, major=(7, 8, 9, 7))
     on_gpu = [override for override in overrides if override != "device=cpu"]
 
-    def run_id(*more: str) -> str:
+    def run_id(visible: str, *more: str) -> str:
+        set_visible(monkeypatch, visible)
         return make_plan(*compose_sweep([*on_gpu, *more])).plan.runs[0].run_id
 
-    assert run_id("sweep.gpus=1,2") == run_id("sweep.gpus=1", "precision=bf16")
-    assert run_id("sweep.gpus=0,3") == run_id("sweep.gpus=0", "precision=fp32")
+    assert run_id("1,2") == run_id("1", "precision=bf16")
+    assert run_id("0,3") == run_id("0", "precision=fp32")
     with pytest.raises(ConfigError, match=r"^precision=auto: depends on the GPU, and GPU 0 \(.*\) has no bf16"):
-        run_id()
-    run_id("precision=fp32")
+        run_id("0,1")
+    run_id("0,1", "precision=fp32")
 
 
 def test_record_has_the_uuid(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,14 +164,13 @@ def test_threads_are_shared_by_the_packs_of_all_gpus(
     monkeypatch.delenv("OMP_NUM_THREADS")
     fake_sweep("seed=0", "sweep.jobs=2", on=gpus(0, 1, 3))
     assert [each.threads for each in FakeWorker.all] == [12], "the plan was made for a CPU"
-    set_visible(monkeypatch, None)
     pretend_gpus(monkeypatch)
     on_gpu = [override for override in overrides if override != "device=cpu"]
-    for choice, jobs, threads in (("0,1,3", 2, 4), ("0", 1, torch.get_num_threads())):
-        options = (f"sweep.gpus={choice}", f"sweep.jobs={jobs}", "seed=range(12)")
-        made = make_plan(*compose_sweep([*on_gpu, *options])).plan
+    for visible, jobs, threads in (("0,1,3", 2, 4), ("0", 1, torch.get_num_threads())):
+        set_visible(monkeypatch, visible)
+        made = make_plan(*compose_sweep([*on_gpu, f"sweep.jobs={jobs}", "seed=range(12)"])).plan
         assert made.threads == threads
-        assert len(made.packs) == jobs * len(choice.split(",")), "every GPU has a pack for each of its jobs"
+        assert len(made.packs) == jobs * len(visible.split(",")), "every GPU has a pack for each of its jobs"
 
 
 def test_gpu_that_faults_is_taken_out(fake_sweep: FakeSweeps) -> None:
@@ -352,7 +291,7 @@ def test_workers_see_one_gpu_each_and_one_gpu_faults(printing: list[str], monkey
     monkeypatch.setenv("FAULTY", FULL[1])
     with monkeypatch.context() as patched:
         pretend_gpus(patched)
-        chosen = choose_gpus("all")
+        chosen = visible_gpus()
     options, composed = compose_sweep([*printing, "seed=range(6)", "sweep.jobs=2", "train.checkpoint_every=2"])
     planned, display = make_plan(options, composed), RecordingDisplay()
     result = supervise(planned.folder, planned.plan, options, display, chosen)
@@ -372,7 +311,7 @@ def test_workers_see_one_gpu_each_and_one_gpu_faults(printing: list[str], monkey
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 def test_sweep_on_the_gpus_of_this_machine(overrides: list[str], run_command: Command, tmp_path: Path) -> None:
     """Two packs train at once on each GPU, and the record of each run names the GPU that its pack had."""
-    visible = choose_gpus("all")
+    visible = visible_gpus()
     grid = [override for override in overrides if override != "device=cpu"]
     runs = f"seed=range({2 * len(visible)})"
     code, _, err = run_command("sweep", *grid, "device=cuda", runs, "sweep.pack=off", "sweep.jobs=2", "sweep.name=x")

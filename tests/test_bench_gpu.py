@@ -91,15 +91,6 @@ def test_a_part_that_fails_or_takes_too_long_is_one_line_and_the_others_run(
     assert len([*tmp_path.iterdir()]) <= 8
 
 
-def test_parts_without_time_are_skipped_with_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_parts(monkeypatch, single=bench_gpu.Part(5, lambda options: iter([{"side": "measured"}])))
-    assert bench_gpu.main(["--out", str(tmp_path), "--minutes", "0.001"]) == 0
-    assert [line.get("side", line.get("skipped_part")) for line in read_lines(tmp_path)] == [
-        "the minutes are used up",
-        "the minutes are used up",
-    ]
-
-
 def test_without_a_gpu_it_is_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     if bench_gpu.nvidia_smi() is not None:
         pytest.skip("there is a GPU")
@@ -137,13 +128,6 @@ def test_wall_clock_of_processes_of_a_clone(clone: Path) -> None:
     start = time.perf_counter()
     seconds = bench_sweep.nanogpt_seconds(clone, ["model=gpt2_nano", "device=cpu"], runs=3, steps=10, at_once=2)
     assert 0.02 < seconds < time.perf_counter() - start  # two of the three are one after the other
-
-
-def test_a_folder_that_is_no_clone_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as error:
-        bench_gpu.main(["--nanogpt", str(tmp_path)])
-    assert error.value.code == 2
-    assert "has no train.py" in capsys.readouterr().err
 
 
 @pytest.mark.process

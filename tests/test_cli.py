@@ -236,32 +236,6 @@ def test_a_terminal_is_given_no_orders(run_command: Command) -> None:
     assert (code, "\x1b" in err, "\\x1b" in err) == (2, False, True)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "arguments", [["placements", "pree"], ["placements", "ln"], ["placements", "hybrid", "--json"]]
-)
-def test_an_unknown_name_is_answered_with_the_choices(arguments: list[str], run_command: Command) -> None:
-    code, out, err = run_command("list", *arguments)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "choose one of b2t, " in err
-
-
-def test_a_placement_is_described_in_full(run_command: Command) -> None:
-    out = " ".join(run_command("list", "placements", "deepnorm")[1].split())
-    for text in ("causal if the norm is", "parameters 0", "pitfalls - pixeli99/MixLN", "(8L)^(+1/4)"):
-        assert text in out
-    assert "equals pre where every factor is 1" in " ".join(run_command("list", "placements", "layerscale")[1].split())
-    for entry in json.loads(run_command("list", "placements", "--json")[1]):
-        assert {"formula", "parameters", "causal", "equals", "source", "pitfalls"} <= entry.keys()
-
-
-def test_a_preset_is_as_causal_as_its_norm(run_command: Command) -> None:
-    lines = run_command("list", "norms")[1].splitlines()
-    causal = {line.split()[0]: {"yes", "no"} & set(line.split()) for line in lines[2:]}
-    assert causal["batchnorm"] == causal["batchnorm_biased_var"] == {"no"}
-    assert causal["rmsnorm"] == causal["rmsnorm_llama"] == {"yes"}
-
-
 @pytest.mark.process
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["list", "norms"], ["list", "options"], ["summarize", "."], ["compare", "."]]

@@ -193,12 +193,6 @@ def test_no_gpu_is_left_and_the_same_command_resumes(fake_sweep: FakeSweeps) -> 
     assert (result.code, events[0]) == (0, ("start", 4, []))
 
 
-def test_halves_are_placed_like_other_packs(fake_sweep: FakeSweeps) -> None:
-    result, _, _ = fake_sweep("seed=range(4)", "sweep.pack=4", on=gpus(0, 1), ways={"GPU 0": "memory"})
-    assert result.code == 0
-    assert placed() == {1: [0], 2: [0], 3: [1], 4: [0], 5: [1]}
-
-
 @pytest.mark.parametrize(
     ("message", "cause"),
     [

@@ -102,19 +102,6 @@ def test_plain_output_is_about_twenty_lines_and_one_per_evaluation() -> None:
     )
 
 
-def test_plain_output_shows_evaluations_between_its_lines() -> None:
-    stream = io.StringIO()
-    tracker = Console(stream)
-    tracker.start(RUN, 0)
-    for rows in (evaluation(0, 5.5), interval(10), interval(15, 5), evaluation(15), evaluation(16, math.nan)):
-        tracker.log(rows)
-    assert [line.split("  lr")[0] for line in stream.getvalue().splitlines()[5:]] == [
-        "step 0/1000  val 5.5000",
-        "step 15/1000  loss 2.2500  val 2.5000",
-        "step 16/1000  loss 2.2500  val nan",
-    ]
-
-
 @pytest.mark.parametrize(("columns", "is_shown"), [("80", False), ("140", True)])
 def test_a_narrow_bar_leaves_out_flops(columns: str, is_shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns)

@@ -14,7 +14,6 @@ from normlab.store.runs import RunFolder
 from normlab.tracking.uploads import Upload, lock_of, may_have_login, services_of, upload_lines
 from normlab.training.start import train
 from support.small_run import small_run
-from support.wandb_runs import call, overrides_of
 
 HINT = "`normlab sync x` sends what is missing"
 NO_PROCESS = "W&B lacks data of 1 run (no process sends it, or none can write to its folder); "
@@ -112,13 +111,3 @@ def test_services(
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40 if has_login else "")
     assert services_of(option, []) == services
     assert services_of(option, ["tensorboard"]) == [*services, "tensorboard"]
-
-
-@pytest.mark.network
-def test_a_sweep_reports_each_service(tmp_path: Path) -> None:
-    grid = overrides_of(tmp_path, "seed=0,1", "sweep.name=x", "tracking.wandb=offline", "tracking.also=[tensorboard]")
-    done = call(tmp_path, None, "sweep", *grid)
-    assert done.returncode == 0, done.stderr
-    lines = done.stderr.splitlines()[-2:]
-    assert lines[0].startswith("normlab: W&B: 2 runs, the first: `wandb sync results/runs/")
-    assert lines[1].startswith("normlab: TensorBoard: 2 runs, the first: `tensorboard --logdir results/runs/")

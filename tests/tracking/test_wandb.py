@@ -216,22 +216,6 @@ def test_offline_is_written_anew_and_uploaded_by_wandb(server: Server, tmp_path:
 
 
 @pytest.mark.process
-def test_a_sweep_names_the_command_that_sends_the_rest(server: Server, tmp_path: Path) -> None:
-    grid = overrides_of(tmp_path, "seed=0,1", "sweep.pack=off", "sweep.name=x", *SLOW[:1])
-    process = start(tmp_path, server, "sweep", *grid)
-    wait_for(lambda: any(run.rows for run in server.runs.values()))
-    server.is_dead = True
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == 0
-    assert err.splitlines()[-1] == (
-        "normlab: W&B: sending 2 runs continues in the background; if it fails, `normlab sync results/sweeps/x` sends "
-        "what is missing"
-    )
-    for pid in followers(tmp_path):
-        os.killpg(pid, signal.SIGKILL)
-
-
-@pytest.mark.process
 def test_sync_while_the_run_trains(server: Server, tmp_path: Path) -> None:
     """It sends the steps so far, and does not end the run at W&B."""
     process = start(tmp_path, None, "train", *overrides_of(tmp_path, *SLOW, "tracking.wandb=off"))

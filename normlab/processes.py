@@ -18,10 +18,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def start_module(module: str, *arguments: str, **options: Any) -> subprocess.Popen[Any]:
     """Start a module as a process that leads a session, so that Ctrl-C and a closed terminal do not end it.
 
-    Args:
-        module: The full name of the module.
-        arguments: Its arguments.
-        options: Those of `subprocess.Popen`.
+    The options are those of `subprocess.Popen`.
 
     Raises:
         OSError: The system has no memory for another process.

@@ -20,11 +20,7 @@ _COMPARED = 256
 
 
 class AddedRows:
-    """Reads the rows of a run's metrics as they are written.
-
-    Args:
-        path: The metrics.
-    """
+    """Reads the rows of a run's metrics as they are written."""
 
     def __init__(self, path: Path) -> None:
         self._metrics = _AddedBytes(path)
@@ -47,9 +43,6 @@ class AddedRecord:
     """Reads the rows of a run's metrics and statistics as they are written.
 
     When a resumed run has cut a file, all of its rows are read again.
-
-    Args:
-        folder: The run's folder.
     """
 
     def __init__(self, folder: RunFolder) -> None:

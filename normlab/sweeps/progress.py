@@ -25,13 +25,7 @@ EVERY_S = 60.0
 
 
 def plan_lines(sweep: PlannedSweep, options: SweepOptions, *, with_packs: bool) -> Iterator[str]:
-    """Yield a sweep's name, runs, packs, GPUs, jobs, notes and tokens, and (`with_packs`) its open packs.
-
-    Args:
-        sweep: The plan and its folder and GPUs.
-        options: The options of the sweep.
-        with_packs: Whether to list the open packs.
-    """
+    """Yield a sweep's name, runs, packs, GPUs, jobs, notes and tokens, and (`with_packs`) its open packs."""
     plan, jobs = sweep.plan, options.jobs or sweep.plan.parallel_packs
     left = {index for index, run in enumerate(plan.runs) if not is_completed(run_of(sweep.folder, run))}
     packs = [pack for pack in plan.packs if left.intersection(pack.runs)]
@@ -95,11 +89,7 @@ def _outcome(folder: Path, run: PlannedRun) -> str:
 
 
 class ProgressDisplay:
-    """Prints the progress of a sweep, which it reads from the folders of the runs.
-
-    Args:
-        folder: The folder of the sweep.
-    """
+    """Prints the progress of a sweep, which it reads from the folders of the runs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

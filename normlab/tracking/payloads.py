@@ -61,10 +61,6 @@ class StepReader:
     is completed. W&B accepts no second row of a step; a run that stopped gets its last evaluation there when it is
     resumed.
 
-    Args:
-        folder: The run's folder.
-        first: The first step.
-
     Raises:
         StoreError: run.json cannot be read.
     """

@@ -20,9 +20,6 @@ from normlab.tracking.uploads import TENSORBOARD, Upload
 class TensorBoardRun:
     """A run in TensorBoard's files, with the methods of `WandbRun` that the follower calls.
 
-    Args:
-        folder: The run's folder.
-
     Raises:
         ConfigError: tensorboard is not installed.
     """

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compare_runs import differences
 
 from normlab.config.compose import compose_sweep
 from normlab.errors import ConfigError, StoreError
@@ -35,7 +34,7 @@ from normlab.sweeps.files import (
 from normlab.sweeps.plan import make_plan
 from normlab.sweeps.slurm import SlurmExecutor
 from support.fake_workers import FINISHED_STATUS
-from support.processes import children_of, run_sweep, wait_for
+from support.processes import run_sweep, wait_for
 
 Command = Callable[..., tuple[int, str, str]]
 HERE = ["sweep.on=slurm", "sweep.slurm.cluster=local", "sweep.slurm.gpus=0", "sweep.slurm.cpus=1"]
@@ -43,41 +42,6 @@ HERE = ["sweep.on=slurm", "sweep.slurm.cluster=local", "sweep.slurm.gpus=0", "sw
 
 
 # With submitit's processes on this machine.
-
-
-@pytest.mark.process
-def test_preempted_task_resumes_bit_for_bit(overrides: list[str], tmp_path: Path) -> None:
-    """It is queued again, resumes from the step that all its runs have, and ends bit for bit the same."""
-    grid = [*overrides, "seed=range(4)", "sweep.pack=2", "sweep.name=x", "train.steps=300", "deterministic=true"]
-    whole, _, folder = run_sweep([*grid, f"results_dir={tmp_path / 'whole'}", "sweep.jobs=2"])
-    reference = [run_of(folder, job) for job in whole.plan.runs]
-    members = [index for pack in whole.plan.packs for index in pack.runs if 1 in pack.runs]
-    packs = len(whole.plan.packs)
-    folder = sweep_folder(tmp_path / "results", "x")
-    tasks: list[int] = []
-    steps: set[int] = set()
-
-    def preempt() -> None:
-        """Send the task the signal of Slurm, after some steps."""
-        runs = [runs_of(folder)[index] for index in members]
-        if not tasks and all(run.exists() and run.size() > 5_000 for run in runs):
-            number = next(pack.number for pack in read_plan(folder).packs if 1 in pack.runs)
-            tasks.extend(children_of(int(read_queue(folder)[number].job)))
-            os.kill(tasks[0], signal.SIGUSR2)
-        if tasks:
-            steps.update(run.status()["checkpoint"] for run in runs if run.status()["state"] == "interrupted")
-
-    outcome, _, folder = run_sweep([*grid, *HERE], preempt)
-    assert outcome.code == 0
-    (step,) = steps
-    assert 0 < step < 300
-    assert [end.cause for end in read_outcomes(folder)] == ["finished"] * packs
-    logs = [log.read_text() for log in (folder / "slurm").glob("*_log.out")]
-    assert sorted(log.count("Starting with") for log in logs) == [1] * (packs - 1) + [2]
-    assert sum("this job is preempted" in log and "Requeued job" in log for log in logs) == 1
-    for run, job in zip(reference, outcome.plan.runs, strict=True):
-        assert differences(run.path, run_of(folder, job).path) == []
-    assert read_queue(folder) == {}
 
 
 @pytest.mark.process
@@ -261,29 +225,6 @@ def test_outcome_of_a_task_that_reported_none_is_slurms_state(
     assert ("finished", 3, []) in events
     assert outcome.code == 1
     assert len(cluster.scripts) == 3
-
-
-def test_task_that_left_the_queue_without_an_outcome_has_failed(
-    overrides: list[str], tmp_path: Path, cluster: Cluster
-) -> None:
-    """Without accounting, and once squeue has forgotten the task: it has failed, and --retry-failed submits it."""
-    grid = [*overrides, *THERE, "seed=range(3)", "sweep.pack=off"]
-    folder = sweep_folder(tmp_path / "results", "x")
-
-    def on_refresh() -> None:
-        cluster.says(t12_0="COMPLETED", t12_1="", t12_2="COMPLETED")
-        for number in {1, 3} & read_queue(folder).keys():
-            finish(folder, number)
-
-    outcome, events, _ = run_sweep(grid, on_refresh)
-    assert outcome.code == 1
-    log = os.path.relpath(folder / "slurm" / "12_1_0_log.out")
-    assert {number: (end.cause, end.detail) for number, end in outcome.failed.items()} == {
-        2: ("failed", f"its task ended without an outcome; the log of the task is {log}")
-    }
-    outcome, events, _ = run_sweep(grid)
-    assert events == [("start", 0, [2])]
-    assert run_sweep(grid, finish_all(folder, cluster), retry_failed=True)[0].code == 0
 
 
 def test_only_an_answer_of_squeue_is_evidence_that_a_task_is_gone(

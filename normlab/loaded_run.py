@@ -80,7 +80,6 @@ class LoadedRun:
     def __init__(self, folder: RunFolder, *, trust: bool = False, step: int | None = None):
         self.folder = folder
         self.trust = trust
-        """Whether plugins in the folder may be executed."""
         self.step = step
         """The step of the checkpoint of `model`; None for the newest one."""
         self.record = RunRecord.load(folder)

@@ -80,7 +80,6 @@ def read_arguments(
 
 
 def split_names(text: str | None) -> list[str] | None:
-    """Return the names of an option with commas between them."""
     return None if text is None else [name.strip() for name in text.split(",")]
 
 

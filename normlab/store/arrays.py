@@ -42,8 +42,6 @@ def row_type(width: int) -> np.dtype[Any]:
 
 
 class Part:
-    """A file of rows with one layout."""
-
     def __init__(self, path: Path, layout: Layout) -> None:
         self.layout = layout
         self.file = AppendFile(path, lines=False)

@@ -146,7 +146,6 @@ def _select(name: str, results_dir: str | os.PathLike[str]) -> Selection:
 
 
 def _sweep(folder: Path) -> Selection:
-    """Return every run of a sweep, started or not."""
     plan = read_plan(folder)
     name = one_line(plan.name)
     records: list[RunEntry] = []

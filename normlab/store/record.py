@@ -176,7 +176,6 @@ class RunEntry:
 
     @property
     def name(self) -> str:
-        """The run's name, or its id if it has none."""
         return self.run_id
 
 

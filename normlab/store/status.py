@@ -20,8 +20,6 @@ Outcome = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(OUTCOMES)})$")]
 
 @dataclass(frozen=True, slots=True)
 class RecordedPack:
-    """The pack in which the run trained."""
-
     sweep: str | None = None
     number: int | None = None
     runs: tuple[str, ...] = ()
@@ -51,7 +49,6 @@ class Divergence:
     reason: str | None = None
     """None where the loss or the gradient was NaN or infinite."""
     last_finite: StepNumbers | None = None
-    """The last step with finite loss and gradient norm."""
 
     def __post_init__(self) -> None:
         if self.reason is None and (self.loss is None or self.grad_norm is None):
@@ -103,9 +100,7 @@ class Status:
     tokens_per_s: float | None = None
     peak_memory_bytes: Count | None = None
     checkpoint: Count | None = None
-    """Step of the newest checkpoint."""
     pack: RecordedPack = RecordedPack()
-    """The pack in which the run last trained."""
     diverged: Divergence | None = None
     error: str | None = None
     initial_val_loss: float | None = None

@@ -48,7 +48,6 @@ class PackOutcome:
     pack: int
     cause: Cause
     detail: str = ""
-    """What is known about the cause, as text."""
     gpu: str = ""
     """UUIDs of the GPUs that the supervisor gave to the process; empty on a CPU and in Slurm."""
     time: float = field(default_factory=time.time)
@@ -63,7 +62,6 @@ class PackOutcome:
 @dataclass(frozen=True, slots=True)
 class SubmittedPack:
     cluster: Annotated[str, msgspec.Meta(pattern=r"^(slurm|local)\Z")]
-    """`sweep.slurm.cluster`."""
     job: Annotated[str, msgspec.Meta(pattern=r"^\d+(_\d+)?\Z")]
     """Slurm's name of the task, ARRAY_TASK; or the id of submitit's process on this machine.
 

@@ -38,7 +38,6 @@ class LocalExecutor:
         self._num_devices = len(self._devices)
         self._running: list[RunningPack] = []
         self._idle: list[WorkerProcess] = []
-        """The workers that can train another pack."""
 
     @property
     def active(self) -> set[int]:

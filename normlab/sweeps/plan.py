@@ -43,8 +43,6 @@ _OTHER_NAME = "choose another name, or leave it out: runs that are completed are
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRun:
-    """A planned run with the settings that it will train with."""
-
     planned: PlannedRun
     config: RunConfig
     machine: RuntimeSettings
@@ -64,8 +62,6 @@ class ResolvedRun:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSweep:
-    """A plan, its folder, warnings, and the GPUs of its packs."""
-
     plan: Plan
     folder: Path
     warnings: list[str]
@@ -147,7 +143,6 @@ def _resolve_runs(
 
 
 def _grouped(options: SweepOptions, plan: Plan, folder: Path, runs: Sequence[ResolvedRun], gpus: Sequence[Gpu]) -> Plan:
-    """Return a plan with the packs of the runs that are not completed."""
     folders, configs = [run_of(folder, run) for run in plan.runs], [run.config for run in runs]
     for run in folders:
         _check_not_in_another_pack(run, plan.name)

@@ -36,7 +36,6 @@ _PROCESS_OPTIONS = ("device", "devices", "precision", "compile", "deterministic"
 
 
 def process_options(plan: Plan, pack: Pack) -> dict[str, Any]:
-    """Return the options that all packs of a process share."""
     config = plan.runs_of(pack)[0].config
     return {name: config[name] for name in _PROCESS_OPTIONS}
 
@@ -97,7 +96,6 @@ class WorkerProcess:
         kill_sessions(pid, *(children_of(pid) if self.options["devices"] > 1 else ()))
 
     def end(self) -> None:
-        """End a process that has written everything."""
         self.kill()
         self.connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -226,6 +224,5 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 
 
 def _memory_kills() -> int:
-    """Return the number of processes in this cgroup that were killed for lack of memory."""
     lines = next(limits("memory", "memory.events"), "").splitlines()  # empty if the group has no memory limit
     return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))

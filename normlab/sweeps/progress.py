@@ -58,7 +58,6 @@ def label_of(plan: Plan, pack: Pack) -> str:
 
 
 def result_lines(plan: Plan, folder: Path, failed: Mapping[int, PackOutcome]) -> Iterator[str]:
-    """Yield the counts of outcomes, the failed packs, and suggested commands."""
     failures = {index for pack in plan.packs if pack.number in failed for index in pack.runs}
     states = Counter[str]()
     for index, run in enumerate(plan.runs):
@@ -105,7 +104,6 @@ class ProgressDisplay:
         """
         self._plan, self._failed = plan, failed
         self._done = dict.fromkeys(range(len(plan.runs)), 0.0)
-        """The fraction of each run that is done, by index."""
         self._started = self._printed = time.monotonic()
         self._work_before = self._read()
         if left:
@@ -138,7 +136,6 @@ class ProgressDisplay:
         return sum(self._done[index] * cost for index, cost in enumerate(costs)) / sum(costs)
 
     def _summary(self, work: float) -> str:
-        """Return as text the completed runs, the work done, the failed packs and the time left."""
         parts = [f"{sum(fraction == 1 for fraction in self._done.values())} completed", f"{work:.0%} of the work done"]
         if self._failed:
             parts.append(f"{counted(len(self._failed), 'pack')} failed")

@@ -69,7 +69,6 @@ class SlurmExecutor:
         """By pack whose task is out of the queue: the time at which it left, and its final state ("" if unknown)."""
         self._polled = -float("inf")
         self._states = ""
-        """The latest report of the states of the tasks."""
         if options.on == "slurm":
             _require_slurm(options.slurm.cluster)
 

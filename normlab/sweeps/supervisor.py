@@ -87,11 +87,8 @@ def supervise(
 
 @dataclass(slots=True)
 class Supervision:
-    """The training of the packs of a sweep, and its result."""
-
     folder: Path
     plan: Plan
-    """The latest plan."""
     executor: LocalExecutor | SlurmExecutor
     display: ProgressDisplay
     waiting: list[Pack] = field(default_factory=list)
@@ -100,7 +97,6 @@ class Supervision:
     incomplete: int = 0
     """Packs that are neither completed nor failed."""
     signal: int | None = None
-    """The signal that stopped the sweep."""
 
     @property
     def code(self) -> int:

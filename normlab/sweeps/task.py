@@ -119,7 +119,6 @@ def ask(tasks: Collection[str], program: str, *options: str) -> dict[str, tuple[
 
 
 def _state_of(task: str) -> str:
-    """Return the state of a task in the queue; empty if squeue does not answer."""
     return (ask([task], "squeue", "--array", "--states=all", "--format=%i|%T") or {}).get(task, ("", ""))[0]
 
 

@@ -39,7 +39,6 @@ from normlab.sweeps.files import GPU_FAULT, MEMORY, log_of
 GRACE_S = 30.0
 """Seconds that a process may take to write its checkpoint after SIGTERM."""
 STOPPED = "stopped; the same command resumes it"
-"""Detail of the outcome of a pack that a signal stopped."""
 
 
 class Worker:
@@ -77,7 +76,6 @@ class Worker:
         return MEMORY if no_memory else GPU_FAULT if is_fault else FAILED, message
 
     def _train(self, number: int) -> int | None:
-        """Train a pack; return the signal that stopped it, or None."""
         import torch
 
         from normlab.sweeps.packs import pack_key

@@ -28,10 +28,7 @@ _started: list[tuple[Task, subprocess.Popen[str]]] = []
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """What a follower does."""
-
     runs: Sequence[Path]
-    """The folders of the runs."""
     service: str
     """tensorboard, or the mode of W&B: auto, online or offline."""
     process: int | None = None

@@ -91,7 +91,6 @@ class Console:
             self._draw(self._bar, now)
 
     def finish(self, status: Status) -> None:
-        """Stop the bar, and print the outcome and the validation loss with an explanation."""
         if self._bar is not None:
             self._draw(self._bar, time.monotonic())
             self._bar.stop()

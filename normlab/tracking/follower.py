@@ -46,7 +46,6 @@ class FollowedRun:
     """The file descriptor of the run's lock, with which no other follower sends the run."""
     service: WandbRun | TensorBoardRun | None = None
     steps: StepReader | None = None
-    """The numbers for the service."""
 
 
 class Follower:
@@ -64,7 +63,6 @@ class Follower:
         """Until when a failure leads to another attempt: `GIVE_UP_S` after no run was seen to train."""
         self._failures = 0
         self._problem = ""
-        """Why the last run was given up."""
         self.has_failed = False
 
     def follow(self) -> None:

@@ -178,7 +178,6 @@ def labels_of(run: Mapping[str, Any], plan: Plan | None) -> dict[str, Any]:
 
 
 def summary_of(record: RunRecord) -> dict[str, Any]:
-    """Return the summary of a run: state, outcome, losses and spikes."""
     status = record.status
     summary: dict[str, Any] = {"state": record.state, "outcome": record.outcome, "best_val_loss": status.best_val_loss}
     if record.state in COMPLETED_STATES:

@@ -62,7 +62,6 @@ class Options:
 
     @property
     def rounds(self) -> int:
-        """Turns of each side."""
         return 2 if self.dry_run else 15
 
     def vocab_size(self, name: str) -> int | None:
@@ -93,7 +92,6 @@ def ways(options: Options, model: str, runs: int = 1) -> dict[str, Training]:
 
 
 def baselines(options: Options, model: str) -> dict[str, Training]:
-    """Return nanoGPT, if there is a clone, and the plain loop."""
     overrides, vocab_size = options.model(model), options.vocab_size(model)
     sides: dict[str, Training] = {}
     if options.nanogpt is not None:
@@ -344,7 +342,6 @@ COLUMNS = {
 
 
 def page(lines: Sequence[Measurement]) -> str:
-    """Return the page of some measurements, in Markdown."""
     here = next((line for line in lines if "device_name" in line), {})
     sections = [f"# Measured by scripts/gpu: {here.get('device_name', 'unknown machine')}\n"]
     sections += [f"- {name}: {value}" for name, value in here.items() if name != "part" and value is not None]

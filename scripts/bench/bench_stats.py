@@ -78,7 +78,6 @@ def ours(config: RunConfig, compiled: bool) -> Callable[[bool], Turn]:
 class Pair:
     name: str
     side: Sequence[Turn]
-    """Steps of a turn."""
     plain: Sequence[Turn]
     ratios: list[float]
 

@@ -101,8 +101,6 @@ class Counts:
 
 
 class Counter(TorchDispatchMode):
-    """Counts the operations on the pretended GPU."""
-
     def __init__(self) -> None:
         super().__init__()
         self.counts = Counts()
@@ -141,7 +139,6 @@ def count(call: Callable[[], object]) -> Counts:
 
 
 def compose(overrides: Sequence[str]) -> RunConfig:
-    """Return the config of a run whose steps are launched one by one."""
     return compose_run([*overrides, "device=cuda", "compile=off", "train.graph=off"])
 
 

@@ -145,7 +145,6 @@ class Normlab(Training):
     """normlab with its defaults."""
 
     runs: int = 1
-    """The number of runs in the pack."""
 
     def __call__(self, pause: Pause, folder: Path) -> None:
         logging.disable(logging.WARNING)
@@ -161,8 +160,6 @@ class Normlab(Training):
 
 @dataclass(frozen=True, slots=True)
 class NanoGPT(Training):
-    """train.py of a clone of nanoGPT."""
-
     clone: Path = Path()
 
     def __call__(self, pause: Pause, folder: Path) -> None:

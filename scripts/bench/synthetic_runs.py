@@ -198,8 +198,6 @@ class Record:
 
 @dataclass(frozen=True)
 class Series:
-    """The numbers of a run at every step."""
-
     loss: NDArray[np.float64]
     """Shape (S,), as the other arrays."""
     grad_norm: NDArray[np.float64]
@@ -261,7 +259,6 @@ def _single(values: Array) -> NDArray[np.float64]:
 
 
 def learning_rates(record: Record, step: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the schedule: warm-up, then a cosine to a tenth."""
     warmup = record.warmup_steps
     progress = np.clip((step - warmup) / max(1, record.steps - warmup), 0, 1)
     cosine = 0.1 + 0.9 * (1 + np.cos(np.pi * progress)) / 2

@@ -28,7 +28,6 @@ PARAMETERS = {
     "scalenorm": ("radius",),
     "l2norm": (),
 }
-"""Parameters of each norm."""
 SITES = {
     "pre": ("in",),
     "peri": ("in", "out"),

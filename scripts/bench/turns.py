@@ -112,7 +112,6 @@ class Side:
         return result
 
     def set_up(self, timeout_s: float | None = None) -> None:
-        """Wait for the end of the set-up."""
         self.setup_s = self.wait(timeout_s).seconds
 
     def start_turn(self) -> None:
@@ -130,7 +129,6 @@ class Side:
 
 
 def take_turns(sides: Sequence[Side], rounds: int) -> None:
-    """Let every side work in each round; each round starts with the next side."""
     for number in range(rounds):
         first = number % len(sides)
         for side in (*sides[first:], *sides[:first]):

@@ -60,13 +60,10 @@ SAMPLE = ["sample", "rmsnorm", "--prompt", "the", "--tokens", "8", "--seed", "1"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The exit code and output of a call."""
-
     code: int
     out: str
     err: str
     raised: str = ""
-    """The traceback, if there is one."""
 
 
 @dataclass(slots=True)
@@ -80,7 +77,6 @@ class Lab:
     stopped: Path = Path()
     """The same run, interrupted after `STOPPED` steps."""
     overrides: list[str] = field(default_factory=list)
-    """The overrides of both runs."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The undamaged row of `summarize`, by folder."""
@@ -89,7 +85,6 @@ class Lab:
 
 
 def call(*arguments: str) -> Result:
-    """Call the command line in this process."""
     from normlab import cli
 
     out, err, code, raised = io.StringIO(), io.StringIO(), 0, ""
@@ -146,7 +141,6 @@ class Case:
     """Calls in a folder, and the condition on each."""
 
     description: str
-    """The mutation."""
     calls: list[list[str]]
     prepare: Callable[[Path], Any] = lambda folder: None
     names: list[str] = field(default_factory=list)
@@ -273,7 +267,6 @@ def means(text: str, value: Any) -> bool:
 
 
 def only_run(folder: Path) -> Path:
-    """Return the only run in a folder's results."""
     return next((folder / "results" / "runs").iterdir())
 
 

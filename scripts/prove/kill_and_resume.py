@@ -176,8 +176,6 @@ def newest(folder: Path) -> int:
 
 @dataclass(slots=True)
 class Kill:
-    """One kill and its consequences."""
-
     point: str | None
     """The point in the write of a checkpoint; None for a kill from outside."""
     recorded: int = 0
@@ -199,7 +197,6 @@ class Trial:
     planned: list[Kill]
     draw: random.Random
     kills: list[Kill] = field(default_factory=list)
-    """The kills that took place."""
     verdict: str = ""
 
     def run(self, reference: Path) -> Trial:

@@ -69,7 +69,6 @@ class Cell:
 
     text: str
     error: str = ""
-    """The failure, or the difference between the two runs."""
     resumed: bool = False
     """Whether the run was interrupted and resumed; a run that diverges before the middle is not."""
 

@@ -140,7 +140,6 @@ class SlurmCluster:
         self._wait("sinfo", "--noheader", "--format=%D %t", "--partition=low", accept=lambda text: text == "1 idle\n")
 
     def stop(self) -> None:
-        """Cancel all jobs, and stop all daemons."""
         if self._pid("slurmctld") and self._pid("slurmd"):
             deadline = time.monotonic() + STOP_S
             for partition in ("low", "high"):

@@ -30,7 +30,6 @@ class Site:
     field: str
     index: int | None
     line: ast.stmt
-    """The statement that contains it."""
     names: frozenset[str]
     """The names in the function that contains it."""
 
@@ -48,7 +47,6 @@ OPERATORS = {
     ast.Gt: (ast.LtE, ast.GtE), ast.GtE: (ast.Lt, ast.Gt), ast.In: (ast.NotIn,), ast.NotIn: (ast.In,),
     ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,), ast.And: (ast.Or,), ast.Or: (ast.And,),
 }  # fmt: skip
-"""Operators and their replacements."""
 FUNCTIONS = {
     "mean": ("sum",), "sum": ("mean",), "square": ("abs",), "sqrt": ("square",), "rsqrt": ("sqrt", "reciprocal"),
     "amin": ("amax",), "amax": ("amin",), "zeros": ("ones",), "ones": ("zeros",), "tanh": ("sigmoid", "atan"),

@@ -148,11 +148,10 @@ def print_plan(planned: PlannedSweep, options: SweepOptions, *, with_packs: bool
 
 def train_planned(planned: PlannedSweep, options: SweepOptions, *, retry_failed: bool) -> int:
     """Train a planned sweep, print its result, and return the exit code."""
-    from normlab.sweeps.progress import ProgressDisplay, result_lines
+    from normlab.sweeps.progress import result_lines
     from normlab.sweeps.supervisor import supervise
 
-    display = ProgressDisplay(planned.folder)
-    result = supervise(planned.folder, planned.plan, options, display, planned.gpus, retry_failed=retry_failed)
+    result = supervise(planned, options, retry_failed=retry_failed)
     for line in result_lines(result.plan, planned.folder, result.failed):
         echo(line)
     return result.code

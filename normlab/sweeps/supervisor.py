@@ -7,7 +7,6 @@ completed resume, except failed ones, which need `--retry-failed`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,41 +21,30 @@ from normlab.store.plans import Pack, Plan, has_plan, read_plan, run_of
 from normlab.sweeps import files
 from normlab.sweeps.files import GPU_FAULT, MEMORY, PackOutcome
 from normlab.sweeps.local import LocalExecutor
-from normlab.sweeps.plan import all_completed, halve, reconcile
+from normlab.sweeps.plan import PlannedSweep, all_completed, halve, reconcile
 from normlab.sweeps.process import POLL_EVERY_S
 from normlab.sweeps.progress import ProgressDisplay
 from normlab.sweeps.slurm import SlurmExecutor
-from normlab.training.machine import Gpu
 
 
 def supervise(
-    folder: Path,
-    plan: Plan,
-    options: SweepOptions,
-    display: ProgressDisplay,
-    gpus: Sequence[Gpu] = (),
-    *,
-    retry_failed: bool = False,
+    planned: PlannedSweep, options: SweepOptions, display: ProgressDisplay | None = None, *, retry_failed: bool = False
 ) -> Supervision:
     """Train the packs of a sweep that are not completed.
 
-    Args:
-        folder: The folder of the sweep, which is created if it does not exist.
-        plan: The plan of the command's overrides; the packs of a stored plan take precedence.
-        options: Where packs run, how many at once, and their timeout.
-        display: Shows the progress.
-        gpus: The GPUs of this machine on which the packs train; none for a sweep on the CPU or in Slurm.
-        retry_failed: Whether to retry packs that failed before.
+    The packs of a plan that is stored in the folder take precedence.
 
     Raises:
         ConfigError: The stored plan is of another sweep, or `options.on` is not available on this machine.
         StoreError: Another process supervises the sweep, Slurm has some of its packs, or a file cannot be written; or
             a symbolic link leads out of the folder of the sweep or of a run.
     """
+    folder, plan = planned.folder, planned.plan
+    display = display or ProgressDisplay(folder)
     if options.on == "slurm":
         executor = SlurmExecutor(folder, options, display.print)
     else:
-        executor = LocalExecutor(folder, options, display.print, gpus)
+        executor = LocalExecutor(folder, options, display.print, planned.gpus)
     for path in (folder, *(run_of(folder, run).path for run in plan.runs)):
         check_links(path)
     make_folder(folder)

@@ -6,6 +6,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -111,5 +112,5 @@ class FakeSweeps:
         name = [] if "sweep.name=y" in more else ["sweep.name=x"]
         options, composed = compose_sweep([*self.overrides, *one_run_at_a_time(more), *name, *more])
         planned, display = make_plan(options, composed), RecordingDisplay()
-        result = supervise(planned.folder, planned.plan, options, display, on, retry_failed=retry)
+        result = supervise(replace(planned, gpus=list(on)), options, display, retry_failed=retry)
         return result, display.events, planned.folder

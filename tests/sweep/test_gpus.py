@@ -288,7 +288,7 @@ def test_workers_see_one_gpu_each_and_one_gpu_faults(printing: list[str], monkey
         chosen = visible_gpus()
     options, composed = compose_sweep([*printing, "seed=range(6)", "sweep.jobs=2", "train.checkpoint_every=2"])
     planned, display = make_plan(options, composed), RecordingDisplay()
-    result = supervise(planned.folder, planned.plan, options, display, chosen)
+    result = supervise(replace(planned, gpus=chosen), options, display)
     assert (result.code, result.failed) == (0, {})
     assert [seen_in(planned.folder, pack) for pack in (1, 2, 3, 4)] == [
         [FULL[3]], [FULL[1], FULL[3]], [FULL[3]], [FULL[1], FULL[3]],

@@ -300,7 +300,7 @@ def test_sweep_started_by_another_command_in_between(fake_sweep: FakeSweeps, ove
     ours = make_plan(options, composed)
     fake_sweep("seed=0")
     with pytest.raises(ConfigError, match=r"sweep.name=x: the existing sweep of this name has other runs \(1"):
-        supervise(ours.folder, ours.plan, options, RecordingDisplay())
+        supervise(ours, options, RecordingDisplay())
 
 
 def test_hung_process_is_stopped(fake_sweep: FakeSweeps) -> None:

@@ -22,7 +22,6 @@ ResultsDir = Annotated[str, Option(metavar="FOLDER", help="Folder of the results
 Run = Annotated[str, Argument(metavar="RUN", help="A run: its folder, id, beginning of the id, or name; or a sweep.")]
 Trust = Annotated[bool, Option("--trust", help="Allow execution of the plugins in the run's folder.")]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
-Open = Annotated[bool, Option("--open", help="Open the page in a browser.")]
 RetryFailed = Annotated[bool, Option("--retry-failed", help="Train failed runs again.")]
 Where = Annotated[
     list[str] | None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import webbrowser
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +13,6 @@ from typer import Argument, Option
 from normlab.cli.app import (
     By,
     Color,
-    Open,
     Panel,
     ResultsDir,
     Style,
@@ -44,7 +42,6 @@ def compare(
     output: Annotated[
         str | None, Option("--output", "-o", metavar="FILE", help="HTML file. Default: compare.html in the sweep.")
     ] = None,
-    open: Open = False,
     watch: Annotated[bool, Option("--watch", help="Serve the page here, with new points as the runs train.")] = False,
     port: Annotated[int | None, Option(min=1, max=65535, help="Port of --watch. Default: 6061, or a free one.")] = None,
     results_dir: ResultsDir = "results",
@@ -74,12 +71,8 @@ def compare(
         replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)
         with suppress(KeyboardInterrupt), serve(page, port) as address:
             echo(f"live at {address} (Ctrl-C ends it and writes the page)")
-            if open:
-                webbrowser.open(address)
             threading.Event().wait()
     summary, path = page.write()
     for line in map(one_line, summary):
         echo(line)
     echo(path)
-    if open and not watch:
-        webbrowser.open(path.resolve().as_uri())

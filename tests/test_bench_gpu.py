@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,25 +127,3 @@ def test_wall_clock_of_processes_of_a_clone(clone: Path) -> None:
     start = time.perf_counter()
     seconds = bench_sweep.nanogpt_seconds(clone, ["model=gpt2_nano", "device=cpu"], runs=3, steps=10, at_once=2)
     assert 0.02 < seconds < time.perf_counter() - start  # two of the three are one after the other
-
-
-@pytest.mark.process
-def test_estimate_counts_the_launches_of_the_budget(tmp_path: Path) -> None:
-    """The launches are those that the pretended GPU counts itself, and nothing is called measured."""
-    command = [sys.executable, ROOT / "scripts" / "bench" / "gpu_estimate.py", "--models", "2x32", "--packs", "2"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if "g++" in done.stderr:
-        pytest.skip("there is no g++ to compile the guard of the pretended GPU")
-    assert done.returncode == 0, done.stderr
-    headings = [line for line in done.stdout.splitlines() if line.startswith("#")]
-    assert len(headings) == 2
-    assert all("Estimate" in line and "not measured" in line for line in headings)
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if line[:1] == "|"]
-    values = {row[0]: [float(cell) for cell in row[1:]] for row in rows[2:]}
-    eager, captured = values["normlab, plain step, eager"], values["normlab, plain step, captured"]
-    pack = values["normlab, pack of 2, mean step, captured"]
-    assert eager[:3] == captured[:3]
-    assert eager[3] == pytest.approx(eager[0] * 2.5e-3, abs=1e-3)  # so small a step is bound by the host's launches
-    assert captured[0] * 1.5e-3 <= captured[3] + 1e-3
-    assert pack[1] > captured[1]
-    assert pack[4] == pytest.approx(pack[3] / 2, abs=1e-3)

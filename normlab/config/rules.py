@@ -32,8 +32,8 @@ FLOPS_PER_S = {"fp32": 67e12, "tf32": 494e12, "bf16": 989e12, "fp16": 989e12}
 SHARE = 0.5
 """Assumed share of the peak bandwidth and of the peak FLOPs that kernels reach."""
 WEIGHT_PASSES, VALUE_PASSES = 45, 17
-"""Reads and writes of each weight and of each saved value in a step of a pack, from the bytes that
-`scripts/bench/gpu_estimate.py` counts for 2x32, 4x128 and 6x384."""
+"""Reads and writes of each weight and of each saved value in a step of a pack, counted from
+the tensors of each operation on the pretended GPU of the tests, for 2x32, 4x128 and 6x384."""
 LAUNCH_SHARE = 0.2
 """Launches of a pack's step over its computation, in seconds, from which on a larger pack would gain little."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from normlab.errors import ConfigError, printable
+from normlab.errors import printable
 from normlab.version import __version__
 
 if TYPE_CHECKING:
@@ -53,8 +53,6 @@ ConfigName = Annotated[str, Option("--config-name", "-cn", metavar="NAME", help=
 Cfg = Annotated[
     Literal["job"] | None, Option("--cfg", "-c", help="Print the config of each run, with every option, and exit.")
 ]
-OVERRIDES = {"ignore_unknown_options": True}
-"""Settings of a command with overrides: the agent of a W&B sweep writes `--optim.lr=0.001`."""
 
 
 def read_arguments(
@@ -63,15 +61,11 @@ def read_arguments(
     """Return the overrides and the configs of a command; print them for --cfg job.
 
     Raises:
-        ConfigError: A flag is unknown.
         SystemExit: The configs are printed.
     """
     from normlab.config.compose import UserConfigs, config_texts
 
     texts, configs = list(overrides or ()), UserConfigs(config_dir, config_name)
-    for text in texts:
-        if text.startswith("-") and "=" not in text:
-            raise ConfigError(f"{text}: no such option; --help lists the options")
     if cfg:
         echo("\n---\n".join(config_texts(texts, configs)), keep="\n")
         sys.exit(0)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from normlab.cli.app import (
-    OVERRIDES,
     Cfg,
     ConfigDir,
     ConfigName,
@@ -35,7 +34,7 @@ ResultsOverride = Annotated[
 ]
 
 
-@app.command(context_settings=OVERRIDES)
+@app.command()
 def train(
     overrides: Overrides = None,
     multirun: Annotated[bool, Option("--multirun", "-m", help="Train a grid, as `normlab sweep` does.")] = False,
@@ -87,7 +86,7 @@ def train_one(config: RunConfig) -> int:
     return 128 + outcome.signal if outcome.signal else 0
 
 
-@app.command(context_settings=OVERRIDES)
+@app.command()
 def sweep(
     overrides: Overrides = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Print the plan without training.")] = False,

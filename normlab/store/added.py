@@ -1,6 +1,6 @@
 """Read what was added to a run's record since the last reading, so that following a long run costs little.
 
-The follower of W&B and TensorBoard and the live page read with it. Damaged rows are left out.
+The follower of W&B and the live page read with it. Damaged rows are left out.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class WandbRun:
         *,
         may_end: bool,
     ) -> None:
-        known, tracking, self._is_online = Upload.read(folder, mode), run["config"]["tracking"], mode == "online"
+        known, tracking, self._is_online = Upload.read(folder), run["config"]["tracking"], mode == "online"
         self._files = folder / WANDB
         shutil.rmtree(self._files, ignore_errors=True)
         self._settings = SETTINGS | {
@@ -97,7 +97,7 @@ class WandbRun:
         }  # fmt: skip
         self._options: dict[str, Any] = {
             **labels,
-            "id": os.environ.get("WANDB_RUN_ID") or known.id or folder.name,
+            "id": known.id or folder.name,
             "resume": "allow" if self._is_online else None,
             "mode": mode,
             "project": known.project or tracking["project"],

@@ -231,8 +231,6 @@ def check_machine(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu
         share = memory.available_bytes() // config.devices
         owner = "this machine" if config.devices == 1 else "each of the processes"
         memory.check_fits(config, needed, share, owner)
-    if "tensorboard" in config.tracking.also and find_spec("tensorboard") is None:
-        raise ConfigError("tracking.also=[tensorboard]: tensorboard is not installed; pip install tensorboard")
     if isinstance(config.data, FilesData):
         find_sources(config.data)
 

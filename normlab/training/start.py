@@ -55,11 +55,9 @@ from normlab.training.start_from import check_start, copy_start, read_start, res
 from normlab.training.training_run import FRESH, PLUGINS, TOKENIZER_FILE, Progress, TrainingRun, describe
 
 KEPT_OPTIONS = {"run.name": None} | {
-    f"tracking.{name}": default
-    for name, default in flatten_options(TrackingConfig()).items()
-    if name not in ("wandb", "also")
+    f"tracking.{name}": default for name, default in flatten_options(TrackingConfig()).items() if name != "wandb"
 }
-"""Options that a run keeps from its first start: its name and its labels at W&B. The values are their defaults."""
+"""Options that a run keeps from its first start: its name, and its project at W&B. The values are their defaults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +129,6 @@ def train_pack(
         completed = [_status_if_completed(run) for run in runs]
         # The other ranks wait for this value: another command may have completed the run since they were started.
         if Ranks.current().broadcast(all(completed)):
-            # A W&B agent expects the numbers of a completed run under the agent's own run id.
-            if trackers is None and Ranks.current().rank == 0 and os.environ.get("WANDB_SWEEP_ID"):
-                follow_training([run.folder.path for run in runs], configs[0].tracking)
             return [
                 Outcome(run.folder, status, already_ended=True)
                 for run, status in zip(runs, completed, strict=True)
@@ -164,7 +159,7 @@ def train_pack(
             elif loop.is_single:  # the runs of a pack have no console
                 run.trackers = [Console()]
         if trackers is None:
-            follow_training([run.folder.path for run in runs], configs[0].tracking)
+            follow_training([run.folder.path for run in runs], configs[0].tracking.wandb)
         # After all errors, which stay a single line.
         for warning in dict.fromkeys(warning for config in configs for warning in config.warnings()):
             warn(warning)

@@ -55,7 +55,7 @@ def test_live_then_sent_again(server: Server, tmp_path: Path) -> None:
     done = call(tmp_path, server, "train", *overrides_of(tmp_path), program=(sys.executable, "-c", script))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "False"
-    upload = Upload.read(folder_of(tmp_path).path, "online")
+    upload = Upload.read(folder_of(tmp_path).path)
     assert done.stderr.splitlines()[-1] == f"normlab: W&B: {upload.where}"
     run = assert_complete(server, tmp_path)
     assert (run.summary["state"], run.exit_code, upload.problem) == ("finished", 0, "")

@@ -50,14 +50,6 @@ def children_of(pid: int) -> list[int]:
         return []
 
 
-def is_alive(pid: int) -> bool:
-    """Return whether a process runs; a zombie process does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @contextlib.contextmanager
 def collected_signals() -> Iterator[list[int]]:
     """Yield a list that collects SIGINT and SIGTERM, which do not end the process during a `with` block."""

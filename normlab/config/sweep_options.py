@@ -23,7 +23,6 @@ NODE_GPU_BYTES = 16 * 2**30
 class SlurmOptions:
     """Slurm resources of each pack."""
 
-    cluster: str = option("slurm", "local: try submitit on this machine, without Slurm.", choices=("slurm", "local"))
     partition: str | None = option(None, "Partition, or several separated by commas; default: Slurm's.", longest=200)
     account: str | None = option(None, "Account to charge; default: Slurm's.", longest=200)
     time_minutes: int = option(
@@ -71,8 +70,6 @@ class SweepOptions:
         """Check all options."""
         check(self, "sweep.")
         self.slurm.validate()
-        if self.on == "slurm" and self.slurm.cluster == "local" and self.jobs is not None:
-            raise no_effect(f"sweep.jobs={self.jobs}", "sweep.slurm.cluster=local")
         if self.name is not None and not re.fullmatch(r"\w[\w.+=-]*", self.name):
             raise ConfigError(f"sweep.name={self.name}: is not a folder name; use only letters, digits and . _ + = -")
         if self.pack not in ("auto", "off"):

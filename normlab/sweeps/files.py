@@ -31,15 +31,14 @@ from normlab.store.plans import Plan
 from normlab.store.reading import read_record, read_rows
 
 OUTCOMES_FILE = "ends.jsonl"
-MEMORY, GPU_FAULT = "out of memory", "gpu fault"
-Cause = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join((FINISHED, INTERRUPTED, FAILED, MEMORY, GPU_FAULT))})$")]
+MEMORY = "out of memory"
+Cause = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join((FINISHED, INTERRUPTED, FAILED, MEMORY))})$")]
 """The cause of an outcome, and what the supervisor does about it:
 
 finished       every run of the pack has finished or diverged
 interrupted    a signal has stopped the pack; the same command resumes it
 failed         any other end; `--retry-failed` resumes it
 out of memory  two halves replace the pack in the plan; a single run has failed
-gpu fault      the GPU of the process is broken; the pack resumes on another one
 """
 
 
@@ -59,21 +58,15 @@ class PackOutcome:
         return self.cause in (FAILED, MEMORY)
 
 
-@dataclass(frozen=True, slots=True)
-class SubmittedPack:
-    cluster: Annotated[str, msgspec.Meta(pattern=r"^(slurm|local)\Z")]
-    job: Annotated[str, msgspec.Meta(pattern=r"^\d+(_\d+)?\Z")]
-    """Slurm's name of the task, ARRAY_TASK; or the id of submitit's process on this machine.
-
-    It is part of the names of files, and of a command for the user.
-    """
+Job = Annotated[str, msgspec.Meta(pattern=r"^\d+(_\d+)?\Z")]
+"""Slurm's name of a task, ARRAY_TASK or JOB. It is part of the names of files, and of a command for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """The packs that were submitted to Slurm, by their numbers."""
+    """The tasks of the packs that were submitted to Slurm, by the numbers of the packs."""
 
-    packs: dict[int, SubmittedPack]
+    packs: dict[int, Job]
 
 
 def log_of(folder: Path, number: int) -> Path:
@@ -128,21 +121,21 @@ def _outcome_of(record: Mapping[str, Any]) -> PackOutcome | None:
         return None
 
 
-def write_queue(folder: Path, queue: Mapping[int, SubmittedPack]) -> None:
-    """Record the submitted packs, by their numbers; an empty queue has no file.
+def write_queue(folder: Path, queue: Mapping[int, str]) -> None:
+    """Record the tasks of the submitted packs, by the numbers of the packs; an empty queue has no file.
 
     Raises:
         StoreError: The system refused; the file is unchanged.
     """
     path = queue_file(folder)
     if queue:
-        write_atomic(path, with_checksum({"packs": {str(number): asdict(pack) for number, pack in queue.items()}}))
+        write_atomic(path, with_checksum({"packs": {str(number): job for number, job in queue.items()}}))
     else:
         path.unlink(missing_ok=True)
 
 
-def read_queue(folder: Path) -> dict[int, SubmittedPack]:
-    """Return the submitted packs, by their numbers.
+def read_queue(folder: Path) -> dict[int, str]:
+    """Return the tasks of the submitted packs, by the numbers of the packs.
 
     Raises:
         StoreError: The file is damaged, or has another format.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+import torch
 
 from normlab.cgroup import allowed_cores
 from normlab.config import memory, rules
@@ -23,12 +24,12 @@ from normlab.store.format import COMPLETED_STATES, RUNS_FOLDER
 from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack
-from normlab.sweeps.gpus import visible_gpus
 from normlab.sweeps.packs import make_packs, pack_key, reason_to_train_alone
 from normlab.training.machine import (
     Gpu,
     RuntimeSettings,
     check_machine,
+    gpu_of,
     num_threads,
     resolve,
     resolve_device,
@@ -185,6 +186,11 @@ def _gpus_of(options: SweepOptions, configs: Sequence[RunConfig]) -> list[Gpu]:
             "choose GPUs of one kind with CUDA_VISIBLE_DEVICES"
         )
     return gpus
+
+
+def visible_gpus() -> list[Gpu]:
+    """Return all GPUs that CUDA_VISIBLE_DEVICES leaves visible."""
+    return [gpu_of(index) for index in range(torch.cuda.device_count())]
 
 
 def _jobs(options: SweepOptions, runs: Sequence[ResolvedRun]) -> int:

@@ -19,7 +19,7 @@ from normlab.store.format import LOCK_FILE
 from normlab.store.lock import file_lock
 from normlab.store.plans import Pack, Plan, has_plan, read_plan, run_of
 from normlab.sweeps import files
-from normlab.sweeps.files import GPU_FAULT, MEMORY, PackOutcome
+from normlab.sweeps.files import MEMORY, PackOutcome
 from normlab.sweeps.local import LocalExecutor
 from normlab.sweeps.plan import PlannedSweep, all_completed, halve, reconcile
 from normlab.sweeps.process import POLL_EVERY_S
@@ -44,7 +44,7 @@ def supervise(
     if options.on == "slurm":
         executor = SlurmExecutor(folder, options, display.print)
     else:
-        executor = LocalExecutor(folder, options, display.print, planned.gpus)
+        executor = LocalExecutor(folder, options, planned.gpus)
     for path in (folder, *(run_of(folder, run).path for run in plan.runs)):
         check_links(path)
     make_folder(folder)
@@ -63,7 +63,7 @@ def supervise(
             for outcome in executor.outcomes(plan):  # of the tasks that ended without a supervisor
                 files.append_outcome(folder, outcome)
         elif queue := files.read_queue(folder):
-            jobs = ", ".join(sorted({each.job.partition("_")[0] for each in queue.values()}))
+            jobs = ", ".join(sorted({job.partition("_")[0] for job in queue.values()}))
             raise StoreError(
                 f"sweep {plan.name}: job {jobs} in Slurm has {counted(len(queue), 'pack')} of it; use sweep.on=slurm "
                 f"to watch them, or cancel the job and delete {files.queue_file(folder)}"
@@ -111,10 +111,6 @@ class Supervision:
                 while self.executor.active or (self.waiting and not signals):
                     if not signals:
                         self.waiting = self.executor.submit(self.plan, self.waiting)
-                        if self.waiting and not self.executor.active:
-                            packs = counted(len(self.waiting), "pack")
-                            self.display.print(f"too few GPUs are left for {packs}; the same command resumes the sweep")
-                            break
                     elif len(signals) > signals_handled:
                         signals_handled = len(signals)
                         if message := self.executor.stop(again=signals_handled > 1):
@@ -131,7 +127,7 @@ class Supervision:
     def _record(self, outcome: PackOutcome) -> None:
         files.append_outcome(self.folder, outcome)
         pack, halves = self.plan.pack_of(outcome.pack), self._halve_after(outcome)
-        self.waiting[:0] = [pack] if outcome.cause == GPU_FAULT else halves
+        self.waiting[:0] = halves
         if outcome.is_failure and not halves:
             self.failed[outcome.pack] = outcome
         self.display.pack_ended(pack, outcome, halves)

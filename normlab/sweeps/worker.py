@@ -34,7 +34,7 @@ from normlab.processes import kill_sessions
 from normlab.store.format import FAILED, FINISHED, INTERRUPTED
 from normlab.store.plans import read_plan, run_of
 from normlab.store.runs import RunFolder
-from normlab.sweeps.files import GPU_FAULT, MEMORY, log_of
+from normlab.sweeps.files import MEMORY, log_of
 
 GRACE_S = 30.0
 """Seconds that a process may take to write its checkpoint after SIGTERM."""
@@ -58,8 +58,6 @@ class Worker:
 
     def train(self, number: int) -> tuple[str, str]:
         """Train a pack, and return the cause and the detail of its outcome; report an error on standard error."""
-        from normlab.sweeps.gpus import fault_of
-
         try:
             received = self._train(number)
             return (INTERRUPTED, STOPPED) if received else (FINISHED, "")
@@ -72,8 +70,7 @@ class Worker:
                 message = f"the norm or the placement cannot train in a pack; use sweep.pack=off ({message})"
         message = one_line(message)
         print(f"error: {message}", file=sys.stderr, flush=True)
-        is_fault = self._on_gpu and fault_of([message])
-        return MEMORY if no_memory else GPU_FAULT if is_fault else FAILED, message
+        return MEMORY if no_memory else FAILED, message
 
     def _train(self, number: int) -> int | None:
         import torch

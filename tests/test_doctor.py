@@ -46,15 +46,6 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     )
 
 
-def test_a_compiler_that_does_not_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    broken = tmp_path / "g++"
-    broken.write_text("#!/bin/sh\necho fatal error: cmath: No such file or directory >&2\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("CXX", str(broken))
-    result = check("compile")
-    assert (result["state"], "cmath: No such file" in result["finding"]) == ("note", True)
-
-
 @pytest.mark.parametrize("compiler", ["env g++", "no_such_compiler", ""])
 def test_a_compiler_that_torch_does_not_find(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", compiler)
@@ -70,7 +61,7 @@ def test_a_compiler_that_torch_does_not_find(compiler: str, monkeypatch: pytest.
         ({}, "W&B      note no login"),
         ({"WANDB_API_KEY": "a" * 40}, "W&B      ok   online at"),
         ({"WANDB_MODE": "offline"}, "W&B      ok   offline (set by the user)"),
-        ({"WANDB_MODE": "foo"}, "W&B      note invalid W&B settings"),
+        ({"WANDB_MODE": "foo"}, "W&B      note the check failed: ValidationError"),
     ],
 )
 def test_wandb(variables: dict[str, str], expected: str, tmp_path: Path) -> None:

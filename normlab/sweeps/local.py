@@ -51,7 +51,7 @@ class LocalExecutor:
         load = Counter(gpu for running in self._running for gpu in running.worker.gpus or (None,))
         for position, pack in enumerate(waiting):
             options = process_options(plan, pack)
-            count = options["devices"] if self._devices != [None] else 1
+            count = min(options["devices"], len(self._devices))
             free = sorted((device for device in self._devices if load[device] < jobs), key=load.__getitem__)[:count]
             if len(free) < count:
                 return list(waiting[position:])

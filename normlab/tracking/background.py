@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from normlab.errors import notify
+from normlab.processes import start_module
 from normlab.store.plans import Plan, run_of
 from normlab.tracking.uploads import has_ended, mode_of, upload_lines
 
@@ -52,14 +52,11 @@ def start_follower(task: Task) -> subprocess.Popen[str]:
     Raises:
         OSError: The system has no memory for another process.
     """
-    follower = subprocess.Popen(
-        [sys.executable, "-P", "-m", "normlab.tracking.follower"],
-        stdin=subprocess.PIPE,  # an argument must not be longer than 128 KiB
-        # Not those of this process: a shell pipeline ends only when every process has closed its output.
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,  # Ctrl-C and a closed terminal do not end it
+    # A pipe: an argument must not be longer than 128 KiB. The outputs are not those of this process: a shell pipeline
+    # ends only when every process has closed its output.
+    nothing = subprocess.DEVNULL
+    follower = start_module(
+        "normlab.tracking.follower", stdin=subprocess.PIPE, stdout=nothing, stderr=nothing, text=True
     )
     assert follower.stdin is not None
     with follower.stdin:

@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from normlab.parsing import from_json, read_at_most
-from normlab.store.files import is_file_name, write_atomic
+from normlab.store.files import write_atomic
 from normlab.store.lock import is_locked
 from normlab.store.reading import LARGEST_RECORD
 
@@ -56,9 +56,6 @@ def may_have_login() -> bool:
 class Upload:
     """What W&B has of a run, in the run's folder."""
 
-    id: str = ""
-    project: str = ""
-    entity: str = ""
     where: str = ""
     """The address of the run, or a folder in that of the run; empty before a follower reached W&B."""
     problem: str = NOT_SENT
@@ -74,9 +71,8 @@ class Upload:
             upload = cls(**from_json(read_at_most(_file(run, "json"), LARGEST_RECORD)))
         except (OSError, ValueError, TypeError):
             return cls()
-        has_names = all(name == "" or is_file_name(name) for name in (upload.id, upload.project, upload.entity))
         is_place = upload.where in ("", WANDB) or re.fullmatch(r"https?://[!-~]+", str(upload.where))
-        return upload if has_names and is_place and isinstance(upload.problem, str) else cls()
+        return upload if is_place and isinstance(upload.problem, str) else cls()
 
     def write(self, run: Path) -> None:
         """Write the file in a run's folder.

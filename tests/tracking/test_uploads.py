@@ -17,7 +17,7 @@ from support.small_run import small_run
 
 HINT = "`normlab sync x` sends what is missing"
 NO_PROCESS = "W&B lacks data of 1 run (no process sends it, or none can write to its folder); "
-SENT = Upload("a", "p", "e", "http://x", problem="")
+SENT = Upload("http://x", problem="")
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,6 @@ def run(tmp_path: Path) -> RunFolder:
         # Texts of someone else count as no upload.
         (replace(SENT, where="../../victim"), NO_PROCESS + HINT),
         (replace(SENT, where="http://x\x1b[2J"), NO_PROCESS + HINT),
-        (replace(SENT, id="../../victim"), NO_PROCESS + HINT),
         (replace(SENT, problem=None), NO_PROCESS + HINT),
     ],
 )

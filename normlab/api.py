@@ -53,7 +53,7 @@ def sweep(*overrides: str, retry_failed: bool = False) -> pd.DataFrame:
     """
     from normlab.config.compose import compose_sweep
     from normlab.sweeps.plan import make_plan
-    from normlab.sweeps.progress import ProgressDisplay, result_lines
+    from normlab.sweeps.progress import result_lines
     from normlab.sweeps.supervisor import supervise
     from normlab.tracking.background import report_uploads
 
@@ -62,8 +62,7 @@ def sweep(*overrides: str, retry_failed: bool = False) -> pd.DataFrame:
     for warning in planned.warnings:
         warn(warning)
     folder = planned.folder
-    display = ProgressDisplay(folder)
-    result = supervise(folder, planned.plan, options, display, planned.gpus, retry_failed=retry_failed)
+    result = supervise(planned, options, retry_failed=retry_failed)
     report_uploads(folder, result.plan)
     if result.code:
         raise NormlabError("; ".join(result_lines(result.plan, folder, result.failed)))

@@ -111,7 +111,6 @@ def _rule(name: str, documentation: str, known: list[Entry]) -> Entry:
 
 
 def _presets(group: str) -> list[Entry]:
-    """Return the name, first comment and options of each preset of a group, and the class that it extends."""
     import yaml
 
     entries: list[Entry] = []
@@ -126,7 +125,6 @@ def _presets(group: str) -> list[Entry]:
 
 
 def declared_entries() -> dict[str, list[Entry]]:
-    """Return the content of the file, from the declarations of the package."""
     from normlab.config.compose import norm_presets
     from normlab.config.override_errors import GROUPS
     from normlab.config.schema import RunConfig

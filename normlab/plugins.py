@@ -17,7 +17,6 @@ from normlab.errors import ConfigError
 from normlab.parsing import read_at_most
 
 LARGEST_PLUGIN = 2**22
-"""Largest size of a plugin, in bytes."""
 _PLUGIN = "normlab_plugin_"
 """Prefix of the module names of plugins; the rest is the SHA-256 of the file."""
 _owner: dict[tuple[str, str], str] = {}
@@ -100,7 +99,6 @@ class Plugin:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the content, in hex."""
         return hashlib.sha256(self.content).hexdigest()
 
     @property

@@ -104,7 +104,6 @@ class SumInBackward:
         return view
 
     def remove_hooks(self) -> None:
-        """Remove the hooks of the parameters."""
         for hook in self._hooks:
             hook.remove()
 

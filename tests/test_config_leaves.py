@@ -22,7 +22,7 @@ from normlab.errors import ConfigError, DataError
 from normlab.model.init import build_model
 from normlab.options import flatten_options
 from normlab.tracking.payloads import labels_of
-from normlab.tracking.uploads import services_of
+from normlab.tracking.uploads import mode_of
 from normlab.training.machine import resolve
 from normlab.training.start import Outcome, train
 
@@ -110,8 +110,8 @@ def run_folder(config: RunConfig) -> Any:
 
 
 def followers(config: RunConfig) -> Any:
-    """Return the services to which the run is sent while it trains."""
-    return services_of(config.tracking.wandb, config.tracking.also)
+    """Return the mode in which W&B receives the run while it trains."""
+    return mode_of(config.tracking.wandb)
 
 
 def wandb_labels(config: RunConfig) -> Any:
@@ -202,12 +202,8 @@ RUN_ROWS: dict[str, Row] = {
     "eval.every": Row("0", "2", eval_steps),
     "eval.sequences": Row("2", "4", validation),
     "tracking.wandb": Row("off", "offline", followers),
-    "tracking.also": Row("[]", "[tensorboard]", followers),
     "tracking.project": Row("normlab", "other", wandb_labels),
     "tracking.entity": Row("null", "team", wandb_labels),
-    "tracking.group": Row("null", "mine", wandb_labels),
-    "tracking.job_type": Row("null", "study", wandb_labels),
-    "tracking.tags": Row("[]", "[a,b]", wandb_labels),
     "stats.tiers": Row("[]", "[core]", statistics, ("stats=off",)),
     "stats.also": Row("[]", "[resid_rms]", statistics, ("stats=off",)),
     "stats.without": Row("[]", "[resid_rms]", statistics),

@@ -8,11 +8,11 @@ from typing import Annotated
 
 from typer import Argument
 
-from normlab.cli.app import OVERRIDES, Cfg, ConfigDir, ConfigName, Json, ResultsDir, Trust, app, echo, read_arguments
+from normlab.cli.app import Cfg, ConfigDir, ConfigName, Json, ResultsDir, Trust, app, echo, read_arguments
 from normlab.errors import ConfigError, NormlabError, warn
 
 
-@app.command(context_settings=OVERRIDES)
+@app.command()
 def verify(
     overrides: Annotated[
         list[str] | None,

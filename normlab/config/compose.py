@@ -134,7 +134,6 @@ def to_config(cfg: DictConfig, job: Job = ()) -> RunConfig:
 
 
 def _parse(text: str) -> Override:
-    text = text.removeprefix("--") if "=" in text else text  # the agent of a W&B sweep writes --optim.lr=0.001
     with explaining_errors(typed=text):
         return OverridesParser.create().parse_overrides([text])[0]
 

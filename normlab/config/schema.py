@@ -114,14 +114,8 @@ class TrackingConfig:
     wandb: str = option(
         "auto", "Mode of W&B; auto: online with a login.", choices=("auto", "online", "offline", "off"), identity=False
     )
-    also: list[str] = option([], "Also write for these services.", choices=("tensorboard",), identity=False)
     project: str = option("normlab", "W&B project.", longest=128, identity=False)
     entity: str | None = option(None, "W&B user or team; that of the login unless set.", longest=128, identity=False)
-    group: str | None = option(None, "W&B group; the sweep unless set.", longest=128, identity=False)
-    job_type: str | None = option(
-        None, "W&B job type; the varied overrides without seeds unless set.", longest=64, identity=False
-    )
-    tags: list[str] = option([], "W&B tags in addition to the varied overrides.", longest=64, identity=False)
 
 
 @dataclass(kw_only=True, slots=True)

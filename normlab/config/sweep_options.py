@@ -23,7 +23,6 @@ NODE_GPU_BYTES = 16 * 2**30
 class SlurmOptions:
     """Slurm resources of each pack."""
 
-    cluster: str = option("slurm", "local: try submitit on this machine, without Slurm.", choices=("slurm", "local"))
     partition: str | None = option(None, "Partition, or several separated by commas; default: Slurm's.", longest=200)
     account: str | None = option(None, "Account to charge; default: Slurm's.", longest=200)
     time_minutes: int = option(
@@ -62,7 +61,6 @@ class SweepOptions:
         help="Packs that train at once, on each GPU if they train on GPUs; they share the cores evenly. Default: by "
         "the table of `normlab list auto`; no limit in Slurm.",
     )  # fmt: skip
-    gpus: str = option("all", "GPUs of the packs: all, or some by index, UUID or MIG name (0,2,5).", longest=10_000)
     timeout_minutes: float = option(
         30.0, "Minutes without any output after which a pack is stopped as hung.", above=0, at_most=525_600
     )
@@ -71,10 +69,6 @@ class SweepOptions:
     def validate(self) -> None:
         check(self, "sweep.")
         self.slurm.validate()
-        if self.gpus != "all" and self.on == "slurm":
-            raise no_effect(f"sweep.gpus={self.gpus}", "sweep.on=slurm")
-        if self.on == "slurm" and self.slurm.cluster == "local" and self.jobs is not None:
-            raise no_effect(f"sweep.jobs={self.jobs}", "sweep.slurm.cluster=local")
         if self.name is not None and not re.fullmatch(r"\w[\w.+=-]*", self.name):
             raise ConfigError(f"sweep.name={self.name}: is not a folder name; use only letters, digits and . _ + = -")
         if self.pack not in ("auto", "off"):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Composed = tuple[list[str], RunConfig]
 
 ALLOWED = (
-    "sweep.jobs=", "sweep.gpus=", "sweep.on=", "sweep.slurm.", "sweep.timeout_minutes=", "device=", "tracking.",
+    "sweep.jobs=", "sweep.on=", "sweep.slurm.", "sweep.timeout_minutes=", "device=", "tracking.",
     "plugins=",
 )  # fmt: skip
 """The overrides that a study accepts: they change no run of its grids."""
@@ -46,7 +46,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
         ConfigError: The message names the override and those that are allowed.
     """
     for override in overrides:
-        varies = "," in override and not override.startswith(("plugins=", "sweep.gpus=", "sweep.slurm."))
+        varies = "," in override and not override.startswith(("plugins=", "sweep.slurm."))
         if not override.startswith(ALLOWED) or varies:
             raise ConfigError(
                 f"{override}: would change the study; only one value of {', '.join(ALLOWED)} is allowed; copy the "

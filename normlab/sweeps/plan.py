@@ -10,25 +10,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+import torch
 
 from normlab.cgroup import allowed_cores
 from normlab.config import memory, rules
 from normlab.config.schema import RunConfig, canonical_hash
 from normlab.config.sweep_options import SweepOptions
 from normlab.data.corpus import Corpus, open_corpus
-from normlab.errors import ConfigError, StoreError, no_effect
+from normlab.errors import ConfigError, StoreError
 from normlab.options import plain_tree
 from normlab.store.format import COMPLETED_STATES, RUNS_FOLDER
 from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack
-from normlab.sweeps.gpus import choose_gpus
 from normlab.sweeps.packs import make_packs, reason_to_train_alone
 from normlab.training.machine import (
     Gpu,
     RuntimeSettings,
-    check_gpu_count,
     check_machine,
+    gpu_of,
     num_threads,
     resolve,
     resolve_device,
@@ -43,8 +43,6 @@ _OTHER_NAME = "choose another name, or leave it out: runs that are completed are
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRun:
-    """A planned run with the settings that it will train with."""
-
     planned: PlannedRun
     config: RunConfig
     machine: RuntimeSettings
@@ -64,8 +62,6 @@ class ResolvedRun:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSweep:
-    """A plan, its folder, warnings, and the GPUs of its packs."""
-
     plan: Plan
     folder: Path
     warnings: list[str]
@@ -87,8 +83,8 @@ def make_plan(
         show_progress: Called with a progress message.
 
     Raises:
-        ConfigError: There is no run, the runs have several results folders or run.fresh=true, another sweep has the
-            same name, or `sweep.gpus` names no GPU of this machine.
+        ConfigError: There is no run, the runs have several results folders or run.fresh=true, or another sweep has
+            the same name.
         DataError: A corpus does not exist.
         StoreError: An existing run or plan cannot be read.
     """
@@ -147,7 +143,6 @@ def _resolve_runs(
 
 
 def _grouped(options: SweepOptions, plan: Plan, folder: Path, runs: Sequence[ResolvedRun], gpus: Sequence[Gpu]) -> Plan:
-    """Return a plan with the packs of the runs that are not completed."""
     folders, configs = [run_of(folder, run) for run in plan.runs], [run.config for run in runs]
     for run in folders:
         _check_not_in_another_pack(run, plan.name)
@@ -172,23 +167,21 @@ def threads_of(processes: int) -> int:
 
 def _gpus_of(options: SweepOptions, configs: Sequence[RunConfig]) -> list[Gpu]:
     """Return the GPUs of a sweep; none if it runs in Slurm, or on a CPU only."""
-    if options.on == "slurm":
+    if options.on == "slurm" or "cuda" not in map(resolve_device, configs):
         return []
-    if "cuda" not in map(resolve_device, configs):
-        if options.gpus != "all":
-            raise no_effect(f"sweep.gpus={options.gpus}", "device=cpu")
-        return []
-    gpus = choose_gpus(options.gpus)
-    for config in configs:
-        if resolve_device(config) == "cuda":
-            check_gpu_count(config, len(gpus), f"sweep.gpus={options.gpus}")
+    gpus = visible_gpus()
     older = [gpu for gpu in gpus if not gpu.has_bf16]
     if 0 < len(older) < len(gpus) and any(config.precision == "auto" for config in configs):
         raise ConfigError(
             f"precision=auto: depends on the GPU, and GPU {older[0]} has no bf16; set precision=fp32 or fp16, or "
-            "choose GPUs of one kind with sweep.gpus"
+            "choose GPUs of one kind with CUDA_VISIBLE_DEVICES"
         )
     return gpus
+
+
+def visible_gpus() -> list[Gpu]:
+    """Return all GPUs that CUDA_VISIBLE_DEVICES leaves visible."""
+    return [gpu_of(index) for index in range(torch.cuda.device_count())]
 
 
 def _jobs(options: SweepOptions, runs: Sequence[ResolvedRun]) -> int:
@@ -288,7 +281,6 @@ def all_completed(folder: Path, runs: Sequence[PlannedRun]) -> bool:
 
 
 def tokens_of(run: PlannedRun) -> int:
-    """Return the number of tokens that a run trains on."""
     train = run.config["train"]
     return train["steps"] * train["batch_size"] * run.config["model"]["context"]
 

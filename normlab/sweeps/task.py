@@ -53,7 +53,9 @@ class Task:
             NormlabError: The pack failed; the error marks the task as failed in Slurm.
             SystemExit: A signal stopped the pack; Slurm may queue the task again.
         """
-        folder, job = Path(self.folder), _slurm_job()
+        from submitit import JobEnvironment
+
+        folder = Path(self.folder)
         task_outcome_file(folder, self.number).unlink(missing_ok=True)
         plan = read_plan(folder)
         pack = plan.pack_of(self.number)
@@ -64,7 +66,8 @@ class Task:
             signal.signal(number, lambda number, frame: process.stop())
         outcome = self._wait(process)
         # A preempted task is still RUNNING. It must queue itself, because Slurm only queues it if it never exits.
-        if outcome.cause == INTERRUPTED and job and _state_of(job) == "RUNNING" and _requeue(job):
+        job = JobEnvironment().job_id
+        if outcome.cause == INTERRUPTED and _state_of(job) == "RUNNING" and _requeue(job):
             sys.exit(128 + signal.SIGTERM)
         write_task_outcome(folder, outcome)
         if outcome.is_failure:
@@ -87,29 +90,23 @@ class Task:
         Raises:
             SystemExit: The task was cancelled meanwhile; if it were queued, it would run again.
         """
+        from submitit import JobEnvironment
         from submitit.helpers import DelayedSubmission
 
         if self._process is not None:
             self._process.stop()
             outcome = self._wait(self._process)
-            if (job := _slurm_job()) and _state_of(job) not in ("RUNNING", ""):
+            if _state_of(JobEnvironment().job_id) not in ("RUNNING", ""):
                 write_task_outcome(Path(self.folder), outcome)
                 sys.exit(128 + signal.SIGTERM)
         return DelayedSubmission(Task(self.folder, self.number, self.threads, self.timeout_minutes))
 
 
-def _slurm_job() -> str:
-    """Return Slurm's name of this task; empty outside of Slurm."""
-    from submitit import JobEnvironment
-
-    environment = JobEnvironment()
-    return environment.job_id if environment.cluster == "slurm" else ""
-
-
-def ask(tasks: Collection[str], program: str, *options: str) -> dict[str, tuple[str, str]] | None:
-    """Return the states of tasks, and the reasons to wait, by squeue or sacct; None if the program fails."""
+def ask(tasks: Collection[str]) -> dict[str, tuple[str, str]] | None:
+    """Return the states of tasks, and the reasons to wait, by squeue; None if it fails."""
     jobs = ",".join(sorted({task.partition("_")[0] for task in tasks}))  # the tasks of an array share one job id
-    answer = call([program, "--noheader", *options, f"--jobs={jobs}"], ANSWER_WITHIN_S)
+    options = ("--noheader", "--array", "--states=all", "--format=%i|%T|%r")
+    answer = call(["squeue", *options, f"--jobs={jobs}"], ANSWER_WITHIN_S)
     # "Invalid job id" means that none of the tasks is in the queue.
     if answer is None or (answer.returncode and "Invalid job id" not in answer.stderr):
         return None
@@ -119,8 +116,7 @@ def ask(tasks: Collection[str], program: str, *options: str) -> dict[str, tuple[
 
 
 def _state_of(task: str) -> str:
-    """Return the state of a task in the queue; empty if squeue does not answer."""
-    return (ask([task], "squeue", "--array", "--states=all", "--format=%i|%T") or {}).get(task, ("", ""))[0]
+    return (ask([task]) or {}).get(task, ("", ""))[0]
 
 
 def _requeue(task: str) -> bool:

@@ -218,22 +218,15 @@ def check_machine(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu
             owner = "a task" if config.devices == 1 else "each process of a task"
             memory.check_fits(config, needed, share, f"{owner} (sweep.slurm.memory_gb)")
     elif resolved.device == "cuda":
-        check_gpu_count(config, torch.cuda.device_count(), "this machine")
+        if config.devices > (count := torch.cuda.device_count()):
+            raise ConfigError(f"devices={config.devices}: more than the GPUs of this machine; choose at most {count}")
         memory.check_fits(config, needed, (gpu or gpu_of()).memory_bytes, "the GPU")
     else:
         share = memory.available_bytes() // config.devices
         owner = "this machine" if config.devices == 1 else "each of the processes"
         memory.check_fits(config, needed, share, owner)
-    if "tensorboard" in config.tracking.also and find_spec("tensorboard") is None:
-        raise ConfigError("tracking.also=[tensorboard]: tensorboard is not installed; pip install tensorboard")
     if isinstance(config.data, FilesData):
         find_sources(config.data)
-
-
-def check_gpu_count(config: RunConfig, count: int, owner: str) -> None:
-    """Raise ConfigError if a run needs more than the `count` GPUs that its `owner` has."""
-    if config.devices > count:
-        raise ConfigError(f"devices={config.devices}: more than the GPUs of {owner}; choose at most {count}")
 
 
 def may_use_gpu() -> bool:

@@ -110,9 +110,6 @@ def train_pack(
         completed, ranks = [status_if_completed(run) for run in runs], Ranks.current()
         # The other ranks wait for this value: another command may have completed the run since they were started.
         if ranks.broadcast(all(completed)):
-            # A W&B agent expects the numbers of a completed run under the agent's own run id.
-            if trackers is None and os.environ.get("WANDB_SWEEP_ID"):
-                follow_training([run.folder.path for run in runs], configs[0].tracking)
             return [
                 Outcome(run.folder, status, already_ended=True)
                 for run, status in zip(runs, completed, strict=True)
@@ -143,7 +140,7 @@ def train_pack(
             elif loop.is_single:  # the runs of a pack have no console
                 run.trackers = [Console()]
         if trackers is None:
-            follow_training([run.folder.path for run in runs], configs[0].tracking)
+            follow_training([run.folder.path for run in runs], configs[0].tracking.wandb)
         # After all errors, which stay a single line.
         for warning in dict.fromkeys(warning for config in configs for warning in config.warnings()):
             warn(warning)

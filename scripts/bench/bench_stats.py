@@ -75,11 +75,8 @@ def ours(config: RunConfig, compiled: bool) -> Callable[[bool], Turn]:
 
 @dataclass(slots=True)
 class Pair:
-    """A side with statistics and the same side without them."""
-
     name: str
     side: Sequence[Turn]
-    """Steps of a turn."""
     plain: Sequence[Turn]
     ratios: list[float]
 
@@ -98,7 +95,6 @@ def times(pair: Pair, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, 
 
 
 def bench(overrides: Sequence[str], compiled: bool, rounds: int) -> dict[str, Pair]:
-    """Measure all sides of one model."""
     config = compose_run([*overrides, "device=cpu", f"compile={'on' if compiled else 'off'}", "deterministic=false"])
     apply(resolve(config))
     torch.compiler.reset()
@@ -119,7 +115,6 @@ def bench(overrides: Sequence[str], compiled: bool, rounds: int) -> dict[str, Pa
 
 
 def format_ratios(pair: Pair) -> str:
-    """Return the median and the quartiles."""
     low, middle, high = statistics.quantiles(pair.ratios, n=4)
     return f"{middle:.3f} ({low:.3f}-{high:.3f})"
 

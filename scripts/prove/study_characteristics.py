@@ -107,7 +107,6 @@ def share(conditions: Iterator[bool]) -> float:
 
 
 def main() -> int:
-    """Print a line for each property."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=4000, help="simulated studies (default: 4000)")
     bad = 0

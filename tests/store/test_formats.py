@@ -19,7 +19,7 @@ from normlab.store.reading import read_record
 from normlab.store.runs import RunFolder
 from normlab.studies.base import STUDIES, load_studies
 from normlab.studies.report import rewrite_report
-from normlab.sweeps.files import SubmittedPack, read_queue, slurm_folder, write_queue
+from normlab.sweeps.files import read_queue, slurm_folder, write_queue
 from normlab.training import checkpoint
 
 Command = Callable[..., tuple[int, str, str]]
@@ -50,7 +50,7 @@ def sweep(tmp_path: Path) -> Path:
     (run / CHECKS_FILE).write_bytes(with_checksum({"checks": 3, "failed": []}))
     (sweep / "report.json").write_bytes(with_checksum({"study": "noise"}))
     slurm_folder(sweep).mkdir()
-    write_queue(sweep, {0: SubmittedPack("slurm", "1_0")})
+    write_queue(sweep, {0: "1_0"})
     return sweep
 
 

@@ -143,7 +143,6 @@ def test_an_arm_that_is_not_in_the_grid_is_an_error_before_training(
             "model.depth=2: would change the study; only one value of sweep.jobs=, ",
         ),
         (["run", "deepnorm", "device=cpu,cuda"], "device=cpu,cuda: would change the study; "),
-        (["run", "deepnorm", "device=cpu", "sweep.gpus=0,1"], "sweep.gpus=0,1: has no effect with device=cpu; "),
     ],
 )
 def test_errors(run_command, arguments: list[str], message: str) -> None:

@@ -44,7 +44,7 @@ def run_sweep(
     """Run a sweep; return its result, the calls of its display, and its folder."""
     options, composed = compose_sweep(overrides)
     planned, display = make_plan(options, composed), RecordingDisplay(on_refresh)
-    result = supervise(planned.folder, planned.plan, options, display, retry_failed=retry_failed)
+    result = supervise(planned, options, display, retry_failed=retry_failed)
     return result, display.events, planned.folder
 
 

@@ -11,7 +11,6 @@ import torch
 from normlab.cli import doctor
 from normlab.config.compose import compose_run
 from normlab.errors import ConfigError
-from normlab.sweeps.gpus import fault_of
 from normlab.training import machine
 from normlab.training.machine import PeakMemory, resolve, resolve_device
 from normlab.training.start import train
@@ -40,7 +39,6 @@ def test_a_gpu_that_torch_cannot_use_is_an_error(run_command: Command, tmp_path:
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("error: device=auto: torch sees no GPU here, but this process has access to an NVIDIA GPU; ")
     assert err.endswith("or train on the CPU with device=cpu\n")
-    assert fault_of([err]), "the worker of a sweep on GPUs has lost its GPU"
     assert not (tmp_path / "results").exists()
     (result,) = [result for result in doctor.checks("results") if result["check"] == "device"]
     assert (result["state"], "device=cpu" in result["remedy"]) == ("bad", True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import webbrowser
 from pathlib import Path
 
 import pytest
@@ -106,13 +105,6 @@ def test_where_reports_damaged_runs(sweeps, run_command):
     assert ids("results/compare.html") == ["abc1"]
     [warning] = page_data(Path("results/compare.html"))["warnings"]
     assert warning.startswith("run abc2 is damaged and is left out: ")
-
-
-def test_open_shows_the_page_in_a_browser(sweeps, run_command, monkeypatch):
-    data = []
-    monkeypatch.setattr(webbrowser, "open", data.append)
-    assert run_command("compare", "first", "--open")[0] == 0
-    assert data == [Path("results/sweeps/first/compare.html").resolve().as_uri()]
 
 
 def test_warnings_on_stderr_equal_those_of_summarize(trained, run_command, tmp_path):

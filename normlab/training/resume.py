@@ -29,11 +29,9 @@ from normlab.training.start_from import copy_start
 from normlab.training.training_run import FRESH, PLUGINS, TOKENIZER_FILE, Progress, TrainingRun
 
 KEPT_OPTIONS = {"run.name": None} | {
-    f"tracking.{name}": default
-    for name, default in flatten_options(TrackingConfig()).items()
-    if name not in ("wandb", "also")
+    f"tracking.{name}": default for name, default in flatten_options(TrackingConfig()).items() if name != "wandb"
 }
-"""Options that a run keeps from its first start: its name and its labels at W&B. The values are their defaults."""
+"""Options that a run keeps from its first start: its name, and its project at W&B. The values are their defaults."""
 
 
 def status_if_completed(run: TrainingRun) -> Status | None:

@@ -51,7 +51,7 @@ def files_below(folder: Path) -> set[str]:
         ("~model", "~model: an option cannot be removed"),
         ("run.name=", "run.name="),
         ("run.name='\x01'", "run.name='\\x01'"),
-        (f"tracking.project={'a' * 129}", "at most 128"),
+        (f"tracking.project={'a' * 129}", "1 to 128 characters"),
         ("stats.also=[[logz]]", "its elements must be texts or numbers; write stats.also=[a,b]"),
         ("train.batch_size=1e11", "train.batch_size=1e11: Value '100000000000.0' of type 'float'"),
         ("model.depth=9999 model.width=65536", "PiB"),

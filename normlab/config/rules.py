@@ -115,7 +115,7 @@ RULES: tuple[Rule, ...] = tuple(starmap(Rule, (
     ("compile", "cuda", "", "off", "estimated: compilation would take longer than it saves"),
     ("train.graph", "cpu", "", "off", "a CPU has no CUDA graphs"),
     ("train.graph", "cuda", "devices <= 1, plugins <= 0, steps >= 100", "on",
-     f"{GPU}: a step takes 0.11 of its time at 4x128; a capture takes as long as a few steps"),
+     f"{GPU}: a step takes 0.11 of its eager time at 4x128; a capture takes as long as a few steps"),
     ("train.graph", "cuda", "", "off",
      "several devices, too few steps to repay a capture, or a plugin, whose Python code no replay runs"),
     ("sweep.pack", "cpu", "fp32, width <= 32, tokens <= 256", "16",

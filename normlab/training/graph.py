@@ -51,7 +51,7 @@ class ReplayedSteps:
     take: Take
     """Takes a step without a graph."""
     on_failure: Callable[[str], None]
-    """Is told why a step cannot be captured, once; all steps are taken without a graph from then on."""
+    """Called once with the reason if a step cannot be captured; all later steps are taken without a graph."""
     _taken: Counter[bool] = field(default_factory=Counter, init=False)
     """The plain and the measured steps taken without a graph."""
     _graphs: dict[bool, tuple[Replay, StepOutput]] = field(default_factory=dict, init=False)

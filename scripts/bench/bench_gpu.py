@@ -192,11 +192,12 @@ def machine(options: Options) -> Iterator[Measurement]:
 
 
 def nvidia_smi() -> str | None:
-    """Return driver, clocks, power limit and memory of the GPU, or None without nvidia-smi."""
+    """Return driver, clocks, power limit and memory of the first GPU, or None without nvidia-smi."""
     fields = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit,memory.total,mig.mode.current"
     try:
         command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
-        values = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip().split(", ")
+        first = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.partition("\n")[0]
+        values = first.split(", ")
         return ", ".join(f"{field} {value}" for field, value in zip(fields.split(","), values, strict=True))
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None

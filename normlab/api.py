@@ -53,7 +53,7 @@ def sweep(*overrides: str, retry_failed: bool = False) -> pd.DataFrame:
     """
     from normlab.config.compose import compose_sweep
     from normlab.sweeps.plan import make_plan
-    from normlab.sweeps.progress import ProgressDisplay, result_lines
+    from normlab.sweeps.progress import result_lines
     from normlab.sweeps.supervisor import supervise
     from normlab.tracking.background import report_uploads
 
@@ -62,8 +62,7 @@ def sweep(*overrides: str, retry_failed: bool = False) -> pd.DataFrame:
     for warning in planned.warnings:
         warn(warning)
     folder = planned.folder
-    display = ProgressDisplay(folder)
-    result = supervise(folder, planned.plan, options, display, planned.gpus, retry_failed=retry_failed)
+    result = supervise(planned, options, retry_failed=retry_failed)
     report_uploads(folder, result.plan)
     if result.code:
         raise NormlabError("; ".join(result_lines(result.plan, folder, result.failed)))
@@ -88,7 +87,6 @@ def summarize(
     by: Names | None = None,
     against: str | None = None,
     where: Names = (),
-    lr: float | None = None,
     test: str | None = None,
     over: Names = (),
     results_dir: Folder = "results",
@@ -96,20 +94,20 @@ def summarize(
     """Return a row for each cell, or for each contrast of a test; the columns are the keys of `--format json`.
 
     Raises:
-        ConfigError: An option, a condition, the baseline, the learning rate or the test is unknown.
+        ConfigError: An option, a condition, the baseline or the test is unknown.
         StoreError: There is no run with a readable record.
     """
     import pandas as pd
 
     names = None if by is None else _several(by)
-    table = summarize_by(path, names, against=against, where=_several(where), lr=lr, results_dir=results_dir)
+    table = summarize_by(path, names, against=against, where=_several(where), results_dir=results_dir)
     for warning in [*table.table_warnings, *table.resolved_differences]:
         warn(warning)
     if test is None:
         return pd.DataFrame(json_rows(table))
     from normlab.analysis.factor_tests import run_test
 
-    return pd.DataFrame(run_test(test, table.cells, table.factors, over=_several(over), against=against, lr=lr))
+    return pd.DataFrame(run_test(test, table.cells, table.factors, over=_several(over), against=against))
 
 
 def figure(
@@ -128,7 +126,7 @@ def figure(
     columns: int = 2,
     results_dir: Folder = "results",
 ) -> Figure:
-    """Return a figure of a sweep (kind: loss, lr, factor, layers or matrix), and write it to `output` if given.
+    """Return a figure of a sweep (kind: loss, lr, factor or layers), and write it to `output` if given.
 
     Raises:
         ConfigError: The kind, an option or a condition is unknown, or a factor has no channel.

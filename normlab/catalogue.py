@@ -44,9 +44,7 @@ placements = partial(entries, "placements")
 models = partial(entries, "models")
 """Every preset of the model, with the options that it sets."""
 data = partial(entries, "data")
-"""Every corpus."""
 optim = partial(entries, "optim")
-"""Every optimiser."""
 init = partial(entries, "init")
 """Every init rule, with the placements that use it and those that it does not fit."""
 stats = partial(entries, "stats")
@@ -113,7 +111,6 @@ def _rule(name: str, documentation: str, known: list[Entry]) -> Entry:
 
 
 def _presets(group: str) -> list[Entry]:
-    """Return the name, first comment and options of each preset of a group, and the class that it extends."""
     import yaml
 
     entries: list[Entry] = []
@@ -128,7 +125,6 @@ def _presets(group: str) -> list[Entry]:
 
 
 def declared_entries() -> dict[str, list[Entry]]:
-    """Return the content of the file, from the declarations of the package."""
     from normlab.config.compose import norm_presets
     from normlab.config.override_errors import GROUPS
     from normlab.config.schema import RunConfig

@@ -56,13 +56,11 @@ def is_out_of_memory(error: BaseException | str) -> bool:
 
 
 def notify(line: str) -> None:
-    """Print a line for the user on stderr."""
     # One write, so that lines of two threads do not mix.
     print(f"normlab: {printable(line)}\n", end="", file=sys.stderr)
 
 
 def warn(message: object) -> None:
-    """Print a warning on stderr."""
     print(f"warning: {one_line(message)}\n", end="", file=sys.stderr)
 
 

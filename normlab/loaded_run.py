@@ -47,10 +47,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-MOST_NAMED = 3
-"""Most plugin files that an error names."""
-
-
 def load(
     run: str | os.PathLike[str],
     results_dir: str | os.PathLike[str] = "results",
@@ -80,7 +76,6 @@ class LoadedRun:
     def __init__(self, folder: RunFolder, *, trust: bool = False, step: int | None = None):
         self.folder = folder
         self.trust = trust
-        """Whether plugins in the folder may be executed."""
         self.step = step
         """The step of the checkpoint of `model`; None for the newest one."""
         self.record = RunRecord.load(folder)
@@ -90,7 +85,6 @@ class LoadedRun:
 
     @property
     def status(self) -> Status:
-        """The current content of status.json."""
         return self.folder.read_status()
 
     @cached_property
@@ -125,11 +119,10 @@ class LoadedRun:
         """
         plugins = read_plugins(sorted((self.folder.path / PLUGINS).glob("*.py")))
         if unknown := [plugin for plugin in plugins if not (self.trust or plugin.has_run)]:
-            files = ", ".join(f"{plugin.path} (SHA-256 {plugin.sha256})" for plugin in unknown[:MOST_NAMED])
-            more = f", {len(unknown) - MOST_NAMED} more files" if len(unknown) > MOST_NAMED else ""
-            paths = " ".join(shlex.quote(str(plugin.path)) for plugin in unknown[:MOST_NAMED])
+            files = ", ".join(f"{plugin.path} (SHA-256 {plugin.sha256})" for plugin in unknown)
+            paths = shlex.join(str(plugin.path) for plugin in unknown)
             raise StoreError(
-                f"run {self.folder.run_id} has plugins in its folder, which run only if you allow it: {files}{more}; "
+                f"run {self.folder.run_id} has plugins in its folder, which run only if you allow it: {files}; "
                 f"read it with `less {paths}`, then allow it with --trust (in Python: trust=True)"
             )
         return plugins
@@ -197,7 +190,6 @@ class LoadedRun:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the run."""
         path = self.folder.path / TOKENIZER_FILE
         try:
             return from_state(from_json(read_at_most(path, LARGEST_TOKENIZER)))

@@ -89,7 +89,8 @@ def _check_value(name: str, value: Any, limits: Any) -> None:
         raise ConfigError(f"{name}={value}: its elements must be texts or numbers; write {name}=[a,b]")
     if (longest := limits.get("longest")) is not None:
         for text in value if isinstance(value, list) else [value]:
-            _check_text(name, str(text), longest)
+            if not (text.strip() and text.isprintable() and len(text) <= longest):
+                raise ConfigError(f"{name}={text!a}: must be a printable text of 1 to {longest} characters")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     if not math.isfinite(value):
@@ -112,15 +113,6 @@ def _to_float32(value: float) -> float:
     return struct.unpack("f", struct.pack("f", value))[0]
 
 
-def _check_text(name: str, text: str, longest: int) -> None:
-    if not text.strip():
-        raise ConfigError(f"{name}={text}: is empty; give a text, or leave the option out")
-    if not text.isprintable():
-        raise ConfigError(f"{name}={text!a}: has characters that cannot be shown; remove them")
-    if len(text) > longest:
-        raise ConfigError(f"{name}={text}: has {len(text)} characters; use at most {longest}")
-
-
 def identity_tree(config: Any) -> dict[str, Any]:
     """Return the options that can change a run's numbers, as nested plain values."""
     tree: dict[str, Any] = {}
@@ -132,7 +124,6 @@ def identity_tree(config: Any) -> dict[str, Any]:
 
 
 def plain_tree(config: Any) -> dict[str, Any]:
-    """Return the complete config as nested plain values."""
     return dataclasses.asdict(config)
 
 

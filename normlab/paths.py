@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-WANDB_SWEEPS = "wandb"
-"""The folder of sweeps of W&B below `config_dir()`, which is no config group."""
-
 
 def config_dir() -> Path:
     """Return the folder of the Hydra configs: inside the wheel, or `conf/` beside the package in a checkout."""

@@ -17,7 +17,6 @@ from normlab.errors import ConfigError
 from normlab.parsing import read_at_most
 
 LARGEST_PLUGIN = 2**22
-"""Largest size of a plugin, in bytes."""
 _PLUGIN = "normlab_plugin_"
 """Prefix of the module names of plugins; the rest is the SHA-256 of the file."""
 _owner: dict[tuple[str, str], str] = {}
@@ -76,14 +75,8 @@ def check_initial_values(kind: str, name: str, initial_values: object) -> None:
     if not all(isinstance(text, str) for pair in pairs for text in pair):
         raise ConfigError(
             f"{kind} {name!r}: initial_values is {initial_values!r:.60}, but must map each parameter's name to an "
-            f"expression; write {initial_values_line({'gain': '[1] * D'})}"
+            'expression; write initial_values: ClassVar[dict[str, str]] = {"gain": "[1] * D"}'
         )
-
-
-def initial_values_line(initial_values: Mapping[str, str]) -> str:
-    """Return the line of Python that declares these initial values."""
-    items = ", ".join(f'"{name}": "{start}"' for name, start in initial_values.items())
-    return f"initial_values: ClassVar[dict[str, str]] = {{{items}}}"
 
 
 def plugin_file(kind: str, name: str) -> str | None:
@@ -106,7 +99,6 @@ class Plugin:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the content, in hex."""
         return hashlib.sha256(self.content).hexdigest()
 
     @property

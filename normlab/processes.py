@@ -18,10 +18,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def start_module(module: str, *arguments: str, **options: Any) -> subprocess.Popen[Any]:
     """Start a module as a process that leads a session, so that Ctrl-C and a closed terminal do not end it.
 
-    Args:
-        module: The full name of the module.
-        arguments: Its arguments.
-        options: Those of `subprocess.Popen`.
+    The options are those of `subprocess.Popen`.
 
     Raises:
         OSError: The system has no memory for another process.
@@ -51,14 +48,6 @@ def children_of(pid: int) -> list[int]:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether a process runs; a zombie process does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @contextlib.contextmanager

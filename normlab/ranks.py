@@ -23,8 +23,6 @@ _is_synchronised = True
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The number of ranks, and the rank of this process."""
-
     count: int = 1
     rank: int = 0
 
@@ -51,7 +49,6 @@ class Ranks:
         return torch.cat([largest, mean / self.count])
 
     def any(self, value: bool, device: torch.device | str = "cpu") -> bool:
-        """Return whether the value is true on any rank."""
         if self.count == 1:
             return value
         flag = torch.tensor(int(value), device=device)
@@ -107,7 +104,6 @@ class SumInBackward:
         return view
 
     def remove_hooks(self) -> None:
-        """Remove the hooks of the parameters."""
         for hook in self._hooks:
             hook.remove()
 

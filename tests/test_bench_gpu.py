@@ -6,7 +6,6 @@ import argparse
 import json
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,15 +95,6 @@ def test_a_part_that_fails_or_takes_too_long_is_one_line_and_the_others_run(
     assert read_lines(tmp_path) == lines
 
 
-def test_parts_without_time_are_skipped_with_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_parts(monkeypatch, single=bench_gpu.Part(5, lambda options: iter([{"side": "measured"}])))
-    assert bench_gpu.main(["--out", str(tmp_path), "--minutes", "0.001"]) == 0
-    assert [line.get("side", line.get("skipped_part")) for line in read_lines(tmp_path)] == [
-        "the minutes are used up",
-        "the minutes are used up",
-    ]
-
-
 def test_without_a_gpu_it_is_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     if bench_gpu.nvidia_smi() is not None:
         pytest.skip("there is a GPU")
@@ -142,32 +132,3 @@ def test_wall_clock_of_processes_of_a_clone(clone: Path) -> None:
     start = time.perf_counter()
     seconds = bench_sweep.nanogpt_seconds(clone, ["model=gpt2_nano", "device=cpu"], runs=3, steps=10, at_once=2)
     assert 0.02 < seconds < time.perf_counter() - start  # two of the three are one after the other
-
-
-def test_a_folder_that_is_no_clone_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as error:
-        bench_gpu.main(["--nanogpt", str(tmp_path)])
-    assert error.value.code == 2
-    assert "has no train.py" in capsys.readouterr().err
-
-
-@pytest.mark.process
-def test_estimate_counts_the_launches_of_the_budget(tmp_path: Path) -> None:
-    """The launches are those that the pretended GPU counts itself, and nothing is called measured."""
-    command = [sys.executable, ROOT / "scripts" / "bench" / "gpu_estimate.py", "--models", "2x32", "--packs", "2"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if "g++" in done.stderr:
-        pytest.skip("there is no g++ to compile the guard of the pretended GPU")
-    assert done.returncode == 0, done.stderr
-    headings = [line for line in done.stdout.splitlines() if line.startswith("#")]
-    assert len(headings) == 2
-    assert all("Estimate" in line and "not measured" in line for line in headings)
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if line[:1] == "|"]
-    values = {row[0]: [float(cell) for cell in row[1:]] for row in rows[2:]}
-    eager, captured = values["normlab, plain step, eager"], values["normlab, plain step, captured"]
-    pack = values["normlab, pack of 2, mean step, captured"]
-    assert eager[:3] == captured[:3]
-    assert eager[3] == pytest.approx(eager[0] * 2.5e-3, abs=1e-3)  # so small a step is bound by the host's launches
-    assert captured[0] * 1.5e-3 <= captured[3] + 1e-3
-    assert pack[1] > captured[1]
-    assert pack[4] == pytest.approx(pack[3] / 2, abs=1e-3)

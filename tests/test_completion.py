@@ -57,7 +57,7 @@ def candidates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
         ("normlab train data.path=a", []),
         ("normlab train data=hub data.na", ["data.name=", "data.name=hub"]),
         ("normlab train swe", []),
-        ("normlab sweep sweep.slurm.cluster=s", ["sweep.slurm.cluster=slurm"]),
+        ("normlab sweep sweep.on=s", ["sweep.on=slurm"]),
         ("normlab sweep norm=rmsnorm --re", ["--results-dir", "--retry-failed"]),
         ("normlab list pl", ["placements"]),
         ("normlab summarize --format m", ["markdown"]),

@@ -17,7 +17,7 @@ from normlab.store.files import check_links, is_file_name
 from normlab.store.plans import read_plan
 from normlab.store.runs import RunFolder
 from normlab.studies.report import write_report
-from normlab.sweeps.files import SubmittedPack, read_queue, slurm_folder, write_plan, write_queue
+from normlab.sweeps.files import read_queue, slurm_folder, write_plan, write_queue
 from normlab.sweeps.plan import make_plan
 from normlab.tracking.uploads import Upload
 from normlab.training.start import train
@@ -83,9 +83,9 @@ def make_link(path: Path, target: Path) -> None:
 def of_run(run: RunFolder) -> list[list[str]]:
     name = str(run.path.relative_to(Path.cwd()))
     return [
-        ["train", *OVERRIDES, "tracking.wandb=offline", "tracking.also=[tensorboard]"],
+        ["train", *OVERRIDES, "tracking.wandb=offline"],
         ["sweep", *OVERRIDES, "sweep.name=first"],
-        ["sync", name, "--to", "tensorboard"],
+        ["sync", name],
         ["verify", name],
     ]
 
@@ -106,7 +106,7 @@ def test_a_link_in_a_run_is_refused(link: str, run: RunFolder, tmp_path: Path, r
 
 
 def test_sync_refuses_a_link_without_a_login_too(run: RunFolder, tmp_path: Path, run_command: Command) -> None:
-    Upload(where="wandb").write(run.path, "online")
+    Upload(where="wandb").write(run.path)
     make_link(run.path / "wandb", tmp_path / "victim")
     code, out, err = run_command("sync", "first")
     assert (code, out) == (2, "")
@@ -167,17 +167,16 @@ def test_names_of_files() -> None:
     assert all(map(is_file_name, ["rmsnorm-pre-d1w8-5063b4e56a.2", "a b", "*", "[a]", "ü", "x" * 200]))
 
 
-@pytest.mark.parametrize("field", ["id", "project", "entity", "where"])
 @pytest.mark.parametrize("value", PATHS, ids=ascii)
-def test_names_in_a_record_of_uploads_are_checked(field: str, value: object, tmp_path: Path) -> None:
-    (tmp_path / "wandb.json").write_text(json.dumps(asdict(Upload()) | {field: value}))
-    assert Upload.read(tmp_path, "offline") == Upload()
+def test_the_place_in_a_record_of_uploads_is_checked(value: object, tmp_path: Path) -> None:
+    (tmp_path / "wandb.json").write_text(json.dumps(asdict(Upload()) | {"where": value}))
+    assert Upload.read(tmp_path) == Upload()
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b'{"steps": true}', b'{"problem": 3}'])
 def test_a_damaged_record_of_uploads_counts_as_none(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "tensorboard.json").write_bytes(content)
-    assert Upload.read(tmp_path, "tensorboard") == Upload()
+    (tmp_path / "wandb.json").write_bytes(content)
+    assert Upload.read(tmp_path) == Upload()
 
 
 def test_ids_in_a_plan_are_checked(run: RunFolder, run_command: Command) -> None:
@@ -225,6 +224,6 @@ def test_a_text_in_a_plan_is_one_line(overrides: list[str], run_command: Command
 @pytest.mark.parametrize("job", ["../../victim", "1; reboot", "", 3, "1_2_3"])
 def test_jobs_in_a_queue_are_checked(job: Any, tmp_path: Path) -> None:
     slurm_folder(tmp_path).mkdir()
-    write_queue(tmp_path, {1: SubmittedPack("slurm", job)})
-    with pytest.raises(StoreError, match="is not a valid queue"):
+    write_queue(tmp_path, {1: job})
+    with pytest.raises(StoreError, match=r"queue.json: is damaged .* check with `squeue`"):
         read_queue(tmp_path)

@@ -199,13 +199,12 @@ def learned(folder: Path, name: str, initial_values: str) -> str:
     return f"plugins=[{folder / name}.py]"
 
 
-def test_verify_prints_the_missing_starts_line(run_command: Command, tmp_path: Path) -> None:
+def test_verify_names_the_parameters_without_initial_values(run_command: Command, tmp_path: Path) -> None:
     out = run_command("verify", learned(tmp_path, "nowhere", ""))[1]
     (failed,) = (line for line in out.splitlines() if "declares its initial values" in line)
-    assert "gain, shift: not in `initial_values`; write in class nowhere: " in failed
-    line = failed.partition("class nowhere: ")[2]
-    assert line == 'initial_values: ClassVar[dict[str, str]] = {"gain": "[2] * D", "shift": "0"}'
-    out = run_command("verify", learned(tmp_path, "somewhere", line))[1]  # as it was copied
+    assert "gain, shift: not in `initial_values` of nowhere; add an expression for each" in failed
+    line = 'initial_values: ClassVar[dict[str, str]] = {"gain": "[2] * D", "shift": "0"}'
+    out = run_command("verify", learned(tmp_path, "somewhere", line))[1]
     assert "ok    norm somewhere: has its declared initial values" in out
 
 

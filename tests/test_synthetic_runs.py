@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
-from synthetic_runs import BASELINES, STUCK, Record, main, write_run
+from synthetic_runs import BASELINES, STUCK, Record, write_run
 from synthetic_statistics import Size, layout
 
 from normlab.analysis.results import read_results
 from normlab.config.compose import compose_run
 from normlab.stats.statistic import CORE
-from normlab.store.query import select_runs
 from normlab.store.record import RunRecord, flatten
 from normlab.store.series import series
 from normlab.training.start import train
@@ -81,18 +79,3 @@ def test_each_outcome_is_read_back(tmp_path, options, state, last):
         assert inside.single_site("resid_rms")[-1, -1] > 100 * inside.single_site("resid_rms")[0, -1]
     elif options == {}:
         assert result.loss < BASELINES["bigram"]
-
-
-def test_the_command_writes_the_grid(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["records.py", str(tmp_path / "made"), "--runs", "24"])
-    main()
-    printed = capsys.readouterr().out.strip()
-    assert printed == str(tmp_path / "made" / "sweeps" / "demo24")
-    entries = select_runs([printed], tmp_path).started
-    configs = [entry.folder.run()["config"] for entry in entries]
-    choices = {
-        (c["norm"]["name"], c["placement"]["name"], c["model"]["depth"], c["optim"]["lr"], c["seed"]) for c in configs
-    }
-    assert len(entries) == len(choices) == 24
-    assert [len({choice[place] for choice in choices}) for place in range(5)] == [2, 2, 2, 1, 3]
-    assert json.loads((tmp_path / "made/sweeps/demo24/plan.json").read_text())["name"] == "demo24"

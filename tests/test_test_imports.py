@@ -22,19 +22,6 @@ def test_tests_use_no_private_name_and_no_other_test_module() -> None:
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "from train.test_resume import run_id",
-        "from normlab.store.reading import _parse",
-        'monkeypatch.setattr(reading, "_parse", None)',
-        'monkeypatch.setattr("normlab.store.reading._parse", None)',
-    ],
-)
-def test_each_habit_is_found(source: str) -> None:
-    assert HABITS.search(source)
-
-
 def test_folders_of_the_user_are_not_reached(tmp_path_factory: pytest.TempPathFactory) -> None:
     folders = [Path.cwd(), cache_dir(), Path.home()]
     assert [folder for folder in folders if not folder.is_relative_to(tmp_path_factory.getbasetemp())] == []

@@ -57,7 +57,6 @@ def test_no_command_executes_code_in_a_runs_folder(
     reading = [
         ["summarize", "results"],
         ["compare", "results", "-o", "page.html"],
-        ["list", "runs", "results"],
         ["inspect", "mine"],
         ["sweep", *plugin_overrides, "sweep.pack=off", "--dry-run"],
         ["train", *plugin_overrides],

@@ -5,11 +5,11 @@ Cells of different sizes or lengths of training are not compared: a larger model
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from normlab.analysis.cells import SIZE_OPTIONS, Cell
-from normlab.analysis.contrasts import Rates, compare_cells, pool_cells
+from normlab.analysis.contrasts import compare_cells, pool_cells
 from normlab.analysis.factors import label
 from normlab.analysis.intervals import LEVEL, PairedTest, holm
 from normlab.analysis.learning_rates import badness
@@ -22,7 +22,6 @@ class Comparison:
     """A paired test of the loss of a cell minus that of another."""
 
     test: PairedTest | None
-    """None without a common replicate."""
     p_holm: float | None
     """The p-value with Holm's correction for `tests` tests."""
     tests: int
@@ -34,11 +33,11 @@ class Comparison:
         return is_below and self.p_holm is not None and self.p_holm < 1 - LEVEL
 
 
-def compare_with_baselines(cells: Sequence[Cell], baselines: Sequence[Cell | None], lrs: Rates) -> list[Comparison]:
-    """Return the comparison of each cell with its baseline, at the given learning rates, corrected for all of them."""
-    pool = pool_cells(cells, lrs)
+def compare_with_baselines(cells: Sequence[Cell], baselines: Sequence[Cell | None]) -> list[Comparison]:
+    """Return the comparison of each cell with its baseline, at their best learning rates, corrected for all of them."""
+    pool = pool_cells(cells)
     tests = [
-        compare_cells(cell, baseline, lrs, pool) if baseline else None
+        compare_cells(cell, baseline, pool) if baseline else None
         for cell, baseline in zip(cells, baselines, strict=True)
     ]
     known = sum(test is not None and test.p is not None for test in tests)
@@ -46,31 +45,16 @@ def compare_with_baselines(cells: Sequence[Cell], baselines: Sequence[Cell | Non
     return [Comparison(test, p, known) for test, p in zip(tests, corrected, strict=True)]
 
 
-def compare_pairs(cells: Sequence[Cell], pairs: Iterable[tuple[int, int]]) -> Mapping[tuple[int, int], Comparison]:
-    """Return the comparison of pairs of cells, the better one first, at their best learning rates.
+def compare_with_best(cells: Sequence[Cell], ranked: Sequence[int]) -> list[Comparison]:
+    """Return the comparison of the first of the ranked cells with each other one, corrected for all of these.
 
-    Each is corrected for the comparisons of the better cell. The key is the pair of indices.
+    The variance may be pooled over all cells, of which `ranked` has some indices.
     """
-    lrs = {cell.key: cell.best_lr for cell in cells}
-    pool = pool_cells(cells, lrs)
-    tests = {pair: compare_cells(cells[pair[0]], cells[pair[1]], lrs, pool) for pair in pairs}
-    found: dict[tuple[int, int], Comparison] = {}
-    for cell in dict.fromkeys(better for better, _ in tests):
-        of_cell = [pair for pair in tests if cell in pair]
-        p_values = holm([test and test.p for test in map(tests.__getitem__, of_cell)])
-        found |= {
-            pair: Comparison(tests[pair], p, len(of_cell))
-            for pair, p in zip(of_cell, p_values, strict=True)
-            if pair[0] == cell
-        }
-    return found
-
-
-def clearly_best(cells: Sequence[Cell]) -> list[int]:
-    """Return the index of each cell whose loss is lower, for sure, than that of every other cell of its size."""
-    sizes = [ranked for ranked in rank_by_size(cells).values() if len(ranked) > 1]
-    compared = compare_pairs(cells, [(ranked[0], other) for ranked in sizes for other in ranked[1:]])
-    return [ranked[0] for ranked in sizes if all(compared[ranked[0], other].is_lower for other in ranked[1:])]
+    best, *others = [cells[index] for index in ranked]
+    pool = pool_cells(cells)
+    tests = [compare_cells(best, other, pool) for other in others]
+    corrected = holm([test and test.p for test in tests])
+    return [Comparison(test, p, len(tests)) for test, p in zip(tests, corrected, strict=True)]
 
 
 def rank_cells(cells: Sequence[Cell]) -> list[int]:
@@ -87,17 +71,12 @@ def rank_cells(cells: Sequence[Cell]) -> list[int]:
     return sorted((index for index, cell in enumerate(cells) if cell.losses), key=key)
 
 
-def size_options(cells: Sequence[Cell]) -> list[str]:
-    """Return those of `SIZE_OPTIONS` in which some cells differ."""
-    return [option for option in SIZE_OPTIONS if len({cell.levels.get(option) for cell in cells}) > 1]
-
-
 def rank_by_size(cells: Sequence[Cell]) -> dict[str, list[int]]:
     """Return the indices of the cells with a result, best first, by the label of their size, such as `depth 8`.
 
     The label is empty if all cells have one size.
     """
-    options = size_options(cells)
+    options = [option for option in SIZE_OPTIONS if len({cell.levels.get(option) for cell in cells}) > 1]
     sizes: dict[tuple[Setting, ...], list[int]] = {}
     for index in rank_cells(cells):
         sizes.setdefault(tuple(cells[index].levels[option] for option in options), []).append(index)

@@ -25,7 +25,6 @@ SIZE_OPTIONS = (
 """Options that set the compute of a run; a best cell is one among cells in which these are equal."""
 BAD_OUTCOMES = (DIVERGED, STUCK, REGRESSED)
 """The outcomes of completed runs that did not train."""
-GRID_OF_DECAYS = "a grid of learning rates is also a grid of weight decays: an update decays by lr x optim.weight_decay"
 
 
 @dataclass(frozen=True)
@@ -40,12 +39,10 @@ class SeedMean:
 
     @cached_property
     def interval(self) -> Interval | None:
-        """The mean with its interval; None without a replicate."""
         return mean_interval(self.losses) if self.losses else None
 
     @cached_property
     def finite(self) -> list[float]:
-        """The losses of the replicates that did not diverge."""
         return list(filter(math.isfinite, self.losses.values()))
 
     @property
@@ -59,7 +56,6 @@ class SeedMean:
 
 
 def mean(values: Collection[float]) -> float | None:
-    """Return the mean; None without a value."""
     return math.fsum(values) / len(values) if values else None
 
 
@@ -68,9 +64,7 @@ class Cell:
     """The runs with the same values of the options of `--by`, which differ in learning rate and seed."""
 
     by: Sequence[str]
-    """The full names of the options."""
     key: tuple[Setting, ...]
-    """The values, in the order of the options."""
     runs: Sequence[RunResult]
 
     @cached_property
@@ -99,20 +93,6 @@ class Cell:
         return arrange((run.lr, run.replicate, run.loss) for run in self.runs if run.has_loss)
 
     @cached_property
-    def lowest_losses(self) -> Losses:
-        """Lowest validation losses of each run's evaluations, by learning rate and replicate."""
-        return arrange((run.lr, run.replicate, run.best_loss) for run in self.runs if run.has_loss)
-
-    def losses_at(self, lr: float | None) -> Mapping[Replicate, float]:
-        """Return the final validation losses at a learning rate by replicate."""
-        return {} if lr is None else self.losses.get(lr, {})
-
-    @cached_property
-    def varies_decay(self) -> bool:
-        """Whether the cell's learning rates also differ in weight decay."""
-        return len(self.losses) > 1 and any(run.record.config.optim.weight_decay for run in self.runs)
-
-    @cached_property
     def bad_lrs(self) -> frozenset[float]:
         """Learning rates at which a completed run diverged or has not learned to use the context."""
         return frozenset(run.lr for run in self.runs if run.has_loss and not run.has_learned)
@@ -125,21 +105,18 @@ class Cell:
     def best_lr(self) -> float | None:
         return best_lr(self.ranking)
 
-    @property
+    @cached_property
     def final(self) -> SeedMean:
+        """The final validation losses at the best learning rate."""
         return self.final_at(self.best_lr)
 
     def final_at(self, lr: float | None) -> SeedMean:
-        """Return the final validation losses at a learning rate."""
-        return SeedMean(self.losses_at(lr))
+        return SeedMean({} if lr is None else self.losses[lr])
 
     @property
     def has_bad_outcome(self) -> bool:
-        return self.has_bad_outcome_at(self.best_lr)
-
-    def has_bad_outcome_at(self, lr: float | None) -> bool:
-        """Whether a run at a learning rate diverged, is stuck or regressed."""
-        return count_bad(self.runs_at(lr)) > 0
+        """Whether a run at the best learning rate diverged, is stuck or regressed."""
+        return count_bad(self.runs_at(self.best_lr)) > 0
 
     @property
     def runs_at_best(self) -> Sequence[RunResult]:
@@ -147,7 +124,6 @@ class Cell:
         return self.runs_at(self.best_lr) or self.runs
 
     def runs_at(self, lr: float | None) -> list[RunResult]:
-        """Return the runs with an outcome at a learning rate."""
         return [run for run in self.runs if run.has_loss and run.lr == lr]
 
     def count(self, state: str) -> int:
@@ -173,7 +149,6 @@ class Cell:
 
 
 def count_bad(runs: Iterable[RunResult]) -> int:
-    """Return how many runs have one of `BAD_OUTCOMES`."""
     return sum(run.state in BAD_OUTCOMES for run in runs)
 
 

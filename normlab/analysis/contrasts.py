@@ -1,8 +1,8 @@
 """Linear contrasts of the losses of cells, such as a difference, with an interval and a p-value.
 
-A contrast is sum_c w_c l_c over cells c, at one learning rate each. It is computed for each replicate that all of its
-cells have, and tested over the replicates, as `intervals.paired_test`. With few replicates, the residual variance of
-all cells is pooled if it seems equal.
+A contrast is sum_c w_c l_c over cells c, each at its best learning rate. It is computed for each replicate that all of
+its cells have, and tested over the replicates, as `intervals.paired_test`. With few replicates, the residual variance
+of all cells is pooled if it seems equal.
 
 A diverged run counts as infinity: a contrast with infinite losses of one sign of w is infinite with that sign, and
 undefined if both signs occur or if w = 0, because the losses do not tell which side is worse.
@@ -36,10 +36,7 @@ DRAWS = 1999
 """Simulated tables for the p-value of Bartlett's test."""
 
 Key = tuple[Setting, ...]
-Rates = Mapping[Key, float | None]
-"""The learning rate of each cell, by the cell's key."""
-Term = tuple[Cell, float, float | None]
-"""A cell of a contrast, with its weight and its learning rate."""
+Term = tuple[Cell, float]
 
 
 def weighted_sums(weights: Iterable[float], values: Sequence[Mapping[Replicate, float]]) -> dict[Replicate, float]:
@@ -54,21 +51,21 @@ def contrast(terms: Sequence[Term], pool: Pool | None = None) -> PairedTest | No
 
     The pooled residual variance is used if it includes all cells.
     """
-    weights = [weight for _, weight, _ in terms]
-    sums = weighted_sums(weights, [cell.losses_at(lr) for cell, _, lr in terms])
+    weights = [weight for _, weight in terms]
+    sums = weighted_sums(weights, [cell.final.losses for cell, _ in terms])
     if not sums:
         return None
     values = {replicate: 0.0 if math.isnan(value) else value for replicate, value in sums.items()}
     test = paired_test(values, both_diverged=sum(map(math.isnan, sums.values())))
-    if pool is None or test.test != "paired t" or not pool.keys.issuperset(cell.key for cell, _, _ in terms):
+    if pool is None or test.test != "paired t" or not pool.keys.issuperset(cell.key for cell, _ in terms):
         return test
     low, high, p = pool.interval(test.estimate, weights, len(values))
     return test._replace(low=low, high=high, p=p, test=f"{POOLED}, {pool.freedom} degrees of freedom")
 
 
-def compare_cells(cell: Cell, other: Cell, lrs: Rates, pool: Pool | None = None) -> PairedTest | None:
+def compare_cells(cell: Cell, other: Cell, pool: Pool | None = None) -> PairedTest | None:
     """Test loss(cell) - loss(other), paired by replicate; return None if there is no pair."""
-    return contrast([(cell, 1.0, lrs[cell.key]), (other, -1.0, lrs[other.key])], pool)
+    return contrast([(cell, 1.0), (other, -1.0)], pool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +78,10 @@ class Pool:
     """
 
     keys: frozenset[Key]
-    """The cells."""
     variance: float
     freedom: int
 
     def interval(self, estimate: float, weights: Iterable[float], n: int) -> tuple[float, float, float]:
-        """Return the lower bound, the upper bound and the two-sided p-value of a contrast."""
         from scipy.special import stdtr, stdtrit
 
         error = math.sqrt(self.variance * math.fsum(weight**2 for weight in weights) / n)
@@ -95,10 +90,9 @@ class Pool:
         return estimate - half, estimate + half, p
 
 
-def pool_cells(cells: Sequence[Cell], lrs: Rates) -> Pool | None:
-    """Return the pooled residual variance of the cells without a bad outcome, each at one learning rate."""
-    good = [cell for cell in cells if not cell.has_bad_outcome_at(lrs[cell.key])]
-    return pool_residuals({cell.key: cell.losses_at(lrs[cell.key]) for cell in good})
+def pool_cells(cells: Sequence[Cell]) -> Pool | None:
+    """Return the pooled residual variance of the cells without a bad outcome."""
+    return pool_residuals({cell.key: cell.final.losses for cell in cells if not cell.has_bad_outcome})
 
 
 def pool_residuals(losses: Mapping[Key, Mapping[Replicate, float]]) -> Pool | None:

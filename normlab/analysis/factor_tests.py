@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from normlab.analysis.cells import Cell, count_bad, resolved_differences
-from normlab.analysis.contrasts import Key, Pool, Rates, contrast, fisher_p, pool_cells, slope_weights
+from normlab.analysis.contrasts import Key, Pool, contrast, fisher_p, pool_cells, slope_weights
 from normlab.analysis.factors import Factor, label, level_label
 from normlab.analysis.intervals import holm
 from normlab.analysis.settings import LR, format_setting, parse_conditions, resolve_options, sort_key
@@ -32,16 +32,10 @@ LOGARITHMIC = ("model.depth", "model.width", "model.context", "train.batch_size"
 
 @dataclass(frozen=True)
 class Question:
-    """The cells and options of a test."""
-
     cells: Sequence[Cell]
     factors: Sequence[Factor]
-    """The factors that define the cells."""
     over: Sequence[Factor]
-    """The factors that the test is over; empty for the default."""
     baselines: Mapping[str, Setting]
-    """The baseline level of each factor, by option."""
-    lrs: Rates
 
     def groups(self, over: Sequence[Factor]) -> Iterator[tuple[str, dict[Key, Cell]]]:
         """Yield the cells of each group with equal levels outside `over`: the group's label, and cells by level."""
@@ -55,13 +49,13 @@ class Question:
 
     @cached_property
     def pool(self) -> Pool | None:
-        return pool_cells(self.cells, self.lrs)
+        return pool_cells(self.cells)
 
     def contrast(self, cells: Iterable[Cell], weights: Iterable[float], **labels: str) -> Row:
-        terms = [(cell, weight, self.lrs[cell.key]) for cell, weight in zip(cells, weights, strict=True)]
+        terms = list(zip(cells, weights, strict=True))
         result = contrast(terms, self.pool)
-        rates = {lr for _, _, lr in terms}
-        runs = [run for cell, _, lr in terms for run in cell.runs_at(lr)]
+        rates = {cell.best_lr for cell, _ in terms}
+        runs = [run for cell, _ in terms for run in cell.runs_at(cell.best_lr)]
         return labels | {
             "estimate": result and result.estimate,
             "low": result and result.low,
@@ -76,7 +70,6 @@ class Question:
         }
 
     def changes(self, factor: Factor) -> list[tuple[Setting, Setting]]:
-        """Return the pairs (level, baseline) of a factor."""
         baseline = self.baselines[factor.option]
         return [(level, baseline) for level in factor.levels if level != baseline]
 
@@ -88,18 +81,12 @@ def run_test(
     *,
     over: Sequence[str] = (),
     against: str | None = None,
-    lr: float | None = None,
 ) -> list[Row]:
     """Return the rows of a test: an estimate with its interval, n and p, with Holm's correction over the rows.
 
-    Args:
-        name: interaction, trend or counts.
-        cells: The cells.
-        factors: The factors that define the cells.
-        over: The options of the test. interaction: all of them together; by default each pair of factors. trend: each
-            numeric option; by default each numeric factor. counts: each option; by default each factor.
-        against: The baseline levels, such as `placement=pre`; by default the first level of each factor.
-        lr: The learning rate of every cell; by default the best one of each.
+    `over` has the options of the test. interaction: all of them together; by default each pair of factors. trend: each
+    numeric option; by default each numeric factor. counts: each option; by default each factor. `against` has the
+    baseline levels, such as `placement=pre`; by default the first level of each factor.
 
     Raises:
         ConfigError: The test or an option is unknown, or the test does not fit the factors.
@@ -110,12 +97,9 @@ def run_test(
     options = resolve_options(over, [run.record for cell in cells for run in cell.runs], "--over")
     if missing := [option for option in options if option not in by_option]:
         raise ConfigError(f"--over {missing[0]}: is not one of the factors {', '.join(by_option)}; add it to --by")
-    if name == "counts" and lr is not None:
-        raise ConfigError("--lr: has no effect on --test counts, which counts runs at all learning rates; leave it out")
     baselines = {option: factor.levels[0] for option, factor in by_option.items()}
     baselines |= baseline_levels(cells, list(by_option), against) if against else {}
-    lrs = {cell.key: cell.best_lr if lr is None else lr for cell in cells}
-    rows = list(TESTS[name](Question(cells, factors, [by_option[option] for option in options], baselines, lrs)))
+    rows = list(TESTS[name](Question(cells, factors, [by_option[option] for option in options], baselines)))
     if not rows:
         raise ConfigError(f"--test {name}: no group of cells has the levels to compare; see `normlab summarize`")
     differences = resolved_differences(cells)
@@ -164,7 +148,6 @@ def _change(factor: Factor, levels: tuple[Setting, Setting]) -> str:
 
 
 def _trends(question: Question) -> Iterator[Row]:
-    """Yield the slopes of the loss over numeric factors."""
     factors = question.over or [factor for factor in question.factors if factor.is_numeric]
     if not factors or not all(factor.is_numeric for factor in factors):
         named = " or ".join(factor.option for factor in question.over or question.factors)
@@ -205,4 +188,3 @@ def _counts(question: Question) -> Iterator[Row]:
 
 
 TESTS = {"interaction": _interactions, "trend": _trends, "counts": _counts}
-"""The tests by name."""

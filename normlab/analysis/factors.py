@@ -35,8 +35,6 @@ DEFAULT_OPTIONS = ("norm", "placement")
 
 _NAMES = {"optim.warmup_steps": "warm-up", "optim.lr": "lr", "model.qk_norm": "QK norm", "model.mlp_width": "MLP width"}
 """Names of options in labels, where they are not the option's last part."""
-_SHORT_NAMES = {"model.depth": "d", "model.width": "w", "seed": "s", "optim.warmup_steps": "wu", "optim.lr": "lr"}
-"""Names of options in short labels: `d8`."""
 _IMPLIED_GROUPS = ("model", "optim", "train", "")
 """Config groups that a label does not name: `depth 8`, but `norm eps 1e-05`."""
 _ZERO_IS_NONE = ("optim.warmup_steps", "optim.weight_decay", "model.dropout")
@@ -61,8 +59,6 @@ _TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """An option in which runs differ."""
-
     option: str
     """The full name of the option, such as `model.depth`."""
     levels: tuple[Setting, ...]
@@ -76,19 +72,15 @@ class Factor:
 
     @property
     def is_numeric(self) -> bool:
-        """Whether every level is a number."""
         return all(isinstance(level, int | float) and not isinstance(level, bool) for level in self.levels)
 
 
 def factors_of(
     results: Sequence[RunResult], by: Sequence[str] | None = None, among: Sequence[RunResult] = ()
 ) -> list[Factor]:
-    """Return the factors of some runs.
+    """Return the factors of some runs, which conditions select `among` all runs.
 
-    Args:
-        results: The runs.
-        by: The options; by default those in which the runs differ.
-        among: All runs, of which conditions select `results`.
+    `by` has the options; by default those in which the runs differ.
     """
 
     def levels(option: str, runs: Sequence[RunResult]) -> tuple[Setting, ...]:
@@ -162,24 +154,13 @@ def label(options: Iterable[str], values: Iterable[Setting]) -> str:
     return ", ".join(map(level_label, options, values)) or "all runs"
 
 
-def short_label(options: Iterable[str], values: Iterable[Setting]) -> str:
-    """Return a label for narrow places: `DeepNorm d8 wu0`."""
-    return " ".join(
-        f"{_SHORT_NAMES[option]}{format_setting(value)}" if option in _SHORT_NAMES else level_label(option, value)
-        for option, value in zip(options, values, strict=True)
-    )
-
-
 # Runs by their factors
 
 
 def find_run(name: str, where: Sequence[str] = (), results_dir: str | os.PathLike[str] = "results") -> RunFolder:
     """Return a run by its name, or by the name of its sweep and conditions that only this run meets.
 
-    Args:
-        name: A run (folder, id, beginning of the id, or name), or a sweep or a results folder.
-        where: Conditions such as `placement=post,model.depth=8,seed=0`.
-        results_dir: The folder in which names are looked up.
+    The name is that of a run (folder, id, beginning of the id, or name), of a sweep, or of a results folder.
 
     Raises:
         ConfigError: A condition is invalid, or no run or several runs meet all conditions.

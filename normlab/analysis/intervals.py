@@ -66,8 +66,6 @@ class Interval(NamedTuple):
 
 
 class PairedTest(NamedTuple):
-    """The result of a paired comparison."""
-
     estimate: float
     """Mean of the differences, or their pseudomedian; infinite if most runs of one side diverged."""
     low: float | None
@@ -77,11 +75,9 @@ class PairedTest(NamedTuple):
     design: Design
     """The design of the pairs, or of the medians in a signed-rank test of crossed pairs."""
     test: str
-    """The name of the test."""
 
 
 def design_of(replicates: Iterable[Replicate]) -> Design:
-    """Return the number of replicates and of levels of each factor."""
     replicates = list(replicates)
     first, second = ({replicate[factor] for replicate in replicates} for factor in (0, 1))
     return Design(len(replicates), (len(first), len(second)))
@@ -145,10 +141,8 @@ def paired_test(differences: Mapping[Replicate, float], level: float = LEVEL, *,
     The choice of the test depends on the sizes of the differences, not on their signs. If the two sides are
     exchangeable, each test therefore rejects at its stated rate or less, and so does the whole procedure.
 
-    Args:
-        differences: First side minus second side; infinite if one of the two runs diverged, 0 if both did.
-        level: Coverage of the interval.
-        both_diverged: Number of pairs in which both runs diverged.
+    A difference, first side minus second side, is infinite if one of the two runs diverged, and 0 if both did, as in
+    `both_diverged` pairs.
 
     Raises:
         ValueError: There is no pair, or a difference is NaN.
@@ -188,7 +182,6 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def _signed_rank_test(differences: Mapping[Replicate, float], level: float, both_diverged: int) -> PairedTest:
-    """Return the signed-rank test of the differences, or of medians per level if crossed."""
     design = design_of(differences)
     diverged = sum(map(math.isinf, differences.values())) + both_diverged
     both = f", {both_diverged} on both sides" if both_diverged else ""

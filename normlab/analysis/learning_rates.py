@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import takewhile
-from typing import NamedTuple
 
 from normlab.analysis.intervals import Replicate, mean_interval
 
@@ -19,33 +17,13 @@ Losses = Mapping[float, Mapping[Replicate, float]]
 Ranking = Mapping[float, tuple[bool, float, float]]
 """Sort key of each learning rate; the best has the smallest."""
 
-NEAR_BEST = 0.02
-"""A learning rate is near the best one if its loss is at most this many nats/token higher."""
-TOO_HIGH = 0.1
-"""A learning rate above the best one is too high if its loss is more than this many nats/token higher."""
-
-BAD = "one at which a run diverged, is stuck, regressed, or ended above the band around the unigram entropy"
-DEFINITIONS = {
-    "S": "sensitivity to the learning rate: with l = min(loss, ln V), the mean of l over all learning rates minus the "
-    "lowest l among those that are not bad; a diverged run counts as ln V, so read S together with the number of "
-    "diverged runs; -: every learning rate is bad",
-    "near-best lr": "the learning rates around the best one that are not bad and at most "
-    f"{NEAR_BEST:g} nats/token worse",
-    "too-high lr": "the lowest learning rate above the best one that is bad or more than "
-    f"{TOO_HIGH:g} nats/token worse",
-}
-"""The columns about learning rates; `BAD` is the definition of a bad learning rate, which they use."""
-
-
-class Sensitivity(NamedTuple):
-    """Dependence of the loss on the learning rate over a grid; all None if every learning rate is bad."""
-
-    value: float | None
-    """S in nats/token; None with fewer than two learning rates."""
-    near_best: tuple[float, float] | None
-    """Lowest and highest learning rate of the range around the best: none is bad, all are within `NEAR_BEST` of it."""
-    too_high: float | None
-    """The lowest learning rate above the best that is bad or more than `TOO_HIGH` worse, or None."""
+SENSITIVITY = (
+    "bad learning rate: one at which a run diverged, is stuck, regressed, or ended above the band around the unigram "
+    "entropy; S: sensitivity to the learning rate: with l = min(loss, ln V), the mean of l over all learning rates "
+    "minus the lowest l among those that are not bad; a diverged run counts as ln V, so read S together with the "
+    "number of diverged runs; -: every learning rate is bad"
+)
+"""The definition of S."""
 
 
 def arrange(values: Iterable[tuple[float, Replicate, float]]) -> dict[float, dict[Replicate, float]]:
@@ -92,35 +70,23 @@ def shared_lr(rankings: Sequence[Ranking]) -> float | None:
     return min(common, key=lambda lr: (sum(ranks[lr]), max(ranks[lr]), lr), default=None)
 
 
-def sensitivity(losses: Losses, loss_at_start: float | None, bad: Collection[float] = ()) -> Sensitivity:
-    """Return the learning-rate sensitivity of a cell.
+def sensitivity(losses: Losses, loss_at_start: float, bad: Collection[float] = ()) -> float | None:
+    """Return S, the sensitivity of a cell; None with fewer than two learning rates, or if every one is bad.
 
     S = mean over the grid of max(l(lr), l*) - l*, in nats/token.
 
-    l(lr) is the mean over replicates of min(loss, l0), so that a diverged run counts as the loss at initialisation l0.
+    l(lr) is the mean over replicates of min(loss, l0), so that a diverged run counts as the loss of a uniform guess,
+    l0 = ln V.
     l* is the lowest l(lr) of the learning rates that are not bad. S depends on the grid and on the number of
     divergences: report it with both.
-
-    Args:
-        losses: Loss by learning rate and replicate.
-        loss_at_start: l0 = ln V, the loss of a uniform guess; None if the record lacks it.
-        bad: The bad learning rates.
 
     Source: Wortsman et al. 2023, arXiv:2309.14322, who sweep 3e-4 to 3e-1.
     """
     best = best_lr(ranking(losses, bad))
-    if len(losses) < 2 or loss_at_start is None or best is None or best in bad:
-        return Sensitivity(None, None, None)
+    if len(losses) < 2 or best is None or best in bad:
+        return None
     means = {
         lr: mean_interval({key: min(loss, loss_at_start) for key, loss in by_replicate.items()}).estimate
         for lr, by_replicate in sorted(losses.items())
     }
-    lrs, lowest = list(means), means[best]
-    at = lrs.index(best)
-    low, high = (
-        list(takewhile(lambda lr: means[lr] <= lowest + NEAR_BEST and lr not in bad, side))
-        for side in (lrs[at::-1], lrs[at:])
-    )
-    too_high = next((lr for lr in lrs[at + 1 :] if means[lr] > lowest + TOO_HIGH or lr in bad), None)
-    value = math.fsum(max(mean, lowest) for mean in means.values()) / len(means) - lowest
-    return Sensitivity(value, (low[-1], high[-1]), too_high)
+    return math.fsum(max(mean, means[best]) for mean in means.values()) / len(means) - means[best]

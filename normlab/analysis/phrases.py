@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 MAX_NAMED = 5
-"""Most names in a list."""
 
 
 def name_some(names: Sequence[str]) -> str:

@@ -23,28 +23,21 @@ from normlab.store.query import count_not_started
 from normlab.store.record import RunEntry, RunRecord, Setting
 
 UNFINISHED = "unfinished"
-STATES = (*OUTCOMES, FAILED, DAMAGED, UNFINISHED)
+STATES = (*OUTCOMES, FAILED, UNFINISHED)
 """The outcomes of completed runs, and the states of runs without an outcome."""
 MAX_VALUES = 6
-"""Most values that a warning lists."""
-MAX_DAMAGED = 5
-"""Most damaged runs with a warning of their own; one line lists the ids of the others."""
 
 
 @dataclass(frozen=True, eq=False)
 class RunResult:
-    """A run, and its state, losses and seeds."""
-
     record: RunRecord
 
     @property
     def lr(self) -> float:
-        """Peak learning rate."""
         return self.record.config.optim.lr
 
     @cached_property
     def state(self) -> str:
-        """One of `STATES`; never damaged."""
         return self.record.outcome or (FAILED if self.record.state == FAILED else UNFINISHED)
 
     @cached_property
@@ -59,14 +52,7 @@ class RunResult:
         return math.inf if self.state == DIVERGED else math.nan if loss is None else loss
 
     @property
-    def best_loss(self) -> float:
-        """Lowest validation loss; infinite if the run diverged, NaN if it has no outcome."""
-        lowest = self.record.status.best_val_loss
-        return self.loss if lowest is None or not math.isfinite(self.loss) else lowest
-
-    @property
     def has_loss(self) -> bool:
-        """Whether the run has an outcome, and therefore a finite or infinite loss."""
         return self.state in OUTCOMES
 
     @property
@@ -76,7 +62,6 @@ class RunResult:
 
     @cached_property
     def settings(self) -> Mapping[str, Setting]:
-        """What the loss depends on, as `settings_of`."""
         return settings_of(self.record)
 
 
@@ -84,9 +69,9 @@ def read_results(records: Sequence[RunEntry]) -> tuple[list[RunResult], list[str
     """Return the result of each started run whose record is intact, and warnings about the other runs."""
     not_started = count_not_started(records)
     warnings = [f"runs that have not started: {not_started} of {len(records)}"] if not_started else []
-    damaged = {record.run_id: record.problem for record in records if record.state == DAMAGED}
-    results = [RunResult(record) for record in records if isinstance(record, RunRecord)]
-    return results, warnings + damaged_run_warnings(damaged)
+    damaged = [record for record in records if record.state == DAMAGED]
+    warnings += [f"run {record.run_id} is damaged and is left out: {record.problem}" for record in damaged]
+    return [RunResult(record) for record in records if isinstance(record, RunRecord)], warnings
 
 
 def select_results(results: Sequence[RunResult], where: Sequence[str], flag: str = "--where") -> list[RunResult]:
@@ -95,21 +80,11 @@ def select_results(results: Sequence[RunResult], where: Sequence[str], flag: str
     return [run for run in results if run.record in selected]
 
 
-def damaged_run_warnings(damaged: Mapping[str, str]) -> list[str]:
-    """Return a warning for each of the first `MAX_DAMAGED` damaged runs, with its problem, and one for the others."""
-    first, more = list(damaged.items())[:MAX_DAMAGED], list(damaged)[MAX_DAMAGED:]
-    lines = [f"run {run_id} is damaged and is left out: {problem}" for run_id, problem in first]
-    return lines + ([f"{len(more)} more runs are damaged and are left out: {', '.join(more)}"] if more else [])
-
-
 def mixed_settings(results: Sequence[RunResult], ignored: Iterable[str] = ()) -> dict[str, str]:
     """Return the settings besides learning rate and seeds in which runs differ.
 
-    The keys are names, the values phrases: `model.depth` -> `model.depth 4 and 8`.
-
-    Args:
-        results: The runs.
-        ignored: Options that may differ, together with the options below them (norm: norm.eps).
+    The keys are names, the values phrases: `model.depth` -> `model.depth 4 and 8`. The options `ignored` may differ,
+    and so may the options below them (norm: norm.eps).
     """
     ignored = tuple(ignored)
     phrases: dict[str, str] = {}

@@ -29,7 +29,6 @@ _OF_CONFIG: dict[str, Callable[[Mapping[str, Setting]], Setting]] = {
     "model": lambda options: options.get("model.preset"),
     "optim": lambda options: options.get("optim.name"),
 }
-"""Short names of config fields."""
 _READERS: dict[str, Callable[[RunRecord], Setting]] = {
     "corpus": lambda run: _join(run.corpus.name, run.corpus.sha256[:8]),  # two texts can have one name
     "device": lambda run: run.machine.device,
@@ -123,7 +122,6 @@ def resolve_options(names: Iterable[str], runs: Sequence[RunEntry], flag: str) -
 
 
 def options_of(runs: Iterable[RunEntry]) -> set[str]:
-    """Return the options by which runs can be selected."""
     return {*_OF_CONFIG, *_READERS}.union(*(run.options for run in runs))
 
 
@@ -138,8 +136,6 @@ _CONDITION = re.compile(r"\s*([\w.]+)\s*(==|!=|<=|>=|=|<|>)\s*([^=<>!]+?)\s*")
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """An option, an operator and the value to compare with."""
-
     option: str
     sign: str
     value: str
@@ -227,19 +223,15 @@ def settings_of(run: RunRecord) -> dict[str, Setting]:
 
 
 def is_config_option(name: str) -> bool:
-    """Whether a setting of `settings_of` is a config option."""
     return name not in (*_ENVIRONMENT, _INIT_RULE, *_CODE.values())
 
 
 def differing_settings(runs: Sequence[Mapping[str, Setting]]) -> dict[str, list[str]]:
-    """Return the settings in which runs differ, each with its sorted values.
+    """Return the settings (of `settings_of`) in which runs differ, each with its sorted values.
 
     Different norms, placements or optimisers are reported by name, without their options. Different init rules are
     reported if the option `init` differs, not if they follow from the placement. Different code is reported if no
     option explains the difference.
-
-    Args:
-        runs: The `settings_of` each run.
     """
     runs = list({tuple(run.items()): run for run in runs}.values())  # most runs have equal settings
     different: dict[str, list[str]] = {}

@@ -9,41 +9,26 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from normlab.analysis.best import Comparison, compare_with_baselines
-from normlab.analysis.cells import Cell, SeedMean, group_cells, mean, resolved_differences, table_warnings
-from normlab.analysis.compute_speedup import Speedup, speedups
+from normlab.analysis.cells import Cell, group_cells, mean, resolved_differences, table_warnings
 from normlab.analysis.factor_tests import baseline_levels
 from normlab.analysis.factors import DEFAULT_OPTIONS, Factor, distinguishing_options, factors_of
-from normlab.analysis.learning_rates import Sensitivity, sensitivity, shared_lr
+from normlab.analysis.learning_rates import sensitivity
 from normlab.analysis.phrases import name_some
 from normlab.analysis.results import RunResult, mixed_settings, read_results, select_results
-from normlab.analysis.settings import format_setting, resolve_options
+from normlab.analysis.settings import resolve_options
 from normlab.errors import ConfigError, StoreError
 from normlab.store.query import Selection, select_runs
 from normlab.store.record import RunRecord
 from normlab.store.series import Evaluation, evaluations
-from normlab.store.status import SpikeCount
-
-
-@dataclass(frozen=True, slots=True)
-class AtRate:
-    """The losses of a cell at one learning rate, and their comparison with the baseline's."""
-
-    lr: float | None
-    final: SeedMean
-    lowest: SeedMean
-    comparison: Comparison | None = None
-    """None without a baseline, and for a baseline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """How runs reached a validation loss."""
-
     loss: float
     runs: int
     reached: Sequence[Evaluation]
@@ -62,30 +47,12 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class SpikeCounts:
-    """The spikes of some runs by one rule."""
-
-    runs: int
-    spikes: int
-    of_steps: int
-    """The number of steps that the rule judges."""
-
-    @property
-    def share(self) -> float | None:
-        """Spikes per judged step."""
-        return self.spikes / self.of_steps if self.of_steps else None
-
-
-@dataclass(frozen=True, slots=True)
 class CellResult:
-    """A cell with its numbers and warnings."""
+    """A cell with its numbers at its best learning rate, and warnings."""
 
     cell: Cell
-    best: AtRate
-    """At the cell's best learning rate."""
-    shared: AtRate
-    """At the learning rate that all cells share."""
-    sensitivity: Sensitivity
+    sensitivity: float | None
+    """S, as `learning_rates.sensitivity`."""
     loss_at_start: float
     """ln V, the loss of a uniform guess."""
     tokens_per_s: float | None
@@ -95,27 +62,18 @@ class CellResult:
     mfu: float | None
     peak_memory_bytes: float | None
     """The largest of these runs."""
-    spikes: Mapping[str, SpikeCounts]
-    """The counts at the best learning rate, by rule."""
     target: Target | None
     warnings: Sequence[str]
     baseline: Cell | None = None
-    speedup: Speedup | None = None
-
-    @property
-    def rates(self) -> tuple[AtRate, AtRate]:
-        return self.best, self.shared
+    comparison: Comparison | None = None
+    """With the baseline; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellsTable:
-    """The results of cells, with warnings."""
-
     by: Sequence[str]
-    """The full names of the options that define cells."""
     results: Sequence[CellResult] = ()
     table_warnings: Sequence[str] = ()
-    """Warnings about the table as a whole."""
     among: Sequence[RunResult] = ()
     """All runs, of which conditions select those of the cells."""
     has_baseline: bool = False
@@ -132,10 +90,6 @@ class CellsTable:
     def resolved_differences(self) -> list[str]:
         """At most one line: the resolved settings in which the cells differ."""
         return resolved_differences(self.cells)
-
-    @property
-    def has_speedup(self) -> bool:
-        return any(result.speedup for result in self.results)
 
     @property
     def warnings(self) -> list[str]:
@@ -166,12 +120,10 @@ def summarize_by(
         by: The options that define cells; by default those in which the runs differ.
         where: Conditions that the runs must meet.
         results_dir: The folder in which names are looked up.
-        options: `against`: the baseline, such as `norm=layernorm`. `lr`: the shared learning rate; by default the one
-            with the best mean rank. `target`: a validation loss; the results then have the steps and seconds to reach
-            it.
+        options: Of `build_table`.
 
     Raises:
-        ConfigError: An option of `by`, a condition, the baseline or the learning rate is unknown.
+        ConfigError: An option of `by`, a condition or the baseline is unknown.
         StoreError: There is no run with a readable record.
     """
     selection = path if isinstance(path, Selection) else select_runs([os.fspath(path)], results_dir)
@@ -205,27 +157,23 @@ def build_table(
     by: Sequence[str],
     *,
     against: str | None = None,
-    lr: float | None = None,
     target: float | None = None,
     warnings: Sequence[str] = (),
     among: Sequence[RunResult] = (),
 ) -> CellsTable:
-    """Return the table of cells of some runs, selected from `among`; arguments and errors as for `summarize_by`.
+    """Return the table of cells of some runs, selected from `among`; errors as for `summarize_by`.
 
-    `by` has the full names of the options, and `warnings` come before those about the table.
+    `by` has the full names of the options; `against` is the baseline, such as `norm=layernorm`. With `target`, a
+    validation loss, the results have the steps and seconds to reach it. `warnings` come before those about the table.
     """
     cells = group_cells(results, by)
-    shared = shared_lr([cell.ranking for cell in cells if cell.losses]) if lr is None else lr
-    if lr is not None and not any(lr in cell.losses for cell in cells):
-        choices = ", ".join(format_setting(rate) for rate in sorted({rate for cell in cells for rate in cell.losses}))
-        raise ConfigError(f"--lr {format_setting(lr)}: no run has this learning rate; choose one of {choices}")
-    rows = [_result(cell, shared, target) for cell in cells]
+    rows = [_result(cell, target) for cell in cells]
     if against is not None:
         rows = _with_baselines(rows, by, against)
     return CellsTable(by, rows, [*warnings, *table_warnings(cells, by)], among, has_baseline=against is not None)
 
 
-def _result(cell: Cell, shared: float | None, target: float | None) -> CellResult:
+def _result(cell: Cell, target: float | None) -> CellResult:
     loss_at_start = max(run.record.corpus.baselines.uniform for run in cell.runs)
     warnings = cell.warnings()
     records = [run.record for run in cell.runs if math.isfinite(run.loss)]
@@ -235,7 +183,6 @@ def _result(cell: Cell, shared: float | None, target: float | None) -> CellResul
 
     return CellResult(
         cell,
-        *(AtRate(lr, cell.final_at(lr), SeedMean(cell.lowest_losses.get(lr, {}))) for lr in (cell.best_lr, shared)),  # pyright: ignore
         sensitivity=sensitivity(cell.losses, loss_at_start, cell.bad_lrs),
         loss_at_start=loss_at_start,
         tokens_per_s=mean(known(lambda run: run.status.tokens_per_s)),
@@ -243,7 +190,6 @@ def _result(cell: Cell, shared: float | None, target: float | None) -> CellResul
         flops_per_s=mean(known(lambda run: run.flops_per_s)),
         mfu=mean(known(lambda run: run.mfu)),
         peak_memory_bytes=max(known(lambda run: run.status.peak_memory_bytes), default=None),
-        spikes=_spikes(cell),
         target=None if target is None else _to_target(cell, target, warnings),
         warnings=warnings,
     )
@@ -265,23 +211,11 @@ def _to_target(cell: Cell, target: float, warnings: list[str]) -> Target:
     return Target(target, runs, reached)
 
 
-def _spikes(cell: Cell) -> dict[str, SpikeCounts]:
-    """Return the spikes at the best learning rate by rule."""
-    by_rule: dict[str, list[SpikeCount]] = {}
-    for run in cell.runs_at(cell.best_lr):
-        for rule, counts in (run.record.status.spikes or {}).items():
-            by_rule.setdefault(rule, []).append(counts)
-    return {
-        rule: SpikeCounts(len(runs), sum(run.spikes for run in runs), sum(run.of_steps for run in runs))
-        for rule, runs in by_rule.items()
-    }
-
-
 # Comparison with a baseline
 
 
 def _with_baselines(results: Sequence[CellResult], by: Sequence[str], against: str) -> list[CellResult]:
-    """Return the results with their comparisons with the baseline, corrected for all comparisons at one rate.
+    """Return the results with their comparisons with the baseline, corrected for all comparisons.
 
     The baseline of a cell is the cell with the values of `against` and equal other options; a baseline has none.
 
@@ -295,24 +229,20 @@ def _with_baselines(results: Sequence[CellResult], by: Sequence[str], against: s
     if not any(matches):
         raise ConfigError(f"--against {against}: no cell has all of these values; give fewer options")
     baselines = [None if match is cell else match for cell, match in zip(cells, matches, strict=True)]
-    best, shared = (
-        compare_with_baselines(cells, baselines, {result.cell.key: result.rates[at].lr for result in results})
-        for at in (0, 1)
-    )
     no_baseline = [f"has no baseline: no cell with {against} matches its other options"]
     return [
         replace(
             result,
-            best=replace(result.best, comparison=best[index]),
-            shared=replace(result.shared, comparison=shared[index]),
             baseline=baseline,
-            speedup=gain,
+            comparison=comparison,
             warnings=[
                 *result.warnings,
-                *(_comparison_warnings(result.cell, baseline) if baseline else [] if matches[index] else no_baseline),
+                *(_comparison_warnings(result.cell, baseline) if baseline else [] if match else no_baseline),
             ],
         )
-        for index, (result, baseline, gain) in enumerate(zip(results, baselines, speedups(cells, levels), strict=True))
+        for result, match, baseline, comparison in zip(
+            results, matches, baselines, compare_with_baselines(cells, baselines), strict=True
+        )
     ]
 
 

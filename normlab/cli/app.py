@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from normlab.errors import ConfigError, printable
+from normlab.errors import printable
 from normlab.version import __version__
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ ResultsDir = Annotated[str, Option(metavar="FOLDER", help="Folder of the results
 Run = Annotated[str, Argument(metavar="RUN", help="A run: its folder, id, beginning of the id, or name; or a sweep.")]
 Trust = Annotated[bool, Option("--trust", help="Allow execution of the plugins in the run's folder.")]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
-Open = Annotated[bool, Option("--open", help="Open the page in a browser.")]
 RetryFailed = Annotated[bool, Option("--retry-failed", help="Train failed runs again.")]
 Where = Annotated[
     list[str] | None,
@@ -54,8 +53,6 @@ ConfigName = Annotated[str, Option("--config-name", "-cn", metavar="NAME", help=
 Cfg = Annotated[
     Literal["job"] | None, Option("--cfg", "-c", help="Print the config of each run, with every option, and exit.")
 ]
-OVERRIDES = {"ignore_unknown_options": True}
-"""Settings of a command with overrides: the agent of a W&B sweep writes `--optim.lr=0.001`."""
 
 
 def read_arguments(
@@ -64,15 +61,11 @@ def read_arguments(
     """Return the overrides and the configs of a command; print them for --cfg job.
 
     Raises:
-        ConfigError: A flag is unknown.
         SystemExit: The configs are printed.
     """
     from normlab.config.compose import UserConfigs, config_texts
 
     texts, configs = list(overrides or ()), UserConfigs(config_dir, config_name)
-    for text in texts:
-        if text.startswith("-") and "=" not in text:
-            raise ConfigError(f"{text}: no such option; --help lists the options")
     if cfg:
         echo("\n---\n".join(config_texts(texts, configs)), keep="\n")
         sys.exit(0)
@@ -80,7 +73,6 @@ def read_arguments(
 
 
 def split_names(text: str | None) -> list[str] | None:
-    """Return the names of an option with commas between them."""
     return None if text is None else [name.strip() for name in text.split(",")]
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import webbrowser
 from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
-from normlab.cli.app import Open, app, echo
+from normlab.cli.app import app, echo
 
 
 @app.command()
 def explain(
     output: Annotated[str, Option("--output", "-o", metavar="FILE", help="HTML file to write.")] = "explain.html",
     norm: Annotated[str, Option(help="Norm in the placements.")] = "rmsnorm",
-    open: Open = False,
 ) -> None:
     """Write an HTML page that explains norms and placements.
 
@@ -24,10 +22,8 @@ def explain(
     from normlab.report.pages.shell import check_page
 
     path = Path(output)
-    check_page(path, "-o")
+    check_page(path)
     from normlab.explain import page
 
     page.write(path, norm)
     echo(path)
-    if open:
-        webbrowser.open(path.resolve().as_uri())

@@ -22,7 +22,7 @@ Statistic = Annotated[
 
 @app.command()
 def figure(
-    kind: Annotated[str, Argument(metavar="KIND", help="loss, lr, factor, layers or matrix.")],
+    kind: Annotated[str, Argument(metavar="KIND", help="loss, lr, factor or layers.")],
     path: Annotated[str, Argument(metavar="SWEEP", help="A sweep, run or results folder: its folder, name or id.")],
     output: Annotated[str, Option("--output", "-o", metavar="FILE", help="A .pdf, .svg or .png.")] = "figure.pdf",
     x: X = None,
@@ -32,14 +32,14 @@ def figure(
     by: By = None,
     where: Where = None,
     statistic: Statistic = None,
-    at: Annotated[str, Option(metavar="STEP", help="The step of layers: first, warmup or last.")] = "last",
+    at: Annotated[str, Option(metavar="STEP", help="The step of layers: first or last.")] = "last",
     columns: Annotated[int, Option(metavar="1|2", help="Width of the figure in text columns.")] = 2,
     results_dir: ResultsDir = "results",
 ) -> None:
     """Draw a figure of a sweep for a paper.
 
     loss: the loss (or the gradient norm) during training. lr: final loss against the learning rate. factor: final loss
-    against a factor. layers: a statistic by layer. matrix: final loss over two factors, as a heat map.
+    against a factor. layers: a statistic by layer.
 
     Every number is that of `normlab summarize`. By default the numeric factor with the most levels is on x, the other
     factor with the most levels has the colours, and each combination of the rest has a panel. The command prints a

@@ -30,7 +30,8 @@ def inspect(
 ) -> None:
     """Print the statistics of a run by layer and step: activations, gradients, norms and updates.
 
-    Without STATISTIC, an overview. With one: its definition, how to read the table, and the table.
+    Without STATISTIC, an overview. With one: its definition and its table. Layer 1 of the residual stream is the output
+    of the embeddings, and head the output of the last layer.
 
     Example: normlab inspect first 'placement=post,depth=16,seed=0' resid_rms
     """
@@ -48,7 +49,7 @@ def inspect(
     statistics.check_statistic(statistic, probe=probe)
     if trust and not probe:
         raise ConfigError("--trust: has no effect without --probe, since only --probe builds the model; leave it out")
-    record = RunRecord.load(folder)
+    RunRecord.load(folder)  # a damaged record is an error
     if statistic == statistics.SPIKES:
         spikes = statistics.spike_rows(folder)
         table = f"{statistics.SPIKES_READING}\n\n{render(statistics.spike_table(spikes))}"
@@ -65,11 +66,10 @@ def inspect(
     if json:
         return echo(render(rows, "json"), keep="\n")
     if statistic is None:
-        echo(f"speed: {statistics.speed_line(record)}")
         echo(f"{statistics.overview_reading(rows)}\n\n{render(statistics.overview_rows(rows))}\n", keep="\n")
         command = f"normlab inspect RUN STATISTIC{' --probe' if probe else ''}"
         return echo(f"{command} prints one statistic by layer and step; normlab list stats lists the statistics")
-    echo(f"{statistics.definition(statistic)}\n{statistics.reading(rows)}\n", keep="\n")
+    echo(f"{statistics.definition(statistic)}\n", keep="\n")
     echo(f"{render(statistics.table_rows(rows))}\n", keep="\n")
     for note in statistics.notes(rows):
         echo(note)

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 from typer import Argument
 
-from normlab.cli.app import Json, ResultsDir, app, echo
+from normlab.cli.app import Json, app, echo
 from normlab.errors import ConfigError
 from normlab.plugins import load_plugins
 
-Kind = Literal["norms", "placements", "models", "data", "optim", "init", "options", "stats", "auto", "runs"]
+Kind = Literal["norms", "placements", "models", "data", "optim", "init", "options", "stats", "auto"]
 
 
 @app.command("list")
@@ -19,18 +19,16 @@ def list_(
     what: Annotated[Kind, Argument(metavar="KIND", help=f"{', '.join(Kind.__args__)}.")],
     arguments: Annotated[
         list[str] | None,
-        Argument(metavar="NAME|plugins=[FILE]", help="An entry to describe; for runs, a sweep, run or folder."),
+        Argument(metavar="NAME|plugins=[FILE]", help="An entry to describe."),
     ] = None,
     json: Json = False,
-    results_dir: ResultsDir = "results",
 ) -> None:
-    """List norms, placements, models, runs and more.
+    """List norms, placements, models and more.
 
     With plugins=[my_norm.py] the list includes the norms and placements of your own files.
     """
     from normlab.config import rules
     from normlab.report.entries import ENTRIES, entry_text, one_entry, table_rows
-    from normlab.report.runs_table import list_runs
     from normlab.report.tables import render
 
     plugins = [argument for argument in arguments or [] if argument.startswith("plugins=")]
@@ -44,8 +42,6 @@ def list_(
 
         register_plugins(plugins)
     format = "json" if json else "table"
-    if what == "runs":
-        return echo(render(list_runs(name or results_dir, results_dir), format), keep="\n")
     if what == "auto":
         return echo(render(rules.rows(), format) + ("" if json else f"\n{rules.LEGEND}"), keep="\n")
     if name is not None:

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Argument
 
 from normlab.cli.app import ResultsDir, RetryFailed, app, echo
 from normlab.errors import warn
@@ -24,7 +24,6 @@ Overrides = Annotated[
     list[str] | None,
     Argument(metavar="OVERRIDE", help="Options that change no result: sweep.jobs=2, device=cpu, plugins=[FILE]."),
 ]
-Size = Annotated[str, Option(metavar="SIZE", help="small, medium or large.")]
 
 
 def _find(name: str, overrides: list[str] | None) -> Study:
@@ -41,7 +40,7 @@ def _find(name: str, overrides: list[str] | None) -> Study:
 
 @study_app.command("list")
 def list_() -> None:
-    """List the studies: questions, sizes, and how many claims are under review."""
+    """List the studies: questions, and how many claims are under review."""
     from normlab.report.tables import render
     from normlab.studies.base import STUDIES, load_studies
 
@@ -52,7 +51,6 @@ def list_() -> None:
             "question": study.question,
             "claims": len(study.claims),
             "under review": sum(bool(claim.under_review) for claim in study.claims) or "",
-            "sizes": ", ".join(study.grids),
         }
         for name, study in sorted(STUDIES.items())
     ]
@@ -60,36 +58,34 @@ def list_() -> None:
 
 
 @study_app.command()
-def show(name: Name, overrides: Overrides = None, size: Size = "small", results_dir: ResultsDir = "results") -> None:
-    """Print the plan of a study, its claims and criteria, its cost, and an estimate of its time on this machine."""
-    from normlab.studies.cost import cost_of
+def show(name: Name, overrides: Overrides = None, results_dir: ResultsDir = "results") -> None:
+    """Print the plan of a study: its claims and criteria, and its grids with their runs and tokens."""
     from normlab.studies.run import check_arms, compose
 
     study = _find(name, overrides)
-    grids = list(compose(study, size, results_dir, overrides or []))
+    grids = list(compose(study, results_dir, overrides or []))
     check_arms(study, [config for _, _, composed in grids for _, config in composed])
     echo(f"{study.name}: {study.question}")
     for kind, claims in (("claim", study.claims), ("control", study.controls)):
         for claim in claims:
             echo(f"{kind} {claim.name}: {claim.text}{f' ({claim.source})' if claim.source else ''}")
             echo(f"  estimator: {claim.estimator.text}")
-            needs = "" if claim.size == "small" else f"; needs size {claim.size}"
+            needs = "; small models cannot decide it" if claim.needs_large else ""
             echo(f"  supported if: {claim.criterion.text}{needs}")
             if claim.under_review:
                 echo(f"  under review: {claim.under_review}")
-    for grid, options, composed in grids:
-        cost = cost_of(options, [config for _, config in composed])
-        minutes = max(cost.seconds / 60, 1)
-        echo(f"grid {grid.name}: {cost.runs} runs, {cost.tokens:,} tokens, about {minutes:.0f} min in one process")
+    for grid, _, composed in grids:
+        configs = [config for _, config in composed]
+        tokens = sum(config.train.steps * config.train.batch_size * config.model.context for config in configs)
+        echo(f"grid {grid.name}: {len(configs)} runs, {tokens:,} tokens")
         echo(f"  {grid.command}")
-    echo(f"criterion {study.criterion_hash(size)}")
+    echo(f"criterion {study.criterion_hash()}")
 
 
 @study_app.command()
 def run(
     name: Name,
     overrides: Overrides = None,
-    size: Size = "small",
     retry_failed: RetryFailed = False,
     results_dir: ResultsDir = "results",
 ) -> int:
@@ -100,7 +96,7 @@ def run(
     from normlab.studies.run import check_arms, plan, verify_blocks
 
     study = _find(name, overrides)
-    grids = list(plan(study, size, results_dir, overrides or []))
+    grids = list(plan(study, results_dir, overrides or []))
     check_arms(study, [config for grid in grids for _, config in grid.composed])
     for grid in grids:
         print_plan(grid.sweep, grid.options, with_packs=False)
@@ -110,26 +106,26 @@ def run(
         if code := train_planned(grid.sweep, grid.options, retry_failed=retry_failed):
             return code
         write_atomic(grid.sweep.folder / CHECKS_FILE, checks)
-    report(name, overrides, size, results_dir)
+    report(name, overrides, results_dir)
     return 0
 
 
 @study_app.command()
-def report(name: Name, overrides: Overrides = None, size: Size = "small", results_dir: ResultsDir = "results") -> None:
+def report(name: Name, overrides: Overrides = None, results_dir: ResultsDir = "results") -> None:
     """Write the report of a study from the records of its runs, or without them from its report.json."""
     from normlab.studies.judge import judge
     from normlab.studies.report import DATA, folder_of, rewrite_report, write_report
     from normlab.studies.run import has_runs, read_evidence
 
     study = _find(name, overrides)
-    folder = folder_of(results_dir, study, size)
-    if not has_runs(study, size, results_dir) and (folder / DATA).exists():
+    folder = folder_of(results_dir, study)
+    if not has_runs(study, results_dir) and (folder / DATA).exists():
         warn(f"{results_dir} has no runs of study {study.name}: its report is written again from {folder / DATA}")
-        verdicts, page = rewrite_report(study, size, folder)
+        verdicts, page = rewrite_report(study, folder)
     else:
-        evidence = read_evidence(study, size, results_dir)
+        evidence = read_evidence(study, results_dir)
         verdicts = judge(
-            study, size, evidence.results,
+            study, evidence.results,
             unverified=evidence.unverified, missing=evidence.missing, notes=evidence.notes,
         )  # fmt: skip
         page = write_report(verdicts, evidence, folder)

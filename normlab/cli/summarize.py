@@ -17,9 +17,6 @@ Format = Annotated[
     Option(metavar="FORMAT", help="table, json, csv, markdown or latex."),
 ]
 Against = Annotated[str | None, Option(metavar="OPTION=VALUE", help="Difference to this baseline: norm=layernorm.")]
-LR = Annotated[
-    float | None, Option(metavar="LR", help="The shared learning rate. Default: that of the best mean rank.")
-]
 Target = Annotated[float | None, Option(metavar="LOSS", help="Steps and seconds to this validation loss.")]
 Test = Annotated[str | None, Option(metavar="TEST", help="Print a test: interaction, trend or counts (see below).")]
 Over = Annotated[
@@ -36,7 +33,6 @@ def summarize(
     by: By = None,
     against: Against = None,
     where: Where = None,
-    lr: LR = None,
     target: Target = None,
     test: Test = None,
     over: Over = None,
@@ -47,8 +43,8 @@ def summarize(
 
     A cell is a group of runs with equal values of some options, its factors: by default those in which the runs
     differ, apart from learning rate and seeds. The table shows the mean and interval of each cell over seeds, at its
-    best learning rate (selected on the same validation loss) and at a rate that all cells share. A results folder, a
-    single run, or --runs gives one row for each run.
+    best learning rate (selected on the same validation loss; --where lr=0.001 selects a rate for all cells). A results
+    folder, a single run, or --runs gives one row for each run.
 
     Tests: interaction, the difference of differences over two factors or more; trend, the slope of the loss over a
     numeric factor (over its logarithm for depth, width, batch size and steps); counts, Fisher's exact test of the
@@ -61,7 +57,7 @@ def summarize(
     from normlab.report.tables import render
     from normlab.store.query import select_runs
 
-    tested = {"--by": by, "--against": against, "--lr": lr}  # also options of --test
+    tested = {"--by": by, "--against": against}  # also options of --test
     untested = {"--target": target, "--columns": columns}
     given = [name for name, value in {**tested, **untested, "--test": test}.items() if value is not None]
     if over is not None and test is None:
@@ -71,15 +67,15 @@ def summarize(
         raise ConfigError(f"{', '.join(ignored)}: has no effect with {other}; leave out one or the other")
     selection = select_runs([path or results_dir], results_dir)
     if runs or not (given or selection.name):
-        return echo(render(rows_of(selection, where or (), with_options=format == "json"), format), keep="\n")
+        return echo(render(rows_of(selection, where or ()), format), keep="\n")
     from normlab.analysis.table import summarize_by
 
-    table = summarize_by(selection, split_names(by), where=where or (), against=against, lr=lr, target=target)
+    table = summarize_by(selection, split_names(by), where=where or (), against=against, target=target)
     if test is not None:
         from normlab.analysis.factor_tests import run_test
         from normlab.report.cells_table import render_tests
 
-        rows = run_test(test, table.cells, table.factors, over=split_names(over) or (), against=against, lr=lr)
+        rows = run_test(test, table.cells, table.factors, over=split_names(over) or (), against=against)
         text = render_tests(rows, format)
     else:
         from normlab.report.cells_table import render_cells

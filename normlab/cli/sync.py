@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import Annotated, Literal
+from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from normlab.cli.app import ResultsDir, app, echo, replace_interrupt_handler
 from normlab.errors import ConfigError, warn
@@ -17,14 +17,13 @@ def sync(
     runs: Annotated[
         list[str], Argument(metavar="SWEEP|RUN...", help="Sweeps, runs or results folders, by folder, name or id.")
     ],
-    to: Annotated[Literal["wandb", "tensorboard"], Option(help="The service.")] = "wandb",
     results_dir: ResultsDir = "results",
 ) -> None:
-    """Send runs to W&B or TensorBoard, from their records.
+    """Send runs to W&B from their records.
 
     It sends only what W&B lacks: no step twice, also if a resumed run has trained the step again. The group of a run is
     its sweep (of several sweeps, the one that was sent last), its name and its tags are the overrides that vary in the
-    sweep. Exit code 2 if the service does not have everything.
+    sweep. Exit code 2 if W&B does not have everything.
 
     Example: normlab sync first
     """
@@ -45,20 +44,19 @@ def sync(
         folders = [record.folder.path for record in selection.started if not record.problem]
         if not folders:
             continue
-        service = "online" if to == "wandb" else to
         for folder in folders:
             check_links(folder)
-        if to == "wandb" and not may_have_login():
-            raise ConfigError("--to wandb: no login at W&B; log in with `wandb login`")
+        if not may_have_login():
+            raise ConfigError("no login at W&B; log in with `wandb login`")
         sweep = selection.home if selection.name else None
-        follower = start_follower(Task(runs=folders, service=service, sweep=sweep, until_end=False))
+        follower = start_follower(Task(runs=folders, mode="online", sweep=sweep, until_end=False))
         try:
             codes.append(follower.wait())
         finally:
             follower.terminate()
-        codes += [2 for run in folders if is_sending(run, service)]  # another process does, and may fail
+        codes += [2 for run in folders if is_sending(run)]  # another process does, and may fail
         options = [] if results_dir == "results" else ["--results-dir", results_dir]
-        for line in upload_lines(folders, service, [*options, name]):
+        for line in upload_lines(folders, [*options, name]):
             echo(line)
     if any(codes):
         sys.exit(2)

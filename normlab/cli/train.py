@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from normlab.cli.app import (
-    OVERRIDES,
     Cfg,
     ConfigDir,
     ConfigName,
@@ -23,7 +22,6 @@ from normlab.cli.app import (
     show_progress,
 )
 from normlab.errors import warn
-from normlab.version import __version__
 
 if TYPE_CHECKING:
     from normlab.config.schema import RunConfig
@@ -35,7 +33,7 @@ ResultsOverride = Annotated[
 ]
 
 
-@app.command(context_settings=OVERRIDES)
+@app.command()
 def train(
     overrides: Overrides = None,
     multirun: Annotated[bool, Option("--multirun", "-m", help="Train a grid, as `normlab sweep` does.")] = False,
@@ -87,7 +85,7 @@ def train_one(config: RunConfig) -> int:
     return 128 + outcome.signal if outcome.signal else 0
 
 
-@app.command(context_settings=OVERRIDES)
+@app.command()
 def sweep(
     overrides: Overrides = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Print the plan without training.")] = False,
@@ -103,8 +101,8 @@ def sweep(
     The same command resumes the sweep. Exit code 1 if a run failed; a diverged run has not failed.
 
     Runs that differ only in numbers train stacked, in packs of up to sweep.pack runs; `normlab list auto` shows the
-    default sizes and numbers of packs. `normlab list options` describes sweep.name, sweep.pack, sweep.jobs, sweep.gpus,
-    sweep.timeout_minutes, sweep.on (local or slurm) and sweep.slurm.*.
+    default sizes and numbers of packs. `normlab list options` describes sweep.name, sweep.pack, sweep.jobs,
+    sweep.timeout_minutes, sweep.on (local or slurm) and sweep.slurm.*. CUDA_VISIBLE_DEVICES=0,2 selects GPUs.
 
     Example: normlab sweep norm=rmsnorm,dyt 'seed=range(3)'
     """
@@ -124,7 +122,7 @@ def sweep(
             from normlab.report.compare.watch import serve
             from normlab.report.compare.write import ComparePage
 
-            page = ComparePage(names=[str(planned.folder)], version=__version__)
+            page = ComparePage(names=[str(planned.folder)])
             echo(f"live    {stack.enter_context(serve(page))} (until the sweep ends)")
         code = train_planned(planned, options, retry_failed=retry_failed)
     if page is not None and page.select(must_have_started=False).started:
@@ -138,7 +136,6 @@ def _with_folder(overrides: list[str] | None, results_dir: str | None) -> list[s
 
 
 def print_plan(planned: PlannedSweep, options: SweepOptions, *, with_packs: bool) -> None:
-    """Print the warnings and the lines of a planned sweep."""
     from normlab.sweeps.progress import plan_lines
 
     for warning in planned.warnings:
@@ -149,11 +146,10 @@ def print_plan(planned: PlannedSweep, options: SweepOptions, *, with_packs: bool
 
 def train_planned(planned: PlannedSweep, options: SweepOptions, *, retry_failed: bool) -> int:
     """Train a planned sweep, print its result, and return the exit code."""
-    from normlab.sweeps.progress import ProgressDisplay, result_lines
+    from normlab.sweeps.progress import result_lines
     from normlab.sweeps.supervisor import supervise
 
-    display = ProgressDisplay(planned.folder)
-    result = supervise(planned.folder, planned.plan, options, display, planned.gpus, retry_failed=retry_failed)
+    result = supervise(planned, options, retry_failed=retry_failed)
     for line in result_lines(result.plan, planned.folder, result.failed):
         echo(line)
     return result.code

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
-from normlab.cli.app import OVERRIDES, Cfg, ConfigDir, ConfigName, Json, ResultsDir, Trust, app, echo, read_arguments
+from normlab.cli.app import Cfg, ConfigDir, ConfigName, Json, ResultsDir, Trust, app, echo, read_arguments
 from normlab.errors import ConfigError, NormlabError, warn
 
 
-@app.command(context_settings=OVERRIDES)
+@app.command()
 def verify(
     overrides: Annotated[
         list[str] | None,
         Argument(metavar="OVERRIDE|RUN|SWEEP", help="A run by its overrides (norm=rmsnorm), or recorded runs."),
     ] = None,
-    compiled: Annotated[bool, Option("--compiled", help="Check the complete catalogue compiled in bf16.")] = False,
     json: Json = False,
     trust: Trust = False,
     cfg: Cfg = None,
@@ -42,15 +42,12 @@ def verify(
     from normlab.report.tables import render
     from normlab.store.query import select_runs
     from normlab.verify.runs import load_runs, verify_runs
-    from normlab.verify.selection import checks_of_catalogue, compiled_checks_of_catalogue, select_checks, verdict
+    from normlab.verify.selection import checks_of_catalogue, select_checks, verdict
 
     texts, configs = read_arguments(overrides, cfg, config_dir, config_name)
     names = texts if all(os.path.exists(each) or "=" not in each for each in texts) else None
-    is_run = bool(texts) or configs != UserConfigs()
     if trust and not names:
         raise ConfigError("--trust: has no effect without a recorded run; leave it out")
-    if is_run and compiled:
-        raise ConfigError("--compiled: has no effect with a run, whose block is always compiled; leave it out")
     torch.set_num_threads(1)  # the tensors are small, and more threads would wait for each other
     problems: list[NormlabError] = []
     if names:
@@ -61,18 +58,18 @@ def verify(
         for problem in problems:
             warn(f"{problem}; the run is not verified")
         checks = verify_runs(runs)
-    elif is_run:
+    elif texts or configs != UserConfigs():
         config = compose_run(texts, configs)
         # A primary config chooses a run, as +experiment=mine does.
         checks = select_checks(config, [*texts, *([f"config={config_name}"] if config_name != "train" else [])])
         for warning in config.warnings():
             warn(warning)
     else:
-        checks = compiled_checks_of_catalogue() if compiled else checks_of_catalogue(norm_presets())
+        checks = checks_of_catalogue(norm_presets())
     results = []
     for check in checks:
         results.append(check)
         if not json:
             echo(str(check))
-    echo(render([check.row() for check in results], "json") if json else verdict(results), keep="\n")
+    echo(render([asdict(check) for check in results], "json") if json else verdict(results), keep="\n")
     return int(not all(check.passed for check in results)) or (2 if problems else 0)

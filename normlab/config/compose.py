@@ -53,7 +53,6 @@ class UserConfigs(NamedTuple):
 
 
 PACKAGED = UserConfigs()
-"""No configs but those of normlab."""
 
 
 def register(plugins: Sequence[str] = ()) -> None:
@@ -83,7 +82,6 @@ def register_plugins(overrides: Sequence[str]) -> None:
 
 
 def compose_run(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> RunConfig:
-    """Return the validated config of a single run."""
     for text in overrides:
         if _parse(text).is_sweep_override():
             raise ConfigError(
@@ -102,12 +100,7 @@ def compose_grid(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> l
 def compose_sweep(
     overrides: Sequence[str], configs: UserConfigs = PACKAGED
 ) -> tuple[SweepOptions, list[tuple[list[str], RunConfig]]]:
-    """Return the options of a sweep and, for each run, its varied overrides and its config.
-
-    Args:
-        overrides: A grid, and the options of the sweep (`sweep.option=value`).
-        configs: The user's configs.
-    """
+    """Return the options of a sweep (`sweep.option=value`) and, for each run, its varied overrides and its config."""
     grid = _without_sweep(overrides)
     options = _sweep_options([text for text in overrides if text not in grid])
     return options, [(varied, to_config(cfg, job)) for job, varied, cfg in _compose_jobs(grid, configs)]
@@ -141,7 +134,6 @@ def to_config(cfg: DictConfig, job: Job = ()) -> RunConfig:
 
 
 def _parse(text: str) -> Override:
-    text = text.removeprefix("--") if "=" in text else text  # the agent of a W&B sweep writes --optim.lr=0.001
     with explaining_errors(typed=text):
         return OverridesParser.create().parse_overrides([text])[0]
 

@@ -12,7 +12,7 @@ from normlab.options import option
 TOKENIZERS = ("bytes", "chars", "bpe")
 """The tokenizers that normlab builds; any other name is a pretrained tokenizer."""
 
-COLUMN_HELP = "The column of JSON, CSV and Parquet files that holds the text. Rows without a text are left out."
+COLUMN_HELP = "The column of JSON and Parquet files that holds the text. Rows without a text are left out."
 
 DEFAULT_VOCAB_SIZE = 4096
 
@@ -56,15 +56,7 @@ class DataConfig:
         return f"data={self.name}"
 
     def resolve(self) -> None:
-        """Set the options that depend on others, and reject those without effect.
-
-        Raises:
-            ConfigError: An override sets `name`, the tokenizer is misspelt, or `vocab_size` has no effect.
-        """
-        if not isinstance(self, HubData) and DATA.get(self.name) is not type(self):
-            raise ConfigError(
-                f"data.name={self.name}: cannot be set; choose a corpus with data=..., or data=hub for another dataset"
-            )
+        """Set the options that depend on others, and reject those without effect."""
         if self.tokenizer == "bpe":
             self.vocab_size = DEFAULT_VOCAB_SIZE if self.vocab_size is None else self.vocab_size
         elif self.vocab_size is not None:
@@ -88,9 +80,9 @@ class StdlibData(DataConfig):
 
 @dataclass(kw_only=True, slots=True)
 class FilesData(DataConfig):
-    """Your own text: text files, JSON Lines, CSV or Parquet; a file, several files, or a folder.
+    """Your own text: text files, JSON Lines or Parquet; a file, several files, or a folder.
 
-    A text file is one document. A file of another format has one document per row.
+    A text file is one document. A file of another format has one document per row. `data=hub` reads a folder of CSV.
     """
 
     name: str = "files"
@@ -99,10 +91,6 @@ class FilesData(DataConfig):
         help="A file, a folder, or a list of files and folders. The run id depends on the text, not on its path.",
     )  # fmt: skip
     column: str = option("text", COLUMN_HELP)
-    format: str = option(
-        "auto", choices=("auto", "text", "json", "csv", "parquet"), identity=False,
-        help="Format of every file; auto takes it from the suffix (.txt, .md, .py, .jsonl, .csv and others).",
-    )  # fmt: skip
 
     def resolve(self) -> None:
         """Also require a path, and make it a list."""
@@ -129,7 +117,6 @@ class HubData(DataConfig):
 
     @property
     def override(self) -> str:
-        """The override that selects this corpus, for messages."""
         return f"data.name={self.name}"
 
     def resolve(self) -> None:
@@ -139,8 +126,6 @@ class HubData(DataConfig):
             raise ConfigError("data.name: data=hub needs a dataset's name; set data.name=roneneldan/TinyStories")
         if os.path.isdir(os.path.expanduser(self.name)):
             self.name = os.path.realpath(os.path.expanduser(self.name))  # every spelling of a path gives one run id
-        if self.name in DATA:
-            raise ConfigError(f"data.name={self.name}: is a corpus, not a dataset of the hub; use data={self.name}")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -16,7 +16,6 @@ import os
 from typing import NamedTuple
 
 from normlab import cgroup
-from normlab.config.devices import micro_batches
 from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
 from normlab.placements.base import projects
@@ -45,7 +44,6 @@ class Estimate(NamedTuple):
     batch: int
     """What a micro-batch adds to the weights and moments, from the forward pass to the start of the backward pass."""
     peak: int
-    """The most at once."""
 
 
 def estimate(
@@ -60,16 +58,13 @@ def estimate(
     """Return lower bounds on the bytes of a run, or of a pack of such runs.
 
     Args:
-        config: A validated config.
         device: cpu or cuda; only a pack on a CPU keeps the attention weights, (R, B, H, T, T).
         precision: fp32, tf32, bf16 or fp16; the last two are for autocast, whose values have 2 bytes.
         compiled: Whether the blocks are compiled: compiled code may compute some values again.
-        vocab_size: Rows of the token embedding.
-        runs: Runs that train stacked.
     """
     model, train = config.model, config.train
     assert model.mlp_width is not None  # resolved
-    sequences = train.batch_size // config.devices // micro_batches(config)
+    sequences = train.batch_size // config.devices // config.micro_batches
     tokens, size = sequences * model.context, 2 if precision in ("bf16", "fp16") else 4
     weights = 4 * runs * num_weights(config, vocab_size, ALIGNMENT if runs > 1 else 1)
     # Saved for the backward pass: the input of the sub-layers, q, k, v and the attention output, 5 D; one value more
@@ -92,7 +87,7 @@ def estimate(
         forward, backward = head + 3 * 4 * runs * chunk * vocab_size, head
     if compiled:
         forward, backward = forward // 4, backward // 4
-    sums = weights if micro_batches(config) > 1 else 0
+    sums = weights if config.micro_batches > 1 else 0
     batch = saved + sums + max(forward, backward)
     copies = int(bool(config.stats.names(CORE) & set(NEEDS_PARAMETER_COPY)))
     state = (2 + copies + (runs > 1)) * weights + moments
@@ -102,10 +97,7 @@ def estimate(
 def num_weights(config: RunConfig, vocab_size: int = VOCAB_SIZE, multiple: int = 1) -> int:
     """Return the number of weights of a validated config, without biases and norms.
 
-    Args:
-        config: A validated config.
-        vocab_size: Rows of the token embedding.
-        multiple: Each matrix is padded to a multiple of this many numbers.
+    Each matrix is padded to a multiple of `multiple` numbers.
     """
     model = config.model
     assert model.mlp_width is not None  # resolved
@@ -146,7 +138,6 @@ def available_bytes() -> int:
 
 
 def format_size(num_bytes: int) -> str:
-    """Return a number of bytes as text with a binary unit."""
     size = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024:

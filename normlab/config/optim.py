@@ -102,7 +102,6 @@ class AdamW(OptimConfig):
 
     @property
     def adam_constants(self) -> tuple[float, float, float]:
-        """beta1, beta2 and eps."""
         return self.beta1, self.beta2, self.eps
 
 
@@ -126,7 +125,6 @@ class SGD(OptimConfig):
     nesterov: bool = option(False, "Whether to use Nesterov momentum.")
 
     def resolve(self, steps: int) -> None:
-        """Also reject Nesterov without momentum."""
         super(SGD, self).resolve(steps)
         if self.nesterov and self.momentum == 0:
             raise no_effect("optim.nesterov=true", "optim.momentum=0")

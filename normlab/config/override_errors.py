@@ -109,13 +109,7 @@ def _typed(key: str, job: Sequence[Override]) -> str:
 
 
 def no_such_option(key: str, job: Sequence[Override], section_type: Any = None) -> ConfigError:
-    """Return the error for an option that does not exist.
-
-    Args:
-        key: The dotted name of the option.
-        job: The overrides.
-        section_type: The class of the chosen section, if the section exists.
-    """
+    """Return the error for an option, by its dotted name, that the class of the chosen section does not have."""
     typed, (section, _, name), known = _typed(key, job), key.rpartition("."), all_options()
     if not section or not dataclasses.is_dataclass(section_type):
         return ConfigError(f"{typed}: no such option{hint(key, known)}; normlab list options prints all")

@@ -114,14 +114,8 @@ class TrackingConfig:
     wandb: str = option(
         "auto", "Mode of W&B; auto: online with a login.", choices=("auto", "online", "offline", "off"), identity=False
     )
-    also: list[str] = option([], "Also write for these services.", choices=("tensorboard",), identity=False)
     project: str = option("normlab", "W&B project.", longest=128, identity=False)
     entity: str | None = option(None, "W&B user or team; that of the login unless set.", longest=128, identity=False)
-    group: str | None = option(None, "W&B group; the sweep unless set.", longest=128, identity=False)
-    job_type: str | None = option(
-        None, "W&B job type; the varied overrides without seeds unless set.", longest=64, identity=False
-    )
-    tags: list[str] = option([], "W&B tags in addition to the varied overrides.", longest=64, identity=False)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -134,8 +128,6 @@ class RunOptions:
 
 @dataclass(kw_only=True, slots=True)
 class RunConfig:
-    """The complete config of one run."""
-
     norm: NormConfig
     placement: Placement
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -178,6 +170,27 @@ class RunConfig:
         """The seed of the data order: `data.seed`, or `seed` if that is not set."""
         return self.seed if self.data.seed is None else self.data.seed
 
+    @property
+    def micro_batches(self) -> int:
+        """The number of micro-batches per step on each device.
+
+        A norm with statistics over the batch has the same micro-batches on several devices as on one, each divided
+        among the devices. For other norms the loss does not depend on micro-batches: each device takes consecutive
+        sequences, in as few micro-batches as are no larger than those of a single device.
+        """
+        train = self.train
+        if self.devices == 1 or self.norm.batch_statistics:
+            return train.accumulation
+        sequences, largest = train.batch_size // self.devices, train.batch_size // train.accumulation
+        return next(n for n in range(1, sequences + 1) if sequences % n == 0 and sequences // n <= largest)
+
+    def rows_of_device(self, index: int) -> list[int]:
+        """Return the sequences of each batch that a device takes, as indices into the batch, in order."""
+        groups = self.train.accumulation if self.norm.batch_statistics else 1
+        group = self.train.batch_size // groups
+        rows = group // self.devices
+        return [first + index * rows + row for first in range(0, self.train.batch_size, group) for row in range(rows)]
+
     def validate(self) -> None:
         """Set the options that depend on others, and check every option.
 
@@ -189,6 +202,7 @@ class RunConfig:
             ("norm", NORMS.get(self.norm.name)),
             ("optim", OPTIMIZERS.get(self.optim.name)),
             ("placement", type(PLACEMENTS.get(self.placement.name))),
+            ("data", DATA.get(self.data.name, HubData)),
         ):
             part = getattr(self, group)
             if registered is not type(part):
@@ -223,7 +237,6 @@ class RunConfig:
                 "synchronise them between devices; use devices=1, or call normlab.ranks.moments_over_ranks in the norm "
                 "and set synchronised = True"
             )
-        # A norm with statistics over the batch has the same micro-batches on several devices as on one.
         parts = self.train.accumulation if self.norm.batch_statistics else 1
         if self.train.batch_size // parts % self.devices:
             divided = f"train.batch_size={self.train.batch_size}" + (
@@ -273,7 +286,6 @@ class RunConfig:
         return warnings
 
     def _norm_widths(self) -> set[int]:
-        """Return the widths at which the placement builds norms."""
         model, widths = self.model, {self.model.width}
         inner = {site for layer in range(model.depth) for site in self.placement.inner_sites(layer, model.depth)}
         if model.qk_norm == "head" or inner & {"q", "k", "v"}:

@@ -23,28 +23,22 @@ NODE_GPU_BYTES = 16 * 2**30
 class SlurmOptions:
     """Slurm resources of each pack."""
 
-    cluster: str = option("slurm", "local: try submitit on this machine, without Slurm.", choices=("slurm", "local"))
     partition: str | None = option(None, "Partition, or several separated by commas; default: Slurm's.", longest=200)
     account: str | None = option(None, "Account to charge; default: Slurm's.", longest=200)
     time_minutes: int = option(
         240, at_least=5, at_most=525_600,
         help="Time limit of a task; two minutes earlier, the pack writes a checkpoint, is queued again and resumes.",
     )  # fmt: skip
-    nodes: int = option(1, "Nodes of a task; `devices` must be a multiple.", at_least=1, at_most=1024)
-    gpus: int = option(
-        1, "GPUs of a task on each node: `devices` / `nodes`, or 0 to train on CPUs.", at_least=0, at_most=64
-    )
+    gpus: int = option(1, "GPUs of a task: as `devices`, or 0 to train on CPUs.", at_least=0, at_most=64)
     gpu_type: str | None = option(None, "Type of GPU, as the cluster names it; default: any.", longest=200)
-    cpus: int = option(4, "Cores, and threads, of a task on each node.", at_least=1, at_most=1024)
-    memory_gb: float = option(16.0, "Memory of a task on each node, in GiB.", above=0, at_most=100_000)
+    cpus: int = option(4, "Cores, and threads, of a task.", at_least=1, at_most=1024)
+    memory_gb: float = option(16.0, "Memory of a task, in GiB.", above=0, at_most=100_000)
     extra: list[str] = option([], "Further long options of sbatch: ['qos=high',exclusive].", longest=1000)
 
     def validate(self) -> None:
         """Check which options have an effect, and `extra`; `check` has checked the limits."""
         if self.gpu_type is not None and not self.gpus:
             raise no_effect(f"sweep.slurm.gpu_type={self.gpu_type}", "sweep.slurm.gpus=0")
-        if self.nodes > 1 and self.cluster == "local":
-            raise no_effect(f"sweep.slurm.nodes={self.nodes}", "sweep.slurm.cluster=local")
         for text in self.extra:
             if text.startswith("-") or text.partition("=")[0] in _RESERVED:
                 raise ConfigError(
@@ -67,20 +61,14 @@ class SweepOptions:
         help="Packs that train at once, on each GPU if they train on GPUs; they share the cores evenly. Default: by "
         "the table of `normlab list auto`; no limit in Slurm.",
     )  # fmt: skip
-    gpus: str = option("all", "GPUs of the packs: all, or some by index, UUID or MIG name (0,2,5).", longest=10_000)
     timeout_minutes: float = option(
         30.0, "Minutes without any output after which a pack is stopped as hung.", above=0, at_most=525_600
     )
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
 
     def validate(self) -> None:
-        """Check all options."""
         check(self, "sweep.")
         self.slurm.validate()
-        if self.gpus != "all" and self.on == "slurm":
-            raise no_effect(f"sweep.gpus={self.gpus}", "sweep.on=slurm")
-        if self.on == "slurm" and self.slurm.cluster == "local" and self.jobs is not None:
-            raise no_effect(f"sweep.jobs={self.jobs}", "sweep.slurm.cluster=local")
         if self.name is not None and not re.fullmatch(r"\w[\w.+=-]*", self.name):
             raise ConfigError(f"sweep.name={self.name}: is not a folder name; use only letters, digits and . _ + = -")
         if self.pack not in ("auto", "off"):

@@ -36,12 +36,10 @@ class Counts:
     """c(a, b): count of each of these pairs in the training text."""
 
     def save(self, path: Path) -> None:
-        """Write the counts to a file of numpy."""
         np.savez(path, **{name: getattr(self, name) for name in self.__slots__})
 
     @classmethod
     def load(cls, path: Path) -> Counts:
-        """Return the counts in a file."""
         with np.load(path, allow_pickle=False) as arrays:
             return cls(**{name: arrays[name] for name in cls.__slots__})
 
@@ -67,7 +65,6 @@ def baselines(counts: Counts, tokens: np.ndarray, targets: np.ndarray) -> dict[s
     """Return the mean of -ln p(target), in nats/token, over targets of the validation text.
 
     Args:
-        counts: Counts of the corpus.
         tokens: The token before each target, (N, T) or any other shape.
         targets: The targets, of the same shape.
 

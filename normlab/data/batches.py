@@ -32,11 +32,9 @@ class Batches:
     Stacked runs read all their windows from one copy of the tokens, in as many operations as a single run.
 
     Args:
-        tokens_N: The training tokens.
         context: Tokens in a window, T.
         batch_size: Windows in a batch, B.
         seeds: Key of the generator: one for a single run, or one for each stacked run.
-        device: Device of the batches.
         rows: The windows of each batch to return; all of them by default.
 
     Raises:
@@ -132,7 +130,6 @@ class Batches:
         return windows.narrow(-1, 0, context).contiguous(), windows.narrow(-1, 1, context).contiguous()
 
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens and targets of a step."""
         self.load(step)
         return self.read()
 

@@ -9,10 +9,12 @@ Shapes: N tokens.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,6 @@ from normlab.config.corpora import TOKENIZERS, DataConfig, HubData, NamedData
 from normlab.config.schema import canonical_hash
 from normlab.data import tokenizers
 from normlab.data.baselines import Counts, baselines, count_tokens
-from normlab.data.cache import locked, replace_folder
 from normlab.data.documents import (
     MIN_DOCUMENTS,
     SPLIT_VERSION,
@@ -35,7 +36,7 @@ from normlab.data.documents import (
 from normlab.data.files import FilesText
 from normlab.data.hub import HubText
 from normlab.data.tokenizers import PIECE, Tokenizer, pieces, pretrained_tokenizer, token_dtype, tokenizer_sha256
-from normlab.errors import DataError
+from normlab.errors import DataError, notify
 from normlab.parsing import from_json
 from normlab.paths import cache_dir
 
@@ -45,6 +46,10 @@ FORMAT = 3
 PARTS = ("train", "val")
 FILES = {"train": "train.bin", "val": "val.bin", "counts": "counts.npz"}
 """Files of a corpus, whose hashes are in meta.json."""
+
+LOCKS = "normlab.locks"
+BUILDING = ".normlab-making"
+"""Folders of the cache. Their names carry a prefix because a user may point the cache at a folder with other files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,6 @@ class Corpus:
     """For the record of a run, as plain JSON values: name, sizes, the kind of validation split (complete `documents` or
     their `tails`), the counts of what was `read`, and the `source` of a dataset of the hub."""
     folder: Path
-    """Folder in the cache."""
 
     def baselines(self, tokens: np.ndarray, targets: np.ndarray) -> dict[str, float]:
         """Return the loss of each baseline model on validation targets, in nats/token."""
@@ -70,11 +74,7 @@ class Corpus:
 
 
 def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
-    """Return the corpus of a config from the cache; build it first if the cache has none.
-
-    Args:
-        config: The source of the text, its split and its tokenizer.
-        cache: Folder of the cache; `paths.cache_dir()` unless given.
+    """Return the corpus of a config from the cache, `paths.cache_dir()` unless given; build it if the cache has none.
 
     Raises:
         DataError: The text cannot be read or is too short to split, or the cache cannot be written.
@@ -249,3 +249,40 @@ def _memmap(folder: Path, part: str, tokenizer: Tokenizer) -> np.memmap:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# The cache: each folder is built by one process, and appears atomically.
+
+
+@contextmanager
+def locked(cache: Path, key: str) -> Iterator[Path]:
+    """Hold the lock for building one folder of a cache; yield an empty temporary folder, which is deleted at the end.
+
+    The kernel releases the lock of a killed process; the next holder deletes its temporary folder.
+
+    Raises:
+        OSError: The cache cannot be written, or its disk does not support locks.
+    """
+    (cache / LOCKS).mkdir(parents=True, exist_ok=True)
+    # Lock files are never deleted, because another process may have opened the file to wait for its lock.
+    with (cache / LOCKS / key).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            notify("waiting for another process, which is building this corpus")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        temporary = cache / BUILDING / key
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def replace_folder(folder: Path, new: Path) -> None:
+    """Rename a complete folder to `folder`; the open files of a previous folder stay readable."""
+    folder.parent.mkdir(exist_ok=True)
+    # A crash here leaves no folder, or one whose hashes tell that it is damaged: it is built again.
+    shutil.rmtree(folder, ignore_errors=True)
+    new.rename(folder)

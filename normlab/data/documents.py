@@ -69,12 +69,7 @@ class TextCounts:
 
 
 class Spool:
-    """Documents in a file on disk, written once and read any number of times.
-
-    Args:
-        path: A new file; the caller deletes it when the documents are no longer needed.
-        documents: The documents, none of them empty; the iterator is consumed.
-    """
+    """Documents in a new file on disk, written once and read any number of times; the caller deletes the file."""
 
     def __init__(self, path: Path, documents: Iterable[str]) -> None:
         self._path = path

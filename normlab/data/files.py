@@ -5,11 +5,9 @@ A text file is one document. A file of another format has one document per row.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import os
-import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -24,7 +22,6 @@ from normlab.errors import DataError, did_you_mean
 
 SUFFIXES = {
     "json": ".json .jsonl .ndjson .jl",
-    "csv": ".csv",
     "parquet": ".parquet",
     "text": (
         ".txt .text .md .markdown .rst .tex .org .adoc .srt .log .xml .css .yaml .yml .toml .ini .cfg .sql "
@@ -33,7 +30,7 @@ SUFFIXES = {
     ),
 }
 """Suffixes of the formats: prose, markup and source code are text, as is a file without a suffix. Any other suffix may
-be a page, a table, a backup or an archive, whose syntax would become text; it needs `data.format`."""
+be a page, a table, a backup or an archive, whose syntax would become text."""
 
 FORMAT_OF = {suffix: format for format, suffixes in SUFFIXES.items() for suffix in suffixes.split()} | {"": "text"}
 
@@ -54,8 +51,6 @@ BATCH_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file of a corpus."""
-
     path: Path
     name: str
     """Path relative to the folder in `data.path`, with `/`; the hash of the corpus depends on the names in order."""
@@ -77,11 +72,11 @@ def find_sources(config: DataConfig) -> list[Source]:
     """
     if not isinstance(config, FilesData):
         return _stdlib()
-    sources = [_with_format(source, config) for source in _listed(config.path)]
+    sources = [_with_format(source) for source in _listed(config.path)]
     if config.column != "text" and all(source.format == "text" for source in sources):
         raise DataError(
             f"data.column={config.column}: has no effect, since data.path has only text files; leave it out, or add "
-            "JSON, CSV or Parquet"
+            "JSON or Parquet"
         )
     return sources
 
@@ -121,9 +116,6 @@ def source_sha256(sources: Iterable[Source]) -> str:
 class FilesText:
     """The documents of files and folders, or of the standard library.
 
-    Args:
-        config: The source of the text.
-
     Raises:
         DataError: A file has no known format, or cannot be read.
     """
@@ -137,11 +129,9 @@ class FilesText:
         self.key: dict[str, Any] = {
             "source_sha256": source_sha256(self._sources),
             "column": self._column,
-            "format": config.format if isinstance(config, FilesData) else "text",
         }
         """All inputs that determine the text, as plain JSON values."""
         self.counts = TextCounts(dict(sorted(Counter(source.format for source in self._sources).items())))
-        """What was read."""
 
     def connect(self) -> None:
         """Do nothing, because files need no network."""
@@ -166,8 +156,7 @@ class FilesText:
             except Exception as error:  # the errors of `pyarrow` have no common class
                 reason = str(error).partition("\n")[0] or type(error).__name__
                 raise DataError(
-                    f"{source.path}: cannot be read as {source.format} ({reason}); fix it, leave it out or set "
-                    "data.format"
+                    f"{source.path}: cannot be read as {source.format} ({reason}); fix it or leave it out"
                 ) from error
 
 
@@ -192,7 +181,6 @@ def _is_utf8(path: Path) -> bool:
 
 
 def _listed(paths: Iterable[str]) -> list[Source]:
-    """Return the files of `data.path` in the order of the list."""
     sources: dict[Path, Source] = {}
     for name in paths:
         path = Path(name).expanduser()
@@ -206,15 +194,13 @@ def _listed(paths: Iterable[str]) -> list[Source]:
     return list(sources.values())
 
 
-def _with_format(source: Source, config: FilesData) -> Source:
-    """Return a source with the format of `data.format`, or of its suffix."""
-    if config.format != "auto":
-        return replace(source, format=config.format)
+def _with_format(source: Source) -> Source:
+    """Return a source with the format of its suffix."""
     suffix = "~" if source.name.endswith("~") else source.path.suffix.lower()
     if suffix not in FORMAT_OF:
         raise DataError(
-            f"{source.path}: {suffix} is the suffix of no known format; leave it out, unpack it, rename it (.txt, "
-            ".jsonl, .csv or .parquet), or set data.format=text (json, csv or parquet) for all files"
+            f"{source.path}: {suffix} is the suffix of no known format; leave it out, unpack it, or rename it (.txt, "
+            ".jsonl or .parquet)"
         )
     return replace(source, format=FORMAT_OF[suffix])
 
@@ -237,10 +223,8 @@ def _rows_of(source: Source, column: str) -> Generator[Any]:
     if source.format == "parquet":
         yield from _parquet_rows(source.path, column)
         return
-    with source.path.open(encoding="utf-8-sig", newline="" if source.format == "csv" else None) as file:
-        if source.format == "csv":
-            yield from _csv_rows(file, column)
-        elif source.format == "json":
+    with source.path.open(encoding="utf-8-sig") as file:
+        if source.format == "json":
             yield from _json_rows(file, column)
         else:
             text = file.read()
@@ -269,22 +253,6 @@ def _json_values(file: TextIO) -> Iterator[Any]:
             yield from json.loads(text + file.read())
         elif text:
             yield json.loads(text)
-
-
-def _csv_rows(file: TextIO, column: str) -> Iterator[str]:
-    """Yield a column of a file with a header; blank lines are no rows."""
-    csv.field_size_limit(sys.maxsize)  # the default is 128 KiB
-    # `strict` rejects text after a closing quote, and a quote without an end, which would join rows.
-    rows = csv.reader(file, strict=True)
-    header = next(rows, [])
-    index = _index_of(column, header)
-    for number, row in enumerate(filter(None, rows), start=1):
-        if len(row) != len(header):
-            raise DataError(
-                f"row {number} has {len(row)} fields, and the header has {len(header)}; quote the fields that contain "
-                "a comma"
-            )
-        yield row[index]
 
 
 def _parquet_rows(path: Path, column: str) -> Iterator[Any]:

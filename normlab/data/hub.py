@@ -36,9 +36,6 @@ REMEDIES = {
 class HubText:
     """The documents of a dataset of the hub, or of a folder with the layout of one.
 
-    Args:
-        config: The dataset.
-
     Raises:
         DataError: `revision` is set for a folder, or a file of the folder cannot be read.
     """
@@ -62,7 +59,6 @@ class HubText:
         }
         """All inputs that determine the text and are known before it is read, as plain JSON values."""
         self.counts = TextCounts({"dataset": 1})
-        """What was read."""
         self._commit: str | None = None
 
     @property
@@ -154,12 +150,7 @@ def hub_errors(override: str) -> Iterator[None]:
 
 
 def join_articles(lines: Iterable[str], first_line: str) -> Iterator[str]:
-    """Join the lines of a dataset whose rows are lines, and yield the documents.
-
-    Args:
-        lines: The lines, with their line breaks.
-        first_line: Regular expression of the first line of a document.
-    """
+    """Join lines, with their line breaks, into documents, whose first line matches a regular expression."""
     pattern = re.compile(first_line)
     article: list[str] = []
     for line in lines:

@@ -61,7 +61,6 @@ class Tokenizer(Protocol):
         ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the tokens of each text."""
         return [self.encode(text) for text in texts]
 
     def decode(self, tokens_T: np.ndarray | Iterable[int]) -> str:
@@ -84,28 +83,22 @@ class BytesTokenizer(Tokenizer):
     end_of_document = 256
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the tokens of a text."""
         # Python decodes a command line's invalid UTF-8 to surrogates; encode them to the original bytes.
         return np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8).astype("<u2")
 
     def decode(self, tokens_T: np.ndarray | Iterable[int]) -> str:
-        """Return the text of tokens."""
         ids_T = _as_array(tokens_T)
         bytes_T = np.where(ids_T == self.end_of_document, ord("\n"), ids_T).astype(np.uint8)
         return bytes_T.tobytes().decode("utf-8", "replace")
 
     def state(self) -> dict[str, Any]:
-        """Return the state that `from_state` needs."""
         return {"name": self.name}
 
 
 class CharsTokenizer(Tokenizer):
     """Characters by code point, then the end of a document, then the unknown character.
 
-    A character outside the alphabet encodes to `unknown`, which decodes to U+FFFD.
-
-    Args:
-        characters: The alphabet, sorted and without repeats.
+    The alphabet is sorted and without repeats; any other character encodes to `unknown`, which decodes to U+FFFD.
     """
 
     name = "chars"
@@ -122,24 +115,17 @@ class CharsTokenizer(Tokenizer):
         self._code_of_token = np.concatenate([codes, [ord("\n"), 0xFFFD]]).astype("<u4")
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the tokens of a text."""
         return self._token_of_code[np.minimum(_code_points(text), len(self._token_of_code) - 1)]
 
     def decode(self, tokens_T: np.ndarray | Iterable[int]) -> str:
-        """Return the text of tokens."""
         return self._code_of_token[_as_array(tokens_T)].tobytes().decode("utf-32-le")
 
     def state(self) -> dict[str, Any]:
-        """Return the state that `from_state` needs."""
         return {"name": self.name, "characters": self.characters}
 
 
 class SubwordTokenizer:
-    """A tokenizer of the `tokenizers` library, built from its JSON.
-
-    Args:
-        name: The value of `data.tokenizer`.
-        definition: The content of its tokenizer.json.
+    """A tokenizer of the `tokenizers` library, built from `definition`, the content of its tokenizer.json.
 
     Raises:
         ValueError: The JSON is not a tokenizer, has too many tokens, or has dropout, which makes tokens random.
@@ -191,18 +177,11 @@ class SubwordTokenizer:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return the state that `from_state` needs."""
         return {"name": self.name, "definition": self.definition}
 
 
 def fit(name: str, training_texts: Iterable[str], vocab_size: int | None = None) -> Tokenizer:
-    """Return the tokenizer `name`, fitted to the training text if it depends on the text.
-
-    Args:
-        name: bytes, chars or bpe.
-        training_texts: The texts; bytes reads none, bpe only the first.
-        vocab_size: Largest vocabulary of bpe.
-    """
+    """Return bytes, chars or bpe, fitted to the training text; bytes reads no text, bpe only the first."""
     if name == "bytes":
         return BytesTokenizer()
     if name == "chars":
@@ -211,11 +190,7 @@ def fit(name: str, training_texts: Iterable[str], vocab_size: int | None = None)
 
 
 def from_state(state: dict[str, Any]) -> Tokenizer:
-    """Return the tokenizer with a given `state()`.
-
-    Raises:
-        DataError: No tokenizer has that name.
-    """
+    """Return the tokenizer with a given `state()`."""
     name = str(state.get("name"))
     if name == "bytes":
         return BytesTokenizer()
@@ -256,22 +231,13 @@ def train_bpe(texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE) -> Sub
 def pretrained_tokenizer(name: str) -> SubwordTokenizer:
     """Return a tokenizer by its name on the hub or its path, from tokenizer.json alone.
 
-    A tokenizer in the cache of the hub's library is used without a request.
-
-    Args:
-        name: gpt2, org/name, a tokenizer.json, or a folder with one.
+    The name is gpt2, org/name, a tokenizer.json, or a folder with one. A tokenizer in the cache of the hub's library is
+    used without a request.
 
     Raises:
         DataError: No tokenizer has that name, it has no tokenizer.json, or neither hub nor cache has it.
     """
-    path = _local_tokenizer(name)
-    # A name on the hub has none of these forms, so this is a wrong path.
-    if path is None and (name.startswith(("/", ".", "~")) or name.endswith((".json", "/"))):
-        raise DataError(
-            f"data.tokenizer={name}: no such file, and no folder with a tokenizer.json; choose a tokenizer.json, its "
-            "folder, or a model of the hub as org/name"
-        )
-    path = path or _download(name)
+    path = _local_tokenizer(name) or _download(name)
     try:
         return SubwordTokenizer(name, read_at_most(path, LARGEST_TOKENIZER).decode("utf-8-sig"))
     except (OSError, ValueError) as error:

@@ -35,8 +35,6 @@ def make(tag: str, *children: Element | str | None, **attributes: object) -> Ele
 
 @dataclass(eq=False)
 class Node:
-    """An operation and its inputs."""
-
     kind: str
     """embeddings, enter, leave, head, norm, box, scale, divide, unit, function, add or subtract."""
     inputs: list[Node]
@@ -54,7 +52,6 @@ class Node:
 
     @property
     def size(self) -> tuple[float, float]:
-        """Width and height."""
         if self.kind in ("add", "subtract"):
             return 22.0, 22.0
         if self.kind in ("enter", "leave"):

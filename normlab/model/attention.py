@@ -15,6 +15,9 @@ from normlab.config.schema import ModelConfig
 from normlab.placements.base import MakeNorm
 from normlab.stats.instrument import observe
 
+Kernel = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+"""Maps queries, keys and values, (*lead, H, T, K) each, and the scale of q k^T to the output, (*lead, H, T, K)."""
+
 
 def rotate(x_HTK: Tensor, theta: float) -> Tensor:
     """Apply rotary position embedding, in Llama's half-split layout.
@@ -85,10 +88,8 @@ class Attention(nn.Module):
         self.heads = config.heads
         self.scale = scale
         self.rope_theta = config.rope_theta
-        self.fused = True
-        """Whether to call torch's fused kernel. Packs on a CPU set it to False, because vmap cannot batch it there."""
-        self.fused_attention: Callable[[Tensor, Tensor, Tensor, float], Tensor] = sdpa
-        """Computes attention by a fused kernel; packs set another function."""
+        self.kernel: Kernel = sdpa
+        """Computes attention. Packs set another function: vmap cannot batch torch's fused kernel on a CPU."""
         self.linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
         """Computes x W^T + b; packs set another function."""
         width = config.width
@@ -126,14 +127,13 @@ class Attention(nn.Module):
         return y_BTHK.transpose(1, 2)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Attend to the positions up to the query's."""
         q_BHTK, k_BHTK, v_BHTK = map(self.split_heads, ("q", "k", "v"), self.project(x_BTD))
         if self.rope_theta is not None:
             q_BHTK, k_BHTK = rotate(q_BHTK, self.rope_theta), rotate(k_BHTK, self.rope_theta)
         if self.rotated is not None:
             q_BHTK, k_BHTK = self.rotated(q_BHTK), self.rotated(k_BHTK)
         observe("attention", "", q_BHTK, k_BHTK, self.scale)
-        y_BHTK = (self.fused_attention if self.fused else attend)(q_BHTK, k_BHTK, v_BHTK, self.scale)
+        y_BHTK = self.kernel(q_BHTK, k_BHTK, v_BHTK, self.scale)
         if self.head_scale is not None:
             y_BHTK = y_BHTK * self.head_scale[:, None, None].to(y_BHTK.dtype)
         y_BTD = y_BHTK.transpose(1, 2).flatten(-2)

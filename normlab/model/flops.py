@@ -30,10 +30,6 @@ def flops_per_token(config: RunConfig, vocab_size: int) -> float:
     Not counted: embeddings, which are looked up; norms, softmax, RoPE and other elementwise work; the optimiser;
     evaluations; statistics. A norm with matrix products declares them (`NormConfig.matmul_flops`).
 
-    Args:
-        config: A validated config.
-        vocab_size: Rows of the head's matrix.
-
     Source: Chowdhery et al. 2022, arXiv:2204.02311 (PaLM), appendix B.
     """
     model, train = config.model, config.train

@@ -46,7 +46,6 @@ class Embed(nn.Module):
         self.open = placement.input_module(config.width, make_norm)
 
     def forward(self, tokens_BT: Tensor) -> Any:
-        """Return the stream that enters the first block."""
         x_BTD = self.tokens(tokens_BT)
         if self.positions is not None:
             x_BTD = x_BTD + self.positions.weight[: tokens_BT.shape[-1]]
@@ -69,7 +68,6 @@ class Block(nn.Module):
         self.wiring = placement.wire(layer, config.depth, config.width, make_norm)
 
     def forward(self, stream: Any) -> Any:
-        """Return the stream after the block."""
         observe("resid", "", main_stream(stream))
         attn, mlp = Branch(self.attn), Branch(self.mlp)
         after = self.wiring(stream, attn, mlp)
@@ -144,7 +142,6 @@ class GPT(nn.Module):
         yield "head.", self.head
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Return the logits, shape (B, T, V)."""
         stream = self.embed(tokens_BT)
         for block in self.blocks:
             stream = block(stream)

@@ -16,7 +16,7 @@ from torch import nn
 
 from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
-from normlab.placements.init_rules import Weight, get_init_rule
+from normlab.placements.init_rules import INIT_RULES, Weight
 from normlab.stats.instrument import instrument
 
 
@@ -45,7 +45,7 @@ def initialise(model: GPT, rule_name: str, seed: int) -> None:
 
     Parameters of norms and wirings keep their values.
     """
-    rule = get_init_rule(rule_name)
+    rule = INIT_RULES[rule_name]
     depth, width = len(model.blocks), model.embed.tokens.embedding_dim
     for name, parameter in model.named_parameters():
         role = role_of(name)

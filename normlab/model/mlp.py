@@ -41,7 +41,6 @@ class MLP(nn.Module):
         self.of_gate = None if self.gate is None else hidden_transform("gate", width, hidden)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Apply the MLP to each token."""
         h_BTM = self.up(x_BTD)
         if self.of_up is not None:
             h_BTM = self.of_up(h_BTM)

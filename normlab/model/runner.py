@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from normlab.model.attention import Attention, attend, stacked_sdpa
+from normlab.model.attention import Attention, Kernel, attend, stacked_sdpa
 from normlab.model.chunked_loss import chunked_cross_entropy, cross_entropy, has_large_logits
 from normlab.model.gpt import GPT
 from normlab.model.stack import Stack
@@ -31,8 +31,6 @@ Tensors = dict[str, Tensor]
 
 
 class ForwardOutput(NamedTuple):
-    """The results of a forward pass."""
-
     loss: Tensor
     """Nats per token, (...R)."""
     statistics: dict[Column, Tensor]
@@ -121,8 +119,6 @@ def _chunked_head(
 
 
 class ModelRunner:
-    """A model and the parameters and buffers that it computes with."""
-
     def __init__(
         self, model: GPT, params: Tensors, run_shape: tuple[int, ...], *, compiled: bool, backend: Any = "inductor"
     ):
@@ -167,7 +163,6 @@ class ModelRunner:
         return runner
 
     def train(self, mode: bool) -> None:
-        """Set training or evaluation mode."""
         if self.model.training != mode:  # setting it visits every module
             self.model.train(mode)
 
@@ -178,8 +173,6 @@ class ModelRunner:
         """Compute the loss of tokens and targets, shape (...R, B, T).
 
         Args:
-            tokens: The inputs.
-            targets: The next tokens.
             selection: The statistics to collect; None for a plain pass.
             taps: Whether to tap the stream for its gradient.
             scale: The factor by which the caller multiplies the loss before the backward pass.
@@ -230,11 +223,9 @@ class SingleRun(ModelRunner):
 
     @property
     def buffers(self) -> Tensors:
-        """The model's current buffers."""
         return {name: getattr(module, attribute) for name, (module, attribute) in self._owners.items()}
 
     def set_buffers(self, values: Tensors) -> None:
-        """Replace some of the model's buffers."""
         for name, tensor in values.items():
             module, attribute = self._owners[name]
             setattr(module, attribute, tensor)
@@ -268,11 +259,9 @@ class _StackedRunner(ModelRunner):
 
     @property
     def buffers(self) -> Tensors:
-        """The current stacked buffers."""
         return dict(self._buffers)
 
     def set_buffers(self, values: Tensors) -> None:
-        """Replace some of the stacked buffers."""
         self._buffers.update(values)
 
     def _tensors(self, prefix: str, segment: nn.Module) -> Tensors | None:
@@ -298,8 +287,7 @@ class StackedRuns(_StackedRunner):
         super().__init__(models[0], params, stacked, len(models), compiled=compiled)
         for module in self.model.modules():
             if isinstance(module, Attention):
-                module.fused = params.buffer.device.type != "cpu"
-                module.fused_attention, module.linear = stacked_sdpa, _linear
+                module.kernel, module.linear = _stacked_kernel(params.buffer), _linear
             elif type(module) is nn.Linear:  # a plugin's subclass has a forward pass of its own
                 module.forward = partial(_forward_of_linear, module)
 
@@ -328,24 +316,28 @@ class Replicas(_StackedRunner):
 
     def gradients(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
         """Return the gradient of each copy's loss, (S, *shape) for each parameter; tokens and targets are (S, B, T)."""
-        on_cpu = next(iter(self.params.values())).device.type == "cpu"
-        with attention_by(self.model, attend if on_cpu else stacked_sdpa):
+        with attention_by(self.model, _stacked_kernel(next(iter(self.params.values())))):
             loss = self.loss(tokens, targets).loss.sum()
         return list(torch.autograd.grad(loss, list(self.params.values()), materialize_grads=True))
 
 
+def _stacked_kernel(like: Tensor) -> Kernel:
+    """Return the attention of stacked runs on the device of a tensor."""
+    return attend if like.device.type == "cpu" else stacked_sdpa
+
+
 @contextlib.contextmanager
-def attention_by(model: GPT, compute: Callable[[Tensor, Tensor, Tensor, float], Tensor]) -> Iterator[None]:
+def attention_by(model: GPT, kernel: Kernel) -> Iterator[None]:
     """Let another function compute softmax(scale q k^T + causal mask) v."""
     modules = [module for module in model.modules() if isinstance(module, Attention)]
-    before = [(module.fused, module.fused_attention) for module in modules]
+    before = [module.kernel for module in modules]
     for module in modules:
-        module.fused, module.fused_attention = True, compute
+        module.kernel = kernel
     try:
         yield
     finally:
-        for module, state in zip(modules, before, strict=True):
-            module.fused, module.fused_attention = state
+        for module, kernel_before in zip(modules, before, strict=True):
+            module.kernel = kernel_before
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

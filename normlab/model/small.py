@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,6 +21,7 @@ from normlab.config.corpora import StdlibData
 from normlab.config.optim import AdamW
 from normlab.config.schema import ModelConfig, RunConfig
 from normlab.errors import ConfigError
+from normlab.model.attention import attend
 from normlab.model.gpt import GPT, Block
 from normlab.norms.base import NormConfig
 from normlab.placements.base import Placement
@@ -140,18 +141,8 @@ def build_small(config: RunConfig, *, alike: bool = False, filled: bool = True) 
         config.placement.project(dict(model.named_parameters()))
     for block in model.blocks:
         assert isinstance(block, Block)
-        block.attn.fused = False  # torch's fused kernels sum in another order on other machines
+        block.attn.kernel = attend  # torch's fused kernels sum in another order on other machines
     return SmallModel(config, model, norms, initial_values)
-
-
-def draws_random_numbers(config: RunConfig) -> bool:
-    """Return whether a run's forward pass in training draws random numbers, as that of a plugin may."""
-    with torch.random.fork_rng(devices=[]), suppress(Exception):  # the run itself reports the error
-        model = build_small(shrink(config)).gpt.train()
-        before = torch.get_rng_state()
-        model(tokens())
-        return not torch.equal(torch.get_rng_state(), before)
-    return False
 
 
 def extra_parameters(model: nn.Module) -> Iterator[tuple[int, str, Tensor]]:

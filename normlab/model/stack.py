@@ -54,11 +54,9 @@ class Stack(dict[str, Tensor]):
         self._fill(tensors, self._cat(tensors))
 
     def zeros(self) -> Stack:
-        """Return a stack of zeros with the same layout."""
         return self._with_buffer(torch.zeros_like(self.buffer))
 
     def empty_on_host(self) -> Stack:
-        """Return an uninitialised stack with the same layout in the host's memory."""
         return self._with_buffer(_empty_on_host(self.buffer))
 
     def gather(self, tensors: Sequence[Tensor]) -> Stack:
@@ -96,7 +94,6 @@ class Stack(dict[str, Tensor]):
         return stack
 
     def _fill(self, names: Iterable[str], buffer: Tensor) -> None:
-        """Take the buffer, and make its views."""
         self.buffer = buffer
         runs, row = buffer.shape
         views = {

@@ -45,7 +45,6 @@ class Affine(nn.Module):
         return (1 + self.gain.to(torch.promote_types(self.gain.dtype, dtype))).to(dtype)
 
     def forward(self, x_D: Tensor) -> Tensor:
-        """Return x * gain + bias; x itself without gain and bias."""
         gain_D = self.effective_gain(x_D.dtype)
         if gain_D is not None:
             x_D = x_D * gain_D
@@ -73,5 +72,4 @@ class NormModule(nn.Module):
         raise NotImplementedError
 
     def forward(self, x_D: Tensor) -> Tensor:
-        """Return the norm of x with its gain and bias."""
         return self.affine(self.normalise(x_D.to(working_dtype(x_D.dtype)))).to(x_D.dtype)

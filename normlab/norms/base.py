@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 REFERENCE_KINDS = ("external", "identity", "self")
-"""The values of `NormConfig.reference_kind`."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -102,11 +101,7 @@ class NormConfig:
         """Raise ConfigError if the norm does not work with this width."""
 
     def build(self, width: int) -> nn.Module:
-        """Return the module for vectors of this width.
-
-        Raises:
-            ConfigError: The norm does not work with this width.
-        """
+        """Return the module for vectors of this width."""
         self.check_width(width)
         return self.module(width, self)
 
@@ -151,15 +146,9 @@ class AffineNormConfig(NormConfig):
 
     @property
     def has_gain(self) -> bool:
-        """Whether the module has a gain per channel."""
         return self.gain
 
     def validate(self) -> None:
-        """Reject options without effect.
-
-        Raises:
-            ConfigError: unit_offset without gain.
-        """
         if self.unit_offset and not self.gain:
             raise ConfigError("norm.unit_offset=true: has no effect with norm.gain=false; leave one of them out")
 

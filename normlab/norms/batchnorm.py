@@ -20,8 +20,6 @@ from normlab.ranks import moments_over_ranks, ranks_of_statistics
 
 
 class BatchNorm(NormModule):
-    """The module of `BatchNormConfig`. Maps (*batch, D) to the same shape and dtype."""
-
     running_mean: Tensor
     running_var: Tensor
 
@@ -100,7 +98,6 @@ class BatchNormConfig(AffineNormConfig):
         return self.reference_affine(y_D.view_as(x_D), weights)
 
     def reference_in_eval(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Torch's batch_norm with the running statistics."""
         tokens_D = x_D.reshape(-1, x_D.shape[-1])
         y_D = F.batch_norm(tokens_D, weights["running_mean"], weights["running_var"], eps=self.eps)
         return self.reference_affine(y_D.view_as(x_D), weights)

@@ -42,8 +42,6 @@ def past_average(x_TD: Tensor) -> Tensor:
 
 
 class BatchNormPast(BatchNorm):
-    """The module of `BatchNormPastConfig`. Maps (*batch, D) to the same shape and dtype."""
-
     def statistics(self, x_TND: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and biased variance over all tokens up to each position, both (T, D).
 
@@ -57,7 +55,6 @@ class BatchNormPast(BatchNorm):
         return mean_TD, past_average(within_TD + F.pad(between_TD, (0, 0, 1, 0)))
 
     def normalise_batch(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the normalised batch, and mean and biased variance over all tokens, both (D,)."""
         x_TND = time_first(x_D)
         mean_TD, var_TD = self.statistics(x_TND)
         y_TND = (x_TND - mean_TD.unsqueeze(1)) * torch.rsqrt(var_TD.unsqueeze(1) + self.eps)
@@ -112,10 +109,7 @@ class BatchNormPastConfig(BatchNormConfig):
 
 
 class BatchNormPosition(BatchNorm):
-    """The module of `BatchNormPositionConfig`. Maps (*batch, D) to the same shape and dtype."""
-
     def normalise_batch(self, x_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the normalised batch, and mean and biased variance over all tokens, both (D,)."""
         x_TND = time_first(x_D)
         mean_TD, var_TD = moments_over_ranks(x_TND.mean(1), x_TND.var(1, unbiased=False))
         y_TND = (x_TND - mean_TD.unsqueeze(1)) * torch.rsqrt(var_TD.unsqueeze(1) + self.eps)

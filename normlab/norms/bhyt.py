@@ -19,15 +19,12 @@ from normlab.options import option
 
 
 class BHyT(NormModule):
-    """The module of `BHyTConfig`. Maps (*batch, D) to the same shape and dtype."""
-
     def __init__(self, width: int, options: BHyTConfig):
         super().__init__(width, options)
         self.kappa = options.kappa
         self.lam = nn.Parameter(torch.tensor(options.lam)) if options.learn_lam else options.lam
 
     def normalise(self, x_D: Tensor) -> Tensor:
-        """Normalise the last axis and apply tanh."""
         scale = torch.rsqrt(x_D.square().mean(-1, keepdim=True) + self.eps) * self.lam / self.kappa
         return torch.tanh(scale * x_D)
 
@@ -65,6 +62,5 @@ class BHyTConfig(AffineNormConfig):
     learn_lam: bool = option(True, "Learn lam, one scalar, as every configuration of the authors does.")
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Torch's tanh of torch's rms_norm."""
         slope_D = (weights["lam"] if self.learn_lam else x_D.new_tensor(self.lam)).expand(x_D.shape[-1]) / self.kappa
         return self.reference_affine(torch.tanh(F.rms_norm(x_D, x_D.shape[-1:], slope_D, self.eps)), weights)

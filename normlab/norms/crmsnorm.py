@@ -19,10 +19,7 @@ from normlab.options import option
 
 
 class CRMSNorm(NormModule):
-    """The module of `CRMSNormConfig`. Maps (*batch, D) to the same shape and dtype."""
-
     def normalise(self, x_D: Tensor) -> Tensor:
-        """Normalise the last axis."""
         squares = x_D.square().sum(-1, keepdim=True) + x_D.sum(-1, keepdim=True).square()
         return x_D * torch.rsqrt(squares / (x_D.shape[-1] + 1) + self.eps)
 

@@ -20,8 +20,6 @@ from normlab.options import option
 
 
 class GatedNorm(NormModule):
-    """The module of `GatedNormConfig`. Maps (*batch, D) to the same shape and dtype."""
-
     def __init__(self, width: int, options: GatedNormConfig):
         super().__init__(width, options)
         self.gate_scale = options.gate_scale
@@ -29,7 +27,6 @@ class GatedNorm(NormModule):
         self.up = nn.Parameter(torch.randn(width, options.rank) * options.std)
 
     def forward(self, x_D: Tensor) -> Tensor:
-        """Normalise the last axis and gate each channel."""
         work_D = x_D.to(working_dtype(x_D.dtype))
         y_D = self.affine(work_D * torch.rsqrt(work_D.square().mean(-1, keepdim=True) + self.eps))
         # Autocast would compute the two products in a narrow dtype.

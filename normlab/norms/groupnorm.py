@@ -19,14 +19,11 @@ from normlab.options import option
 
 
 class GroupNorm(NormModule):
-    """The module of `GroupNormConfig`. Maps (*batch, D) to the same shape and dtype."""
-
     def __init__(self, width: int, options: GroupNormConfig):
         super().__init__(width, options)
         self.groups = options.groups
 
     def normalise(self, x_D: Tensor) -> Tensor:
-        """Normalise each group of the last axis."""
         x_GC = x_D.unflatten(-1, (self.groups, -1))
         return F.layer_norm(x_GC, x_GC.shape[-1:], eps=self.eps).flatten(-2)
 
@@ -57,11 +54,6 @@ class GroupNormConfig(AffineNormConfig):
     bias: bool = option(True, "Learn a bias per channel, initially 0.")
 
     def check_width(self, width: int) -> None:
-        """Reject a width that the groups do not divide.
-
-        Raises:
-            ConfigError: The message lists numbers of groups that divide it.
-        """
         if width % self.groups:
             divisors = [n for n in range(1, 4 * self.groups + 1) if width % n == 0]
             raise ConfigError(

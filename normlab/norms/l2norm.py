@@ -19,15 +19,12 @@ from normlab.options import option
 
 
 class L2Norm(NormModule):
-    """The module of `L2NormConfig`. Maps (*batch, D) to the same shape and dtype."""
-
     def __init__(self, width: int, options: L2NormConfig):
         super().__init__(width, options)
         radius = width**0.5 if options.radius is None else options.radius
         self.radius = nn.Parameter(torch.tensor(radius)) if options.learn_radius else radius
 
     def normalise(self, x_D: Tensor) -> Tensor:
-        """Scale each vector to the radius."""
         length = torch.linalg.vector_norm(x_D, dim=-1, keepdim=True).clamp(min=self.eps)
         return x_D / length * self.radius
 
@@ -61,7 +58,6 @@ class L2NormConfig(NormConfig):
     learn_radius: bool = option(False, "Learn the radius, one scalar, initially the value of `radius`.")
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Torch's normalize, times the radius."""
         radius = x_D.shape[-1] ** 0.5 if self.radius is None else self.radius
         return F.normalize(x_D, dim=-1, eps=self.eps) * weights.get("radius", radius)
 

@@ -19,14 +19,11 @@ from normlab.options import option
 
 
 class LayerNorm(NormModule):
-    """The module of `LayerNormConfig`. Maps (*batch, D) to the same shape and dtype."""
-
     def __init__(self, width: int, options: LayerNormConfig):
         super().__init__(width, options)
         self.inside = options.eps_mode == "inside"
 
     def forward(self, x_D: Tensor) -> Tensor:
-        """Normalise the last axis."""
         work_D = x_D.to(working_dtype(x_D.dtype))
         width = x_D.shape[-1]
         if self.inside:

@@ -18,10 +18,7 @@ from normlab.options import option
 
 
 class MinMax(NormModule):
-    """The module of `MinMaxConfig`. Maps (*batch, D) to the same shape and dtype."""
-
     def normalise(self, x_D: Tensor) -> Tensor:
-        """Scale the last axis to [0, 1]."""
         low, high = x_D.amin(-1, keepdim=True), x_D.amax(-1, keepdim=True)
         return (x_D - low) / (high - low + self.eps)
 

@@ -39,9 +39,7 @@ class NoNormConfig(NormConfig):
     name: str = "none"
 
     def build(self, width: int) -> nn.Module:
-        """Return the identity; `width` has no effect."""
         return nn.Identity()
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """The input."""
         return x_D

@@ -92,7 +92,6 @@ class PointwiseConfig(BoundedConfig):
     function: str = option("tanh", "The function f.", choices=tuple(FUNCTIONS))
 
     def build(self, width: int) -> nn.Module:
-        """Return the module for vectors of this width."""
         return Pointwise(width, self, FUNCTIONS[self.function])
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
@@ -159,11 +158,9 @@ class DyTConfig(BoundedConfig):
     name: str = "dyt"
 
     def build(self, width: int) -> nn.Module:
-        """Return the module for vectors of this width."""
         return Pointwise(width, self, torch.tanh)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Return the output, with tanh computed from torch.sigmoid."""
         inner_D = weights["alpha"] * x_D + weights.get("shift", 0.0)
         return self.reference_affine(2 * torch.sigmoid(2 * inner_D) - 1, weights)
 
@@ -193,18 +190,14 @@ class DerfConfig(BoundedConfig):
     shift: bool = option(True, "Learn a scalar that is added to alpha x, initially 0.")
 
     def build(self, width: int) -> nn.Module:
-        """Return the module for vectors of this width."""
         return Pointwise(width, self, torch.erf)
 
     def reference(self, x_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Return the output, with erf computed from torch.special.ndtr."""
         inner_D = weights["alpha"] * x_D + weights.get("shift", 0.0)
         return self.reference_affine(2 * torch.special.ndtr(2**0.5 * inner_D) - 1, weights)
 
 
 class Pointwise(NormModule):
-    """The module of `BoundedConfig`. Maps (*batch, D) to the same shape and dtype."""
-
     def __init__(self, width: int, options: BoundedConfig, function: Function):
         super().__init__(width, options)
         self.function = function
@@ -212,7 +205,6 @@ class Pointwise(NormModule):
         self.shift = nn.Parameter(torch.zeros(())) if options.shift else None
 
     def normalise(self, x_D: Tensor) -> Tensor:
-        """Apply the function to each number."""
         inner_D = x_D * self.alpha.to(x_D.dtype)
         if self.shift is not None:
             inner_D = inner_D + self.shift.to(x_D.dtype)

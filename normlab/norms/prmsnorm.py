@@ -20,15 +20,12 @@ from normlab.options import option
 
 
 class PRMSNorm(NormModule):
-    """The module of `PRMSNormConfig`. Maps (*batch, D) to the same shape and dtype."""
-
     def __init__(self, width: int, options: PRMSNormConfig):
         super().__init__(width, options)
         rounded = math.floor if options.count == "floor" else math.ceil
         self.channels = max(1, rounded(options.fraction * width))
 
     def normalise(self, x_D: Tensor) -> Tensor:
-        """Divide by the root mean square of the first channels."""
         length = torch.linalg.vector_norm(x_D[..., : self.channels], dim=-1, keepdim=True)
         rms = length * self.channels**-0.5
         return x_D / (rms + self.eps)

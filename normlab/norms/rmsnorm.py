@@ -18,12 +18,8 @@ from normlab.norms.affine import NormModule, working_dtype
 from normlab.norms.base import AffineNormConfig, register_norm
 from normlab.options import option
 
-EPS_MODES = ("inside_ms", "outside_rms", "inside_sum", "clamp", "none")
-
 
 class RMSNorm(NormModule):
-    """The module of `RMSNormConfig`. Maps (*batch, D) to the same shape and dtype."""
-
     def __init__(self, width: int, options: RMSNormConfig):
         super().__init__(width, options)
         self.eps_mode = options.eps_mode
@@ -31,7 +27,6 @@ class RMSNorm(NormModule):
         self.cast_first = options.rounding == "cast_then_scale"
 
     def normalise(self, x_D: Tensor) -> Tensor:
-        """Return x divided by its root mean square, without the affine, in the dtype of x."""
         match self.eps_mode:
             case "inside_ms":
                 return x_D * torch.rsqrt(x_D.square().mean(-1, keepdim=True) + self.eps)
@@ -46,7 +41,6 @@ class RMSNorm(NormModule):
         return x_D / rms.clamp(min=self.eps)
 
     def forward(self, x_D: Tensor) -> Tensor:
-        """Normalise the last axis."""
         dtype = x_D.dtype
         y_D = self.normalise(x_D.to(working_dtype(dtype)) if self.upcast else x_D)
         if self.cast_first:
@@ -101,7 +95,9 @@ class RMSNormConfig(AffineNormConfig):
     eps: float = option(
         1e-6, "Unit of x squared in inside_ms and inside_sum, of x in outside_rms and clamp.", at_least=0
     )
-    eps_mode: str = option("inside_ms", "Place of eps in the formula.", choices=EPS_MODES)
+    eps_mode: str = option(
+        "inside_ms", "Place of eps in the formula.", choices=("inside_ms", "outside_rms", "inside_sum", "clamp", "none")
+    )
     compute: str = option(
         "fp32", choices=("fp32", "input"),
         help="fp32: upcast a narrower input and compute in float32; input: compute in the input's own dtype.",
@@ -112,11 +108,6 @@ class RMSNormConfig(AffineNormConfig):
     )  # fmt: skip
 
     def validate(self) -> None:
-        """Reject options without effect.
-
-        Raises:
-            ConfigError: unit_offset without gain, cast_then_scale without effect, or eps with eps_mode=none.
-        """
         AffineNormConfig.validate(self)  # zero-argument super() does not work in a dataclass with slots
         if self.rounding == "cast_then_scale" and not (self.gain or self.bias):
             raise ConfigError(

@@ -19,8 +19,6 @@ from normlab.options import option
 
 
 class SeeDNorm(NormModule):
-    """The module of `SeeDNormConfig`. Maps (*batch, D) to the same shape and dtype."""
-
     def __init__(self, width: int, options: SeeDNormConfig):
         super().__init__(width, options)
         self.unit_offset = options.unit_offset
@@ -29,7 +27,6 @@ class SeeDNorm(NormModule):
         self.gamma = nn.Parameter(torch.zeros(width) if options.unit_offset else torch.ones(width))
 
     def normalise(self, x_D: Tensor) -> Tensor:
-        """Normalise the last axis with the gain of the token."""
         alpha_D, beta_D, gamma_D = (vector.to(x_D.dtype) for vector in (self.alpha, self.beta, self.gamma))
         if self.unit_offset:
             gamma_D = 1 + gamma_D

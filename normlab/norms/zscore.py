@@ -19,15 +19,12 @@ from normlab.options import option
 
 
 class ZScore(NormModule):
-    """The module of `ZScoreConfig`. Maps (*batch, D) to the same shape and dtype."""
-
     def __init__(self, width: int, options: ZScoreConfig):
         super().__init__(width, options)
         # One channel has no sample deviation; use that of the population (0), which avoids a division by zero.
         self.freedom = max(1, width - 1) if options.sigma == "sample" else width
 
     def normalise(self, x_D: Tensor) -> Tensor:
-        """Normalise the last axis."""
         centred_D = x_D - x_D.mean(-1, keepdim=True)
         # The subgradient of vector_norm at a constant token is 0; sqrt(mean(x^2)) would give NaN.
         sigma = torch.linalg.vector_norm(centred_D, dim=-1, keepdim=True) * self.freedom**-0.5

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from normlab.errors import ConfigError, did_you_mean, unknown
+from normlab.errors import ConfigError, did_you_mean
 from normlab.options import option
 from normlab.placements.base import (
     INNER_SITES,
@@ -92,7 +92,7 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A placement of the algebra: data, not code."""
+    """A placement of the algebra: data, not code. Fields without a description are those of `Placement`."""
 
     name: str
     formula: str
@@ -100,18 +100,15 @@ class Row:
     source: str
     init: str
     version: int = 1
-    """As `Placement.version`."""
     attn: SubLayer = field(default_factory=SubLayer)
     mlp: SubLayer = field(default_factory=SubLayer)
     early: EarlyBlocks | None = None
     """The first blocks, if they differ from the others."""
     variants: Mapping[str, Variant] = field(default_factory=dict)
     """Other forms of the row, by the option value that selects them."""
-    kind: str = ""
-    """Name of the placement class with the row's options; by default `EarlyPlacement` for a row with `early`, otherwise
-    `AlgebraPlacement`."""
+    kind: type[AlgebraPlacement] | None = None
+    """The class with the row's options; by default `EarlyPlacement` for a row with `early`, else `AlgebraPlacement`."""
     head_scale: bool = False
-    """As `Placement.head_scale`."""
     shared_scale: bool = False
     """Whether both sub-layers of a block share g."""
     embedding_norm: bool = False
@@ -119,26 +116,19 @@ class Row:
     final_norm: bool = False
     """A norm on the stream, before the LM head."""
     incompatible_inits: Mapping[str, str] = field(default_factory=dict)
-    """As `Placement.incompatible_inits`."""
     initial_values: Mapping[str, str] = field(default_factory=dict)
-    """As `Placement.initial_values`."""
     note: str = ""
     """As `Placement.note`, and other names of the placement."""
     parameters: str = "0"
-    """As `Placement.parameters`."""
     equals: str = ""
-    """As `Placement.equals`."""
     pitfalls: tuple[str, ...] = ()
-    """As `Placement.pitfalls`."""
 
     @property
     def embedding_formula(self) -> str:
-        """The formula of the embedding norm, or an empty text."""
         return NORM_UPDATE if self.embedding_norm else ""
 
     @property
     def head_formula(self) -> str:
-        """The formula of the final norm, or an empty text."""
         return NORM_UPDATE if self.final_norm else ""
 
     @property
@@ -155,8 +145,6 @@ def _of_row(name: str) -> Any:
 
 @dataclass(kw_only=True, slots=True)
 class AlgebraPlacement(Placement):
-    """A placement that is a row of the algebra."""
-
     version = _of_row("version")
     formula = _of_row("formula")
     source = _of_row("source")
@@ -171,11 +159,6 @@ class AlgebraPlacement(Placement):
     head_formula = _of_row("head_formula")
 
     def check_norm(self, norm: NormConfig) -> None:
-        """Reject a norm without a gain if the row sets initial gains.
-
-        Raises:
-            ConfigError: The norm has no gain.
-        """
         sets_gains = any(sub.out_gain is not None for sub in self.row.all_sub_layers)
         if sets_gains and not norm.has_gain:
             raise ConfigError(
@@ -184,11 +167,7 @@ class AlgebraPlacement(Placement):
             )
 
     def reject_unused_options(self, norm: NormConfig, depth: int) -> None:
-        """As the base class; with norm=none also reject an option that changes only norms.
-
-        Raises:
-            ConfigError: The message names the option.
-        """
+        """As the base class; with norm=none also reject an option that changes only norms."""
         super(AlgebraPlacement, self).reject_unused_options(norm, depth)
         for changed in fields(self):
             if norm.name != "none" or changed.name in ("name", *SWITCHES):
@@ -206,12 +185,10 @@ class AlgebraPlacement(Placement):
         return ROWS_BY_NAME[self.name]
 
     def has_norms(self, depth: int) -> bool:
-        """Return whether any sub-layer or end of the stream has a norm."""
         return any(sub.norms for subs in self.layers(depth) for sub in subs) or any(self.end_formulas)
 
     @property
     def is_plain_sum(self) -> bool:
-        """Whether the row has no factors."""
         return all(
             sub.scale is None and sub.skip is sub.branch is sub.shrink is unit_factor for sub in self.row.all_sub_layers
         )
@@ -223,11 +200,9 @@ class AlgebraPlacement(Placement):
         return part.attn, part.mlp
 
     def layers(self, depth: int) -> list[tuple[SubLayer, SubLayer]]:
-        """Return attention and MLP of all blocks."""
         return [self.sub_layers(layer, depth) for layer in range(1, depth + 1)]
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
-        """Return the two sub-layers in sequence, each by the algebra."""
         from normlab.placements.wiring import Residual, Sequential
 
         attn, mlp = (Residual(sub, layer + 1, depth, width, make_norm) for sub in self.sub_layers(layer + 1, depth))
@@ -237,20 +212,16 @@ class AlgebraPlacement(Placement):
 
     # The row's fields build these norms, not its formulas, so that `verify` compares two independent statements.
     def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
-        """Return the embedding norm, or None."""
         return make_norm(width) if self.row.embedding_norm else None
 
     def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
-        """Return the final norm, or None."""
         return make_norm(width) if self.row.final_norm else None
 
     def inner_sites(self, layer: int, depth: int) -> frozenset[str]:
-        """Return the sites inside the sub-layers."""
         attn, mlp = self.sub_layers(layer + 1, depth)
         return frozenset(attn.norms + mlp.norms) & set(INNER_SITES)
 
     def head_scale(self) -> bool:
-        """Return whether each head's output has a learned factor."""
         return self.row.head_scale
 
 
@@ -268,11 +239,7 @@ class EarlyPlacement(AlgebraPlacement):
         return replace(reduced, early_blocks=None) if self.early_blocks == self.early.blocks(depth) else reduced
 
     def reject_unused_options(self, norm: NormConfig, depth: int) -> None:
-        """As the base class; also reject `early_blocks` above the depth.
-
-        Raises:
-            ConfigError: The message names the option.
-        """
+        """As the base class; also reject `early_blocks` above the depth."""
         if self.early_blocks is not None and self.early_blocks > depth:
             raise ConfigError(
                 f"placement.early_blocks={self.early_blocks}: is more than model.depth={depth}; "
@@ -289,7 +256,6 @@ class EarlyPlacement(AlgebraPlacement):
 
     @property
     def row(self) -> Row:
-        """The row with `early_blocks` applied."""
         row, blocks = ROWS_BY_NAME[self.name], self.early_blocks
         if blocks is None:
             return row
@@ -310,7 +276,6 @@ class FirstBlockPlacement(AlgebraPlacement):
 
     @property
     def row(self) -> Row:
-        """The row, or its variant with this first block."""
         row = ROWS_BY_NAME[self.name]
         variant = row.variants.get(self.first_block)
         return row if variant is None else replace(row, formula=variant.formula, early=variant.early)
@@ -329,7 +294,6 @@ class DepthScaledPlacement(AlgebraPlacement):
 
     @property
     def row(self) -> Row:
-        """The row with its initial gains multiplied by c."""
         row = ROWS_BY_NAME[self.name]
         return replace(row, attn=_scaled_start(row.attn, self.c_attn), mlp=_scaled_start(row.mlp, self.c_mlp))
 
@@ -340,24 +304,17 @@ def _scaled_start(sub: SubLayer, c: float) -> SubLayer:
     return replace(sub, out_gain=lambda layer, depth: c * start(layer, depth))
 
 
-PLACEMENT_CLASSES = {
-    kind.__name__: kind for kind in (AlgebraPlacement, EarlyPlacement, FirstBlockPlacement, DepthScaledPlacement)
-}
-"""Placement classes by name, for `Row.kind`."""
-
 ROWS_BY_NAME: dict[str, Row] = {}
-"""The registered rows."""
 
 SITES = {"attn": ("in", "out", "res", "q", "k", "v", "attn_inner"), "mlp": ("in", "out", "res", "mlp_inner")}
-"""Possible sites of norms for each sub-layer."""
 
 
 def register_row(row: Row) -> None:
     """Register a row as a placement.
 
     Raises:
-        ConfigError: An unknown or repeated site, an `out_gain` without an `out` norm, `initial_values` that is not a
-            mapping, an unknown `kind`, or another row of the same name.
+        ConfigError: An unknown site, an `out_gain` without an `out` norm, `initial_values` that is not a mapping, or
+            another row of the same name.
     """
     for kind, sub in zip(itertools.cycle(SITES), row.all_sub_layers, strict=False):
         for site in sub.norms:
@@ -365,13 +322,9 @@ def register_row(row: Row) -> None:
                 sites = "; ".join(f"{other} has {', '.join(known)}" for other, known in SITES.items())
                 hint = did_you_mean(site, SITES[kind])
                 raise ConfigError(f"placement {row.name!r}: unknown site {site!r} of {kind}{hint}: {sites}")
-            if sub.norms.count(site) > 1:
-                raise ConfigError(f"placement {row.name!r}: {kind} has the site {site!r} twice; name it once")
         if sub.out_gain is not None and "out" not in sub.norms:
             raise ConfigError(f"placement {row.name!r}: out_gain has no effect without a norm at site 'out'; add it")
     check_initial_values("placement", row.name, row.initial_values)
-    kind = row.kind or ("AlgebraPlacement" if row.early is None else "EarlyPlacement")
-    if kind not in PLACEMENT_CLASSES:
-        raise ConfigError(f"placement {row.name!r}: " + unknown("kind", kind, [*PLACEMENT_CLASSES]))
-    register_placement(PLACEMENT_CLASSES[kind](name=row.name), same=ROWS_BY_NAME.get(row.name, row) == row)
+    options = row.kind or (AlgebraPlacement if row.early is None else EarlyPlacement)
+    register_placement(options(name=row.name), same=ROWS_BY_NAME.get(row.name, row) == row)
     ROWS_BY_NAME[row.name] = row

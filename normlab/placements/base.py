@@ -219,7 +219,6 @@ class Placement:
 
 
 def projects(placement: Placement) -> bool:
-    """Return whether the placement overrides `project`."""
     return type(placement).project is not Placement.project
 
 
@@ -242,7 +241,6 @@ def register_placement(placement: Placement, *, same: bool = True) -> Placement:
 
 
 def load_all() -> dict[str, Placement]:
-    """Import every placement of the package and return the registry."""
     package = importlib.import_module("normlab.placements")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"normlab.placements.{module.name}")

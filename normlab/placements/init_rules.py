@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from normlab.errors import ConfigError, unknown
 from normlab.plugins import claim_name
 
 OUTPUTS = ("attn.out", "mlp.down")
@@ -58,23 +57,12 @@ def init_rule(rule: InitRule) -> InitRule:
     return rule
 
 
-def get_init_rule(name: str) -> InitRule:
-    """Return the init rule with this name.
-
-    Raises:
-        ConfigError: No rule has this name; the message lists the rules.
-    """
-    if name not in INIT_RULES:
-        raise ConfigError("init: " + unknown("rule", name, ["auto", *INIT_RULES]))
-    return INIT_RULES[name]
-
-
 def standard_deviations(name: str, *, depth: int, width: int, mlp_width: int, vocab_size: int) -> list[float]:
     """Return the standard deviations of all roles, layers and fans in a model of these sizes.
 
     Embeddings and head exist outside the blocks only (layer 0), every other role in the blocks only.
     """
-    rule = get_init_rule(name)
+    rule = INIT_RULES[name]
     fans = ((width, width), (width, mlp_width), (mlp_width, width), (width, vocab_size))
     return [
         rule(Weight(role=role, fan_in=fan_in, fan_out=fan_out, depth=depth, width=width, layer=layer))

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.options import option
 from normlab.placements.base import NORM_UPDATE, MakeNorm, Placement, register_placement
 from normlab.placements.wiring import Branch, Sequential
 
@@ -68,7 +67,7 @@ class NGPT(Placement):
     parameters: ClassVar[str] = "L * (3 * D + 2 * M) + V"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "The baseline in NVIDIA/ngpt was x = N(x) + F(N(x)), not pre, until November 2024 (issue 1).",
-        "Embeddings that the forward pass also normalises (placement.normalize_embeddings=true) get another gradient.",
+        "Embeddings that the forward pass also normalises get another gradient.",
     )
     init: ClassVar[str] = "gpt2"
     initial_values: ClassVar[Mapping[str, str]] = {
@@ -88,31 +87,18 @@ class NGPT(Placement):
     }
 
     name: str = "ngpt"
-    normalize_embeddings: bool = option(False, "Also normalise the input of the first block in the forward pass.")
-
-    @property
-    def embedding_formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The normalisation of the embeddings with `normalize_embeddings`, or an empty text."""
-        return "x = x / norm2(x)" if self.normalize_embeddings else ""
 
     def has_norms(self, depth: int) -> bool:
-        """Return whether an end of the stream has a norm; the blocks have none."""
         return NORM_UPDATE in self.end_formulas
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
-        """Return the two sub-layers in sequence."""
         return Sequential(NGPTSubLayer(width), NGPTSubLayer(width))
-
-    def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
-        """Return the normalisation of the embeddings with `normalize_embeddings`, or None."""
-        return UnitInput() if self.normalize_embeddings else None
 
     def attention_scale(self, head_width: int) -> float:
         """Return sqrt(K), because the product of unit vectors has variance 1 / K."""
         return head_width**0.5
 
     def qk_transform(self, heads: int, head_width: int) -> nn.Module:
-        """Return the normalisation to unit vectors times s_qk."""
         return UnitHeads(heads, head_width)
 
     def hidden_transform(self, site: str, width: int, mlp_width: int) -> nn.Module:
@@ -124,7 +110,6 @@ class NGPT(Placement):
         return Scale(vocab_size, start=width**-0.5, factor=width**0.5)
 
     def project(self, weights: Mapping[str, Tensor]) -> None:
-        """Project rows, or columns, to length 1, in place."""
         for name, weight in weights.items():
             if name.endswith((*ROWS, *COLUMNS)):
                 weight.copy_(unit(weight, -2 if name.endswith(COLUMNS) else -1))
@@ -139,7 +124,6 @@ class Scale(nn.Module):
         self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the scaled input, in its shape and dtype."""
         return x * (self.scale * self.factor).to(x.dtype)
 
 
@@ -166,17 +150,8 @@ class NGPTSubLayer(nn.Module):
         self.factor = 0.05 * width**0.5
 
     def forward(self, x_BTD: Tensor, sublayer: Branch) -> Tensor:
-        """Return the stream after the sub-layer."""
         rate_D, unit_BTD = self.alpha.abs() * self.factor, unit(x_BTD)
         return unit(unit_BTD + sublayer.mark_update(rate_D * (unit(sublayer(x_BTD)) - unit_BTD)))
-
-
-class UnitInput(nn.Module):
-    """x / |x|."""
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """Return the stream that enters the first block."""
-        return unit(x_BTD)
 
 
 register_placement(NGPT())

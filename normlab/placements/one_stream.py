@@ -31,15 +31,11 @@ class BottomToTop(Placement):
     name: str = "b2t"
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
-        """Return the wiring of one block."""
         return B2TWiring(width, make_norm)
 
 
 class B2TWiring(TwoNorms):
-    """The wiring of `BottomToTop`."""
-
     def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
-        """Return the stream after the block."""
         h_BTD = self.attn_norm(x_BTD + attn(x_BTD))
         return self.mlp_norm(x_BTD + h_BTD + mlp(h_BTD))
 
@@ -74,13 +70,10 @@ class GPAS(Placement):
     name: str = "gpas"
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
-        """Return the wiring of one block."""
         return GPASWiring(width, make_norm)
 
 
 class GPASWiring(TwoNorms):
-    """The wiring of `GPAS`."""
-
     def __init__(self, width: int, make_norm: MakeNorm):
         super().__init__(width, make_norm)
         self.gate = nn.Parameter(torch.zeros(()))
@@ -90,7 +83,6 @@ class GPASWiring(TwoNorms):
         return x_BTD - F.silu(self.gate) * x_BTD.detach()
 
     def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
-        """Return the stream after the block."""
         x_BTD = self.scale(x_BTD + attn(self.attn_norm(x_BTD)))
         return self.scale(x_BTD + mlp(self.mlp_norm(x_BTD)))
 
@@ -119,7 +111,6 @@ class Parallel(Placement):
     name: str = "parallel"
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
-        """Return the wiring of one block."""
         return ParallelWiring(width, make_norm)
 
 
@@ -138,28 +129,21 @@ class ParallelTwoNorms(Parallel):
     name: str = "parallel_two_norms"
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
-        """Return the wiring of one block."""
         return ParallelTwoNormsWiring(width, make_norm)
 
 
 class ParallelWiring(nn.Module):
-    """The wiring of `Parallel`."""
-
     def __init__(self, width: int, make_norm: MakeNorm):
         super().__init__()
         self.norm = make_norm(width)
 
     def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
-        """Return the stream after the block."""
         normed_BTD = self.norm(x_BTD)
         return x_BTD + attn(normed_BTD) + mlp(normed_BTD)
 
 
 class ParallelTwoNormsWiring(TwoNorms):
-    """The wiring of `ParallelTwoNorms`."""
-
     def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
-        """Return the stream after the block."""
         return x_BTD + attn(self.attn_norm(x_BTD)) + mlp(self.mlp_norm(x_BTD))
 
 

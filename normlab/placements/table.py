@@ -7,7 +7,15 @@ from __future__ import annotations
 
 import math
 
-from normlab.placements.algebra import EarlyBlocks, Row, SubLayer, Variant, register_row
+from normlab.placements.algebra import (
+    DepthScaledPlacement,
+    EarlyBlocks,
+    FirstBlockPlacement,
+    Row,
+    SubLayer,
+    Variant,
+    register_row,
+)
 
 
 def fourth_root(layer: int, depth: int) -> float:
@@ -21,17 +29,14 @@ def twice_depth(layer: int, depth: int) -> float:
 
 
 def root_of_layer(layer: int, depth: int) -> float:
-    """sqrt(l)."""
     return math.sqrt(layer)
 
 
 def zero(layer: int, depth: int) -> float:
-    """0 in every block."""
     return 0.0
 
 
 def over_root_of_depth(layer: int, depth: int) -> float:
-    """1 / sqrt(L)."""
     return depth**-0.5
 
 
@@ -41,12 +46,10 @@ def smaller_with_depth(layer: int, depth: int) -> float:
 
 
 def first_block_only(depth: int) -> int:
-    """Return 1."""
     return 1
 
 
 def quarter(depth: int) -> int:
-    """Return floor(L / 4)."""
     return depth // 4
 
 
@@ -123,7 +126,7 @@ ROWS: tuple[Row, ...] = (
         name="depth_scaled_sandwich",
         formula="x = x + N(F(N(x)))",
         equals="peri with the same gains",
-        kind="DepthScaledPlacement",
+        kind=DepthScaledPlacement,
         source="Yin et al. 2025, arXiv:2504.07866 (Pangu Ultra), whose c we know from a secondary source; c = 1 is "
         "Arcee Trinity's, arXiv:2602.17004",
         note="peri whose output norms' gains start at c / sqrt(L), c_attn = 0.283 and c_mlp = 0.432. The init of Pangu "
@@ -192,7 +195,7 @@ ROWS: tuple[Row, ...] = (
         name="keel",
         formula="h = x + A(N(x)) if l == 1 else N(2 * L * x + A(N(x))); "
         "x = N(h + M(N(h))) if l == 1 else N(2 * L * h + M(N(h)))",
-        kind="FirstBlockPlacement",
+        kind=FirstBlockPlacement,
         pitfalls=(
             "first_block=same also multiplies the stream by 2L in the first block; public code does not.",
             "Public code norms the input of the LM head again, which adds a gain: placement.final_norm=true.",

@@ -32,7 +32,6 @@ class DuplicateStream(nn.Module):
     """(x, x): both streams start at the embeddings."""
 
     def forward(self, x_BTD: Tensor) -> Streams:
-        """Return the two streams that enter the first block."""
         return duplicate_stream(x_BTD)
 
 
@@ -54,15 +53,12 @@ class ResiDual(Placement):
     name: str = "resi_dual"
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
-        """Return the two sub-layers in sequence."""
         return Sequential(ResiDualSubLayer(width, make_norm), ResiDualSubLayer(width, make_norm))
 
     def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module:
-        """Return the module that starts both streams at the embeddings."""
         return DuplicateStream()
 
     def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module:
-        """Return the module that combines both streams."""
         return ResiDualOutput(width, make_norm)
 
 
@@ -74,7 +70,6 @@ class ResiDualSubLayer(nn.Module):
         self.norm = make_norm(width)
 
     def forward(self, streams: Streams, sublayer: Branch) -> Streams:
-        """Return both streams after the sub-layer."""
         x_BTD, y_BTD = streams
         branch_BTD = sublayer(x_BTD)
         return self.norm(x_BTD + branch_BTD), y_BTD + branch_BTD
@@ -88,7 +83,6 @@ class ResiDualOutput(nn.Module):
         self.norm = make_norm(width)
 
     def forward(self, streams: Streams) -> Tensor:
-        """Return the input of the head."""
         x_BTD, y_BTD = streams
         return x_BTD + self.norm(y_BTD)
 
@@ -116,15 +110,12 @@ class Siamese(Placement):
     name: str = "siamese"
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
-        """Return the two sub-layers in sequence."""
         return Sequential(*(SiameseSubLayer(layer + 1, width, make_norm) for _ in range(2)))
 
     def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module:
-        """Return the module that starts both streams at the embeddings."""
         return DuplicateStream()
 
     def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module:
-        """Return the module that combines both streams."""
         return SiameseOutput(width, make_norm)
 
 
@@ -142,7 +133,6 @@ class SiameseSubLayer(nn.Module):
         self.register_buffer("root", torch.tensor(math.sqrt(2 * layer), dtype=torch.float64))
 
     def forward(self, streams: Streams, sublayer: Branch) -> Streams:
-        """Return both streams after the sub-layer."""
         x_BTD, y_BTD = streams
         x_BTD = self.x_norm(x_BTD)
         branch_BTD = sublayer(self.in_norm(x_BTD + self.y_norm(y_BTD)))
@@ -159,7 +149,6 @@ class SiameseOutput(nn.Module):
         self.out_norm = make_norm(width)
 
     def forward(self, streams: Streams) -> Tensor:
-        """Return the input of the head."""
         x_BTD, y_BTD = streams
         return self.out_norm(self.x_norm(x_BTD) + self.y_norm(y_BTD))
 
@@ -198,15 +187,12 @@ class X0Lambdas(Placement):
     name: str = "x0_lambdas"
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
-        """Return the wiring of one block."""
         return X0Wiring(layer + 1, depth, width, make_norm)
 
     def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module:
-        """Return the module that norms the embeddings and keeps a copy."""
         return X0Input(width, make_norm)
 
     def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module:
-        """Return the module that norms the stream and drops the embeddings."""
         return X0Output(width, make_norm)
 
 
@@ -219,7 +205,6 @@ class X0Wiring(TwoNorms):
         self.z = nn.Parameter(torch.tensor(interpolate(0.20, 0.05, layer, depth)))
 
     def forward(self, streams: Streams, attn: Branch, mlp: Branch) -> Streams:
-        """Return the stream after the block, and the unchanged embeddings."""
         x_BTD, x0_BTD = streams
         x_BTD = self.r * x_BTD + self.z * x0_BTD
         x_BTD = x_BTD + attn(self.attn_norm(x_BTD))
@@ -234,7 +219,6 @@ class X0Input(nn.Module):
         self.norm = make_norm(width)
 
     def forward(self, x_BTD: Tensor) -> Streams:
-        """Return the stream that enters the first block, and the embeddings that each block adds."""
         return duplicate_stream(self.norm(x_BTD))
 
 
@@ -246,7 +230,6 @@ class X0Output(nn.Module):
         self.norm = make_norm(width)
 
     def forward(self, streams: Streams) -> Tensor:
-        """Return the input of the head."""
         return self.norm(streams[0])
 
 

@@ -27,7 +27,6 @@ class Branch:
     def __init__(self, sublayer: Callable[[Tensor], Tensor]):
         self.sublayer = sublayer
         self.last_update: Tensor | None = None
-        """The update of the last call."""
 
     def __call__(self, x_BTD: Tensor) -> Tensor:
         """Return the output of the sub-layer, marked as the update of the stream."""
@@ -64,7 +63,6 @@ class Residual(nn.Module):
             self.scale = nn.Parameter(torch.full(shape, float(sub.scale(layer, depth))))
 
     def forward(self, x_BTD: Tensor, sublayer: Branch) -> Tensor:
-        """Return the stream after the sub-layer."""
         branch_BTD = self.norms["in"](x_BTD) if "in" in self.norms else x_BTD
         if self.shrink is not None:
             branch_BTD = branch_BTD / self.shrink
@@ -91,7 +89,6 @@ class Sequential(nn.Module):
         self.mlp = mlp
 
     def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
-        """Return the stream after the block."""
         return self.mlp(self.attn(x_BTD, attn), mlp)
 
 

@@ -5,47 +5,40 @@ JSON and CSV have every value, not rounded. A text has few columns (`columns_of`
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from normlab.analysis.best import Comparison
-from normlab.analysis.cells import GRID_OF_DECAYS, Cell, SeedMean
+from normlab.analysis.cells import Cell, SeedMean
 from normlab.analysis.contrasts import MIN_P_EQUAL, POOLED
 from normlab.analysis.factors import level_title, option_name
 from normlab.analysis.intervals import LEVEL, Design, Interval, PairedTest, design_of, format_losses
-from normlab.analysis.learning_rates import BAD, DEFINITIONS, NEAR_BEST
+from normlab.analysis.learning_rates import SENSITIVITY
 from normlab.analysis.results import STATES
 from normlab.analysis.settings import format_setting
-from normlab.analysis.table import AtRate, CellResult, CellsTable, Target
+from normlab.analysis.table import CellResult, CellsTable, Target
 from normlab.errors import ConfigError, printable, unknown
 from normlab.report.tables import Row, escape_markdown, fold_lines, format_p, render, terminal_width
 from normlab.store.format import FINISHED
-from normlab.store.outcome import DESCRIPTIONS, STUCK
+from normlab.store.outcome import DESCRIPTIONS
 from normlab.store.throughput import format_mfu, format_tflops
-
-PREFIXES = ("", "shared_")
-"""Prefixes of keys of JSON: at the cell's best learning rate, and at the one that all cells share."""
 
 
 def render_cells(table: CellsTable, format: str, columns: Sequence[str] = ()) -> str:
-    """Render the cells in one of `tables.FORMATS`; JSON and CSV have every value.
+    """Render the cells in one of `tables.FORMATS`, with the factors and some columns, such as `val_loss`.
 
-    Args:
-        table: The cells.
-        format: One of `tables.FORMATS`.
-        columns: The columns besides the factors, such as `val_loss`; by default all.
+    JSON and CSV have every value, and every column by default.
 
     Raises:
         ConfigError: A column is unknown.
         NormlabError: The format is unknown.
     """
     if format in ("json", "csv"):
-        rows = [row if format == "json" else _flatten(row) for row in json_rows(table)]
-        keys = list(dict.fromkeys(key for row in rows for key in row))  # a cell without counts has no spike keys
+        rows = json_rows(table)
         if columns:
-            keys = list(dict.fromkeys([*table.by, *_choose(columns, keys)]))
-        return render([{key: row.get(key) for key in keys} for row in rows], format)
+            keys = dict.fromkeys([*table.by, *_choose(columns, rows[0] if rows else ())])
+            rows = [{key: row[key] for key in keys} for row in rows]
+        return render(rows, format)
     rows = table_rows(table, columns)
     lines = notes(table, rows[0] if rows else ())
     if format == "latex":
@@ -93,24 +86,16 @@ def json_rows(table: CellsTable) -> list[Row]:
 
 
 def _values(table: CellsTable, result: CellResult) -> Row:
-    cell, k = result.cell, len(result.cell.losses)
-    selected = f"lowest mean final validation loss of {k} learning rates, on that same loss" if k > 1 else None
-    best, shared = map(_losses, result.rates)
+    cell = result.cell
     row = {
         **cell.levels,
         "cell": cell.name,
-        "label": cell.label,
         "runs": len(cell.runs),
         **{state: cell.count(state) for state in STATES},
-        **best,
-        "selected": selected,
-        **{f"shared_{key}": value for key, value in shared.items()},
+        **_losses(result),
         "learning_rates": list(cell.losses),
-        "lr_sensitivity": result.sensitivity.value,
+        "lr_sensitivity": result.sensitivity,
         "loss_at_start": result.loss_at_start,
-        "near_best_lr": result.sensitivity.near_best and list(result.sensitivity.near_best),
-        "near_best_within": NEAR_BEST,
-        "too_high_lr": result.sensitivity.too_high,
         "bad_lrs": sorted(cell.bad_lrs),
         "tokens_per_s": result.tokens_per_s,
         "flops_per_token": result.flops_per_token,
@@ -118,25 +103,11 @@ def _values(table: CellsTable, result: CellResult) -> Row:
         "mfu": result.mfu,
         "peak_memory_bytes": result.peak_memory_bytes,
         **(_target_values(result.target) if result.target else {}),
-        "spikes": {
-            rule: {"runs": each.runs, "spikes": each.spikes, "of_steps": each.of_steps, "share": each.share}
-            for rule, each in result.spikes.items()
-        },
-        **{
-            name: sorted({str(run.settings[key]) for run in cell.runs})
-            for name, key in (("corpora", "corpus"), ("devices", "device"), ("precisions", "precision"))
-        },
         "run_ids": [run.record.run_id for run in cell.runs],
         "warnings": result.warnings,
     }
     if table.has_baseline:
-        for at, prefix in zip(result.rates, PREFIXES, strict=True):
-            row |= {f"{prefix}baseline": result.baseline and result.baseline.name}
-            row |= {f"{prefix}{key}": value for key, value in _comparison_values(at.comparison).items()}
-    if table.has_speedup:
-        gain = result.speedup
-        row["speedup"] = gain and gain.ratio
-        row |= {f"speedup_{key}": gain and getattr(gain, key) for key in ("low", "high", "seeds", "bound", "method")}
+        row |= {"baseline": result.baseline and result.baseline.name, **_comparison_values(result.comparison)}
     return row
 
 
@@ -145,18 +116,17 @@ def _interval_values(key: str, interval: Interval | PairedTest | None) -> Row:
     return {name: interval and getattr(interval, attribute) for name, attribute in names.items()}
 
 
-def _losses(at: AtRate) -> Row:
-    design = at.final.interval and at.final.interval.design
+def _losses(result: CellResult) -> Row:
+    final = result.cell.final
+    design = final.interval and final.interval.design
     return {
-        "lr": at.lr,
-        "seeds": len(at.final.losses),
-        "seeds_diverged": at.final.diverged,
+        "lr": result.cell.best_lr,
+        "seeds": len(final.losses),
+        "seeds_diverged": final.diverged,
         "seeds_crossed": design and design.crossing,
         "seeds_fixed": design and design.fixed,
-        **_interval_values("val_loss", at.final.interval),
-        "val_loss_of_others": at.final.mean_of_others,
-        **_interval_values("best_val_loss", at.lowest.interval),
-        "best_val_loss_of_others": at.lowest.mean_of_others,
+        **_interval_values("val_loss", final.interval),
+        "val_loss_of_others": final.mean_of_others,
     }
 
 
@@ -182,26 +152,12 @@ def _target_values(target: Target) -> Row:
     }
 
 
-def _flatten(row: Row) -> dict[str, Any]:
-    """Return a row for CSV: nested values with dotted keys, and lists as JSON."""
-    flat: dict[str, Any] = {}
-    for key, value in row.items():
-        if isinstance(value, dict):
-            flat |= _flatten({f"{key}.{name}": nested for name, nested in value.items()})
-        else:
-            flat[key] = json.dumps(value) if isinstance(value, list) else value
-    return flat
-
-
 # Texts
 
 
 class Column(NamedTuple):
-    """A column of the text."""
-
     title: str
     value: Callable[[CellResult], Any]
-    """The value of a cell; None for no text."""
     format: Callable[[Any], str] = str
     note: str = ""
     """The definition, if the table needs one."""
@@ -209,46 +165,36 @@ class Column(NamedTuple):
     """Whether the table has it without a request, if a text is not empty."""
 
     def text(self, result: CellResult) -> str:
-        """Return the text of a cell."""
         return "" if (value := self.value(result)) is None else self.format(value)
 
 
 def columns_of(table: CellsTable) -> list[Column]:
-    """Return the columns of the text after the factors, in order."""
-    results, cells = table.results, table.cells
-    states = {state: f"{state}: {rule}" for state, rule in DESCRIPTIONS.items()}
-    states[STUCK] += _unigram_text(cells)
-    differ = any(result.best.lr != result.shared.lr for result in results)
-    target = results[0].target if results else None
-    packed = max((run.record.status.pack_size for cell in cells for run in cell.runs), default=1) > 1
-    columns = [
+    target = table.results[0].target if table.results else None
+    packed = max((run.record.status.pack_size for cell in table.cells for run in cell.runs), default=1) > 1
+    return [
         Column("runs", lambda at: len(at.cell.runs)),
         *(
-            Column(state, lambda at, state=state: at.cell.count(state) or None, note=states.get(state, ""))
+            Column(
+                state,
+                lambda at, state=state: at.cell.count(state) or None,
+                note=f"{state}: {DESCRIPTIONS[state]}" if state in DESCRIPTIONS else "",
+            )
             for state in STATES
             if state != FINISHED
         ),
-        Column("best lr", lambda at: at.best.lr, format_setting),
-        Column("val loss", lambda at: at.best.final, loss_text),
-        Column("vs baseline", lambda at: at.best.comparison, _difference_text),
-        Column("p (Holm)", lambda at: at.best.comparison, _p_text),
-        Column("val loss at shared lr", lambda at: at.shared.final, loss_text, is_default=differ),
-        Column("vs baseline at shared lr", lambda at: at.shared.comparison, _difference_text, is_default=differ),
-        Column("p (Holm) at shared lr", lambda at: at.shared.comparison, _p_text, is_default=differ),
-        Column("compute speed-up", lambda at: at.speedup, note=_speedup_note(results)),
-        Column("S", _sensitivity_text, note=f"bad learning rate: {BAD}; S: {DEFINITIONS['S']}"),
-        Column(_target_title(target), lambda at: at.target, _target_text, f"{_target_title(target)}: {TARGET_NOTE}"),
+        Column("best lr", lambda at: at.cell.best_lr, format_setting),
+        Column("val loss", lambda at: at.cell.final, loss_text),
+        Column("vs baseline", lambda at: at.comparison, _difference_text),
+        Column("p (Holm)", lambda at: at.comparison and at.comparison.p_holm, format_p),
+        Column("S", _sensitivity_text, note=SENSITIVITY),
+        *(
+            [Column(title := f"to {target.loss:g}", lambda at: at.target, _target_text, f"{title}: {TARGET_NOTE}")]
+            if target
+            else []
+        ),
         Column("tok/s", lambda at: at.tokens_per_s, "{:,.0f}".format, PACK_NOTE if packed else ""),
         Column("TFLOP/s", lambda at: at.flops_per_s, format_tflops, FLOPS_NOTE, is_default=False),
         Column("MFU", lambda at: at.mfu, format_mfu, MFU_NOTE),
-    ]
-    with_baseline = ("vs baseline", "p (Holm)")
-    return [
-        column
-        for column in columns
-        if (table.has_baseline or not column.title.startswith(with_baseline))
-        and (table.has_speedup or column.title != "compute speed-up")
-        and (target or column.title != _target_title(target))
     ]
 
 
@@ -259,11 +205,7 @@ MFU_NOTE = "MFU: model FLOP/s of all runs of a pack, as a share of the device's 
 
 
 def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
-    """Return the rows of the table as text.
-
-    Args:
-        table: The cells.
-        columns: The columns besides the factors; by default those that are not empty and do not repeat others.
+    """Return the rows of the table as text: the factors, and some columns, by default those that are not empty.
 
     Raises:
         ConfigError: A column is unknown.
@@ -281,12 +223,8 @@ def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
 
 
 def _sensitivity_text(result: CellResult) -> str:
-    value = result.sensitivity.value
+    value = result.sensitivity
     return f"{value:.4f}" if value is not None else "-" if len(result.cell.losses) > 1 else ""
-
-
-def _target_title(target: Target | None) -> str:
-    return f"to {target.loss:g}" if target else ""
 
 
 def _target_text(target: Target) -> str:
@@ -304,17 +242,12 @@ def loss_text(mean: SeedMean) -> str:
 
 
 def _difference_text(comparison: Comparison) -> str:
-    """Return the difference, `-0.0123 [-0.0200, -0.0046] (n=5)`."""
     test = comparison.test
     if test is None:
         return ""
     interval = "" if test.low is None else f" [{test.low:+.4f}, {test.high:+.4f}]"
     ranks = " by ranks" if test.test.startswith("signed-rank") else ""
     return f"{test.estimate:+.4f}{interval} (n={test.design}{ranks})"
-
-
-def _p_text(comparison: Comparison) -> str:
-    return format_p(comparison.p_holm)
 
 
 # Definitions
@@ -324,28 +257,20 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
     """Return the definitions of the shown columns, by default those of `table_rows`, one per line."""
     results = table.results
     shown = list((table_rows(table) or [{}])[0] if shown is None else shown)
-    columns = {column.removesuffix(" at shared lr") for column in shown}
     grid = sorted({len(cell.losses) for cell in table.cells if cell.losses})
     lines = [
         f"losses: nats/token, mean ± half of its {LEVEL:.0%} interval over n seeds (Student's t); both losses if n=2",
         *_design_notes(results),
         *table.resolved_differences,
     ]
-    if grid and grid[-1] > 1 and columns & {"best lr", "val loss"}:
+    if grid and grid[-1] > 1 and {"best lr", "val loss"} & {*shown}:
         k = "-".join(map(str, dict.fromkeys((grid[0], grid[-1]))))
         lines.append(
             f"best lr: the best of {k} learning rates, selected on this same loss, so the loss is optimistic; a "
             "learning rate with a diverged seed is selected only if every learning rate has one"
         )
-    if any(cell.varies_decay for cell in table.cells):
-        lines.append(GRID_OF_DECAYS)
-    if any(column.endswith(" at shared lr") for column in shown):
-        lines.append(
-            f"shared lr: {format_setting(results[0].shared.lr)} for every cell: the learning rate of --lr, else the "
-            "one with the best mean rank"
-        )
-    comparisons = [at.comparison for result in results for at in result.rates if at.comparison]
-    if "vs baseline" in columns and any(result.baseline for result in results):
+    comparisons = [result.comparison for result in results if result.comparison]
+    if "vs baseline" in shown and any(result.baseline for result in results):
         lines.append(
             "vs baseline: loss minus the loss of the baseline, paired by seed and data order; negative is better. "
             "p: two-sided, of a paired t test, or of an exact signed-rank test if a run of a pair diverged (a diverged "
@@ -356,17 +281,7 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
     return [*lines, *(column.note for column in defined if column.note)]
 
 
-def _speedup_note(results: Sequence[CellResult]) -> str:
-    methods = dict.fromkeys(result.speedup.method for result in results if result.speedup)
-    return (
-        "compute speed-up: the training FLOPs that the baseline needs to reach the cell's loss, over the FLOPs of "
-        f"the cell, at the best lr; the baseline's loss between its budgets C: {'; '.join(methods)}; > or <: the "
-        "loss is outside the baseline's range, so this is a bound"
-    )
-
-
 def pool_notes(methods: Iterable[str]) -> list[str]:
-    """Return the note that defines pooled tests, if there are any."""
     if not any(method.startswith(POOLED) for method in methods):
         return []
     return [
@@ -376,19 +291,11 @@ def pool_notes(methods: Iterable[str]) -> list[str]:
     ]
 
 
-def _unigram_text(cells: Sequence[Cell]) -> str:
-    """Return ` (here 3.2114)`, or a range if the runs' unigram entropies differ; empty if none is on record."""
-    known = [run.record.references.unigram for cell in cells for run in cell.runs]
-    losses = [f"{loss:.4f}" for loss in sorted({loss for loss in known if loss is not None})]
-    return f" (here {' to '.join(dict.fromkeys((losses[0], losses[-1])))})" if losses else ""
-
-
 def _design_notes(results: Sequence[CellResult]) -> list[str]:
     """Return notes on the variance that the intervals include: initial weights, data order."""
-    rates = [at for result in results for at in result.rates]
-    designs = [at.final.interval.design for at in rates if at.final.interval]
+    designs = [result.cell.final.interval.design for result in results if result.cell.final.interval]
     fixed = {design.fixed for design in designs}
-    designs += [at.comparison.test.design for at in rates if at.comparison and at.comparison.test]
+    designs += [each.comparison.test.design for each in results if each.comparison and each.comparison.test]
     notes = [
         f"{factor} fixed ({option}): its variance is not in the intervals"
         for option, factor in (("data.seed", "data order"), ("seed", "initial weights"))
@@ -415,7 +322,6 @@ def render_tests(rows: Sequence[Row], format: str) -> str:
 
 
 def format_tests(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of `factor_tests.run_test` as text."""
     has_bad, has_units = any(row["bad"] for row in rows), len({row["unit"] for row in rows}) > 1
     return [
         {
@@ -449,7 +355,6 @@ def _counts_text(row: Row) -> Row:
 
 
 def notes_on_tests(rows: Sequence[Row]) -> list[str]:
-    """Return the definitions of a test's columns, one per line."""
     test, differences = rows[0]["test"], rows[0]["resolved_differences"]
     corrected = f"two-sided, corrected by Holm's method (number of tests: {len(rows)})"
     baseline = "after a minus sign: the baseline, by default the first level of a factor; --against chooses another"

@@ -24,8 +24,6 @@ MANY_PANELS, MAX_PANELS = 4, 24
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """The factors on each channel of a figure."""
-
     x: Factor | None
     """None for a figure whose x axis is no factor: a learning rate, a step or a layer."""
     color: Factor | None
@@ -40,18 +38,15 @@ class Channels:
         return replace(self, x=None, panel=(self.x, *self.panel))
 
     def colors(self) -> dict[Setting, str]:
-        """Return the colour of each level of the colour factor."""
         return level_colors(self.color) if self.color else {None: COLORS[0]}
 
     def styles(self) -> dict[Setting, str]:
-        """Return the line style of each level of the style factor."""
         if self.style is None:
             return {None: STYLES[0]}
         every = self.style.all_levels or self.style.levels
         return {level: STYLES[every.index(level) % len(STYLES)] for level in self.style.levels}
 
     def panel_label(self, values: Mapping[str, Setting]) -> str:
-        """Return the title of the panel of a cell, given the cell's value of each option."""
         options = [factor.option for factor in self.panel]
         return label(options, [values[option] for option in options]) if options else ""
 
@@ -93,14 +88,6 @@ def choose_channels(
 
     By default the numeric factor with the most levels is on x, the other factor with the most levels has the colours,
     and the rest have panels; of more than `MANY_PANELS`, the factor with the fewest levels has the line styles.
-
-    Args:
-        factors: The factors of the runs.
-        runs: The runs, which have the options.
-        x: The option on x.
-        color: The option with the colours.
-        style: The option with the line styles.
-        panel: The options with panels.
 
     Raises:
         ConfigError: An option is unknown, is not a factor or is given twice; or a factor is left without a channel.

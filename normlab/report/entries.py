@@ -83,7 +83,6 @@ _COLUMNS: dict[str, dict[str, str | Callable[[Entry], Any]]] = {
 
 
 def table_rows(kind: str, entries: list[Entry]) -> list[Row]:
-    """Return a row of each entry for a table of one kind."""
     return [
         {title: value(entry) if callable(value) else entry.get(value) for title, value in _COLUMNS[kind].items()}
         for entry in entries
@@ -97,11 +96,6 @@ INDENT = 21
 
 def entry_text(kind: str, name: str, width: int) -> str:
     """Return an entry as text, a line for each property that is not empty, then the documentation.
-
-    Args:
-        kind: norms, placements, models, data, optim, init, stats or options.
-        name: The entry's name.
-        width: Columns of the terminal.
 
     Raises:
         ConfigError: The name is unknown.

@@ -8,18 +8,18 @@ place of a mean.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from normlab.analysis.cells import BAD_OUTCOMES, GRID_OF_DECAYS, Cell
+from normlab.analysis.cells import BAD_OUTCOMES, Cell
 from normlab.analysis.factor_tests import LOGARITHMIC
 from normlab.analysis.factors import Factor, level_label, level_title
 from normlab.analysis.results import RunResult
 from normlab.analysis.settings import format_setting
 from normlab.analysis.table import CellsTable
 from normlab.errors import ConfigError, NormlabError, unknown, warn
-from normlab.report.channels import MAX_PANELS, Channels, choose_channels, mix
+from normlab.report.channels import MAX_PANELS, Channels, choose_channels
 from normlab.report.figure_points import MOMENTS, SERIES, Point, ReadCache, loss_point, mean_curve, median_profile
 from normlab.stats.registry import STATISTICS
 from normlab.store.format import DIVERGED
@@ -32,8 +32,6 @@ ROOM = 0.08
 """Room beyond the values, as a share of their range."""
 TICKS = 6
 """Most steps between the ticks of an axis of numbers."""
-_HEAT = ("#002051", "#3c4d6e", "#7f7c75", "#bbaf71", "#fdea45")
-"""The colours of a heat map, from low to high: cividis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +54,12 @@ class Line:
     style: str
     points: Sequence[Point]
     crosses: Sequence[float] = ()
-    """The steps at which a seed diverged."""
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A field of a heat map."""
-
-    point: Point
-    text: str
-    color: str
-    """The ground of the field; empty for one with diverged seeds, or with stuck ones among others."""
-    ink: str
-    """The colour of the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel of a figure."""
-
     title: str
-    lines: Sequence[Line] = ()
-    grid: Mapping[tuple[int, int], Field] = field(default_factory=dict)
-    """The fields of a heat map, by column and row."""
+    lines: Sequence[Line]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +72,11 @@ class Figure:
     panels: Sequence[Panel]
     caption: str
     is_connected: bool = True
-    """Whether lines connect the points."""
     is_band: bool = False
     """Whether low and high are the range of the seeds, drawn as a band."""
 
 
 class Layout:
-    """The cells of a figure in panels and lines.
-
-    Args:
-        cells: The cells.
-        channels: The channels of the figure.
-    """
-
     def __init__(self, cells: Sequence[Cell], channels: Channels) -> None:
         self.cells, self.channels = cells, channels
         order = {factor.option: list(factor.levels) for factor in channels.panel}
@@ -157,7 +130,7 @@ def make_figure(
         statistic: For `layers` a statistic, such as `resid_rms` (the default) or `norm_in_rms attn.in`, which names a
             site too; for `loss` one of `SERIES`, by default `val_loss`.
         moment: The step of `layers`, one of `MOMENTS`.
-        channels: Options of `choose_channels`. A matrix has `x` in its columns and `color` in its rows.
+        channels: Options of `choose_channels`.
 
     Raises:
         ConfigError: The kind, the statistic, the moment or an option is unknown, or a factor is left without a channel.
@@ -165,7 +138,7 @@ def make_figure(
     """
     if kind not in KINDS:
         raise ConfigError(f"figure {kind}: " + unknown("figure", kind, KINDS))
-    if channels.get("x") is not None and kind not in WITH_FACTOR:
+    if channels.get("x") is not None and kind != "factor":
         raise ConfigError(f"--x {channels['x']}: this figure has its own x axis; use --color, --style or --panel")
     runs = [run.record for cell in table.cells for run in cell.runs]
     layout = layout_of(kind, table.cells, choose_channels(table.factors, runs, **channels))
@@ -190,7 +163,7 @@ def layout_of(kind: str, cells: Sequence[Cell], channels: Channels) -> Layout:
     shown = [cell for cell in cells if cell.losses or kind in WITH_RANGE]
     if not shown:
         raise NormlabError(f"figure {kind}: no selected run has a final loss yet")
-    return Layout(shown, channels if kind in WITH_FACTOR else channels.without_x())
+    return Layout(shown, channels if kind == "factor" else channels.without_x())
 
 
 def describe(kind: str, layout: Layout, cache: ReadCache, statistic: str | None = None, moment: str = "last") -> Figure:
@@ -199,7 +172,7 @@ def describe(kind: str, layout: Layout, cache: ReadCache, statistic: str | None 
         return _losses(layout, cache, statistic or "val_loss")
     if kind == "layers":
         return _layers(layout, cache, statistic or "resid_rms", moment)
-    return {"factor": _factor, "lr": _learning_rates, "matrix": _matrix}[kind](layout)
+    return _factor(layout) if kind == "factor" else _learning_rates(layout)
 
 
 # Axes
@@ -235,11 +208,8 @@ def number_ticks(low: float, high: float, *, is_log: bool = False) -> list[tuple
 def _value_axis(name: str, panels: Sequence[Panel], *, may_be_log: bool = False, skip: float = 0.0) -> Axis:
     """Return the vertical axis: all values, and intervals up to the range of the values beyond them.
 
-    Args:
-        name: The name of the axis.
-        panels: The panels.
-        may_be_log: Whether the axis is logarithmic if the values are positive and differ by `LOGARITHMIC_FROM`.
-        skip: The share of the x axis at its beginning in which values may lie above the range.
+    With `may_be_log` it is logarithmic if the values are positive and differ by `LOGARITHMIC_FROM`. In the first share
+    `skip` of the x axis values may lie above the range.
     """
     points = [point for panel in panels for line in panel.lines for point in line.points]
     first = skip * max((point.x for point in points), default=0.0)
@@ -274,7 +244,6 @@ def _finite(values: Iterable[float | None]) -> list[float]:
 
 
 def _number_axis(name: str, panels: Sequence[Panel]) -> Axis:
-    """Return the horizontal axis of steps or layers."""
     lines = [line for panel in panels for line in panel.lines]
     values = [value for line in lines for value in (*(point.x for point in line.points), *line.crosses)] or [0.0]
     low, high = min(values), max(max(values), min(values) + 1)
@@ -306,7 +275,6 @@ def factor_axis(factor: Factor) -> tuple[dict[Setting, float], bool]:
 
 
 def _at_best(cells: Sequence[Cell]) -> str:
-    """Return at which learning rate each cell is shown."""
     rates = {lr for cell in cells for lr in cell.losses}
     if len(rates) == 1:
         return f"at learning rate {format_setting(rates.pop())}"
@@ -357,8 +325,6 @@ def _learning_rates(layout: Layout) -> Figure:
     panels = layout.draw(lambda members: [loss_point(cell, lr, lr) for cell in members for lr in cell.losses])
     rates = sorted({lr for cell in cells for lr in cell.losses})
     caption = _loss_caption(" at each learning rate", cells, lambda cell: [run for run in cell.runs if run.has_loss])
-    if any(cell.varies_decay for cell in cells):
-        caption += f" Note: {GRID_OF_DECAYS}."
     ticks = [(rate, format_setting(rate)) for rate in rates]
     x = _tick_axis("learning rate", ticks, is_log=all(rate > 0 for rate in rates), is_connected=True)
     return Figure("lr", x, _value_axis(SERIES["val_loss"], panels), panels, caption)
@@ -415,7 +381,6 @@ def _layers(layout: Layout, cache: ReadCache, statistic: str, moment: str) -> Fi
 
 
 def _no_profile(name: str, site: str, layout: Layout, cache: ReadCache) -> str:
-    """Return why a statistic has no profile over layers."""
     runs = [run.record for cell in layout.cells for run in cell.runs_at_best]
     known = {key for run in runs for key in cache.profiles(run)}
     if sites := sorted(each for key, each in known if key == name):
@@ -425,47 +390,6 @@ def _no_profile(name: str, site: str, layout: Layout, cache: ReadCache) -> str:
     return f"--statistic {name}: " + unknown("statistic by layer", name, sorted({each for each, _ in known}))
 
 
-def _matrix(layout: Layout) -> Figure:
-    columns, rows = layout.channels.x, layout.channels.color
-    if columns is None or rows is None or columns is rows:
-        raise NormlabError("figure matrix: needs two factors; use figure factor for one")
-    points = {
-        cell.key: loss_point(cell, cell.best_lr, columns.levels.index(_level(columns, cell))) for cell in layout.cells
-    }
-    trained = [point.y for point in points.values() if point.y is not None and not point.stuck]
-    values = trained if len(trained) > 1 else _finite(point.y for point in points.values())
-    panels = []
-    for title, members in layout.panels.items():
-        at = {(points[cell.key].x, rows.levels.index(_level(rows, cell))): points[cell.key] for cell in members}
-        panels.append(Panel(title, grid={(int(x), y): _field(point, values) for (x, y), point in at.items()}))
-
-    def axis(factor: Factor) -> Axis:
-        ticks = [(float(index), level_title(factor.option, level)) for index, level in enumerate(factor.levels)]
-        return _tick_axis(factor.name, ticks, is_log=False, is_connected=False)
-
-    caption = (
-        f"Final validation loss, nats/token, {_at_best(layout.cells)}: mean over seeds; k/n: k of n seeds diverged; "
-        "o: with stuck or regressed runs."
-    )
-    return Figure("matrix", axis(columns), axis(rows), panels, caption, is_connected=False)
-
-
-def _field(point: Point, values: Sequence[float]) -> Field:
-    """Return a field of a heat map whose colours range over some values."""
-    if point.y is None:
-        return Field(point, f"{point.diverged}/{point.n}", "", "")
-    text = f"{point.y:.3f}{' o' if point.stuck else ''}"
-    low, high = min(values), max(values)
-    if not low <= point.y <= high:
-        return Field(point, text, "", "")
-    color = mix(_HEAT, (point.y - low) / (high - low or 1.0))
-    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
-    return Field(point, text, color, "#000000" if 0.3 * red + 0.59 * green + 0.11 * blue > 115 else "#ffffff")
-
-
-KINDS = ("loss", "lr", "factor", "layers", "matrix")
-"""The figures."""
-WITH_FACTOR = ("factor", "matrix")
-"""The figures with a factor on x."""
+KINDS = ("loss", "lr", "factor", "layers")
 WITH_RANGE = ("loss", "layers")
 """The figures with the range of the seeds, which runs without a final loss have too."""

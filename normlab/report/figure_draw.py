@@ -36,12 +36,7 @@ SETTINGS = {
 
 
 def write_figure(figure: Figure, path: Path, columns: int = 2) -> None:
-    """Write a figure; the suffix of the path selects the format.
-
-    Args:
-        figure: The description.
-        path: The file.
-        columns: The width in text columns, 1 or 2.
+    """Write a figure, one or two text columns wide; the suffix of the path selects the format.
 
     Raises:
         ConfigError: The suffix or the number of columns is unknown.
@@ -75,11 +70,10 @@ def draw(figure: Figure, columns: int = 2) -> Canvas:
 
     class Canvas(MatplotlibFigure):
         def _repr_png_(self) -> bytes:
-            """Return the picture that a notebook shows."""
             return render_figure(self, "png")
 
     count = len(figure.panels)
-    most = (1 if figure.kind == "matrix" else 2) if columns == 1 or count == 4 else 4 if count > 6 else 3
+    most = 2 if columns == 1 or count == 4 else 4 if count > 6 else 3
     across = min(count, most)
     down = math.ceil(count / across)
     width = WIDTHS[columns] if count > 1 or columns == 1 else 4.6
@@ -92,8 +86,7 @@ def draw(figure: Figure, columns: int = 2) -> Canvas:
     for index, (axis, panel) in enumerate(zip(flat, figure.panels, strict=False)):
         lines = textwrap.wrap(printable(panel.title), max(8, int(0.85 * width / across / CHARACTER)))
         axis.set_title("\n".join(map(_literal, lines)))
-        draw_panel = _draw_grid if figure.kind == "matrix" else _draw_lines
-        draw_panel(axis, figure, panel, width / across)
+        _draw_lines(axis, figure, panel)
         _set_x_ticks(axis, figure, width / across)
         if index + across >= count:
             axis.set_xlabel(_literal(figure.x.name))
@@ -132,7 +125,7 @@ def _set_x_ticks(axis: Axes, figure: Figure, panel_width: float) -> None:
             text.set_rotation_mode("anchor")
 
 
-def _draw_lines(axis: Axes, figure: Figure, panel: Panel, panel_width: float) -> None:
+def _draw_lines(axis: Axes, figure: Figure, panel: Panel) -> None:
     low, high = figure.y.low, figure.y.high
     for name, each in (("x", figure.x), ("y", figure.y)):
         if each.is_log:
@@ -200,20 +193,3 @@ def _draw_interval(axis: Axes, x: float, point: Point, color: str, limits: tuple
     axis.plot([x, x], [low, high], color=color, linewidth=0.9)
     axis.plot([x], [low], marker="v" if point.low < limits[0] else "_", color=color, markersize=4)
     axis.plot([x], [high], marker="^" if point.high > limits[1] else "_", color=color, markersize=4)
-
-
-def _draw_grid(axis: Axes, figure: Figure, panel: Panel, panel_width: float) -> None:
-    """Draw a heat map with the loss in each field; a field with diverged seeds has no colour."""
-    from matplotlib.patches import Rectangle
-
-    for (column, row), field in panel.grid.items():
-        if field.color:
-            axis.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, color=field.color, linewidth=0))
-        room = 0.7 * panel_width / len(figure.x.ticks)
-        size = min(7.0, 7.0 * room / (CHARACTER * len(field.text)))
-        axis.text(column, row, field.text, ha="center", va="center", fontsize=size, color=field.ink or "black")
-    axis.set_xlim(figure.x.low, figure.x.high)
-    axis.set_ylim(figure.y.high, figure.y.low)
-    axis.set_yticks([y for y, _ in figure.y.ticks], [_literal(text) for _, text in figure.y.ticks])
-    for spine in axis.spines.values():
-        spine.set_visible(False)

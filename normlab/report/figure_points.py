@@ -13,16 +13,15 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from normlab.analysis.cells import Cell
+from normlab.analysis.phrases import counted
 from normlab.errors import StoreError
 from normlab.report.histories import History, NothingMeasured, histories, read_statistics
-from normlab.report.runs_table import unreadable_lines_note
-from normlab.store.added import AddedRows
 from normlab.store.format import RUNNING
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.record import RunEntry, RunRecord
@@ -34,16 +33,14 @@ SERIES = {
     "grad_norm": "norm of the gradient",
 }
 """The curves over training, with the titles of their axes."""
-MOMENTS = {"first": "first measured step", "warmup": "first one after warm-up", "last": "last measured step"}
+MOMENTS = {"first": "first measured step", "last": "last measured step"}
 """The steps at which profiles over layers are shown."""
 MAX_POINTS = 160
-"""Most points of a curve."""
-MAX_DEPTH = 10_000
-"""Most blocks of a model; a record of more is damaged and is left out."""
 
 Statistic = tuple[str, str]
-"""The name and the site of a statistic."""
-Value = TypeVar("Value")
+Reader = Callable[[RunRecord, list[str]], Any]
+Kept = dict[tuple[Reader, Path], tuple[object, Any, list[str]]]
+"""What a function has read from a run, with the version of the run's files and the problems."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +58,9 @@ class Point:
     diverged: int = 0
     n: int = 1
     stuck: int = 0
-    """Number of runs that are stuck or regressed."""
 
 
 def loss_point(cell: Cell, lr: float | None, x: float) -> Point:
-    """Return the final loss of a cell at a learning rate."""
     final = cell.final_at(lr)
     interval = final.interval
     shown = interval if interval and interval.design.n > 2 else None
@@ -82,54 +77,43 @@ def loss_point(cell: Cell, lr: float | None, x: float) -> Point:
 
 
 class ReadCache:
-    """Reads the records of runs, keeps what it has read until their files change, and collects their problems."""
+    """Reads the curves and the profiles of each run once, and collects the problems of the runs.
 
-    def __init__(self) -> None:
-        self._kept: dict[tuple[Callable[..., Any], Path], tuple[object, Any, list[str]]] = {}
-        self._curves = CurveReader()
-        self.start_page()
+    `kept` has what earlier pages have read, and receives what this one reads; a run is read again if it has changed.
+    """
 
-    def start_page(self) -> None:
-        """Forget the problems, and look at the files of a run again when it is read next."""
-        self._page: dict[tuple[Callable[..., Any], Path], Any] = {}
+    def __init__(self, kept: Kept | None = None) -> None:
+        self._kept: Kept = {} if kept is None else kept
+        self._read: dict[tuple[Reader, Path], Any] = {}
         self.problems: dict[str, list[str]] = {}
         """What is wrong with each run, by its id."""
 
     def curves(self, record: RunRecord) -> dict[str, Curve]:
-        """Return the curves of a run, as `read_curves` does."""
-        return self._once(self._curves.read, record)
+        return self._once(read_curves, record)
 
     def profiles(self, record: RunRecord) -> dict[Statistic, Profile]:
-        """Return the profiles of a run, as `read_profiles` does."""
         return self._once(read_profiles, record)
 
-    def _once(self, read: Callable[[RunRecord, list[str]], Value], record: RunRecord) -> Value:
+    def _once(self, read: Reader, record: RunRecord) -> Any:
         key = read, record.folder.path
-        if key not in self._page:
-            self._page[key] = self.read(read, record, self.problems_of(record))
-        return self._page[key]
+        if key not in self._read:
+            version = record.state, record.folder.stamp()  # taken first: a later change is read next time
+            if key not in self._kept or self._kept[key][0] != version:
+                found: list[str] = []
+                self._kept[key] = version, read(record, found), found
+            _, self._read[key], found = self._kept[key]
+            self.problems_of(record).extend(found)
+        return self._read[key]
 
     def problems_of(self, record: RunEntry) -> list[str]:
-        """Return the list of the problems of a run."""
+        """Return the list of the problems of a run, which the caller may extend."""
         return self.problems.setdefault(record.run_id, [])
-
-    def read(self, read: Callable[[Any, list[str]], Value], record: RunEntry, problems: list[str]) -> Value:
-        """Return `read(record, problems)`, or the value and the problems of the call with the same files."""
-        key, stamp = (read, record.folder.path), record.folder.stamp()  # taken first: a later change is read next time
-        if key not in self._kept or self._kept[key][0] != stamp:
-            found: list[str] = []
-            self._kept[key] = (stamp, read(record, found), found)
-        _, value, found = self._kept[key]
-        problems += found
-        return value
 
 
 # Curves over training
 
 
 class Curve(NamedTuple):
-    """A series of one run."""
-
     steps: NDArray[np.float64]
     """(S,)."""
     values: NDArray[np.float64]
@@ -139,46 +123,17 @@ class Curve(NamedTuple):
 def read_curves(record: RunRecord, problems: list[str]) -> dict[str, Curve]:
     """Return each of `SERIES` of a run, without a point where the metrics cannot be read.
 
-    Args:
-        record: The run.
-        problems: Receives a line for each problem of the metrics.
+    `problems` receives a line for each problem of the metrics.
     """
     try:
         read = record.folder.rows()
     except StoreError as error:
         problems.append(str(error))
         return _curves_of([])
-    problems += filter(None, [unreadable_lines_note(read.damaged)])
+    # The last row of a run that trains may be incomplete.
+    damaged = read.damaged - (read.torn if record.state == RUNNING else 0)
+    problems += [f"{counted(damaged, 'line')} of the metrics cannot be read"] if damaged else []
     return _curves_of(read.rows)
-
-
-class CurveReader:
-    """Reads the curves of runs repeatedly. Of a run that trains, it reads only the added rows."""
-
-    def __init__(self) -> None:
-        self._training: dict[Path, tuple[AddedRows, dict[str, Curve]]] = {}
-
-    def read(self, record: RunRecord, problems: list[str]) -> dict[str, Curve]:
-        """Return the curves, as `read_curves` does.
-
-        Of a run that trains, an incomplete last row is left out, and the curves stay where the file cannot be read.
-        """
-        path = record.folder.path
-        if record.state != RUNNING:
-            self._training.pop(path, None)
-            return read_curves(record, problems)
-        added, curves = self._training.get(path) or (AddedRows(record.folder.metrics_path), {})
-        try:
-            rows, replaces_all = added.read()
-        except StoreError as error:
-            problems.append(str(error))
-            return curves or _curves_of([])
-        problems += filter(None, [unreadable_lines_note(added.damaged)])
-        new = _curves_of(rows)
-        if not replaces_all:
-            new = {name: Curve(*map(np.concatenate, zip(curves[name], new[name], strict=True))) for name in new}
-        self._training[path] = added, new
-        return new
 
 
 def _curves_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
@@ -231,33 +186,26 @@ Profile = Mapping[str, Mapping[int, float]]
 def read_profiles(record: RunRecord, problems: list[str]) -> dict[Statistic, Profile]:
     """Return each statistic of a run that has layers, at the steps of `MOMENTS`.
 
-    Args:
-        record: The run.
-        problems: Receives a line for each damaged or missing part of the statistics.
+    `problems` receives a line for each damaged or missing part of the statistics.
     """
     try:
-        parts = [part for part in read_statistics(record.folder, problems) if part.layout.depth <= MAX_DEPTH]
+        parts = read_statistics(record.folder, problems)
     except NothingMeasured:
         parts = []
     except StoreError as error:
         problems.append(str(error))
         parts = []
-    warmup = record.config.optim.warmup_steps or 0
     return {
-        (name, each.site): _profile(each, warmup)
+        (name, each.site): _profile(each)
         for name, each in (histories(parts) if parts else ())
         if each.layers and each.steps and not each.is_per_step
     }
 
 
-def _profile(history: History, warmup: int) -> Profile:
-    at = {"first": 0, "last": -1}
-    if history.steps[-1] >= warmup:
-        at["warmup"] = int(np.searchsorted(history.steps, warmup))
+def _profile(history: History) -> Profile:
     return {
-        moment: {layer: float(history.values[at[moment], layer]) for layer in history.layers}
-        for moment in MOMENTS
-        if moment in at
+        moment: {layer: float(history.values[at, layer]) for layer in history.layers}
+        for moment, at in {"first": 0, "last": -1}.items()
     }
 
 

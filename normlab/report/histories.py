@@ -41,17 +41,12 @@ class History(NamedTuple):
     counts: list[int] | None = None
     """The number of measured steps that each value averages, (S,); None for a statistic that is not averaged."""
     notes: tuple[str, ...] = ()
-    """Warnings about the values."""
     is_per_step: bool = False
     """Whether the statistic is one number per step, of the model or of the head."""
 
 
 def read_statistics(folder: RunFolder, problems: list[str]) -> list[Profiles]:
-    """Return the statistics of a run, part by part.
-
-    Args:
-        folder: The run's folder.
-        problems: Receives a line for each damaged or missing part.
+    """Return the statistics of a run, part by part; `problems` receives a line for each damaged or missing part.
 
     Raises:
         NothingMeasured: Statistics are off, or no step has been measured yet.
@@ -82,18 +77,12 @@ def read_statistics(folder: RunFolder, problems: list[str]) -> list[Profiles]:
     )
 
 
-def histories(profiles: Sequence[Profiles], tier: str | None = None) -> Iterator[tuple[str, History]]:
-    """Yield each measured or derived statistic with its history at each site.
-
-    Args:
-        profiles: The parts of the record.
-        tier: The tier of the statistics; None for all.
-    """
+def histories(profiles: Sequence[Profiles]) -> Iterator[tuple[str, History]]:
+    """Yield each measured or derived statistic with its history at each site."""
     for statistic in STATISTICS.values():
-        if tier in (None, statistic.tier):
-            # The parts of a damaged record may overflow or differ in depth.
-            with np.errstate(all="ignore"), contextlib.suppress(StatisticsError, ValueError):
-                yield from [(statistic.name, each) for each in history(profiles, statistic.name)]
+        # The parts of a damaged record may overflow or differ in depth.
+        with np.errstate(all="ignore"), contextlib.suppress(StatisticsError, ValueError):
+            yield from [(statistic.name, each) for each in history(profiles, statistic.name)]
 
 
 def history(profiles: Sequence[Profiles], name: str) -> list[History]:

@@ -9,12 +9,11 @@ from typing import TypeVar
 from normlab.errors import ConfigError, StatisticsError, warn
 from normlab.report.histories import SPIKES as SPIKES
 from normlab.report.histories import History, histories, history, read_statistics
-from normlab.report.tables import Row, column, format_value
+from normlab.report.tables import Row
 from normlab.stats.profiles import Profiles
 from normlab.stats.registry import STATISTICS
 from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import EXTENDED, OF, PROBE
-from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.series import series
 
@@ -28,19 +27,9 @@ OVERVIEW = (
     "norm_in_rms", "norm_gain", "gain_rms", "grad_share", "logz", "attn_entropy", "attn_sink", "token_cos",
     "part_ratio", "sharpness", "sharpness_pre", "layer_drop", "erank", "jac_gain",
 )  # fmt: skip
-"""The statistics of the overview."""
-_LAYERS = {"embed": "the embeddings", "head": "after the last layer"}
-_STREAM_LAYERS = {"layer 1": "the output of the embeddings", "head": "the output of the last layer"}
-"""What the first and the last layer of a table are; a statistic of the residual stream is of a layer's input."""
-_NORM_SITES = {
-    "in": "before attention or the MLP", "out": "after it", "res": "after the addition to the residual stream",
-    "close": "before the LM head",
-}  # fmt: skip
-"""Where a norm is, by the last part of its site."""
 SPIKES_READING = """\
 spikes: steps at which the loss or the gradient norm leaves the range of other steps
 to read: a row is a rule, which is a definition of a spike; of steps: the number of steps that the rule applies to"""
-"""The definition of the spikes, and how to read their table."""
 
 
 def check_statistic(name: str | None, *, probe: bool) -> None:
@@ -137,15 +126,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
     return [*lines, *(["the table has some of the steps and layers; --json has all"] if few else [])]
 
 
-def speed_line(record: RunRecord) -> str:
-    """Return a run's model FLOPs per token, its speed and its MFU, if they are known."""
-    values = {"flops_per_token": record.compute.flops_per_token, "tokens_per_s": record.status.tokens_per_s,
-              "flops_per_s": record.flops_per_s, "mfu": record.mfu}  # fmt: skip
-    return ", ".join(f"{format_value(key, value)} {column(key).title}" for key, value in values.items() if value)
-
-
 def overview_reading(rows: Sequence[Row]) -> str:
-    """Return how to read the overview."""
     if not any(row["statistic"] in OVERVIEW for row in rows):
         return ""
     return (
@@ -188,12 +169,12 @@ def spike_rows(folder: RunFolder) -> list[Row]:
     metrics = series(folder)
     return [
         {
-            "rule": counts.rule.name,
+            "rule": counts.rule,
             "spikes": len(counts.spikes),
             "of steps": counts.scored,
             "share": counts.share,
-            "formula": counts.rule.formula,
-            "source": counts.rule.source,
+            "formula": counts.formula,
+            "source": counts.source,
             "at": metrics["step"][counts.spikes].astype(int).tolist(),
         }
         for counts in count_spikes(metrics)
@@ -201,7 +182,6 @@ def spike_rows(folder: RunFolder) -> list[Row]:
 
 
 def spike_table(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of `spike_rows` for a table."""
     return [
         {
             **{key: row[key] for key in ("rule", "spikes", "of steps")},
@@ -214,26 +194,11 @@ def spike_table(rows: Sequence[Row]) -> list[Row]:
 
 
 def definition(name: str) -> str:
-    """Return the formula, the unit, the tensors, the question and the source of a statistic."""
     statistic = STATISTICS[name]
     return (
         f"{name}: {statistic.formula}; unit {statistic.unit}; measured on {OF[statistic.of]}\n"
         f"question: {statistic.question}\nsource: {statistic.source}"
     )
-
-
-def reading(rows: Sequence[Row]) -> str:
-    """Return how to read the table of a statistic: its rows, its sites, and its first and last layer."""
-    of = STATISTICS[rows[0]["statistic"]].of
-    layers = dict.fromkeys(row["layer"] for row in rows if row["layer"])
-    terms = _STREAM_LAYERS if of == "resid" else _LAYERS
-    described = [f"{layer}: {terms[layer]}" for layer in layers if layer in terms]
-    if len(sites := _by_site(rows)) > 1:
-        parts = dict.fromkeys(site.rpartition(".")[2] for site in sites) if of in ("norm", "gain") else ()
-        described += [f"{part}: {_NORM_SITES[part]}" for part in parts if part in _NORM_SITES]
-    kinds = ["a site"] * (len(sites) > 1) + ["a layer"] * bool(layers)
-    axes = f"a row is {' and '.join(kinds)}" if len(rows) > 1 else "a row is a measured step"  # one row is a column
-    return "; ".join([f"to read: {axes}", *described, "over training: all measured steps"])
 
 
 def _by_site(rows: Sequence[Row]) -> dict[str, list[Row]]:

@@ -9,25 +9,20 @@ from functools import partial
 from typing import Any
 
 from normlab.analysis.factors import distinguishing_options
-from normlab.analysis.phrases import counted
 from normlab.analysis.results import read_results
 from normlab.analysis.settings import RESOLVED, select_where, setting
-from normlab.errors import StoreError
 from normlab.report.tables import Row
 from normlab.store.format import DAMAGED, DIVERGED, FAILED, INTERRUPTED, KILLED
 from normlab.store.outcome import OUTCOMES, final_losses
 from normlab.store.query import Selection, select_runs
 from normlab.store.record import RunEntry, RunRecord
-from normlab.store.series import evaluations
 
 _OPTIONS_IN_COLUMNS = ("norm", "placement", "model.depth", "model.width", "device", "precision", "pack size")
 """Settings that a row has under other names."""
-RUN_COLUMNS = ("run", "id", "state", "norm", "placement", "depth", "steps", "val_loss", "created")
-"""Keys of a row of `normlab list runs`, in order."""
 _VALUES = (
-    "norm", "placement", "depth", "width", "seed", "lr", "step", "steps", "val_loss", "best_val_loss", "last_val_loss",
+    "norm", "placement", "depth", "width", "seed", "lr", "step", "steps", "val_loss", "best_val_loss",
     "train_loss", "vs_bigram", "corpus", "corpus_sha256", "device", "precision", "tokens_per_s", "flops_per_token",
-    "flops_per_s", "mfu", "seconds", "pack", "created",
+    "flops_per_s", "mfu", "seconds", "pack",
 )  # fmt: skip
 """Keys of a row between `state` and `note`."""
 
@@ -36,8 +31,6 @@ def summarize(
     path: str | os.PathLike[str] | Selection,
     where: Sequence[str] = (),
     results_dir: str | os.PathLike[str] = "results",
-    *,
-    with_options: bool = False,
 ) -> list[Row]:
     """Return a row (`row_of`) for each run of a results folder, `runs` folder, sweep or run.
 
@@ -46,11 +39,8 @@ def summarize(
     Rows are sorted by corpus, then by final loss, lowest first, then runs without a final loss. A run that diverged,
     failed, was killed or cannot be read also has a row, with a note.
 
-    Args:
-        path: A folder, or the name of a sweep or a run, as for `query.select_runs`; or the selected runs.
-        where: Conditions that the runs must meet, such as `model.depth>=8`.
-        results_dir: The folder in which names are looked up.
-        with_options: Add the key `options`, all options of the run.
+    `path` is a folder, or a name as for `query.select_runs`, or the selected runs; `where` are conditions that the runs
+    must meet, such as `model.depth>=8`.
 
     Raises:
         ConfigError: A condition is invalid, or no run meets it.
@@ -64,23 +54,11 @@ def summarize(
     others = {name: read for name, read in (options | resolved).items() if name not in _OPTIONS_IN_COLUMNS}
     rows = []
     for run in runs:
-        values = [(key, value) for key, value in row_of(run).items() if key != "created"]
+        values = list(row_of(run).items())
         at = [key for key, _ in values].index("seed")
         more = [(name, read(run) if isinstance(run, RunRecord) else None) for name, read in others.items()]
-        row = dict([*values[:at], *more, *values[at:]])
-        rows.append(row | {"options": dict(run.options)} if with_options else row)
+        rows.append(dict([*values[:at], *more, *values[at:]]))
     return sorted(rows, key=_sort_key)
-
-
-def list_runs(path: str | os.PathLike[str], results_dir: str = "results") -> list[Row]:
-    """Return a row of `RUN_COLUMNS` for each run of a folder, sweep or run, newest first.
-
-    Raises:
-        StoreError: There is no run.
-    """
-    rows = list(map(row_of, select_runs([os.fspath(path)], results_dir).started))
-    rows.sort(key=lambda row: row["created"] or 0, reverse=True)
-    return [{key: row[key] for key in RUN_COLUMNS} for row in rows]
 
 
 def row_of(run: RunEntry) -> Row:
@@ -88,7 +66,6 @@ def row_of(run: RunEntry) -> Row:
 
     `state`: the outcome of a completed run (`store/outcome.py`), else running, interrupted, killed, failed or damaged.
     `val_loss`: the final validation loss, or the latest of an unfinished run; None for a diverged run.
-    `last_val_loss`: the latest validation loss of a diverged run, if it is finite; None for other runs.
     `vs_bigram`: `val_loss` minus the bigram entropy.
     `flops_per_token`: model FLOPs of a training step per token; `flops_per_s`: of this run alone; `mfu`: from 0 to 1,
     of the device with all runs of a pack, None if its peak is not known (`store/throughput.py`).
@@ -100,15 +77,13 @@ def row_of(run: RunEntry) -> Row:
         note = run.problem if run.state == DAMAGED else ""
         return row | dict.fromkeys(_VALUES) | {"note": note}
     status, config = run.status, run.config
-    val_loss, last_val_loss = final_losses(run.outcome, status.val_loss)
-    if run.outcome == DIVERGED and last_val_loss is None:
-        last_val_loss = _last_finite_loss(run)
+    val_loss, _ = final_losses(run.outcome, status.val_loss)
     values = (
         setting(run, "norm"), config.placement.name, config.model.depth, config.model.width, config.seed,
-        config.optim.lr, status.step, config.train.steps, val_loss, status.best_val_loss, last_val_loss,
+        config.optim.lr, status.step, config.train.steps, val_loss, status.best_val_loss,
         status.train_loss, None if val_loss is None else val_loss - run.corpus.baselines.bigram, run.corpus.name,
         run.corpus.sha256, run.machine.device, run.machine.precision, status.tokens_per_s, run.compute.flops_per_token,
-        run.flops_per_s, run.mfu, status.seconds, status.pack_size if status.pack_size > 1 else None, run.run.created,
+        run.flops_per_s, run.mfu, status.seconds, status.pack_size if status.pack_size > 1 else None,
     )  # fmt: skip
     row |= {"state": run.outcome or run.state, **dict(zip(_VALUES, values, strict=True))}
     notes = [_state_note(run), *(f"resumed {text}" for text in status.changes_at_resume)]
@@ -117,21 +92,7 @@ def row_of(run: RunEntry) -> Row:
     return row | {"note": "; ".join(filter(None, notes))}
 
 
-def _last_finite_loss(run: RunRecord) -> float | None:
-    try:
-        losses = [evaluation.loss for evaluation in evaluations(run.folder)]
-    except StoreError:
-        return None
-    return next(filter(math.isfinite, reversed(losses)), None)
-
-
-def unreadable_lines_note(damaged: int) -> str:
-    """Return a note on the number of unreadable lines of the metrics, or an empty text."""
-    return f"{counted(damaged, 'line')} of the metrics cannot be read" if damaged else ""
-
-
 def _state_note(run: RunRecord) -> str:
-    """Return why a run has no final loss, or an empty text."""
     at_step = f" at step {run.status.step} of {run.config.train.steps}"
     if (divergence := run.status.diverged) is not None and run.outcome == DIVERGED:
         return f"diverged at step {divergence.step}: {divergence}"

@@ -13,7 +13,6 @@ import json
 import re
 import shutil
 import textwrap
-import time
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -73,7 +72,9 @@ def terminal_width() -> int:
 
 
 def _csv_value(value: Any) -> Any:
-    """Return a value of CSV; an apostrophe precedes a text that a spreadsheet would evaluate as a formula."""
+    """Return a value of CSV: a list as JSON; before a text that a spreadsheet would evaluate, an apostrophe."""
+    if isinstance(value, list):
+        return json.dumps(encode(value))
     if not isinstance(value, str):
         return encode(value)
     is_formula = unicodedata.normalize("NFKC", value.lstrip()[:1]) in ("=", "+", "-", "@") and not _is_number(value)
@@ -94,14 +95,12 @@ def _markdown(rows: Sequence[Row]) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Escape the characters that Markdown or HTML interprets."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     # Markdown keeps an underscore inside a word, and most names have one.
     return re.sub(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
 
 
 def _latex(rows: Sequence[Row]) -> str:
-    """Return a tabular of the LaTeX package booktabs."""
     lines = [[_title(key) for key in rows[0]], *([format_value(*item) for item in row.items()] for row in rows)]
     head, *body = (rf"{' & '.join(map(_latex_text, line))} \\" for line in lines)
     columns = "".join("r" if all(_is_number(row[key]) for row in rows) else "l" for key in rows[0])
@@ -154,7 +153,6 @@ COLUMNS = {
     "steps": Column(format="{:.0f}".format),
     "val_loss": Column("val loss", format_loss),
     "best_val_loss": Column("best val", format_loss),
-    "last_val_loss": Column("last val", format_loss),
     "train_loss": Column("train loss", format_loss),
     "vs_bigram": Column("vs bigram", partial(format_loss, sign="+")),
     "corpus": _TEXT,
@@ -167,17 +165,14 @@ COLUMNS = {
     "mfu": Column("MFU", format_mfu),
     "seconds": Column(format="{:,.1f}".format),
     "pack": _TEXT,
-    "created": Column(format=lambda created: time.strftime("%Y-%m-%d %H:%M", time.localtime(created))),
     "id": Column(is_hidden=True),
     "note": Column(is_hidden=True),
 }
 """The columns of a run by key; others are texts with their key as the title."""
 _KEPT = ("run", "state", "val_loss")
-"""The columns of runs that a narrow table keeps."""
 
 
 def column(key: str) -> Column:
-    """Return the column of a key."""
     return COLUMNS.get(key) or Column()
 
 
@@ -191,7 +186,6 @@ def format_value(key: str, value: Any) -> str:
 
 
 def format_p(p: float | None) -> str:
-    """Return a p-value as text, empty for None."""
     return "" if p is None else "<0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
@@ -215,10 +209,8 @@ def _corpora_note(rows: Sequence[Row]) -> str:
 _GAP = 2
 _MIN_WIDTH = 56
 _MIN_TEXT = 8
-"""Smallest width of a text column."""
 
 Columns = dict[str, list[str]]
-"""The texts of each column, by key."""
 
 
 def render_table(rows: Sequence[Row], width: int, fixed: Collection[str] | None = None) -> str:
@@ -306,6 +298,5 @@ def _grid(columns: Columns, widths: dict[str, int]) -> str:
 
 
 def fold_lines(lines: Sequence[str], width: int, indent: int = 2) -> str:
-    """Return the lines folded to a width, with continuation lines indented."""
     wrapper = textwrap.TextWrapper(width, subsequent_indent=" " * indent, break_on_hyphens=False)
     return "\n".join(folded for line in lines for folded in wrapper.wrap(line))

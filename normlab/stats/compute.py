@@ -43,8 +43,6 @@ def compute(
     Autocast, in which the forward pass may be, would round the products of matrices.
 
     Args:
-        selection: The statistics of each kind of tensor.
-        observations: The observed tensors.
         lead: The number of axes of runs.
         together: Whether to stack tensors of at most `STACK_BYTES`; False under `vmap`, where tensors have no memory to
             compare.

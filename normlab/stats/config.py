@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from normlab.errors import ConfigError, unknown
 from normlab.options import option
 from normlab.stats.registry import STATISTICS
-from normlab.stats.statistic import CORE, EXTENDED, PROBE, TIERS
+from normlab.stats.statistic import CORE, EXTENDED, TIERS
 
 
 @dataclass(kw_only=True, slots=True)
@@ -17,27 +17,19 @@ class StatsConfig:
     preset: str = option("", "The preset of these options; a label only.", identity=False)
     tiers: list[str] = option(
         [CORE], identity=False,
-        help="Tiers of statistics: core, in the step itself; extended, in a pass over a fixed batch; probe, at a few "
-        "steps.",
+        help="Tiers of statistics: core, in the step itself; extended, in a pass over a fixed batch; probe, at the "
+        "start, half and end.",
     )  # fmt: skip
     also: list[str] = option(
         [], "More statistics to measure (`normlab list stats`); a derived one adds its inputs.", identity=False
     )
-    without: list[str] = option(
-        [], identity=False,
-        help="Statistics to leave out; a derived one leaves out the inputs that no other statistic needs.",
-    )  # fmt: skip
+    without: list[str] = option([], "Statistics to leave out; a derived one leaves out its inputs.", identity=False)
     every: int | None = option(
         None, "Steps between two measured steps, from step 0 on; default 10.", at_least=1, at_most=10**9, identity=False
     )
     extended_every: int | None = option(
         None, at_least=1, at_most=10**9, identity=False,
         help="Steps between two passes over the fixed batch, the first before step 0; default 200.",
-    )  # fmt: skip
-
-    probe_share: float | None = option(
-        None, above=0, at_most=1, identity=False,
-        help="Share of a run's time that its probes may take; default 0.03. It limits the number of probes.",
     )  # fmt: skip
 
     def resolve(self) -> None:
@@ -59,12 +51,7 @@ class StatsConfig:
         for name in self.without:
             if not _inputs(name) <= measured:
                 raise ConfigError(f"stats.without={name}: has no effect, since it is not measured; leave it out")
-            if not _exclusive_inputs(name):
-                inputs = ", ".join(sorted(_inputs(name)))
-                raise ConfigError(f"stats.without={name}: other statistics need {inputs} too; leave those out instead")
-        for field, tier, default in (
-            ("every", CORE, 10), ("extended_every", EXTENDED, 200), ("probe_share", PROBE, 0.03)
-        ):  # fmt: skip
+        for field, tier, default in (("every", CORE, 10), ("extended_every", EXTENDED, 200)):
             value = getattr(self, field)
             if self.names(tier):
                 setattr(self, field, default if value is None else value)
@@ -75,8 +62,7 @@ class StatsConfig:
                 )
 
     def names(self, tier: str) -> frozenset[str]:
-        """Return the names of the measured statistics of a tier."""
-        names = self._of_tiers().union(*map(_inputs, self.also)).difference(*map(_exclusive_inputs, self.without))
+        names = self._of_tiers().union(*map(_inputs, self.also)).difference(*map(_inputs, self.without))
         return frozenset(name for name in names if STATISTICS[name].tier == tier)
 
     def _of_tiers(self) -> set[str]:
@@ -87,9 +73,3 @@ class StatsConfig:
 def _inputs(name: str) -> set[str]:
     """Return the inputs of a derived statistic; for a measured statistic itself."""
     return set(STATISTICS[name].needs) or {name}
-
-
-def _exclusive_inputs(name: str) -> set[str]:
-    """Return the inputs that no other derived statistic needs; for a measured statistic itself."""
-    other_needs = [entry.needs for entry in STATISTICS.values() if entry.name != name]
-    return _inputs(name).difference(*other_needs) if STATISTICS[name].needs else {name}

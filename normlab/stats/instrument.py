@@ -33,8 +33,6 @@ def select(names: frozenset[str]) -> Selection:
 
 
 class Observation(NamedTuple):
-    """The tensors of one call of `observe`."""
-
     kind: str
     site: str
     tensors: tuple[Any, ...]
@@ -51,18 +49,15 @@ class Collector:
         self._calls: dict[tuple[str, str], int] = {}
 
     def __enter__(self) -> Collector:
-        """Start to collect."""
         global _collector
         _collector = self
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stop collecting, also after an error."""
         global _collector
         _collector = None
 
     def add(self, kind: str, site: str, *tensors: Any) -> None:
-        """Keep observed tensors."""
         if kind not in self.selection:
             return
         # A norm that runs a second time in one segment gets a numbered site.
@@ -93,7 +88,6 @@ class InstrumentedNorm(nn.Module):
     """The norm's site in its segment."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the norm's own output."""
         y = super().forward(x)  # pyright: ignore[reportAttributeAccessIssue]
         observe("norm", self.site, x, y)
         return y
@@ -112,7 +106,6 @@ def _instrumented_class(norm: type[nn.Module]) -> type[nn.Module]:
 
 
 def assign_sites(segment: nn.Module) -> None:
-    """Set the site of every norm of a block, of the embeddings or of the head."""
     for name, module in segment.named_modules():
         if isinstance(module, InstrumentedNorm):
             module.site = norm_site(name)

@@ -36,8 +36,6 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The order of the N columns."""
-
     depth: int
     groups: tuple[Group, ...]
     families: Mapping[str, str]
@@ -59,7 +57,6 @@ class Layout:
         return cls(depth, groups, dict(families)), np.array(order, dtype=np.intp)
 
     def as_tree(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         groups = [{"statistic": name, "site": site, "places": list(layers)} for name, site, layers in self.groups]
         return {"depth": self.depth, "groups": groups, "families": dict(self.families)}
 
@@ -80,8 +77,6 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Profiles:
-    """The values of a layout's columns at the measured steps of a run."""
-
     layout: Layout
     steps: NDArray[np.int64]
     """(S,): updates made before the step."""
@@ -92,7 +87,6 @@ class Profiles:
         return any(group.statistic == name for group in self.layout.groups)
 
     def names(self) -> list[str]:
-        """Return the names of the measured statistics."""
         return list(dict.fromkeys(group.statistic for group in self.layout.groups))
 
     def get(self, name: str) -> dict[str, Array]:
@@ -109,7 +103,6 @@ class Profiles:
         return by_site
 
     def select(self, names: Sequence[str]) -> Profiles:
-        """Return these statistics alone, at the same steps."""
         keep = [group.statistic in names for group in self.layout.groups]
         groups = tuple(group for group, kept in zip(self.layout.groups, keep, strict=True) if kept)
         columns = np.repeat(np.array(keep, dtype=bool), [len(group.layers) for group in self.layout.groups])

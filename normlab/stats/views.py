@@ -68,7 +68,6 @@ class View:
 
     @property
     def x(self) -> Tensor:
-        """The tensors."""
         if self._x is None:
             assert self._whole is not None
             self._x = take(self._whole.x, self._rows)

@@ -1,6 +1,6 @@
 """Read what was added to a run's record since the last reading, so that following a long run costs little.
 
-The follower of W&B and TensorBoard and the live page read with it. Damaged rows are left out.
+The follower of W&B reads with it. Damaged rows are left out.
 """
 
 from __future__ import annotations
@@ -20,16 +20,11 @@ _COMPARED = 256
 
 
 class AddedRows:
-    """Reads the rows of a run's metrics as they are written.
-
-    Args:
-        path: The metrics.
-    """
+    """Reads the rows of a run's metrics as they are written."""
 
     def __init__(self, path: Path) -> None:
         self._metrics = _AddedBytes(path)
         self.damaged = 0
-        """Number of damaged rows."""
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
         """Return the added rows, and whether they replace all earlier ones, as after a resume that cut the file.
@@ -48,9 +43,6 @@ class AddedRecord:
     """Reads the rows of a run's metrics and statistics as they are written.
 
     When a resumed run has cut a file, all of its rows are read again.
-
-    Args:
-        folder: The run's folder.
     """
 
     def __init__(self, folder: RunFolder) -> None:

@@ -42,8 +42,6 @@ def row_type(width: int) -> np.dtype[Any]:
 
 
 class Part:
-    """A file of rows with one layout."""
-
     def __init__(self, path: Path, layout: Layout) -> None:
         self.layout = layout
         self.file = AppendFile(path, lines=False)
@@ -69,7 +67,6 @@ class Part:
         return Profiles(self.layout, kept["step"].astype(np.int64), kept["values"]), len(rows) - len(kept)
 
     def has_torn_row(self) -> bool:
-        """Whether the last row is incomplete."""
         return len(read_bytes(self.file.path)) % row_type(self.layout.width).itemsize > 0
 
     def truncate(self, step: int) -> None:
@@ -161,18 +158,15 @@ class StatisticsFiles:
         copies.close()
 
     def sync(self) -> None:
-        """Sync all rows to the disk."""
         for part in self._open.values():
             part.file.sync()
 
     def close(self) -> None:
-        """Close the files."""
         for part in self._open.values():
             part.file.close()
         self._open.clear()
 
     def file_names(self) -> list[str]:
-        """Return the names of all files."""
         try:
             return os.listdir(self.path)
         except FileNotFoundError:

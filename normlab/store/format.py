@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 """The format of every file with a `version`: raised with each change, since only files of this format are read."""
 
 CHECKSUM_KEY = "sha256"

@@ -96,11 +96,6 @@ def try_lock(path: Path) -> int | None:
     return None
 
 
-def owner_of(path: Path) -> int | None:
-    """Return the id of the process that holds the lock; None if it wrote none, because the disk is full."""
-    return _content(path).get("pid")
-
-
 def _content(path: Path) -> dict[str, Any]:
     try:
         return from_json(read_at_most(path, 2**10))
@@ -109,7 +104,6 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it may be a pipe
     except FileNotFoundError:

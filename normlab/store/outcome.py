@@ -70,7 +70,6 @@ class References:
 
     @property
     def band(self) -> tuple[float, float]:
-        """The band around the unigram entropy."""
         halfway = (self.unigram + self.bigram) / 2
         return max((1 - BAND) * self.unigram, min(halfway, self.unigram)), (1 + BAND) * self.unigram
 

@@ -24,8 +24,6 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """One run of a sweep."""
-
     run_id: str
     overrides: list[str]
     """The overrides that the sweep varies."""
@@ -47,8 +45,6 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The runs of a sweep and their packs."""
-
     name: str
     pack: str
     """The value of `sweep.pack` when the plan was made."""
@@ -65,16 +61,13 @@ class Plan:
     """Threads of each process, because bits depend on them; None in Slurm (`sweep.slurm.cpus`)."""
 
     def runs_of(self, pack: Pack) -> list[PlannedRun]:
-        """Return the runs of a pack."""
         return [self.runs[index] for index in pack.runs]
 
     def pack_of(self, number: int) -> Pack:
-        """Return a pack by its number."""
         return next(pack for pack in self.packs if pack.number == number)
 
 
 def sweep_folder(results_dir: str | os.PathLike[str], name: str) -> Path:
-    """Return the folder of a sweep."""
     return Path(results_dir) / SWEEPS_FOLDER / name
 
 

@@ -20,8 +20,6 @@ NOT_STARTED = "not started"
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The runs that were selected by name."""
-
     records: Sequence[RunEntry]
     """Each run once, including those that have not started."""
     name: str
@@ -31,7 +29,6 @@ class Selection:
 
     @property
     def started(self) -> list[RunEntry]:
-        """The runs that have started."""
         return [record for record in self.records if record.state != NOT_STARTED]
 
 
@@ -66,7 +63,6 @@ def select_runs(
 
 
 def count_not_started(records: Sequence[RunEntry]) -> int:
-    """Return how many planned runs have not started."""
     return sum(record.state == NOT_STARTED for record in records)
 
 
@@ -111,7 +107,6 @@ def resolve_run(query: str, results_dir: str | os.PathLike[str]) -> RunFolder:
 
 
 def no_runs_message(path: str | os.PathLike[str]) -> str:
-    """Return the error message for a folder without runs."""
     return f"no runs in {os.fspath(path)}: train one with `normlab train`, or name a folder with runs"
 
 
@@ -151,7 +146,6 @@ def _select(name: str, results_dir: str | os.PathLike[str]) -> Selection:
 
 
 def _sweep(folder: Path) -> Selection:
-    """Return every run of a sweep, started or not."""
     plan = read_plan(folder)
     name = one_line(plan.name)
     records: list[RunEntry] = []

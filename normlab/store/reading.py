@@ -43,7 +43,6 @@ HOW_TO_FIX = {
     CHECKS_FILE: "`normlab verify RUN` writes it again",
     QUEUE_FILE: "check with `squeue` that none of the sweep's tasks is left, then delete this one file",
 }
-"""What to do about a damaged file of a run or a sweep."""
 
 LARGEST_RECORD = 2**24
 """Limit on the bytes of run.json, status.json, a checkpoint's manifest and the like, which have thousands."""
@@ -119,7 +118,6 @@ def read_bytes(path: Path) -> bytes:
 
 
 def damaged(path: Path, reason: object) -> StoreError:
-    """Return the error for a damaged file, with the reason and a remedy."""
     return StoreError(f"{path}: is damaged ({reason}); {_how_to_fix(path)}")
 
 

@@ -28,7 +28,6 @@ YEAR_10000 = 253402300800
 """The first Unix time, in seconds, that no date of Python's holds."""
 
 Setting = str | int | float | bool | None
-"""The value of an option."""
 
 
 def as_setting(value: Any) -> Setting:
@@ -94,8 +93,6 @@ class TextRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """The corpus."""
-
     name: str
     sha256: str
     tokenizer: str
@@ -175,19 +172,15 @@ class RunEntry:
 
     @property
     def run_id(self) -> str:
-        """The folder's name."""
         return self.folder.run_id
 
     @property
     def name(self) -> str:
-        """The run's name, or its id if it has none."""
         return self.run_id
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunRecord(RunEntry):
-    """A run: its folder, its record and its state."""
-
     run: Run
     config: RunConfig
     """The config; its norm and placement have only the options that all norms and all placements have."""
@@ -250,22 +243,18 @@ class RunRecord(RunEntry):
 
     @property
     def name(self) -> str:
-        """The run's name, or its id if it has none."""
         return self.run.name
 
     @property
     def machine(self) -> Machine:
-        """What the machine decided."""
         return self.run.resolved
 
     @property
     def corpus(self) -> Corpus:
-        """The corpus."""
         return self.run.corpus
 
     @property
     def references(self) -> References:
-        """The run's reference losses."""
         return self.corpus.references(self.status.initial_val_loss)
 
     @property
@@ -275,7 +264,6 @@ class RunRecord(RunEntry):
 
     @property
     def compute(self) -> Compute:
-        """What the run computes for each token, and where."""
         machine = self.machine
         return Compute.of(
             self.run.flops_per_token, machine.device_name, machine.precision, machine.devices, self.status.pack_size

@@ -32,7 +32,7 @@ from normlab.store.format import (
     to_json,
     with_checksum,
 )
-from normlab.store.lock import file_lock, is_locked, owner_of
+from normlab.store.lock import file_lock, is_locked
 from normlab.store.reading import Rows, damaged, parse_rows, read_bytes, read_record
 from normlab.store.status import RowsDigest, Status
 
@@ -57,12 +57,10 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
-        """The folder's name."""
         return self.path.name
 
     @property
     def statistics(self) -> StatisticsFiles:
-        """The files of the statistics."""
         if self._statistics is None:
             from normlab.store.arrays import StatisticsFiles  # numpy is slow to import
 
@@ -70,7 +68,6 @@ class RunFolder:
         return self._statistics
 
     def exists(self) -> bool:
-        """Whether the run was created."""
         return (self.path / RUN_FILE).exists()
 
     @classmethod
@@ -86,10 +83,6 @@ class RunFolder:
     def run(self, kind: type[T] = dict[str, Any]) -> T:
         """Return the content of run.json, as an object of a type; StoreError as `read_record`."""
         return read_record(self.path / RUN_FILE, kind)
-
-    def last_pack(self) -> list[str]:
-        """Return the ids of the runs that the run last trained with in one pack, its own among them."""
-        return list(self.read_status().pack.runs) or self.run().get("pack", {}).get("runs") or [self.run_id]
 
     def write_status(self, status: Mapping[str, Any]) -> None:
         """Replace status.json; `version` and `updated` (unix time, seconds) are added.
@@ -125,10 +118,6 @@ class RunFolder:
             if status.state == RUNNING:
                 return KILLED, status
         return status.state, status
-
-    def owner(self) -> int | None:
-        """Return the id of the process that trains the run, or None if it is not known."""
-        return owner_of(self.path / LOCK_FILE)
 
     def is_active(self) -> bool:
         """Whether a process holds the run's lock."""

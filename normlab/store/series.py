@@ -60,7 +60,6 @@ def evaluations(folder: RunFolder) -> list[Evaluation]:
 
 
 def evaluations_of(rows: Iterable[Mapping[str, Any]]) -> list[Evaluation]:
-    """Return every evaluation among the rows of a run, in their order."""
     result: list[Evaluation] = []
     seconds: dict[int, float] = {0: 0.0}
     for row in rows:

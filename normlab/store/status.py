@@ -20,8 +20,6 @@ Outcome = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(OUTCOMES)})$")]
 
 @dataclass(frozen=True, slots=True)
 class RecordedPack:
-    """The pack in which the run trained."""
-
     sweep: str | None = None
     number: int | None = None
     runs: tuple[str, ...] = ()
@@ -35,8 +33,6 @@ class RecordedPack:
 
 @dataclass(frozen=True, slots=True)
 class StepNumbers:
-    """A training step."""
-
     step: Count
     loss: float
     grad_norm: float
@@ -47,15 +43,12 @@ class StepNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The step that diverged."""
-
     step: Count
     loss: float | None = None
     grad_norm: float | None = None
     reason: str | None = None
     """None where the loss or the gradient was NaN or infinite."""
     last_finite: StepNumbers | None = None
-    """The last step with finite loss and gradient norm."""
 
     def __post_init__(self) -> None:
         if self.reason is None and (self.loss is None or self.grad_norm is None):
@@ -109,9 +102,7 @@ class Status:
     tokens_per_s: float | None = None
     peak_memory_bytes: Count | None = None
     checkpoint: Count | None = None
-    """Step of the newest checkpoint."""
     pack: RecordedPack = RecordedPack()
-    """The pack in which the run last trained."""
     diverged: Divergence | None = None
     error: str | None = None
     initial_val_loss: float | None = None

@@ -54,13 +54,11 @@ class Compute:
 
     @classmethod
     def of(cls, flops_per_token: float, device_name: str | None, precision: str, devices: int, runs: int) -> Compute:
-        """Return the compute of a run on some equal devices."""
         peak = peak_flops(device_name, precision)
         return cls(flops_per_token, None if peak is None else peak * devices, runs)
 
     @classmethod
     def parse(cls, run: Mapping[str, Any]) -> Compute:
-        """Return the compute of a run.json."""
         machine, pack = run["resolved"], run.get("pack", {"runs": [run]})
         return cls.of(
             run["flops_per_token"], machine["device_name"], machine["precision"], machine["devices"], len(pack["runs"])

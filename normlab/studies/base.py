@@ -19,7 +19,6 @@ from normlab.errors import ConfigError, unknown
 from normlab.plugins import claim_name
 from normlab.studies.estimators import Estimate, Estimator
 
-SIZES = ("small", "medium", "large")
 PROTOCOL = 2
 """Version of the rules that turn runs into estimates and verdicts; it rises when they change."""
 NANO = "model=gpt2_nano train.steps=300 eval.every=100 stats.every=100 sweep.pack=16"
@@ -38,7 +37,6 @@ class Criterion:
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The smallest and the largest value."""
         raise NotImplementedError
 
     @property
@@ -49,7 +47,6 @@ class Criterion:
         return f"at most {most:g}" if math.isinf(least) else f"between {least:g} and {most:g} (two one-sided tests)"
 
     def judge(self, estimate: Estimate) -> str:
-        """Return supported, refuted or undecided."""
         (least, most), bounds = self.limits, estimate.bounds
         if "low" not in bounds or any(map(math.isnan, bounds.values())):
             return UNDECIDED
@@ -61,8 +58,6 @@ class Criterion:
 
 @dataclass(frozen=True)
 class AtLeast(Criterion):
-    """The value is at or above the bound."""
-
     bound: float
 
     @property
@@ -72,8 +67,6 @@ class AtLeast(Criterion):
 
 @dataclass(frozen=True)
 class AtMost(Criterion):
-    """The value is at or below the bound."""
-
     bound: float
 
     @property
@@ -122,8 +115,6 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A statement, and what counts as support."""
-
     name: str
     text: str
     """One sentence, in the present tense."""
@@ -133,8 +124,8 @@ class Claim:
     """Who says it: author, year, arXiv id."""
     effect: float | None = None
     """The value that the claim expects, for the power; by default none is stated."""
-    size: str = "small"
-    """The smallest size that can decide it."""
+    needs_large: bool = False
+    """Whether small models cannot decide it, whatever their losses are."""
     under_review: str = ""
     """Why its verdict is in doubt: what was found after the runs. Empty if nothing is known against it."""
 
@@ -146,66 +137,50 @@ class Picture:
     kind: str
     options: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
     where: str = ""
-    """Conditions that select the runs."""
     by: Sequence[str] | None = None
     """The factors, where they cannot be inferred; by default the options in which the runs differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A question, with its claims."""
-
     name: str
     question: str
-    grids: Mapping[str, Sequence[Grid]]
-    """The grids of each size; a size without grids cannot be run."""
+    grids: Sequence[Grid]
     claims: Sequence[Claim]
     controls: Sequence[Claim] = ()
     """Claims whose outcome is known; one that is not supported makes every verdict void."""
     pictures: Sequence[Picture] = ()
     background: str = ""
-    """What is known, for the report."""
     limits: str = ""
     """What would change the verdict, and what small models cannot tell."""
     amendments: Mapping[str, str] = field(default_factory=dict)
     """The reason for a change of the criterion after runs, by the hash before the change."""
 
-    def grids_of(self, size: str) -> Sequence[Grid]:
-        """Return the grids of a size.
-
-        Raises:
-            ConfigError: The study has no grids of this size.
-        """
-        if size not in self.grids:
-            raise ConfigError(f"--size {size}: study {self.name} has the sizes {', '.join(self.grids)}")
-        return self.grids[size]
-
-    def criterion_text(self, size: str) -> str:
+    def criterion_text(self) -> str:
         """Return all that decides the verdicts: the protocol, grids, claims, estimators, criteria and controls."""
         lines = [f"protocol {PROTOCOL}"]
-        lines += [f"grid {grid.name}: {' '.join(grid.arguments)}" for grid in self.grids_of(size)]
+        lines += [f"grid {grid.name}: {' '.join(grid.arguments)}" for grid in self.grids]
         for kind, claims in (("claim", self.claims), ("control", self.controls)):
-            lines += [f"{kind} {c.name}: {c.text} {c.estimator!r} {c.criterion!r} {c.effect} {c.size}" for c in claims]
+            for c in claims:
+                size = "large" if c.needs_large else "small"
+                lines.append(f"{kind} {c.name}: {c.text} {c.estimator!r} {c.criterion!r} {c.effect} {size}")
         return "\n".join(lines)
 
-    def criterion_hash(self, size: str) -> str:
+    def criterion_hash(self) -> str:
         """Return the first 12 hex digits of the SHA-256 of `criterion_text`."""
-        return hashlib.sha256(self.criterion_text(size).encode()).hexdigest()[:12]
+        return hashlib.sha256(self.criterion_text().encode()).hexdigest()[:12]
 
 
 STUDIES: dict[str, Study] = {}
-"""The registered studies by name."""
 
 
 def register_study(study: Study) -> Study:
     """Register a study.
 
     Raises:
-        ConfigError: The name is taken or is no identifier, a size is unknown, or two claims have the same name.
+        ConfigError: The name is taken or is no identifier, or two claims have the same name.
     """
     claim_name("study", study.name, known=STUDIES.get(study.name, study) != study)
-    if sizes := [size for size in study.grids if size not in SIZES]:
-        raise ConfigError(f"study {study.name}: " + unknown("size", sizes[0], SIZES))
     names = [claim.name for claim in (*study.claims, *study.controls)]
     if len(set(names)) < len(names):
         raise ConfigError(f"study {study.name}: two claims have the same name; rename one")
@@ -214,7 +189,6 @@ def register_study(study: Study) -> Study:
 
 
 def load_studies() -> None:
-    """Import every study of this folder."""
     package = importlib.import_module("normlab.studies")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"normlab.studies.{module.name}")

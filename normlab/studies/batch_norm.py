@@ -11,12 +11,10 @@ SHEN, WANG = "Shen et al. 2020, arXiv:2003.07845", "Wang et al. 2022, arXiv:2210
 
 
 def arm(norm: str, batch: int | None = None) -> str:
-    """Return the conditions of a norm, at one batch size or all of them."""
     return f"norm={norm}" + (f",train.batch_size={batch}" if batch else "")
 
 
 def grid(batch: int) -> Grid:
-    """Return the grid of a batch size."""
     steps = WINDOWS // batch
     return Grid(
         f"batch_{batch}",
@@ -40,7 +38,7 @@ register_study(
             "Depth 4, width 32, 131,072 tokens in every run: at batch size 64 that is 64 steps. Momentum is torch's "
             "default, 0.1; another one changes the gap."
         ),
-        grids={"small": [grid(batch) for batch in BATCHES]},
+        grids=[grid(batch) for batch in BATCHES],
         claims=[
             *(
                 Claim(

@@ -1,8 +1,9 @@
 """Does Peri-LN bound the residual stream, with fewer divergences and a lower loss than pre-norm?"""
 
 from normlab.studies.base import NANO, AtLeast, AtMost, Claim, Grid, Picture, Study, Within, register_study
-from normlab.studies.estimators import OverGrid, Share, Slope, difference
+from normlab.studies.estimators import Share, Slope, difference
 from normlab.studies.measures import Statistic
+from normlab.studies.over_grid import OverGrid
 
 PRE, PERI = "placement=pre", "placement=peri"
 STABLE = "optim.lr<=3e-2"
@@ -22,14 +23,12 @@ register_study(
             "Depth 8, width 32, 300 steps; the stream is that of step 200. A difference in loss of 0.005 nats/token, "
             "as in the papers, needs models and data of size large."
         ),
-        grids={
-            "small": [
-                Grid(
-                    "stream",
-                    f"{NANO} placement=pre,peri model.depth=8 optim.lr=1e-3,3e-3,1e-2,3e-2,1e-1,3e-1,1,3 seed=range(8)",
-                )
-            ]
-        },
+        grids=[
+            Grid(
+                "stream",
+                f"{NANO} placement=pre,peri model.depth=8 optim.lr=1e-3,3e-3,1e-2,3e-2,1e-1,3e-1,1,3 seed=range(8)",
+            )
+        ],
         claims=[
             Claim(
                 "pre_grows",
@@ -71,7 +70,7 @@ register_study(
                 Within(-0.005, 0.005),
                 "marin's experiments 4993, 9290 and 961",
                 effect=0.0,
-                size="large",
+                needs_large=True,
             ),
         ],
         controls=[

@@ -9,12 +9,10 @@ WIDTHS = (64, 256, 1024)
 
 
 def trained(norm: str) -> str:
-    """Return the conditions of a norm in the training grid."""
     return f"norm={norm},model.width=32"
 
 
 def timed(norm: str, width: int) -> str:
-    """Return the conditions of a norm in a grid of the cost."""
     return f"norm={norm},model.width={width}"
 
 
@@ -42,12 +40,10 @@ register_study(
             "The time is that of a CPU, where torch has a fused kernel for LayerNorm; a GPU may differ. "
             "A difference in loss of 0.01 nats/token needs size large."
         ),
-        grids={
-            "small": [
-                Grid("train", f"{NANO} placement=pre model.depth=8 norm=layernorm,rmsnorm {RATES} seed=range(10)"),
-                *(cost_grid(width) for width in WIDTHS),
-            ]
-        },
+        grids=[
+            Grid("train", f"{NANO} placement=pre model.depth=8 norm=layernorm,rmsnorm {RATES} seed=range(10)"),
+            *(cost_grid(width) for width in WIDTHS),
+        ],
         claims=[
             Claim(
                 "zero_mean",
@@ -81,7 +77,7 @@ register_study(
                 Within(-0.01, 0.01),
                 ZHANG,
                 effect=0.0,
-                size="large",
+                needs_large=True,
             ),
             *(
                 Claim(

@@ -26,12 +26,10 @@ register_study(
             "learns to use its context, and the sign of a difference. They say nothing of its size in large models, "
             "nor whether a longer warm-up or training would free the stuck models."
         ),
-        grids={
-            "small": [
-                Grid("depth", f"{GRID} placement=pre,post"),
-                Grid("exponent", f"{GRID} placement=deepnorm init=deepnorm,deepnorm_inverse"),
-            ]
-        },
+        grids=[
+            Grid("depth", f"{GRID} placement=pre,post"),
+            Grid("exponent", f"{GRID} placement=deepnorm init=deepnorm,deepnorm_inverse"),
+        ],
         claims=[
             Claim(
                 "post_stuck",

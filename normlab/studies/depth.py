@@ -22,12 +22,10 @@ register_study(
             "Depth 16 at width 32 and 300 steps shows only which placement learns first. It does not say "
             "which one is better after long training, nor what happens at a depth of 100 and more."
         ),
-        grids={
-            "small": [
-                Grid("depth", f"{GRID} placement=pre,post,deepnorm,keel model.depth=4,8,16"),
-                Grid("control", f"{GRID} placement=deepnorm init=deepnorm_inverse {DEEP}"),
-            ]
-        },
+        grids=[
+            Grid("depth", f"{GRID} placement=pre,post,deepnorm,keel model.depth=4,8,16"),
+            Grid("control", f"{GRID} placement=deepnorm init=deepnorm_inverse {DEEP}"),
+        ],
         claims=[
             Claim(
                 "post_stuck",

@@ -1,8 +1,9 @@
 """Do magnitudes drift with depth without normalisation, and does training diverge?"""
 
 from normlab.studies.base import AtLeast, Claim, Grid, Picture, Study, Within, register_study
-from normlab.studies.estimators import Contrast, OverGrid, Share
+from normlab.studies.estimators import Contrast, Share
 from normlab.studies.measures import Statistic
+from normlab.studies.over_grid import OverGrid
 
 INIT = "model=gpt2_nano placement=pre train.steps=1 stats.every=1 optim.lr=1e-3 seed=range(8) sweep.pack=16"
 TRAIN = "model=gpt2_nano placement=pre train.steps=300 eval.every=100 stats.every=100 sweep.pack=16"
@@ -12,12 +13,10 @@ TUTORIALS = "tutorials for practitioners"
 
 
 def untrained(norm: str, init: str) -> str:
-    """Return the conditions of a norm and an init rule at depth 32, before training."""
     return f"norm={norm},init={init},model.depth=32,train.steps=1"
 
 
 def trained(norm: str, init: str) -> str:
-    """Return the conditions of a norm and an init rule in training."""
     return f"norm={norm},init={init},train.steps=300"
 
 
@@ -34,17 +33,15 @@ register_study(
             "Width 32: the growth at initialisation depends on the width under the rule of GPT-2, whose standard "
             "deviation is 0.02 at any width. The highest learning rate is one of a grid with ratios of three."
         ),
-        grids={
-            "small": [
-                Grid("untrained", f"{INIT} norm=none,rmsnorm {RULES} model.depth=4,8,16,32"),
-                Grid("overflow", f"{INIT.replace('range(8)', 'range(16)')} norm=none init=xavier model.depth=48"),
-                Grid(
-                    "trained",
-                    f"{TRAIN} norm=none,rmsnorm {RULES} model.depth=8 optim.lr=1e-3,3e-3,1e-2,3e-2,1e-1,3e-1,1 "
-                    "seed=range(6)",
-                ),
-            ]
-        },
+        grids=[
+            Grid("untrained", f"{INIT} norm=none,rmsnorm {RULES} model.depth=4,8,16,32"),
+            Grid("overflow", f"{INIT.replace('range(8)', 'range(16)')} norm=none init=xavier model.depth=48"),
+            Grid(
+                "trained",
+                f"{TRAIN} norm=none,rmsnorm {RULES} model.depth=8 optim.lr=1e-3,3e-3,1e-2,3e-2,1e-1,3e-1,1 "
+                "seed=range(6)",
+            ),
+        ],
         claims=[
             Claim(
                 "xavier_grows",

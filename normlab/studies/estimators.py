@@ -9,22 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, product
+from itertools import product
 from typing import Any, Protocol
 
 import numpy as np
 
-from normlab.analysis.arms import CHOOSING_SEEDS, Arm, StudyRuns
+from normlab.analysis.arms import Arm, StudyRuns
 from normlab.analysis.cells import count_bad
 from normlab.analysis.contrasts import fisher_p, slope_weights, weighted_sums
 from normlab.analysis.intervals import Replicate, paired_test
 from normlab.analysis.results import RunResult
-from normlab.errors import ConfigError, unknown
+from normlab.errors import ConfigError
 from normlab.store.format import DIVERGED
-from normlab.studies.measures import FINAL_LOSS, Measure, StepsTo, values_of
+from normlab.studies.measures import FINAL_LOSS, Measure, values_of
 
 BOUNDS = ("low", "high", "low90", "high90")
-"""The bounds of the intervals of 95 and 90 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +46,15 @@ class Estimate:
     If the interval is a union over learning rates, it is scaled by the union's width over that of the first interval.
     """
     seeds: Mapping[str, float] = field(default_factory=dict)
-    """The quantity of each seed."""
     diverged: int = 0
-    """Number of judged runs that diverged."""
     bad: int = 0
     """Number of judged runs that diverged, are stuck or regressed; for a share, the number that counts."""
     undefined: int = 0
     """Number of seeds without the quantity: a run lacks the measure, or diverged on both sides."""
     rates: Mapping[str, float | None] = field(default_factory=dict)
-    """The learning rate of each arm."""
 
     @property
     def bounds(self) -> dict[str, Any]:
-        """The bounds that the estimate has, by name."""
         return {name: bound for name in BOUNDS if (bound := getattr(self, name)) is not None}
 
 
@@ -72,9 +67,7 @@ class Estimator(Protocol):
         ...
 
     @property
-    def text(self) -> str:
-        """What is estimated."""
-        ...
+    def text(self) -> str: ...
 
     @property
     def quantity(self) -> str:
@@ -142,11 +135,11 @@ def exponential(estimate: Estimate) -> Estimate:
     return replace(estimate, value=exp(estimate.value), seeds=seeds, **bounds)
 
 
-def _outcomes(runs: Sequence[RunResult]) -> dict[str, Any]:
+def outcomes(runs: Sequence[RunResult]) -> dict[str, Any]:
     return {"diverged": sum(run.state == DIVERGED for run in runs), "bad": count_bad(runs)}
 
 
-def _minus(other: str | None) -> str:
+def minus_text(other: str | None) -> str:
     return f", minus that of [{other}]" if other else ""
 
 
@@ -160,7 +153,6 @@ class Contrast:
     """
 
     weights: Mapping[str, float]
-    """The weight of each arm, by its conditions."""
     measure: Measure = FINAL_LOSS
     lr: str = "best"
     """best: each arm at its best learning rate. common: all at the rate with the best mean rank."""
@@ -202,7 +194,7 @@ class Contrast:
             for lrs in [arm.plausible_lrs if self.lr == "best" else [rates[arm.where]]]
         ]
         judged = [run for arm in arms for run in arm.judged(rates[arm.where])]
-        found = replace(over_rates(tables, [*self.weights.values()]), rates=rates, **_outcomes(judged))
+        found = replace(over_rates(tables, [*self.weights.values()]), rates=rates, **outcomes(judged))
         return exponential(found) if self.is_ratio else found
 
 
@@ -222,7 +214,7 @@ class Slope:
 
     @property
     def text(self) -> str:
-        return f"{self.quantity}, mean over seeds: [{self.where}]{_minus(self.minus)}"
+        return f"{self.quantity}, mean over seeds: [{self.where}]{minus_text(self.minus)}"
 
     @property
     def quantity(self) -> str:
@@ -265,7 +257,7 @@ class Share:
         who = f"runs that {what}, at the best learning rate"
         if self.lr == "every":
             who = f"seeds whose runs all {what}" if self.states else "seeds that learn at no learning rate"
-        return f"share of {who}: [{self.where}]{_minus(self.minus)}"
+        return f"share of {who}: [{self.where}]{minus_text(self.minus)}"
 
     @property
     def quantity(self) -> str:
@@ -277,7 +269,7 @@ class Share:
         select = runs.arm if self.lr == "best" else runs.arm_of_grid
         arms = [select(where) for where in (self.where, self.minus) if where is not None]
         rates = {arm.where: arm.best_lr if self.lr == "best" else None for arm in arms}
-        judged = [_completed(arm) if self.lr == "every" else arm.judged(arm.best_lr) for arm in arms]
+        judged = [completed(arm) if self.lr == "every" else arm.judged(arm.best_lr) for arm in arms]
         groups = [self._counted(each) for each in judged]
         if not all(groups):
             return Estimate(math.nan, rates=rates)
@@ -295,10 +287,9 @@ class Share:
         return replace(found, rates=rates, bad=sum(count for count, _ in counts), diverged=diverged)
 
     def _counted(self, runs: Sequence[RunResult]) -> list[bool]:
-        """Return whether each seed counts: whether all of its runs do."""
-        by_seed = _by_seed(runs).values()
         return [
-            all(run.state in self.states if self.states else not run.has_learned for run in each) for each in by_seed
+            all(run.state in self.states if self.states else not run.has_learned for run in each)
+            for each in by_seed(runs).values()
         ]
 
 
@@ -310,180 +301,15 @@ def binomial(count: int, n: int) -> Estimate:
     return Estimate(count / n, n=n, method=f"exact binomial, {count} of {n}", **bounds)
 
 
-def _completed(arm: Arm) -> list[RunResult]:
+def completed(arm: Arm) -> list[RunResult]:
     return [run for run in arm.runs if run.has_loss]
 
 
-def _by_seed(runs: Sequence[RunResult]) -> dict[Replicate, list[RunResult]]:
-    by_seed: dict[Replicate, list[RunResult]] = {}
+def by_seed(runs: Sequence[RunResult]) -> dict[Replicate, list[RunResult]]:
+    found: dict[Replicate, list[RunResult]] = {}
     for run in runs:
-        by_seed.setdefault(run.replicate, []).append(run)
-    return by_seed
-
-
-NUMBERS = {
-    "sensitivity": "mean of min(loss, ln V) over the grid, minus the lowest loss, nats/token",
-    "highest_rate": "highest learning rate that has learned",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class OverGrid:
-    """One number of each seed from all of its runs in an arm, and the mean over seeds; with `minus`, the difference.
-
-    sensitivity: S = mean_r min(loss_r, ln V) - min_r loss_r over the runs r of a seed, which differ in learning rate
-    and in the other options that the arm leaves free. A seed of which no run has learned is compared with the lowest
-    loss of the other arm. It is the S of Wortsman et al. 2023 (arXiv:2309.14322) for each seed, so that the interval is
-    the t interval over seeds: with six seeds the interval of a percentile bootstrap is too narrow.
-
-    highest_rate: the ratio of the two arms' highest learning rates at which a run has learned. The grid resolves it to
-    one step, by which the interval is wider at each end. If a seed learns at the highest learning rate of the grid, the
-    interval has no bound on that side.
-    """
-
-    number: str
-    where: str
-    minus: str | None = None
-
-    chooses_rate = False
-
-    def __post_init__(self) -> None:
-        if self.number not in NUMBERS:
-            raise ConfigError(f"OverGrid: {unknown('number', self.number, NUMBERS)}")
-
-    @property
-    def text(self) -> str:
-        mean, minus = "mean", _minus(self.minus)
-        if self.number == "highest_rate":
-            mean, minus = "geometric mean", minus.replace("minus", "over", 1)
-        return f"{NUMBERS[self.number]}, {mean} over seeds: [{self.where}]{minus}"
-
-    @property
-    def quantity(self) -> str:
-        if self.number == "highest_rate":
-            return f"{'ratio of the ' if self.minus else ''}{NUMBERS[self.number]}"
-        return f"{'difference in ' if self.minus else ''}S, nats/token"
-
-    def estimate(self, runs: StudyRuns) -> Estimate:
-        """Return the estimate over the seeds that have all runs of the grid."""
-        arms = [runs.arm_of_grid(where) for where in (self.where, self.minus) if where is not None]
-        by_arm = [_by_seed(_completed(arm)) for arm in arms]
-        most = [max(map(len, each.values()), default=0) for each in by_arm]
-        complete = [{seed for seed in each if len(each[seed]) == n} for each, n in zip(by_arm, most, strict=True)]
-        number = _highest_rate if self.number == "highest_rate" else _sensitivity
-        values: dict[Replicate, float] = {}
-        for seed in sorted(set.intersection(*complete), key=str):
-            of_seed = [each[seed] for each in by_arm]
-            found = [number(each, other) for each, other in zip(of_seed, [*of_seed[1:], of_seed[0]], strict=True)]
-            values[seed] = found[0] - sum(found[1:])
-        estimate = replace(over_seeds(values), **_outcomes([run for arm in arms for run in arm.runs]))
-        return exponential(_widen(estimate, arms)) if self.number == "highest_rate" else estimate
-
-
-def _widen(estimate: Estimate, arms: Sequence[Arm]) -> Estimate:
-    """Return the estimate of a highest learning rate with the resolution of the grid in its interval."""
-    top = [any(run.has_learned and run.lr == arm.learning_rates[-1] for run in arm.runs) for arm in arms]
-    step = max(_step(arm.learning_rates) for arm in arms)
-    below, above = -math.inf if any(top[1:]) else -step, math.inf if top[0] else step
-    wider = {name: bound + (below if name.startswith("low") else above) for name, bound in estimate.bounds.items()}
-    return replace(estimate, **wider)
-
-
-def _highest_rate(runs: Sequence[RunResult], _: Sequence[RunResult]) -> float:
-    """Return ln of the highest learning rate that has learned; below the grid by one step if none has."""
-    rates = sorted({run.lr for run in runs})
-    learned = [run.lr for run in runs if run.has_learned]
-    return math.log(max(learned)) if learned else math.log(rates[0]) - _step(rates)
-
-
-def _sensitivity(runs: Sequence[RunResult], others: Sequence[RunResult]) -> float:
-    start = max(run.record.corpus.baselines.uniform for run in runs)
-    reference = runs if any(run.has_learned for run in runs) else [*runs, *others]
-    lowest = min(run.loss for run in reference)
-    return float(np.mean([min(run.loss, start) for run in runs])) - lowest if lowest < math.inf else math.nan
-
-
-def _step(rates: Sequence[float]) -> float:
-    """Return the logarithm of the largest ratio of successive learning rates."""
-    return max((math.log(b / a) for a, b in pairwise(rates)), default=0.0)
-
-
-# The noise over seeds, which says what a size can decide
-
-
-@dataclass(frozen=True, slots=True)
-class Deviation:
-    """The standard deviation over seeds of the final loss at the best learning rate, with the chi-squared interval."""
-
-    where: str
-
-    chooses_rate = True
-    quantity = "standard deviation over seeds of the final validation loss, nats/token"
-
-    @property
-    def text(self) -> str:
-        return f"{self.quantity}: [{self.where}]"
-
-    def estimate(self, runs: StudyRuns) -> Estimate:
-        arm = runs.arm(self.where)
-        losses = [run.loss for run in arm.judged(arm.best_lr)]
-        return replace(deviation(losses), rates={self.where: arm.best_lr})
-
-
-def deviation(losses: Sequence[float]) -> Estimate:
-    """Return the standard deviation of some losses with its chi-squared intervals; NaN if one is infinite."""
-    from scipy.stats import chi2
-
-    n = len(losses)
-    if n < 2 or not all(map(math.isfinite, losses)):
-        return Estimate(math.nan, n=n)
-    sd = float(np.std(losses, ddof=1))
-
-    def bound(q: float) -> float:
-        return sd * math.sqrt((n - 1) / float(chi2.ppf(q, n - 1)))
-
-    bounds = both_levels(lambda alpha: (bound(1 - alpha / 2), bound(alpha / 2)))
-    return Estimate(sd, n=n, method="chi-squared", **bounds)
-
-
-@dataclass(frozen=True, slots=True)
-class FalsePositives:
-    """How often the whole procedure finds a difference between an arm and itself, with p < 0.05.
-
-    The seeds are split at random into two groups. Each group chooses its learning rate on its first seeds and is judged
-    on the others, as two arms of a `Contrast`. The interval is binomial, for the draws.
-    """
-
-    where: str
-    draws: int = 1000
-
-    chooses_rate = False
-    quantity = "share of random splits with p < 0.05"
-
-    @property
-    def text(self) -> str:
-        return f"share of {self.draws} random splits of the seeds of [{self.where}] into two arms with p < 0.05"
-
-    def estimate(self, runs: StudyRuns) -> Estimate:
-        """Return the estimate; NaN with fewer than two judging seeds in a group."""
-        arm = runs.arm(self.where)
-        half = len(arm.seeds) // 2
-        if half < CHOOSING_SEEDS + 2:
-            return Estimate(math.nan)
-        rng = np.random.default_rng(0)
-        rejected = 0
-        for _ in range(self.draws):
-            seeds = [arm.seeds[index] for index in rng.permutation(len(arm.seeds)).tolist()]
-            p = over_rates([_judged_by_position(arm, seeds[at : at + half]) for at in (0, half)], (1.0, -1.0)).p
-            rejected += p is not None and p < 0.05
-        return binomial(rejected, self.draws)
-
-
-def _judged_by_position(arm: Arm, seeds: Sequence[Any]) -> dict[float | None, dict[Replicate, float]]:
-    """Return the judged losses of some seeds of an arm, by plausible learning rate and the position of the seed."""
-    group = Arm(arm.where, [run for run in arm.runs if run.replicate[0] in seeds], seeds)
-    position = {seed: (index, index) for index, seed in enumerate(seeds)}
-    return {lr: {position[run.replicate[0]]: run.loss for run in group.judged(lr)} for lr in group.plausible_lrs}
+        found.setdefault(run.replicate, []).append(run)
+    return found
 
 
 # Contrasts with a name
@@ -497,8 +323,3 @@ def difference(arm: str, other: str, measure: Measure = FINAL_LOSS, lr: str = "b
 def interaction(a: str, b: str, c: str, d: str, measure: Measure = FINAL_LOSS, lr: str = "best") -> Contrast:
     """Return the estimator of a difference of differences: (a - b) - (c - d)."""
     return Contrast({a: 1.0, b: -1.0, c: -1.0, d: 1.0}, measure, lr)
-
-
-def ratio_of_steps(arm: str, other: str, loss: float) -> Contrast:
-    """Return the estimator of the ratio of the steps that two arms need to reach a loss."""
-    return Contrast({arm: 1.0, other: -1.0}, StepsTo(loss), is_ratio=True)

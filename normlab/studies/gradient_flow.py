@@ -15,7 +15,6 @@ XIONG = "Xiong et al. 2020, arXiv:2002.04745"
 
 
 def untrained(placement: str, init: str, depth: str = "") -> str:
-    """Return the conditions of a placement and an init rule before training."""
     return f"placement={placement},init={init},train.steps=1{depth}"
 
 
@@ -31,12 +30,10 @@ register_study(
             "Width 32. The slopes follow from the formula and hold at any width; the profile in training is that of "
             "step 200 at one learning rate, and post-norm at depth 24 has not learned by then."
         ),
-        grids={
-            "small": [
-                Grid("untrained", f"{INIT} init=xavier,gpt2 model.depth=6,12,24,48"),
-                Grid("trained", TRAIN),
-            ]
-        },
+        grids=[
+            Grid("untrained", f"{INIT} init=xavier,gpt2 model.depth=6,12,24,48"),
+            Grid("trained", TRAIN),
+        ],
         claims=[
             Claim(
                 "post_slope",

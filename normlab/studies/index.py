@@ -66,10 +66,10 @@ def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _section(report: dict[str, Any]) -> Iterator[str]:
-    folder, size = report["folder"], report["size"]
+    folder = report["folder"]
     yield from (f"## {report['question']}", "")
     yield (
-        f"`normlab study run {report['study']}{'' if size == 'small' else f' --size {size}'}`: {report['runs']} runs, "
+        f"`normlab study run {report['study']}`: {report['runs']} runs, "
         f"{report['tokens']:,.0f} tokens. [Report]({folder}/README.md), [picture]({folder}/verdicts.svg)."
     )
     yield ""

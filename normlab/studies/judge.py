@@ -15,7 +15,7 @@ from normlab.analysis.factors import distinguishing_options
 from normlab.analysis.results import RunResult, comparability_warnings, reason_not_comparable
 from normlab.analysis.settings import format_setting
 from normlab.errors import ConfigError
-from normlab.studies.base import SIZES, SUPPORTED, UNDECIDED, VOID, Claim, Study, Within
+from normlab.studies.base import SUPPORTED, UNDECIDED, VOID, Claim, Study, Within
 from normlab.studies.estimators import BOUNDS, Contrast, Estimate
 from normlab.studies.run import block_of_run
 
@@ -25,8 +25,6 @@ DRAWS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The verdict of a claim."""
-
     claim: Claim
     verdict: str
     reason: str
@@ -39,7 +37,6 @@ class Judgement:
 
     @property
     def verdict_text(self) -> str:
-        """The verdict, and whether it is under review."""
         return f"{self.verdict}, under review" if self.claim.under_review else self.verdict
 
     @property
@@ -66,10 +63,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """The verdicts of a study."""
-
     study: Study
-    size: str
     claims: Sequence[Judgement]
     controls: Sequence[Judgement]
     notes: Sequence[str]
@@ -78,7 +72,6 @@ class Verdicts:
 
 def judge(
     study: Study,
-    size: str,
     results: Sequence[RunResult],
     *,
     unverified: Mapping[str, str],
@@ -87,32 +80,25 @@ def judge(
 ) -> Verdicts:
     """Return the verdicts of a study.
 
-    A control that is not supported makes every verdict void, and so do missing runs and runs that are not comparable.
-
-    Args:
-        study: The study.
-        size: The size of its grids.
-        results: Its runs.
-        unverified: The failed check of `normlab verify` by the name of a block; empty if all hold.
-        missing: Number of runs of its grids that have not started or cannot be read.
-        notes: Notes on the whole study.
+    A control that is not supported makes every verdict void, and so do runs that are not comparable, `missing` runs,
+    which have not started or cannot be read, and `unverified` blocks: the failed check of `normlab verify` by block.
     """
     reason = f"runs that have not started or cannot be read: {missing}" if missing else reason_not_comparable(results)
-    controls = [_judge(claim, size, results, unverified, reason) for claim in study.controls]
+    controls = [_judge(claim, results, unverified, reason) for claim in study.controls]
     failed = [each for each in controls if each.verdict != SUPPORTED]
     control = f"the control {failed[0].claim.name} is {failed[0].verdict}" if failed else ""
-    claims = [_judge(claim, size, results, unverified, reason, control) for claim in study.claims]
+    claims = [_judge(claim, results, unverified, reason, control) for claim in study.claims]
     unfinished = sum(not run.has_loss for run in results)
     more = [
         *comparability_warnings(results),
         *resolved_differences(group_cells(results, distinguishing_options(results))),
         *([f"runs without an outcome: {unfinished} of {len(results)}"] if unfinished else []),
     ]
-    return Verdicts(study, size, claims, controls, [*notes, *more])
+    return Verdicts(study, claims, controls, [*notes, *more])
 
 
 def _judge(
-    claim: Claim, size: str, results: Sequence[RunResult], unverified: Mapping[str, str], reason: str, control: str = ""
+    claim: Claim, results: Sequence[RunResult], unverified: Mapping[str, str], reason: str, control: str = ""
 ) -> Judgement:
     runs, common = StudyRuns(results), None
     try:
@@ -124,8 +110,8 @@ def _judge(
     reason = reason or _reason_void(claim, runs, estimate, unverified) or control
     if reason:
         verdict = VOID
-    elif SIZES.index(size) < SIZES.index(claim.size):
-        verdict, reason = UNDECIDED, f"size {size} cannot decide it: it needs size {claim.size}"
+    elif claim.needs_large:
+        verdict, reason = UNDECIDED, "small models cannot decide it"
     elif verdict == UNDECIDED:
         reason = "at this size" if power is None else f"power {power:.0%} for a true value of {claim.effect:g}"
     contrast = claim.estimator
@@ -135,7 +121,6 @@ def _judge(
 
 
 def _reason_void(claim: Claim, runs: StudyRuns, estimate: Estimate, unverified: Mapping[str, str]) -> str:
-    """Return why the runs cannot answer, or an empty text."""
     for arm in runs.used.values():
         if unfinished := sum(not run.has_loss for run in arm.runs):
             return f"unfinished runs of [{arm.where}]: {unfinished}"
@@ -189,7 +174,6 @@ FIELDS = (*BOUNDS, "n", "p", "method", "deviation", "seeds", "diverged", "bad", 
 
 
 def as_row(judgement: Judgement) -> dict[str, Any]:
-    """Return a verdict for JSON."""
     e, claim, common = judgement.estimate, judgement.claim, judgement.common
     return {
         "claim": claim.name, "text": claim.text, "source": claim.source, "verdict": judgement.verdict,

@@ -21,8 +21,6 @@ from normlab.store.series import evaluations
 
 
 class Measure(Protocol):
-    """One number of a run."""
-
     @property
     def text(self) -> str:
         """What is measured, with its unit; `ln(...)` for a logarithm."""
@@ -33,8 +31,6 @@ class Measure(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FinalLoss:
-    """The final validation loss, nats/token; infinite if the run diverged."""
-
     text = "final validation loss, nats/token"
 
     def value(self, run: RunResult) -> float:
@@ -114,7 +110,6 @@ class EvalGap:
 
 
 REDUCTIONS = {
-    "first": "first block",
     "last": "last block",
     "median": "median over layers",
     "max": "max over layers",
@@ -134,11 +129,8 @@ class Statistic:
     name: str
     site: str = ""
     over: str = "median"
-    """One of `REDUCTIONS`."""
     at: str = "last"
-    """first or last measured step."""
     log: bool = False
-    """Whether to take the natural logarithm."""
 
     def __post_init__(self) -> None:
         if self.over not in REDUCTIONS or self.at not in ("first", "last"):
@@ -168,8 +160,8 @@ class Statistic:
         return math.log(reduced) if reduced > 0 else math.nan
 
     def _reduce(self, values: list[float]) -> float:
-        if self.over in ("first", "last"):
-            return values[{"first": 0, "last": -1}[self.over]]
+        if self.over == "last":
+            return values[-1]
         if self.over in ("median", "max"):
             return float({"median": np.nanmedian, "max": np.nanmax}[self.over](values))
         ratio = values[-1] / values[0] if values[0] else math.nan

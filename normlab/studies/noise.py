@@ -1,9 +1,96 @@
 """How large is the noise over seeds, and does the whole procedure find differences where there are none?"""
 
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from normlab.analysis.arms import CHOOSING_SEEDS, Arm, StudyRuns
+from normlab.analysis.intervals import Replicate
 from normlab.studies.base import NANO, RATES, AtMost, Claim, Grid, Picture, Study, register_study
-from normlab.studies.estimators import Deviation, FalsePositives, Share
+from normlab.studies.estimators import Estimate, Share, binomial, both_levels, over_rates
 
 DEPTHS = (4, 8, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """The standard deviation over seeds of the final loss at the best learning rate, with the chi-squared interval."""
+
+    where: str
+
+    chooses_rate = True
+    quantity = "standard deviation over seeds of the final validation loss, nats/token"
+
+    @property
+    def text(self) -> str:
+        return f"{self.quantity}: [{self.where}]"
+
+    def estimate(self, runs: StudyRuns) -> Estimate:
+        arm = runs.arm(self.where)
+        losses = [run.loss for run in arm.judged(arm.best_lr)]
+        return replace(deviation(losses), rates={self.where: arm.best_lr})
+
+
+def deviation(losses: Sequence[float]) -> Estimate:
+    """Return the standard deviation of some losses with its chi-squared intervals; NaN if one is infinite."""
+    from scipy.stats import chi2
+
+    n = len(losses)
+    if n < 2 or not all(map(math.isfinite, losses)):
+        return Estimate(math.nan, n=n)
+    sd = float(np.std(losses, ddof=1))
+
+    def bound(q: float) -> float:
+        return sd * math.sqrt((n - 1) / float(chi2.ppf(q, n - 1)))
+
+    bounds = both_levels(lambda alpha: (bound(1 - alpha / 2), bound(alpha / 2)))
+    return Estimate(sd, n=n, method="chi-squared", **bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class FalsePositives:
+    """How often the whole procedure finds a difference between an arm and itself, with p < 0.05.
+
+    The seeds are split at random into two groups. Each group chooses its learning rate on its first seeds and is judged
+    on the others, as two arms of a `Contrast`. The interval is binomial, for the draws.
+    """
+
+    where: str
+    draws: int = 1000
+
+    chooses_rate = False
+    quantity = "share of random splits with p < 0.05"
+
+    @property
+    def text(self) -> str:
+        return f"share of {self.draws} random splits of the seeds of [{self.where}] into two arms with p < 0.05"
+
+    def estimate(self, runs: StudyRuns) -> Estimate:
+        """Return the estimate; NaN with fewer than two judging seeds in a group."""
+        arm = runs.arm(self.where)
+        half = len(arm.seeds) // 2
+        if half < CHOOSING_SEEDS + 2:
+            return Estimate(math.nan)
+        rng = np.random.default_rng(0)
+        rejected = 0
+        for _ in range(self.draws):
+            seeds = [arm.seeds[index] for index in rng.permutation(len(arm.seeds)).tolist()]
+            p = over_rates([_judged_by_position(arm, seeds[at : at + half]) for at in (0, half)], (1.0, -1.0)).p
+            rejected += p is not None and p < 0.05
+        return binomial(rejected, self.draws)
+
+
+def _judged_by_position(arm: Arm, seeds: Sequence[Any]) -> dict[float | None, dict[Replicate, float]]:
+    """Return the judged losses of some seeds of an arm, by plausible learning rate and the position of the seed."""
+    group = Arm(arm.where, [run for run in arm.runs if run.replicate[0] in seeds], seeds)
+    position = {seed: (index, index) for index, seed in enumerate(seeds)}
+    return {lr: {position[run.replicate[0]]: run.loss for run in group.judged(lr)} for lr in group.plausible_lrs}
+
 
 register_study(
     Study(
@@ -18,7 +105,7 @@ register_study(
             "The splits of 16 seeds are not independent, and the rate of false positives applies to these runs. Other"
             " arms, above all those close to instability, have more noise over seeds than pre-norm."
         ),
-        grids={"small": [Grid("pre", f"{NANO} placement=pre model.depth=4,8,16 {RATES} seed=range(16)")]},
+        grids=[Grid("pre", f"{NANO} placement=pre model.depth=4,8,16 {RATES} seed=range(16)")],
         claims=[
             *(
                 Claim(

@@ -23,7 +23,7 @@ from normlab.report.pages.shell import write_output
 from normlab.store.files import check_links
 from normlab.store.format import RECORD_VERSION, decode, to_json
 from normlab.store.reading import check_format
-from normlab.studies.base import SIZES, VOID, Study
+from normlab.studies.base import VOID, Study
 from normlab.studies.estimators import Estimate
 from normlab.studies.index import as_text, table_lines, write_index
 from normlab.studies.judge import Judgement, Verdicts, as_row, from_row
@@ -40,9 +40,8 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def folder_of(results_dir: str, study: Study, size: str) -> Path:
-    """Return the folder of a report."""
-    return Path(results_dir) / "studies" / (study.name if size == SIZES[0] else f"{study.name}-{size}")
+def folder_of(results_dir: str, study: Study) -> Path:
+    return Path(results_dir) / "studies" / study.name
 
 
 def write_report(verdicts: Verdicts, evidence: Evidence, folder: Path) -> Path:
@@ -70,13 +69,13 @@ def write_report(verdicts: Verdicts, evidence: Evidence, folder: Path) -> Path:
     return _write(verdicts, facts, folder)
 
 
-def rewrite_report(study: Study, size: str, folder: Path) -> tuple[Verdicts, Path]:
+def rewrite_report(study: Study, folder: Path) -> tuple[Verdicts, Path]:
     """Write the page of a report again, from its report.json and figures; return the verdicts and the page.
 
     Raises:
         StoreError: A file cannot be read or written, or the criterion has changed since the runs were judged.
     """
-    path, now = folder / DATA, study.criterion_hash(size)
+    path, now = folder / DATA, study.criterion_hash()
     train = f"train its runs with `normlab study run {study.name}`"
     try:
         report = decode(json.loads(path.read_bytes()))
@@ -87,7 +86,7 @@ def rewrite_report(study: Study, size: str, folder: Path) -> tuple[Verdicts, Pat
             [from_row(claim, row) for claim, row in zip(claims, report[kind], strict=True)]
             for kind, claims in (("claims", study.claims), ("controls", study.controls))
         )
-        verdicts = Verdicts(study, size, claims, controls, report["notes"])
+        verdicts = Verdicts(study, claims, controls, report["notes"])
         facts = {name: report[name] for name in FACTS}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise StoreError(f"{path}: cannot be read ({error!r}); {train}") from error
@@ -95,14 +94,13 @@ def rewrite_report(study: Study, size: str, folder: Path) -> tuple[Verdicts, Pat
 
 
 def _write(verdicts: Verdicts, facts: Mapping[str, Any], folder: Path) -> Path:
-    study, size = verdicts.study, verdicts.size
+    study = verdicts.study
     data = {
         "version": RECORD_VERSION,
         "study": study.name,
         "question": study.question,
-        "size": size,
-        "criterion": study.criterion_hash(size),
-        "grids": {grid.name: grid.overrides for grid in study.grids_of(size)},
+        "criterion": study.criterion_hash(),
+        "grids": {grid.name: grid.overrides for grid in study.grids},
         **facts,
         "claims": [as_row(each) for each in verdicts.claims],
         "controls": [as_row(each) for each in verdicts.controls],
@@ -120,11 +118,10 @@ def _write(verdicts: Verdicts, facts: Mapping[str, Any], folder: Path) -> Path:
 
 
 def _blocks(verdicts: Verdicts, facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the paragraphs of the page in Markdown."""
-    study, size = verdicts.study, verdicts.size
+    study = verdicts.study
     yield f"# {printable(study.question)}"
     yield printable(
-        f"Study {study.name}, size {size}: {counted(facts['runs'], 'run')}, {facts['tokens']:,.0f} tokens, on "
+        f"Study {study.name}: {counted(facts['runs'], 'run')}, {facts['tokens']:,.0f} tokens, on "
         f"{', '.join(facts['devices'])}; corpus {', '.join(facts['corpora'])}."
     )
     yield _list(each.sentence for each in verdicts.claims)
@@ -148,7 +145,7 @@ def _blocks(verdicts: Verdicts, facts: Mapping[str, Any]) -> Iterator[str]:
         yield "## What is known"
         yield printable(study.background)
     yield "## What would change the verdicts"
-    yield printable(study.limits or "More seeds, and a larger size.")
+    yield printable(study.limits or "More seeds, and larger models.")
     if study.amendments:
         yield "## Amendments"
         yield _list(f"after the criterion {hash}: {reason}" for hash, reason in study.amendments.items())
@@ -156,10 +153,9 @@ def _blocks(verdicts: Verdicts, facts: Mapping[str, Any]) -> Iterator[str]:
     claims = (*study.claims, *study.controls)
     yield _list(f"{c.text} Estimator: {c.estimator.text}. Criterion: {c.criterion.text}." for c in claims)
     yield "## Commands"
-    named = study.name if size == SIZES[0] else f"{study.name} --size {size}"
     more = " " + shlex.quote(f"plugins=[{','.join(facts['plugins'])}]") if facts["plugins"] else ""
-    commands = [f"normlab study run {named}{more}", f"normlab study report {named}{more}", "# its grids"]
-    commands += [grid.command + more for grid in study.grids_of(size)]
+    commands = [f"normlab study run {study.name}{more}", f"normlab study report {study.name}{more}", "# its grids"]
+    commands += [grid.command + more for grid in study.grids]
     yield "\n".join(["```sh", *map(printable, commands), "```"])
 
 

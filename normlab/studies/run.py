@@ -29,15 +29,14 @@ if TYPE_CHECKING:
     Composed = tuple[list[str], RunConfig]
 
 ALLOWED = (
-    "sweep.jobs=", "sweep.gpus=", "sweep.on=", "sweep.slurm.", "sweep.timeout_minutes=", "device=", "tracking.",
+    "sweep.jobs=", "sweep.on=", "sweep.slurm.", "sweep.timeout_minutes=", "device=", "tracking.",
     "plugins=",
 )  # fmt: skip
 """The overrides that a study accepts: they change no run of its grids."""
 
 
-def sweep_folder_of(study: Study, size: str, grid: Grid, results_dir: str) -> Path:
-    """Return the folder of the sweep of a grid."""
-    return sweep_folder(results_dir, f"study-{study.name}-{size}-{grid.name}")
+def sweep_folder_of(study: Study, grid: Grid, results_dir: str) -> Path:
+    return sweep_folder(results_dir, f"study-{study.name}-{grid.name}")
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
@@ -47,7 +46,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
         ConfigError: The message names the override and those that are allowed.
     """
     for override in overrides:
-        varies = "," in override and not override.startswith(("plugins=", "sweep.gpus=", "sweep.slurm."))
+        varies = "," in override and not override.startswith(("plugins=", "sweep.slurm."))
         if not override.startswith(ALLOWED) or varies:
             raise ConfigError(
                 f"{override}: would change the study; only one value of {', '.join(ALLOWED)} is allowed; copy the "
@@ -57,15 +56,13 @@ def check_overrides(overrides: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PlannedGrid:
-    """A grid of a study as a sweep that can be trained."""
-
     options: SweepOptions
     composed: Sequence[Composed]
     sweep: PlannedSweep
 
 
 def compose(
-    study: Study, size: str, results_dir: str, overrides: Sequence[str] = ()
+    study: Study, results_dir: str, overrides: Sequence[str] = ()
 ) -> Iterator[tuple[Grid, SweepOptions, Sequence[Composed]]]:
     """Yield each grid of a study with the options of its sweep and the config of each run.
 
@@ -74,12 +71,12 @@ def compose(
     """
     from normlab.config.compose import compose_sweep
 
-    for grid in study.grids_of(size):
-        own = [f"sweep.name={sweep_folder_of(study, size, grid, results_dir).name}", f"results_dir={results_dir}"]
+    for grid in study.grids:
+        own = [f"sweep.name={sweep_folder_of(study, grid, results_dir).name}", f"results_dir={results_dir}"]
         yield grid, *compose_sweep([*grid.arguments, *overrides, *own])
 
 
-def plan(study: Study, size: str, results_dir: str, overrides: Sequence[str] = ()) -> Iterator[PlannedGrid]:
+def plan(study: Study, results_dir: str, overrides: Sequence[str] = ()) -> Iterator[PlannedGrid]:
     """Yield the plan of each grid of a study; the notes of a plan hold the hash of the criterion.
 
     Raises:
@@ -87,8 +84,8 @@ def plan(study: Study, size: str, results_dir: str, overrides: Sequence[str] = (
     """
     from normlab.sweeps.plan import make_plan
 
-    note = f"study {study.name}, size {size}, criterion {study.criterion_hash(size)}"
-    for _, options, composed in compose(study, size, results_dir, overrides):
+    note = f"study {study.name}, criterion {study.criterion_hash()}"
+    for _, options, composed in compose(study, results_dir, overrides):
         planned = make_plan(options, composed)
         notes = planned.plan.notes
         if criterion_of(notes) is None:
@@ -121,17 +118,13 @@ def _planned(config: RunConfig) -> RunResult:
 
 
 def criterion_of(notes: Sequence[str]) -> str | None:
-    """Return the hash of the criterion in the notes of a plan."""
-    found = (re.match(r"study \w+, size \w+, criterion ([0-9a-f]{12})$", note) for note in notes)
+    found = (re.match(r"study \w+, criterion ([0-9a-f]{12})$", note) for note in notes)
     return next((match[1] for match in found if match), None)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockChecks:
-    """The content of `CHECKS_FILE`."""
-
     checked: list[str]
-    """Names of blocks."""
     failed: dict[str, str]
     """The first failed check of a block, by its name."""
 
@@ -151,46 +144,42 @@ def block_of(norm: object, placement: object, init: object) -> str:
 
 
 def block_of_run(run: RunResult) -> str:
-    """Return the name of a run's block."""
     config = run.record.config
     return block_of(config.norm.label, config.placement.name, run.record.machine.init)
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the records of a study hold."""
-
     results: list[RunResult]
     unverified: dict[str, str]
     """The failed check of each block that fails, or that has not been checked."""
     notes: list[str]
     """Warnings about the records, and notes on the criterion."""
     selection: Selection
-    """The records of all grids."""
     missing: int
     """Number of runs that have not started or cannot be read."""
 
 
-def has_runs(study: Study, size: str, results_dir: str) -> bool:
+def has_runs(study: Study, results_dir: str) -> bool:
     """Whether a results folder has the plan of a grid of a study."""
-    return any(has_plan(sweep_folder_of(study, size, grid, results_dir)) for grid in study.grids_of(size))
+    return any(has_plan(sweep_folder_of(study, grid, results_dir)) for grid in study.grids)
 
 
-def read_evidence(study: Study, size: str, results_dir: str) -> Evidence:
+def read_evidence(study: Study, results_dir: str) -> Evidence:
     """Return what the records of a study hold.
 
     Raises:
         StoreError: A grid has not been run.
     """
-    folders = [sweep_folder_of(study, size, grid, results_dir) for grid in study.grids_of(size)]
+    folders = [sweep_folder_of(study, grid, results_dir) for grid in study.grids]
     if missing := [folder.name for folder in folders if not has_plan(folder)]:
         raise StoreError(
             f"study {study.name}: {results_dir} has no sweep {missing[0]}; make it with `normlab study run "
-            f"{study.name} --size {size}`, which trains only the runs that are missing"
+            f"{study.name}`, which trains only the runs that are missing"
         )
     selection = select_runs([str(folder) for folder in folders], results_dir)
     results, notes = read_results(selection.records)
-    notes += [note for folder in folders for note in _criterion_notes(study, size, read_plan(folder).notes)]
+    notes += [note for folder in folders for note in _criterion_notes(study, read_plan(folder).notes)]
     checks = [read_record(folder / CHECKS_FILE, BlockChecks) for folder in folders if (folder / CHECKS_FILE).exists()]
     checked = {block for each in checks for block in each.checked}
     unverified = dict.fromkeys({*map(block_of_run, results)} - checked, "it has not been checked")
@@ -199,8 +188,8 @@ def read_evidence(study: Study, size: str, results_dir: str) -> Evidence:
     return Evidence(results, unverified, list(dict.fromkeys(notes)), selection, len(selection.records) - len(results))
 
 
-def _criterion_notes(study: Study, size: str, notes: Sequence[str]) -> list[str]:
-    planned, now = criterion_of(notes), study.criterion_hash(size)
+def _criterion_notes(study: Study, notes: Sequence[str]) -> list[str]:
+    planned, now = criterion_of(notes), study.criterion_hash()
     if planned == now:
         return []
     if planned is None:

@@ -1,7 +1,8 @@
 """Does normalisation lower the sensitivity of the loss to learning rate and initial weights?"""
 
 from normlab.studies.base import NANO, AtLeast, AtMost, Claim, Grid, Picture, Study, register_study
-from normlab.studies.estimators import OverGrid, Share
+from normlab.studies.estimators import Share
+from normlab.studies.over_grid import OverGrid
 
 GRID = f"{NANO} model.depth=4 init=xavier,gpt2,gpt2_scaled optim.lr=1e-3,3e-3,1e-2,3e-2,1e-1,3e-1,1 seed=range(6)"
 TUTORIALS = "tutorials for practitioners"
@@ -9,7 +10,6 @@ WORTSMAN = "Wortsman et al. 2023, arXiv:2309.14322"
 
 
 def arm(norm: str, placement: str = "pre", init: str = ",init=gpt2_scaled") -> str:
-    """Return the conditions of a norm and a placement, with one init rule or all of them."""
     return f"norm={norm},placement={placement}{init}"
 
 
@@ -25,12 +25,10 @@ register_study(
             "S depends on the grid: seven learning rates from 1e-3 to 1. Depth 4, width 32, 300 steps. In a deeper "
             "model the differences between placements grow."
         ),
-        grids={
-            "small": [
-                Grid("norms", f"{GRID} placement=pre norm=none,layernorm,rmsnorm,dyt"),
-                Grid("placements", f"{GRID} placement=post,peri norm=rmsnorm"),
-            ]
-        },
+        grids=[
+            Grid("norms", f"{GRID} placement=pre norm=none,layernorm,rmsnorm,dyt"),
+            Grid("placements", f"{GRID} placement=post,peri norm=rmsnorm"),
+        ],
         claims=[
             Claim(
                 "learning_rate",

@@ -1,7 +1,8 @@
 """Does pre-norm converge faster than post-norm, and is post-norm better in shallow models?"""
 
 from normlab.studies.base import AtMost, Claim, Grid, Picture, Study, register_study
-from normlab.studies.estimators import Share, difference, ratio_of_steps
+from normlab.studies.estimators import Contrast, Share, difference
+from normlab.studies.measures import StepsTo
 
 GRID = (
     "model=gpt2_nano train.steps=600 eval.every=20 stats.every=200 sweep.pack=16 placement=pre,post model.depth=2,4,6 "
@@ -13,7 +14,6 @@ TAKASE = "Takase et al. 2022, arXiv:2206.00330"
 
 
 def arms(depth: int) -> tuple[str, str]:
-    """Return the arms of pre-norm and post-norm at a depth."""
     return f"placement=pre,model.depth={depth}", f"placement=post,model.depth={depth}"
 
 
@@ -29,13 +29,13 @@ register_study(
             "The target is a loss of 2.7 nats/byte, early in training; 600 steps are far from convergence. Both "
             "statements may be reversed in long training."
         ),
-        grids={"small": [Grid("speed", GRID)]},
+        grids=[Grid("speed", GRID)],
         claims=[
             *(
                 Claim(
                     f"faster_at_{depth}",
                     f"Pre-norm needs fewer steps than post-norm to a loss of {TARGET} at depth {depth}.",
-                    ratio_of_steps(*arms(depth), TARGET),
+                    Contrast({arms(depth)[0]: 1.0, arms(depth)[1]: -1.0}, StepsTo(TARGET), is_ratio=True),
                     AtMost(1.0),
                     TUTORIALS,
                 )

@@ -12,7 +12,8 @@ from normlab.studies.base import (
     Within,
     register_study,
 )
-from normlab.studies.estimators import OverGrid, Share, difference, interaction
+from normlab.studies.estimators import Share, difference, interaction
+from normlab.studies.over_grid import OverGrid
 
 XIONG = "Xiong et al. 2020, arXiv:2002.04745"
 REPEATED = (
@@ -24,7 +25,6 @@ GRID = f"{NANO} optim.warmup_steps=0,6,30 seed=range(6)"
 
 
 def arm(placement: str, steps: int, depth: str = DEPTH) -> str:
-    """Return the conditions of a placement with some steps of warm-up."""
     return f"placement={placement},{depth},optim.warmup_steps={steps}"
 
 
@@ -46,13 +46,11 @@ register_study(
             "Models of 4 and 8 blocks of width 32, 300 steps, at most 30 of them warm-up. A gain of less than 0.02 "
             "nats/token is below the resolution of this size."
         ),
-        grids={
-            "small": [
-                Grid("warmup", f"{GRID} placement=post,pre,deepnorm model.depth=4,8 {RATES}"),
-                # Peri-LN has its best learning rate ten times as high.
-                Grid("peri", f"{GRID} placement=peri model.depth=4 optim.lr=1e-2,3e-2,1e-1,3e-1,1,3"),
-            ]
-        },
+        grids=[
+            Grid("warmup", f"{GRID} placement=post,pre,deepnorm model.depth=4,8 {RATES}"),
+            # Peri-LN has its best learning rate ten times as high.
+            Grid("peri", f"{GRID} placement=peri model.depth=4 optim.lr=1e-2,3e-2,1e-1,3e-1,1,3"),
+        ],
         claims=[
             Claim(
                 "post_gains",

@@ -7,13 +7,14 @@ several machines may end at once. Only the holder of the folder's lock writes th
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from normlab.errors import StoreError, warn
 from normlab.store.files import AppendFile, write_atomic
@@ -27,30 +28,25 @@ from normlab.store.format import (
     with_checksum,
 )
 from normlab.store.plans import Plan
-from normlab.store.reading import HOW_TO_FIX, read_record, read_rows
+from normlab.store.reading import read_record, read_rows
 
 OUTCOMES_FILE = "ends.jsonl"
-MEMORY, GPU_FAULT = "out of memory", "gpu fault"
-CAUSES = (FINISHED, INTERRUPTED, FAILED, MEMORY, GPU_FAULT)
-"""The causes of an outcome, and what the supervisor does about each:
+MEMORY = "out of memory"
+Cause = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join((FINISHED, INTERRUPTED, FAILED, MEMORY))})$")]
+"""The cause of an outcome, and what the supervisor does about it:
 
 finished       every run of the pack has finished or diverged
 interrupted    a signal has stopped the pack; the same command resumes it
 failed         any other end; `--retry-failed` resumes it
 out of memory  two halves replace the pack in the plan; a single run has failed
-gpu fault      the GPU of the process is broken; the pack resumes on another one
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PackOutcome:
-    """The outcome of a pack."""
-
     pack: int
-    cause: str
-    """One of `CAUSES`."""
+    cause: Cause
     detail: str = ""
-    """What is known about the cause, as text."""
     gpu: str = ""
     """UUIDs of the GPUs that the supervisor gave to the process; empty on a CPU and in Slurm."""
     time: float = field(default_factory=time.time)
@@ -62,28 +58,26 @@ class PackOutcome:
         return self.cause in (FAILED, MEMORY)
 
 
+Job = Annotated[str, msgspec.Meta(pattern=r"^\d+(_\d+)?\Z")]
+"""Slurm's name of a task, ARRAY_TASK or JOB. It is part of the names of files, and of a command for the user."""
+
+
 @dataclass(frozen=True, slots=True)
-class SubmittedPack:
-    """A pack that was submitted to Slurm."""
+class Queue:
+    """The tasks of the packs that were submitted to Slurm, by the numbers of the packs."""
 
-    cluster: str
-    """`sweep.slurm.cluster`."""
-    job: str
-    """Slurm's name of the task, ARRAY_TASK; or the id of submitit's process on this machine."""
+    packs: dict[int, Job]
 
 
-def log_of(folder: Path, number: int, node: int = 0) -> Path:
-    """Return the log of a pack, on one of its nodes."""
-    return folder / "logs" / (f"pack_{number:03d}.node{node}.log" if node else f"pack_{number:03d}.log")
+def log_of(folder: Path, number: int) -> Path:
+    return folder / "logs" / f"pack_{number:03d}.log"
 
 
 def slurm_folder(folder: Path) -> Path:
-    """Return the folder of a sweep's Slurm files."""
     return folder / "slurm"
 
 
 def queue_file(folder: Path) -> Path:
-    """Return the file that lists the packs submitted to Slurm."""
     return slurm_folder(folder) / QUEUE_FILE
 
 
@@ -121,42 +115,33 @@ def read_outcomes(folder: Path) -> list[PackOutcome]:
 
 def _outcome_of(record: Mapping[str, Any]) -> PackOutcome | None:
     """Return the outcome in a record; None if it holds none."""
-    values: dict[str, Any] = {name: record.get(name) for name in PackOutcome.__slots__}
-    if type(values["pack"]) is not int or values["cause"] not in CAUSES or not isinstance(values["detail"], str):
+    try:
+        return msgspec.convert(record, PackOutcome)
+    except msgspec.ValidationError:
         return None
-    return PackOutcome(**values)
 
 
-def write_queue(folder: Path, queue: Mapping[int, SubmittedPack]) -> None:
-    """Record the submitted packs, by their numbers; an empty queue has no file.
+def write_queue(folder: Path, queue: Mapping[int, str]) -> None:
+    """Record the tasks of the submitted packs, by the numbers of the packs; an empty queue has no file.
 
     Raises:
         StoreError: The system refused; the file is unchanged.
     """
     path = queue_file(folder)
     if queue:
-        write_atomic(path, with_checksum({"packs": {str(number): asdict(pack) for number, pack in queue.items()}}))
+        write_atomic(path, with_checksum({"packs": {str(number): job for number, job in queue.items()}}))
     else:
         path.unlink(missing_ok=True)
 
 
-def read_queue(folder: Path) -> dict[int, SubmittedPack]:
-    """Return the submitted packs, by their numbers.
+def read_queue(folder: Path) -> dict[int, str]:
+    """Return the tasks of the submitted packs, by the numbers of the packs.
 
     Raises:
         StoreError: The file is damaged, or has another format.
     """
     path = queue_file(folder)
-    if not path.exists():
-        return {}
-    try:
-        queue = {int(number): SubmittedPack(**pack) for number, pack in read_record(path)["packs"].items()}
-        for pack in queue.values():  # the job is part of the names of files, and of a command for the user
-            if pack.cluster not in ("slurm", "local") or not re.fullmatch(r"\d+(_\d+)?", pack.job):
-                raise ValueError(f"{pack.job!r:.40} of {pack.cluster!r:.40} is not a job")
-        return queue
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StoreError(f"{path}: is not a valid queue ({error}); {HOW_TO_FIX[QUEUE_FILE]}") from error
+    return read_record(path, Queue).packs if path.exists() else {}
 
 
 def task_outcome_file(folder: Path, number: int) -> Path:

@@ -7,13 +7,13 @@ CUDA_VISIBLE_DEVICES.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 
 from normlab.config.sweep_options import SweepOptions
 from normlab.store.plans import Pack, Plan
-from normlab.sweeps.files import GPU_FAULT, PackOutcome, log_of
+from normlab.sweeps.files import PackOutcome, log_of
 from normlab.sweeps.plan import threads_of
 from normlab.sweeps.process import RunningPack, WorkerProcess, process_options
 from normlab.training.machine import Gpu
@@ -25,20 +25,15 @@ class LocalExecutor:
     Args:
         folder: The folder of the sweep.
         options: Number of processes at once, on each GPU if there are GPUs (they share the cores evenly), and timeout.
-        report: Called with a line for the user.
         gpus: The GPUs of the packs; none for packs that train on the CPU.
     """
 
-    def __init__(
-        self, folder: Path, options: SweepOptions, report: Callable[[str], None], gpus: Sequence[Gpu] = ()
-    ) -> None:
-        self._folder, self._options, self._report = folder, options, report
+    def __init__(self, folder: Path, options: SweepOptions, gpus: Sequence[Gpu] = ()) -> None:
+        self._folder, self._options = folder, options
         self._devices: list[Gpu | None] = list(gpus) or [None]
-        """The usable GPUs; None is the CPU."""
-        self._num_devices = len(self._devices)
+        """None is the CPU."""
         self._running: list[RunningPack] = []
         self._idle: list[WorkerProcess] = []
-        """The workers that can train another pack."""
 
     @property
     def active(self) -> set[int]:
@@ -52,18 +47,14 @@ class LocalExecutor:
         pack is left to start, end the idle workers, which hold memory.
         """
         jobs = self._options.jobs or plan.parallel_packs
-        threads = plan.threads or threads_of(jobs * self._num_devices)
+        threads = plan.threads or threads_of(jobs * len(self._devices))
         load = Counter(gpu for running in self._running for gpu in running.worker.gpus or (None,))
-        rest: list[Pack] = []
         for position, pack in enumerate(waiting):
             options = process_options(plan, pack)
-            count = options["devices"] if self._devices != [None] else 1
-            if count > len(self._devices):  # for a sweep whose other GPUs have failed
-                rest.append(pack)
-                continue
+            count = min(options["devices"], len(self._devices))
             free = sorted((device for device in self._devices if load[device] < jobs), key=load.__getitem__)[:count]
             if len(free) < count:
-                return [*rest, *waiting[position:]]
+                return list(waiting[position:])
             gpus = [device for device in free if device]
             fitting = (
                 idle for idle in self._idle if (idle.gpus, idle.options, idle.exit_code()) == (gpus, options, None)
@@ -75,9 +66,8 @@ class LocalExecutor:
                 worker = WorkerProcess(self._folder, options, threads, gpus, log_of(self._folder, pack.number))
             self._running.append(RunningPack(self._folder, plan, pack, worker, self._options.timeout_minutes))
             load.update(free)
-        if not rest:
-            self._end_idle()
-        return rest
+        self._end_idle()
+        return []
 
     def _end_idle(self) -> None:
         while self._idle:
@@ -96,18 +86,6 @@ class LocalExecutor:
                 if running.is_idle:
                     self._idle.append(running.worker)
                 yield outcome
-                if outcome.cause == GPU_FAULT:
-                    for gpu in {*running.worker.gpus}.intersection(
-                        self._devices
-                    ):  # which one of several failed is not known
-                        self._take_out(gpu, outcome.detail)
-
-    def _take_out(self, gpu: Gpu, problem: str) -> None:
-        """Start no more packs on a GPU, and report why."""
-        self._devices.remove(gpu)
-        gpus = [str(device.index) for device in self._devices if device]
-        consequence = f": its packs go to GPU {', '.join(gpus)}" if gpus else ""
-        self._report(f"GPU {gpu} is taken out of the sweep ({problem}){consequence}")
 
     def stop(self, *, again: bool) -> str:
         """Stop the processes after a signal, kill them after a second (`again`); return a message."""

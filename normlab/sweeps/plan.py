@@ -10,26 +10,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+import torch
 
 from normlab.cgroup import allowed_cores
 from normlab.config import memory, rules
 from normlab.config.schema import RunConfig, canonical_hash
 from normlab.config.sweep_options import SweepOptions
 from normlab.data.corpus import Corpus, open_corpus
-from normlab.errors import ConfigError, StoreError, no_effect
-from normlab.model.small import draws_random_numbers
+from normlab.errors import ConfigError, StoreError
 from normlab.options import plain_tree
 from normlab.store.format import COMPLETED_STATES, RUNS_FOLDER
 from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack
-from normlab.sweeps.gpus import choose_gpus
-from normlab.sweeps.packs import make_packs, pack_key, reason_to_train_alone
+from normlab.sweeps.packs import make_packs, reason_to_train_alone
 from normlab.training.machine import (
     Gpu,
     RuntimeSettings,
-    check_gpu_count,
     check_machine,
+    gpu_of,
     num_threads,
     resolve,
     resolve_device,
@@ -44,19 +43,17 @@ _OTHER_NAME = "choose another name, or leave it out: runs that are completed are
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRun:
-    """A planned run with the settings that it will train with."""
-
     planned: PlannedRun
     config: RunConfig
     machine: RuntimeSettings
     vocab_size: int
     processes: int
-    """The processes that share the memory of the run: those of a node on a CPU."""
+    """The processes that share the memory of the run: all of them on a CPU."""
 
     @property
     def work(self) -> rules.Workload:
         """What the rules of `auto` know of the run."""
-        return rules.workload(self.config, self.machine.device, self.machine.precision, self.vocab_size)
+        return rules.workload(self.config, self.machine.device, self.machine.precision)
 
     def peak_of(self, runs: int) -> int:
         """Return a lower bound on the memory of a pack of such runs, in bytes."""
@@ -65,8 +62,6 @@ class ResolvedRun:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSweep:
-    """A plan, its folder, warnings, and the GPUs of its packs."""
-
     plan: Plan
     folder: Path
     warnings: list[str]
@@ -88,8 +83,8 @@ def make_plan(
         show_progress: Called with a progress message.
 
     Raises:
-        ConfigError: There is no run, the runs have several results folders or run.fresh=true, another sweep has the
-            same name, or `sweep.gpus` names no GPU of this machine.
+        ConfigError: There is no run, the runs have several results folders or run.fresh=true, or another sweep has
+            the same name.
         DataError: A corpus does not exist.
         StoreError: An existing run or plan cannot be read.
     """
@@ -134,8 +129,7 @@ def _resolve_runs(
         if not RunFolder(Path(config.results_dir) / RUNS_FOLDER / run_id).exists():
             check_start(config, run_identity)
         planned = PlannedRun(run_id, list(overrides), plain_tree(config))
-        # Each GPU has a memory of its own, and so has each node.
-        processes = config.devices // options.slurm.nodes if machine.device == "cpu" else 1
+        processes = config.devices if machine.device == "cpu" else 1  # each GPU has a memory of its own
         runs[run_id] = ResolvedRun(planned, config, machine, corpora[key].tokenizer.vocab_size, processes)
         warnings |= dict.fromkeys(config.warnings())
     show_progress("")
@@ -149,14 +143,13 @@ def _resolve_runs(
 
 
 def _grouped(options: SweepOptions, plan: Plan, folder: Path, runs: Sequence[ResolvedRun], gpus: Sequence[Gpu]) -> Plan:
-    """Return a plan with the packs of the runs that are not completed."""
     folders, configs = [run_of(folder, run) for run in plan.runs], [run.config for run in runs]
     for run in folders:
         _check_not_in_another_pack(run, plan.name)
     jobs = _jobs(options, runs)
     size, memory_bytes = _pack_size(options, runs, gpus, jobs)
     left = [index for index, run in enumerate(folders) if not is_completed(run)]
-    alone = _runs_with_random_forward(configs) | {index for index in left if folders[index].exists()}
+    alone = {index for index in left if folders[index].exists()}
     packs = [Pack(number, pack) for number, pack in enumerate(sorted(make_packs(configs, left, alone, size)), 1)]
     reasons = dict.fromkeys(map(reason_to_train_alone, configs)) if (options.largest_pack or 1) > 1 else ()
     notes = [f"sweep.pack={options.pack} does not apply to all runs: {reason}" for reason in reasons if reason]
@@ -172,33 +165,23 @@ def threads_of(processes: int) -> int:
     return max(1, allowed_cores() // processes)
 
 
-def _runs_with_random_forward(configs: Sequence[RunConfig]) -> set[int]:
-    """Return the indices of the runs whose plugins draw random numbers, which vmap rejects."""
-    keys = {index: pack_key(config) for index, config in enumerate(configs) if config.plugins}
-    one_of_each = {key: configs[index] for index, key in keys.items()}
-    draws = {key for key, config in one_of_each.items() if draws_random_numbers(config)}
-    return {index for index, key in keys.items() if key in draws}
-
-
 def _gpus_of(options: SweepOptions, configs: Sequence[RunConfig]) -> list[Gpu]:
     """Return the GPUs of a sweep; none if it runs in Slurm, or on a CPU only."""
-    if options.on == "slurm":
+    if options.on == "slurm" or "cuda" not in map(resolve_device, configs):
         return []
-    if "cuda" not in map(resolve_device, configs):
-        if options.gpus != "all":
-            raise no_effect(f"sweep.gpus={options.gpus}", "device=cpu")
-        return []
-    gpus = choose_gpus(options.gpus)
-    for config in configs:
-        if resolve_device(config) == "cuda":
-            check_gpu_count(config, len(gpus), f"sweep.gpus={options.gpus}")
+    gpus = visible_gpus()
     older = [gpu for gpu in gpus if not gpu.has_bf16]
     if 0 < len(older) < len(gpus) and any(config.precision == "auto" for config in configs):
         raise ConfigError(
             f"precision=auto: depends on the GPU, and GPU {older[0]} has no bf16; set precision=fp32 or fp16, or "
-            "choose GPUs of one kind with sweep.gpus"
+            "choose GPUs of one kind with CUDA_VISIBLE_DEVICES"
         )
     return gpus
+
+
+def visible_gpus() -> list[Gpu]:
+    """Return all GPUs that CUDA_VISIBLE_DEVICES leaves visible."""
+    return [gpu_of(index) for index in range(torch.cuda.device_count())]
 
 
 def _jobs(options: SweepOptions, runs: Sequence[ResolvedRun]) -> int:
@@ -298,7 +281,6 @@ def all_completed(folder: Path, runs: Sequence[PlannedRun]) -> bool:
 
 
 def tokens_of(run: PlannedRun) -> int:
-    """Return the number of tokens that a run trains on."""
     train = run.config["train"]
     return train["steps"] * train["batch_size"] * run.config["model"]["context"]
 

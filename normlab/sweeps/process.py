@@ -22,8 +22,7 @@ from normlab.processes import STOP_SIGNALS, children_of, kill_sessions, start_mo
 from normlab.store.files import io_error
 from normlab.store.format import FAILED, FINISHED, INTERRUPTED
 from normlab.store.plans import Pack, Plan, run_of
-from normlab.sweeps.files import GPU_FAULT, MEMORY, PackOutcome, log_of
-from normlab.sweeps.gpus import fault_of
+from normlab.sweeps.files import MEMORY, PackOutcome, log_of
 from normlab.sweeps.worker import GRACE_S, STOPPED
 from normlab.training.machine import Gpu
 
@@ -36,7 +35,6 @@ _PROCESS_OPTIONS = ("device", "devices", "precision", "compile", "deterministic"
 
 
 def process_options(plan: Plan, pack: Pack) -> dict[str, Any]:
-    """Return the options that all packs of a process share."""
     config = plan.runs_of(pack)[0].config
     return {name: config[name] for name in _PROCESS_OPTIONS}
 
@@ -71,10 +69,9 @@ class WorkerProcess:
         except OSError as error:
             raise io_error(log, "written", error) from error
 
-    def train(self, number: int, node: int) -> None:
-        """Let the process train a pack."""
+    def train(self, number: int) -> None:
         with contextlib.suppress(OSError):  # the process has ended, as `exit_code` reports
-            self.connection.send((number, node))
+            self.connection.send(number)
 
     def answer(self) -> tuple[str, str, bool] | None:
         """Return cause and detail of the end of the pack, and whether the process can train another; None before it."""
@@ -98,7 +95,6 @@ class WorkerProcess:
         kill_sessions(pid, *(children_of(pid) if self.options["devices"] > 1 else ()))
 
     def end(self) -> None:
-        """End a process that has written everything."""
         self.kill()
         self.connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -114,12 +110,9 @@ class RunningPack:
         pack: The pack to train.
         worker: A worker with the pack's `process_options`, which trains nothing.
         timeout_minutes: Minutes after which a worker that writes nothing counts as hung.
-        node: Index of this node among those of the pack.
     """
 
-    def __init__(
-        self, folder: Path, plan: Plan, pack: Pack, worker: WorkerProcess, timeout_minutes: float, node: int = 0
-    ) -> None:
+    def __init__(self, folder: Path, plan: Plan, pack: Pack, worker: WorkerProcess, timeout_minutes: float) -> None:
         self.pack, self.worker = pack, worker
         self.is_idle = False
         """Whether the pack has ended and the worker can train another."""
@@ -131,9 +124,9 @@ class RunningPack:
         self._kill_at = float("inf")
         self._last_change, self._last_signs = time.monotonic(), list[tuple[int, int]]()
         self._memory_kills_before = _memory_kills()
-        self._log = log_of(folder, pack.number, node)
+        self._log = log_of(folder, pack.number)
         self._log_start = _size_and_time(self._log)[0]
-        worker.train(pack.number, node)
+        worker.train(pack.number)
 
     def poll(self) -> PackOutcome | None:
         """Return the outcome of the pack, or None while it trains.
@@ -150,8 +143,7 @@ class RunningPack:
             return None
         if answer is None:
             memory_kill = _memory_kills() > self._memory_kills_before
-            on_gpu = bool(self.worker.gpus)
-            answer = (*cause_of_death(code or 0, self._log_tail(), memory_kill=memory_kill, on_gpu=on_gpu), False)
+            answer = (*cause_of_death(code or 0, self._log_tail(), memory_kill=memory_kill), False)
         cause, detail, can_continue = answer
         if self._stopped is not None and cause != FINISHED:
             cause, detail = self._stopped
@@ -196,22 +188,17 @@ class RunningPack:
         return time.monotonic() - self._last_change
 
 
-def cause_of_death(
-    code: int, log: Sequence[str], *, memory_kill: bool = False, on_gpu: bool = False
-) -> tuple[str, str]:
+def cause_of_death(code: int, log: Sequence[str], *, memory_kill: bool = False) -> tuple[str, str]:
     """Return cause and detail of the outcome of a pack whose process has ended without an answer.
 
     Args:
         code: Exit code of the process, or minus the number of the signal that ended it.
         log: The last lines of the pack's log.
         memory_kill: Whether the system has killed any process for lack of memory since this pack started.
-        on_gpu: Whether the supervisor gave a GPU to the process.
     """
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
     if -code in STOP_SIGNALS:  # before it handles signals
         return INTERRUPTED, STOPPED
-    if on_gpu and (fault := fault_of(log)):
-        return GPU_FAULT, fault
     if -code == signal.SIGKILL and memory_kill:
         return MEMORY, f"the system ran out of memory and killed the process ({name})"
     if message := next(filter(is_out_of_memory, log), ""):
@@ -230,6 +217,5 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 
 
 def _memory_kills() -> int:
-    """Return the number of processes in this cgroup that were killed for lack of memory."""
     lines = next(limits("memory", "memory.events"), "").splitlines()  # empty if the group has no memory limit
     return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))

@@ -25,13 +25,7 @@ EVERY_S = 60.0
 
 
 def plan_lines(sweep: PlannedSweep, options: SweepOptions, *, with_packs: bool) -> Iterator[str]:
-    """Yield a sweep's name, runs, packs, GPUs, jobs, notes and tokens, and (`with_packs`) its open packs.
-
-    Args:
-        sweep: The plan and its folder and GPUs.
-        options: The options of the sweep.
-        with_packs: Whether to list the open packs.
-    """
+    """Yield a sweep's name, runs, packs, GPUs, jobs, notes and tokens, and (`with_packs`) its open packs."""
     plan, jobs = sweep.plan, options.jobs or sweep.plan.parallel_packs
     left = {index for index, run in enumerate(plan.runs) if not is_completed(run_of(sweep.folder, run))}
     packs = [pack for pack in plan.packs if left.intersection(pack.runs)]
@@ -64,7 +58,6 @@ def label_of(plan: Plan, pack: Pack) -> str:
 
 
 def result_lines(plan: Plan, folder: Path, failed: Mapping[int, PackOutcome]) -> Iterator[str]:
-    """Yield the counts of outcomes, the failed packs, and suggested commands."""
     failures = {index for pack in plan.packs if pack.number in failed for index in pack.runs}
     states = Counter[str]()
     for index, run in enumerate(plan.runs):
@@ -99,11 +92,7 @@ def _outcome(folder: Path, run: PlannedRun) -> str:
 
 
 class ProgressDisplay:
-    """Prints the progress of a sweep, which it reads from the folders of the runs.
-
-    Args:
-        folder: The folder of the sweep.
-    """
+    """Prints the progress of a sweep, which it reads from the folders of the runs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -119,7 +108,6 @@ class ProgressDisplay:
         """
         self._plan, self._failed = plan, failed
         self._done = dict.fromkeys(range(len(plan.runs)), 0.0)
-        """The fraction of each run that is done, by index."""
         self._started = self._printed = time.monotonic()
         self._work_before = self._read()
         if left:
@@ -140,7 +128,6 @@ class ProgressDisplay:
             self.print(self._summary(self._read()))
 
     def print(self, line: str) -> None:
-        """Print a line on stderr."""
         self._stream.write(f"normlab: {printable(line)}\n")
         self._stream.flush()
 
@@ -153,7 +140,6 @@ class ProgressDisplay:
         return sum(self._done[index] * cost for index, cost in enumerate(costs)) / sum(costs)
 
     def _summary(self, work: float) -> str:
-        """Return as text the completed runs, the work done, the failed packs and the time left."""
         parts = [f"{sum(fraction == 1 for fraction in self._done.values())} completed", f"{work:.0%} of the work done"]
         if self._failed:
             parts.append(f"{counted(len(self._failed), 'pack')} failed")

@@ -3,9 +3,8 @@
 No process needs to watch the tasks: `slurm/queue.json` lists the submitted packs, and each task writes its outcome. A
 supervisor that is stopped does not stop the tasks, and the next supervisor watches them again.
 
-squeue lists every pending or running task and, for some minutes (`MinJobAge`), the final state of a task. sacct keeps
-the final state, but works only if accounting is set up, and submitit asks only sacct. The failure of a command is no
-evidence that a task has ended.
+squeue lists every pending or running task and, for some minutes (`MinJobAge`), the final state of a task. submitit asks
+only sacct, which works only if accounting is set up. The failure of a command is no evidence that a task has ended.
 """
 
 from __future__ import annotations
@@ -19,12 +18,11 @@ from pathlib import Path
 
 from normlab.config.sweep_options import SweepOptions
 from normlab.errors import ConfigError, one_line
-from normlab.processes import is_alive
 from normlab.store.files import io_error
 from normlab.store.format import FAILED, FINISHED, INTERRUPTED
 from normlab.store.plans import Pack, Plan
 from normlab.sweeps import files
-from normlab.sweeps.files import MEMORY, PackOutcome, SubmittedPack
+from normlab.sweeps.files import MEMORY, PackOutcome
 from normlab.sweeps.plan import all_completed
 from normlab.sweeps.task import Task, ask
 
@@ -64,14 +62,14 @@ class SlurmExecutor:
     def __init__(self, folder: Path, options: SweepOptions, report: Callable[[str], None] = lambda _: None) -> None:
         self._folder, self._options, self._report = folder, options, report
         self._slurm_folder = files.slurm_folder(folder).absolute()
-        self._queue: dict[int, SubmittedPack] = {}
+        self._queue: dict[int, str] = {}
+        """The task of each submitted pack, by the number of the pack."""
         self._gone: dict[int, tuple[float, str]] = {}
         """By pack whose task is out of the queue: the time at which it left, and its final state ("" if unknown)."""
         self._polled = -float("inf")
         self._states = ""
-        """The latest report of the states of the tasks."""
         if options.on == "slurm":
-            _require_slurm(options.slurm.cluster)
+            _require_slurm()
 
     def load_queue(self) -> None:
         """Watch the packs that were submitted before; the caller must hold the lock of the sweep.
@@ -81,8 +79,8 @@ class SlurmExecutor:
             StoreError: The queue cannot be read.
         """
         self._queue = files.read_queue(self._folder)
-        for submitted in self._queue.values():
-            _require_slurm(submitted.cluster)
+        if self._queue:
+            _require_slurm()
 
     @property
     def active(self) -> set[int]:
@@ -91,12 +89,9 @@ class SlurmExecutor:
 
     @property
     def cancel_command(self) -> str:
-        """The command that ends all tasks."""
-        jobs = {submitted.job.partition("_")[0]: submitted.cluster for submitted in self._queue.values()}
-        return " ".join(["scancel" if "slurm" in jobs.values() else "kill", *sorted(jobs)])
+        return " ".join(["scancel", *sorted({job.partition("_")[0] for job in self._queue.values()})])
 
     def wait(self, seconds: float) -> None:
-        """Wait for some seconds."""
         time.sleep(seconds)
 
     def submit(self, plan: Plan, waiting: Sequence[Pack]) -> list[Pack]:
@@ -111,15 +106,10 @@ class SlurmExecutor:
 
     def outcomes(self, plan: Plan) -> Iterator[PackOutcome]:
         """Yield the outcome of each pack whose task has ended, with or without writing an outcome."""
-        in_slurm = {each.job: number for number, each in self._queue.items() if each.cluster == "slurm"}
-        if in_slurm:
-            if time.monotonic() - self._polled < POLL_EVERY_S:
-                return
-            self._polled = time.monotonic()
-            self._ask_slurm(in_slurm)
-        for number, submitted in self._queue.items():
-            if submitted.cluster == "local" and not is_alive(int(submitted.job)):
-                self._gone[number] = -float("inf"), ""
+        if not self._queue or time.monotonic() - self._polled < POLL_EVERY_S:
+            return
+        self._polled = time.monotonic()
+        self._ask_slurm({job: number for number, job in self._queue.items()})
         now, planned = time.monotonic(), {pack.number for pack in plan.packs}
         for number, (since, state) in sorted(self._gone.items()):
             written = files.read_task_outcome(self._folder, number)
@@ -131,7 +121,7 @@ class SlurmExecutor:
 
     def _ask_slurm(self, packs: dict[str, int]) -> None:
         """Note which tasks are out of the queue, and report new states of the others; `packs` are the packs by task."""
-        listed = ask(packs, "squeue", "--array", "--states=all", "--format=%i|%T|%r")
+        listed = ask(packs)
         if listed is None:
             return
         counts = Counter[str]()
@@ -143,12 +133,6 @@ class SlurmExecutor:
             else:
                 since, known = self._gone.get(number, (time.monotonic(), ""))
                 self._gone[number] = since, state or known
-        unknown = [task for task, number in packs.items() if self._gone.get(number, (0.0, "known"))[1] == ""]
-        # The answer is None without accounting.
-        final = ask(unknown, "sacct", "--allocations", "--parsable2", "--format=JobID,State") if unknown else None
-        for task, (state, _) in (final or {}).items():
-            if state in CAUSES:
-                self._gone[packs[task]] = self._gone[packs[task]][0], state
         states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
         if states and states != self._states:
             self._report(f"tasks in Slurm: {states}")
@@ -158,7 +142,7 @@ class SlurmExecutor:
         """Return the outcome of a task that wrote no outcome, by its final state in Slurm and the log of the task."""
         from submitit.core.utils import JobPaths
 
-        log = JobPaths(self._slurm_folder, self._queue[number].job).stdout
+        log = JobPaths(self._slurm_folder, self._queue[number]).stdout
         cause = CAUSES.get(state, FAILED)
         if all_completed(self._folder, plan.runs_of(plan.pack_of(number))):
             return PackOutcome(number, FINISHED)
@@ -191,14 +175,14 @@ class SlurmExecutor:
             raise io_error(self._slurm_folder, "written", error) from error
         parts = (option.partition("=") for option in options.extra)
         extra = {name: value if equals else True for name, equals, value in parts}  # the value of a flag is True
-        executor = AutoExecutor(self._slurm_folder, cluster=options.cluster, slurm_max_num_timeout=MOST_REQUEUES)
+        executor = AutoExecutor(self._slurm_folder, cluster="slurm", slurm_max_num_timeout=MOST_REQUEUES)
         executor.update_parameters(
             name=plan.name,
             timeout_min=options.time_minutes,
             gpus_per_node=options.gpus or None,
             cpus_per_task=options.cpus,
             mem_gb=options.memory_gb,
-            nodes=options.nodes,
+            nodes=1,
             tasks_per_node=1,
             stderr_to_stdout=True,
             slurm_gpus_per_node=f"{options.gpu_type}:{options.gpus}" if options.gpu_type else None,
@@ -220,20 +204,18 @@ class SlurmExecutor:
             raise ConfigError(
                 f"sweep.on=slurm: Slurm rejected the job ({one_line(error)}); change the sweep.slurm options"
             ) from error
-        self._queue |= {
-            pack.number: SubmittedPack(options.cluster, job.job_id) for pack, job in zip(packs, jobs, strict=True)
-        }
+        self._queue |= {pack.number: job.job_id for pack, job in zip(packs, jobs, strict=True)}
         files.write_queue(self._folder, self._queue)
 
 
-def _require_slurm(cluster: str) -> None:
+def _require_slurm() -> None:
     try:
         import submitit  # noqa: F401
     except ModuleNotFoundError:
         raise ConfigError(
             "sweep.on=slurm: needs submitit, which is not installed; pip install submitit, or use sweep.on=local"
         ) from None
-    if cluster == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
+    if not (shutil.which("sbatch") and shutil.which("srun")):
         raise ConfigError(
             "sweep.on=slurm: Slurm is not installed on this machine (no sbatch or srun); start the sweep on a login "
             "node, or use sweep.on=local"

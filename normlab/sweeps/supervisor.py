@@ -7,7 +7,6 @@ completed resume, except failed ones, which need `--retry-failed`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,43 +19,32 @@ from normlab.store.format import LOCK_FILE
 from normlab.store.lock import file_lock
 from normlab.store.plans import Pack, Plan, has_plan, read_plan, run_of
 from normlab.sweeps import files
-from normlab.sweeps.files import GPU_FAULT, MEMORY, PackOutcome
+from normlab.sweeps.files import MEMORY, PackOutcome
 from normlab.sweeps.local import LocalExecutor
-from normlab.sweeps.plan import all_completed, halve, reconcile
+from normlab.sweeps.plan import PlannedSweep, all_completed, halve, reconcile
 from normlab.sweeps.process import POLL_EVERY_S
 from normlab.sweeps.progress import ProgressDisplay
 from normlab.sweeps.slurm import SlurmExecutor
-from normlab.training.machine import Gpu
 
 
 def supervise(
-    folder: Path,
-    plan: Plan,
-    options: SweepOptions,
-    display: ProgressDisplay,
-    gpus: Sequence[Gpu] = (),
-    *,
-    retry_failed: bool = False,
+    planned: PlannedSweep, options: SweepOptions, display: ProgressDisplay | None = None, *, retry_failed: bool = False
 ) -> Supervision:
     """Train the packs of a sweep that are not completed.
 
-    Args:
-        folder: The folder of the sweep, which is created if it does not exist.
-        plan: The plan of the command's overrides; the packs of a stored plan take precedence.
-        options: Where packs run, how many at once, and their timeout.
-        display: Shows the progress.
-        gpus: The GPUs of this machine on which the packs train; none for a sweep on the CPU or in Slurm.
-        retry_failed: Whether to retry packs that failed before.
+    The packs of a plan that is stored in the folder take precedence.
 
     Raises:
         ConfigError: The stored plan is of another sweep, or `options.on` is not available on this machine.
         StoreError: Another process supervises the sweep, Slurm has some of its packs, or a file cannot be written; or
             a symbolic link leads out of the folder of the sweep or of a run.
     """
+    folder, plan = planned.folder, planned.plan
+    display = display or ProgressDisplay(folder)
     if options.on == "slurm":
         executor = SlurmExecutor(folder, options, display.print)
     else:
-        executor = LocalExecutor(folder, options, display.print, gpus)
+        executor = LocalExecutor(folder, options, planned.gpus)
     for path in (folder, *(run_of(folder, run).path for run in plan.runs)):
         check_links(path)
     make_folder(folder)
@@ -75,7 +63,7 @@ def supervise(
             for outcome in executor.outcomes(plan):  # of the tasks that ended without a supervisor
                 files.append_outcome(folder, outcome)
         elif queue := files.read_queue(folder):
-            jobs = ", ".join(sorted({each.job.partition("_")[0] for each in queue.values()}))
+            jobs = ", ".join(sorted({job.partition("_")[0] for job in queue.values()}))
             raise StoreError(
                 f"sweep {plan.name}: job {jobs} in Slurm has {counted(len(queue), 'pack')} of it; use sweep.on=slurm "
                 f"to watch them, or cancel the job and delete {files.queue_file(folder)}"
@@ -87,11 +75,8 @@ def supervise(
 
 @dataclass(slots=True)
 class Supervision:
-    """The training of the packs of a sweep, and its result."""
-
     folder: Path
     plan: Plan
-    """The latest plan."""
     executor: LocalExecutor | SlurmExecutor
     display: ProgressDisplay
     waiting: list[Pack] = field(default_factory=list)
@@ -100,7 +85,6 @@ class Supervision:
     incomplete: int = 0
     """Packs that are neither completed nor failed."""
     signal: int | None = None
-    """The signal that stopped the sweep."""
 
     @property
     def code(self) -> int:
@@ -127,10 +111,6 @@ class Supervision:
                 while self.executor.active or (self.waiting and not signals):
                     if not signals:
                         self.waiting = self.executor.submit(self.plan, self.waiting)
-                        if self.waiting and not self.executor.active:
-                            packs = counted(len(self.waiting), "pack")
-                            self.display.print(f"too few GPUs are left for {packs}; the same command resumes the sweep")
-                            break
                     elif len(signals) > signals_handled:
                         signals_handled = len(signals)
                         if message := self.executor.stop(again=signals_handled > 1):
@@ -147,7 +127,7 @@ class Supervision:
     def _record(self, outcome: PackOutcome) -> None:
         files.append_outcome(self.folder, outcome)
         pack, halves = self.plan.pack_of(outcome.pack), self._halve_after(outcome)
-        self.waiting[:0] = [pack] if outcome.cause == GPU_FAULT else halves
+        self.waiting[:0] = halves
         if outcome.is_failure and not halves:
             self.failed[outcome.pack] = outcome
         self.display.pack_ended(pack, outcome, halves)

@@ -2,7 +2,7 @@
 
 submitit runs `Task`, and calls `Task.checkpoint` when Slurm announces the time limit or a preemption: the pack writes
 its checkpoint, and submitit queues the task again. The next task resumes from the newest step that all runs of the pack
-have. On several nodes, `Task` runs on each of them, and that of the first node writes the outcome.
+have.
 """
 
 from __future__ import annotations
@@ -53,22 +53,21 @@ class Task:
             NormlabError: The pack failed; the error marks the task as failed in Slurm.
             SystemExit: A signal stopped the pack; Slurm may queue the task again.
         """
-        folder, (job, node) = Path(self.folder), _slurm_job()
-        if not node:
-            task_outcome_file(folder, self.number).unlink(missing_ok=True)
+        from submitit import JobEnvironment
+
+        folder = Path(self.folder)
+        task_outcome_file(folder, self.number).unlink(missing_ok=True)
         plan = read_plan(folder)
         pack = plan.pack_of(self.number)
-        log = log_of(folder, self.number, node)
-        worker = WorkerProcess(folder, process_options(plan, pack), self.threads, (), log)
-        process = self._process = RunningPack(folder, plan, pack, worker, self.timeout_minutes, node)
+        worker = WorkerProcess(folder, process_options(plan, pack), self.threads, (), log_of(folder, self.number))
+        process = self._process = RunningPack(folder, plan, pack, worker, self.timeout_minutes)
         # scancel sends these signals, and so do a preemption and a system that shuts the node down.
         for number in STOP_SIGNALS:
             signal.signal(number, lambda number, frame: process.stop())
         outcome = self._wait(process)
-        if node:  # without an error: Slurm could end the process of the first node before it writes the outcome
-            return outcome.cause
         # A preempted task is still RUNNING. It must queue itself, because Slurm only queues it if it never exits.
-        if outcome.cause == INTERRUPTED and job and _state_of(job) == "RUNNING" and _requeue(job):
+        job = JobEnvironment().job_id
+        if outcome.cause == INTERRUPTED and _state_of(job) == "RUNNING" and _requeue(job):
             sys.exit(128 + signal.SIGTERM)
         write_task_outcome(folder, outcome)
         if outcome.is_failure:
@@ -91,29 +90,23 @@ class Task:
         Raises:
             SystemExit: The task was cancelled meanwhile; if it were queued, it would run again.
         """
+        from submitit import JobEnvironment
         from submitit.helpers import DelayedSubmission
 
         if self._process is not None:
             self._process.stop()
             outcome = self._wait(self._process)
-            if (job := _slurm_job()[0]) and _state_of(job) not in ("RUNNING", ""):
+            if _state_of(JobEnvironment().job_id) not in ("RUNNING", ""):
                 write_task_outcome(Path(self.folder), outcome)
                 sys.exit(128 + signal.SIGTERM)
         return DelayedSubmission(Task(self.folder, self.number, self.threads, self.timeout_minutes))
 
 
-def _slurm_job() -> tuple[str, int]:
-    """Return Slurm's name of this task (empty outside of Slurm), and the index of this node among those of the task."""
-    from submitit import JobEnvironment
-
-    environment = JobEnvironment()
-    return (environment.job_id, environment.node) if environment.cluster == "slurm" else ("", 0)
-
-
-def ask(tasks: Collection[str], program: str, *options: str) -> dict[str, tuple[str, str]] | None:
-    """Return the states of tasks, and the reasons to wait, by squeue or sacct; None if the program fails."""
+def ask(tasks: Collection[str]) -> dict[str, tuple[str, str]] | None:
+    """Return the states of tasks, and the reasons to wait, by squeue; None if it fails."""
     jobs = ",".join(sorted({task.partition("_")[0] for task in tasks}))  # the tasks of an array share one job id
-    answer = call([program, "--noheader", *options, f"--jobs={jobs}"], ANSWER_WITHIN_S)
+    options = ("--noheader", "--array", "--states=all", "--format=%i|%T|%r")
+    answer = call(["squeue", *options, f"--jobs={jobs}"], ANSWER_WITHIN_S)
     # "Invalid job id" means that none of the tasks is in the queue.
     if answer is None or (answer.returncode and "Invalid job id" not in answer.stderr):
         return None
@@ -123,8 +116,7 @@ def ask(tasks: Collection[str], program: str, *options: str) -> dict[str, tuple[
 
 
 def _state_of(task: str) -> str:
-    """Return the state of a task in the queue; empty if squeue does not answer."""
-    return (ask([task], "squeue", "--array", "--states=all", "--format=%i|%T") or {}).get(task, ("", ""))[0]
+    return (ask([task]) or {}).get(task, ("", ""))[0]
 
 
 def _requeue(task: str) -> bool:

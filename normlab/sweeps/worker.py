@@ -1,8 +1,8 @@
 """The process that trains packs one after another: `python -m normlab.sweeps.worker [--gpu] DESCRIPTOR FOLDER`.
 
-For each pack, the supervisor sends its number and the index of this node among those of the pack through the connection
-DESCRIPTOR. The process answers with the cause and the detail of the outcome, and whether it can train another pack;
-else it exits. Both of its outputs go to the log of the pack.
+For each pack, the supervisor sends its number through the connection DESCRIPTOR. The process answers with the cause and
+the detail of the outcome, and whether it can train another pack; else it exits. Both of its outputs go to the log of
+the pack.
 
 The connection closes when the supervisor dies; the process then sends itself SIGTERM, so that it writes a checkpoint
 and stops, and kills itself after a grace period.
@@ -34,12 +34,11 @@ from normlab.processes import kill_sessions
 from normlab.store.format import FAILED, FINISHED, INTERRUPTED
 from normlab.store.plans import read_plan, run_of
 from normlab.store.runs import RunFolder
-from normlab.sweeps.files import GPU_FAULT, MEMORY, log_of
+from normlab.sweeps.files import MEMORY, log_of
 
 GRACE_S = 30.0
 """Seconds that a process may take to write its checkpoint after SIGTERM."""
 STOPPED = "stopped; the same command resumes it"
-"""Detail of the outcome of a pack that a signal stopped."""
 
 
 class Worker:
@@ -59,8 +58,6 @@ class Worker:
 
     def train(self, number: int) -> tuple[str, str]:
         """Train a pack, and return the cause and the detail of its outcome; report an error on standard error."""
-        from normlab.sweeps.gpus import fault_of
-
         try:
             received = self._train(number)
             return (INTERRUPTED, STOPPED) if received else (FINISHED, "")
@@ -73,11 +70,9 @@ class Worker:
                 message = f"the norm or the placement cannot train in a pack; use sweep.pack=off ({message})"
         message = one_line(message)
         print(f"error: {message}", file=sys.stderr, flush=True)
-        is_fault = self._on_gpu and fault_of([message])
-        return MEMORY if no_memory else GPU_FAULT if is_fault else FAILED, message
+        return MEMORY if no_memory else FAILED, message
 
     def _train(self, number: int) -> int | None:
-        """Train a pack; return the signal that stopped it, or None."""
         import torch
 
         from normlab.sweeps.packs import pack_key
@@ -161,13 +156,12 @@ def _receive(connection: Connection, requests: queue.SimpleQueue[Any]) -> None:
 
 
 def main(folder: Path, connection: Connection, *, on_gpu: bool) -> None:
-    """Train the packs that the supervisor requests."""
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, requests), name="normlab parent", daemon=True).start()
     worker, can_continue = Worker(folder, on_gpu=on_gpu), True
     while can_continue:
-        number, node = requests.get()
-        with log_of(folder, number, node).open("ab") as log:
+        number = requests.get()
+        with log_of(folder, number).open("ab") as log:
             for output in (1, 2):
                 os.dup2(log.fileno(), output)
         cause, detail = worker.train(number)

@@ -1,18 +1,19 @@
-"""Console output of a run: a header, a progress bar on a terminal or plain lines elsewhere, and the outcome.
+"""Console output of a run: a header, one moving line on a terminal or plain lines elsewhere, and the outcome.
 
-The output goes to stderr, because stdout is for results. `log` redraws the bar at most four times a second; there is no
-thread.
+The output goes to stderr, because stdout is for results. `log` redraws the line at most four times a second; there is
+no thread.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import Any, TextIO
 
 import msgspec
 
@@ -23,11 +24,8 @@ from normlab.store.record import Corpus
 from normlab.store.status import Status
 from normlab.store.throughput import Compute, format_mfu, format_tflops
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
 REFRESH_SECONDS = 0.25
-"""Shortest time between two drawings of the bar; a drawing takes a few milliseconds."""
+"""Shortest time between two drawings of the moving line."""
 PLAIN_LINES = 20
 """Progress lines of a run without a terminal; each evaluation adds a line."""
 
@@ -40,9 +38,7 @@ class Console:
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = SafeStream(stream or sys.stderr)
-        # Text that other code writes to stderr appears above the bar.
-        is_stderr = stream is None or stream is sys.stderr
-        self._bar = _make_bar(self._stream, redirect_stderr=is_stderr) if self._stream.is_terminal() else None
+        self._is_terminal = self._stream.is_terminal()
         self._latest: dict[str, float] = {}
         self._step = self._steps = self._evals_every = 0
         self._corpus: Corpus | None = None
@@ -53,7 +49,7 @@ class Console:
         """Step and time at the first training rows: the time to compile and to read data is not in the time left."""
 
     def start(self, run: Mapping[str, Any], first_step: int) -> None:
-        """Print the header and, on a terminal, start the bar.
+        """Print the header.
 
         Args:
             run: The content of run.json.
@@ -64,9 +60,6 @@ class Console:
         self._corpus, self._compute = msgspec.convert(run["corpus"], Corpus), Compute.parse(run)
         for label, text in _header(run, self._corpus, first_step):
             self._print(f"{label:8}{text}")
-        if self._bar is not None:
-            self._bar.add_task(self._line(0.0), total=self._steps, completed=first_step)
-            self._bar.start()
 
     def log(self, rows: Sequence[Row]) -> None:
         """Store the latest numbers, and print them if a line or a drawing is due."""
@@ -81,20 +74,18 @@ class Console:
                 self._latest |= {name: value for name, value in speeds.items() if value is not None}
             else:
                 self._latest["val"] = row["loss"]
-                if self._bar is None:
+                if not self._is_terminal:
                     self._print_line(now)
         if self._pace_start is None and "loss" in self._latest:
             self._pace_start = (self._step, now)
-        if self._bar is None and self._is_due():
+        if self._is_terminal and now - self._drawn_at >= REFRESH_SECONDS:
+            self._draw(now)
+        elif not self._is_terminal and self._is_due():
             self._print_line(now)
-        elif self._bar is not None and now - self._drawn_at >= REFRESH_SECONDS:
-            self._draw(self._bar, now)
 
     def finish(self, status: Status) -> None:
-        """Stop the bar, and print the outcome and the validation loss with an explanation."""
-        if self._bar is not None:
-            self._draw(self._bar, time.monotonic())
-            self._bar.stop()
+        if self._is_terminal:
+            self._draw(time.monotonic(), end="\n")
         outcome, loss = status.outcome, status.val_loss
         at = status.step if status.diverged is None else status.diverged.step
         line = f"{outcome or status.state} at step {at}/{status.steps}"
@@ -106,10 +97,12 @@ class Console:
             line += f"  val {format_loss(loss)}" + (f", {meaning}" if meaning and math.isfinite(loss) else "")
         self._print(line)
 
-    def _draw(self, bar: Progress, now: float) -> None:
+    def _draw(self, now: float, end: str = "\r") -> None:
+        """Replace the line of the terminal; text that other code writes then starts at its first column."""
         self._drawn_at = now
-        bar.update(bar.task_ids[0], completed=self._step, description=self._line(now))
-        bar.refresh()
+        line = printable(self._line(now))[: shutil.get_terminal_size().columns - 1]
+        self._stream.write(f"\r\x1b[K{line}{end}")
+        self._stream.flush()
 
     def _is_due(self) -> bool:
         """Whether a plain line is due; an evaluation of the same step prints its own, with both losses."""
@@ -120,7 +113,7 @@ class Console:
     def _print_line(self, now: float) -> None:
         self._printed_step = self._step
         self._print(self._line(now))
-        self._latest.pop("val", None)  # plain lines print each validation loss once; the bar keeps the latest
+        self._latest.pop("val", None)  # plain lines print each validation loss once; the moving line keeps the latest
 
     def _line(self, now: float) -> str:
         numbers = dict(self._latest)
@@ -142,23 +135,18 @@ class SafeStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write the text, and ignore errors."""
         # A closed file raises ValueError.
         with suppress(OSError, ValueError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush, and ignore errors."""
         with suppress(OSError, ValueError):
             self._stream.flush()
 
     def is_terminal(self) -> bool:
         """Whether the stream can redraw a line."""
         return self._stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 def format_duration(seconds: float) -> str:
@@ -178,22 +166,6 @@ _FORMS: dict[str, Callable[[float], str]] = {
     "mfu": lambda value: f"MFU {format_mfu(value)}",
 }
 """The numbers of a line; a narrow terminal cuts the last ones off."""
-
-
-def _make_bar(stream: SafeStream, *, redirect_stderr: bool) -> Progress:
-    from rich.console import Console as RichConsole
-    from rich.progress import BarColumn, Progress, TextColumn
-    from rich.table import Column
-
-    return Progress(
-        BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),
-        TextColumn("{task.description}", markup=False, style="none"),
-        console=RichConsole(file=cast("TextIO", stream), force_terminal=True),
-        auto_refresh=False,
-        expand=True,
-        redirect_stdout=False,  # stdout is for results
-        redirect_stderr=redirect_stderr,
-    )
 
 
 def _header(run: Mapping[str, Any], corpus: Corpus, first_step: int) -> Iterator[tuple[str, str]]:

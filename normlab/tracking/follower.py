@@ -1,8 +1,8 @@
-"""The process that follows the record of runs and sends it to a service: `python -m normlab.tracking.follower`.
+"""The process that follows the record of runs and sends it to W&B: `python -m normlab.tracking.follower`.
 
-It reads the record and nothing else, so training neither waits for a service nor notices its failure. It ends when all
-runs have ended and the service has every number, or when it gives up. A follower that is started later continues at the
-step that the service has: steps that a resumed run trains again are not sent again. Standard input holds the task.
+It reads the record and nothing else, so training neither waits for W&B nor notices its failure. It ends when all
+runs have ended and W&B has every number, or when it gives up. A follower that is started later continues at the
+step that W&B has: steps that a resumed run trains again are not sent again. Standard input holds the task.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.tracking.background import Task
 from normlab.tracking.payloads import StepReader, labels_of, summary_of
-from normlab.tracking.tensorboard import TensorBoardRun
-from normlab.tracking.uploads import TENSORBOARD, Upload, is_sending, lock_of
+from normlab.tracking.uploads import Upload, is_sending, lock_of
 from normlab.tracking.wandb import NO_LOGIN, WandbRun, restart_client, wandb_environment
 
 NICENESS = 10
@@ -41,36 +40,31 @@ GIVE_UP_S = 60.0
 
 @dataclass(eq=False, slots=True)
 class FollowedRun:
-    """A run that is being sent."""
-
     folder: RunFolder
     lock: int | None = None
     """The file descriptor of the run's lock, with which no other follower sends the run."""
-    service: WandbRun | TensorBoardRun | None = None
+    wandb: WandbRun | None = None
     steps: StepReader | None = None
-    """The numbers for the service."""
 
 
 class Follower:
-    """Sends runs to a service until they have ended.
+    """Sends runs to W&B until they have ended.
 
     Args:
         task: What to do.
-        service: online, offline or tensorboard.
+        mode: online or offline.
     """
 
-    def __init__(self, task: Task, service: str) -> None:
-        self._task, self._service = task, service
+    def __init__(self, task: Task, mode: str) -> None:
+        self._task, self._mode = task, mode
         self._left = [FollowedRun(RunFolder(path)) for path in task.runs]
         self._last_try_at = math.inf
         """Until when a failure leads to another attempt: `GIVE_UP_S` after no run was seen to train."""
         self._failures = 0
         self._problem = ""
-        """Why the last run was given up."""
         self.has_failed = False
 
     def follow(self) -> None:
-        """Send all runs."""
         while self._left:
             if any(run.folder.is_active() for run in self._left):
                 self._last_try_at = math.inf
@@ -91,9 +85,8 @@ class Follower:
         if self._task.until_end and time.monotonic() <= self._last_try_at:
             self._failures += 1
             for each in self._left:  # they start again, at the step that the server has
-                each.service = each.steps = None
-            if self._service != TENSORBOARD:
-                restart_client()
+                each.wandb = each.steps = None
+            restart_client()
             return
         # What two runs in turn have is a problem of the server: the others would wait for it too.
         given_up, self._problem = self._left if problem == self._problem else [run], problem
@@ -103,76 +96,68 @@ class Follower:
     def _advance(self, run: FollowedRun) -> bool:
         """Send the new steps of a run, and return whether that is all there is."""
         path = run.folder.path
-        if run.lock is None and not is_sending(path, self._service):
-            run.lock = try_lock(lock_of(path, self._service))
+        if run.lock is None and not is_sending(path):
+            run.lock = try_lock(lock_of(path))
         if run.lock is None:  # another follower sends it
             return not self._task.until_end
-        if run.service is None:
-            run.service = self._start(run.folder)
-            run.service.upload.write(path, self._service)
+        if run.wandb is None:
+            run.wandb = self._start(run.folder)
+            run.wandb.upload.write(path)
         if run.steps is None:
-            run.steps = StepReader(run.folder, run.service.next_step)
+            run.steps = StepReader(run.folder, run.wandb.next_step)
         # The rows are read last: if the run has ended before, nothing is added to them.
         record = RunRecord.load(run.folder)
         for step, payload in run.steps.read(record.state):
-            run.service.log(step, payload)
+            run.wandb.log(step, payload)
         if record.state == RUNNING and self._task.until_end:
             return False
-        run.service.finish(summary_of(record), record.state)
-        replace(run.service.upload, problem="").write(path, self._service)
+        run.wandb.finish(summary_of(record), record.state)
+        replace(run.wandb.upload, problem="").write(path)
         return True
 
-    def _start(self, folder: RunFolder) -> WandbRun | TensorBoardRun:
-        """Start a run at the service."""
-        if self._service == TENSORBOARD:
-            return TensorBoardRun(folder.path)
+    def _start(self, folder: RunFolder) -> WandbRun:
         run, sweep = folder.run(), self._task.sweep
         if sweep is None and (name := RunRecord.load(folder).run.pack.sweep) is not None:
             sweep = sweep_folder(folder.path.parent.parent, name)
         labels = labels_of(run, read_plan(sweep) if sweep is not None and has_plan(sweep) else None)
         may_end = self._task.until_end or not folder.is_active()
-        return WandbRun(folder.path, run, labels, self._service, self._task.process, may_end=may_end)
+        return WandbRun(folder.path, run, labels, self._mode, self._task.process, may_end=may_end)
 
     def _end(self, run: FollowedRun, problem: str = "") -> None:
         """Stop to follow a run, and store the problem if it was given up."""
         self._left.remove(run)
         if problem:
             self.has_failed = True
-            write_problem(run.folder.path, self._service, problem)
+            write_problem(run.folder.path, problem)
         if run.lock is not None:
             os.close(run.lock)
 
 
 def describe(error: Exception) -> str:
-    """Return an error on one line."""
     return one_line(error if isinstance(error, NormlabError) else f"{type(error).__name__}: {error}")[:300]
 
 
-def write_problem(run: Path, service: str, problem: str) -> None:
-    """Store why a run was not sent."""
+def write_problem(run: Path, problem: str) -> None:
     with contextlib.suppress(StoreError):
-        replace(Upload.read(run, service), problem=problem).write(run, service)
+        replace(Upload.read(run), problem=problem).write(run)
 
 
 def main(task: Task) -> int:
-    """Follow the runs of a task, write to their folders what the service has, and return the exit code."""
-    if not (os.environ.get("WANDB_SWEEP_ID") and task.process and len(task.runs) == 1):
-        os.environ.pop("WANDB_RUN_ID", None)  # the id of one run, which the agent of a W&B sweep sets
-    service, problem = task.service, ""
+    """Follow the runs of a task, write to their folders what W&B has, and return the exit code."""
+    mode = task.mode
     try:
-        if service != TENSORBOARD:
-            mode = wandb_environment()[0]
-            if service == "auto" or (service == "online" and mode == NO_LOGIN):
-                service = mode
-        if service in ("online", "offline", TENSORBOARD):
-            follower = Follower(task, service)
+        current, _ = wandb_environment()
+        if mode == "auto" or (mode == "online" and current == NO_LOGIN):
+            mode = current
+        if mode in ("online", "offline"):
+            follower = Follower(task, mode)
             follower.follow()
             return int(follower.has_failed)
-        problem = "no login; `wandb login` makes one" if service == NO_LOGIN else f"the mode of W&B is {service}"
+        problem = "no login; `wandb login` makes one" if mode == NO_LOGIN else f"the mode of W&B is {mode}"
     except Exception as error:
         problem = describe(error)
     for run in task.runs:
-        write_problem(run, service, problem)
+        write_problem(run, problem)
     return 1
 
 

@@ -1,7 +1,7 @@
-"""What a tracking service receives of a run, read from its record: numbers by step, config, labels and summary.
+"""What W&B receives of a run, read from its record: numbers by step, config, labels and summary.
 
 A key of a statistic is `<of>/<statistic>`, with `/<site>` or `/L<layer>` where it has several values. `of` is the
-tensor that the statistic is computed from, so that services show one section for each.
+tensor that the statistic is computed from, so that W&B shows one section for each.
 
 Shapes: S measured steps, L blocks; layer 0 is the embeddings, L + 1 the head.
 """
@@ -60,10 +60,6 @@ class StepReader:
     complete. P may have an evaluation already, and the next interval adds the rest, so P waits for it, unless the run
     is completed. W&B accepts no second row of a step; a run that stopped gets its last evaluation there when it is
     resumed.
-
-    Args:
-        folder: The run's folder.
-        first: The first step.
 
     Raises:
         StoreError: run.json cannot be read.
@@ -164,25 +160,21 @@ def labels_of(run: Mapping[str, Any], plan: Plan | None) -> dict[str, Any]:
         plan: The plan of the run's sweep, if it has one.
     """
     config = run["config"]
-    tracking = config["tracking"]
     overrides = next((list(each.overrides) for each in plan.runs if each.run_id == run["run_id"]), []) if plan else []
     norm = config["norm"]["preset"] or config["norm"]["name"]
     depth = f"model.depth={config['model']['depth']}"
     configuration = [f"norm={norm}", f"placement={config['placement']['name']}", depth]
     job_type = [each for each in overrides if each.partition("=")[0] not in ("seed", "data.seed")] or configuration
     given_name = None if run["name"] == run["run_id"] else run["name"]
-    group = tracking["group"] or (plan.name if plan else None)
-    tags = [*tracking["tags"], *(overrides or configuration)]
     return {
         "name": printable(given_name or " ".join(overrides) or run["run_id"])[:LONGEST_NAME],
-        "group": group and printable(group)[:LONGEST_NAME],
-        "job_type": printable(tracking["job_type"] or " ".join(job_type))[:LONGEST_TAG],
-        "tags": list(dict.fromkeys(printable(tag)[:LONGEST_TAG] for tag in tags)),
+        "group": plan and printable(plan.name)[:LONGEST_NAME],
+        "job_type": printable(" ".join(job_type))[:LONGEST_TAG],
+        "tags": list(dict.fromkeys(printable(tag)[:LONGEST_TAG] for tag in overrides or configuration)),
     }
 
 
 def summary_of(record: RunRecord) -> dict[str, Any]:
-    """Return the summary of a run: state, outcome, losses and spikes."""
     status = record.status
     summary: dict[str, Any] = {"state": record.state, "outcome": record.outcome, "best_val_loss": status.best_val_loss}
     if record.state in COMPLETED_STATES:

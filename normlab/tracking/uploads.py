@@ -1,6 +1,6 @@
-"""The services of a run, W&B's login as far as it is known without importing wandb, and what a service has of runs.
+"""The mode of W&B and its login, as far as they are known without importing wandb, and what W&B has of runs.
 
-The follower writes what a service has into the run's folder; commands read it and print it as lines.
+The follower writes what W&B has into the run's folder; commands read it and print it as lines.
 """
 
 from __future__ import annotations
@@ -16,25 +16,20 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from normlab.parsing import from_json, read_at_most
-from normlab.store.files import is_file_name, write_atomic
+from normlab.store.files import write_atomic
 from normlab.store.lock import is_locked
 from normlab.store.reading import LARGEST_RECORD
 
-TENSORBOARD, WANDB = "tensorboard", "wandb"
-"""The names of the files about an upload, and of the folders that TensorBoard and W&B offline write, in a run."""
+WANDB = "wandb"
+"""The name of the files about an upload, and of the folder that W&B writes, in a run."""
 NOT_SENT = "no process sends it, or none can write to its folder"
 
 
-def services_of(wandb: str, also: Sequence[str]) -> list[str]:
-    """Return the services of a run: auto, online or offline if W&B receives it, and tensorboard.
-
-    Args:
-        wandb: The option `tracking.wandb`.
-        also: The option `tracking.also`.
-    """
+def mode_of(wandb: str) -> str | None:
+    """Return the mode for a value of `tracking.wandb`: auto, online or offline; None if the run is not sent."""
     mode = current_name(os.environ.get("WANDB_MODE") or wandb) if wandb == "auto" else wandb
     is_sent = mode not in ("off", "disabled") and (wandb != "auto" or mode == "offline" or may_have_login())
-    return [*([mode] if is_sent else []), *also]
+    return mode if is_sent else None
 
 
 def current_name(mode: str) -> str:
@@ -59,74 +54,67 @@ def may_have_login() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """What a service has of a run, in the run's folder."""
+    """What W&B has of a run, in the run's folder."""
 
-    id: str = ""
-    project: str = ""
-    entity: str = ""
     where: str = ""
-    """The address of the run, or a folder in that of the run; empty before a follower reached the service."""
+    """The address of the run, or a folder in that of the run; empty before a follower reached W&B."""
     problem: str = NOT_SENT
-    """Why the service does not have everything; empty if it has what the run had when the last follower finished."""
+    """Why W&B does not have everything; empty if it has what the run had when the last follower finished."""
 
     @classmethod
-    def read(cls, run: Path, service: str) -> Upload:
+    def read(cls, run: Path) -> Upload:
         """Return the content of the file in a run's folder; the default if the file is missing or damaged.
 
-        The next follower then asks the service, and writes the file anew.
+        The next follower then asks W&B, and writes the file anew.
         """
         try:
-            upload = cls(**from_json(read_at_most(_file(run, service, "json"), LARGEST_RECORD)))
+            upload = cls(**from_json(read_at_most(_file(run, "json"), LARGEST_RECORD)))
         except (OSError, ValueError, TypeError):
             return cls()
-        has_names = all(name == "" or is_file_name(name) for name in (upload.id, upload.project, upload.entity))
-        is_place = upload.where in ("", WANDB, TENSORBOARD) or re.fullmatch(r"https?://[!-~]+", str(upload.where))
-        return upload if has_names and is_place and isinstance(upload.problem, str) else cls()
+        is_place = upload.where in ("", WANDB) or re.fullmatch(r"https?://[!-~]+", str(upload.where))
+        return upload if is_place and isinstance(upload.problem, str) else cls()
 
-    def write(self, run: Path, service: str) -> None:
+    def write(self, run: Path) -> None:
         """Write the file in a run's folder.
 
         Raises:
             StoreError: The file cannot be written.
         """
-        write_atomic(_file(run, service, "json"), json.dumps(asdict(self)).encode())
+        write_atomic(_file(run, "json"), json.dumps(asdict(self)).encode())
 
 
-def lock_of(run: Path, service: str) -> Path:
-    """Return the file that a follower locks while it sends a run to a service."""
-    return _file(run, service, "lock")
+def lock_of(run: Path) -> Path:
+    """Return the file that a follower locks while it sends a run."""
+    return _file(run, "lock")
 
 
-def is_sending(run: Path, service: str) -> bool:
-    """Whether a follower sends a run to a service."""
-    return is_locked(lock_of(run, service))
+def is_sending(run: Path) -> bool:
+    return is_locked(lock_of(run))
 
 
-def has_ended(run: Path, service: str) -> bool:
-    """Whether a follower has started to send a run to a service, and none sends it now."""
-    return _file(run, service, "json").exists() and not is_sending(run, service)
+def has_ended(run: Path) -> bool:
+    """Whether a follower has started to send a run, and none sends it now."""
+    return _file(run, "json").exists() and not is_sending(run)
 
 
-def _file(run: Path, service: str, kind: str) -> Path:
-    return run / f"{TENSORBOARD if service == TENSORBOARD else WANDB}.{kind}"
+def _file(run: Path, kind: str) -> Path:
+    return run / f"{WANDB}.{kind}"
 
 
-def upload_lines(runs: Sequence[Path], service: str, names: Sequence[str]) -> list[str]:
-    """Return lines for the user about what a service has of some runs.
+def upload_lines(runs: Sequence[Path], names: Sequence[str]) -> list[str]:
+    """Return lines for the user about what W&B has of some runs.
 
     Args:
         runs: The folders of the runs.
-        service: The service, as in `Task.service`.
         names: The arguments of `normlab sync` that select these runs.
     """
-    title, option = ("TensorBoard", ["--to", TENSORBOARD]) if service == TENSORBOARD else ("W&B", [])
-    hint = f"`normlab sync {shlex.join([*option, *names])}` sends what is missing"
+    hint = f"`normlab sync {shlex.join(names)}` sends what is missing"
     sent: list[str] = []
     problems: list[str] = []
     sending = 0
     for run in runs:
-        upload = Upload.read(run, service)
-        if is_sending(run, service):
+        upload = Upload.read(run)
+        if is_sending(run):
             sending += 1
         elif upload.problem:
             problems.append(upload.problem)
@@ -134,19 +122,17 @@ def upload_lines(runs: Sequence[Path], service: str, names: Sequence[str]) -> li
             sent.append(_shown(run, upload.where))
     lines: list[str] = []
     if sent:
-        lines.append(f"{title}: {sent[0] if len(sent) == 1 else f'{_count(len(sent))}, the first: {sent[0]}'}")
+        lines.append(f"W&B: {sent[0] if len(sent) == 1 else f'{_count(len(sent))}, the first: {sent[0]}'}")
     if sending:
-        lines.append(f"{title}: sending {_count(sending)} continues in the background; if it fails, {hint}")
+        lines.append(f"W&B: sending {_count(sending)} continues in the background; if it fails, {hint}")
     if problems:
-        lines.append(f"{title} lacks data of {_count(len(problems))} ({problems[0]}); {hint}")
+        lines.append(f"W&B lacks data of {_count(len(problems))} ({problems[0]}); {hint}")
     return lines
 
 
 def _shown(run: Path, where: str) -> str:
     """Return the address of a run, or the command for the files in its folder."""
-    folder = shlex.quote(os.path.relpath(run))
-    commands = {TENSORBOARD: f"tensorboard --logdir {folder}", WANDB: f"wandb sync {folder}/wandb/offline-run-*"}
-    return f"`{commands[where]}`" if where in commands else where
+    return f"`wandb sync {shlex.quote(os.path.relpath(run))}/wandb/offline-run-*`" if where == WANDB else where
 
 
 def _count(runs: int) -> str:

@@ -89,7 +89,7 @@ class WandbRun:
         *,
         may_end: bool,
     ) -> None:
-        known, tracking, self._is_online = Upload.read(folder, mode), run["config"]["tracking"], mode == "online"
+        tracking, self._is_online = run["config"]["tracking"], mode == "online"
         self._files = folder / WANDB
         shutil.rmtree(self._files, ignore_errors=True)
         self._settings = SETTINGS | {
@@ -97,20 +97,18 @@ class WandbRun:
         }  # fmt: skip
         self._options: dict[str, Any] = {
             **labels,
-            "id": os.environ.get("WANDB_RUN_ID") or known.id or folder.name,
+            "id": folder.name,
             "resume": "allow" if self._is_online else None,
             "mode": mode,
-            "project": known.project or tracking["project"],
-            "entity": known.entity or tracking["entity"],
+            "project": tracking["project"],
+            "entity": tracking["entity"],
             "config": config_of(run),
             "dir": str(folder),
             "reinit": "create_new",
         }
         self._run = self._open()
         self.next_step = self._first_step = int(self._run.starting_step) if self._is_online else 0
-        self.upload = Upload(where=WANDB)
-        if self._is_online:
-            self.upload = Upload(self._run.id, self._run.project, self._run.entity, self._run.url)
+        self.upload = Upload(self._run.url if self._is_online else WANDB)
 
     def _open(self) -> Any:
         """Start the run at W&B, or continue it."""
@@ -121,7 +119,6 @@ class WandbRun:
         return wandb.init(**self._options, settings=settings)
 
     def log(self, step: int, payload: Payload) -> None:
-        """Send the numbers of a step."""
         self._run.log(payload, step=step)
         self.next_step = step + 1
 

@@ -18,8 +18,6 @@ from normlab.ranks import Ranks, local_statistics
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """The validation windows, and how to evaluate a model on them."""
-
     tokens_NT: Tensor
     targets_NT: Tensor
     batch_size: int

@@ -29,10 +29,6 @@ def capture(take: Callable[[], StepOutput], pool: Any) -> tuple[Replay, StepOutp
     """Return a function that replays a step, and the tensors into which each replay writes its output.
 
     The capture itself computes nothing.
-
-    Args:
-        take: Takes the step without a graph.
-        pool: The memory of the graph.
     """
     graph = torch.cuda.CUDAGraph()
     # A failed capture leaves its own stream current. Another thread of this process may use the GPU meanwhile.

@@ -1,122 +1,96 @@
-"""Train a run on several devices: start a process for each (a rank) by torch's elastic agent, and wait for their end.
+"""Train a run on several devices: start a process for each (a rank), and wait for their end.
 
 The process that composed the config starts the ranks and trains nothing itself. Rank 0 opens the folder, resumes and
-writes the record, as the process of a run on one device does; see `rank.py`. On several nodes of a Slurm task, a
-process on each node starts the ranks of its node, and torch's static rendezvous connects them.
+writes the record, as the process of a run on one device does; see `rank.py`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
+import math
 import os
 import signal
+import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from normlab.config.schema import RunConfig
 from normlab.errors import OUT_OF_MEMORY, NormlabError, OutOfMemoryError
 from normlab.options import plain_tree
+from normlab.processes import collected_signals, kill_sessions, start_module
 from normlab.training.machine import LOST, RESUMES
-from normlab.training.signals import SIGNALS
 
 GRACE_S = 20
 """Seconds that the ranks have for their checkpoint after a signal; the supervisor of a sweep waits longer."""
-JOIN_S = 600
-"""Seconds that the processes of all nodes have to meet."""
-
-
-def nodes_of_task() -> tuple[int, int, str]:
-    """Return the nodes of this process's Slurm task of a sweep: their number, the index of this node, and HOST:PORT.
-
-    The processes of all nodes meet at HOST:PORT.
-    """
-    if os.environ.get("SUBMITIT_EXECUTOR") == "slurm":
-        from submitit import JobEnvironment
-
-        environment = JobEnvironment()
-        if environment.num_nodes > 1:
-            # All nodes derive the same port from the job, below those that the system gives to other connections.
-            port = 20_000 + int(os.environ["SLURM_JOB_ID"]) % 10_000
-            return environment.num_nodes, environment.node, f"{environment.hostnames[0]}:{port}"
-    return 1, 0, "localhost:0"
+POLL_S = 0.1
 
 
 def train_on_devices(config: RunConfig, pack: Mapping[str, Any] | None) -> int | None:
     """Train a run with one rank per device; return the signal that stopped it, or None.
 
     Args:
-        config: The run's config.
         pack: As for `train_pack`.
 
     Raises:
         NormlabError: A rank ended with an error, or was killed; the message is that of the first one.
     """
-    from torch.distributed import DistError
-    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    for name in logging.root.manager.loggerDict:  # the agent reports each signal and each process that it stops
-        if name.startswith("torch.distributed.elastic"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-    content = json.dumps({"config": plain_tree(config), "pack": pack, "command": sys.argv})
-    count, node, endpoint = nodes_of_task()
-    with _handlers_restored(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as errors:
-        launch = LaunchConfig(
-            min_nodes=count, max_nodes=count, nproc_per_node=config.devices // count,
-            run_id="normlab", max_restarts=0, rdzv_backend="c10d" if count == 1 else "static",
-            rdzv_endpoint=endpoint, rdzv_configs={"rank": node, "timeout": JOIN_S},
-            local_addr="localhost" if count == 1 else None, shutdown_timeout=GRACE_S,
-            logs_specs=DefaultLogsSpecs(errors), signals_to_handle="SIGTERM,SIGINT",
-        )  # fmt: skip
+    ranks: list[subprocess.Popen[Any]] = []
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, collected_signals() as received:
+        content = {"config": plain_tree(config), "pack": pack, "command": sys.argv, "folder": folder}
         try:
-            elastic_launch(launch, sys.executable)("-P", "-m", "normlab.training.rank", content)
-        except SignalException as stopped:
-            return int(stopped.sigval)
-        except ChildFailedError as error:
-            # All ranks wrote a checkpoint and stopped after a signal, or one failed.
-            if (code := min(failure.exitcode for failure in error.failures.values())) > 128:
-                return code - 128
-            raise _error_of(error, count) from None
-        except DistError as error:
-            raise NormlabError(
-                f"the processes of the run could not connect at {endpoint} within {JOIN_S // 60} minutes "
-                f"({error!s:.200}); see the logs; {RESUMES}"
-            ) from error
-    return None
+            for rank in range(config.devices):
+                environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(config.devices)}
+                ranks.append(start_module("normlab.training.rank", json.dumps(content), env=environment))
+            failed = _wait(ranks, received)
+        finally:
+            kill_sessions(*(rank.pid for rank in ranks if rank.poll() is None))
+        if received:
+            return received[0]
+        if not failed:
+            return None
+        if (code := min(failed.values())) > 128:  # all ranks wrote a checkpoint and stopped after a signal
+            return code - 128
+        raise _error_of(failed, Path(folder))
 
 
-@contextlib.contextmanager
-def _handlers_restored() -> Iterator[None]:
-    """Restore the signal handlers that the agent replaces in the main thread."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in before.items():
-                signal.signal(number, handler)
+def _wait(ranks: Sequence[subprocess.Popen[Any]], received: Sequence[int]) -> dict[int, int]:
+    """Wait for the end of all ranks; return the exit codes of those that failed first, by rank.
+
+    The ranks get the first signal that this process receives. The others are stopped if one fails.
+    """
+    failed: dict[int, int] = {}
+    deadline = math.inf
+    while None in [rank.poll() for rank in ranks]:
+        if deadline == math.inf:
+            failed = _failures(ranks)
+            if received or failed:
+                deadline = time.monotonic() + GRACE_S
+                for rank in ranks:
+                    rank.send_signal(received[0] if received else signal.SIGTERM)
+        elif time.monotonic() > deadline:
+            kill_sessions(*(rank.pid for rank in ranks if rank.poll() is None))
+        time.sleep(POLL_S)
+    return failed or _failures(ranks)
 
 
-def _error_of(failed: Any, nodes: int) -> NormlabError:
-    """Return the error of the rank that failed first; the others end because it is gone."""
-    has_message = {rank: os.path.exists(failure.error_file) for rank, failure in failed.failures.items()}
-    rank, failure = min(
-        failed.failures.items(),
-        # A killed rank, then one with a message, then one that another rank has left.
-        key=lambda item: (item[1].exitcode >= 0, LOST in item[1].message, not has_message[item[0]], item[1].timestamp),
-    )
-    if failure.exitcode < 0:
-        return NormlabError(f"rank {rank} was killed by {signal.Signals(-failure.exitcode).name}; {RESUMES}")
-    if failure.exitcode == OUT_OF_MEMORY:
-        return OutOfMemoryError(failure.message)
-    if failure.exitcode == 2:
-        where = "; see the logs of the other nodes" if nodes > 1 and LOST in failure.message else ""
-        return NormlabError(failure.message + where)
-    reason = failure.message if has_message[rank] else f"exit code {failure.exitcode}"
-    return NormlabError(f"rank {rank} failed: {reason}; {RESUMES}")
+def _failures(ranks: Sequence[subprocess.Popen[Any]]) -> dict[int, int]:
+    return {number: rank.returncode for number, rank in enumerate(ranks) if rank.returncode}
+
+
+def _error_of(failed: Mapping[int, int], folder: Path) -> NormlabError:
+    """Return the error of the rank that failed first; others may have ended because it is gone."""
+    messages = {rank: path.read_text() for rank in failed if (path := folder / f"error_{rank}").exists()}
+    # A killed rank, then one with a message, then one that another rank has left.
+    rank = min(failed, key=lambda each: (failed[each] >= 0, LOST in messages.get(each, ""), each not in messages))
+    code, message = failed[rank], messages.get(rank)
+    if code < 0:
+        return NormlabError(f"rank {rank} was killed by {signal.Signals(-code).name}; {RESUMES}")
+    if code == OUT_OF_MEMORY:
+        return OutOfMemoryError(message or "")
+    if code == 2 and message is not None:
+        return NormlabError(message)
+    return NormlabError(f"rank {rank} failed: {message or f'exit code {code}'}; {RESUMES}")

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normlab.config.devices import micro_batches, rows_of_device
 from normlab.config.schema import RunConfig
 from normlab.data.batches import Batches, validation_windows
 from normlab.data.corpus import Corpus
@@ -41,7 +40,7 @@ from normlab.training import checkpoint
 from normlab.training.evaluate import Validation
 from normlab.training.graph import ReplayedSteps, Take
 from normlab.training.machine import PeakMemory, RuntimeSettings
-from normlab.training.optim import HyperparameterTable, Optimizer, is_decayed, kept_step
+from normlab.training.optim import HyperparameterTable, Optimizer, kept_step
 from normlab.training.signals import StopRequest
 from normlab.training.step import LossScale, Step, StepOutput
 from normlab.training.training_run import TrainingRun
@@ -52,13 +51,7 @@ AGREE_EVERY = 10
 
 
 class Loop:
-    """Trains a single run, or the runs of a pack, from their progress to their last step.
-
-    Args:
-        runs: The runs, with equal shapes.
-        settings: This machine's settings.
-        corpus: The corpus of all runs.
-    """
+    """Trains a single run, or the runs of a pack, from their progress to their last step."""
 
     def __init__(self, runs: Sequence[TrainingRun], settings: RuntimeSettings, corpus: Corpus) -> None:
         self.runs, self.settings, self.corpus = runs, settings, corpus
@@ -78,9 +71,8 @@ class Loop:
         self._build()
 
     def _build(self) -> None:
-        """Build the data, the models, the optimiser and the step."""
         config, device = self.config, self.settings.torch_device
-        rows = rows_of_device(config, self.ranks.rank) if self.ranks.count > 1 else None
+        rows = config.rows_of_device(self.ranks.rank) if self.ranks.count > 1 else None
         # The data first: a corpus that is too short fails before anything large is built.
         seeds = [run.config.data_seed for run in self.runs]
         self.batches = Batches(
@@ -101,9 +93,7 @@ class Loop:
         self.runner: ModelRunner = (
             SingleRun(models[0], compiled=compiled) if self.is_single else StackedRuns(models, compiled=compiled)
         )
-        # Decided from the model's own parameters: stacked ones have an axis more.
-        decayed = [name for name, p in self.runner.model.named_parameters() if is_decayed(config.optim, p)]
-        optimizer = Optimizer(config.optim, self.runner.params, decayed)
+        optimizer = Optimizer(config.optim, self.runner.params)
         options = [run.config.optim for run in self.runs]
         self.statistics_schedule = StatisticsSchedule(
             config, self.runner, optimizer, options, self.validation, self._record_statistics, self.ranks
@@ -111,7 +101,7 @@ class Loop:
         self.step = Step(
             self.runner,
             optimizer,
-            accumulation=micro_batches(config),
+            accumulation=config.micro_batches,
             clip=self._clip(),
             autocast=self.settings.autocast(),
             project=config.placement.project if projects(config.placement) else None,
@@ -285,7 +275,6 @@ class Loop:
         self.batches.load(step)
 
     def _measure_initialisation(self) -> None:
-        """Record the statistics of a run without steps."""
         self.statistics_schedule.before_step(0)
         if self.step.measure is not None:
             self._load_batch(0)
@@ -376,5 +365,4 @@ class Loop:
         self.writer.add(*(partial(run.write_status, status) for run, status in zip(self.runs, statuses, strict=True)))
 
     def status(self, run: TrainingRun, state: str) -> Status:
-        """Return the status of a run in a state."""
         return run.status(state, self._peak_memory.num_bytes())

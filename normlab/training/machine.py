@@ -32,6 +32,7 @@ AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The dtype of autocast by precision; the other precisions have none."""
 NO_GPU = "torch sees no GPU here"
 DEVICES = Path("/dev")
+PROCESS = Path("/proc/self")
 LOST = "another rank of this run has ended"
 """Message of a rank whose peer is gone."""
 RESUMES = "the same command resumes the run, and so does another devices=N"
@@ -48,8 +49,6 @@ mode, whose last batch may be smaller."""
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A visible GPU."""
-
     index: int
     """Its number in CUDA among the visible GPUs."""
     uuid: str
@@ -100,7 +99,6 @@ class RuntimeSettings:
 
     @property
     def torch_device(self) -> torch.device:
-        """The device as a torch object."""
         return torch.device(self.device)
 
     def memory_of(self, config: RunConfig, vocab_size: int = memory.VOCAB_SIZE, runs: int = 1) -> memory.Estimate:
@@ -111,7 +109,6 @@ class RuntimeSettings:
         )  # fmt: skip
 
     def autocast(self) -> Callable[[], AbstractContextManager]:
-        """Return a function that makes the autocast context of a forward pass."""
         if self.precision not in AUTOCAST_DTYPES:
             return nullcontext
         device, dtype = self.device, AUTOCAST_DTYPES[self.precision]
@@ -122,7 +119,6 @@ def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = No
     """Resolve device, precision, compile and determinism of a config.
 
     Args:
-        config: The run's config.
         has_gpu: Whether the training machine has a GPU; None checks this machine.
         gpu: The GPU of this machine that trains the run, if it trains on a GPU; None for torch's current GPU.
 
@@ -144,7 +140,7 @@ def resolve(config: RunConfig, has_gpu: bool | None = None, gpu: Gpu | None = No
         raise ConfigError(f"precision=tf32: {gpu or 'a CPU'} has no TF32; use precision=fp32")
     work = rules.workload(config, device, precision)
     if compiled == "auto":
-        compiled = str(rules.value_of("compile", work))
+        compiled = rules.value_of("compile", work)
     if compiled == "on" and (gpu or not on_gpu) and (missing := missing_compiler(device)):
         raise ConfigError(f"compile={config.compile}: {missing}, or use compile=off")
     return RuntimeSettings(
@@ -173,14 +169,13 @@ def resolve_graph(config: RunConfig, work: rules.Workload) -> str:
     if graph == "on" and (work.device == "cpu" or config.devices > 1):
         reason = "a CPU has no CUDA graphs" if work.device == "cpu" else f"devices={config.devices}: needs a single GPU"
         raise ConfigError(f"train.graph=on: {reason}; use train.graph=auto")
-    return str(rules.value_of("train.graph", work)) if graph == "auto" else graph
+    return rules.value_of("train.graph", work) if graph == "auto" else graph
 
 
 def resolve_device(config: RunConfig, has_gpu: bool | None = None) -> str:
     """Return the device of a run, cpu or cuda.
 
     Args:
-        config: The run's config.
         has_gpu: Whether the training machine has a GPU; None checks this machine.
 
     Raises:
@@ -202,44 +197,36 @@ def check_machine(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu
     """Check that this machine, or a Slurm task, has the device, the memory and the corpus files.
 
     Args:
-        config: The run's config.
         slurm: The resources of the task in Slurm; None for a run on this machine.
         gpu: The GPU that trains the run, if it trains on a GPU of this machine; None for torch's current GPU.
 
     Raises:
         ConfigError: The device, the memory or a corpus file is missing.
     """
-    if slurm is not None:
-        ranks = config.devices / slurm.nodes
-        if not ranks.is_integer() or config.device == ("cpu" if slurm.gpus else "cuda") or slurm.gpus not in (0, ranks):
-            raise ConfigError(
-                f"sweep.slurm.gpus={slurm.gpus}: does not fit devices={config.devices}, device={config.device} and "
-                f"sweep.slurm.nodes={slurm.nodes}; set it to devices / nodes, an integer, or to 0 for CPUs"
-            )
+    if slurm is not None and (
+        config.device == ("cpu" if slurm.gpus else "cuda") or slurm.gpus not in (0, config.devices)
+    ):
+        raise ConfigError(
+            f"sweep.slurm.gpus={slurm.gpus}: does not fit devices={config.devices} and device={config.device}; set "
+            "it to the number of devices, or to 0 for CPUs"
+        )
     resolved = resolve(config, None if slurm is None else slurm.gpus > 0, gpu)
     needed = resolved.memory_of(config)
     if slurm is not None:
         if resolved.device == "cpu":
-            share = int(slurm.memory_gb * 2**30) * slurm.nodes // config.devices
-            owner = "a task" if config.devices == slurm.nodes else "each process of a task"
+            share = int(slurm.memory_gb * 2**30) // config.devices
+            owner = "a task" if config.devices == 1 else "each process of a task"
             memory.check_fits(config, needed, share, f"{owner} (sweep.slurm.memory_gb)")
     elif resolved.device == "cuda":
-        check_gpu_count(config, torch.cuda.device_count(), "this machine")
+        if config.devices > (count := torch.cuda.device_count()):
+            raise ConfigError(f"devices={config.devices}: more than the GPUs of this machine; choose at most {count}")
         memory.check_fits(config, needed, (gpu or gpu_of()).memory_bytes, "the GPU")
     else:
         share = memory.available_bytes() // config.devices
         owner = "this machine" if config.devices == 1 else "each of the processes"
         memory.check_fits(config, needed, share, owner)
-    if "tensorboard" in config.tracking.also and find_spec("tensorboard") is None:
-        raise ConfigError("tracking.also=[tensorboard]: tensorboard is not installed; pip install tensorboard")
     if isinstance(config.data, FilesData):
         find_sources(config.data)
-
-
-def check_gpu_count(config: RunConfig, count: int, owner: str) -> None:
-    """Raise ConfigError if a run needs more than the `count` GPUs that its `owner` has."""
-    if config.devices > count:
-        raise ConfigError(f"devices={config.devices}: more than the GPUs of {owner}; choose at most {count}")
 
 
 def may_use_gpu() -> bool:
@@ -292,27 +279,21 @@ def keep_freed_memory() -> None:
 
 
 def release_freed_memory() -> None:
-    """Give memory that the C library has kept back to the system."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 class PeakMemory:
-    """Measures the peak from the moment at which it is made: on a GPU of what torch allocates, else of the process.
+    """Measures the peak from the moment at which it is made: on a GPU of what torch allocates, else of the process."""
 
-    Args:
-        device: cpu or cuda.
-        process: The folder of the process in /proc.
-    """
-
-    def __init__(self, device: str, process: Path = Path("/proc/self")) -> None:
-        self._on_gpu, self._process, self._is_reset = device == "cuda", process, False
+    def __init__(self, device: str) -> None:
+        self._on_gpu, self._is_reset = device == "cuda", False
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats()
             return
         release_freed_memory()  # of an earlier run in this process
         with contextlib.suppress(OSError):
-            (process / "clear_refs").write_text("5")  # resets the peak, since Linux 4.0; see proc(5)
+            (PROCESS / "clear_refs").write_text("5")  # resets the peak, since Linux 4.0; see proc(5)
             self._is_reset = True
 
     def num_bytes(self) -> int | None:
@@ -322,7 +303,7 @@ class PeakMemory:
         if not self._is_reset:
             return None
         # Not `ru_maxrss`, which starts with the resident size of the process that started this one.
-        peak = re.search(r"^VmHWM:\s*(\d+) kB$", (self._process / "status").read_text(), re.MULTILINE)
+        peak = re.search(r"^VmHWM:\s*(\d+) kB$", (PROCESS / "status").read_text(), re.MULTILINE)
         return 1024 * int(peak[1]) if peak else None
 
 
@@ -330,7 +311,6 @@ def apply(settings: RuntimeSettings, *, keep_compiled: bool = False) -> None:
     """Set torch's threads and global switches for a run.
 
     Args:
-        settings: The settings of the run.
         keep_compiled: Whether to keep the compiled code of the last run in this process, whose blocks are equal.
     """
     if settings.device == "cpu":
@@ -360,7 +340,6 @@ def apply(settings: RuntimeSettings, *, keep_compiled: bool = False) -> None:
 
 @contextlib.contextmanager
 def convert_torch_errors() -> Iterator[None]:
-    """Convert torch's out-of-memory and compiler errors to NormlabError."""
     try:
         yield
     except NormlabError:

@@ -110,7 +110,6 @@ class Group:
 
 
 def adamw(options: AdamW, group: Group) -> None:
-    """Update in place by AdamW."""
     mean, square = group.moments
     torch._fused_adamw_(
         group.params, group.grads, mean, square, [], [group.count] * len(group.params), lr=group.lr,
@@ -120,7 +119,6 @@ def adamw(options: AdamW, group: Group) -> None:
 
 
 def sgd(options: SGD, group: Group) -> None:
-    """Update in place by SGD with momentum."""
     velocity = group.moments[0] if options.momentum else []  # the kernel requires an empty list without momentum
     torch._fused_sgd_(
         group.params, group.grads, velocity, weight_decay=group.weight_decay, momentum=options.momentum,
@@ -157,7 +155,6 @@ def adamw_coefficients(options: AdamW, lr: float, count: int) -> tuple[float, ..
 
 
 def stacked_adamw(options: AdamW, group: StackedGroup) -> None:
-    """Update stacked runs in place by AdamW."""
     (mean, square), (mean_weight, square_weight, rate, correction, decay_factor) = group.moments, group.coefficients
     params, grads = group.params, group.grads
     group.set(mean, mean.lerp(grads, mean_weight))
@@ -174,7 +171,6 @@ def sgd_coefficients(options: SGD, lr: float, count: int) -> tuple[float, ...]:
 
 
 def stacked_sgd(options: SGD, group: StackedGroup) -> None:
-    """Update stacked runs in place by SGD with momentum."""
     (velocity,), (lr, decay, momentum), decayed = group.moments, group.coefficients, group.decayed
     group.grads[:, :decayed].addcmul_(group.params[:, :decayed], decay)
     group.set(velocity, torch.addcmul(group.grads, velocity, momentum))
@@ -183,8 +179,6 @@ def stacked_sgd(options: SGD, group: StackedGroup) -> None:
 
 
 class Update(NamedTuple):
-    """The update of an optimiser, in place."""
-
     single: Callable[[Any, Group], None]
     """Of a single run, by a fused kernel."""
     stacked: Callable[[Any, StackedGroup], None]
@@ -209,8 +203,6 @@ class HyperparameterTable:
     """The hyperparameters of every step of a run or a pack. They are copied to a device for many steps at once.
 
     Args:
-        options: Those of each run.
-        steps: The steps of a run.
         like: A tensor with the device and the dtype of the parameters.
         numbers: Whether a single run's learning rate is a Python number, which a graph of the step would freeze.
     """
@@ -252,14 +244,15 @@ class Optimizer:
     Args:
         options: Those of the run, or of any of the stacked runs.
         params: The parameters, whose shapes the moments have.
-        decayed: The names of the parameters with weight decay.
     """
 
-    def __init__(self, options: OptimConfig, params: Mapping[str, Tensor], decayed: Sequence[str]):
+    def __init__(self, options: OptimConfig, params: Mapping[str, Tensor]):
         self.options = options
         self.moments: dict[str, Tensors] = {kind: zeros_like(params) for kind in options.moments}
         """By kind and parameter."""
-        self.groups = (list(decayed), [name for name in params if name not in set(decayed)])
+        first = {name: p[0] for name, p in params.items()} if isinstance(params, Stack) else params
+        decayed = [name for name, p in first.items() if is_decayed(options, p)]
+        self.groups = (decayed, [name for name in params if name not in set(decayed)])
         self.count = torch.zeros((), dtype=torch.float32, device=next(iter(params.values())).device)
         """Updates made, on the device."""
 
@@ -274,7 +267,6 @@ class Optimizer:
         """Update the parameters in place where `alive`.
 
         Args:
-            params: The parameters.
             grads: Their gradients, with the same strides: the kernels treat both as flat arrays. Those of stacked runs
                 are overwritten.
             hyperparameters: Those of the single run, or `coefficients_of` stacked runs.

@@ -1,7 +1,7 @@
 """The process of one rank: `python -m normlab.training.rank JSON`, started by `launch.py`.
 
-JSON holds the validated config, so no rank composes it again. The environment holds the rank and the address of
-rank 0.
+JSON holds the validated config, so no rank composes it again, and the folder in which the ranks meet and write their
+errors. The environment holds the rank and the number of ranks.
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ ORPHAN_S = 10
 
 
 def main(content: Mapping[str, Any]) -> int:
-    """Train the run on this rank, and return the exit code."""
     from normlab.errors import OUT_OF_MEMORY, NormlabError, OutOfMemoryError, is_out_of_memory
 
     try:
         return _train(content)
     except NormlabError as error:
-        _report(str(error))
+        _report(content, str(error))
         return OUT_OF_MEMORY if isinstance(error, OutOfMemoryError) else 2
     except Exception as error:
         traceback.print_exc(file=sys.__stderr__)
-        _report(f"{type(error).__name__}: {error}")
+        _report(content, f"{type(error).__name__}: {error}")
         return OUT_OF_MEMORY if is_out_of_memory(error) else 1
 
 
@@ -53,16 +52,19 @@ def _train(content: Mapping[str, Any]) -> int:
     from normlab.training.start import train_pack, train_replica
 
     config = load_config(content["config"])
-    local_rank, gpu = int(os.environ["LOCAL_RANK"]), None
+    rank, count, gpu = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), None
     if resolve(config).device == "cuda":
-        gpu = torch.device("cuda", local_rank)
+        gpu = torch.device("cuda", rank)
         torch.cuda.set_device(gpu)
     else:
-        torch.set_num_threads(max(1, num_threads() // int(os.environ["LOCAL_WORLD_SIZE"])))
+        torch.set_num_threads(max(1, num_threads() // count))
     sys.argv = content["command"]  # that of the user, for the record
     # With its GPU, NCCL connects here and not in the first step, and a barrier need not guess the GPU.
-    dist.init_process_group("gloo" if gpu is None else "nccl", timeout=TIMEOUT, device_id=gpu)
-    if dist.get_rank():
+    dist.init_process_group(
+        "gloo" if gpu is None else "nccl", init_method=f"file://{content['folder']}/ranks", rank=rank,
+        world_size=count, timeout=TIMEOUT, device_id=gpu,
+    )  # fmt: skip
+    if rank:
         with open(os.devnull, "w") as nothing, contextlib.redirect_stderr(nothing):  # rank 0 prints the warnings
             received = train_replica(config)
     else:
@@ -74,11 +76,10 @@ def _train(content: Mapping[str, Any]) -> int:
     return 128 + received if received else 0
 
 
-def _report(message: str) -> None:
-    """Write an error where the agent finds it."""
-    with contextlib.suppress(OSError, KeyError):
-        content = json.dumps({"message": message, "timestamp": int(time.time())})
-        Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(content)
+def _report(content: Mapping[str, Any], message: str) -> None:
+    """Write an error where the process that started the ranks finds it."""
+    with contextlib.suppress(OSError):
+        Path(content["folder"], f"error_{os.environ['RANK']}").write_text(message)
 
 
 def _stop_with_parent(parent: int) -> None:

@@ -34,7 +34,6 @@ class StopRequest:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Restore the old handlers."""
         self.end()
 
     def end(self) -> None:

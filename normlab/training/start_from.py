@@ -53,10 +53,6 @@ def resolve_start(config: RunConfig) -> RunConfig:
 def check_start(config: RunConfig, identity: Mapping[str, Any]) -> None:
     """Check that a new run can start from the checkpoint that its resolved `train.start_from` names.
 
-    Args:
-        config: The run's config.
-        identity: The run's identity.
-
     Raises:
         ConfigError: The other run differs in an option that must be equal, or has made all the steps of this one.
         StoreError: The other run has no checkpoint of that step, or its record cannot be read.

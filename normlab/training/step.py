@@ -36,9 +36,6 @@ class LossScale:
 
     It changes in place on the device. `GradScaler` reads on the host whether to call the optimiser, so a CUDA graph
     could not replay it.
-
-    Args:
-        device: The device of the parameters.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -68,8 +65,6 @@ class LossScale:
 
 @dataclass(slots=True)
 class StepOutput:
-    """The measurements of one step."""
-
     scalars: Tensor
     """`loss`, `grad_norm`, `clip_factor` and `alive`, (4, ...R)."""
     measured: Measurement | None = None
@@ -124,7 +119,6 @@ class Step:
     """Whether each run is still updated, shape (...R); part of the state."""
 
     def __post_init__(self) -> None:
-        """Start with all runs alive."""
         device = next(iter(self.runner.params.values())).device
         self.alive = torch.ones(self.runner.run_shape, dtype=torch.bool, device=device)
 
@@ -139,8 +133,6 @@ class Step:
         """Make one update from tokens and targets, shape (...R, B, T).
 
         Args:
-            tokens: The inputs.
-            targets: The next tokens.
             hyperparameters: Those of the single run, or `coefficients_of` stacked runs.
             measured: Whether to compute the core statistics.
         """
@@ -199,6 +191,7 @@ class Step:
         token_count, all_parts = tokens.shape[-2] * tokens.shape[-1] * self.ranks.count, parts * self.ranks.count
         params = list(runner.params.values())
         scale = None if self.loss_scale is None else self.loss_scale.scale
+        selection, has_taps = (None, False) if measure is None else (measure.selection, measure.taps)
         batch_axis = len(runner.run_shape)
         loss: Tensor | None = None
         sums: Tensors = {}
@@ -207,10 +200,8 @@ class Step:
             zip(tokens.chunk(parts, batch_axis), targets.chunk(parts, batch_axis), strict=True), 1
         ):
             with self.autocast():
-                part_loss, statistics, taps = (
-                    runner.loss(part_tokens, part_targets, scale=scale)
-                    if measure is None
-                    else runner.loss(part_tokens, part_targets, measure.selection, taps=measure.taps, scale=scale)
+                part_loss, statistics, taps = runner.loss(
+                    part_tokens, part_targets, selection, taps=has_taps, scale=scale
                 )
             segments = runner.params_by_segment() if part == parts and self.ranks.count > 1 else []
             with sum_in_backward(segments, sums) as in_backward:

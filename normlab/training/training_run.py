@@ -97,15 +97,10 @@ class TrainingRun:
 
     # The record. The loop calls these methods; the writer's thread writes.
 
-    def recorded_status(self) -> Status:
-        """Return the status in the run's folder."""
-        return self.folder.read_status()
-
     def add_steps(self, first: int, scalars: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
         """Update the progress by some steps and return their rows, up to the step that diverged, if one did.
 
         Args:
-            first: The first step.
             scalars: For each step the loss, the gradient norm, the clip factor, and whether the run is still trained.
         """
         rows: list[dict[str, Any]] = []
@@ -126,7 +121,6 @@ class TrainingRun:
         return rows
 
     def record_evaluation(self, losses: Mapping[str, float]) -> None:
-        """Update the progress by an evaluation, and record it."""
         progress = self.progress
         progress.val_loss = losses["loss"]
         progress.val_loss_batch_statistics = losses.get("loss_batch_statistics")
@@ -142,15 +136,12 @@ class TrainingRun:
             tracker.log(rows)
 
     def record_statistics(self, tier: str, profiles: Profiles) -> None:
-        """Add statistics to the record."""
         self.writer.add(partial(self.write_statistics, self.folder.statistics.append, tier, profiles))
 
     def cut_statistics(self, step: int) -> None:
-        """Remove the statistics of the steps from `step` on from the record."""
         self.writer.add(partial(self.write_statistics, self.folder.statistics.truncate, step))
 
     def status(self, state: str, peak_memory_bytes: int | None) -> Status:
-        """Return the status in a state."""
         progress, train = self.progress, self.config.train
         numbers: dict[str, Any] = asdict(progress) | {"changes_at_resume": tuple(progress.changes_at_resume)}
         tokens = progress.step * train.batch_size * self.config.model.context
@@ -187,7 +178,6 @@ class TrainingRun:
         self.recorded = progress, diverged
 
     def write_statistics(self, write: Callable[..., None], *arguments: Any) -> None:
-        """Call a method of `folder.statistics`."""
         self.folder.check_place()
         write(*arguments)
 
@@ -197,13 +187,7 @@ class TrainingRun:
         self.divergence_written = status.state == DIVERGED
 
     def save(self, step: int, meta: Mapping[str, Any], tensors: Callable[[], Mapping[str, Tensor]]) -> None:
-        """Write a checkpoint.
-
-        Args:
-            step: Its step.
-            meta: The run's `meta` at that step.
-            tensors: Returns the state at that step.
-        """
+        """Write a checkpoint."""
         self.folder.check_place()
         self.folder.sync()
         # The previous checkpoint is intact: this process wrote it, or resumed from it.

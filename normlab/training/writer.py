@@ -10,14 +10,11 @@ would start another team of OpenMP threads.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 Job = Callable[[], None]
 
-MOST_WAITING = 1024
-"""Most calls of `add` whose jobs wait: rows of a few KB each. If more wait, `add` does too."""
 MOST_AT_ONCE = 16
 """Most jobs of a call that run at the same time."""
 
@@ -33,7 +30,6 @@ class Writer:
         self._enabled = enabled
         self._calls = ThreadPoolExecutor(1, "normlab writer")
         self._jobs = ThreadPoolExecutor(MOST_AT_ONCE, "normlab writer")
-        self._free = threading.Semaphore(MOST_WAITING)
         self._last: Future[None] | None = None
         """The last call of `add`."""
         self._error: BaseException | None = None
@@ -49,7 +45,6 @@ class Writer:
         if not self._enabled or not jobs:
             return None
         self._raise_error()
-        self._free.acquire()
         self._last = self._calls.submit(self._run, jobs)
         return self._last
 
@@ -76,7 +71,6 @@ class Writer:
             raise self._error
 
     def _run(self, jobs: tuple[Job, ...]) -> None:
-        self._free.release()
         if self._error is not None:
             return
         try:

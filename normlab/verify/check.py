@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -17,7 +16,6 @@ class Check:
     subject: str
     """The entry that is checked: `norm rmsnorm`, `placement pre`."""
     claim: str
-    """The property that must hold."""
     passed: bool
     result: str
     """The largest error and its tolerance; after a failure the expected and the actual value."""
@@ -27,16 +25,8 @@ class Check:
     """Whether this machine cannot make the check; `passed` is true then, and `result` is the reason."""
 
     def __str__(self) -> str:
-        """Return the line that `normlab verify` prints."""
         state = "skip" if self.skipped else "ok  " if self.passed else "FAIL"
         return f"{state}  {self.subject}: {self.claim}  {self.result}".rstrip()
-
-    def row(self) -> dict[str, Any]:
-        """Return the object that `normlab verify --json` prints."""
-        return {
-            "of": self.subject, "check": self.claim, "passed": self.passed, "result": self.result,
-            "kind": self.reference_kind, "skipped": self.skipped,
-        }  # fmt: skip
 
 
 def check_equal(subject: str, claim: str, expected: object, actual: object, note: str = "") -> Check:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
-from normlab.model.attention import Attention
+from normlab.model.attention import Attention, sdpa
 from normlab.model.runner import SingleRun
 from normlab.model.small import SmallModel, build_small, hashed_numbers, shrink, tokens
 from normlab.training.machine import (
@@ -150,7 +150,7 @@ def _as_trained(small: SmallModel, settings: RuntimeSettings) -> dict[str, Tenso
     model = copy.deepcopy(small.gpt).float().to(settings.torch_device)
     for module in model.modules():
         if isinstance(module, Attention):
-            module.fused = True
+            module.kernel = sdpa
     runner = SingleRun(model, compiled=settings.compile == "on")
     runner.train(True)
     with settings.autocast()():

@@ -123,7 +123,6 @@ LAWS = (
 
 
 def law_checks(placement: str) -> Iterator[Check]:
-    """Check the laws of one placement."""
     for law in LAWS:
         if law.placement != placement:
             continue
@@ -139,7 +138,6 @@ def law_checks(placement: str) -> Iterator[Check]:
 
 @cache
 def profile(placement: str, init: str, depth: int) -> Profile:
-    """Return the mean profile over the seeds."""
     options = ModelConfig(
         depth=depth, width=WIDTH, heads=2, context=CONTEXT, bias=False, tie_embeddings=False, mlp_width=4 * WIDTH
     )
@@ -152,9 +150,5 @@ def profile(placement: str, init: str, depth: int) -> Profile:
     for seed in range(SEEDS):
         initialise(model, config.init_rule, seed)  # the norm and these placements draw nothing themselves
         profiles.append(measure(dataclasses.replace(config, seed=seed), model))
-    return mean_profile(profiles)
-
-
-def mean_profile(profiles: Sequence[Profile]) -> Profile:
-    """Return the mean of profiles of one depth."""
-    return Profile(profiles[0].depth, *map(fmean, list(zip(*profiles, strict=True))[1:]))
+    _, *measured = zip(*profiles, strict=True)
+    return Profile(depth, *map(fmean, measured))

@@ -21,7 +21,6 @@ from normlab.model.small import TIME, hashed_numbers, small_config
 from normlab.norms.base import NormConfig
 from normlab.options import plain_tree
 from normlab.placements.base import PLACEMENTS
-from normlab.plugins import initial_values_line
 from normlab.verify.check import Check, LargestError, check_equal, check_no_problems
 from normlab.verify.norms import TOLERANCES, Size, batch_size, input_of, module_of, parameters_and_buffers
 from normlab.verify.variants import is_valid, label_of, option_fields, other_values, variants
@@ -69,7 +68,6 @@ def _change_by_last_token(norm: NormConfig, size: Size) -> float:
 
 
 def parameter_check(norm: NormConfig, subject: str) -> Check:
-    """Check the declared number of parameters with default options, at a valid width."""
     default = type(norm)()  # pyright: ignore[reportCallIssue]
     width = small_config(default, PLACEMENTS["pre"]).model.width
     count = sum(parameter.numel() for parameter in default.build(width).parameters())
@@ -158,9 +156,9 @@ def initial_values_check(norm: NormConfig, subject: str, width: int) -> Iterator
             torch.default_generator.manual_seed(0)
             initial = parameters_and_buffers(variant.build(width))
             torch.default_generator.manual_seed(0)
-            if missing := {name: _expression(value, width) for name, value in initial.items() if name not in declared}:
-                line = initial_values_line({**vars(type(norm)).get("initial_values", {}), **missing})
-                result = f"{', '.join(missing)}: not in `initial_values`; write in class {type(norm).__name__}: {line}"
+            if missing := [name for name in initial if name not in declared]:
+                owner = type(norm).__name__
+                result = f"{', '.join(missing)}: not in `initial_values` of {owner}; add an expression for each"
                 yield Check(subject, "declares its initial values", passed=False, result=result)
                 return
             for name, value in initial.items():
@@ -171,13 +169,6 @@ def initial_values_check(norm: NormConfig, subject: str, width: int) -> Iterator
         largest.fail(f"expected {absent}, which is in `initial_values`, found it with none of the norm's options")
     if declared:
         yield largest.check(subject, "has its declared initial values")
-
-
-def _expression(value: Tensor, width: int) -> str:
-    """Suggest an expression for `initial_values`; `...` is for the author to fill in."""
-    same = value.numel() and bool((value == value.flatten()[0]).all())
-    number = f"{float(value.detach().flatten()[0]):g}" if same else "..."
-    return number if value.dim() == 0 else f"[{number}] * D" if value.shape == (width,) and same else "..."
 
 
 def compare_initial(largest: LargestError, value: Tensor, text: str, known: Mapping[str, Any], location: str) -> None:

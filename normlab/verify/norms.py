@@ -79,7 +79,6 @@ def module_of(norm: NormConfig, width: int, dtype: torch.dtype = torch.float64) 
 
 
 def parameters_and_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers by name."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
@@ -127,12 +126,7 @@ def oracle_checks(
 ) -> Iterator[Check]:
     """Compare values and gradients in training and evaluation, in each precision.
 
-    Args:
-        norm: The norm with its options.
-        subject: The subject of the checks.
-        compared: The variants of the norm to compare at every scale, at a small size.
-        width: The D of that size.
-        sizes: Sizes at which the norm itself is compared.
+    The variants of the norm in `compared` are compared at every scale, at a small size; the norm itself at `sizes`.
     """
     for dtype, tolerance in TOLERANCES.items():
         largest = LargestError(tolerance)
@@ -166,11 +160,7 @@ class Comparison:
     def add_errors(self, largest: LargestError, scale: float, label: str, size: tuple[int, int] | None = None) -> None:
         """Add the relative errors of the output and the gradients, in training and evaluation.
 
-        Args:
-            largest: The errors to add to.
-            scale: A factor of the input.
-            label: The name of the comparison, for messages.
-            size: B and T; None for a small input.
+        The input is multiplied by `scale`; `size` is B and T, or None for a small input.
         """
         norm, width = self.norm, self.width
         if getattr(norm, "eps", 1) == 0 and (scale == 0 or width // (getattr(norm, "groups", 1) or 1) < 3):

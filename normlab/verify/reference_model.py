@@ -45,7 +45,6 @@ class ReferenceModel:
     """Computes logits (B, T, V) from tokens (B, T) by the placement's formula.
 
     Args:
-        config: The config of the model.
         model: The model in float64, whose parameters are used.
         norm_order: The norms of each segment, from `record_norm_order`.
 
@@ -60,7 +59,6 @@ class ReferenceModel:
         self.constants = FUNCTIONS | {"L": config.model.depth, "D": config.model.width}
 
     def __call__(self, tokens_BT: Tensor) -> Tensor:
-        """Return the logits."""
         model = self.model
         x_BTD = model.embed.tokens.weight[tokens_BT]
         if model.embed.positions is not None:
@@ -130,7 +128,6 @@ class ReferenceModel:
             return module(x_D)
 
     def _attention(self, block: Block) -> dict[str, Map]:
-        """Return A and its parts."""
         weights, model = block.attn, self.config.model
 
         def project(site: str, x_BTD: Tensor, *, inner: bool) -> Tensor:
@@ -178,7 +175,6 @@ class ReferenceModel:
         }
 
     def _mlp(self, block: Block) -> dict[str, Map]:
-        """Return M and its parts."""
         weights = block.mlp
 
         def hidden(x_BTD: Tensor) -> Tensor:

@@ -38,30 +38,21 @@ CHECKED_PARTS = ("norm", "placement", "model", "init", "plugins")
 
 
 def select_checks(config: RunConfig, overrides: Sequence[str]) -> Iterator[Check]:
-    """Return the checks of a run, or of the plugins' entries if the overrides name no others.
-
-    Args:
-        config: The run's config.
-        overrides: The overrides of the command line. An override that selects a user's config (+experiment=mine)
-            selects the checks of a run.
+    """Return the checks of a run, or those of the plugins' entries if no override has another part than plugins.
 
     Raises:
         ConfigError: An override has no effect on the checks.
     """
     parts = {override: re.split(r"[.=@]", override.lstrip("+"), maxsplit=1)[0].strip() for override in overrides}
     unchecked = {field.name for field in dataclasses.fields(RunConfig)} - set(CHECKED_PARTS)
-    only_plugins = bool(config.plugins) and set(parts.values()) <= {*unchecked, "model", "init", "plugins", "hydra"}
-    checked, hint = ", ".join(CHECKED_PARTS), "leave it out"
-    if only_plugins:
-        unchecked |= {"model", "init"}
-        checked, hint = "plugins", "choose a norm or a placement, or leave it out"
     if unused := [override for override, part in parts.items() if part in unchecked]:
-        raise ConfigError(f"{' '.join(unused)}: has no effect, since verify checks only {checked}; {hint}")
+        checked = ", ".join(CHECKED_PARTS)
+        raise ConfigError(f"{' '.join(unused)}: has no effect, since verify checks only {checked}; leave it out")
+    only_plugins = set(parts.values()) <= {"plugins", "hydra"} and bool(config.plugins)
     return checks_of_plugins(config.plugins) if only_plugins else all_checks_of_run(config)
 
 
 def all_checks_of_run(config: RunConfig) -> Iterator[Check]:
-    """Yield the checks of one run, and those of its compiled block."""
     yield from checks_of_run(config)
     yield from _compiled(config)
 
@@ -108,7 +99,6 @@ def checks_of_plugins(files: Sequence[str]) -> Iterator[Check]:
 
 
 def checks_of_catalogue(presets: Iterable[NormConfig] = ()) -> Iterator[Check]:
-    """Yield the checks of every norm, preset, placement and init rule."""
     for name in NORMS:
         yield from checks_of_default_norm(name)
     for norm in presets:
@@ -118,14 +108,6 @@ def checks_of_catalogue(presets: Iterable[NormConfig] = ()) -> Iterator[Check]:
         yield from checks_of_placement(placement)
     for rule in INIT_RULES:
         yield from rule_checks(rule)
-
-
-def compiled_checks_of_catalogue() -> Iterator[Check]:
-    """Yield the compiled check of every norm before the sub-layers, and of every placement."""
-    pairs = [(norm(), PLACEMENTS["pre"]) for norm in NORMS.values()]  # pyright: ignore[reportCallIssue]
-    pairs += [(_visible_norm(placement), placement) for placement in PLACEMENTS.values()]
-    for norm, placement in pairs:
-        yield from _compiled(small_config(norm, placement))
 
 
 def _compiled(config: RunConfig) -> Iterator[Check]:
@@ -157,9 +139,7 @@ def checks_of_norm(norm: NormConfig, width: int, config: RunConfig | None = None
 def checks_of_placement(placement: Placement, *, thorough: bool = True) -> Iterator[Check]:
     """Yield the checks of a placement with each kind of model and each option.
 
-    Args:
-        placement: The placement.
-        thorough: Whether to also check it with every norm, at a larger depth, and its laws at initialisation.
+    If `thorough`, also check it with every norm, at a larger depth, and its laws at initialisation.
     """
     subject = f"placement {placement.name}"
     small = build_small(small_config(_visible_norm(placement), placement, depth=DEPTH))

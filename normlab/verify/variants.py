@@ -24,7 +24,6 @@ def label_of(options: Any) -> str:
 
 
 def option_fields(options: Any) -> list[dataclasses.Field[Any]]:
-    """Return the fields that are options, without the names."""
     return [field for field in dataclasses.fields(options) if field.name not in NAME_FIELDS]
 
 
@@ -39,7 +38,6 @@ def other_values(options: Any, field: dataclasses.Field[Any], width: int) -> Ite
 
 
 def is_valid(options: Any, width: int) -> bool:
-    """Return whether the options of a norm or placement are valid at a width."""
     try:
         check(options)
         options.validate()

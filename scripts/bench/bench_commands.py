@@ -86,7 +86,7 @@ def main() -> int:
         commands = {
             "--help": ["--help"],
             "list norms": ["list", "norms"],
-            "list runs": ["list", "runs", folder],
+            "summarize --runs": ["summarize", sweep, "--runs"],
             "summarize": ["summarize", sweep],
             "summarize --against": ["summarize", sweep, "--against", "norm=layernorm"],
             "compare": ["compare", sweep, "-o", str(page)],

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import multiprocessing
 import os
 import platform
@@ -61,7 +60,6 @@ class Options:
 
     @property
     def rounds(self) -> int:
-        """Turns of each side."""
         return 2 if self.dry_run else 15
 
     def vocab_size(self, name: str) -> int | None:
@@ -92,7 +90,6 @@ def ways(options: Options, model: str, runs: int = 1) -> dict[str, Training]:
 
 
 def baselines(options: Options, model: str) -> dict[str, Training]:
-    """Return nanoGPT, if there is a clone, and the plain loop."""
     overrides, vocab_size = options.model(model), options.vocab_size(model)
     sides: dict[str, Training] = {}
     if options.nanogpt is not None:
@@ -278,8 +275,6 @@ def sweeps(options: Options) -> Iterator[Measurement]:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the measurements."""
-
     seconds: int
     """Its seconds of eleven minutes; in proportion if there are others."""
     measure: Callable[[Options], Iterator[Measurement]]
@@ -333,8 +328,7 @@ def measure_part(name: str, options: Options, deadline: float, pipe: Connection,
     options = Options(options.dry_run, options.nanogpt, deadline)
     try:
         for measurement in PARTS[name].measure(options):
-            small = {"model": "2x32"} if options.dry_run and "model" in measurement else {}
-            pipe.send(measurement | small)
+            pipe.send(measurement)
     except BaseException as error:
         traceback.print_exc()
         pipe.send({"error": f"{type(error).__name__}: {error}"})
@@ -351,7 +345,6 @@ COLUMNS = {
 
 
 def page(lines: Sequence[Measurement]) -> str:
-    """Return the page of some measurements, in Markdown."""
     here = next((line for line in lines if "device_name" in line), {})
     sections = [f"# Measured by scripts/gpu: {here.get('device_name', 'unknown machine')}\n"]
     sections += [f"- {name}: {value}" for name, value in here.items() if name != "part" and value is not None]
@@ -376,8 +369,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     nanogpt.add_option(parser, " as a baseline")
     parser.add_argument("--dry-run", action="store_true", help="tiny models on the CPU")
     options = parser.parse_args(arguments)
-    if not 0 < options.minutes < math.inf:
-        parser.error(f"--minutes {options.minutes:g}: must be above 0")
     if options.dry_run:  # small enough for one thread, which needs no idle cores
         torch.set_num_threads(1)
         os.environ["OMP_NUM_THREADS"] = "1"

@@ -35,7 +35,7 @@ from normlab.model.runner import SingleRun
 from normlab.stats.measure.core import CoreStatistics
 from normlab.stats.statistic import CORE
 from normlab.training.machine import apply, resolve
-from normlab.training.optim import Optimizer, hyperparameters_at, is_decayed
+from normlab.training.optim import Optimizer, hyperparameters_at
 from normlab.training.step import Step
 
 VOCAB = 512
@@ -55,8 +55,7 @@ Turn = Callable[[Tensor, Tensor], Any]
 def ours(config: RunConfig, compiled: bool) -> Callable[[bool], Turn]:
     """Return normlab's step: with statistics, copied to the host, or without."""
     runner = SingleRun(build_model(config, VOCAB), compiled=compiled)
-    decayed = [name for name, p in runner.params.items() if is_decayed(config.optim, p)]
-    optimizer = Optimizer(config.optim, runner.params, decayed)
+    optimizer = Optimizer(config.optim, runner.params)
     measure = CoreStatistics(runner, config.stats.names(CORE))
     step = Step(
         runner, optimizer, clip=config.optim.clip, measure=measure, autocast=resolve(config).autocast(),
@@ -76,11 +75,8 @@ def ours(config: RunConfig, compiled: bool) -> Callable[[bool], Turn]:
 
 @dataclass(slots=True)
 class Pair:
-    """A side with statistics and the same side without them."""
-
     name: str
     side: Sequence[Turn]
-    """Steps of a turn."""
     plain: Sequence[Turn]
     ratios: list[float]
 
@@ -99,7 +95,6 @@ def times(pair: Pair, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, 
 
 
 def bench(overrides: Sequence[str], compiled: bool, rounds: int) -> dict[str, Pair]:
-    """Measure all sides of one model."""
     config = compose_run([*overrides, "device=cpu", f"compile={'on' if compiled else 'off'}", "deterministic=false"])
     apply(resolve(config))
     torch.compiler.reset()
@@ -120,7 +115,6 @@ def bench(overrides: Sequence[str], compiled: bool, rounds: int) -> dict[str, Pa
 
 
 def format_ratios(pair: Pair) -> str:
-    """Return the median and the quartiles."""
     low, middle, high = statistics.quantiles(pair.ratios, n=4)
     return f"{middle:.3f} ({low:.3f}-{high:.3f})"
 

@@ -38,7 +38,6 @@ COLUMNS = {
 
 
 def works_of(model: str, compiled: bool, options: argparse.Namespace) -> dict[str, Training]:
-    """Return the sides by name."""
     overrides = (*MODELS[model], "device=cpu")
     works: dict[str, Training] = {"plain loop": PlainLoop(overrides, compiled)}
     if options.nanogpt is not None:

@@ -1,4 +1,4 @@
-"""The browser of the page's tests, benchmark and screenshots: an installed Chromium or Chrome, driven by Playwright."""
+"""The browser of the page's tests and benchmark: an installed Chromium or Chrome, driven by Playwright."""
 
 from __future__ import annotations
 

@@ -88,7 +88,6 @@ class Terminal(io.StringIO):
     """A terminal for the console, so that it draws the progress bar, its more expensive form."""
 
     def isatty(self) -> bool:
-        """Return True."""
         return True
 
 
@@ -134,7 +133,6 @@ class Training(ABC):
         return replace(self, compiled=True, mode=mode) if mode else replace(self, compiled=True)
 
     def corpus(self, config: RunConfig, folder: Path) -> Corpus:
-        """Return the tokens."""
         corpus = open_corpus(config.data)
         return corpus if self.vocab_size is None else with_random_tokens(corpus, self.vocab_size, folder)
 
@@ -148,10 +146,8 @@ class Normlab(Training):
     """normlab with its defaults."""
 
     runs: int = 1
-    """The number of runs in the pack."""
 
     def __call__(self, pause: Pause, folder: Path) -> None:
-        """Train the runs."""
         logging.disable(logging.WARNING)
         configs = [self.config(f"seed={seed}", f"results_dir={folder}") for seed in range(self.runs)]
         corpus = self.corpus(configs[0], folder)
@@ -165,12 +161,9 @@ class Normlab(Training):
 
 @dataclass(frozen=True, slots=True)
 class NanoGPT(Training):
-    """train.py of a clone of nanoGPT."""
-
     clone: Path = Path()
 
     def __call__(self, pause: Pause, folder: Path) -> None:
-        """Run train.py."""
         config = self.config()
         resolved = resolve(config)
         nanogpt.make_folder(self.clone, folder, self.corpus(config, folder))
@@ -196,7 +189,6 @@ class PlainLoop(Training):
     """The mode of `torch.compile`: "reduce-overhead" replays CUDA graphs."""
 
     def __call__(self, pause: Pause, folder: Path) -> None:
-        """Make updates on random windows."""
         run, corpus = self.config(), self.corpus(self.config(), folder)
         resolved, optim, context = resolve(run), run.optim, run.model.context
         device, autocast = resolved.torch_device, resolved.autocast()

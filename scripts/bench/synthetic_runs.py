@@ -1,8 +1,5 @@
 """Write the folders of synthetic runs, which benchmarks and tests read instead of trained runs.
 
-    python scripts/bench/synthetic_runs.py FOLDER               # a results folder with the sweep `demo24` and its runs
-    python scripts/bench/synthetic_runs.py FOLDER --runs 200    # the first 200 runs of a larger grid, as `demo200`
-
 `RunFolder`, normlab's own writer, writes the content of a real run: run.json, a row for every step, a pace for every
 ten, evaluations, a status with the counts of spikes, and statistics in the columns of a real run
 (`synthetic_statistics.py`). The numbers are smooth with some noise and depend only on the run's options; their effect
@@ -13,9 +10,7 @@ Shapes: S steps.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -54,9 +49,6 @@ BY_NORM = {"rmsnorm": 0.0, "layernorm": 0.01, "scalenorm": 0.05, "dyt": 0.07, "b
 BY_PLACEMENT = {"pre": (0.0, 3e-3), "peri": (-0.02, 3e-3), "deepnorm": (0.03, 1e-3), "post": (0.06, 1e-3)}
 """The amount that each placement adds to the loss, and its best learning rate."""
 
-NORMS, PLACEMENTS, DEPTHS, RATES, SEEDS = ("layernorm", "rmsnorm"), ("pre", "post"), (4, 8), (1e-3,), 3
-"""The grid of 24 runs."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
@@ -83,7 +75,6 @@ class Record:
 
     @property
     def last(self) -> int:
-        """Return the number of updates."""
         if self.outcome in (FINISHED, STUCK):
             return self.steps
         return self.steps // 2 if self.at is None else self.at
@@ -114,7 +105,6 @@ class Record:
 
     @property
     def run_id(self) -> str:
-        """Return the folder's name."""
         return f"{self.norm}-{self.placement}-d{self.depth}w{self.width}-{self.digest[:10]}"
 
     def complete_config(self) -> dict[str, Any]:
@@ -133,12 +123,9 @@ class Record:
             "eval": {"every": EVAL_EVERY, "sequences": 64},
             "stats": {
                 "preset": "core" if on else "off", "tiers": ["core"] if on else [], "also": [], "without": [],
-                "every": self.stats_every, "extended_every": None, "probe_share": None,
+                "every": self.stats_every, "extended_every": None,
             },
-            "tracking": {
-                "wandb": "off", "also": [], "project": "normlab", "entity": None, "group": None, "job_type": None,
-                "tags": [],
-            },
+            "tracking": {"wandb": "off", "project": "normlab", "entity": None},
             "run": {"name": None, "fresh": False},
             "init": "auto", "device": "auto", "devices": 1, "precision": "auto", "compile": "auto",
             "deterministic": None,
@@ -200,8 +187,6 @@ class Record:
 
 @dataclass(frozen=True)
 class Series:
-    """The numbers of a run at every step."""
-
     loss: NDArray[np.float64]
     """Shape (S,), as the other arrays."""
     grad_norm: NDArray[np.float64]
@@ -210,11 +195,9 @@ class Series:
     excess: Array
     """Factor of activations and gradients: 1, or more during a spike or divergence."""
     validation: dict[int, float]
-    """Validation loss by step."""
 
 
 def series(record: Record, rng: np.random.Generator) -> Series:
-    """Return the numbers of a run."""
     diverges = record.outcome == DIVERGED
     step = np.arange(record.last + diverges)  # the row of the step with NaN is written too
     excess = np.ones(len(step))
@@ -265,7 +248,6 @@ def _single(values: Array) -> NDArray[np.float64]:
 
 
 def learning_rates(record: Record, step: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the schedule: warm-up, then a cosine to a tenth."""
     warmup = record.warmup_steps
     progress = np.clip((step - warmup) / max(1, record.steps - warmup), 0, 1)
     cosine = 0.1 + 0.9 * (1 + np.cos(np.pi * progress)) / 2
@@ -355,8 +337,7 @@ def _status(record: Record, numbers: Series, speed: float) -> dict[str, Any]:
         name = outcome(status["val_loss"], status["best_val_loss"], references, finite=state != DIVERGED)
         status |= {"initial_val_loss": numbers.validation[0], "outcome": name}
         status["spikes"] = {
-            detection.rule.name: {"spikes": len(detection.spikes), "of_steps": detection.scored}
-            for detection in detections
+            detection.rule: {"spikes": len(detection.spikes), "of_steps": detection.scored} for detection in detections
         }
     if state == DIVERGED:
         before = {"step": record.last - 1, "loss": float(numbers.loss[-2]), "grad_norm": float(numbers.grad_norm[-2])}
@@ -376,29 +357,3 @@ def write_sweep(results: Path, name: str, records: Sequence[Record]) -> Path:
     for record in records:
         write_run(results / RUNS_FOLDER, record)
     return folder
-
-
-def grid(runs: int) -> list[Record]:
-    """Return the grid of 24 runs, or the first runs of a larger grid."""
-    norms, placements, depths, rates, seeds = NORMS, PLACEMENTS, DEPTHS, RATES, SEEDS
-    if runs > 24:
-        norms, placements = tuple(BY_NORM), tuple(BY_PLACEMENT)
-        depths, rates = (4, 8, 16), (3e-4, 1e-3, 3e-3, 1e-2)
-        seeds = -(-runs // (len(norms) * len(placements) * len(depths) * len(rates)))
-    choices = itertools.product(range(seeds), rates, depths, placements, norms)
-    return [
-        Record(norm=norm, placement=placement, depth=depth, lr=lr, seed=seed)
-        for seed, lr, depth, placement, norm in itertools.islice(choices, runs)
-    ]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="the results folder to write to")
-    parser.add_argument("--runs", type=int, default=24, help="number of runs (default: 24)")
-    options = parser.parse_args()
-    print(write_sweep(options.folder, f"demo{options.runs}", grid(options.runs)))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Statistics of a synthetic run, for `records.py`: a real run's columns, smooth numbers.
+"""Statistics of a synthetic run, for `synthetic_runs.py`: a real run's columns, smooth numbers.
 
 The columns are those of a GPT-2 at `stats=core`. The numbers follow known results: a pre-norm stream grows with every
 block, a post-norm gradient vanishes below the top, gains drift, and updates follow the learning rate.
@@ -21,18 +21,13 @@ VOCABULARY = 257
 PARAMETERS = {
     "layernorm": ("affine.gain", "affine.bias"),
     "batchnorm": ("affine.gain", "affine.bias"),
-    "groupnorm": ("affine.gain", "affine.bias"),
     "rmsnorm": ("affine.gain",),
     "dyt": ("alpha", "affine.gain", "affine.bias"),
-    "derf": ("alpha", "shift", "affine.gain", "affine.bias"),
     "scalenorm": ("radius",),
-    "l2norm": (),
 }
-"""Parameters of each norm."""
 SITES = {
     "pre": ("in",),
     "peri": ("in", "out"),
-    "sandwich": ("in", "out"),
     "post": ("res",),
     "deepnorm": ("res",),
 }
@@ -70,7 +65,6 @@ class Size:
             "affine.gain": (width, 1.0),
             "affine.bias": (width, 0.0),
             "alpha": (1, 0.5),
-            "shift": (1, 0.0),
             "radius": (1, math.sqrt(width)),
         }
         where = [f"wiring.{part}.norms.{site}" for part in ("attn", "mlp") for site in SITES[self.placement]]

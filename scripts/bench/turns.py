@@ -112,20 +112,16 @@ class Side:
         return result
 
     def set_up(self, timeout_s: float | None = None) -> None:
-        """Wait for the end of the set-up."""
         self.setup_s = self.wait(timeout_s).seconds
 
     def start_turn(self) -> None:
-        """Start a turn, which `wait` waits for."""
         self._pipe.send(True)
 
     def turn(self) -> None:
-        """Work for one turn."""
         self.start_turn()
         self.turns.append(self.wait())
 
     def stop(self) -> None:
-        """Stop the process, and delete its files."""
         self._process.kill()
         self._process.join()
         self._pipe.close()
@@ -133,7 +129,6 @@ class Side:
 
 
 def take_turns(sides: Sequence[Side], rounds: int) -> None:
-    """Let every side work in each round; each round starts with the next side."""
     for number in range(rounds):
         first = number % len(sides)
         for side in (*sides[first:], *sides[:first]):
@@ -150,7 +145,6 @@ def _serve(pipe: Connection, work: Work, folder: str) -> None:
 
 
 def shorten(value: Any) -> str:
-    """Return a value in a few characters."""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     if isinstance(value, list):

@@ -15,7 +15,6 @@ TIMES = {"seconds", "tokens_per_s", "peak_memory_bytes", "updated", "metrics"}
 
 
 def checkpoints(folder: Path) -> list[int]:
-    """Return the steps of the checkpoints, complete or not."""
     return checkpoint.steps(folder / "checkpoints")
 
 
@@ -63,7 +62,6 @@ def rows(folder: Path) -> list[str]:
 
 
 def statistics(folder: Path) -> list[Path]:
-    """Return the files of the statistics."""
     return sorted((folder / "stats").glob("*"))
 
 

@@ -142,7 +142,6 @@ def run(arguments: Sequence[str], log: Path) -> int:
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Send SIGKILL to a process and its children."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -177,8 +176,6 @@ def newest(folder: Path) -> int:
 
 @dataclass(slots=True)
 class Kill:
-    """One kill and its consequences."""
-
     point: str | None
     """The point in the write of a checkpoint; None for a kill from outside."""
     recorded: int = 0
@@ -200,7 +197,6 @@ class Trial:
     planned: list[Kill]
     draw: random.Random
     kills: list[Kill] = field(default_factory=list)
-    """The kills that took place."""
     verdict: str = ""
 
     def run(self, reference: Path) -> Trial:
@@ -366,7 +362,6 @@ def report(trials: list[Trial], options: argparse.Namespace) -> bool:
 
 
 def main() -> int:
-    """Run the trials and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=25, help="number of kills (default 25)")
     parser.add_argument("--in-save", type=int, default=5, help="kills inside a save (default 5)")

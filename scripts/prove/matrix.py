@@ -68,9 +68,7 @@ class Cell:
     """The result of one pair, a cell of the table."""
 
     text: str
-    """The text in the table."""
     error: str = ""
-    """The failure, or the difference between the two runs."""
     resumed: bool = False
     """Whether the run was interrupted and resumed; a run that diverges before the middle is not."""
 
@@ -115,7 +113,6 @@ def outcome(status: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Run the pairs, two at a time, and print the matrix in Markdown."""
     register()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--norms", nargs="*", choices=sorted(NORMS), default=sorted(NORMS), metavar="NORM")

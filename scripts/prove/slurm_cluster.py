@@ -1,13 +1,8 @@
-#!/usr/bin/env python3
-"""Start a Slurm cluster of two nodes on this machine, with accounting, to try `sweep.on=slurm` and for the tests.
+"""A Slurm cluster of one node on this machine for the tests of `sweep.on=slurm`.
 
-    sudo scripts/prove/slurm_cluster.py up         # then: export SLURM_CONF=..., as printed
-    sudo scripts/prove/slurm_cluster.py down
-
-It needs root on Debian or Ubuntu: apt-get install slurm-wlm slurmdbd mariadb-server. Everything that it writes, keys
-and logs included, is in one folder ($SLURM_HOME, default /tmp/slurm-cluster), and its daemons listen on loopback.
-The first node has the default partition `low`, whose jobs are requeued when one of the partition `high` preempts them.
-The partition `pair` has both nodes. There is no GPU.
+It needs root on Debian or Ubuntu: apt-get install slurm-wlm. Everything that it writes, keys
+and logs included, is in one folder, and its daemons listen on loopback.
+Jobs of the default partition `low` are requeued when one of the partition `high` preempts them. There is no GPU.
 """
 
 from __future__ import annotations
@@ -17,22 +12,18 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-PACKAGES = "slurm-wlm slurmdbd mariadb-server"
-PROGRAMS = ("munged", "mariadbd", "mariadb", "mariadb-install-db", "slurmdbd", "slurmctld", "slurmd", "sbatch", "sacct")
-HOST = socket.gethostname().partition(".")[0]
-NODES = (HOST, f"{HOST}-second")
-"""In the order in which Slurm lists them. The first name has an address, at which the processes of a job meet."""
-DAEMONS = dict.fromkeys(NODES, "slurmd") | {name: name for name in ("slurmctld", "slurmdbd", "mariadbd", "munged")}
-"""The program of each daemon, by the name of its pid file; in the order in which they stop."""
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
+NODE = socket.gethostname().partition(".")[0]
+DAEMONS = ("slurmd", "slurmctld", "munged")
+"""In the order in which they stop."""
 SEARCH_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
 CPUS, MEMORY_MB = 4, 16_000
-"""Of each node, whatever the machine has."""
+"""Of the node, whatever the machine has."""
 START_S, STOP_S = 60.0, 30.0
 """Longest time that a daemon may take to answer, and all daemons to stop."""
 
@@ -47,11 +38,11 @@ AuthInfo=socket={home}/munge/socket,cred_expire=5
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={home}/state
-SlurmdSpoolDir={home}/spool/%n
+SlurmdSpoolDir={home}/spool
 SlurmctldPidFile={home}/slurmctld.pid
-SlurmdPidFile={home}/%n.pid
+SlurmdPidFile={home}/slurmd.pid
 SlurmctldLogFile={home}/log/slurmctld.log
-SlurmdLogFile={home}/log/%n.log
+SlurmdLogFile={home}/log/slurmd.log
 # The machine may have no cgroups: Slurm's accounting measures the memory of a job and kills it above its limit.
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -65,37 +56,13 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 MpiDefault=none
 KillWait=30
-# squeue forgets a job soon after its end, so that sacct has to be asked.
-MinJobAge=5
 JobRequeue=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PropagateResourceLimits=NONE
-AccountingStorageType=accounting_storage/slurmdbd
-AccountingStorageHost=127.0.0.1
-AccountingStoragePort={ports[2]}
-AccountingStoragePass={home}/munge/socket
-NodeName={nodes[0]} NodeAddr=127.0.0.1 CPUs={cpus} RealMemory={memory}
-NodeName={nodes[1]} NodeAddr=127.0.0.1 Port={ports[4]} CPUs={cpus} RealMemory={memory}
-PartitionName=low Nodes={nodes[0]} Default=YES MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
-PartitionName=high Nodes={nodes[0]} MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
-PartitionName=pair Nodes={nodes[0]},{nodes[1]} MaxTime=INFINITE PriorityTier=1 PreemptMode=OFF
-"""
-SLURMDBD_CONF = """\
-AuthType=auth/munge
-AuthInfo=socket={home}/munge/socket
-DbdHost=localhost
-DbdAddr=127.0.0.1
-DbdPort={ports[2]}
-SlurmUser=root
-PidFile={home}/slurmdbd.pid
-LogFile={home}/log/slurmdbd.log
-StorageType=accounting_storage/mysql
-StorageHost=127.0.0.1
-StoragePort={ports[3]}
-StorageUser=slurm
-StoragePass=slurm
-StorageLoc=slurm
+NodeName={node} NodeAddr=127.0.0.1 CPUs={cpus} RealMemory={memory}
+PartitionName=low Nodes={node} Default=YES MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
+PartitionName=high Nodes={node} MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
 """
 
 
@@ -106,7 +73,7 @@ class ClusterError(Exception):
 def missing() -> str:
     """Return why this machine cannot start a cluster, and what to do; empty if it can."""
     if absent := [name for name in PROGRAMS if shutil.which(name, path=SEARCH_PATH) is None]:
-        return f"{', '.join(absent)} not found: apt-get install {PACKAGES}"
+        return f"{', '.join(absent)} not found: apt-get install slurm-wlm"
     return "" if os.geteuid() == 0 else "only root can start slurmd: use sudo"
 
 
@@ -122,7 +89,7 @@ class SlurmCluster:
         self.environment = {"SLURM_CONF": str(self.home / "slurm.conf")}
 
     def start(self) -> None:
-        """Start all daemons, and wait until the nodes are idle.
+        """Start all daemons, and wait until the node is idle.
 
         Raises:
             ClusterError: A program is missing, or a daemon does not answer.
@@ -135,21 +102,15 @@ class SlurmCluster:
         self.home.chmod(0o755)
         self._configure()
         self._start_munge()
-        self._start_database()
-        self._call("slurmdbd")
-        self._wait("sacctmgr", "--noheader", "show", "cluster")
-        self._call("sacctmgr", "--immediate", "add", "cluster", "loopback", check=False)  # may exist already
         self._call("slurmctld", "-c")
         self._wait("scontrol", "ping", accept=lambda text: "is UP" in text)
-        for node in NODES:
-            self._call("slurmd", "-N", node)
-        self._wait("sinfo", "--noheader", "--format=%D %t", "--partition=pair", accept=lambda text: text == "2 idle\n")
+        self._call("slurmd", "-N", NODE)
+        self._wait("sinfo", "--noheader", "--format=%D %t", "--partition=low", accept=lambda text: text == "1 idle\n")
 
     def stop(self) -> None:
-        """Cancel all jobs, and stop all daemons."""
-        if self._pid("slurmctld") and any(self._pid(node) for node in NODES):
+        if self._pid("slurmctld") and self._pid("slurmd"):
             deadline = time.monotonic() + STOP_S
-            for partition in ("low", "high", "pair"):
+            for partition in ("low", "high"):
                 self._call("scancel", f"--partition={partition}", check=False)
             # A job that outlives slurmd is not stopped by anything.
             while self._call("squeue", "--noheader", check=False).strip() and time.monotonic() < deadline:
@@ -170,15 +131,12 @@ class SlurmCluster:
         return self._call(*command)
 
     def _configure(self) -> None:
-        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(5)]
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
         ports = [each.getsockname()[1] for each in sockets]
         for each in sockets:
             each.close()
-        self._database_port = ports[3]
-        for name, text in (("slurm.conf", SLURM_CONF), ("slurmdbd.conf", SLURMDBD_CONF)):
-            values = {"home": self.home, "ports": ports, "nodes": NODES, "cpus": CPUS, "memory": MEMORY_MB}
-            (self.home / name).write_text(text.format(**values))
-        (self.home / "slurmdbd.conf").chmod(0o600)
+        values = {"home": self.home, "ports": ports, "node": NODE, "cpus": CPUS, "memory": MEMORY_MB}
+        (self.home / "slurm.conf").write_text(SLURM_CONF.format(**values))
 
     def _start_munge(self) -> None:
         folder = self.home / "munge"
@@ -189,26 +147,6 @@ class SlurmCluster:
         files = {"key-file": key, "socket": folder / "socket", "seed-file": folder / "seed"}
         files |= {"pid-file": self.home / "munged.pid", "log-file": self.home / "log" / "munged.log"}
         self._call("munged", "--force", *(f"--{option}={path}" for option, path in files.items()))
-
-    def _start_database(self) -> None:
-        data, entry = self.home / "mysql", self.home / "mysql.sock"
-        if not data.exists():
-            self._call(
-                "mariadb-install-db", "--user=root", f"--datadir={data}", "--auth-root-authentication-method=normal"
-            )
-        options = [f"--datadir={data}", f"--socket={entry}", f"--pid-file={self.home / 'mariadbd.pid'}"]
-        options += ["--user=root", "--bind-address=127.0.0.1", f"--port={self._database_port}"]
-        with (self.home / "log" / "mariadb.log").open("wb") as log:
-            subprocess.Popen(
-                [self._program("mariadbd"), "--no-defaults", *options],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
-        client = ("mariadb", "--no-defaults", f"--socket={entry}", "--user=root", "--execute")
-        self._wait(*client, "select 1")
-        grants = [
-            f"grant all on slurm.* to 'slurm'@'{host}' identified by 'slurm'" for host in ("localhost", "127.0.0.1")
-        ]
-        self._call(*client, "; ".join(["create database if not exists slurm", *grants]))
 
     def _program(self, name: str) -> str:
         return shutil.which(name, path=SEARCH_PATH) or name
@@ -244,29 +182,7 @@ class SlurmCluster:
         """Return the process of a daemon if it runs."""
         try:
             pid = int((self.home / f"{name}.pid").read_text())
-            runs = DAEMONS[name] in Path(f"/proc/{pid}/cmdline").read_text()
+            runs = name in Path(f"/proc/{pid}/cmdline").read_text()
         except (OSError, ValueError):
             return None
         return pid if runs else None
-
-
-def main() -> int:
-    """Run the command line, and return the exit code."""
-    cluster = SlurmCluster(Path(os.environ.get("SLURM_HOME", "/tmp/slurm-cluster")))
-    if sys.argv[1:] == ["up"]:
-        try:
-            cluster.start()
-        except ClusterError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-        print(f"export SLURM_CONF={cluster.environment['SLURM_CONF']}")
-    elif sys.argv[1:] == ["down"]:
-        cluster.stop()
-    else:
-        print("usage: scripts/prove/slurm_cluster.py up|down", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -20,8 +20,9 @@ from scipy.stats import fisher_exact
 
 from normlab.analysis.arms import CHOOSING_SEEDS, plausible_lrs
 from normlab.studies.base import AtLeast, Claim, Within
-from normlab.studies.estimators import Contrast, Estimate, deviation, over_rates, over_seeds
+from normlab.studies.estimators import Contrast, Estimate, over_rates, over_seeds
 from normlab.studies.judge import power_of
+from normlab.studies.noise import deviation
 
 SD = 0.02
 """Standard deviation over seeds, nats/token."""
@@ -106,7 +107,6 @@ def share(conditions: Iterator[bool]) -> float:
 
 
 def main() -> int:
-    """Print a line for each property."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=4000, help="simulated studies (default: 4000)")
     bad = 0

@@ -21,8 +21,7 @@ import pytest
 
 from normlab.config.corpora import FilesData, StdlibData
 from normlab.data import corpus as module
-from normlab.data.cache import replace_folder
-from normlab.data.corpus import Corpus, open_corpus
+from normlab.data.corpus import Corpus, open_corpus, replace_folder
 from normlab.data.documents import held_out_documents
 from normlab.data.files import find_sources
 from normlab.errors import DataError
@@ -343,7 +342,7 @@ OPEN = """
 import os, signal, sys, time
 from pathlib import Path
 from normlab.config.corpora import FilesData
-from normlab.data import cache, corpus, tokenizers
+from normlab.data import corpus, tokenizers
 
 def kill(*args):
     os.kill(os.getpid(), signal.SIGKILL)

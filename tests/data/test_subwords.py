@@ -44,19 +44,6 @@ def test_bpe_encodes_as_tokenizers_does() -> None:
     assert len(tokenizer.encode(CODE)) < len(CODE.encode()) / 2
 
 
-def test_words_are_split_as_in_gpt2() -> None:
-    """The patterns differ only for digits, which BPE splits by threes, and for long words."""
-    from tokenizers import Regex
-
-    definition = json.loads(train_bpe([CODE], 257).definition)
-    pattern = definition["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
-    split = pre_tokenizers.Split(Regex(pattern), "isolated")
-    reference = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    text = "".join(c for c in CODE + PROSE if c.isascii() and not c.isdigit()).replace("-" * 20, "")
-    ends = [end for _, (_, end) in split.pre_tokenize_str(text)]
-    assert ends == [end for _, (_, end) in reference.pre_tokenize_str(text)]
-
-
 def test_bpe_is_deterministic_across_processes() -> None:
     code = (
         "from pathlib import Path; from normlab.data.tokenizers import train_bpe\n"
@@ -90,17 +77,6 @@ def test_encoding_in_pieces_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatc
     for text in (ANYTHING, "x" * 5001):  # without spaces
         assert "".join(pieces(text)) == text
         assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-@pytest.mark.exhaustive
-def test_bpe_of_a_line_of_8_mb(files: Callable[..., FilesData]) -> None:
-    """The line has no space, so it is one word for a pattern without limits."""
-    draw = random.Random(0)
-    line = "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=1 << 16)) * 128
-    corpus = open_corpus(files({"a.jsonl": json.dumps({"text": line})}, tokenizer="bpe", vocab_size=1000))
-    assert corpus.description["documents"] == 1
-    text = corpus.tokenizer.decode(corpus.train[:-1]) + corpus.tokenizer.decode(corpus.val[:-1])
-    assert text == line
 
 
 # Pretrained
@@ -177,14 +153,6 @@ def test_error_for_an_invalid_tokenizer_json(content: str, tmp_path: Path) -> No
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(DataError, match=r"data.tokenizer=.*cannot be read .*choose another"):
         pretrained_tokenizer(str(tmp_path))
-
-
-def test_padding_is_not_applied(tmp_path: Path) -> None:
-    """The sample text would become four billion tokens."""
-    definition = json.loads(bert_like().to_str())
-    definition["padding"]["strategy"] = {"Fixed": 4_000_000_000}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
-    assert len(pretrained_tokenizer(str(tmp_path)).encode("text")) < 5
 
 
 def test_large_tokenizer_file_is_rejected(files: Callable[..., FilesData], tmp_path: Path) -> None:

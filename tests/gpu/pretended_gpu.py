@@ -46,9 +46,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import normlab
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
-from normlab.data.batches import Batches
 from normlab.data.corpus import Corpus, open_corpus
-from normlab.stats.measure.core import CoreStatistics
 from normlab.stats.measure.extended import ExtendedPass
 from normlab.stats.measure.probe import Probe, adam_preconditioner
 from normlab.stats.statistic import EXTENDED, PROBE
@@ -57,7 +55,6 @@ from normlab.training import graph
 from normlab.training.graph import Replay
 from normlab.training.loop import Loop
 from normlab.training.machine import apply, resolve
-from normlab.training.optim import HyperparameterTable
 from normlab.training.step import Step, StepOutput
 from normlab.training.training_run import TrainingRun
 from support.peak_bytes import PeakBytes
@@ -204,33 +201,13 @@ def in_step(fault: Callable[[Step, torch.Tensor], object]) -> Plant:
     return mock.patch.object(Step, "__call__", planted)
 
 
-def around(owner: type, name: str, call: Callable[..., Any]) -> Plant:
-    """Return a patch of a method; its replacement gets the method as its first argument."""
-    real = getattr(owner, name)
-    return mock.patch.object(owner, name, lambda *args, **options: call(real, *args, **options))
-
-
-def empty_on_the_host(real: Callable[..., Any], *args: Any) -> Any:
-    measured = real(*args)
-    return measured._replace(values=torch.cat([torch.zeros(0, *measured.values.shape[1:]), measured.values]))
-
-
 PLANTS: dict[str | None, Callable[[], Plant]] = {
     None: contextlib.nullcontext,
     "number": lambda: in_step(lambda step, loss: loss.sum().item()),
-    "mask": lambda: in_step(lambda step, loss: torch.stack([loss.sum()] * 2)[torch.stack([loss.sum()] * 2) > 0]),
-    "copy to the host": lambda: in_step(lambda step, loss: loss.cpu()),
     "copy to the device": lambda: in_step(lambda step, loss: torch.ones(3).to(loss.device)),
     "mix of devices": lambda: in_step(lambda step, loss: torch.ones(3) * torch.ones(3, device=loss.device)),
     "number of the host": lambda: in_step(lambda step, loss: loss * next(COUNTER)),
     "new state": lambda: in_step(lambda step, loss: setattr(step, "alive", step.alive.clone())),
-    "empty tensor of the host": lambda: around(CoreStatistics, "of_micro_batch", empty_on_the_host),
-    "learning rate of the host": lambda: around(
-        HyperparameterTable, "__init__", lambda real, *args, numbers: real(*args, numbers=True)
-    ),
-    "corpus of each seed": lambda: around(
-        Batches, "keep_on_device", lambda real, batches: [real(batches) for _ in batches.starts(0)]
-    ),
 }
 """Faults that a step may get, to test that they are found."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from normlab.config import memory, rules
+from normlab.config import memory
 from normlab.config.compose import compose_run
 from normlab.config.optim import OPTIMIZERS
 from normlab.config.schema import RunConfig
@@ -153,8 +153,6 @@ def test_launches_of_a_step(shape: str, budget: dict[int, tuple[int, int]], runs
     launches = parts["step 1"]["launches"], parts["step 10"]["launches"]
     for found, expected in zip(launches, budget[runs], strict=True):
         assert found == pytest.approx(expected, rel=0.02), f"now {launches}: lower them, or write the new numbers"
-    depth = compose_run([shape]).model.depth
-    assert launches[0] == pytest.approx(rules.launches(depth, runs), rel=0.05)
 
 
 @pytest.mark.parametrize("shape", LAUNCHES)
@@ -162,11 +160,6 @@ def test_a_pack_launches_as_much_as_a_single_run(shape: str) -> None:
     plain, measured = (pack / alone for alone, pack in zip(LAUNCHES[shape][1], LAUNCHES[shape][16], strict=True))
     assert plain <= 1.15
     assert measured <= 1.15 or "124m" in shape
-
-
-@pytest.mark.exhaustive
-def test_every_statistic(take_steps: TakeSteps) -> None:
-    assert_no_waits(take_steps("stats=full", TWO_LAYERS, between=True))
 
 
 REPLAYS = ["train.graph=on", "stats.every=2", ONE_LAYER]
@@ -189,37 +182,28 @@ def test_a_replayed_step_is_a_few_launches(overrides: list[str], runs: int, take
         assert (done["launches"], len(done["copies"]), done["waits"]) == (5 if measured else 4, 1, [])
 
 
-@pytest.mark.parametrize("plant", ["number of the host", "learning rate of the host", "new state"])
+@pytest.mark.parametrize("plant", ["number of the host", "new state"])
 def test_what_a_replay_would_not_compute_is_found(plant: str, take_steps: TakeSteps) -> None:
     assert take_steps("norm=batchnorm", *REPLAYS, plant=plant, steps=range(8))["step 7"]["differ"] != []
 
 
-@pytest.mark.parametrize(("plant", "corpora"), [(None, 1), ("corpus of each seed", 3)])
-def test_the_runs_of_a_pack_share_one_corpus(plant: str | None, corpora: int, take_steps: TakeSteps) -> None:
+def test_the_runs_of_a_pack_share_one_corpus(take_steps: TakeSteps) -> None:
     overrides = [ONE_LAYER, "model.context=8"]
     tokens = len(open_corpus(compose_run([*small_run(Path("results")), *overrides]).data).train)
-    copies = take_steps(*overrides, runs=3, steps=(), plant=plant)["start"]["copies"]
-    assert copies.count(2 * tokens) == corpora  # a token has two bytes
+    copies = take_steps(*overrides, runs=3, steps=())["start"]["copies"]
+    assert copies.count(2 * tokens) == 1  # a token has two bytes
 
 
-@pytest.mark.parametrize("plant", ["number", "copy to the host", "copy to the device"])
+@pytest.mark.parametrize("plant", ["number", "copy to the device"])
 def test_a_wait_of_the_host_is_found(plant: str, take_steps: TakeSteps) -> None:
     parts = take_steps(ONE_LAYER, plant=plant)
     assert [len(parts[step]["waits"]) for step in ("step 1", "step 10")] == [1, 1]
     assert "training/loop.py" in parts["step 10"]["waits"][0]
 
 
-@pytest.mark.parametrize(
-    ("plant", "error"),
-    [
-        ("mask", "DynamicOutputShapeException"),
-        ("mix of devices", "at least two devices"),
-        ("empty tensor of the host", "at least two devices"),
-    ],
-)
-def test_an_error_of_a_step_is_found(plant: str, error: str, take_steps: TakeSteps) -> None:
-    with pytest.raises(pytest.fail.Exception, match=error):
-        take_steps(ONE_LAYER, plant=plant)
+def test_a_mix_of_devices_is_found(take_steps: TakeSteps) -> None:
+    with pytest.raises(pytest.fail.Exception, match="at least two devices"):
+        take_steps(ONE_LAYER, plant="mix of devices")
 
 
 @pytest.mark.parametrize(

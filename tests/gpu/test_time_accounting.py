@@ -10,10 +10,7 @@ import pytest
 import torch
 
 from normlab.config.compose import compose_run
-from normlab.config.sweep_options import SweepOptions
-from normlab.model.runner import SingleRun
 from normlab.stats.measure.extended import ExtendedPass
-from normlab.studies.cost import cost_of
 from normlab.training.evaluate import Validation
 from normlab.training.loop import Loop
 from normlab.training.start import train
@@ -68,11 +65,3 @@ def test_the_record_has_the_time_of_the_steps_only(
     assert [(row["step"], row["seconds"]) for row in paces] == [(step, step * STEP_S) for step in (3, 4, 5, 8, 10, 12)]
     tokens = config.train.batch_size * config.model.context
     assert {row["tokens_per_s"] for row in paces} == {tokens / STEP_S}
-
-
-def test_the_cost_of_a_study_has_the_time_of_the_device(
-    device: Device, overrides: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(SingleRun, "loss", device.queue(SingleRun.loss, STEP_S))
-    config = compose_run(overrides)
-    assert cost_of(SweepOptions(), [config]).seconds == config.train.steps * STEP_S

@@ -1,7 +1,7 @@
 """The model against the norm schemes of all decoders in transformers, one row of `support.architectures` each.
 
 With the same random weights, gains and biases, both models must give the same logits, and the same gradient of the loss
-with respect to each parameter, in float64. GPT-2, Llama, Qwen3 and OLMo 2 are in test_transformers.py.
+with respect to each parameter, in float64.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from normlab.model import chunked_loss
-from normlab.model.attention import Attention
+from normlab.model.attention import attend, sdpa
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
-from normlab.model.runner import ModelRunner, SingleRun, StackedRuns
+from normlab.model.runner import ModelRunner, SingleRun, StackedRuns, attention_by
 from normlab.stats.instrument import select
 from normlab.stats.statistic import CORE
 from support.small_steps import config_of
@@ -132,10 +132,7 @@ def test_bf16_autocast(stacked: bool) -> None:
     for r, model in enumerate(models if stacked else models[:1]):
         one = (tokens[r], targets[r]) if stacked else (tokens, targets)
         (exact_loss, exact), half = plain_loss(model, *one), copy.deepcopy(model).float()
-        for module in half.modules():
-            if isinstance(module, Attention):
-                module.fused = not stacked  # as in stacked runs
-        with torch.autocast("cpu", torch.bfloat16):
+        with attention_by(half, attend if stacked else sdpa), torch.autocast("cpu", torch.bfloat16):
             rounded_loss, rounded = plain_loss(half, *one)
         torch.testing.assert_close((loss[r] if stacked else loss).double(), rounded_loss, atol=1e-5, rtol=0)
         assert (rounded_loss - exact_loss).abs() < 1e-2

@@ -13,9 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
-from normlab.model.attention import Attention
+from normlab.model.attention import attend
 from normlab.model.flops import flops_per_token
 from normlab.model.gpt import GPT
+from normlab.model.runner import attention_by
 from normlab.model.small import small_config
 from normlab.norms import base as norms
 from normlab.placements import base as placements
@@ -43,10 +44,8 @@ def counted(config: RunConfig, vocab_size: int) -> float:
         tokens = torch.zeros(
             config.train.batch_size // config.train.accumulation, config.model.context, dtype=torch.long
         )
-        for module in model.modules():
-            if isinstance(module, Attention):
-                module.fused = False  # the counter does not know every fused kernel
-        F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        with attention_by(model, attend):  # the counter does not know every fused kernel
+            F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
     return counter.get_total_flops() / tokens.numel()
 
 

@@ -16,7 +16,7 @@ from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS, load_all
-from support.reference_blocks import DEPTH, VOCAB, WIDTH, build_test_model, composed, config_of
+from support.reference_blocks import DEPTH, VOCAB, WIDTH, composed, config_of
 
 load_all()
 OURS = {entry["name"]: entry for entry in catalogue.placements()}
@@ -92,7 +92,7 @@ def config_with(name: str, depth: int = DEPTH, norm: str = "layernorm", **option
 
 
 def parallel_equals() -> None:
-    one, two = build_test_model(PLACEMENTS["parallel"]), build_test_model(PLACEMENTS["parallel_two_norms"])
+    one, two = (build_random_model(config_with(name)) for name in ("parallel", "parallel_two_norms"))
     matrices = {name: p for name, p in one.state_dict().items() if ".wiring." not in name}
     state = two.state_dict() | matrices
     for name, p in one.state_dict().items():

@@ -164,15 +164,3 @@ def test_keel_draws_weights_with_standard_deviation_0_02() -> None:
 def test_ngpt_equals_the_authors_code(depth: int) -> None:
     model = model_of(NGPT(), depth)
     assert_same(model, ngpt(dict(model.named_parameters()), TOKENS, depth))
-
-
-def test_normalised_embeddings_give_the_same_logits_and_another_gradient() -> None:
-    """Of rows of length 1 the normalisation changes the gradient alone: it removes the part along the row."""
-    one, other = (model_of(NGPT(normalize_embeddings=on), 2) for on in (False, True))
-    (values, grads), (other_values, other_grads) = (logits_and_gradients(m, m(TOKENS)) for m in (one, other))
-    torch.testing.assert_close(values, other_values, rtol=1e-12, atol=1e-12)
-    name = "embed.tokens.weight"
-    rows = one.get_parameter(name).detach()
-    along = (grads[name] * rows).sum(-1, keepdim=True) * rows
-    assert along.norm() > 1e-3 * grads[name].norm()
-    torch.testing.assert_close(grads[name] - along, other_grads[name], rtol=1e-10, atol=1e-10)

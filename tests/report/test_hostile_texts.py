@@ -104,7 +104,7 @@ def test_tables(format: str, runs: list[str], run_command: Command) -> None:
 
 
 def test_commands_that_print(runs: list[str], run_command: Command) -> None:
-    commands = [["list", "runs", "."], ["list", "runs", ".", "--json"]]
+    commands = [["summarize", "."], ["summarize", ".", "--format", "json"]]
     commands += [[name, run] for name in ("inspect", "sample", "verify", "sync") for run in runs]
     commands += [["inspect", runs[0], "spikes"], ["summarize", TEXT], ["summarize", ".", "--by", TEXT]]
     for command in commands:
@@ -113,12 +113,10 @@ def test_commands_that_print(runs: list[str], run_command: Command) -> None:
 
 
 @pytest.mark.parametrize("runs", ["a\nSPLIT \x1b[2J \ud800 <script> $\\frac$ $^{$"], indirect=True, ids=ascii)
-@pytest.mark.parametrize("kind", ["loss", "lr", "factor", "matrix"])
+@pytest.mark.parametrize("kind", ["loss", "lr", "factor"])
 def test_figures(kind: str, runs: list[str], run_command: Command) -> None:
     for output in ("f.svg", "f.pdf", "f.png") if kind == "factor" else ("f.svg",):
-        axes = ["--color", "optim.lr"] if kind == "matrix" else []
-        by = "norm,optim.lr" if kind == "matrix" else "norm"
-        code, out, err = run_command("figure", kind, ".", "--by", by, *axes, "-o", output)
+        code, out, err = run_command("figure", kind, ".", "--by", "norm", "-o", output)
         assert code == 0, err
         assert_shown(out + err)
         if output == "f.svg":
@@ -141,15 +139,15 @@ def test_the_page(runs: list[str], run_command: Command) -> None:
 def test_reports_of_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("normlab.studies.report.draw_verdicts", lambda judgements: dict.fromkeys(FIGURES, b""))
     named = Claim("x", "It is.", difference("a", "b"), AtLeast(0.0))
-    study = Study("x", "Is it?", {"small": []}, [named])
+    study = Study("x", "Is it?", [], [named])
     judgements = [Judgement(named, "void", TEXT, Estimate(math.nan), None)]
     evidence = Evidence([], {}, [], Selection([], "", tmp_path), 0)
-    page = write_report(Verdicts(study, "small", judgements, [], [TEXT]), evidence, tmp_path / "x").read_text()
+    page = write_report(Verdicts(study, judgements, [], [TEXT]), evidence, tmp_path / "x").read_text()
     assert_shown(page)
     assert "<script>alert" not in page
     claim = {"text": TEXT, "source": TEXT, "verdict": TEXT, "criterion": TEXT, "n": 1, "interval": TEXT}
     claim["under_review"] = TEXT
-    report = {"version": RECORD_VERSION, "study": TEXT, "question": TEXT, "size": "small", "runs": 1, "tokens": 1,
+    report = {"version": RECORD_VERSION, "study": TEXT, "question": TEXT, "runs": 1, "tokens": 1,
               "claims": [claim], "controls": [claim], "amendments": {"hash": TEXT}}  # fmt: skip
     write_output(tmp_path / "study" / "report.json", json.dumps(report).encode())
     write_index(tmp_path)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import math
-import os
 import re
 
 import pytest
 
-from normlab.errors import ConfigError, StoreError
-from normlab.report.pages.shell import check_page, page, write_output
+from normlab.report.pages.shell import page, write_output
 from normlab.store.format import encode
 from support.browser import opened
 
@@ -90,28 +87,6 @@ def visit(browser, path, text: str) -> tuple[bool, str]:
     ran = tab.get_attribute("html", "data-ran")
     context.close()
     return ran == "yes", "\n".join(messages)
-
-
-@pytest.mark.parametrize("name", ["page.png", "page.json", "page.html.gz"])
-def test_names_with_another_suffix_are_refused(tmp_path, name):
-    with pytest.raises(ConfigError, match=r"^-o .*\.html$"):
-        check_page(tmp_path / name, "-o")
-
-
-def test_page_is_replaced_atomically_in_a_new_folder(tmp_path, monkeypatch):
-    path = tmp_path / "a" / "b" / "page.html"
-    write_output(path, "old ä".encode())
-    write_output(path, "new ä".encode())
-    assert path.read_bytes() == "new ä".encode()
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(StoreError, match=r"page\.html: cannot be written .*free some space"):
-        write_output(path, b"newest")
-    assert path.read_bytes() == "new ä".encode()
-    assert os.listdir(path.parent) == ["page.html"]
 
 
 @pytest.mark.parametrize("existing", [False, True])

@@ -162,16 +162,6 @@ def test_latex_is_a_tabular_of_booktabs(make, summarize):
     assert all(line.startswith("% ") for line in notes)
 
 
-def test_latex_has_minus_signs_and_escaped_titles(make, summarize):
-    for seed, warmup in itertools.product(range(3), (0, 50)):
-        make(2.5 - warmup / 100 + seed / 1000 * (1 + warmup), warmup=warmup, seed=seed)
-    text = summarize("--by", "warmup_steps", "--against", "warmup_steps=0", "--format", "latex")
-    first, second = rows_of(text, "latex")
-    assert first["warm-up"] == "0"
-    assert second["vs baseline"].startswith("$-$0.4500 [$-$0.5")
-    assert second["p (Holm)"] == f"{stats.ttest_1samp([-0.5, -0.45, -0.4], 0).pvalue:.2g}"
-
-
 # Tests over factors
 
 PLACEMENTS, DEPTHS, WARMUPS, SEEDS = ("post", "pre"), (2, 4, 8), (0, 100), (0, 1, 2)
@@ -271,23 +261,12 @@ def test_options_of_cells_are_rejected_with_a_test(losses, summarize, option):
     assert f"{option.partition('=')[0]}: has no effect with --test" in summarize("--test", "trend", option, fails=True)
 
 
-def test_counts_are_over_all_learning_rates(losses, summarize):
-    assert "--lr: has no effect on --test counts" in summarize("--test", "counts", "--lr", "0.001", fails=True)
-
-
 def test_the_note_of_a_test_names_its_learning_rate(losses, make, summarize):
     assert "at learning rate 0.001," in summarize("--test", "trend", "--over", "depth")
     for seed in SEEDS:
         make(1.0, "rmsnorm", PLACEMENTS[1], DEPTHS[0], WARMUPS[0], seed, lr=3e-3)
     assert "at the best learning rate of each cell" in summarize("--test", "trend", "--over", "depth")
-    assert "at learning rate 0.001," in summarize("--test", "trend", "--over", "depth", "--lr", "0.001")
-
-
-def test_small_slopes_have_significant_digits(losses, summarize):
-    table = summarize("--test", "trend", "--over", "warmup_steps", "--format", "markdown").replace("\\", "")
-    (row,) = json.loads(summarize("--test", "trend", "--over", "warmup_steps", "--format", "json"))[:1]
-    assert f"{row['estimate']:+#.3g} [{row['low']:+#.3g}, {row['high']:+#.3g}] (n=3)" in table
-    assert abs(row["estimate"]) < 0.01
+    assert "at learning rate 0.001," in summarize("--test", "trend", "--over", "depth", "--where", "lr=0.001")
 
 
 def test_bad_runs_of_a_test_are_shown_and_explained(losses, make, summarize):
@@ -296,6 +275,13 @@ def test_bad_runs_of_a_test_are_shown_and_explained(losses, make, summarize):
     assert "bad: runs of these cells that diverged, are stuck or regressed" in text
     text = summarize("--test", "interaction", "--over", "placement,warmup_steps", "--where", "depth<8")
     assert "bad:" not in text
+
+
+def test_small_slopes_have_significant_digits(losses, summarize):
+    table = summarize("--test", "trend", "--over", "warmup_steps", "--format", "markdown").replace("\\", "")
+    (row,) = json.loads(summarize("--test", "trend", "--over", "warmup_steps", "--format", "json"))[:1]
+    assert f"{row['estimate']:+#.3g} [{row['low']:+#.3g}, {row['high']:+#.3g}] (n=3)" in table
+    assert abs(row["estimate"]) < 0.01
 
 
 def test_a_test_without_cells_to_compare(make, summarize):

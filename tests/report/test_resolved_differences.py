@@ -11,11 +11,8 @@ from typing import Any
 
 import pytest
 
-import normlab
 from normlab.analysis.cells import group_cells, resolved_differences
 from normlab.analysis.results import RunResult
-from normlab.report.compare.data import page_data
-from normlab.store.query import select_runs
 from normlab.store.record import Machine
 from support.made_runs import record_of
 
@@ -109,13 +106,3 @@ def test_every_format_of_a_table_has_the_line(test: list[str], results: Path, ru
     assert f"% {LINE}" in texts["latex"].split("\n")
     assert all(row["resolved_differences"] == [LINE] for row in json.loads(texts["json"]))
     assert all(LINE in row["resolved_differences"] for row in csv.DictReader(io.StringIO(texts["csv"])))
-
-
-def test_the_page_figures_and_python_have_the_line(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = page_data(select_runs([str(results)], results), ["placement"], ())
-    assert f"{LINE[0].upper()}{LINE[1:]}." in page["summary"]
-    assert LINE in page["notes"]
-    normlab.summarize(results, by="placement")
-    assert LINE in capsys.readouterr().err
-    normlab.figure("factor", results, by="placement")
-    assert LINE in capsys.readouterr().err

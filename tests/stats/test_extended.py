@@ -277,7 +277,7 @@ def test_statistics_are_finite_for_one_token_and_for_many(context: int) -> None:
 
 
 def test_run_with_all_statistics_has_the_same_bits(tmp_path: Path) -> None:
-    overrides = ("stats=full", "stats.extended_every=7", "optim.lr=1e-2")
+    overrides = ("stats.tiers=[core,extended]", "stats.extended_every=7", "optim.lr=1e-2")
     folder = trained(tmp_path / "full", *overrides)
     assert bits(folder) == bits(trained(tmp_path / "never", *CADENCES["never"], "optim.lr=1e-2"))
     (first, closer), damaged = folder.statistics.read(EXTENDED)

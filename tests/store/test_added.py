@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from normlab.config.compose import compose_run
-from normlab.errors import StoreError
 from normlab.stats.statistic import TIERS
 from normlab.store.added import AddedRecord, AddedRows
 from normlab.store.runs import RunFolder
@@ -27,7 +25,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         "train.steps=9",
         "train.log_every=3",
         "eval.every=2",
-        "stats=full",
+        "stats.tiers=[core,extended]",
         "stats.every=1",
         "stats.extended_every=2",
     ]
@@ -134,10 +132,3 @@ def test_statistics_are_read_once_their_description_can_be(record: dict[str, byt
     assert len(found) > 20
     write(folder, record, 1.0)
     assert_equal(found | keyed(*added.read()), whole(folder))
-
-
-def test_a_pipe_is_an_error(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    os.mkfifo(folder.metrics_path)
-    with pytest.raises(StoreError, match="metrics"):
-        AddedRecord(folder).read()

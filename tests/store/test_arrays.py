@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -11,10 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from normlab.errors import StoreError
 from normlab.stats.profiles import Column, Layout, Profiles
 from normlab.stats.registry import STATISTICS
-from normlab.store import files
 from normlab.store.arrays import StatisticsFiles
 
 COLUMNS = (
@@ -124,19 +121,6 @@ def test_each_layout_has_its_own_files(stored: StatisticsFiles) -> None:
     assert steps_of(stored) == [[0, 10, 20], [30]]
 
 
-def test_full_disk_leaves_complete_rows(stored: StatisticsFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = (stored.path / "core.bin").read_bytes()
-
-    def half(descriptor: int, content: bytes) -> None:
-        os.write(descriptor, content[: len(content) // 2])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(files, "write_all", half)
-    with pytest.raises(StoreError, match=r"core\.bin: cannot be written .*; free some space"):
-        stored.append("core", measured(30))
-    assert (stored.path / "core.bin").read_bytes() == before
-
-
 def test_damaged_description_is_reported_and_its_rows_are_kept(stored: StatisticsFiles) -> None:
     other, _ = Layout.of(COLUMNS[:2], 2, {})
     stored.append("core", measured(30, layout=other))
@@ -151,17 +135,6 @@ def test_damaged_description_is_reported_and_its_rows_are_kept(stored: Statistic
     assert steps_of(stored) == [[], [30]]
     assert (stored.path / "core.bin").read_bytes() == rows
     assert (stored.path / "core.3.json").exists()
-
-
-def test_nothing_is_appended_to_rows_without_a_description(stored: StatisticsFiles) -> None:
-    rows = (stored.path / "core.bin").read_bytes()
-    (stored.path / "core.json").unlink()
-    problems: list[str] = []
-    assert list(stored.parts(problems)) == []
-    assert re.search(r"core\.json: is missing", *problems)
-    stored.append("core", measured(20))
-    assert steps_of(stored) == [[20]]
-    assert (stored.path / "core.bin").read_bytes() == rows
 
 
 def test_copy_of_the_rows_before_a_step(stored: StatisticsFiles, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from normlab.store.reading import read_record
 from normlab.store.runs import RunFolder
 from normlab.studies.base import STUDIES, load_studies
 from normlab.studies.report import rewrite_report
-from normlab.sweeps.files import SubmittedPack, read_queue, slurm_folder, write_queue
+from normlab.sweeps.files import read_queue, slurm_folder, write_queue
 from normlab.training import checkpoint
 
 Command = Callable[..., tuple[int, str, str]]
@@ -30,7 +30,7 @@ READERS: dict[str, Callable[[RunFolder, Path], Any]] = {
     CHECKS_FILE: lambda run, sweep: read_record(run.path / CHECKS_FILE),
     "plan.json": lambda run, sweep: read_plan(sweep),
     "queue.json": lambda run, sweep: read_queue(sweep),
-    "report.json": lambda run, sweep: rewrite_report(STUDIES["noise"], "small", sweep),
+    "report.json": lambda run, sweep: rewrite_report(STUDIES["noise"], sweep),
 }
 OLDER, NEWER = RECORD_VERSION - 1, RECORD_VERSION + 1
 ADVICE = {
@@ -50,7 +50,7 @@ def sweep(tmp_path: Path) -> Path:
     (run / CHECKS_FILE).write_bytes(with_checksum({"checks": 3, "failed": []}))
     (sweep / "report.json").write_bytes(with_checksum({"study": "noise"}))
     slurm_folder(sweep).mkdir()
-    write_queue(sweep, {0: SubmittedPack("slurm", "1_0")})
+    write_queue(sweep, {0: "1_0"})
     return sweep
 
 

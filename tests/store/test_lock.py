@@ -100,13 +100,6 @@ def test_fork_does_not_keep_the_lock_of_its_killed_parent(path):
             os.kill(child, signal.SIGKILL)
 
 
-def test_second_lock_of_one_process_fails(path):
-    with file_lock(path, "run x"):
-        with pytest.raises(StoreError, match=f"process {os.getpid()}"), file_lock(path, "run x"):
-            pass
-        assert is_locked(path)
-
-
 def test_readers_disturb_no_writer(path):
     path.touch()
     stop = threading.Event()

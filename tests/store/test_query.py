@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from synthetic_runs import Record
 
@@ -111,21 +108,3 @@ def test_unknown_query_lists_the_runs_and_the_nearest(results):
         resolve_run("secnd", results)
     with pytest.raises(StoreError, match=r"no runs in .*missing.*normlab train"):
         resolve_run("x", results / "missing")
-
-
-def test_long_list_is_shortened(results):
-    for number in range(20):
-        make(results, f"ee{number:02}")
-    with pytest.raises(StoreError, match=r"and 12 more;"):
-        resolve_run("ee", results)
-
-
-def test_reading_runs_imports_nothing_heavy():
-    heavy = ["torch", "scipy", "wandb", "datasets", "pandas", "hydra", "omegaconf", "rich"]
-    script = f"""
-import sys
-import normlab.store.query, normlab.report.runs_table
-print([name for name in {heavy} if name in sys.modules])
-"""
-    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert output == "[]\n"

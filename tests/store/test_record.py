@@ -72,7 +72,7 @@ def test_an_option_that_was_added_later_has_its_default(tmp_path: Path) -> None:
         ("config.model", "x"), ("config.model.depth", 0), ("config.model.depth", 10**9), ("config.model.depth", 2.5),
         ("config.model.depth", True), ("config.model.new", 1), ("config.new", {}), ("config.optim.lr", None),
         ("config.optim.lr", math.nan), ("config.optim.lr", -1.0), ("config.optim.name", "x"), ("config.data.name", {}),
-        ("config.seed", None), ("config.plugins", "x"), ("config.tracking.tags", [1]), ("config.run", {"fresh": 2}),
+        ("config.seed", None), ("config.plugins", "x"), ("config.tracking.project", 1), ("config.run", {"fresh": 2}),
     ],
 )  # fmt: skip
 def test_a_wrong_field_of_run_json_is_damage(path: str, value: Any, tmp_path: Path) -> None:

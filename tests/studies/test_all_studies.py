@@ -29,7 +29,7 @@ BASELINES = {"uniform": 5.5, "unigram": 3.2, "bigram": 2.5, "targets": 8192}
 def make_up(name: str, folder: Path) -> Evidence:
     """Write a record for each run of the first seeds, with a loss that is lowest inside the grid of learning rates."""
     noise = np.random.default_rng(0)
-    for index, (_, _, composed) in enumerate(compose(STUDIES[name], "small", str(folder))):
+    for index, (_, _, composed) in enumerate(compose(STUDIES[name], str(folder))):
         best = np.median([np.log(config.optim.lr) for _, config in composed])
         for number, config in enumerate(config for _, config in composed if config.seed < 4):
             tree, run_id = plain_tree(config), f"run-{index}-{number}"
@@ -51,7 +51,7 @@ def make_up(name: str, folder: Path) -> Evidence:
 @pytest.mark.parametrize("name", sorted(STUDIES))
 def test_the_report_of_a_study_can_be_written(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evidence = make_up(name, tmp_path)
-    verdicts = judge(STUDIES[name], "small", evidence.results, unverified={})
+    verdicts = judge(STUDIES[name], evidence.results, unverified={})
     for each in (*verdicts.claims, *verdicts.controls):
         assert not re.search("no estimate|edge", each.reason)
         assert each.claim.text.endswith(".")

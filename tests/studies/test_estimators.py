@@ -18,15 +18,14 @@ from normlab.store.record import RunRecord
 from normlab.studies.base import AtLeast, AtMost, Within
 from normlab.studies.estimators import (
     Contrast,
-    Deviation,
-    FalsePositives,
-    OverGrid,
     Share,
     Slope,
     difference,
     over_seeds,
 )
 from normlab.studies.measures import EvalGap
+from normlab.studies.noise import Deviation, FalsePositives
+from normlab.studies.over_grid import OverGrid
 
 RATES = (1e-3, 3e-3, 1e-2)
 SEEDS = range(8)

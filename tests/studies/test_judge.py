@@ -19,7 +19,7 @@ RATES = (1e-3, 3e-3, 1e-2)
 POST_MINUS_PRE = difference("placement=post", "placement=pre")
 CLAIM = Claim("post", "Post-norm has a higher loss.", POST_MINUS_PRE, AtLeast(0.05), effect=0.1)
 CONTROL = Claim("finite", "Pre-norm trains.", Share("placement=pre", lr="every"), AtMost(0.5))
-STUDY = Study("made", "Is post-norm worse?", {"small": [Grid("all", "placement=pre,post")]}, [CLAIM], [CONTROL])
+STUDY = Study("made", "Is post-norm worse?", [Grid("all", "placement=pre,post")], [CLAIM], [CONTROL])
 
 
 @pytest.fixture
@@ -38,14 +38,14 @@ def results(make_run, tmp_path):
 
 
 def verdict(study, found, **more):
-    (judgement,) = judge(study, "small", found, unverified=more.pop("unverified", {}), **more).claims
+    (judgement,) = judge(study, found, unverified=more.pop("unverified", {}), **more).claims
     return judgement
 
 
 def test_the_notes_name_a_resolved_setting_that_differs_between_the_arms(results):
     resolved = {name: {"run": {"resolved": {"init": init}}} for name, init in (("pre", "gpt2"), ("post", "xavier"))}
     line = "the cells also differ in init: xavier (post-norm), gpt2 (pre-norm)"
-    assert line in judge(STUDY, "small", results(**resolved), unverified={}).notes
+    assert line in judge(STUDY, results(**resolved), unverified={}).notes
 
 
 def test_supported_and_refuted(results):
@@ -79,13 +79,13 @@ def test_a_block_that_verify_rejects_is_void(results):
     assert verdict(STUDY, found, unverified={"dyt pre gpt2_scaled": "x"}).verdict == "supported"
 
 
-def test_an_arm_without_runs_a_small_size_and_runs_that_have_not_started_decide_nothing(results):
+def test_an_arm_without_runs_a_claim_on_large_models_and_runs_that_have_not_started_decide_nothing(results):
     found = results()
     missing = dataclasses.replace(CLAIM, estimator=Contrast({"placement=peri": 1.0}))
-    large = dataclasses.replace(CLAIM, size="large")
+    large = dataclasses.replace(CLAIM, needs_large=True)
     for claim, expected in (
         (missing, ("void", "no estimate: arm placement=peri: no run matches")),
-        (large, ("undecided", "size small cannot decide it: it needs size large")),
+        (large, ("undecided", "small models cannot decide it")),
     ):
         judgement = verdict(dataclasses.replace(STUDY, claims=[claim]), found)
         assert judgement.verdict == expected[0]
@@ -119,15 +119,15 @@ def test_power_is_that_of_a_t_test_and_simulated_for_two_one_sided_tests(results
 
 def test_the_hash_depends_on_what_decides_a_verdict_only():
     same = dataclasses.replace(STUDY, question="Other words?", limits="More.", pictures=[])
-    assert same.criterion_hash("small") == STUDY.criterion_hash("small")
+    assert same.criterion_hash() == STUDY.criterion_hash()
     for changed in (
         dataclasses.replace(STUDY, claims=[dataclasses.replace(CLAIM, criterion=AtLeast(0.04))]),
         dataclasses.replace(STUDY, claims=[dataclasses.replace(CLAIM, effect=0.2)]),
         dataclasses.replace(STUDY, claims=[dataclasses.replace(CLAIM, text="Post-norm has a lower loss.")]),
         dataclasses.replace(STUDY, controls=[]),
-        dataclasses.replace(STUDY, grids={"small": [Grid("all", "placement=pre,post seed=1")]}),
+        dataclasses.replace(STUDY, grids=[Grid("all", "placement=pre,post seed=1")]),
     ):
-        assert changed.criterion_hash("small") != STUDY.criterion_hash("small")
+        assert changed.criterion_hash() != STUDY.criterion_hash()
 
 
 def test_pairs_that_diverged_on_both_sides_are_void(results, make_run, tmp_path):

@@ -21,9 +21,9 @@ register_study(
     Study(
         name="tiny",
         question="Does a tiny model with RMSNorm differ from one with LayerNorm?",
-        grids={"small": [Grid("norms", "model=gpt2_nano model.depth=1 model.width=8 model.context=8 data=files "
+        grids=[Grid("norms", "model=gpt2_nano model.depth=1 model.width=8 model.context=8 data=files "
             "data.path=text.txt data.tokenizer=chars norm=rmsnorm,layernorm optim.lr=1e-2 train.steps=3,20 "
-            "optim.warmup_steps=1 eval.sequences=2 seed=range(3) stats=off sweep.pack=3")]},
+            "optim.warmup_steps=1 eval.sequences=2 seed=range(3) stats=off sweep.pack=3")],
         claims=[
             Claim("close", "The losses are within 1 nat/token.", difference(RMSNORM, LAYERNORM), Within(-1.0, 1.0),
                   "nobody", effect=0.0),
@@ -109,7 +109,7 @@ def test_show_prints_claims_criteria_and_cost(folder: Path) -> None:
     assert "claim close: The losses are within 1 nat/token. (nobody)" in done.stdout
     assert "supported if: between -1 and 1 (two one-sided tests)" in done.stdout
     assert "supported if: at least 1\n  under review: it was not repeated\n" in done.stdout
-    assert "grid norms: 12 runs, 8,832 tokens, about 1 min in one process" in done.stdout
+    assert "grid norms: 12 runs, 8,832 tokens\n" in done.stdout
 
 
 @pytest.mark.parametrize("command", ["show", "run"])
@@ -137,14 +137,12 @@ def test_an_arm_that_is_not_in_the_grid_is_an_error_before_training(
     ("arguments", "message"),
     [
         (["show", "xyz"], "unknown study 'xyz': choose one of "),
-        (["report", "deepnorm", "--results-dir", "none"], "study deepnorm: none has no sweep study-deepnorm-small-"),
+        (["report", "deepnorm", "--results-dir", "none"], "study deepnorm: none has no sweep study-deepnorm-"),
         (
             ["run", "deepnorm", "model.depth=2"],
             "model.depth=2: would change the study; only one value of sweep.jobs=, ",
         ),
         (["run", "deepnorm", "device=cpu,cuda"], "device=cpu,cuda: would change the study; "),
-        (["run", "deepnorm", "device=cpu", "sweep.gpus=0,1"], "sweep.gpus=0,1: has no effect with device=cpu; "),
-        (["show", "deepnorm", "--size", "large"], "--size large: study deepnorm has the sizes small"),
     ],
 )
 def test_errors(run_command, arguments: list[str], message: str) -> None:

@@ -12,7 +12,7 @@ from normlab.store.format import DIVERGED
 from normlab.store.outcome import STUCK
 
 STEPS = 400
-FIGURES = ("factor", "loss", "lr", "matrix", "layers")
+FIGURES = ("factor", "loss", "lr", "layers")
 
 
 def grid() -> list[Record]:
@@ -54,11 +54,11 @@ def open_table(page, table: str) -> None:
     page.locator(f"#{table} tbody tr").first.wait_for()
 
 
-def lines_of(data: dict[str, Any], figure: str, statistic: str = "", moment: str = "") -> dict[tuple[str, str], list]:
+def lines_of(data: dict[str, Any], figure: str, statistic: str = "") -> dict[tuple[str, str], list]:
     """Return the points of a figure of the page's data, by the title of the panel and the label of the line."""
     (spec,) = [spec for spec in data["figures"] if spec["id"] == figure]
     return {
         (panel["title"], data["lines"][line[0]][0]): line[1]
-        for panel in spec["variants"][statistic][moment]["panels"]
+        for panel in spec["variants"][statistic]["panels"]
         for line in panel["lines"]
     }

@@ -6,6 +6,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from normlab.store.format import FAILED, FINISHED, INTERRUPTED
 from normlab.store.plans import read_plan, run_of
 from normlab.store.runs import RunFolder
 from normlab.sweeps import local, supervisor
-from normlab.sweeps.files import GPU_FAULT, MEMORY
+from normlab.sweeps.files import MEMORY
 from normlab.sweeps.plan import make_plan
 from normlab.sweeps.supervisor import Supervision, supervise
 from normlab.training.machine import Gpu
@@ -25,21 +26,19 @@ from support.processes import RecordingDisplay
 from support.small_run import one_run_at_a_time
 
 FINISHED_STATUS = {"state": "finished", "outcome": "finished", "val_loss": 2.0, "best_val_loss": 2.0}
-ECC = "CUDA error: uncorrectable ECC error encountered"
 ANSWERS = {
     "finish": (FINISHED, "", True),
     "leave": (FINISHED, "", False),
     "raise": (FAILED, "ValueError: no", False),
     "memory": (MEMORY, "no memory", False),
-    "fault": (GPU_FAULT, ECC, False),
     "stopped from outside": (INTERRUPTED, "", False),
 }
 
 
 class FakeWorker:
-    """Replaces `WorkerProcess`; `ways` has the way of a pack by the seed of one of its runs, or by its GPU."""
+    """Replaces `WorkerProcess`; `ways` has the way of a pack by the seed of one of its runs."""
 
-    ways: dict[int | str, str]
+    ways: dict[int, str]
     all: list[FakeWorker]
     most_at_once: int
 
@@ -52,13 +51,13 @@ class FakeWorker:
         """For each pack: the number of packs on each GPU before."""
         self.all.append(self)
 
-    def train(self, number: int, node: int) -> None:
+    def train(self, number: int) -> None:
         self.loads.append(Counter(gpu.index for each in self.all if each.way for gpu in each.gpus))
         self.packs.append(number)
         plan = read_plan(self.folder)
         self.runs = plan.runs_of(plan.pack_of(number))
-        keys = [*(run.config["seed"] for run in self.runs), *(f"GPU {gpu.index}" for gpu in self.gpus)]
-        self.way = next((self.ways[key] for key in keys if key in self.ways), "finish")
+        seeds = [run.config["seed"] for run in self.runs]
+        self.way = next((self.ways[seed] for seed in seeds if seed in self.ways), "finish")
         if self.way == "memory" and len(self.runs) == 1:
             self.way = "finish"
         self.polls, self.is_over, self.is_stopped = 0, False, False
@@ -103,7 +102,7 @@ class FakeSweeps:
         monkeypatch.setattr(supervisor, "POLL_EVERY_S", 0.001)
 
     def __call__(
-        self, *more: str, ways: dict[int | str, str] | None = None, on: Sequence[Gpu] = (), retry: bool = False
+        self, *more: str, ways: dict[int, str] | None = None, on: Sequence[Gpu] = (), retry: bool = False
     ) -> tuple[Supervision, list[Any], Path]:
         """Return the result, the calls of the display and the folder of a sweep on some GPUs."""
         for name, value in {"ways": ways or {}, "all": [], "most_at_once": 0}.items():
@@ -111,5 +110,5 @@ class FakeSweeps:
         name = [] if "sweep.name=y" in more else ["sweep.name=x"]
         options, composed = compose_sweep([*self.overrides, *one_run_at_a_time(more), *name, *more])
         planned, display = make_plan(options, composed), RecordingDisplay()
-        result = supervise(planned.folder, planned.plan, options, display, on, retry_failed=retry)
+        result = supervise(replace(planned, gpus=list(on)), options, display, retry_failed=retry)
         return result, display.events, planned.folder

@@ -28,9 +28,10 @@ from normlab.store.format import DIVERGED, FAILED, INTERRUPTED, RUNNING, encode
 from normlab.store.outcome import STUCK
 from normlab.store.query import select_runs
 from normlab.studies.base import AtLeast, AtMost, Claim, Study, Within
-from normlab.studies.estimators import Contrast, OverGrid, Share, Slope, difference, interaction, ratio_of_steps
+from normlab.studies.estimators import Contrast, Share, Slope, difference, interaction
 from normlab.studies.judge import as_row, judge
-from normlab.studies.measures import Statistic, TokenTime
+from normlab.studies.measures import Statistic, StepsTo, TokenTime
+from normlab.studies.over_grid import OverGrid
 
 FOLDER = Path(__file__).parents[1] / "golden" / "outputs"
 ENVIRONMENT = {"COLUMNS": "160", "TZ": "UTC"}
@@ -115,13 +116,12 @@ COMMANDS: dict[str, str] = {
     "factors-against": "summarize factors --by norm,placement --against norm=layernorm",
     "factors-interaction": "summarize factors --test interaction",
     "factors-interaction-rows": "summarize factors --test interaction --format json",
-    "factors-runs": "list runs factors",
+    "factors-runs": "summarize factors --runs",
     "diverged-runs": "summarize diverged --runs",
     "diverged-runs-rows": "summarize diverged --runs --where norm=rmsnorm,placement=post --format json",
     "diverged-counts": "summarize diverged --test counts --format json",
     "diverged-against": "summarize diverged --against norm=rmsnorm",
-    "diverged-list": "list runs diverged --json",
-    "rates-against": "summarize rates --against placement=pre --lr 0.001 --format json",
+    "rates-against": "summarize rates --against placement=pre --format json",
     "rates-selection": "summarize rates --where lr<0.02",
     "seeds-target": "summarize seeds --target 2.6 --format json",
     "seeds-run-spikes": "inspect seeds norm=rmsnorm,seed=3 spikes",
@@ -141,7 +141,6 @@ COMMANDS: dict[str, str] = {
 
 FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "figure-factor": ("factor factors", {}),
-    "figure-matrix": ("matrix diverged", {}),
     "figure-lr": ("lr rates", {}),
     "figure-loss": ("loss seeds", {}),
     "figure-grad-norm": ("loss diverged", {"statistic": "grad_norm"}),
@@ -156,7 +155,7 @@ CLAIMS: dict[str, list[Claim]] = {
         Claim("difference", "", difference(POST, PRE), AtLeast(0.01), effect=0.05),
         Claim("equivalence", "", difference(POST, PRE, lr="common"), Within(-0.1, 0.1), effect=0.0),
         Claim("mean", "", Contrast({PRE: 1.0}), AtMost(2.2), effect=2.0),
-        Claim("steps", "", ratio_of_steps(POST, PRE, 2.9), AtLeast(1.0)),
+        Claim("steps", "", Contrast({POST: 1.0, PRE: -1.0}, StepsTo(2.9), is_ratio=True), AtLeast(1.0)),
         Claim("time", "", Contrast({POST: 1.0, PRE: -1.0}, TokenTime(), is_ratio=True), AtMost(1.5)),
         Claim("slope", "", Slope(PRE, "optim.lr"), AtMost(0.0)),
         Claim("share", "", Share(POST, lr="every"), AtMost(0.5)),
@@ -224,7 +223,7 @@ class Outputs:
     def _verdicts(self, sweep: str) -> Any:
         with self._results_of(sweep):
             results, _ = read_results(select_runs([sweep], "results").records)
-            verdicts = judge(Study("made", "", {"small": []}, CLAIMS[sweep]), "small", results, unverified={})
+            verdicts = judge(Study("made", "", [], CLAIMS[sweep]), results, unverified={})
         return stored(encode({"claims": [as_row(each) for each in verdicts.claims], "notes": list(verdicts.notes)}))
 
     @contextlib.contextmanager

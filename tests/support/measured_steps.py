@@ -52,8 +52,7 @@ class Case:
         config = self.configs[0]
         single = len(models) == 1
         runner = SingleRun(models[0], compiled=self.compiled) if single else StackedRuns(models, compiled=self.compiled)
-        decayed = [name for name, p in runner.model.named_parameters() if is_decayed(config.optim, p)]
-        optimizer = Optimizer(config.optim, runner.params, decayed)
+        optimizer = Optimizer(config.optim, runner.params)
         return Step(
             runner, optimizer, accumulation=self.accumulation, clip=config.optim.clip,
             measure=CoreStatistics(runner, config.stats.names(CORE)),

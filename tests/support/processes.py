@@ -44,7 +44,7 @@ def run_sweep(
     """Run a sweep; return its result, the calls of its display, and its folder."""
     options, composed = compose_sweep(overrides)
     planned, display = make_plan(options, composed), RecordingDisplay(on_refresh)
-    result = supervise(planned.folder, planned.plan, options, display, retry_failed=retry_failed)
+    result = supervise(planned, options, display, retry_failed=retry_failed)
     return result, display.events, planned.folder
 
 
@@ -61,12 +61,9 @@ def workers_of(folder: Path) -> list[int]:
     return [pid for pid, _ in _workers(folder)]
 
 
-def worker_of(folder: Path, pack: int, node: int | None = None) -> int:
-    """Return the worker process that trains a pack of a sweep, on one node of its Slurm task if there are several."""
-    pids = [pid for pid, number in _workers(folder) if number == pack]
-    if node is not None:
-        pids = [pid for pid in pids if b"SLURM_NODEID=%d\0" % node in Path(f"/proc/{pid}/environ").read_bytes()]
-    (pid,) = pids
+def worker_of(folder: Path, pack: int) -> int:
+    """Return the worker process that trains a pack of a sweep."""
+    (pid,) = (pid for pid, number in _workers(folder) if number == pack)
     return pid
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from normlab.config.compose import compose_run
@@ -10,8 +12,8 @@ from normlab.model.runner import ModelRunner
 from normlab.placements.base import load_all
 from normlab.stats.measure.core import CoreStatistics
 from normlab.stats.statistic import CORE
-from normlab.training.optim import Optimizer, is_decayed
-from normlab.training.step import Step
+from normlab.training.optim import Optimizer
+from normlab.training.step import Step, StepOutput
 
 VOCAB = 16
 
@@ -21,13 +23,21 @@ def config_of(*overrides: str) -> RunConfig:
 
 
 def step_of(config: RunConfig, runner: ModelRunner) -> Step:
-    decayed = [name for name, p in runner.model.named_parameters() if is_decayed(config.optim, p)]
-    optimizer = Optimizer(config.optim, runner.params, decayed)
+    optimizer = Optimizer(config.optim, runner.params)
     clip = (
         torch.full(runner.run_shape, config.optim.clip, dtype=torch.float64) if runner.run_shape else config.optim.clip
     )
     measure = CoreStatistics(runner, config.stats.names(CORE))
     return Step(runner, optimizer, clip=clip, project=config.placement.project, measure=measure)
+
+
+def assert_same_measurements(found: Sequence[StepOutput], expected: Sequence[StepOutput]) -> None:
+    """Compare everything that was measured, of a pack and of its runs alone, or of two ways to run one."""
+    ours, theirs = ([out.measured for out in outputs if out.measured is not None] for outputs in (found, expected))
+    assert ours
+    assert {one.columns for one in [*ours, *theirs]} == {ours[0].columns}
+    values = [torch.cat([one.values.view(len(one.columns), -1) for one in each], dim=1) for each in (ours, theirs)]
+    torch.testing.assert_close(*values, atol=1e-9, rtol=1e-8, equal_nan=True)
 
 
 def cyclic_batch(generator: torch.Generator, runs: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -29,12 +29,6 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.runs: dict[str, UploadedRun] = {}
         """By run id."""
-        self.views: list[dict[str, Any]] = []
-        """Saved views, oldest first. As a name is no key of a view, only an id replaces one."""
-        self.commands: list[dict[str, Any]] = []
-        """The commands of a sweep for its agent, each when the agent trains no run, and then exit."""
-        self.sweep_config = ""
-        """That of a sweep of W&B, in YAML."""
         self.is_dead = False
         """Whether every connection is closed without an answer."""
         self.rejects_rows = 0
@@ -110,27 +104,6 @@ class Handler(BaseHTTPRequestHandler):
             return {"createRunFiles": {"runID": "r", "uploadHeaders": [], "files": files}}
         if "Viewer" in query:
             return {"viewer": {"id": "u", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}}
-        if "upsertView" in query:
-            known = [view for view in server.views if view["id"] == variables.get("id")]
-            view = known[0] if known else {"id": f"view{len(server.views)}"}
-            server.views += [] if known else [view]
-            view |= {key: value for key, value in variables.items() if key != "id"}
-            return {"upsertView": {"view": {"id": view["id"], "name": view["name"]}, "inserted": not known}}
-        if "allViews" in query:
-            found = [view for view in server.views if view["name"] == variables["viewName"]]
-            return {"project": {"allViews": {"edges": [{"node": view} for view in found]}}}
-        if "upsertSweep" in query:
-            server.sweep_config = variables["config"]
-            return {"upsertSweep": {"sweep": {"name": "abc", "project": project}, "configValidationWarnings": []}}
-        if "SweepWithRuns" in query:
-            return {"project": {"sweep": {"id": "s", "config": server.sweep_config, "runs": {"edges": []}}}}
-        if "createAgent" in query:
-            return {"createAgent": {"agent": {"id": "a"}}}
-        if "agentHeartbeat" in query:
-            commands: list[dict[str, Any]] = []
-            if not any(json.loads(variables["runState"]).values()):
-                commands = [server.commands.pop(0) if server.commands else {"type": "exit"}]
-            return {"agentHeartbeat": {"agent": {"id": "a"}, "commands": json.dumps(commands)}}
         return {}
 
     def stream(self, body: dict[str, Any]) -> None:

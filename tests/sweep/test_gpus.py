@@ -1,4 +1,4 @@
-"""A GPU for each pack, on pretended GPUs: choice, placement and faults; real workers print what they see."""
+"""A GPU for each pack, on pretended GPUs: choice and placement; real workers print what they see."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from normlab.errors import ConfigError
 from normlab.store.plans import Pack, Plan, PlannedRun, read_plan, run_of, sweep_folder
 from normlab.sweeps import plan as sweep_plan
 from normlab.sweeps import worker
-from normlab.sweeps.files import GPU_FAULT, log_of, read_outcomes, write_plan
-from normlab.sweeps.gpus import choose_gpus
-from normlab.sweeps.plan import make_plan
-from normlab.sweeps.process import cause_of_death
+from normlab.sweeps.files import log_of, read_outcomes, write_plan
+from normlab.sweeps.plan import make_plan, visible_gpus
 from normlab.sweeps.supervisor import supervise
 from normlab.training.machine import resolve
 from normlab.training.training_run import describe, identity
-from support.fake_workers import ECC, FakeSweeps, FakeWorker
+from support.fake_workers import FakeSweeps, FakeWorker
 from support.pretended_gpus import MEMORY, UUIDS, gpus, pretend_gpus
 from support.processes import RecordingDisplay
 
@@ -31,77 +29,20 @@ Command = Callable[..., tuple[int, str, str]]
 FULL = [f"GPU-{uuid}" for uuid in UUIDS]
 
 
-# The option.
-
-
-@pytest.mark.parametrize(
-    ("override", "value"),
-    [
-        ("sweep.gpus=all", "all"),
-        ("sweep.gpus=0", "0"),
-        ("sweep.gpus=0,2,5", "0,2,5"),
-        ("sweep.gpus=GPU-1a,GPU-2b", "GPU-1a,GPU-2b"),
-        ("sweep.gpus=MIG-GPU-1a/1/0,MIG-2b", "MIG-GPU-1a/1/0,MIG-2b"),
-    ],
-)
-def test_spellings(override: str, value: str) -> None:
-    assert compose_sweep([override])[0].gpus == value
-
-
-@pytest.mark.parametrize("value", ["0,,1", "range(2)", "null", "{a:1}"])
-def test_what_is_not_a_gpu(value: str) -> None:
-    with pytest.raises(ConfigError, match=r"^sweep\.gpus="):
-        compose_sweep([f"sweep.gpus={value}"])
-
-
-def test_option_without_effect(overrides: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"^sweep\.gpus=0,1: has no effect with device=cpu"):
-        make_plan(*compose_sweep([*overrides, "sweep.gpus=0,1"]))
-    with pytest.raises(ConfigError, match=r"^sweep\.gpus=0: has no effect with sweep\.on=slurm"):
-        compose_sweep(["sweep.gpus=0", "sweep.on=slurm"])
-    assert make_plan(*compose_sweep([*overrides, "sweep.gpus=all"])).gpus == []
-
-
 # The choice.
 
 
 @pytest.mark.parametrize(
-    ("outside", "choice", "chosen"),
-    [
-        (None, "all", [0, 1, 2, 3]),
-        (None, "0,2", [0, 2]),
-        ("2,3", "all", [2, 3]),
-        ("3,1", "1", [1]),
-        ("3,1", f"{FULL[1]},0", [1, 3]),
-        (f"{FULL[3]},{FULL[0]}", "all", [3, 0]),
-    ],
+    ("outside", "chosen"),
+    [(None, [0, 1, 2, 3]), ("2,3", [2, 3]), (f"{FULL[3]},{FULL[0]}", [3, 0])],
 )
-def test_choice(outside: str | None, choice: str, chosen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Indices count within CUDA_VISIBLE_DEVICES; a worker gets the UUID."""
+def test_all_visible_gpus(outside: str | None, chosen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker gets the UUID, whatever the user writes into CUDA_VISIBLE_DEVICES."""
     set_visible(monkeypatch, outside)
     pretend_gpus(monkeypatch)
-    found = choose_gpus(choice)
+    found = visible_gpus()
     assert [gpu.uuid for gpu in found] == [FULL[number] for number in chosen]
     assert [gpu.memory_bytes for gpu in found] == [MEMORY[number] for number in chosen]
-
-
-@pytest.mark.parametrize(
-    ("choice", "problem"),
-    [
-        ("5", "no visible GPU is named 5"),
-        ("GPU-ffff", "no visible GPU is named GPU-ffff"),
-        ("GPU-", "more than one visible GPU is named GPU-"),
-        ("1,1", "GPU 1 is listed twice"),
-        (f"0,{FULL[3]}", "GPU 0 is listed twice"),
-    ],
-)
-def test_unknown_and_repeated_gpus(choice: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_visible(monkeypatch, "3,1")
-    pretend_gpus(monkeypatch)
-    with pytest.raises(ConfigError) as error:
-        choose_gpus(choice)
-    options = f"0 (Pretended, {FULL[3]}), 1 (Pretended, {FULL[1]})"
-    assert str(error.value) == f"sweep.gpus={choice}: {problem}; choose from {options}"
 
 
 def set_visible(monkeypatch: pytest.MonkeyPatch, outside: str | None) -> None:
@@ -115,40 +56,37 @@ def set_visible(monkeypatch: pytest.MonkeyPatch, outside: str | None) -> None:
 
 
 def test_plan_of_gpus(overrides: list[str], run_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_visible(monkeypatch, None)
+    set_visible(monkeypatch, "0,2")
     pretend_gpus(monkeypatch)
     on_gpu = [override for override in overrides if override != "device=cpu"]
-    code, out, err = run_command(
-        "sweep", *on_gpu, "seed=range(20)", "sweep.gpus=0,2", "sweep.jobs=2", "--dry-run", "sweep.name=x"
-    )
+    code, out, err = run_command("sweep", *on_gpu, "seed=range(20)", "sweep.jobs=2", "--dry-run", "sweep.name=x")
     assert code == 0, err
-    assert "\ngpus    0, 2 (Pretended), 2 packs at once on each (sweep.jobs=2)\n" in out
-    # The smallest of the chosen GPUs is shared by two packs.
-    planned = make_plan(*compose_sweep([*on_gpu, "seed=0", "sweep.gpus=0,2", "sweep.jobs=2"]))
+    assert "\ngpus    0, 1 (Pretended), 2 packs at once on each (sweep.jobs=2)\n" in out
+    # The smallest of the GPUs is shared by two packs.
+    planned = make_plan(*compose_sweep([*on_gpu, "seed=0", "sweep.jobs=2"]))
     assert planned.plan.memory_bytes == MEMORY[2] // 2
-    planned = make_plan(*compose_sweep([*on_gpu, "seed=0", "sweep.gpus=0,1"]))
-    assert planned.plan.memory_bytes == MEMORY[0]
     # A run that the largest GPU holds and the smallest does not.
     large = ["model.width=4096", "model.heads=32", "model.depth=16"]
-    make_plan(*compose_sweep([*on_gpu, *large, "sweep.gpus=0"]))
     with pytest.raises(ConfigError, match="the GPU has 40 GiB"):
-        make_plan(*compose_sweep([*on_gpu, *large, "sweep.gpus=0,2"]))
+        make_plan(*compose_sweep([*on_gpu, *large]))
+    set_visible(monkeypatch, "0,1")
+    make_plan(*compose_sweep([*on_gpu, *large]))
+    assert make_plan(*compose_sweep([*on_gpu, "seed=0"])).plan.memory_bytes == MEMORY[0]
 
 
 def test_precision_that_depends_on_the_gpu(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan takes the precision of the chosen GPUs, not that of torch's current one."""
-    set_visible(monkeypatch, None)
     pretend_gpus(monkeypatch, major=(7, 8, 9, 7))
     on_gpu = [override for override in overrides if override != "device=cpu"]
 
-    def run_id(*more: str) -> str:
+    def run_id(visible: str, *more: str) -> str:
+        set_visible(monkeypatch, visible)
         return make_plan(*compose_sweep([*on_gpu, *more])).plan.runs[0].run_id
 
-    assert run_id("sweep.gpus=1,2") == run_id("sweep.gpus=1", "precision=bf16")
-    assert run_id("sweep.gpus=0,3") == run_id("sweep.gpus=0", "precision=fp32")
+    assert run_id("1,2") == run_id("1", "precision=bf16")
+    assert run_id("0,3") == run_id("0", "precision=fp32")
     with pytest.raises(ConfigError, match=r"^precision=auto: depends on the GPU, and GPU 0 \(.*\) has no bf16"):
-        run_id()
-    run_id("precision=fp32")
+        run_id("0,1")
+    run_id("0,1", "precision=fp32")
 
 
 def test_record_has_the_uuid(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +103,7 @@ def test_record_has_the_uuid(overrides: list[str], monkeypatch: pytest.MonkeyPat
     assert resolve(compose_run(overrides)).device_uuid is None
 
 
-# Placement and faults, with fake workers.
+# Placement, with fake workers.
 
 
 @pytest.fixture
@@ -209,14 +147,6 @@ def test_run_on_several_gpus_gets_as_many_and_waits_for_them(on_several_gpus: Fa
     assert all(load[gpu.index] == 0 for each in FakeWorker.all for load in each.loads for gpu in each.gpus)
 
 
-def test_run_that_needs_more_gpus_than_are_left_does_not_stop_the_others(on_several_gpus: FakeSweeps) -> None:
-    result, _, folder = on_several_gpus("seed=range(6)", on=gpus(0, 1, 2), ways={"GPU 2": "fault"})
-    assert (result.code, result.failed) == (1, {})
-    finished = {end.pack for end in read_outcomes(folder) if end.cause == "finished"}
-    assert finished >= {1, 4}
-    assert not finished & {3, 6}
-
-
 def test_threads_are_shared_by_the_packs_of_all_gpus(
     fake_sweep: FakeSweeps, overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,69 +154,13 @@ def test_threads_are_shared_by_the_packs_of_all_gpus(
     monkeypatch.delenv("OMP_NUM_THREADS")
     fake_sweep("seed=0", "sweep.jobs=2", on=gpus(0, 1, 3))
     assert [each.threads for each in FakeWorker.all] == [12], "the plan was made for a CPU"
-    set_visible(monkeypatch, None)
     pretend_gpus(monkeypatch)
     on_gpu = [override for override in overrides if override != "device=cpu"]
-    for choice, jobs, threads in (("0,1,3", 2, 4), ("0", 1, torch.get_num_threads())):
-        options = (f"sweep.gpus={choice}", f"sweep.jobs={jobs}", "seed=range(12)")
-        made = make_plan(*compose_sweep([*on_gpu, *options])).plan
+    for visible, jobs, threads in (("0,1,3", 2, 4), ("0", 1, torch.get_num_threads())):
+        set_visible(monkeypatch, visible)
+        made = make_plan(*compose_sweep([*on_gpu, f"sweep.jobs={jobs}", "seed=range(12)"])).plan
         assert made.threads == threads
-        assert len(made.packs) == jobs * len(choice.split(",")), "every GPU has a pack for each of its jobs"
-
-
-def test_gpu_that_faults_is_taken_out(fake_sweep: FakeSweeps) -> None:
-    """Both packs that run on it go elsewhere, and nothing has failed."""
-    result, events, folder = fake_sweep("seed=range(8)", "sweep.jobs=2", on=gpus(0, 1, 2), ways={"GPU 1": "fault"})
-    assert (result.code, result.failed) == (0, {})
-    lines = [event for event in events if isinstance(event, str)]
-    assert lines == [f"GPU 1 (Pretended, {FULL[1]}) is taken out of the sweep ({ECC}): its packs go to GPU 0, 2"]
-    outcomes = read_outcomes(folder)
-    assert {(end.pack, end.gpu) for end in outcomes if end.cause == GPU_FAULT} == {(2, FULL[1]), (5, FULL[1])}
-    assert sorted(end.pack for end in outcomes if end.cause == "finished") == [*range(1, 9)]
-
-
-def test_no_gpu_is_left_and_the_same_command_resumes(fake_sweep: FakeSweeps) -> None:
-    faults: dict[int | str, str] = {"GPU 0": "fault", "GPU 1": "fault"}
-    result, events, _ = fake_sweep("seed=range(4)", on=gpus(0, 1), ways=faults)
-    assert (result.code, result.failed, result.incomplete) == (1, {}, 4)
-    assert events[-1] == "too few GPUs are left for 4 packs; the same command resumes the sweep"
-    result, events, _ = fake_sweep("seed=range(4)", on=gpus(0, 1))
-    assert (result.code, events[0]) == (0, ("start", 4, []))
-
-
-def test_halves_are_placed_like_other_packs(fake_sweep: FakeSweeps) -> None:
-    result, _, _ = fake_sweep("seed=range(4)", "sweep.pack=4", on=gpus(0, 1), ways={"GPU 0": "memory"})
-    assert result.code == 0
-    assert placed() == {1: [0], 2: [0], 3: [1], 4: [0], 5: [1]}
-
-
-@pytest.mark.parametrize(
-    ("message", "cause"),
-    [
-        (f"AcceleratorError: {ECC} CUDA kernel errors might be reported", GPU_FAULT),
-        ("No CUDA GPUs are available", GPU_FAULT),
-        ("CUDA error: device-side assert triggered", "failed"),
-        ("CUDA error: an illegal memory access was encountered", "failed"),
-        ("CUDA out of memory", "out of memory"),
-    ],
-)
-def test_cause_of_an_error_on_a_gpu(
-    message: str, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """As an exception, and in the log of a process that a library aborts.
-
-    The errors are those of the CUDA runtime (cudaGetErrorString) and of torch.
-    """
-
-    def fail(path: Path) -> Plan:
-        raise RuntimeError(message)
-
-    monkeypatch.setattr(worker, "read_plan", fail)
-    assert worker.Worker(tmp_path, on_gpu=True).train(1) == (cause, f"RuntimeError: {message}")
-    assert capfd.readouterr().err.endswith(f"error: RuntimeError: {message}\n")
-    log = ["terminate called after throwing", f"  what():  {message}", "frame #0"]
-    assert cause_of_death(-6, log, on_gpu=True)[0] == cause
-    assert cause_of_death(-6, log, on_gpu=False)[0] != GPU_FAULT
+        assert len(made.packs) == jobs * len(visible.split(",")), "every GPU has a pack for each of its jobs"
 
 
 def test_worker_whose_gpu_is_gone(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,13 +170,13 @@ def test_worker_whose_gpu_is_gone(overrides: list[str], monkeypatch: pytest.Monk
     planned = make_plan(*compose_sweep([*grid, "device=auto", "sweep.name=x"]))
     planned.folder.mkdir(parents=True)
     write_plan(planned.folder, planned.plan)
-    assert worker.Worker(planned.folder, on_gpu=True).train(1)[0] == GPU_FAULT
+    assert worker.Worker(planned.folder, on_gpu=True).train(1)[0] == "failed"
     assert not run_of(planned.folder, planned.plan.runs[0]).exists()
 
 
 # Real supervisors and workers.
 
-PRINTING = f'''
+PRINTING = '''
 import os
 from dataclasses import dataclass
 import torch
@@ -317,17 +191,13 @@ class PrintingConfig(NormConfig):
         return Printing()
 
 class Printing(torch.nn.Module):
-    """Prints the visible GPUs when it is built, and fails as a broken GPU does."""
+    """Prints the visible GPUs when it is built."""
 
     def __init__(self):
         super().__init__()
-        self.calls = 0
         print("sees", os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
 
     def forward(self, x):
-        self.calls += self.training
-        if self.calls > 5 and os.environ["CUDA_VISIBLE_DEVICES"] == os.environ.get("FAULTY"):
-            raise RuntimeError("{ECC}")
         return torch.tanh(x)
 '''
 
@@ -346,25 +216,19 @@ def seen_in(folder: Path, pack: int) -> list[str]:
 
 
 @pytest.mark.process
-def test_workers_see_one_gpu_each_and_one_gpu_faults(printing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of four GPUs are visible, two packs train at once on each, and one GPU breaks in the sixth step."""
+def test_workers_see_one_gpu_each(printing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of four GPUs are visible, and two packs train at once on each."""
     set_visible(monkeypatch, "3,1")
-    monkeypatch.setenv("FAULTY", FULL[1])
     with monkeypatch.context() as patched:
         pretend_gpus(patched)
-        chosen = choose_gpus("all")
+        chosen = visible_gpus()
     options, composed = compose_sweep([*printing, "seed=range(6)", "sweep.jobs=2", "train.checkpoint_every=2"])
     planned, display = make_plan(options, composed), RecordingDisplay()
-    result = supervise(planned.folder, planned.plan, options, display, chosen)
+    result = supervise(replace(planned, gpus=chosen), options, display)
     assert (result.code, result.failed) == (0, {})
-    assert [seen_in(planned.folder, pack) for pack in (1, 2, 3, 4)] == [
-        [FULL[3]], [FULL[1], FULL[3]], [FULL[3]], [FULL[1], FULL[3]],
-    ]  # fmt: skip
-    assert {gpu for pack in (5, 6) for gpu in seen_in(planned.folder, pack)[-1:]} == {FULL[3]}
-    lines = [event for event in display.events if isinstance(event, str) and "taken out" in event]
-    assert lines == [
-        f"GPU 1 (Pretended, {FULL[1]}) is taken out of the sweep (RuntimeError: {ECC}): its packs go to GPU 0"
-    ]
+    given = {outcome.pack: outcome.gpu for outcome in read_outcomes(planned.folder)}
+    assert {pack: seen_in(planned.folder, pack) for pack in given} == {pack: [gpu] for pack, gpu in given.items()}
+    assert [given[pack] for pack in (1, 2, 3, 4)] == [FULL[3], FULL[1], FULL[3], FULL[1]]
     assert all(run_of(planned.folder, run).state() == "finished" for run in planned.plan.runs)
 
 
@@ -372,7 +236,7 @@ def test_workers_see_one_gpu_each_and_one_gpu_faults(printing: list[str], monkey
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 def test_sweep_on_the_gpus_of_this_machine(overrides: list[str], run_command: Command, tmp_path: Path) -> None:
     """Two packs train at once on each GPU, and the record of each run names the GPU that its pack had."""
-    visible = choose_gpus("all")
+    visible = visible_gpus()
     grid = [override for override in overrides if override != "device=cpu"]
     runs = f"seed=range({2 * len(visible)})"
     code, _, err = run_command("sweep", *grid, "device=cuda", runs, "sweep.pack=off", "sweep.jobs=2", "sweep.name=x")

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from normlab.config.compose import compose_sweep
-from normlab.config.sweep_options import SweepOptions
 from normlab.errors import ConfigError, StoreError
 from normlab.store.lock import file_lock
 from normlab.store.plans import read_plan, run_of, sweep_folder
@@ -301,7 +300,7 @@ def test_sweep_started_by_another_command_in_between(fake_sweep: FakeSweeps, ove
     ours = make_plan(options, composed)
     fake_sweep("seed=0")
     with pytest.raises(ConfigError, match=r"sweep.name=x: the existing sweep of this name has other runs \(1"):
-        supervise(ours.folder, ours.plan, options, RecordingDisplay())
+        supervise(ours, options, RecordingDisplay())
 
 
 def test_hung_process_is_stopped(fake_sweep: FakeSweeps) -> None:
@@ -347,7 +346,3 @@ def test_cause_of_a_death(code: int, log: list[str], memory_kill: bool, cause: s
     found = cause_of_death(code, log, memory_kill=memory_kill)
     assert found[0] == cause
     assert detail in found[1]
-
-
-def test_largest_pack() -> None:
-    assert [SweepOptions(pack=pack).largest_pack for pack in ("auto", "off", "16")] == [None, 1, 16]

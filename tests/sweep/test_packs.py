@@ -146,7 +146,7 @@ def test_a_plan_of_auto_is_a_pure_function(plan: Callable[..., PlannedSweep], mo
 
 
 def test_auto_asks_the_nodes_of_slurm_and_not_the_login_node(plan: Callable[..., PlannedSweep]) -> None:
-    grid = ("device=auto", "precision=bf16", "seed=range(16)", "sweep.on=slurm", "sweep.slurm.cluster=local")
+    grid = ("device=auto", "precision=bf16", "seed=range(16)", "sweep.on=slurm")
     assert sizes_of(plan(*grid, "model.width=128", "train.batch_size=64").plan) == [8, 8]
     assert sizes_of(plan(*grid, "sweep.slurm.gpus=0").plan) == [16]
 
@@ -183,7 +183,6 @@ def test_pack_and_members_are_in_the_record_of_every_run(
     for pack in halved.packs:
         (job,) = halved.runs_of(pack)
         run = run_of(made.folder, job)
-        assert run.last_pack() == [job.run_id]
         assert run.status()["pack"] == {"sweep": "x", "number": pack.number, "runs": [job.run_id]}
     # `train` may resume a run that a sweep trained alone.
     assert run_command("train", *overrides, "train.steps=2", "seed=2")[0] == 0

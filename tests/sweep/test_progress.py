@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import math
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,17 +67,6 @@ def test_lines(folder: Path, plan: Plan, capsys: pytest.CaptureFixture[str], mon
     display.pack_ended(plan.packs[1], PackOutcome(2, MEMORY, "no memory"), halves)
     line = "normlab: pack 2 seed=1 and 2 more: out of memory: no memory; split into packs 5 and 6\n"
     assert capsys.readouterr().err == line
-
-
-def test_closed_stderr_is_ignored(folder: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Closed(io.StringIO):
-        def write(self, text: str) -> int:
-            raise BrokenPipeError
-
-    monkeypatch.setattr(sys, "stderr", Closed())
-    display = ProgressDisplay(folder)
-    display.start(plan, 1, {})
-    display.print("a line")
 
 
 def test_result(folder: Path, plan: Plan) -> None:

@@ -1,21 +1,17 @@
-"""Slurm: submitit's own processes in its bin_folder, and programs that answer as Slurm's do."""
+"""Slurm: programs that answer as Slurm's do."""
 
 from __future__ import annotations
 
 import builtins
-import contextlib
 import os
 import signal
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from compare_runs import differences
 
 from normlab.config.compose import compose_sweep
 from normlab.errors import ConfigError, StoreError
@@ -24,7 +20,6 @@ from normlab.store.runs import RunFolder
 from normlab.sweeps import slurm, supervisor, task
 from normlab.sweeps.files import (
     PackOutcome,
-    SubmittedPack,
     read_outcomes,
     read_queue,
     read_task_outcome,
@@ -35,104 +30,15 @@ from normlab.sweeps.files import (
 from normlab.sweeps.plan import make_plan
 from normlab.sweeps.slurm import SlurmExecutor
 from support.fake_workers import FINISHED_STATUS
-from support.processes import children_of, run_sweep, wait_for
+from support.processes import run_sweep
 
 Command = Callable[..., tuple[int, str, str]]
-HERE = ["sweep.on=slurm", "sweep.slurm.cluster=local", "sweep.slurm.gpus=0", "sweep.slurm.cpus=1"]
-"""Run the tasks as submitit's processes on this machine."""
-
-
-# With submitit's processes on this machine.
-
-
-@pytest.mark.process
-def test_preempted_task_resumes_bit_for_bit(overrides: list[str], tmp_path: Path) -> None:
-    """It is queued again, resumes from the step that all its runs have, and ends bit for bit the same."""
-    grid = [*overrides, "seed=range(4)", "sweep.pack=2", "sweep.name=x", "train.steps=300", "deterministic=true"]
-    whole, _, folder = run_sweep([*grid, f"results_dir={tmp_path / 'whole'}", "sweep.jobs=2"])
-    reference = [run_of(folder, job) for job in whole.plan.runs]
-    members = [index for pack in whole.plan.packs for index in pack.runs if 1 in pack.runs]
-    packs = len(whole.plan.packs)
-    folder = sweep_folder(tmp_path / "results", "x")
-    tasks: list[int] = []
-    steps: set[int] = set()
-
-    def preempt() -> None:
-        """Send the task the signal of Slurm, after some steps."""
-        runs = [runs_of(folder)[index] for index in members]
-        if not tasks and all(run.exists() and run.size() > 5_000 for run in runs):
-            number = next(pack.number for pack in read_plan(folder).packs if 1 in pack.runs)
-            tasks.extend(children_of(int(read_queue(folder)[number].job)))
-            os.kill(tasks[0], signal.SIGUSR2)
-        if tasks:
-            steps.update(run.status()["checkpoint"] for run in runs if run.status()["state"] == "interrupted")
-
-    outcome, _, folder = run_sweep([*grid, *HERE], preempt)
-    assert outcome.code == 0
-    (step,) = steps
-    assert 0 < step < 300
-    assert [end.cause for end in read_outcomes(folder)] == ["finished"] * packs
-    logs = [log.read_text() for log in (folder / "slurm").glob("*_log.out")]
-    assert sorted(log.count("Starting with") for log in logs) == [1] * (packs - 1) + [2]
-    assert sum("this job is preempted" in log and "Requeued job" in log for log in logs) == 1
-    for run, job in zip(reference, outcome.plan.runs, strict=True):
-        assert differences(run.path, run_of(folder, job).path) == []
-    assert read_queue(folder) == {}
-
-
-@pytest.mark.process
-def test_supervisor_may_stop_and_continue_to_watch(
-    overrides: list[str], tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    """Ctrl-C leaves the tasks alone; the same command watches them, and submits nothing twice."""
-    grid = [*overrides, *HERE, "seed=0,1", "sweep.name=x", "sweep.pack=off", "stats=off"]
-    grid += ["train.steps=1000000", "train.log_every=1", "eval.every=0"]
-    folder = sweep_folder(tmp_path / "results", "x")
-    command = [sys.executable, "-m", "normlab", "sweep", *grid]
-    output = tmp_path / "output"
-    with output.open("w") as log:  # not a pipe, which the tasks would hold open
-        first = subprocess.Popen(command, stdout=log, stderr=log)
-    wait_for(lambda: len(read_queue(folder)) == 2)
-    jobs = [int(submitted.job) for submitted in read_queue(folder).values()]
-    request.addfinalizer(lambda: end_all(jobs))
-    wait_for(lambda: all(run.size() > 5_000 for run in runs_of(folder)))
-    first.send_signal(signal.SIGINT)
-    code, text = first.wait(timeout=60), output.read_text()
-    assert code == 130, text
-    queue = read_queue(folder)
-    assert "stopped watching 2 packs in Slurm; use the same command to watch again, or `kill " in text
-    assert queue[1].job in text
-    assert "2 left to train" in text
-    with pytest.raises(StoreError, match=r"sweep x: job .* in Slurm has 2 packs of it; use sweep.on=slurm to watch"):
-        run_sweep([override for override in grid if "sweep.slurm" not in override and "sweep.on" not in override])
-
-    before = [run.rows("train").rows[-1]["step"] for run in runs_of(folder)]
-    outcome, events, _ = run_sweep(grid, lambda: end_all(jobs))
-    assert outcome.code == 1, "tasks that were stopped from outside have not failed, and are not completed"
-    assert events[0] == ("start", 2, [])
-    assert sorted((end.pack, end.cause) for end in read_outcomes(folder)) == [(1, "interrupted"), (2, "interrupted")]
-    assert all(run.status()["checkpoint"] >= step for run, step in zip(runs_of(folder), before, strict=True))
-    assert len(list((folder / "slurm").glob("*_submitted.pkl"))) == 2
-    assert read_queue(folder) == {}
-
-
-def end_all(jobs: list[int]) -> None:
-    """Send SIGTERM to the tasks, once."""
-    while jobs:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(jobs.pop(), signal.SIGTERM)
-
-
-def runs_of(folder: Path) -> list[RunFolder]:
-    return [run_of(folder, job) for job in read_plan(folder).runs]
-
-
 # With fake programs of Slurm.
 
 
 @dataclass
 class Cluster:
-    """The scripts that sbatch received, and the reports of squeue and sacct."""
+    """The scripts that sbatch received, and the report of squeue."""
 
     folder: Path
 
@@ -143,15 +49,9 @@ class Cluster:
     def says(self, **states: str) -> None:
         """Set the states that squeue reports, by task: t12_0 is task 0 of array 12; "" means unknown to squeue."""
         tasks = [f"t{job}{task}" for job in range(12, 20) for task in ("", *(f"_{index}" for index in range(8)))]
-        self._report("squeue", dict.fromkeys(tasks, "RUNNING") | states)
-
-    def has_accounting(self, **states: str) -> None:
-        """Set the states that sacct reports; without a call sacct fails, as without accounting."""
-        self._report("sacct", states)
-
-    def _report(self, program: str, states: dict[str, str]) -> None:
-        lines = [f"{task.removeprefix('t')}|{state}\n" for task, state in states.items() if state]
-        path = self.folder / f"{program}.txt"
+        reported = dict.fromkeys(tasks, "RUNNING") | states
+        lines = [f"{task.removeprefix('t')}|{state}\n" for task, state in reported.items() if state]
+        path = self.folder / "squeue.txt"
         path.with_suffix(".new").write_text("".join(lines))
         path.with_suffix(".new").replace(path)
 
@@ -166,7 +66,6 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
         'echo "Submitted batch job $((n + 12))"',
         "srun": "exit 1",
         "squeue": f"cat {bin_folder}/squeue.txt",
-        "sacct": f"cat {bin_folder}/sacct.txt 2>&- || {{ echo Slurm accounting storage is disabled >&2; exit 1; }}",
     }
     for name, lines in programs.items():
         (bin_folder / name).write_text(f"#!/bin/sh\n{lines}\n")
@@ -201,7 +100,7 @@ def finish_all(folder: Path, cluster: Cluster) -> Callable[[], None]:
         queue = read_queue(folder)
         for number in queue:
             finish(folder, number)
-        cluster.says(**{f"t{pack.job}": "COMPLETED" for pack in queue.values()})
+        cluster.says(**{f"t{job}": "COMPLETED" for job in queue.values()})
 
     return call
 
@@ -225,9 +124,8 @@ def test_options_of_the_sbatch_script(overrides: list[str], tmp_path: Path, clus
     assert "gres" not in script
 
 
-@pytest.mark.parametrize("program", ["squeue", "sacct"])
 def test_outcome_of_a_task_that_reported_none_is_slurms_state(
-    overrides: list[str], tmp_path: Path, cluster: Cluster, program: str
+    overrides: list[str], tmp_path: Path, cluster: Cluster
 ) -> None:
     """Lack of memory halves the pack, into an array of its own; a cancelled task is submitted again on request."""
     grid = [*overrides, *THERE, "seed=range(4)", "optim=adamw", "sweep.pack=2", "norm=layernorm,rmsnorm"]
@@ -240,9 +138,7 @@ def test_outcome_of_a_task_that_reported_none_is_slurms_state(
             finish(folder, number)
         if queue.keys() & {5, 6}:
             states |= {"t13_0": "COMPLETED", "t13_1": "COMPLETED"}
-        if program == "sacct":
-            cluster.has_accounting(**states)
-        cluster.says(**(states if program == "squeue" else dict.fromkeys(states, "")))
+        cluster.says(**states)
 
     outcome, events, _ = run_sweep(grid, on_refresh)
     assert [event for event in events if isinstance(event, tuple) and event[0] != "start"] == [
@@ -263,29 +159,6 @@ def test_outcome_of_a_task_that_reported_none_is_slurms_state(
     assert len(cluster.scripts) == 3
 
 
-def test_task_that_left_the_queue_without_an_outcome_has_failed(
-    overrides: list[str], tmp_path: Path, cluster: Cluster
-) -> None:
-    """Without accounting, and once squeue has forgotten the task: it has failed, and --retry-failed submits it."""
-    grid = [*overrides, *THERE, "seed=range(3)", "sweep.pack=off"]
-    folder = sweep_folder(tmp_path / "results", "x")
-
-    def on_refresh() -> None:
-        cluster.says(t12_0="COMPLETED", t12_1="", t12_2="COMPLETED")
-        for number in {1, 3} & read_queue(folder).keys():
-            finish(folder, number)
-
-    outcome, events, _ = run_sweep(grid, on_refresh)
-    assert outcome.code == 1
-    log = os.path.relpath(folder / "slurm" / "12_1_0_log.out")
-    assert {number: (end.cause, end.detail) for number, end in outcome.failed.items()} == {
-        2: ("failed", f"its task ended without an outcome; the log of the task is {log}")
-    }
-    outcome, events, _ = run_sweep(grid)
-    assert events == [("start", 0, [2])]
-    assert run_sweep(grid, finish_all(folder, cluster), retry_failed=True)[0].code == 0
-
-
 def test_only_an_answer_of_squeue_is_evidence_that_a_task_is_gone(
     overrides: list[str], tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,7 +173,7 @@ def test_only_an_answer_of_squeue_is_evidence_that_a_task_is_gone(
 
     def ended(program: str, executor: SlurmExecutor | None = None) -> list[tuple[int, str]]:
         (cluster.folder / "squeue").write_text(f"#!/bin/sh\n{program}\n")
-        write_queue(folder, {1: SubmittedPack("slurm", "12_0"), 2: SubmittedPack("slurm", "12_1")})
+        write_queue(folder, {1: "12_0", 2: "12_1"})
         executor = executor or SlurmExecutor(folder, options)
         executor.load_queue()
         return [(end.pack, end.cause) for end in executor.outcomes(plan)]
@@ -315,9 +188,8 @@ def test_only_an_answer_of_squeue_is_evidence_that_a_task_is_gone(
     assert ended("echo '12_0|PENDING|Priority'; echo '12_1|REQUEUED|None'", watch) == []
     clock = 229.0
     assert ended(missing, watch) == []
-    (cluster.folder / "sacct.txt").write_text("12_0|TIMEOUT\n12_1|RUNNING\n12_[2-9]|PENDING\n")
     clock = 290.0
-    assert ended(missing, watch) == [(1, "interrupted"), (2, "failed")]
+    assert ended(missing, watch) == [(1, "failed"), (2, "failed")]
     assert ended("echo '12_0|CANCELLED by 1000'; echo '12_1|COMPLETING|None'") == [(1, "interrupted")]
     monkeypatch.undo()
     monkeypatch.setenv("PATH", f"{cluster.folder}:{os.environ['PATH']}")
@@ -352,7 +224,7 @@ def test_outcomes_without_a_supervisor_are_recorded_later(
     outcome, events, _ = run_sweep(grid, lambda: os.kill(os.getpid(), signal.SIGINT))
     assert outcome.code == 130
     assert "stopped watching 3 packs in Slurm; use the same command to watch again, or `scancel 12` to" in str(events)
-    assert read_queue(folder) == {number: SubmittedPack("slurm", f"12_{number - 1}") for number in (1, 2, 3)}
+    assert read_queue(folder) == {number: f"12_{number - 1}" for number in (1, 2, 3)}
     # A sweep on this machine would train the packs a second time.
     here = [override for override in grid if not override.startswith(("sweep.on", "sweep.slurm"))]
     code, _, err = run_command("sweep", *here)
@@ -404,17 +276,10 @@ def test_without_submitit_or_slurm(
     ("overrides", "message"),
     [
         (["sweep.slurm.cpus=4"], r"sweep.slurm.cpus=4: has no effect with sweep.on=local"),
-        (["sweep.on=slurm", "device=cpu"], r"gpus=1: does not fit devices=1, device=cpu and sweep.slurm.nodes=1; set"),
-        (["sweep.on=slurm", "sweep.slurm.gpus=0", "device=cuda"], r"gpus=0: does not fit devices=1, device=cuda"),
+        (["sweep.on=slurm", "device=cpu"], r"gpus=1: does not fit devices=1 and device=cpu; set"),
+        (["sweep.on=slurm", "sweep.slurm.gpus=0", "device=cuda"], r"gpus=0: does not fit devices=1 and device=cuda"),
         (["sweep.on=slurm", "sweep.slurm.gpus=4", "precision=bf16"], r"gpus=4: does not fit devices=1"),
-        (
-            ["sweep.on=slurm", "sweep.slurm.nodes=2", "sweep.slurm.gpus=4", "devices=4", "precision=bf16"],
-            r"gpus=4: does not fit devices=4, device=auto and sweep.slurm.nodes=2; set it to devices / nodes",
-        ),
-        (["sweep.on=slurm", "sweep.slurm.nodes=2"], r"does not fit devices=1, device=auto and sweep.slurm.nodes=2"),
-        (["sweep.on=slurm", "sweep.slurm.nodes=2", "sweep.slurm.cluster=local"], r"nodes=2: has no effect"),
         (["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.slurm.gpu_type=a100"], r"gpu_type=a100: has no effect"),
-        (["sweep.on=slurm", "sweep.slurm.cluster=local", "sweep.jobs=1"], r"sweep.jobs=1: has no effect"),
         (["sweep.on=slurm", "sweep.slurm.extra=['--qos=high']"], r"extra=--qos=high: has leading dashes"),
         (["sweep.on=slurm", "sweep.slurm.extra=['time=3']"], r"extra=time=3: .*set by normlab"),
         (["sweep.on=slurm", "sweep.slurm.gpus=0", "sweep.slurm.memory_gb=0.001"], r"a task \(sweep.slurm.memory_gb\)"),
@@ -442,7 +307,7 @@ def test_gpu_of_a_node_is_not_queried(monkeypatch: pytest.MonkeyPatch, overrides
 
 def test_damaged_queue_is_named(tmp_path: Path) -> None:
     (tmp_path / "slurm").mkdir()
-    write_queue(tmp_path, {3: SubmittedPack("slurm", "12_0")})
+    write_queue(tmp_path, {3: "12_0"})
     path = tmp_path / "slurm" / "queue.json"
     path.write_text(path.read_text().replace("12_0", "12_1"))
     with pytest.raises(StoreError, match=r"queue.json: is damaged .* check with `squeue` that none"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
@@ -16,11 +14,10 @@ from compare_runs import differences
 
 from normlab.config.compose import compose_sweep
 from normlab.norms.base import NORMS, load_all
-from normlab.store.plans import Pack, read_plan, run_of
-from normlab.sweeps.files import log_of, read_outcomes, write_plan
+from normlab.store.plans import Pack, run_of
+from normlab.sweeps.files import log_of, write_plan
 from normlab.sweeps.plan import PlannedSweep, make_plan
 from normlab.sweeps.process import WorkerProcess, process_options
-from support.processes import run_sweep, worker_of, workers_of
 
 
 def keeps_state(name: str) -> bool:
@@ -49,7 +46,7 @@ def started(planned: PlannedSweep, pack: Pack) -> Iterator[WorkerProcess]:
 
 def train(planned: PlannedSweep, worker: WorkerProcess, pack: Pack) -> bool:
     """Train a pack; return whether the process can train another."""
-    worker.train(pack.number, 0)
+    worker.train(pack.number)
     wait([worker.connection])
     answer = worker.answer()
     assert answer is not None, log_of(planned.folder, pack.number).read_text()
@@ -108,24 +105,3 @@ def test_no_pack_follows_user_code(overrides: list[str], tmp_path: Path) -> None
     (pack,) = planned.plan.packs
     with started(planned, pack) as worker:
         assert not train(planned, worker, pack)
-
-
-@pytest.mark.process
-def test_killed_process_is_replaced_and_the_others_stay(overrides: list[str], tmp_path: Path) -> None:
-    """SIGKILL in the middle of the second pack of one of two processes."""
-    grid = [*overrides, "seed=range(6)", "sweep.pack=off", "sweep.jobs=2", "sweep.name=x", "train.steps=300"]
-    folder = tmp_path / "results" / "sweeps" / "x"
-    pids: set[int] = set()
-    killed: list[int] = []
-
-    def kill_once() -> None:
-        pids.update(workers_of(folder))
-        if not killed and run_of(folder, read_plan(folder).runs[2]).size():
-            killed.append(worker_of(folder, 3))
-            os.kill(killed[0], signal.SIGKILL)
-
-    result, _, _ = run_sweep(grid, kill_once)
-    assert [(number, end.cause) for number, end in result.failed.items()] == [(3, "failed")]
-    assert sorted(end.pack for end in read_outcomes(folder) if end.cause == "finished") == [1, 2, 4, 5, 6]
-    assert len(pids) == 3, "one for each slot, and one for the killed one"
-    assert workers_of(folder) == []

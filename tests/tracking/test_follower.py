@@ -36,7 +36,7 @@ class RecordingService:
         self.next_step = step + 1
 
     def finish(self, summary: object, state: str) -> None:
-        assert is_locked(lock_of(self.path, "online"))
+        assert is_locked(lock_of(self.path))
         self.ended.append(state)
 
 
@@ -81,20 +81,20 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path, monkeypatch: pytest.Monkey
         lock.__exit__(None, None, None)
 
     on_pause(monkeypatch, 2, finish)
-    Follower(Task(runs=[folder.path], service="online"), "online").follow()
+    Follower(Task(runs=[folder.path], mode="online"), "online").follow()
     assert [(service.steps, service.ended) for service in services] == [([0, 1, 2, 3, 4], ["finished"])]
-    assert not is_locked(lock_of(folder.path, "online"))
-    assert upload_lines([folder.path], "online", ["x"]) == ["W&B: http://x"]
+    assert not is_locked(lock_of(folder.path))
+    assert upload_lines([folder.path], ["x"]) == ["W&B: http://x"]
 
 
 def test_a_run_of_a_pack_does_not_wait_for_the_follower_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = folder_of(tmp_path, "seed=0"), folder_of(tmp_path, "seed=1")
-    lock = file_lock(lock_of(first.path, "online"), "the test")
+    lock = file_lock(lock_of(first.path), "the test")
     lock.__enter__()
     on_pause(monkeypatch, 3, lambda: lock.__exit__(None, None, None))
-    Follower(Task(runs=[first.path, second.path], service="online"), "online").follow()
+    Follower(Task(runs=[first.path, second.path], mode="online"), "online").follow()
     assert [(service.path.name, service.ended) for service in services] == [
         (second.path.name, ["finished"]), (first.path.name, ["finished"]),
     ]  # fmt: skip
@@ -115,10 +115,10 @@ def test_a_server_that_is_gone_at_the_end_is_tried_twice(
     monkeypatch.setattr(RecordingService, "finish", fail)
     monkeypatch.setattr(follower_module, "GIVE_UP_S", -1.0)
     on_pause(monkeypatch, 0, lambda: None)
-    Follower(Task(runs=[folder.path for folder in folders], service="online"), "online").follow()
+    Follower(Task(runs=[folder.path for folder in folders], mode="online"), "online").follow()
     assert finished == ["finished"] * attempts
     text = f"TimeoutError: {problem.format(folders[0].path.name)}"
-    assert upload_lines([folder.path for folder in folders], "online", ["x"]) == [
+    assert upload_lines([folder.path for folder in folders], ["x"]) == [
         f"W&B lacks data of 3 runs ({text}); `normlab sync x` sends what is missing"
     ]
 
@@ -134,14 +134,14 @@ def test_a_server_that_is_gone_for_a_while_is_tried_again(tmp_path: Path, monkey
     with monkeypatch.context() as patched:
         patched.setattr(RecordingService, "finish", fail)
         on_pause(monkeypatch, 2, patched.undo)
-        Follower(Task(runs=[folder.path], service="online"), "online").follow()
+        Follower(Task(runs=[folder.path], mode="online"), "online").follow()
     assert [service.ended for service in services] == [[], [], ["finished"]]
 
 
 def test_sync_leaves_a_run_to_the_follower_that_sends_it(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
-    with file_lock(lock_of(folder.path, "online"), "the test"):
-        Follower(Task(runs=[folder.path], service="online", until_end=False), "online").follow()
-        (line,) = upload_lines([folder.path], "online", ["x"])
+    with file_lock(lock_of(folder.path), "the test"):
+        Follower(Task(runs=[folder.path], mode="online", until_end=False), "online").follow()
+        (line,) = upload_lines([folder.path], ["x"])
     assert line.startswith("W&B: sending 1 run continues in the background; if it fails, `normlab sync x`")
     assert not services

@@ -1,4 +1,4 @@
-"""What a service receives of a run: each step's numbers, once and complete, and names that it accepts."""
+"""What W&B receives of a run: each step's numbers, once and complete, and names that it accepts."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_statistics_by_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_running_run_sends_complete_steps_only(tmp_path: Path) -> None:
     """Whatever the moment at which its record is read, a step that is sent has all that it ever gets."""
-    options = ["train.steps=12", "train.log_every=3", "eval.every=2", "stats=full", "stats.every=1"]
+    options = ["train.steps=12", "train.log_every=3", "eval.every=2", "stats.tiers=[core,extended]", "stats.every=1"]
     options += ["stats.extended_every=2"]
     moments: list[dict[int, dict[str, float]]] = []
     readers: list[StepReader] = []
@@ -122,19 +122,20 @@ def test_a_running_run_sends_complete_steps_only(tmp_path: Path) -> None:
 
 
 def test_labels(tmp_path: Path) -> None:
-    run = folder_of(tmp_path, "train.steps=1", "tracking.tags=[mine]").run()
+    run = folder_of(tmp_path, "train.steps=1").run()
     configuration = ["norm=rmsnorm", "placement=pre", "model.depth=2"]
     assert labels_of(run, None) == {
-        "name": run["run_id"], "group": None, "job_type": " ".join(configuration), "tags": ["mine", *configuration],
+        "name": run["run_id"], "group": None, "job_type": " ".join(configuration), "tags": configuration,
     }  # fmt: skip
     plan = Plan("first", "auto", [PlannedRun(run["run_id"], ["seed=3", "optim.lr=0.01"], {})], [])
     assert labels_of(run, plan) == {
         "name": "seed=3 optim.lr=0.01", "group": "first", "job_type": "optim.lr=0.01",
-        "tags": ["mine", "seed=3", "optim.lr=0.01"],
+        "tags": ["seed=3", "optim.lr=0.01"],
     }  # fmt: skip
-    run["config"]["tracking"] |= {"group": "g", "job_type": "j", "tags": ["x" * 98]}
-    labels = labels_of(run | {"name": "n"}, plan)
-    assert (labels["name"], labels["group"], labels["job_type"], labels["tags"][0]) == ("n", "g", "j", "x" * 64)
+    long = Plan("g", "auto", [PlannedRun(run["run_id"], ["run.x=" + "x" * 98], {})], [])
+    labels = labels_of(run | {"name": "n"}, long)
+    assert (labels["name"], labels["group"]) == ("n", "g")
+    assert [labels["job_type"], *labels["tags"]] == ["run.x=" + "x" * 58] * 2
 
 
 def test_config_and_summary_have_the_whole_record(tmp_path: Path) -> None:

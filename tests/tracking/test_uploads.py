@@ -1,4 +1,4 @@
-"""The lines about what a service has of runs, and what is known of W&B's login without importing wandb."""
+"""The lines about what W&B has of runs, and what is known of W&B's login without importing wandb."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import pytest
 from normlab.config.compose import compose_run
 from normlab.store.lock import file_lock
 from normlab.store.runs import RunFolder
-from normlab.tracking.uploads import Upload, lock_of, may_have_login, services_of, upload_lines
+from normlab.tracking.uploads import Upload, lock_of, may_have_login, mode_of, upload_lines
 from normlab.training.start import train
 from support.small_run import small_run
-from support.wandb_runs import call, overrides_of
 
 HINT = "`normlab sync x` sends what is missing"
 NO_PROCESS = "W&B lacks data of 1 run (no process sends it, or none can write to its folder); "
-SENT = Upload("a", "p", "e", "http://x", problem="")
+SENT = Upload("http://x", problem="")
 
 
 @pytest.fixture(autouse=True)
@@ -46,26 +45,24 @@ def run(tmp_path: Path) -> RunFolder:
         # Texts of someone else count as no upload.
         (replace(SENT, where="../../victim"), NO_PROCESS + HINT),
         (replace(SENT, where="http://x\x1b[2J"), NO_PROCESS + HINT),
-        (replace(SENT, id="../../victim"), NO_PROCESS + HINT),
         (replace(SENT, problem=None), NO_PROCESS + HINT),
     ],
 )
 def test_lines(upload: Upload, line: str, run: RunFolder) -> None:
-    upload.write(run.path, "online")
-    assert upload_lines([run.path], "auto", ["x"]) == [line.replace("{run}", os.path.relpath(run.path))]
+    upload.write(run.path)
+    assert upload_lines([run.path], ["x"]) == [line.replace("{run}", os.path.relpath(run.path))]
 
 
 def test_several_runs(run: RunFolder, tmp_path: Path) -> None:
     runs = [run.path, *(tmp_path / name for name in "bcd")]
     for path in runs:
         path.mkdir(exist_ok=True)
-        replace(SENT, where=f"http://{path.name}").write(path, "online")
-    with file_lock(lock_of(runs[2], "online"), "the test"):
-        assert upload_lines(runs, "online", ["a b"]) == [
+        replace(SENT, where=f"http://{path.name}").write(path)
+    with file_lock(lock_of(runs[2]), "the test"):
+        assert upload_lines(runs, ["a b"]) == [
             f"W&B: 3 runs, the first: http://{runs[0].name}",
             "W&B: sending 1 run continues in the background; if it fails, `normlab sync 'a b'` sends what is missing",
         ]
-    assert "`normlab sync --to tensorboard a b`" in upload_lines(runs, "tensorboard", ["a", "b"])[0]
 
 
 @pytest.mark.parametrize(
@@ -95,30 +92,17 @@ def test_login(
 
 
 @pytest.mark.parametrize(
-    ("option", "variable", "has_login", "services"),
+    ("option", "variable", "has_login", "mode"),
     [
-        ("auto", "", True, ["auto"]),
-        ("auto", "", False, []),
-        ("auto", "dryrun", False, ["offline"]),
-        ("auto", "disabled", True, []),
-        ("off", "online", True, []),
-        ("online", "disabled", False, ["online"]),
+        ("auto", "", True, "auto"),
+        ("auto", "", False, None),
+        ("auto", "dryrun", False, "offline"),
+        ("auto", "disabled", True, None),
+        ("off", "online", True, None),
+        ("online", "disabled", False, "online"),
     ],
 )
-def test_services(
-    option: str, variable: str, has_login: bool, services: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mode(option: str, variable: str, has_login: bool, mode: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", variable)
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40 if has_login else "")
-    assert services_of(option, []) == services
-    assert services_of(option, ["tensorboard"]) == [*services, "tensorboard"]
-
-
-@pytest.mark.network
-def test_a_sweep_reports_each_service(tmp_path: Path) -> None:
-    grid = overrides_of(tmp_path, "seed=0,1", "sweep.name=x", "tracking.wandb=offline", "tracking.also=[tensorboard]")
-    done = call(tmp_path, None, "sweep", *grid)
-    assert done.returncode == 0, done.stderr
-    lines = done.stderr.splitlines()[-2:]
-    assert lines[0].startswith("normlab: W&B: 2 runs, the first: `wandb sync results/runs/")
-    assert lines[1].startswith("normlab: TensorBoard: 2 runs, the first: `tensorboard --logdir results/runs/")
+    assert mode_of(option) == mode

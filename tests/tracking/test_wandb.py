@@ -55,7 +55,7 @@ def test_live_then_sent_again(server: Server, tmp_path: Path) -> None:
     done = call(tmp_path, server, "train", *overrides_of(tmp_path), program=(sys.executable, "-c", script))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "False"
-    upload = Upload.read(folder_of(tmp_path).path, "online")
+    upload = Upload.read(folder_of(tmp_path).path)
     assert done.stderr.splitlines()[-1] == f"normlab: W&B: {upload.where}"
     run = assert_complete(server, tmp_path)
     assert (run.summary["state"], run.exit_code, upload.problem) == ("finished", 0, "")
@@ -213,22 +213,6 @@ def test_offline_is_written_anew_and_uploaded_by_wandb(server: Server, tmp_path:
     wandb = (str(Path(sys.executable).with_name("wandb")),)
     assert call(tmp_path, server, "sync", str(offline), program=wandb).returncode == 0
     assert_complete(server, tmp_path)
-
-
-@pytest.mark.process
-def test_a_sweep_names_the_command_that_sends_the_rest(server: Server, tmp_path: Path) -> None:
-    grid = overrides_of(tmp_path, "seed=0,1", "sweep.pack=off", "sweep.name=x", *SLOW[:1])
-    process = start(tmp_path, server, "sweep", *grid)
-    wait_for(lambda: any(run.rows for run in server.runs.values()))
-    server.is_dead = True
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == 0
-    assert err.splitlines()[-1] == (
-        "normlab: W&B: sending 2 runs continues in the background; if it fails, `normlab sync results/sweeps/x` sends "
-        "what is missing"
-    )
-    for pid in followers(tmp_path):
-        os.killpg(pid, signal.SIGKILL)
 
 
 @pytest.mark.process

@@ -72,7 +72,7 @@ def record_of(run: RunFolder) -> dict[str, np.ndarray]:
 CASES = {
     "batchnorm": ["norm=batchnorm", "placement=pre"],
     "layernorm": ["norm=layernorm", "placement=pre", "train.accumulation=4"],
-    "past": ["norm=batchnorm_past", "placement=post", "train.accumulation=2", "stats=full", "stats.probe_share=null"],
+    "past": ["norm=batchnorm_past", "placement=post", "train.accumulation=2", "stats.tiers=[core,extended]"],
 }
 
 
@@ -183,8 +183,8 @@ def test_a_rank_gives_its_gpu_to_nccl(
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     monkeypatch.setattr(torch.distributed, "init_process_group", init_process_group)
     monkeypatch.setattr(sys, "argv", sys.argv)
-    for name, number in (("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")):
+    for name, number in (("RANK", "1"), ("WORLD_SIZE", "2")):
         monkeypatch.setenv(name, number)
     config = compose_run([*small_run(tmp_path), f"device={device}", "devices=2"])
-    assert rank.main({"config": plain_tree(config), "pack": None, "command": []}) == 2
+    assert rank.main({"config": plain_tree(config), "pack": None, "command": [], "folder": str(tmp_path)}) == 2
     assert groups == ([gpu] if gpu else []) + [(backend, gpu)]

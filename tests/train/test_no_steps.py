@@ -18,7 +18,7 @@ from normlab.training.start import train_pack
 from support.run_folders import OVERRIDES, Command, differences
 
 TWO_TIERS = ("stats.tiers=[core,extended]", "train.accumulation=2")
-PROBED = ("norm=rmsnorm", "stats.also=[spec_norm]", "stats.probe_share=1")
+PROBED = ("norm=rmsnorm", "stats.also=[spec_norm]")
 
 
 def trained(results: Path, *overrides: str, runs: int = 1) -> list[RunFolder]:

@@ -93,7 +93,7 @@ def test_update_of_a_single_run_equals_torch_optim(options: OptimConfig) -> None
     reference_params = {n: p.clone().requires_grad_() for n, p in params.items()}
     decayed = [n for n, p in params.items() if is_decayed(options, p)]
     assert ("gain" in decayed) == (options.decay == "all")
-    optimizer = Optimizer(options, params, decayed)
+    optimizer = Optimizer(options, params)
     other = reference(options, reference_params, decayed)
     for step in range(STEPS):
         grads = gradients(step, params)
@@ -112,9 +112,8 @@ def test_update_of_stacked_runs_equals_single_updates(options: OptimConfig) -> N
         run.lr, run.weight_decay = options.lr * (1 + number), 0.1 * number
     stacked = Stack(drawn(3))
     single = [{n: p[r].clone() for n, p in stacked.items()} for r in range(3)]
-    decayed = [n for n, p in single[0].items() if is_decayed(options, p)]
-    together = Optimizer(options, stacked, decayed)
-    optimizers = [Optimizer(run, single[r], decayed) for r, run in enumerate(runs)]
+    together = Optimizer(options, stacked)
+    optimizers = [Optimizer(run, single[r]) for r, run in enumerate(runs)]
     alive = torch.tensor([True, False, True])
     start = {n: p.clone() for n, p in stacked.items()}
     for step in range(STEPS):
@@ -132,7 +131,7 @@ def test_update_of_stacked_runs_equals_single_updates(options: OptimConfig) -> N
 @with_options
 def test_skipped_update_changes_no_bit(options: OptimConfig) -> None:
     params = drawn()
-    optimizer = Optimizer(options, params, list(params))
+    optimizer = Optimizer(options, params)
     optimizer.update(params, gradients(0, params), hyperparameters_at(options, STEPS, 0), torch.tensor(True))
     before = copy.deepcopy((params, optimizer.moments))
     spoiled = {n: torch.full_like(g, math.nan) for n, g in gradients(1, params).items()}
@@ -148,9 +147,8 @@ def test_clipping_equals_torch(clip: float) -> None:
     config = compose_run(["model=gpt2_nano", "model.context=8", f"optim.clip={clip}"])
     model = build_model(config, 20)
     tokens = torch.randint(0, 20, (2, 9), generator=torch.Generator().manual_seed(0))
-    step = Step(
-        SingleRun(model, compiled=False), Optimizer(config.optim, dict(model.named_parameters()), []), clip=clip
-    )
+    runner = SingleRun(model, compiled=False)
+    step = Step(runner, Optimizer(config.optim, runner.params), clip=clip)
     other = copy.deepcopy(model)
     out = step(tokens[:, :-1], tokens[:, 1:], hyperparameters_at(config.optim, 10, 0))
     logits = other(tokens[:, :-1])

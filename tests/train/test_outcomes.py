@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +24,6 @@ def test_finite_final_loss_above_the_uniform_loss_is_divergence(
     assert err.splitlines()[-1].startswith("diverged at step 12/12  last val ")
     (row,) = summarize(Path(place))
     assert (row["state"], row["val_loss"], row["vs_bigram"]) == ("diverged", None, None)
-    assert 7 < row["last_val_loss"] < math.inf
     assert row["note"] == first
     again = run_command("train", *overrides, *BAD)[1].splitlines()
     assert again == ["diverged at step 12: nothing to do (run.fresh=true starts another run)", first, place]

@@ -1,10 +1,10 @@
-"""Every placement outside the residual algebra trains, trains in a pack, compiles and resumes."""
+"""Every placement outside the residual algebra trains, compiles and resumes."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,14 +12,13 @@ import torch
 
 from normlab.config.compose import compose_run
 from normlab.model.init import build_model
-from normlab.model.runner import SingleRun, StackedRuns
+from normlab.model.runner import SingleRun
 from normlab.placements.algebra import AlgebraPlacement
 from normlab.placements.base import load_all
 from normlab.training import start as training
-from normlab.training.optim import coefficients_of, hyperparameters_at
-from normlab.training.step import StepOutput
+from normlab.training.optim import hyperparameters_at
 from support.run_folders import differences
-from support.small_steps import VOCAB, config_of, cyclic_batch, norm_in, step_of
+from support.small_steps import VOCAB, assert_same_measurements, config_of, cyclic_batch, norm_in, step_of
 
 OWN_WIRING = [
     name
@@ -48,40 +47,6 @@ def test_wiring_trains_at_depth_4(name: str, overrides: list[str]) -> None:
         assert all(math.isfinite(value) for value in row.values() if isinstance(value, float)), row
 
 
-@pytest.mark.parametrize("norm", ["layernorm", "batchnorm"])
-@pytest.mark.parametrize("name", OWN_WIRING)
-def test_pack_equals_single_runs(name: str, norm: str) -> None:
-    overrides = (norm_in(name, norm), f"placement={name}", "model.depth=2")
-    configs = [config_of(*overrides, f"seed={seed}", f"optim.lr={lr}") for seed, lr in ((0, 1e-3), (1, 2e-3))]
-    models = [build_model(config, VOCAB).double() for config in configs]
-    singles = [step_of(c, SingleRun(copy.deepcopy(m), compiled=False)) for c, m in zip(configs, models, strict=True)]
-    pack = step_of(configs[0], StackedRuns(models, compiled=False))
-    generator = torch.Generator().manual_seed(0)
-    for step in range(10):
-        tokens, targets = cyclic_batch(generator, 2)
-        hypers = [hyperparameters_at(config.optim, 10, step) for config in configs]
-        alone = [one(tokens[r], targets[r], hypers[r], measured=step == 9) for r, one in enumerate(singles)]
-        together = pack(tokens, targets, coefficients_of(hypers, step + 1), measured=step == 9)
-        for name in ("loss", "grad_norm"):
-            expected = torch.stack([getattr(out, name) for out in alone], dim=-1)
-            torch.testing.assert_close(getattr(together, name), expected, atol=1e-9, rtol=0)
-        if step == 9:
-            same_inside([together], alone)
-    for kind in ("params", "buffers"):
-        for r, one in enumerate(singles):
-            for tensor_name, tensor in getattr(one.runner, kind).items():
-                torch.testing.assert_close(getattr(pack.runner, kind)[tensor_name][r], tensor, atol=1e-9, rtol=0)
-
-
-def same_inside(found: Sequence[StepOutput], expected: Sequence[StepOutput]) -> None:
-    """Everything that was measured, of a pack and of its runs alone, or of two ways to run one."""
-    ours, theirs = ([out.measured for out in outputs if out.measured is not None] for outputs in (found, expected))
-    assert ours
-    assert {one.columns for one in [*ours, *theirs]} == {ours[0].columns}
-    values = [torch.cat([one.values.view(len(one.columns), -1) for one in each], dim=1) for each in (ours, theirs)]
-    torch.testing.assert_close(*values, atol=1e-9, rtol=1e-8, equal_nan=True)
-
-
 @pytest.mark.exhaustive  # half a minute each
 @pytest.mark.parametrize("name", OWN_WIRING)
 def test_compiled_equals_eager(name: str) -> None:
@@ -98,7 +63,7 @@ def test_compiled_equals_eager(name: str) -> None:
         ]
         for name in ("loss", "grad_norm"):
             torch.testing.assert_close(*(getattr(out, name) for out in outputs), atol=1e-12, rtol=1e-9)
-        same_inside(*([out] for out in outputs))
+        assert_same_measurements(*([out] for out in outputs))
     # One graph for every layer, each way.
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
     assert not torch._dynamo.utils.counters["graph_break"]

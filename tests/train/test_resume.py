@@ -236,12 +236,12 @@ def test_a_name_or_a_label_that_a_run_does_not_take_is_named(
 ) -> None:
     if not is_finished:
         interrupt(9)
-    command("run.name=one", "tracking.group=g", "train.log_every=2")
-    _, _, err = command("run.name=two", "tracking.group=g", "tracking.tags=[a]", "train.log_every=5")
+    command("run.name=one", "tracking.project=p", "train.log_every=2")
+    _, _, err = command("run.name=two", "tracking.project=p", "tracking.entity=e", "train.log_every=5")
     (warning,) = (line for line in err.splitlines() if "no effect" in line)
     assert {*warning.removeprefix("warning: ").partition(": no effect")[0].split(", ")} == {
         "run.name=two",
-        'tracking.tags=["a"]',
+        "tracking.entity=e",
     }
     assert "run.fresh=true" in warning
     assert "no effect" not in command()[2]

@@ -16,7 +16,6 @@ import pytest
 from normlab.config.compose import compose_run
 from normlab.errors import StoreError
 from normlab.store.runs import RunFolder
-from normlab.training import writer as writing
 from normlab.training.loop import Loop
 from normlab.training.start import train_pack
 from normlab.training.training_run import TrainingRun
@@ -63,31 +62,6 @@ def test_no_job_runs_after_one_that_failed(failing: int) -> None:
         assert raised.value is error
     writer.end()
     assert done == ["before"]
-
-
-def test_jobs_of_a_slow_disk_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "MOST_WAITING", 2)
-    writer, started, go, added = Writer(), threading.Event(), threading.Event(), threading.Semaphore(0)
-
-    def first() -> None:
-        started.set()
-        go.wait(LONG_S)
-
-    def add() -> None:
-        for _ in range(4):
-            writer.add(lambda: None)
-            added.release()
-
-    writer.add(first)
-    assert started.wait(LONG_S)
-    adding = threading.Thread(target=add)
-    adding.start()
-    assert [added.acquire(timeout=LONG_S) for _ in range(2)] == [True, True]
-    assert not added.acquire(timeout=0.2), "a third job waits"
-    go.set()
-    adding.join(LONG_S)
-    assert not adding.is_alive()
-    writer.end()
 
 
 # The loop.

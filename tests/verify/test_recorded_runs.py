@@ -43,7 +43,7 @@ def test_each_block_is_checked_once_and_the_result_is_stored(
     code, out, _ = run_command("verify", "results", "--json")
     assert code == 1  # one check fails
     rows = json.loads(out)
-    assert sorted((row["of"].partition("-")[0], row["passed"]) for row in rows) == [
+    assert sorted((row["subject"].partition("-")[0], row["passed"]) for row in rows) == [
         ("layernorm", False), ("layernorm", True), ("rmsnorm", False), ("rmsnorm", True),
         ("run layernorm", True), ("run rmsnorm", True),
     ]  # fmt: skip
@@ -102,7 +102,6 @@ def test_all_checks_of_a_recorded_run_hold(records: list[RunRecord], run_command
     [
         (["nothing"], "neither a folder nor a sweep"),
         (["results", "norm=rmsnorm"], "results: not option=value"),
-        (["results", "--compiled"], "--compiled: has no effect with a run"),
         (["norm=rmsnorm", "--trust"], "--trust: has no effect without a recorded run"),
     ],
 )

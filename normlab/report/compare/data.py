@@ -7,16 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from normlab.analysis.cells import Cell
-from normlab.analysis.factor_tests import run_test
-from normlab.analysis.factors import short_label, varying_options
+from normlab.analysis.factors import label, varying_options
 from normlab.analysis.phrases import counted
-from normlab.analysis.results import RunResult, comparability_warnings, read_results
+from normlab.analysis.results import RunResult, read_results
 from normlab.analysis.settings import format_setting, select_where, setting
 from normlab.analysis.table import CellsTable, build_table, cell_options
-from normlab.errors import ConfigError, NormlabError
-from normlab.report.cells_table import format_tests, notes, notes_on_tests, table_rows
+from normlab.errors import NormlabError
+from normlab.report.cells_table import notes, table_rows
 from normlab.report.channels import MAX_PANELS, Channels, choose_channels
-from normlab.report.compare.summary_text import Fact, not_comparable, selection_note, summary_facts
+from normlab.report.compare.summary_text import Fact, summary_facts
 from normlab.report.figure_data import (
     KINDS,
     Axis,
@@ -29,33 +28,26 @@ from normlab.report.figure_data import (
     layout_of,
     short_number,
 )
-from normlab.report.figure_points import MOMENTS, SERIES, Point, ReadCache, mean_curve, median_profile
+from normlab.report.figure_points import SERIES, Kept, Point, ReadCache, mean_curve
 from normlab.report.runs_table import row_of
 from normlab.report.tables import Row, column, format_value
 from normlab.stats.registry import STATISTICS
 from normlab.store.format import RUNNING
 from normlab.store.query import NOT_STARTED, Selection
-from normlab.store.record import RunEntry, RunRecord
+from normlab.store.record import RunEntry
 
-MAX_LAYER_VALUES = 400_000
-"""Most values of profiles over layers; a page of more keeps fewer of the `MOMENTS`, the last one at least."""
-MAX_INTERACTIONS = 500
-"""Most rows of the page's table of interactions; a page of more leaves it out."""
 RUN_COLUMNS = (
-    "state", "val_loss", "best_val_loss", "last_val_loss", "train_loss", "step", "tokens_per_s", "flops_per_s",
+    "state", "val_loss", "best_val_loss", "train_loss", "step", "tokens_per_s", "flops_per_s",
     "mfu", "seconds", "id", "note",
 )  # fmt: skip
 """The columns of the table of runs after the options in which the runs differ."""
 STILL_RUNNING = "still running: the numbers may be some steps old"
 MAX_UNFINISHED = 48
-"""Most runs of the figure of unfinished runs."""
-VANISHING = 0.1
-"""A layer's gradient below this share of the gradient at the LM head vanishes."""
 DIGITS = 6
 """Significant digits of curves and profiles."""
 TITLES = {
     "factor": "Final loss", "unfinished": "Unfinished runs", "loss": "Over training", "lr": "Learning rates",
-    "matrix": "Interaction of two factors", "layers": "Statistics of each layer",
+    "layers": "Statistics of each layer at the last measured step",
 }  # fmt: skip
 """The figures of the page in their order, with their titles."""
 
@@ -65,22 +57,16 @@ def page_data(
     by: Sequence[str] | None,
     where: Sequence[str],
     channels: Mapping[str, Any] | None = None,
-    cache: ReadCache | None = None,
+    kept: Kept | None = None,
 ) -> Row:
-    """Return the data of the page.
+    """Return the data of the page of the runs that meet the conditions, by some factors; `by` as in `cell_options`.
 
-    Args:
-        selection: The runs.
-        by: The factors; None for the options in which the runs differ.
-        where: Conditions that the runs must meet.
-        channels: Arguments of `choose_channels`: `x`, `color`, `style` and `panel`.
-        cache: What an earlier call has read.
+    `kept` has what earlier calls have read (`ReadCache`).
 
     Raises:
         ConfigError: An option of `by`, a condition or a channel is invalid.
     """
-    cache = cache or ReadCache()
-    cache.start_page()
+    cache = ReadCache(kept)
     results, warnings = read_results(selection.records)  # warns of every damaged run, which can meet no condition
     records = select_where(selection.records, where)
     selected = set(records)
@@ -96,16 +82,14 @@ def page_data(
         "title": _title(selection, len(records)),
         "about": _about(records, results, table),
         "summary": [fact.sentence for fact in facts],
-        "facts": [fact._asdict() for fact in [*facts, *_gradients(table.cells, cache), _cost(table.cells)]],
+        "facts": [fact._asdict() for fact in [*facts, _cost(table.cells)]],
         "warnings": table.warnings,
-        "caveats": [*comparability_warnings(results), *table.warnings, *selection_note(table.cells)],
         "by": options,
         "figures": figures,
         "lines": lines,
         "series": SERIES,
         "cell_table": {"columns": list(texts[0]) if texts else [], "rows": [list(row.values()) for row in texts]},
         "run_table": _run_table(records, varying_options(results), cache),
-        "interactions": _interactions(table),
         "notes": notes(table, texts[0]) if texts else [],
         "problems": _problems(cache, table.warnings),
     }
@@ -127,25 +111,6 @@ def _about(records: Sequence[RunEntry], results: Sequence[RunResult], table: Cel
     cells = f"in {counted(len(table.cells), 'cell')}: {of_each}" if table.cells else ""
     about = f"{counted(len(records), 'run')} {cells}".rstrip()
     return " · ".join([about, *map(", ".join, filter(None, names))])
-
-
-def _gradients(cells: Sequence[Cell], cache: ReadCache) -> list[Fact]:
-    """Return where the gradient of the residual stream is far below that at the LM head, at the last measured step."""
-    ratios = {}
-    for cell in cells:
-        key = "dresid_rms", ""
-        profiles = [profile[key] for run in cell.runs_at_best if key in (profile := cache.profiles(run.record))]
-        *layers, head = median_profile(profiles, "last") or [Point(0, 0)]
-        if layers and head.y and head.y > 0:
-            smallest = min(layers, key=lambda point: point.y or 0.0)
-            ratios[cell.label] = (smallest.y or 0.0) / head.y, f"{smallest.x:g}"
-    if not ratios:
-        return []
-    label, (ratio, layer) = min(ratios.items(), key=lambda item: item[1][0])
-    text = f"{label}: layer {layer} has {ratio:.2g} times the gradient at the LM head."
-    count = sum(ratio < VANISHING for ratio, _ in ratios.values())
-    vanish = f"In {counted(count, 'cell')}, most in {text}" if count else f"Do not vanish; the smallest is in {text}"
-    return [Fact(vanish, "gradients", badges=[("vanish", "bad")] if count else [])]
 
 
 def _cost(cells: Sequence[Cell]) -> Fact:
@@ -170,10 +135,10 @@ def _figures(
     styles: dict[tuple[str, ...], int] = {}
     figures: list[Row] = []
     for kind, title in TITLES.items():
-        drawn: dict[str, dict[str, Row]] = {}
+        drawn: dict[str, Row] = {}
         about, caption = dict[str, str](), ""
-        for statistic, moment, figure in _variants(kind, table, channels, options, cache):
-            drawn.setdefault(statistic, {})[MOMENTS.get(moment, "")] = _figure_values(figure, styles)
+        for statistic, figure in _variants(kind, table, channels, options, cache):
+            drawn[statistic] = _figure_values(figure, styles)
             caption = caption or _caption(figure)
             if kind == "layers":
                 described = STATISTICS[statistic.partition(" ")[0]]
@@ -187,41 +152,36 @@ def _figures(
 
 def _variants(
     kind: str, table: CellsTable, channels: Channels, options: Sequence[str], cache: ReadCache
-) -> Iterator[tuple[str, str, Figure]]:
-    """Yield the figures of a kind that the runs have, each with its statistic and moment."""
+) -> Iterator[tuple[str, Figure]]:
+    """Yield the figures of a kind that the runs have, each with its statistic or curve."""
     try:
         layout = layout_of(kind if kind in KINDS else "loss", table.cells, channels)
     except NormlabError:
         return
     if kind == "lr" and all(len(cell.losses) < 2 for cell in layout.cells):
         return
-    choices: list[tuple[str, str]] = [("", "")]
+    choices = [""]
     if kind == "layers":
         choices = _statistics(layout, cache)
     elif kind in ("loss", "unfinished"):  # the training loss of a run that trains is newer
-        choices = [(series, "") for series in dict.fromkeys(["val_loss" if kind == "loss" else "train_loss", *SERIES])]
-    for statistic, moment in choices:
+        choices = list(dict.fromkeys(["val_loss" if kind == "loss" else "train_loss", *SERIES]))
+    for statistic in choices:
         try:
             if kind == "unfinished":
-                yield statistic, "", _unfinished(layout, statistic, options, cache)
+                yield statistic, _unfinished(layout, statistic, options, cache)
             else:
-                yield statistic, moment, describe(kind, layout, cache, statistic, moment)
+                yield statistic, describe(kind, layout, cache, statistic)
         except NormlabError:  # no run has recorded it
             continue
 
 
-def _statistics(layout: Layout, cache: ReadCache) -> list[tuple[str, str]]:
-    """Return each statistic with more than one layer, and the moments for which the page has room."""
+def _statistics(layout: Layout, cache: ReadCache) -> list[str]:
     measured = [cache.profiles(run.record) for cell in layout.cells for run in cell.runs_at_best]
     sizes = {key: len(profile.get("last", ())) for each in measured for key, profile in each.items()}
-    names = sorted((" ".join(filter(None, key)) for key, size in sizes.items() if size > 1), key=_place_of)
-    values = 3 * len(layout.cells) * sum(sizes.values())
-    most = max(1, min(len(MOMENTS), MAX_LAYER_VALUES // max(values, 1)))
-    return [(name, moment) for name in names for moment in ("last", "first", "warmup")[:most]]
+    return sorted((" ".join(filter(None, key)) for key, size in sizes.items() if size > 1), key=_place_of)
 
 
 def _place_of(name: str) -> int:
-    """Return the place of a statistic: the gradient and the residual stream come first."""
     return {"dresid_rms": 0, "resid_rms": 1}.get(name, 2)
 
 
@@ -236,9 +196,8 @@ def _unfinished(layout: Layout, series: str, options: Sequence[str], cache: Read
         for line, cells in lines:
             for run in (run for cell in cells for run in cell.runs if not run.has_loss and count < MAX_UNFINISHED):
                 if points := mean_curve([cache.curves(run.record)[series]]):
-                    levels = [setting(run.record, option) for option in options]
-                    label = f"{short_label(options, levels) or run.record.name}, {run.record.state}"
-                    drawn.append(Line(label, line.color, line.style, points))
+                    text = f"{_name_of(run.record, options)}, {run.record.state}"
+                    drawn.append(Line(text, line.color, line.style, points))
                     count += 1
         if drawn:
             panels.append(Panel(title, drawn))
@@ -248,7 +207,7 @@ def _unfinished(layout: Layout, series: str, options: Sequence[str], cache: Read
 
 
 def _caption(figure: Figure) -> str:
-    """Return the caption on the page, where a list shows the statistic and the step of a figure by layer."""
+    """Return the caption on the page, where a list shows the statistic of a figure by layer."""
     text = figure.caption.partition(", ")[2] if figure.kind == "layers" else figure.caption
     if any(line.crosses for panel in figure.panels for line in panel.lines):
         text += " x: a seed diverged at this step."
@@ -267,10 +226,7 @@ def _figure_values(figure: Figure, styles: dict[tuple[str, ...], int]) -> Row:
 
     panels = []
     for panel in figure.panels[:MAX_PANELS]:
-        fields = [[*at, field.text, field.color, field.ink] for at, field in panel.grid.items()]
-        panels.append(
-            {"title": panel.title} | ({"fields": fields} if fields else {"lines": [*map(values, panel.lines)]})
-        )
+        panels.append({"title": panel.title, "lines": [*map(values, panel.lines)]})
     axes = {"x": _axis_values(figure.x), "y": _axis_values(figure.y)}
     return axes | {"is_connected": figure.is_connected, "is_band": figure.is_band, "panels": panels}
 
@@ -303,42 +259,25 @@ def _round(value: float) -> float:
 # Tables
 
 
-def _interactions(table: CellsTable) -> Row:
-    """Return the table of the interactions of each pair of factors as text, and its notes; empty without one."""
-    try:
-        rows = run_test("interaction", table.cells, table.factors) if len(table.cells) > 1 < len(table.factors) else []
-    except ConfigError:  # no group of cells has the levels that a test compares
-        rows = []
-    if not 0 < len(rows) <= MAX_INTERACTIONS or not_comparable(table.cells):
-        return {"columns": [], "rows": [], "notes": []}
-    texts = format_tests(rows)
-    return {"columns": list(texts[0]), "rows": [list(row.values()) for row in texts], "notes": notes_on_tests(rows)}
-
-
-def _row_of(record: RunEntry, problems: list[str]) -> Row:
-    # `ReadCache` keeps what is read after it looked at the files; the record may be older.
-    return row_of(RunRecord.read(record.folder))
-
-
-def _metrics_problem(record: RunEntry, problems: list[str]) -> str:
-    return record.folder.metrics_problem()
-
-
 def _run_table(records: Sequence[RunEntry], options: Sequence[str], cache: ReadCache) -> Row:
-    """Return the table of runs as text."""
     rows = []
     for record in records:
-        lines = cache.problems_of(record)
-        row = row_of(record) if record.state == NOT_STARTED else cache.read(_row_of, record, lines)
+        row, lines = row_of(record), cache.problems_of(record)
         if record.state != NOT_STARTED:
-            lines += filter(None, [record.problem, cache.read(_metrics_problem, record, lines)])
+            lines += filter(None, [record.problem, record.folder.metrics_problem()])
         notes = [row["note"], record.problem, *([STILL_RUNNING] if record.state == RUNNING else []), *lines]
         row = row | {"note": "; ".join(dict.fromkeys(filter(None, notes)))}
-        levels = [setting(record, option) for option in options]
-        name = record.name if record.name != record.run_id or not record.options else short_label(options, levels)
-        values = [name, *map(format_setting, levels), *(format_value(key, row[key]) for key in RUN_COLUMNS)]
+        levels = [format_setting(setting(record, option)) for option in options]
+        values = [_name_of(record, options), *levels, *(format_value(key, row[key]) for key in RUN_COLUMNS)]
         rows.append({"id": record.run_id, "state": row["state"], "values": values})
     return {"columns": ["run", *options, *(column(key).title or key for key in RUN_COLUMNS)], "rows": rows}
+
+
+def _name_of(record: RunEntry, options: Sequence[str]) -> str:
+    """Return the given name of a run, or else the label of its options: `DeepNorm, depth 8, seed 0`."""
+    if record.name != record.run_id or not options or not record.options:
+        return record.name
+    return label(options, [setting(record, option) for option in options])
 
 
 def _problems(cache: ReadCache, warnings: Sequence[str]) -> list[str]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from normlab.analysis.best import Comparison, compare_pairs, rank_by_size
+from normlab.analysis.best import Comparison, compare_with_best, rank_by_size
 from normlab.analysis.cells import Cell, resolved_differences
 from normlab.analysis.intervals import LEVEL, PairedTest, design_of, format_losses
 from normlab.analysis.phrases import counted, name_some
@@ -20,8 +20,6 @@ from normlab.analysis.settings import format_setting
 from normlab.store.format import DAMAGED, DIVERGED, FAILED
 from normlab.store.outcome import REGRESSED, STUCK
 
-MAX_SIZES = 6
-"""The number of sizes that the summary has a best cell of."""
 NO_RESULT = "No run has a final loss yet: there is nothing to compare."
 BAD_STATES = {state: state for state in (DIVERGED, FAILED, STUCK, REGRESSED, DAMAGED)} | {"not finished": UNFINISHED}
 """The states of runs that the summary counts, by their names in text."""
@@ -32,7 +30,6 @@ class Fact(NamedTuple):
 
     sentence: str
     name: str = ""
-    """What the sentence is about."""
     strong: str = ""
     """The name of a best cell, which the page shows large before the text."""
     text: str = ""
@@ -45,12 +42,6 @@ def not_comparable(cells: Sequence[Cell]) -> str:
     """Return the sentence that says why the cells have no best one, or an empty text."""
     reason = reason_not_comparable([run for cell in cells for run in cell.runs if run.has_loss])
     return reason and f"No best cell: {reason}."
-
-
-def margins(cells: Sequence[Cell]) -> Mapping[tuple[int, int], Comparison]:
-    """Return the comparison of the best cell of each size with the others of its size, by their indices."""
-    sizes = rank_by_size(cells).values()
-    return compare_pairs(cells, [(ranked[0], other) for ranked in sizes for other in ranked[1:]])
 
 
 def margin_text(worse: Cell, compared: Comparison) -> str:
@@ -75,31 +66,19 @@ def margin_text(worse: Cell, compared: Comparison) -> str:
 
 
 def summary_facts(cells: Sequence[Cell], missing: Sequence[str] = ()) -> list[Fact]:
-    """Return the facts of the summary.
-
-    Args:
-        cells: The compared cells.
-        missing: The state of each run that is in no cell, such as `damaged` or `not started`.
-    """
+    """Return the facts of the summary; `missing` has the state of each run that is in no cell, such as `damaged`."""
     sizes = rank_by_size(cells)
     if not sizes:
         facts = [Fact(NO_RESULT, strong=NO_RESULT, text=" ")]
     elif reason := not_comparable(cells):
         facts = [Fact(reason, strong=reason, text=" ")]
     else:
-        compared = margins(cells)
-        shown = [*sizes.items()][:MAX_SIZES]
-        facts = [fact for size, ranked in shown for fact in _best_of_size(cells, size, ranked, compared)]
-        if (more := len(sizes) - MAX_SIZES) > 0:
-            facts.append(Fact(f"{counted(more, 'more size')}: see the table of cells."))
+        facts = [fact for size, ranked in sizes.items() for fact in _best_of_size(cells, size, ranked)]
     facts += [Fact(f"{line[0].upper()}{line[1:]}.", "also differs") for line in resolved_differences(cells)]
-    return [*facts, _count_outcomes(cells, missing), *map(Fact, selection_note(cells))]
+    return [*facts, _count_outcomes(cells, missing), *map(Fact, _selection_note(cells))]
 
 
-def _best_of_size(
-    cells: Sequence[Cell], size: str, ranked: Sequence[int], compared: Mapping[tuple[int, int], Comparison]
-) -> Iterator[Fact]:
-    """Yield the facts about the best of the ranked cells of one size."""
+def _best_of_size(cells: Sequence[Cell], size: str, ranked: Sequence[int]) -> Iterator[Fact]:
     cell, result = cells[ranked[0]], f"validation loss {loss_text(cells[ranked[0]])}, {lr_text(cells[ranked[0]])}"
     if len(ranked) == 1 and (size or len(cells) == 1):
         text = f"{result}; no other cell to compare with."
@@ -111,7 +90,7 @@ def _best_of_size(
         name, strong = (f"Best at {size}", cell.arm) if size else ("Best", cell.label)
         yield Fact(f"{name}: {strong}: {result}.", name.lower(), strong, f"{result}.")
         if len(ranked) > 1:
-            margin = compared[ranked[0], ranked[1]]
+            margin = compare_with_best(cells, ranked)[0]
             badge = ("significant", "yes") if margin.is_lower else ("not significant", "no")
             yield Fact(margin_text(cells[ranked[1]], margin), "by how much", badges=[badge])
         else:
@@ -143,7 +122,7 @@ def _count_outcomes(cells: Sequence[Cell], missing: Sequence[str]) -> Fact:
     return Fact(sentence, "outcomes", badges=badges)
 
 
-def selection_note(cells: Sequence[Cell]) -> list[str]:
+def _selection_note(cells: Sequence[Cell]) -> list[str]:
     """Return the note that a loss is optimistic if it was also used for a selection."""
     sizes = [len(ranked) for ranked in rank_by_size(cells).values() if not cells[ranked[0]].has_bad_outcome]
     rates = [len(cell.losses) for cell in cells if cell.losses]

@@ -1,7 +1,7 @@
 """Serve the comparison page on loopback; the page requests its data again and draws them in place.
 
-The records are read when a browser asks, so a page that nobody looks at costs nothing. They are read again only if
-their files have changed. Of the metrics of a run that trains, only the added rows are read.
+The records are read when a browser asks, so a page that nobody looks at costs nothing. Those that have changed are read
+again.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from normlab.errors import ConfigError, one_line
-from normlab.report.compare.data import ReadCache
 from normlab.report.compare.write import ComparePage
+from normlab.report.figure_points import Kept
 from normlab.report.pages.shell import as_json
 from normlab.store.query import Selection
 
@@ -27,8 +27,6 @@ PORT, PORTS = 6061, 100
 """The default port; if it is taken, the first free one of the next `PORTS`."""
 SHORTEST_S, LOAD = 1.0, 0.2
 """Shortest time between two readings of the records, seconds; and the largest share of one core that reading takes."""
-CONNECTIONS, REQUEST_S = 32, 30.0
-"""Most threads of this process, of which each open connection has one; and seconds that a connection may idle."""
 LAST_S = 2.5
 """Seconds that a watch waits at its end for the last request of an open page, which sends one every second."""
 
@@ -38,7 +36,7 @@ class LiveServer(ThreadingHTTPServer):
 
     def __init__(self, page: ComparePage, port: int) -> None:
         super().__init__((HOST, port), Handler)
-        self.page, self._cache, self._seen, self._lock = page, ReadCache(), list[object](), threading.Lock()
+        self.page, self._kept, self._seen, self._lock = page, Kept(), list[object](), threading.Lock()
         self.data = page.data(Selection((), "", Path(page.results_dir)))
         self.json, self.next_reading, self.asked_at = b"", 0.0, -LAST_S
 
@@ -54,25 +52,17 @@ class LiveServer(ThreadingHTTPServer):
                 # A state that changes before the stamp is taken differs at the next reading.
                 seen = [(record.state, record.folder.stamp()) for record in selection.records]
                 if seen != self._seen:
-                    self.data, self._seen = self.page.data(selection, self._cache) | {"error": ""}, seen
+                    self.data, self._seen = self.page.data(selection, self._kept) | {"error": ""}, seen
             except Exception as error:  # a file in the middle of a change; even after a bug, a watch goes on
                 self.data, self._seen = self.data | {"error": f"{type(error).__name__}: {one_line(error)}"}, []
             self.json = as_json(self.data).encode()
             self.next_reading = time.monotonic() + max(SHORTEST_S, (time.thread_time() - start) / LOAD)
-
-    def verify_request(self, request: object, client_address: object) -> bool:
-        """Return whether another connection may open, so that no client uses up the file descriptors of a sweep."""
-        return threading.active_count() < CONNECTIONS
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore a browser that went away."""
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers the requests of a browser."""
-
-    timeout = REQUEST_S
-
     def do_GET(self) -> None:
         """Answer `/` with the page, and `/data` with its data, or with 304 if the browser has them."""
         # A page of another site can only reach the server under the name of that site. The port is that of a tunnel.
@@ -101,9 +91,7 @@ class Handler(BaseHTTPRequestHandler):
 def serve(page: ComparePage, port: int | None = None) -> Iterator[str]:
     """Serve a page on loopback during a `with` block, in threads, and yield its address.
 
-    Args:
-        page: The page.
-        port: The port; None for `PORT`, or for the next free one.
+    Without a port, it is `PORT` or the next free one.
 
     Raises:
         ConfigError: The port cannot be used.
@@ -121,7 +109,6 @@ def serve(page: ComparePage, port: int | None = None) -> Iterator[str]:
 
 
 def _bind(page: ComparePage, ports: Sequence[int]) -> LiveServer:
-    """Return a server at the first port that is free."""
     try:
         return LiveServer(page, ports[0])
     except OSError as error:

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from normlab.errors import warn
-from normlab.report.compare.data import ReadCache, page_data
+from normlab.report.compare.data import page_data
+from normlab.report.figure_points import Kept
 from normlab.report.pages.shell import CHART, check_page, page, write_output
 from normlab.report.tables import Row
 from normlab.store.files import check_links
 from normlab.store.query import Selection, select_runs
+from normlab.version import __version__
 
 PAGE = "compare.html"
-"""The default file name of the page."""
 ASSETS = Path(__file__).parent / "assets"
 
 
@@ -34,37 +35,30 @@ class ComparePage:
     by: Sequence[str] | None = None
     """The factors; None for the options in which the runs differ."""
     where: Sequence[str] = ()
-    """Conditions that the runs must meet."""
     channels: Mapping[str, Any] = field(default_factory=dict)
     """The options on `x`, `color` and `style`, and the list of options with a `panel` each."""
     output: Path | None = None
     """The file of the page; None for a file in the sweep's folder."""
     results_dir: str = "results"
-    """The folder in which names are looked up."""
-    version: str = ""
-    """The version of normlab that writes the page."""
 
     def __post_init__(self) -> None:
         if self.output is not None:
-            check_page(self.output, "-o")
+            check_page(self.output)
 
     def select(self, *, must_have_started: bool = True) -> Selection:
-        """Return the runs; errors as in `query.select_runs`."""
         return select_runs(self.names, self.results_dir, must_have_started=must_have_started)
 
-    def data(self, selection: Selection, cache: ReadCache | None = None) -> Row:
-        """Return the data of the page.
+    def data(self, selection: Selection, kept: Kept | None = None) -> Row:
+        """Return the data of the page; of runs of which none has started, without factors and conditions.
 
-        Args:
-            selection: The runs. If none of them has started, the page has no factors and no conditions yet.
-            cache: What an earlier call has read.
+        `kept` has what earlier calls have read.
 
         Raises:
             ConfigError: A condition or a channel is invalid.
         """
         by, where, channels = (self.by, self.where, self._channels) if selection.started else (None, (), {})
-        data = page_data(selection, by, where, channels, cache)
-        return data | {"version": self.version, "written": time.time(), "command": self._command}
+        data = page_data(selection, by, where, channels, kept)
+        return data | {"version": __version__, "written": time.time(), "command": self._command}
 
     def html(self, data: Row, *, live: bool = False) -> str:
         """Return the page; `live` for one that requests new data from the server that sent it."""
@@ -97,7 +91,6 @@ class ComparePage:
 
     @property
     def _command(self) -> str:
-        """The command that writes the page."""
         flags = ["--by", ",".join(self.by)] if self.by is not None else []
         flags += [part for condition in self.where for part in ("--where", condition)]
         flags += ["--results-dir", self.results_dir] if self.results_dir != "results" else []

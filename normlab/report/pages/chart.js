@@ -1,4 +1,4 @@
-// Draw panels that share their axes: lines and points as SVG, heat maps as tables. Python has prepared every number.
+// Draw panels that share their axes, lines and points as SVG. Python has prepared every number.
 
 const MAX_TICK = 18; // characters of a turned tick
 const DASHES = { solid: "", dash: "6 4", dot: "2 3", dashdot: "8 3 2 3" };
@@ -14,13 +14,6 @@ function scaleOf({ low, high, is_log: isLog }, [from, to]) {
   const slope = (to - from) / (place(high) - place(low) || 1);
   return (value) => from + (place(isLog ? Math.max(value, low / 10) : value) - place(low)) * slope;
 }
-
-/** The elements of the panels, with their titles. */
-const panelsOf = (panels, draw) =>
-  panels.map((panel) => {
-    const title = make("p", { class: "panel-title" }, panel.title);
-    return make("div", { class: "panel" }, title, draw(panel));
-  });
 
 /**
  * Draw line plots, one panel each.
@@ -50,7 +43,7 @@ function drawLines(place, drawing) {
   const toY = scaleOf(y, [height - bottom, top]);
   const frame = { left, top, right: width, bottom: height - bottom, slot: (width - left) / Math.max(ticks.length, 1) };
   place.replaceChildren(
-    ...panelsOf(panels, ({ title, lines }) => {
+    ...panels.map(({ title, lines }) => {
       const label = title || y.name;
       const svg = makeSvg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": label });
       const clip = `clip${(clips += 1)}`;
@@ -84,7 +77,7 @@ function drawLines(place, drawing) {
       }
       svg.addEventListener("pointermove", (event) => showTip(svg, marks.hits, event));
       svg.addEventListener("pointerleave", hideTip);
-      return svg;
+      return make("div", { class: "panel" }, make("p", { class: "panel-title" }, title), svg);
     }),
   );
 }
@@ -176,29 +169,6 @@ function showTip(svg, hits, event) {
 }
 
 const hideTip = () => (byId("tip").hidden = true);
-
-/** Draw heat maps, one panel each; a field: [column, row, text, colour, colour of the text]. */
-function drawGrid(place, { panels, x, y }) {
-  const longest = Math.max(...y.ticks.map(([, text]) => text.length));
-  const most = Math.floor(place.clientWidth / (20 + 7 * longest + 62 * x.ticks.length));
-  place.style.setProperty("--across", clamp(most, 1, Math.min(panels.length, 4)));
-  const field = ([, , text, colour, ink]) =>
-    make("td", colour ? { style: `background: ${colour}; color: ${ink}` } : { class: "bad" }, text);
-  place.replaceChildren(
-    ...panelsOf(panels, ({ fields }) => {
-      const at = new Map(fields.map((each) => [`${each[0]},${each[1]}`, each]));
-      const heads = x.ticks.map(([, title]) => make("th", { scope: "col" }, title));
-      const row = ([, title], row) => {
-        const found = x.ticks.map((_, column) => at.get(`${column},${row}`));
-        const cells = found.map((each) => (each ? field(each) : make("td")));
-        return make("tr", {}, make("th", { scope: "row" }, title), ...cells);
-      };
-      const head = make("thead", {}, make("tr", {}, make("th"), ...heads));
-      const table = make("table", { class: "heat" }, head, make("tbody", {}, ...y.ticks.map(row)));
-      return make("div", { class: "wide" }, table);
-    }),
-  );
-}
 
 const swatchOf = ({ colour, dash }) =>
   makeSvg(

@@ -28,16 +28,16 @@ _ALTERNATIVE = "name (-o)"
 """The end of "choose another ..." in error messages."""
 
 
-def check_page(path: Path, option: str) -> None:
-    """Check that a page can be written to a path.
+def check_page(path: Path) -> None:
+    """Check that a page can be written to the path of -o.
 
     Raises:
         ConfigError: The path is a folder, or has a suffix other than .html or .htm.
     """
     if os.path.isdir(path):  # Path.is_dir raises for a name that is too long
-        raise ConfigError(f"{option} {path}: is a folder; choose a file in it, such as {path / 'page.html'}")
+        raise ConfigError(f"-o {path}: is a folder; choose a file in it, such as {path / 'page.html'}")
     if path.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"{option} {path}: a page is HTML; choose a name that ends in .html")
+        raise ConfigError(f"-o {path}: a page is HTML; choose a name that ends in .html")
 
 
 def page(title: str, body: str, data: Mapping[str, Any], assets: Sequence[Path], *, may_connect: bool = False) -> str:

@@ -1,44 +1,37 @@
 """The core statistics of a measured step: one vector, and each value's column.
 
 The segments return their statistics, the backward pass gives the stream's gradient where it is tapped, and the
-parameters are measured before and after the update. A missing statistic is an error.
+parameters are measured before and after the update. A layer whose wiring lacks a tensor lacks its statistics.
 
 Shapes: R runs, L blocks, P parameters, D width, K statistics; `...R` marks an axis that only stacked runs have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import product
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from normlab.errors import StatisticsError
 from normlab.model.gpt import GPT
 from normlab.model.runner import ModelRunner
 from normlab.model.stack import norms_of_each, storages, zeros_like
 from normlab.norms.affine import Affine
 from normlab.ranks import Ranks
-from normlab.stats.instrument import InstrumentedNorm, Selection, norm_site, select
+from normlab.stats.instrument import InstrumentedNorm, norm_site, select
 from normlab.stats.profiles import Column
 from normlab.stats.registry import NEEDS_PARAMETER_COPY, STATISTICS
-from normlab.stats.statistic import OF
 from normlab.stats.views import View
 
 
 class Measurement(NamedTuple):
-    """Values of statistics and their columns."""
-
     columns: tuple[Column, ...]
     values: Tensor
     """(K, ...R) for K columns and R stacked runs, on the device."""
 
 
 class _Order(NamedTuple):
-    """The order of the statistics of a micro-batch."""
-
     columns: tuple[Column, ...]
     """Those that merge by maximum, then by mean, then the means of squares."""
     maxima: int
@@ -46,8 +39,6 @@ class _Order(NamedTuple):
 
 
 class CoreStatistics:
-    """Computes the named core statistics for the steps of one model runner."""
-
     def __init__(self, runner: ModelRunner, names: frozenset[str], ranks: Ranks | None = None):
         self.runner = runner
         self.ranks = ranks or Ranks()
@@ -86,13 +77,9 @@ class CoreStatistics:
         """Return the statistics of one micro-batch: of the segments, and mean squares of the gradients at the taps.
 
         Args:
-            statistics: The statistics of the segments.
             tap_grads: The gradient at each tap; empty without taps.
             tokens: The number of tokens of the whole step, N; the gradients are those of the mean loss over them.
             scale: The factor by which the loss was multiplied before the backward pass.
-
-        Raises:
-            StatisticsError: A statistic was not measured.
         """
         rows = dict(statistics)
         if tap_grads:
@@ -130,12 +117,7 @@ class CoreStatistics:
 
     @torch.no_grad()
     def after_update(self, micro_batches: Sequence[Measurement], before: Sequence[Measurement]) -> Measurement:
-        """Return all core statistics of the step.
-
-        Args:
-            micro_batches: The statistics of each micro-batch.
-            before: The result of `before_update`.
-        """
+        """Return all core statistics of the step."""
         columns, maxima, means = self._order(micro_batches[0].columns)
         values = micro_batches[0].values
         if len(micro_batches) > 1:
@@ -164,7 +146,6 @@ class CoreStatistics:
         return Measurement(self._parameter_columns[statistic], values)
 
     def _gain_statistics(self) -> Iterable[Measurement]:
-        """Yield every statistic of the gains of each width."""
         statistics = self.selection.get("gain", ())
         for gains, columns in self._gains if statistics else ():
             params = [(self.runner.params[name].detach(), has_offset) for name, has_offset in gains]
@@ -173,9 +154,8 @@ class CoreStatistics:
                 yield Measurement(columns[name], value(view))
 
     def _order(self, columns: tuple[Column, ...]) -> _Order:
-        """Return the order of the statistics of a micro-batch; checked and sorted once."""
+        """Return the order of the statistics of a micro-batch; sorted once."""
         if columns not in self._orders:
-            check_segments(self.runner.model, self.selection, set(columns))
             by_merge: dict[str, list[Column]] = {"max": [], "mean": [], "rms": []}
             names = list(STATISTICS)  # their order does not depend on which tensors were stacked
             for column in sorted(columns, key=lambda each: (names.index(each.statistic), each.site, each.layer)):
@@ -209,34 +189,3 @@ def parameter_families(model: GPT) -> dict[str, str]:
         family = part if part in ("embed", "head", "attn", "mlp") else "wiring"
         families[site] = "norm" if id(parameter) in norm_parameters else family
     return families
-
-
-def check_segments(model: GPT, selection: Selection, columns: Collection[Column]) -> None:
-    """Check that every block, the head and every norm have their selected statistics.
-
-    Raises:
-        StatisticsError: A statistic is missing.
-    """
-    depth = len(model.blocks)
-    for layer, (_, segment) in enumerate(model.segments()):
-        sites = dict.fromkeys(("attn", "mlp", "block", "attention", "hidden"), [""] * (0 < layer <= depth))
-        sites |= {"resid": [""] * (layer > 0), "head": [""] * (layer > depth)}
-        sites["norm"] = [module.site for module in segment.modules() if isinstance(module, InstrumentedNorm)]
-        for kind, statistics in selection.items():
-            for (name, _), site in product(statistics, sites.get(kind, ())):
-                if Column(name, site, layer) not in columns:
-                    of = f"{name} at {site}" if site else name
-                    raise StatisticsError(
-                        f"statistic {of}, layer {layer}: was not measured, since the model never computed "
-                        f"{OF[kind]}; fix the placement, or train with stats.without=[{name}]"
-                    )
-
-
-def check_statistics(names: Iterable[str], columns: Iterable[Column]) -> None:
-    """Check that every statistic has at least one value.
-
-    Raises:
-        StatisticsError: A statistic is missing.
-    """
-    for name in sorted(set(names) - {column.statistic for column in columns}):
-        raise StatisticsError(f"statistic {name}: was not measured; train with stats.without=[{name}]")

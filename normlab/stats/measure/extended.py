@@ -22,7 +22,7 @@ from normlab.config.optim import OptimConfig
 from normlab.data.batches import send
 from normlab.model.runner import ModelRunner, Replicas
 from normlab.stats.instrument import select
-from normlab.stats.measure.core import Measurement, check_segments, check_statistics, parameter_column
+from normlab.stats.measure.core import Measurement, parameter_column
 from normlab.stats.profiles import Column
 from normlab.stats.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS
 from normlab.stats.views import TINY
@@ -53,8 +53,6 @@ def gradient_noise(mean_square: Tensor, square_of_mean: Tensor, count: int) -> t
 
 @dataclass(slots=True)
 class ExtendedPass:
-    """Computes the extended statistics of a single run or of stacked runs."""
-
     runner: ModelRunner
     names: frozenset[str]
     """The statistics; without those of single examples if the batch does not allow them."""
@@ -74,11 +72,7 @@ class ExtendedPass:
         self.runner = self.runner.uncompiled()
 
     def __call__(self, step: int) -> Measurement:
-        """Return the statistics of the model and the optimiser after `step` updates.
-
-        Raises:
-            StatisticsError: A statistic was not measured.
-        """
+        """Return the statistics of the model and the optimiser after `step` updates."""
         selection, buffers, runs = select(self.names), self.runner.buffers, self.runner.run_shape
         self.runner.train(True)
         try:
@@ -87,16 +81,13 @@ class ExtendedPass:
                 found = self.runner.loss(*batch, selection).statistics
         finally:
             self.runner.set_buffers(buffers)
-        check_segments(self.runner.model, selection, found)
         with_adam = self.options[0].adam_constants is not None and step > 0
         of_parameters = self._gradient_statistics() | (self._adam_statistics() if with_adam else {})
         found |= {column: value for column, value in of_parameters.items() if column.statistic in self.names}
-        check_statistics(self.names if with_adam else self.names - set(ADAM_STATISTICS), found)
         device = self.tokens_BT.device
         return Measurement(tuple(found), torch.stack([*found.values()]) if found else torch.zeros(0, device=device))
 
     def _gradient_statistics(self) -> dict[Column, Tensor]:
-        """Return the cosine of each matrix with its gradient, and the noise of the examples' gradients."""
         if not self.names & {"radial_cos", *PER_EXAMPLE_STATISTICS}:
             return {}
         runs, params, depth = self.runner.run_shape, self.runner.params, len(self.runner.model.blocks)
@@ -146,7 +137,6 @@ class ExtendedPass:
             yield tokens_CT[:, None], targets_CT[:, None]
 
     def _adam_statistics(self) -> dict[Column, Tensor]:
-        """Return the size of Adam's update of each matrix, and the share of it that eps determines."""
         if not self.names & set(ADAM_STATISTICS):
             return {}
         model, lead, found = self.runner.model, len(self.runner.run_shape), dict[Column, Tensor]()

@@ -24,7 +24,7 @@ from normlab.model.attention import attend
 from normlab.model.gpt import GPT
 from normlab.model.runner import attention_by
 from normlab.stats.instrument import main_stream, tap
-from normlab.stats.measure.core import Measurement, check_statistics, parameter_column
+from normlab.stats.measure.core import Measurement, parameter_column
 from normlab.stats.profiles import Column
 
 MOST_PRODUCTS = 20
@@ -43,9 +43,7 @@ def adam_preconditioner(
     """Return Adam's sqrt(v^) + eps by parameter; None for other optimisers and before the first update.
 
     Args:
-        options: The run's optimiser.
         squares: v by parameter, as the optimiser keeps it.
-        count: The number of updates.
     """
     if options.adam_constants is None or not count:
         return None
@@ -56,8 +54,6 @@ def adam_preconditioner(
 
 @dataclass(slots=True)
 class Probe:
-    """Computes the probe statistics of a model."""
-
     model: GPT
     names: frozenset[str]
     tokens_BT: Tensor
@@ -66,11 +62,6 @@ class Probe:
     """Adam's sqrt(v^) + eps by parameter; None leaves `sharpness_pre` out."""
 
     def __call__(self) -> Measurement:
-        """Return the statistics of the model in its current state.
-
-        Raises:
-            StatisticsError: A statistic was not measured.
-        """
         values: dict[Column, Tensor] = {}
         training = self.model.training
         self.model.eval()
@@ -88,7 +79,6 @@ class Probe:
                 values |= self._sharpness()
         finally:
             self.model.train(training)
-        check_statistics(self.names - ({"sharpness_pre"} if self.preconditioner is None else set()), values)
         numbers = [value.to(torch.float32).cpu() for value in values.values()]
         return Measurement(tuple(values), torch.stack(numbers) if numbers else torch.zeros(0))
 
@@ -192,7 +182,6 @@ def largest_eigenvalue(product: Callable[[Vector], Vector], like: Vector, most: 
     Args:
         product: Applies the operator to a vector, which is a list of tensors.
         like: A vector, for its shapes.
-        most: The most products.
     """
     generator = torch.Generator().manual_seed(0)
     v = [torch.randn(p.shape, generator=generator).to(p.detach()) for p in like]
@@ -217,7 +206,6 @@ def largest_eigenvalue(product: Callable[[Vector], Vector], like: Vector, most: 
 
 
 def _largest_tridiagonal(diagonal: list[float], off_diagonal: list[float]) -> float:
-    """Return the largest eigenvalue of a symmetric tridiagonal matrix."""
     matrix = np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
     return float(np.linalg.eigvalsh(matrix)[-1]) if np.isfinite(matrix).all() else math.nan
 

@@ -1,8 +1,7 @@
-"""The schedule of statistics: core in measured steps, extended passes between steps, probes at a few steps."""
+"""The schedule of statistics: core in measured steps, extended passes between steps, and three probes."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -18,7 +17,7 @@ from normlab.model.runner import ModelRunner
 from normlab.ranks import Ranks, local_statistics
 from normlab.stats.measure.core import CoreStatistics, Measurement, parameter_families
 from normlab.stats.measure.extended import MOST_EXAMPLES, ExtendedPass
-from normlab.stats.measure.probe import JACOBIAN_VECTORS, MOST_PRODUCTS, Probe, adam_preconditioner
+from normlab.stats.measure.probe import Probe, adam_preconditioner
 from normlab.stats.profiles import Column, Layout, Profiles
 from normlab.stats.registry import UPDATE_STATISTICS
 from normlab.stats.statistic import CORE, EXTENDED, PROBE
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 EXAMPLE_FRACTION = 8
 """A probe uses 1 / EXAMPLE_FRACTION of a batch's examples."""
-INSPECT = "`normlab inspect RUN --probe` makes a probe later"
 
 
 @dataclass(slots=True)
@@ -50,16 +48,12 @@ class StatisticsSchedule:
     """Computes the core statistics in measured steps; None without core statistics."""
     _extended: ExtendedPass | None = field(init=False)
     _probe_steps: frozenset[int] = field(init=False)
-    _probe_seconds: list[float] = field(default_factory=list, init=False)
-    _start: tuple[int, float] | None = field(default=None, init=False)
-    """The first step of this process, and when it started."""
     _layouts: dict[tuple[Column, ...], tuple[Layout, Any]] = field(default_factory=dict, init=False)
     """The layout of each set of columns, and the permutation into it."""
 
     def __post_init__(self) -> None:
-        """Build the core statistics, the extended pass and the probe steps that the options select."""
         config, windows = self.config, self.validation
-        core, extended, probe = (config.stats.names(tier) for tier in (CORE, EXTENDED, PROBE))
+        core, extended = config.stats.names(CORE), config.stats.names(EXTENDED)
         if config.train.steps == 0:
             core -= {*UPDATE_STATISTICS}
         self.measure = CoreStatistics(self.runner, core, self.ranks) if core else None
@@ -75,9 +69,6 @@ class StatisticsSchedule:
             if missing := sorted(extended - self._extended.names):
                 warn(f"not measured: {', '.join(missing)} (needs two independent examples)")
         self._probe_steps = probe_steps(config)
-        if probe and not self._probe_steps:
-            share = f"stats.probe_share={config.stats.probe_share}"
-            warn(f"no probe fits into {share} of {config.train.steps} steps; {INSPECT}")
 
     def is_measured(self, step: int) -> bool:
         """Return whether the step after `step` updates is measured."""
@@ -90,8 +81,6 @@ class StatisticsSchedule:
 
     def before_step(self, step: int) -> bool:
         """Run the extended pass and the probe that are due after `step` updates; return whether one was due."""
-        if self._start is None:
-            self._start = step, time.perf_counter()
         if extended := self._extended_due(step):
             with local_statistics():
                 measurement = extended(step)
@@ -104,13 +93,7 @@ class StatisticsSchedule:
         return self._extended if every is not None and step % every == 0 else None
 
     def profiles(self, step: int, columns: tuple[Column, ...], values: Any) -> Profiles:
-        """Return the values of a run, (K,), on the host, in the order of their layout.
-
-        Args:
-            step: The updates made before them.
-            columns: The columns of the values.
-            values: An array of numpy.
-        """
+        """Return the values of a run, (K,), on the host, in the order of their layout."""
         if columns not in self._layouts:
             families = parameter_families(self.runner.model)
             self._layouts[columns] = Layout.of(columns, self.config.model.depth, families)
@@ -118,79 +101,30 @@ class StatisticsSchedule:
         return Profiles(layout, np.array([step]), values[None, order])
 
     def probe_if_due(self, step: int) -> None:
-        """Run the probe that is due after `step` updates, if the time share allows it; print a line either way."""
         if step not in self._probe_steps:
             return
-        stats, start = self.config.stats, time.perf_counter()
-        first_step, first_start = self._start or (step, start)
-        assert stats.probe_share is not None
-        seconds = start - first_start - sum(self._probe_seconds)
-        if not fits_share(stats.probe_share, self.config.train.steps, step - first_step, seconds, self._probe_seconds):
-            notify(
-                f"no probe after step {step}: it would exceed stats.probe_share={stats.probe_share} of the run's time; "
-                f"{INSPECT}"
-            )
-            return
+        start = time.perf_counter()
         windows, count = self.validation, probe_examples(self.config.train.batch_size)
         moments = self.optimizer.moments.get("square", {})
         probe = Probe(
-            self.runner.model, stats.names(PROBE), windows.tokens_NT[:count], windows.targets_NT[:count],
+            self.runner.model, self.config.stats.names(PROBE), windows.tokens_NT[:count], windows.targets_NT[:count],
             adam_preconditioner(self.config.optim, moments, self.optimizer.count),
         )  # fmt: skip
         with local_statistics():
             measurement = probe()
         self._record(PROBE, step, measurement)
-        self._probe_seconds.append(time.perf_counter() - start)
-        notify(f"probe after step {step} took {self._probe_seconds[-1]:.1f} s")
+        notify(f"probe after step {step} took {time.perf_counter() - start:.1f} s")
 
     def _record(self, tier: str, step: int, measurement: Measurement) -> None:
         if measurement.columns:  # statistics of Adam alone are undefined before the first update
             self.record(tier, step, measurement)
 
 
-def probe_cost(depth: int, batch_size: int) -> float:
-    """Return the approximate cost of a probe in training steps; a Hessian product is 3.5 forward and backward passes.
-
-    The cost is counted and not timed, so that a run is probed at the same steps on every machine. It leaves out matrix
-    decompositions and the speed-up of compiled steps.
-    """
-    forward = 1 / 3
-    passes = 2 * MOST_PRODUCTS * 3.5 + JACOBIAN_VECTORS + depth / 2 * forward + 2 * forward
-    return passes * probe_examples(batch_size) / batch_size
-
-
 def probe_examples(batch_size: int) -> int:
-    """Return the number of examples that a probe uses."""
     return max(1, batch_size // EXAMPLE_FRACTION)
 
 
 def probe_steps(config: RunConfig) -> frozenset[int]:
-    """Return the update counts after which a run is probed: the first of these sets that fits stats.probe_share.
-
-    Start, end of the warm-up, quarter, half and end; start, half and end; end; none. A run without steps is probed.
-    """
-    steps, share = config.train.steps, config.stats.probe_share
-    if share is None:
-        return frozenset()
-    if steps == 0:
-        return frozenset({0})
-    warmup = config.optim.warmup_steps or 0
-    for candidates in ((0, warmup, steps // 4, steps // 2, steps), (0, steps // 2, steps), (steps,)):
-        distinct = frozenset(candidates)
-        if len(distinct) * probe_cost(config.model.depth, config.train.batch_size) <= share * steps:
-            return distinct
-    return frozenset()
-
-
-def fits_share(share: float, steps: int, done: int, seconds: float, probe_seconds: Sequence[float]) -> bool:
-    """Return whether one more probe stays within its share of the run's time, judged by the probes so far.
-
-    Args:
-        share: The share of the run's time.
-        steps: The steps of the run.
-        done: The steps made so far.
-        seconds: The time of those steps, without probes.
-        probe_seconds: The time of each probe.
-    """
-    expected = seconds / done * steps if done else math.inf
-    return not probe_seconds or sum(probe_seconds) + max(probe_seconds) <= share * expected
+    """Return the update counts after which a run is probed: at its start, half and end."""
+    steps = config.train.steps
+    return frozenset((0, steps // 2, steps)) if config.stats.names(PROBE) else frozenset()

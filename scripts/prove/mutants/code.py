@@ -30,7 +30,6 @@ class Site:
     field: str
     index: int | None
     line: ast.stmt
-    """The statement that contains it."""
     names: frozenset[str]
     """The names in the function that contains it."""
 
@@ -48,7 +47,6 @@ OPERATORS = {
     ast.Gt: (ast.LtE, ast.GtE), ast.GtE: (ast.Lt, ast.Gt), ast.In: (ast.NotIn,), ast.NotIn: (ast.In,),
     ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,), ast.And: (ast.Or,), ast.Or: (ast.And,),
 }  # fmt: skip
-"""Operators and their replacements."""
 FUNCTIONS = {
     "mean": ("sum",), "sum": ("mean",), "square": ("abs",), "sqrt": ("square",), "rsqrt": ("sqrt", "reciprocal"),
     "amin": ("amax",), "amax": ("amin",), "zeros": ("ones",), "ones": ("zeros",), "tanh": ("sigmoid", "atan"),
@@ -97,12 +95,10 @@ def code_mutants(entry: str, module: ModuleType, only: Iterable[str] = ()) -> It
 
 
 def _text(line: ast.AST) -> str:
-    """Return the first line of a statement."""
     return ast.unparse(line).splitlines()[0]
 
 
 def _sites(tree: ast.Module, module: str, only: frozenset[str]) -> Iterator[Site]:
-    """Yield the nodes to change."""
     for statement in tree.body:
         table = {ast.unparse(target) for target in _targets(statement)} & set(TABLES.get(module, ()))
         if table and (not only or table & only):
@@ -162,7 +158,6 @@ def _is_plain(node: ast.AST) -> bool:
 
 
 def _replacements(site: Site) -> Iterator[ast.AST]:
-    """Yield the replacements of a node."""
     node = site.node
     if isinstance(node, ast.stmt):
         if isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr)):

@@ -27,13 +27,11 @@ from normlab.verify.check import Check
 
 
 def norm_checks(*names: str) -> Iterator[Check]:
-    """Yield the checks of norms by name, with a mutant in place."""
     for name in names:
         yield from selection.checks_of_default_norm(name)
 
 
 def placement_checks(*names: str) -> Iterator[Check]:
-    """Yield the checks of placements by name."""
     for name in names:
         yield from selection.checks_of_placement(PLACEMENTS[name], thorough=False)
 
@@ -106,7 +104,6 @@ SHARED: dict[str, Checks] = {
 
 
 def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
-    """Return the mutants and the checks of every entry."""
     norm_base.load_all()
     placement_base.load_all()
     entries: dict[str, tuple[list[Mutant], Checks]] = {}

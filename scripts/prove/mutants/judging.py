@@ -94,7 +94,6 @@ def summarise(entry: str, mutants: list[Mutant], detections: list[str]) -> dict[
 
 
 def table_line(summary: dict[str, Any]) -> str:
-    """Return the table's line for one entry, or for the sum of all."""
     counts = f"{summary['mutants']:>8} {summary['killed']:>8} {summary['survived']:>8} {summary['equivalent']:>10}"
     errors = [f"  {label} {text}" for key, label in ERRORS.items() for text in summary.get(key, ())]
     by_process = summary["no_answer"], summary["died"]

@@ -12,8 +12,6 @@ Checks = Callable[[], Iterator[Check]]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """An entry of the catalogue with one mistake."""
-
     entry: str
     text: str
     """The mistake: the line before and after, or the fields of a row. A key of EQUIVALENT."""

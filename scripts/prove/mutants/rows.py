@@ -124,7 +124,6 @@ def _numbers(schedule: Schedule) -> list[float]:
 
 
 def _uses(row: Row) -> set[str]:
-    """Return the names of a row's schedules."""
     schedules: set[Any] = {row.early.blocks} if row.early is not None else set()
     for sub in row.all_sub_layers:
         schedules |= {*sub.factors, sub.scale, sub.out_gain} - {None}

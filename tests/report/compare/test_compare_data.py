@@ -8,11 +8,11 @@ import re
 
 import numpy as np
 import pytest
-from synthetic_runs import Record, write_sweep
 
 from normlab.analysis.intervals import holm
-from normlab.report.compare import data as compare_data
-from normlab.report.figure_points import MAX_POINTS, MOMENTS
+from normlab.analysis.table import summarize_by
+from normlab.report.figure_data import make_figure
+from normlab.report.figure_points import MAX_POINTS
 from normlab.report.histories import histories, read_statistics
 from support.compare_pages import lines_of
 
@@ -85,47 +85,22 @@ def test_a_short_curve_has_every_step(trained, compare):
         assert points == [[step, first - step, first - step, first - step] for step in range(4)]
 
 
-def test_layers_are_medians_and_ranges_of_the_seeds(trained, compare):
+def test_layers_are_medians_and_ranges_of_the_seeds(trained, compare, tmp_path):
     made = [trained(f"run{seed}", measured=range(0, 20, 2), seed=seed) for seed in range(3)]
     data = compare()
     (figure,) = [figure for figure in data["figures"] if figure["id"] == "layers"]
     measured = [{(name, each.site): each for name, each in histories(read_statistics(run, []))} for run in made]
-    moments = {"first": 0, "warmup": 3, "last": -1}  # warm-up ends at step 5, so the first step after it is 6
+    table = summarize_by(tmp_path)
     assert len(figure["variants"]) > 5
     for key in figure["variants"]:
         name, _, site = key.partition(" ")
-        for moment, at in moments.items():
-            (points,) = lines_of(data, "layers", key, MOMENTS[moment]).values()
-            for layer, mean, low, high in points:
-                values = [float(run[name, site].values[at, layer]) for run in measured]
+        (points,) = lines_of(data, "layers", key).values()
+        first = make_figure("layers", table, statistic=key, moment="first").panels[0].lines[0].points
+        drawn = {-1: points, 0: [(point.x, point.y, point.low, point.high) for point in first]}
+        for at, values_of_layers in drawn.items():
+            for layer, mean, low, high in values_of_layers:
+                values = [float(run[name, site].values[at, int(layer)]) for run in measured]
                 assert (mean, low, high) == pytest.approx((np.median(values), min(values), max(values)), rel=1e-5)
-
-
-def test_a_large_page_has_fewer_steps_of_layers(trained, compare, monkeypatch):
-    trained("run", measured=range(0, 20, 2))
-    full = compare()["figures"][-1]
-    monkeypatch.setattr(compare_data, "MAX_LAYER_VALUES", 1)
-    small = compare()["figures"][-1]
-    assert {tuple(each) for each in full["variants"].values()} == {
-        tuple(MOMENTS[at] for at in ("last", "first", "warmup"))
-    }
-    last = MOMENTS["last"]
-    assert {key: {last: each[last]} for key, each in full["variants"].items()} == small["variants"]
-
-
-def test_the_smallest_gradient_is_that_of_the_profiles(compare, tmp_path):
-    write_sweep(
-        tmp_path, "made", [Record(placement=name, depth=6, steps=40, stats_every=10) for name in ("pre", "post")]
-    )
-    data = compare("made")
-    ratios = {}
-    for (_, label), points in lines_of(data, "layers", "dresid_rms", MOMENTS["last"]).items():
-        *layers, head = points
-        value, layer = min((value, layer) for layer, value, *_ in layers)
-        ratios[value / head[1]] = f"{label}: layer {layer} has {value / head[1]:.2g} times the gradient at the LM head."
-    (fact,) = [fact for fact in data["facts"] if fact["name"] == "gradients"]
-    assert fact["sentence"].endswith(ratios[min(ratios)])
-    assert fact["sentence"].startswith("In ") == (min(ratios) < 0.1)
 
 
 def test_cost_and_outcomes(trained, compare):
@@ -138,7 +113,7 @@ def test_cost_and_outcomes(trained, compare):
     assert "2 runs, 1500 tokens, 4.50e9 FLOPs, 1 hours of training." in [fact["sentence"] for fact in data["facts"]]
     assert any(note.startswith("tok/s: of one run; ") for note in data["notes"])
     (figure,) = [figure for figure in data["figures"] if figure["id"] == "loss"]
-    assert figure["variants"]["train_loss"][""]["panels"][0]["lines"][0][2] == [4]  # the step of the divergence
+    assert figure["variants"]["train_loss"]["panels"][0]["lines"][0][2] == [4]  # the step of the divergence
     trained("c", state="failed", status={"tokens": 0, "seconds": 900.0}, seed=2)
     data = compare()
     assert "3 runs, 1500 tokens, 4.50e9 FLOPs, 1.25 hours of training." in [fact["sentence"] for fact in data["facts"]]
@@ -153,7 +128,6 @@ def test_an_option_that_follows_from_another_is_a_warning(trained, compare):
     data = compare()
     assert data["by"] == ["norm"]
     assert "the cells differ in more than norm: train.steps 100 and 2000" in data["warnings"]
-    assert data["warnings"][-1] in data["caveats"]
 
 
 def test_default_factors(trained, compare):
@@ -172,7 +146,8 @@ def test_default_factors(trained, compare):
     data = compare()
     assert data["by"] == ["norm", "placement", "model.depth"]
     assert data["run_table"]["columns"][:6] == ["run", *data["by"], "optim.lr", "seed"]
-    assert data["caveats"][0] == "the runs differ in device cpu and cuda H200; precision bf16 and fp32"
+    (line,) = [line for line in data["summary"] if line.startswith("The cells also differ in ")]
+    assert "device: cuda H200 (LayerNorm), cpu (RMSNorm)" in line
 
 
 def test_channels_of_the_command(grid, compare):
@@ -183,27 +158,11 @@ def test_channels_of_the_command(grid, compare):
     assert {label for _, label in chosen} == {f"depth {d}, {norm}" for d in (2, 4) for norm in ("LayerNorm", "RMSNorm")}
 
 
-def test_interactions_are_those_of_summarize(grid, compare, tmp_path, run_command, monkeypatch):
-    grid()
-    tests = compare()["interactions"]
-    arguments = ["summarize", str(tmp_path), "--by", "norm,placement,model.depth", "--test", "interaction", "--format"]
-    rows = json.loads(run_command(*arguments, "json")[1])
-    assert [row[:2] for row in tests["rows"]] == [[row["where"], row["contrast"]] for row in rows]
-    at = tests["columns"].index("p (Holm)")
-    for texts, row in zip(tests["rows"], rows, strict=True):
-        assert texts[2].startswith(f"{row['estimate']:+.4f}")
-        assert float(texts[at].replace("<", "")) == pytest.approx(row["p_holm"], rel=0.06, abs=1e-4)
-    assert all(note in run_command(*arguments, "latex")[1] for note in tests["notes"])
-    monkeypatch.setattr(compare_data, "MAX_INTERACTIONS", len(rows) - 1)
-    assert compare()["interactions"]["rows"] == []
-
-
 def test_losses_that_are_not_comparable(trained, compare):
     corpora = [{"name": name, "sha256": name * 8, "tokenizer": cut} for name, cut in (("ab", "bytes"), ("cd", "bpe"))]
     trained("a", norm="rmsnorm", run={"corpus": corpora[0], "versions": {"torch": "2.1"}})
     trained("b", norm="layernorm", run={"corpus": corpora[1], "versions": {"torch": "2.2"}})
     data = compare()
     corpora = "the runs differ in corpus ab abababab and cd cdcdcdcd; tokenizer bpe 257 and bytes 257"
-    assert data["caveats"][0] == f"{corpora}; numerics (torch) 2.1 and 2.2"
-    assert data["interactions"]["rows"] == []
+    assert data["warnings"][0].endswith("; numerics (torch) 2.1 and 2.2")
     assert data["summary"][0].startswith(f"No best cell: {corpora}, so ")

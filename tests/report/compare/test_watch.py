@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
-import os
-import resource
-import signal
 import socket
-import subprocess
-import sys
 from contextlib import closing
 from urllib.parse import urlsplit
 
-import numpy as np
 import pytest
 
 from normlab.errors import ConfigError
 from normlab.report.compare import watch
 from normlab.report.compare.watch import serve
 from normlab.report.compare.write import ComparePage
-from normlab.report.figure_points import CurveReader, read_curves
-from normlab.store import added
 from normlab.store.plans import Plan, PlannedRun, sweep_folder
-from normlab.store.reading import parse_rows
-from normlab.store.record import RunRecord
 from normlab.sweeps.files import write_plan
 from support.compare_pages import lines_of
-from support.processes import wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -87,56 +75,6 @@ def test_a_killed_run_and_a_new_run_are_noticed(trained, tmp_path):
         assert states(address) == ["killed"]  # no file has changed
         trained("c", norm="dyt")
         assert [run["id"] for run in data_of(address)["run_table"]["rows"]] == ["b", "c"]
-
-
-def test_a_run_that_ends_while_the_page_is_made(trained, tmp_path, monkeypatch):
-    """The next page has its end, although no file changes any more."""
-    trained("a", norm="rmsnorm")
-    finished = trained("b", norm="layernorm")
-    end = finished.status()
-    finished.write_status({"state": "running", "step": 10})
-    data, lock = ComparePage.data, contextlib.ExitStack()
-    lock.enter_context(finished.lock())
-
-    def late(*arguments):
-        finished.write_status({key: value for key, value in end.items() if key != "version"})
-        lock.close()
-        return data(*arguments)
-
-    with lock, serve(ComparePage(names=[str(tmp_path)])) as address:
-        assert states(address) == ["finished", "running"]
-        finished.append([{"kind": "eval", "step": 30, "loss": 1.5}])
-        with monkeypatch.context() as patched:
-            patched.setattr(ComparePage, "data", late)
-            data_of(address)
-        assert states(address) == ["finished", "finished"]
-
-
-def test_the_rows_of_a_run_that_trains_are_read_once(trained, monkeypatch):
-    """The curves are those of all rows, after half a row, a cut file, or a damaged row too."""
-    folder = trained("a", state="running", steps=60)
-    lines = folder.metrics_path.read_bytes().splitlines(keepends=True)
-    sizes: list[int] = []
-    monkeypatch.setattr(added, "parse_rows", lambda content: sizes.append(len(content)) or parse_rows(content))
-    reader, whole = CurveReader(), b"".join(lines)
-
-    def check(content: bytes) -> list[str]:
-        folder.metrics_path.write_bytes(content)
-        found: list[str] = []
-        curves = reader.read(record := RunRecord.read(folder), found)
-        for name, curve in read_curves(record, []).items():
-            np.testing.assert_array_equal(curves[name], curve)
-        return found
-
-    with folder.lock():
-        for size in (0, 700, 701, 3000, len(whole), len(whole)):
-            assert check(whole[:size]) == []
-        assert sum(sizes) == len(whole)
-        again = [b'{"kind":\n', *(line.replace(b'"loss":', b'"loss":1') for line in lines[40:])]
-        resumed = b"".join([*lines[:40], *again])
-        assert check(resumed) == check(resumed) == ["1 line of the metrics cannot be read"]
-        assert check(whole) == []
-    assert check(whole[:-9]) == ["1 line of the metrics cannot be read"]  # it was killed
 
 
 def test_a_damaged_record_is_named_and_the_others_stay(trained, tmp_path):
@@ -198,44 +136,6 @@ def test_the_page_may_connect_to_its_server_only(trained, tmp_path):
     text = page.write()[1].read_text()
     assert "connect-src" not in text
     assert "fetch(" not in text
-
-
-def test_idle_connections_are_limited_and_end(trained, tmp_path, monkeypatch):
-    """They use up no file descriptors of a sweep; those above the limit are closed at once."""
-    trained("a")
-    monkeypatch.setattr(watch.Handler, "timeout", 1)
-    with serve(ComparePage(names=[str(tmp_path)])) as address, contextlib.ExitStack() as stack:
-        before = len(os.listdir("/proc/self/fd"))
-        port = urlsplit(address).port
-        idle = [stack.enter_context(socket.create_connection((watch.HOST, port), timeout=60)) for _ in range(100)]
-        assert idle[-1].recv(1) == b""
-        assert len(os.listdir("/proc/self/fd")) <= before + len(idle) + watch.CONNECTIONS
-        assert {connection.recv(1) for connection in idle} == {b""}  # the others after their time
-        assert get(address)[0] == 200
-
-
-@pytest.mark.process
-def test_idle_connections_do_not_end_a_sweep(overrides, tmp_path):
-    """More of them than the descriptors of its supervisor, while all packs start and until the sweep is stopped."""
-    command = [sys.executable, "-m", "normlab", "sweep", *overrides, "norm=rmsnorm,layernorm", "tracking.wandb=off"]
-    with (
-        contextlib.ExitStack() as stack,
-        subprocess.Popen(
-            [*command, "train.steps=1_000_000", "--watch"],
-            stdout=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)),
-        ) as sweep,
-    ):
-        address = next(word for line in sweep.stdout for word in line.split() if word.startswith("http://"))
-        assert get(address)[0] == 200
-        for _ in range(200):
-            stack.enter_context(socket.create_connection((watch.HOST, urlsplit(address).port), timeout=60))
-        wait_for(lambda: len(list(tmp_path.glob("results/runs/*/metrics.jsonl"))) == 2)
-        sweep.send_signal(signal.SIGINT)
-        out, _ = sweep.communicate()
-    assert sweep.returncode == 130
-    assert "2 runs, 2 left to train" in out
 
 
 def test_ports(trained, tmp_path):

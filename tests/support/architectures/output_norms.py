@@ -51,6 +51,13 @@ def kosmos_without_sinusoids_and_padding(model: Any, monkeypatch: pytest.MonkeyP
 OUTPUT_NORMS = [
     # res_post
     Architecture(
+        name="OLMo 2",
+        transformers_class="Olmo2ForCausalLM",
+        overrides=f"{LLAMA} norm=rmsnorm_olmo2 norm.eps=1e-6 placement=res_post model.qk_norm=full",
+        model_weights=LLAMA_ENDS,
+        block_weights=LLAMA_ATTN | GATED | LLAMA_QK | OUTPUTS,
+    ),
+    Architecture(
         name="OLMo 3",
         transformers_class="Olmo3ForCausalLM",
         overrides=f"{LLAMA} norm=rmsnorm_olmo2 norm.eps=1e-6 placement=res_post model.qk_norm=full",

@@ -132,6 +132,14 @@ PRE_EXTRA_NORMS = [
         zero_in_transformers=("mlp.gate.weight",),
     ),
     Architecture(
+        name="Qwen3",
+        transformers_class="Qwen3ForCausalLM",
+        overrides=f"{LLAMA} norm=rmsnorm_qwen3 placement=pre model.qk_norm=head",
+        config={"head_dim": HEAD_WIDTH},
+        model_weights=LLAMA_ENDS,
+        block_weights=LLAMA_ATTN | GATED | LLAMA_PRE | LLAMA_QK,
+    ),
+    Architecture(
         name="Qwen3 with experts",
         transformers_class="Qwen3MoeForCausalLM",
         overrides=f"{LLAMA} norm=rmsnorm_qwen3 placement=pre model.qk_norm=head",

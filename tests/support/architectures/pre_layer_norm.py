@@ -37,6 +37,7 @@ from support.architectures.architecture import (
     by_head,
     joined,
     times,
+    transposed,
     without_padding,
 )
 from support.transformers_models import CONTEXT
@@ -97,6 +98,21 @@ PRE_LAYER_NORM = [
         config={"layer_norm_eps": 1e-5},
         model_weights=LLAMA_ENDS,
         block_weights=LLAMA_ATTN | GATED | LLAMA_PRE,
+    ),
+    Architecture(
+        name="GPT-2",
+        transformers_class="GPT2LMHeadModel",
+        overrides=f"{GPT2} norm=layernorm_gpt2 placement=pre",
+        block_prefix="transformer.h.{}.",
+        model_weights=GPT2_ENDS | {"transformer.wpe": "embed.positions"},
+        block_weights={
+            "ln_1": IN_ATTN,
+            "ln_2": IN_MLP,
+            "attn.c_attn": transposed(joined(*QKV)),
+            "attn.c_proj": transposed("attn.out"),
+            "mlp.c_fc": transposed("mlp.up"),
+            "mlp.c_proj": transposed("mlp.down"),
+        },
     ),
     Architecture(
         name="StarCoder (GPT-BigCode)",

@@ -36,6 +36,7 @@ from support.transformers_models import CONTEXT
 PRE_RMS_NORM = [
     *alike(
         {
+            "Llama": ("LlamaForCausalLM", {}),
             "Mistral": ("MistralForCausalLM", {"sliding_window": None}),
             "Granite": (
                 "GraniteForCausalLM",

@@ -31,8 +31,9 @@ function drawFacts() {
       text || sentence,
     ),
   ]);
-  const caveats = DATA.caveats.length ? [folded("caveats", `Caveats (${DATA.caveats.length})`, DATA.caveats)] : [];
-  replaceContent(byId("facts"), make("dl", { class: "facts" }, ...rows), ...caveats);
+  const { warnings } = DATA;
+  const folds = warnings.length ? [folded("warnings", `Warnings (${warnings.length})`, warnings)] : [];
+  replaceContent(byId("facts"), make("dl", { class: "facts" }, ...rows), ...folds);
 }
 
 // Figures
@@ -75,37 +76,35 @@ function newFigure(spec, statistic) {
   const element = make("div", { class: "chart", "data-figure": spec.id }, ...children);
   byId(spec.id === "factor" ? "factor" : "figures").append(element);
   NEAR.observe(element);
-  return { element, parts, spec, chosen: { statistic, moment: "" }, isDirty: true, isNear: false };
+  return { element, parts, spec, chosen: statistic, isDirty: true, isNear: false };
 }
 
-/** A drop-down list of a figure for one of its choices; null without a choice. */
-function choice(figure, key, options) {
-  if (!options.includes(figure.chosen[key])) figure.chosen[key] = options[0];
+/** A drop-down list of the statistics or curves of a figure, or no element. */
+function choices(figure) {
+  const options = Object.keys(figure.spec.variants);
+  if (!options.includes(figure.chosen)) figure.chosen = options[0];
   const change = (value) => {
-    figure.chosen[key] = value;
+    figure.chosen = value;
     drawNow(figure);
   };
   const texts = options.map((option) => [option, DATA.series[option] ?? option]);
-  return options.length > 1 ? dropDown(key === "moment" ? "at the" : "show", texts, figure.chosen[key], change) : null;
+  return options.length > 1 ? [dropDown("show", texts, figure.chosen, change)] : [];
 }
 
 function drawNow(figure) {
   if (figure.element.hidden) return;
   figure.isDirty = false;
-  const { parts, spec, chosen } = figure;
-  const statistics = choice(figure, "statistic", Object.keys(spec.variants));
-  const moments = choice(figure, "moment", Object.keys(spec.variants[chosen.statistic]));
-  replaceContent(parts.controls, ...[statistics, moments].filter(Boolean));
-  const drawing = spec.variants[chosen.statistic][chosen.moment];
-  const isGrid = drawing.panels.some((panel) => panel.fields);
-  parts.about.textContent = spec.about[chosen.statistic] ?? "";
+  const { parts, spec } = figure;
+  replaceContent(parts.controls, ...choices(figure));
+  const drawing = spec.variants[figure.chosen];
+  parts.about.textContent = spec.about[figure.chosen] ?? "";
   const { name, is_log: isLog } = drawing.y;
-  parts.y.textContent = isGrid ? `rows: ${name}` : `↑ ${name}${isLog ? ", logarithmic" : ""}`;
+  parts.y.textContent = `↑ ${name}${isLog ? ", logarithmic" : ""}`;
   parts.x.textContent = `${drawing.x.name} →`;
   parts.caption.textContent = spec.caption;
-  const styles = new Set(drawing.panels.flatMap(({ lines }) => (lines ?? []).map(([style]) => style)));
+  const styles = new Set(drawing.panels.flatMap(({ lines }) => lines.map(([style]) => style)));
   replaceContent(parts.legend, ...[...styles].map((style) => legendEntry(...DATA.lines[style])));
-  (isGrid ? drawGrid : drawLines)(parts.panels, drawing);
+  drawLines(parts.panels, drawing);
 }
 
 /** A button of a legend, which hides and shows its lines in every figure. */
@@ -182,13 +181,9 @@ function addTables() {
     const { columns, rows } = DATA.run_table;
     return { title: `Runs (${rows.length})`, columns, rows: rows.map(({ values }) => values) };
   });
-  addTable("interactions", () => {
-    const title = `Interactions of two factors (${DATA.interactions.rows.length})`;
-    return { title, ...DATA.interactions };
-  });
   const place = make("div");
   const update = () => {
-    const notes = [...DATA.notes, ...DATA.interactions.notes, ...DATA.problems];
+    const notes = [...DATA.notes, ...DATA.problems];
     replaceContent(place, ...(notes.length ? [folded("notes", `Definitions and notes (${notes.length})`, notes)] : []));
   };
   TABLES.push(update);

@@ -1,15 +1,13 @@
 #!/usr/bin/env python3
-"""Mutate every input of normlab, and test that it is rejected or used as written.
+"""Mutate every file of a record, and test that it is rejected or read as written.
 
-    .venv/bin/python scripts/prove/fuzz_inputs.py [--count 1000] [--seed 0] [--kind records] [--only records/17]
+    .venv/bin/python scripts/prove/fuzz_records.py [--count 1000] [--seed 0] [--only 17]
 
-A case is one or more calls of the command line, in this process and in a folder of its own. Kinds: `overrides` (the
-command line) and `records` (run.json, status.json, metrics.jsonl, tokenizer.json, and the files of checkpoints). Each
-call must satisfy:
+A case damages one file of a run: run.json, status.json, metrics.jsonl, tokenizer.json, or a file of a checkpoint. It
+calls the command line, in this process and in a folder of its own. Each call must satisfy:
 
 - it exits with 0 or 2, and never with a traceback;
 - an error is one line, names the input, and changes no file;
-- an accepted override is in the printed config;
 - a run with damaged files is rejected, or resumes and ends bit for bit like the undamaged run;
 - a damaged record is shown as damaged, or shows only values of the undamaged record.
 
@@ -37,10 +35,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-SHARES = {"overrides": 60, "records": 40}
-"""Cases of each kind in a hundred."""
 STEPS, STOPPED = 6, 4
 """Steps of the finished run, and the step at which the other run was stopped."""
 
@@ -60,13 +54,10 @@ SAMPLE = ["sample", "rmsnorm", "--prompt", "the", "--tokens", "8", "--seed", "1"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The exit code and output of a call."""
-
     code: int
     out: str
     err: str
     raised: str = ""
-    """The traceback, if there is one."""
 
 
 @dataclass(slots=True)
@@ -80,7 +71,6 @@ class Lab:
     stopped: Path = Path()
     """The same run, interrupted after `STOPPED` steps."""
     overrides: list[str] = field(default_factory=list)
-    """The overrides of both runs."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The undamaged row of `summarize`, by folder."""
@@ -89,7 +79,6 @@ class Lab:
 
 
 def call(*arguments: str) -> Result:
-    """Call the command line in this process."""
     from normlab import cli
 
     out, err, code, raised = io.StringIO(), io.StringIO(), 0, ""
@@ -146,30 +135,11 @@ class Case:
     """Calls in a folder, and the condition on each."""
 
     description: str
-    """The mutation."""
     calls: list[list[str]]
-    prepare: Callable[[Path], Any] = lambda folder: None
-    names: list[str] = field(default_factory=list)
-    judge: Callable[[Path, Result, list[str]], str] = lambda folder, result, arguments: ""
+    prepare: Callable[[Path], Any]
+    names: list[str]
+    judge: Callable[[Path, Result, list[str]], str]
     """Returns the problem with an accepted call, or an empty text."""
-
-
-ODD = (
-    "", " ", "null", "None", "true", "yes", "0", "-1", "1", "2", "3", "1.5", "1e3", "1e400", "nan", "inf", "-inf",
-    "99999999999999999999", "1" * 5000, "0x10", "1_000", "[]", "[1,2]", "{}", "{a:1}", "a,b", "a b", "é", "日本", "\n",
-    "\x00x", "\x1b[31m", "'", '"', "\\", "${seed}", "${foo}", "${oc.env:HOME}", "???", "~", "=", "a=b", "(", "x" * 300,
-    "../x", "/dev/null", "/dev/zero", ".", "range(3)", "choice(1,2)", "int(3)", "glob(*)", "\udcff", "%s", "{0}", "&",
-    "$(x)", "-", "--", "#", "1e-320", "on", "off", "auto",
-)  # fmt: skip
-
-
-def mutate_text(draw: random.Random, text: str) -> str:
-    """Return the text after one to three edits of characters."""
-    for _ in range(draw.randint(1, 3)):
-        at = draw.randrange(len(text) + 1)
-        letter = draw.choice(["", text[at : at + 1] * 2, draw.choice("abz019.=_-+~@[]{}(),:;'\"\\/ $é\t")])
-        text = text[:at] + letter + text[at + draw.randint(0, 1) :]
-    return text
 
 
 def mutate_bytes(draw: random.Random, content: bytes) -> tuple[str, bytes]:
@@ -191,89 +161,10 @@ def mutate_bytes(draw: random.Random, content: bytes) -> tuple[str, bytes]:
     return (f"{how} at {at} of {size}", mutated) if mutated != content else ("append", content + b"x")
 
 
-# Overrides.
-
-
-def options_of_run(lab: Lab) -> dict[str, Any]:
-    """Return every option of the undamaged run with its value."""
-    from normlab.config.compose import compose_run
-    from normlab.options import flatten_options
-
-    return flatten_options(compose_run([*SMALL, f"data.path={lab.corpus}"]))
-
-
-def overrides(draw: random.Random, lab: Lab) -> Case:
-    """Return a case with one or two mutated overrides of `train`, whose config is printed."""
-    known = options_of_run(lab)
-    groups = {"norm": "rmsnorm", "placement": "pre", "model": "gpt2_nano", "data": "files", "optim": "adamw"}
-
-    def mutated_override() -> str:
-        option = draw.choice([*known, *groups])
-        value = groups.get(option) or str(known[option])
-        number = draw.choice([2, 7, 64, 10**5, 2**31, 2**63, 10**30, -1, 0])
-        flags = ("--cfg", "--config-name", "--config-dir", "-m", "-h", "--nope", "--multirun")
-        return draw.choice([
-            f"{option}={draw.choice(ODD)}", f"{option}={draw.choice(ODD)}", mutate_text(draw, f"{option}={value}"),
-            f"{option}={mutate_text(draw, value)}", f"{mutate_text(draw, option)}={value}", draw.choice(ODD),
-            draw.choice(["+", "++", "~", "@", "-", "--", " "]) + f"{option}={value}",
-            f"{draw.choice([name for name in known if isinstance(known[name], int)])}={number}",
-            f"{draw.choice(flags)}={draw.choice(['job', 'x', '', 'é', '/nowhere'])}",
-        ])  # fmt: skip
-
-    mutated = [text for text in (mutated_override() for _ in range(draw.choice([1, 1, 1, 2]))) if "\0" not in text]
-    mutated = mutated or ["norm"]
-    base = [*SMALL, f"data.path={lab.corpus}", "--cfg", "job"]
-    names = [part for override in mutated for part in parts_of(override)]
-    return Case(" ".join(mutated), [["train", *base, *mutated]], names=names, judge=judge_overrides)
-
-
-def parts_of(override: str) -> list[str]:
-    """Return the option and the value of an override; an error message must show one of them."""
-    key, _, value = override.partition("=")
-    key = key.strip("+~- @")
-    return [part for part in (key, key.rpartition(".")[2], value[:50].strip()) if part.strip("- \n")] or [
-        override.strip() or repr(override)[1:-1]
-    ]
-
-
-def judge_overrides(folder: Path, result: Result, arguments: list[str]) -> str:
-    """Check that the printed config has each option that was set."""
-    config = yaml.safe_load(result.out)
-    if not isinstance(config, dict) or "train" not in config:  # a help page
-        return ""
-    options = {
-        text.partition("=")[0].lstrip("+").strip(): text for text in arguments[1:] if "=" in text and text[0] != "-"
-    }
-    for option, override in options.items():
-        value: Any = config
-        for part in option.split(".") if "=" in override and not option.startswith("hydra") else ():
-            if not isinstance(value, dict) or part not in value:
-                return f"accepted {override!r}, and the config has no {option}"
-            value = value[part]
-        if isinstance(value, dict):
-            value = {value.get("name"), value.get("preset")}
-        if not means(override.partition("=")[2], value):
-            return f"accepted {override[:80]!r}, and the config has {value!r:.80}"
-    return ""
-
-
-def means(text: str, value: Any) -> bool:
-    """Return whether an override's text sets this value; only plain numbers and words are judged."""
-    text = text.strip(" \t'\"")
-    if isinstance(value, set):
-        return text in value or "$" in text
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        with contextlib.suppress(ValueError):
-            return float(text) == float(value)
-        return "$" in text or "(" in text
-    return not text.isalnum() or not isinstance(value, str) or text == value or text.lower() == "null"
-
-
 # Records and checkpoints.
 
 
 def only_run(folder: Path) -> Path:
-    """Return the only run in a folder's results."""
     return next((folder / "results" / "runs").iterdir())
 
 
@@ -283,7 +174,7 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
     return [row for row in map(json.loads, lines) if row["kind"] != "pace"]
 
 
-def records(draw: random.Random, lab: Lab) -> Case:
+def damaged_record(draw: random.Random, lab: Lab) -> Case:
     """Return a case with a damaged file of a run, which is listed, summarised, sampled from and resumed."""
     source = draw.choice(["finished", "stopped"])
     original = lab.finished if source == "finished" else lab.stopped
@@ -306,7 +197,7 @@ def records(draw: random.Random, lab: Lab) -> Case:
             return "ended differently from the undamaged run"
         return ""
 
-    calls = [["summarize", "results", "--format", "json"], ["compare", "results", "-o", "page.html"], ["list", "runs"]]
+    calls = [["summarize", "results", "--format", "json"], ["compare", "results", "-o", "page.html"]]
     known = [Path(file).name, "checkpoint", only_run(original).name, "no run"]
     return Case(f"{source} {file}: {how}", [*calls, SAMPLE, ["train", *lab.overrides]], prepare, known, judge)
 
@@ -328,8 +219,6 @@ def wrong_row(rows: list[dict[str, Any]], undamaged: dict[str, Any]) -> str:
 
 
 # The command.
-
-KINDS: dict[str, Callable[[random.Random, Lab], Case]] = {"overrides": overrides, "records": records}
 
 
 @contextlib.contextmanager
@@ -423,46 +312,33 @@ def run_case(lab: Lab, case: Case, folder: Path) -> tuple[Counter[str], list[str
     return counts, problems
 
 
-def fuzz(seed: int, counts: dict[str, int], only: str = "") -> tuple[dict[str, Counter[str]], list[str]]:
-    """Run cases of each kind; return counts of outcomes by kind, and the failures."""
-    table: dict[str, Counter[str]] = {kind: Counter() for kind in counts}
+def fuzz(seed: int, cases: Sequence[int]) -> tuple[Counter[str], list[str]]:
+    """Run the cases of these numbers; return counts of outcomes, and the failures."""
+    counts: Counter[str] = Counter()
     failures: list[str] = []
     with laboratory() as lab:
-        for name in [f"{kind}/{number}" for kind, count in counts.items() for number in range(count)]:
-            if only in ("", name):
-                kind = name.partition("/")[0]
-                case = KINDS[kind](random.Random(f"{seed}/{name}"), lab)
-                outcomes, problems = run_case(lab, case, lab.scratch / "case")
-                table[kind] += Counter({"cases": 1, "failures": bool(problems)}) + outcomes
-                failures += [f"{name} [{case.description[:120]!r}] {problem}" for problem in problems]
-    return table, failures
+        for number in cases:
+            case = damaged_record(random.Random(f"{seed}/{number}"), lab)
+            outcomes, problems = run_case(lab, case, lab.scratch / "case")
+            counts += Counter({"cases": 1, "failures": bool(problems)}) + outcomes
+            failures += [f"{number} [{case.description[:120]!r}] {problem}" for problem in problems]
+    return counts, failures
 
 
 def main() -> int:
-    """Run the cases and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--count", type=int, default=1000, help="number of cases (default 1000)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the mutations (default 0)")
-    parser.add_argument("--kind", default=",".join(SHARES), help="kinds, separated by commas (default all)")
-    parser.add_argument("--only", default="", help="one case by its name in a failure: records/17")
+    parser.add_argument("--only", type=int, help="one case by its number in a failure")
     options = parser.parse_args()
     # Print the stack if a library aborts: the outputs of calls are captured.
     faulthandler.enable(os.fdopen(os.dup(2), "w"))
-    chosen = [options.only.partition("/")[0]] if options.only else options.kind.split(",")
-    if foreign := set(chosen) - set(SHARES):
-        parser.error(f"--kind {','.join(foreign)}: unknown kind; choose from {', '.join(SHARES)}")
-    share = sum(SHARES[kind] for kind in chosen)
-    counts = {kind: max(1, round(options.count * SHARES[kind] / share)) for kind in chosen}
-    table, failures = fuzz(options.seed, counts, options.only)
-    columns = ("cases", "accepted", "refused", "broken", "failures")
-    print("".join(["kind".ljust(14), *(column.rjust(10) for column in columns)]))
-    total = sum(table.values(), Counter())
-    for kind, counts in {**table, "all": total}.items():
-        print("".join([kind.ljust(14), *(str(counts[column]).rjust(10) for column in columns)]))
+    counts, failures = fuzz(options.seed, range(options.count) if options.only is None else [options.only])
+    print(", ".join(f"{counts[name]} {name}" for name in ("cases", "accepted", "refused", "broken", "failures")))
     for failure in failures:
         print(f"FAILED {failure.encode(errors='backslashreplace').decode()}")
     if failures:
-        print(f"repeat one with --seed {options.seed} --count {options.count} --only KIND/NUMBER")
+        print(f"repeat one with --seed {options.seed} --only NUMBER")
     return 1 if failures else 0
 
 

@@ -1,0 +1,102 @@
+"""An estimator from all runs of each seed: the sensitivity to the learning rate, or the highest rate that learns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from normlab.analysis.arms import Arm, StudyRuns
+from normlab.analysis.intervals import Replicate
+from normlab.analysis.results import RunResult
+from normlab.errors import ConfigError, unknown
+from normlab.studies.estimators import Estimate, by_seed, completed, exponential, minus_text, outcomes, over_seeds
+
+NUMBERS = {
+    "sensitivity": "mean of min(loss, ln V) over the grid, minus the lowest loss, nats/token",
+    "highest_rate": "highest learning rate that has learned",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OverGrid:
+    """One number of each seed from all of its runs in an arm, and the mean over seeds; with `minus`, the difference.
+
+    sensitivity: S = mean_r min(loss_r, ln V) - min_r loss_r over the runs r of a seed, which differ in learning rate
+    and in the other options that the arm leaves free. A seed of which no run has learned is compared with the lowest
+    loss of the other arm. It is the S of Wortsman et al. 2023 (arXiv:2309.14322) for each seed, so that the interval is
+    the t interval over seeds: with six seeds the interval of a percentile bootstrap is too narrow.
+
+    highest_rate: the ratio of the two arms' highest learning rates at which a run has learned. The grid resolves it to
+    one step, by which the interval is wider at each end. If a seed learns at the highest learning rate of the grid, the
+    interval has no bound on that side.
+    """
+
+    number: str
+    where: str
+    minus: str | None = None
+
+    chooses_rate = False
+
+    def __post_init__(self) -> None:
+        if self.number not in NUMBERS:
+            raise ConfigError(f"OverGrid: {unknown('number', self.number, NUMBERS)}")
+
+    @property
+    def text(self) -> str:
+        mean, minus = "mean", minus_text(self.minus)
+        if self.number == "highest_rate":
+            mean, minus = "geometric mean", minus.replace("minus", "over", 1)
+        return f"{NUMBERS[self.number]}, {mean} over seeds: [{self.where}]{minus}"
+
+    @property
+    def quantity(self) -> str:
+        if self.number == "highest_rate":
+            return f"{'ratio of the ' if self.minus else ''}{NUMBERS[self.number]}"
+        return f"{'difference in ' if self.minus else ''}S, nats/token"
+
+    def estimate(self, runs: StudyRuns) -> Estimate:
+        """Return the estimate over the seeds that have all runs of the grid."""
+        arms = [runs.arm_of_grid(where) for where in (self.where, self.minus) if where is not None]
+        by_arm = [by_seed(completed(arm)) for arm in arms]
+        most = [max(map(len, each.values()), default=0) for each in by_arm]
+        complete = [{seed for seed in each if len(each[seed]) == n} for each, n in zip(by_arm, most, strict=True)]
+        number = _highest_rate if self.number == "highest_rate" else _sensitivity
+        values: dict[Replicate, float] = {}
+        for seed in sorted(set.intersection(*complete), key=str):
+            of_seed = [each[seed] for each in by_arm]
+            found = [number(each, other) for each, other in zip(of_seed, [*of_seed[1:], of_seed[0]], strict=True)]
+            values[seed] = found[0] - sum(found[1:])
+        estimate = replace(over_seeds(values), **outcomes([run for arm in arms for run in arm.runs]))
+        return exponential(_widen(estimate, arms)) if self.number == "highest_rate" else estimate
+
+
+def _widen(estimate: Estimate, arms: Sequence[Arm]) -> Estimate:
+    """Return the estimate of a highest learning rate with the resolution of the grid in its interval."""
+    top = [any(run.has_learned and run.lr == arm.learning_rates[-1] for run in arm.runs) for arm in arms]
+    step = max(_step(arm.learning_rates) for arm in arms)
+    below, above = -math.inf if any(top[1:]) else -step, math.inf if top[0] else step
+    wider = {name: bound + (below if name.startswith("low") else above) for name, bound in estimate.bounds.items()}
+    return replace(estimate, **wider)
+
+
+def _highest_rate(runs: Sequence[RunResult], _: Sequence[RunResult]) -> float:
+    """Return ln of the highest learning rate that has learned; below the grid by one step if none has."""
+    rates = sorted({run.lr for run in runs})
+    learned = [run.lr for run in runs if run.has_learned]
+    return math.log(max(learned)) if learned else math.log(rates[0]) - _step(rates)
+
+
+def _sensitivity(runs: Sequence[RunResult], others: Sequence[RunResult]) -> float:
+    start = max(run.record.corpus.baselines.uniform for run in runs)
+    reference = runs if any(run.has_learned for run in runs) else [*runs, *others]
+    lowest = min(run.loss for run in reference)
+    return float(np.mean([min(run.loss, start) for run in runs])) - lowest if lowest < math.inf else math.nan
+
+
+def _step(rates: Sequence[float]) -> float:
+    """Return the logarithm of the largest ratio of successive learning rates."""
+    return max((math.log(b / a) for a, b in pairwise(rates)), default=0.0)

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from normlab.config.compose import UserConfigs, compose_grid, compose_run, compose_sweep
 from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
+from support.plugins import NORM
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -146,6 +147,15 @@ def test_an_option_of_type_text_keeps_what_was_typed(text: str) -> None:
     assert (data.path, data.column) == ([text, "x"], text)
     assert [run.run.name for run in compose_grid([f"run.name={text},b, {text}"])] == [text, "b", text]
     assert compose_sweep([f"sweep.slurm.account={text}", "sweep.on=slurm"])[0].slurm.account == text
+
+
+@pytest.mark.parametrize("future", ["", "from __future__ import annotations\n"])
+def test_a_list_of_texts_of_a_plugin_keeps_what_was_typed(future: str, tmp_path: Path) -> None:
+    """With the future import the type of an option is a text, and a class without it."""
+    plugin = NORM.replace('"mine"', '"mine"\n    labels: list[str] = option(["a"], "Labels.")')
+    (tmp_path / "mine.py").write_text(f"{future}from normlab.options import option\n{plugin}")
+    norm: Any = compose_run([f"plugins=[{tmp_path / 'mine.py'}]", "norm=mine", "norm.labels=[1e3,007]"]).norm
+    assert norm.labels == ["1e3", "007"]
 
 
 @pytest.mark.parametrize(

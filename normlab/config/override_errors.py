@@ -37,19 +37,19 @@ _OF_MALFORMED_INPUTS = (OSError, ValueError, TypeError, AttributeError, Assertio
 
 
 def _option_types() -> dict[str, str]:
-    """Return the source text of the type of each option of a run or a sweep, by its dotted name.
+    """Return the type of each option of a run or a sweep as text, by its dotted name.
 
-    The source text, because names in a plugin's annotations may not resolve in this module.
+    A text, because names in a plugin's annotations may not resolve in this module.
     """
     kinds = [(f"{group}.", kind) for group, kinds in GROUPS.items() for kind in kinds.values()]
     fields = [pair for prefix, kind in [("", RunConfig), ("sweep.", SweepOptions), *kinds]
               for pair in option_fields(kind, prefix)]  # fmt: skip
-    return {option: str(getattr(field.type, "__name__", field.type)) for option, field in fields}
+    return {option: str(field.type) for option, field in fields}
 
 
 def text_options() -> set[str]:
     """Return the dotted names of the options that are texts, or lists of texts."""
-    return {option for option, kind in _option_types().items() if "str" in kind or kind == "Any"}
+    return {option for option, kind in _option_types().items() if "str" in kind or "Any" in kind}
 
 
 def all_options() -> set[str]:

@@ -59,16 +59,6 @@ class Architecture:
     patch: Callable[[Any, pytest.MonkeyPatch], None] | None = None
 
 
-def alike(
-    decoders: Mapping[str, tuple[str | type[nn.Module], Mapping[str, Any]]], **options: Any
-) -> list[Architecture]:
-    """Return decoders that differ only in their class and config in transformers, by name."""
-    return [
-        Architecture(name=name, transformers_class=kind, config=config, **options)
-        for name, (kind, config) in decoders.items()
-    ]
-
-
 # Combinations of our weights
 
 
@@ -204,7 +194,6 @@ ONE_EXPERT = {
     "num_experts_per_tok": 1,
     "experts_implementation": "eager",
 }
-DENSE = {"head_dim": HEAD_WIDTH, "first_k_dense_replace": DEPTH, "mlp_layer_types": ["dense"] * DEPTH}
 # The attention to an encoder is zero.
 FAIRSEQ_DECODER = TANH_FUNCTION | {
     "decoder_layers": DEPTH,
@@ -223,7 +212,3 @@ GEMMA = {
 }
 ROTATION = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
 ROTATION_BY_LAYER = {"rope_parameters": {"full_attention": ROTATION, "sliding_attention": ROTATION}}
-
-
-def without_padding(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model.model.decoder.embed_tokens.padding_idx = None

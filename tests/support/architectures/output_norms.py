@@ -58,14 +58,6 @@ OUTPUT_NORMS = [
         block_weights=LLAMA_ATTN | GATED | LLAMA_QK | OUTPUTS,
     ),
     Architecture(
-        name="OLMo 3",
-        transformers_class="Olmo3ForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_olmo2 norm.eps=1e-6 placement=res_post model.qk_norm=full",
-        config=FULL_ATTENTION | ROTATION_BY_LAYER,
-        model_weights=LLAMA_ENDS,
-        block_weights=LLAMA_ATTN | GATED | LLAMA_QK | OUTPUTS,
-    ),
-    Architecture(
         name="EXAONE 4",
         transformers_class="Exaone4ForCausalLM",
         overrides=f"{LLAMA} norm=rmsnorm_llama placement=res_post model.qk_norm=head",
@@ -144,21 +136,6 @@ OUTPUT_NORMS = [
             "post_mlp_layernorm": OUT_MLP,
         },
         zero_in_transformers=("self_attn.gate_proj",),
-    ),
-    Architecture(
-        name="Kolibri 1",
-        transformers_class="Kolibri1ForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_llama placement=peri model.qk_norm=head",
-        config=SLIDING_ATTENTION
-        | ONE_EXPERT
-        | {"head_dim": HEAD_WIDTH, "moe_intermediate_size": 96, "norm_topk_prob": True},
-        model_weights=LLAMA_ENDS,
-        block_weights=LLAMA_ATTN
-        | ONE_EXPERT_MLP
-        | LLAMA_QK
-        | LLAMA_PRE
-        | {"post_self_attn_layernorm": OUT_ATTN, "post_mlp_layernorm": OUT_MLP},
-        zero_in_transformers=("mlp.gate.weight", "mlp.shared_experts"),
     ),
     # sub_ln
     Architecture(

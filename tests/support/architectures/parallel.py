@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from support.architectures.architecture import (
     GATED,
-    GPT2_ENDS,
-    HEAD_WIDTH,
     HEADS,
     K_NORM,
     LLAMA,
@@ -17,58 +15,15 @@ from support.architectures.architecture import (
     QKV,
     QKV_PROJ,
     ROTARY_GELU,
-    SLIDING_ATTENTION,
     TANH,
     TIED_ENDS,
     Architecture,
-    Combined,
     by_head,
     for_each_head,
-    neighbours,
-    rotated_neighbours,
 )
 
 PARALLEL = [
     # parallel
-    Architecture(
-        name="GPT-J",
-        transformers_class="GPTJForCausalLM",
-        overrides=f"{ROTARY_GELU} model.bias=true norm=layernorm placement=parallel",
-        config={"rotary_dim": HEAD_WIDTH},
-        block_prefix="transformer.h.{}.",
-        model_weights=GPT2_ENDS | {"lm_head": "head"},
-        block_weights={
-            "ln_1": "wiring.norm",
-            "attn.q_proj": rotated_neighbours("attn.q"),
-            "attn.k_proj": rotated_neighbours("attn.k"),
-            "attn.v_proj": "attn.v",
-            "attn.out_proj": "attn.out",
-            "mlp.fc_in": "mlp.up",
-            "mlp.fc_out": "mlp.down",
-        },
-        zero_in_transformers=("lm_head.bias",),
-        zero_in_normlab=("attn.q.bias", "attn.k.bias", "attn.v.bias", "attn.out.bias"),
-    ),
-    Architecture(
-        name="CodeGen",
-        transformers_class="CodeGenForCausalLM",
-        overrides=f"{ROTARY_GELU} model.bias=true norm=layernorm placement=parallel",
-        config={"rotary_dim": HEAD_WIDTH},
-        block_prefix="transformer.h.{}.",
-        model_weights=GPT2_ENDS | {"lm_head": "head"},
-        block_weights={
-            "ln_1": "wiring.norm",
-            # In four parts, here of one head each: queries, values, keys.
-            "attn.qkv_proj": Combined(
-                lambda q, v, k: by_head().combine(neighbours(q), v, neighbours(k)), ("attn.q", "attn.v", "attn.k")
-            ),
-            "attn.out_proj": "attn.out",
-            "mlp.fc_in": "mlp.up",
-            "mlp.fc_out": "mlp.down",
-        },
-        zero_in_transformers=("lm_head.bias",),
-        zero_in_normlab=("attn.q.bias", "attn.k.bias", "attn.v.bias", "attn.out.bias"),
-    ),
     Architecture(
         name="Falcon 7B",
         transformers_class="FalconForCausalLM",
@@ -103,15 +58,6 @@ PARALLEL = [
         transformers_class="CohereForCausalLM",
         overrides=f"{LLAMA} norm=layernorm_nobias placement=parallel model.tie_embeddings=true",
         config={"logit_scale": 1.0},
-        model_weights=TIED_ENDS,
-        block_weights=NEIGHBOURS_ATTN | GATED | {"input_layernorm": "wiring.norm"},
-    ),
-    Architecture(
-        name="Command R7B (Cohere 2)",
-        transformers_class="Cohere2ForCausalLM",
-        overrides=f"{LLAMA} norm=layernorm_nobias placement=parallel model.tie_embeddings=true",
-        # Only its layers with a window rotate; the window is as long as the context.
-        config=SLIDING_ATTENTION | {"logit_scale": 1.0},
         model_weights=TIED_ENDS,
         block_weights=NEIGHBOURS_ATTN | GATED | {"input_layernorm": "wiring.norm"},
     ),

@@ -15,22 +15,15 @@ from support.architectures.architecture import (
     FAIRSEQ_MLP,
     FAIRSEQ_POST,
     GPT2,
-    NO_POSITIONS,
     QKV,
     RES_ATTN,
     RES_MLP,
     TANH,
-    TANH_FUNCTION,
-    WIDTH,
     XLM_BLOCK,
     Architecture,
-    after_two_rows,
-    alike,
     joined,
     transposed,
-    without_padding,
 )
-from support.transformers_models import VOCAB
 
 
 def xlm_without_padding_and_exact_gelu(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,40 +54,12 @@ POST = [
             "mlp.c_proj": transposed("mlp.down"),
         },
     ),
-    Architecture(
-        name="OPT 350M",
-        transformers_class="OPTForCausalLM",
-        overrides=f"{GPT2} norm=layernorm placement=post",
-        config=TANH_FUNCTION | {"ffn_dim": 4 * WIDTH, "word_embed_proj_dim": WIDTH, "do_layer_norm_before": False},
-        block_prefix="model.decoder.layers.{}.",
-        model_weights={
-            "model.decoder.embed_tokens": "embed.tokens",
-            "model.decoder.embed_positions": after_two_rows("embed.positions"),
-        },
-        block_weights=FAIRSEQ_ATTN | FAIRSEQ_MLP | FAIRSEQ_POST,
-    ),
-    Architecture(
-        name="Marian's decoder",
-        transformers_class="MarianForCausalLM",
-        overrides=f"{GPT2} norm=layernorm placement=post",
-        config=FAIRSEQ_DECODER | {"pad_token_id": 0, "decoder_vocab_size": VOCAB, "decoder_start_token_id": 0},
-        block_prefix="model.decoder.layers.{}.",
-        model_weights={"model.decoder.embed_tokens": "embed.tokens"},
-        block_weights=FAIRSEQ_ATTN | FAIRSEQ_MLP | FAIRSEQ_POST,
-        # Its sinusoids are a parameter, if one that does not learn.
-        zero_in_transformers=("encoder_attn", "embed_positions"),
-        zero_in_normlab=NO_POSITIONS,
-        patch=without_padding,
-    ),
     # post, and a norm on the embeddings
-    *alike(
-        {
-            "BART's decoder": ("BartForCausalLM", FAIRSEQ_DECODER),
-            "PLBART's decoder": ("PLBartForCausalLM", FAIRSEQ_DECODER),
-            "MVP's decoder": ("MvpForCausalLM", FAIRSEQ_DECODER),
-            "TrOCR's decoder": ("TrOCRForCausalLM", FAIRSEQ_DECODER),
-        },
+    Architecture(
+        name="BART's decoder",
+        transformers_class="BartForCausalLM",
         overrides=f"{GPT2} norm=layernorm placement=post placement.embedding_norm=true",
+        config=FAIRSEQ_DECODER,
         block_prefix="model.decoder.layers.{}.",
         model_weights=BART_ENDS,
         block_weights=FAIRSEQ_ATTN | FAIRSEQ_MLP | FAIRSEQ_POST,

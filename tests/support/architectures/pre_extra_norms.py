@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-import torch
-import torch.nn.functional as F
-from transformers.models.bloom import modeling_bloom
-
 from support.architectures.architecture import (
     BART_ENDS,
-    DENSE,
     DEPTH,
     FAIRSEQ_ATTN,
     FAIRSEQ_DECODER,
@@ -31,51 +23,23 @@ from support.architectures.architecture import (
     LLAMA_QK,
     NEIGHBOURS_ATTN,
     NEOX_MLP,
-    NO_POSITIONS,
     ONE_EXPERT,
     ONE_EXPERT_MLP,
     Q_NORM,
     QKV,
     QWEN_GATED_ATTN,
     ROTARY_GELU,
-    ROTATION,
-    ROTATION_BY_LAYER,
-    SLIDING_ATTENTION,
     TANH,
     UNGATED,
     Architecture,
-    alike,
     by_head,
     halves_exchanged,
     plus_one,
 )
 from support.transformers_models import CONTEXT
 
-
-def without_alibi_of_bloom(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Its GELU has sqrt(2 / pi) to eight digits only.
-    monkeypatch.setattr(modeling_bloom.BloomGelu, "forward", lambda module, x: F.gelu(x, approximate="tanh"))
-    monkeypatch.setattr(modeling_bloom, "_get_alibi_slopes", lambda heads, device: torch.zeros(heads, device=device))
-
-
 PRE_EXTRA_NORMS = [
     # pre, and a norm on the embeddings
-    Architecture(
-        name="BLOOM",
-        transformers_class="BloomForCausalLM",
-        overrides=f"{GPT2} norm=layernorm placement=pre placement.embedding_norm=true",
-        block_prefix="transformer.h.{}.",
-        model_weights={
-            "transformer.word_embeddings": "embed.tokens",
-            "transformer.word_embeddings_layernorm": "embed.open",
-            "transformer.ln_f": "head.close",
-        },
-        block_weights=NEOX_MLP
-        | LLAMA_PRE
-        | {"self_attention.query_key_value": by_head(*QKV), "self_attention.dense": "attn.out"},
-        zero_in_normlab=NO_POSITIONS,
-        patch=without_alibi_of_bloom,
-    ),
     Architecture(
         name="mBART's decoder",
         transformers_class="MBartForCausalLM",
@@ -123,15 +87,6 @@ PRE_EXTRA_NORMS = [
         zero_in_transformers=("mlp.gate.weight",),
     ),
     Architecture(
-        name="MiniMax M2",
-        transformers_class="MiniMaxM2ForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=full",
-        config=ONE_EXPERT | {"head_dim": HEAD_WIDTH},
-        model_weights=LLAMA_ENDS,
-        block_weights=LLAMA_ATTN | ONE_EXPERT_MLP | LLAMA_PRE | LLAMA_QK,
-        zero_in_transformers=("mlp.gate.weight",),
-    ),
-    Architecture(
         name="Qwen3",
         transformers_class="Qwen3ForCausalLM",
         overrides=f"{LLAMA} norm=rmsnorm_qwen3 placement=pre model.qk_norm=head",
@@ -140,50 +95,23 @@ PRE_EXTRA_NORMS = [
         block_weights=LLAMA_ATTN | GATED | LLAMA_PRE | LLAMA_QK,
     ),
     Architecture(
-        name="Qwen3 with experts",
-        transformers_class="Qwen3MoeForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_qwen3 placement=pre model.qk_norm=head",
-        config=ONE_EXPERT | {"head_dim": HEAD_WIDTH, "moe_intermediate_size": 96},
-        model_weights=LLAMA_ENDS,
-        block_weights=LLAMA_ATTN | ONE_EXPERT_MLP | LLAMA_PRE | LLAMA_QK,
-        zero_in_transformers=("mlp.gate.weight",),
-    ),
-    *alike(
-        {
-            "GLM-4.5, its dense layers": ("Glm4MoeForCausalLM", DENSE | {"use_qk_norm": True}),
-            "dots.llm1, its dense layers": ("Dots1ForCausalLM", DENSE | FULL_ATTENTION),
-            "EXAONE with experts, its dense layers": ("ExaoneMoeForCausalLM", DENSE | SLIDING_ATTENTION),
-            "HY3, its dense layers": ("HYV3ForCausalLM", DENSE),
-        },
+        name="GLM-4.5, its dense layers",
+        transformers_class="Glm4MoeForCausalLM",
         overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=head",
+        config={
+            "head_dim": HEAD_WIDTH,
+            "first_k_dense_replace": DEPTH,
+            "mlp_layer_types": ["dense"] * DEPTH,
+            "use_qk_norm": True,
+        },
         model_weights=LLAMA_ENDS,
         block_weights=LLAMA_ATTN | GATED | LLAMA_PRE | LLAMA_QK,
     ),
     Architecture(
-        name="Mellum",
-        transformers_class="MellumForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=head",
-        config=ONE_EXPERT | FULL_ATTENTION | ROTATION_BY_LAYER | {"head_dim": HEAD_WIDTH, "moe_intermediate_size": 96},
-        model_weights=LLAMA_ENDS,
-        block_weights=LLAMA_ATTN | ONE_EXPERT_MLP | LLAMA_PRE | LLAMA_QK,
-        zero_in_transformers=("mlp.gate.weight",),
-    ),
-    *alike(
-        {
-            "Qwen3.5": (
-                "Qwen3_5ForCausalLM",
-                FULL_ATTENTION
-                | {
-                    "head_dim": HEAD_WIDTH,
-                    "rope_parameters": ROTATION | {"mrope_section": [2, 1, 1], "mrope_interleaved": True},
-                },
-            ),
-            "Qwen3-Next": (
-                "Qwen3NextForCausalLM",
-                FULL_ATTENTION | {"head_dim": HEAD_WIDTH, "mlp_only_layers": list(range(DEPTH))},
-            ),
-        },
+        name="Qwen3-Next",
+        transformers_class="Qwen3NextForCausalLM",
         overrides=f"{LLAMA} norm=rmsnorm_qwen3_next placement=pre model.qk_norm=head",
+        config=FULL_ATTENTION | {"head_dim": HEAD_WIDTH, "mlp_only_layers": list(range(DEPTH))},
         model_weights=LLAMA_ENDS,
         block_weights=LLAMA_ATTN | GATED | LLAMA_PRE | LLAMA_QK | QWEN_GATED_ATTN,
     ),

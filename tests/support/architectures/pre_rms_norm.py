@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from support.architectures.architecture import (
     DEPTH,
-    FULL_ATTENTION,
-    GATE_AND_UP,
     GATED,
-    GEMMA,
     GEMMA_ENDS,
     HEAD_WIDTH,
     HEADS,
@@ -18,75 +15,24 @@ from support.architectures.architecture import (
     LLAMA_ENDS,
     LLAMA_PRE,
     NEIGHBOURS_ATTN,
-    ONE_EXPERT,
-    ONE_EXPERT_MLP,
     QKV,
     ROTARY_GELU,
-    ROTATION,
     TANH,
     UNGATED,
     WIDTH,
     Architecture,
-    alike,
     joined,
     transposed,
 )
 from support.transformers_models import CONTEXT
 
 PRE_RMS_NORM = [
-    *alike(
-        {
-            "Llama": ("LlamaForCausalLM", {}),
-            "Mistral": ("MistralForCausalLM", {"sliding_window": None}),
-            "Granite": (
-                "GraniteForCausalLM",
-                {
-                    "attention_multiplier": HEAD_WIDTH**-0.5,
-                    "embedding_multiplier": 1.0,
-                    "residual_multiplier": 1.0,
-                    "logits_scaling": 1.0,
-                },
-            ),
-            "SmolLM3": ("SmolLM3ForCausalLM", {"no_rope_layers": [1] * DEPTH}),
-            "Seed-OSS": ("SeedOssForCausalLM", {"attention_bias": False, "head_dim": HEAD_WIDTH}),
-            "Ministral": ("MinistralForCausalLM", FULL_ATTENTION | {"head_dim": HEAD_WIDTH, "sliding_window": CONTEXT}),
-            "Ministral 3": (
-                "Ministral3ForCausalLM",
-                {
-                    "head_dim": HEAD_WIDTH,
-                    "sliding_window": None,
-                    "rope_parameters": ROTATION
-                    | {"llama_4_scaling_beta": 0.0, "original_max_position_embeddings": CONTEXT},
-                },
-            ),
-            "CWM": (
-                "CwmForCausalLM",
-                FULL_ATTENTION
-                | {"head_dim": HEAD_WIDTH, "bos_token_id": 0, "eos_token_id": 0, "sliding_window": CONTEXT},
-            ),
-            "Qwen2 with experts, its dense layers": (
-                "Qwen2MoeForCausalLM",
-                {"mlp_only_layers": list(range(DEPTH)), "qkv_bias": False},
-            ),
-        },
+    Architecture(
+        name="Llama",
+        transformers_class="LlamaForCausalLM",
         overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
         model_weights=LLAMA_ENDS,
         block_weights=LLAMA_ATTN | GATED | LLAMA_PRE,
-    ),
-    Architecture(
-        name="Qwen2",
-        transformers_class="Qwen2ForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
-        model_weights=LLAMA_ENDS,
-        block_weights=LLAMA_ATTN | GATED | LLAMA_PRE,
-        zero_in_transformers=("_proj.bias",),
-    ),
-    Architecture(
-        name="Phi-3",
-        transformers_class="Phi3ForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
-        model_weights=LLAMA_ENDS,
-        block_weights=GATE_AND_UP | LLAMA_PRE | {"self_attn.qkv_proj": joined(*QKV), "self_attn.o_proj": "attn.out"},
     ),
     Architecture(
         name="Helium",
@@ -96,26 +42,6 @@ PRE_RMS_NORM = [
         model_weights=LLAMA_ENDS,
         block_weights=NEIGHBOURS_ATTN | GATED | LLAMA_PRE,
     ),
-    *alike(
-        {
-            "ERNIE 4.5": ("Ernie4_5ForCausalLM", {"head_dim": HEAD_WIDTH}),
-            "ERNIE 4.5 with experts, its dense layers": (
-                "Ernie4_5_MoeForCausalLM",
-                {"head_dim": HEAD_WIDTH, "moe_layer_start_index": DEPTH},
-            ),
-        },
-        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
-        model_weights=LLAMA_ENDS,
-        block_weights=NEIGHBOURS_ATTN | GATED | LLAMA_PRE,
-    ),
-    Architecture(
-        name="GLM",
-        transformers_class="GlmForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
-        config={"head_dim": HEAD_WIDTH, "attention_bias": False},
-        model_weights=LLAMA_ENDS,
-        block_weights=NEIGHBOURS_ATTN | GATE_AND_UP | LLAMA_PRE,
-    ),
     Architecture(
         name="Arcee",
         transformers_class="ArceeForCausalLM",
@@ -123,15 +49,6 @@ PRE_RMS_NORM = [
         config=TANH,
         model_weights=LLAMA_ENDS,
         block_weights=LLAMA_ATTN | UNGATED | LLAMA_PRE,
-    ),
-    Architecture(
-        name="Mixtral",
-        transformers_class="MixtralForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
-        config=ONE_EXPERT,
-        model_weights=LLAMA_ENDS,
-        block_weights=LLAMA_ATTN | LLAMA_PRE | ONE_EXPERT_MLP,
-        zero_in_transformers=("mlp.gate.weight",),
     ),
     Architecture(
         name="DBRX",
@@ -166,13 +83,5 @@ PRE_RMS_NORM = [
         config={"head_dim": HEAD_WIDTH, "hidden_act": "silu"},
         model_weights=GEMMA_ENDS,
         block_weights=LLAMA_ATTN | GATED | LLAMA_PRE,
-    ),
-    Architecture(
-        name="VaultGemma",
-        transformers_class="VaultGemmaForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_gemma placement=pre",
-        config=GEMMA,
-        model_weights=GEMMA_ENDS,
-        block_weights=LLAMA_ATTN | GATED | {"input_layernorm": IN_ATTN, "pre_feedforward_layernorm": IN_MLP},
     ),
 ]

@@ -75,19 +75,3 @@ def make_run_at(tmp_path: Path) -> Callable[..., Path]:
         return tmp_path / "kept"
 
     return make
-
-
-def test_every_command_finds_a_run_by_id_name_or_folder(
-    make_run_at: Callable[..., Path], run_command: Command, tmp_path: Path
-) -> None:
-    make_run_at("abc-1", "abd-2").rename(tmp_path / "results")
-    for run in ("abc-1", "abc", "name of abc-1", "results/runs/abc-1"):
-        code, out, err = run_command("summarize", run, "--format=csv")
-        assert (code, err) == (0, "")
-        assert [line.split(",")[1] for line in out.splitlines()[1:]] == ["abc-1"]
-    (tmp_path / "results").rename(tmp_path / "elsewhere")
-    assert "abc-1" in run_command("summarize", "abc", "--results-dir=elsewhere")[1]
-    assert "abd-2" in run_command("summarize", "--results-dir=elsewhere")[1]
-    code, _, err = run_command("summarize", "ab", "--results-dir=elsewhere")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "run 'ab' could be abc-1 (name of abc-1), abd-2 (name of abd-2); give more of the id" in err

@@ -7,12 +7,10 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 from torch.func import functional_call, vmap
 
 from normlab.config.compose import compose_run
 from normlab.errors import ConfigError
-from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.norms.base import load_all as load_norms
 from normlab.norms.layernorm import LayerNormConfig
@@ -121,20 +119,11 @@ def test_site_of_the_other_sub_layer_is_rejected(part: str, norms: tuple[str, ..
     assert str(error.value).endswith(": attn has in, out, res, q, k, v, attn_inner; mlp has in, out, res, mlp_inner")
 
 
-def learned(model: GPT) -> dict[str, Tensor]:
-    return {name: parameter for name, parameter in model.named_parameters() if name.endswith(".scale")}
-
-
-def at_depth(name: str, depth: int) -> GPT:
-    config = dataclasses.replace(composed(), placement=AlgebraPlacement(name=name))
-    config.model = dataclasses.replace(config.model, depth=depth)
-    return build_model(config, VOCAB)
-
-
 def test_learned_factor_is_not_decayed() -> None:
     for name in ("skipinit", "rezero", "layerscale"):
-        for scale in learned(at_depth(name, 1)).values():
-            assert not is_decayed(composed().optim, scale)
+        model = build_model(config_of(AlgebraPlacement(name=name)), VOCAB)
+        scales = [parameter for path, parameter in model.named_parameters() if path.endswith(".scale")]
+        assert not any(is_decayed(composed().optim, scale) for scale in scales)
 
 
 def test_learned_factor_keeps_the_dtype_of_the_stream() -> None:

@@ -142,24 +142,6 @@ def test_keel_equals_the_public_code(first_block: str, depth: int) -> None:
     assert_same(model, keel(dict(model.named_parameters()), TOKENS, depth, first_block))
 
 
-def test_keels_default_has_no_norm_after_the_first_attention_and_no_factor_in_the_first_block() -> None:
-    model = build_model(config_of(load_all()["keel"], 3), VOCAB)
-    names = dict(model.named_parameters()).keys() | dict(model.named_buffers()).keys()
-    first, second = ({name[9:] for name in names if name.startswith(f"blocks.{layer}.")} for layer in (0, 1))
-    skips = {"wiring.attn.skip", "wiring.mlp.skip"}
-    norm = {f"wiring.attn.norms.res.affine.{name}" for name in ("gain", "bias")}
-    assert second - first == skips | norm
-
-
-def test_keel_draws_weights_with_standard_deviation_0_02() -> None:
-    config = dataclasses.replace(config_of(load_all()["keel"], 2), init="auto")
-    wide = dataclasses.replace(config.model, width=96, heads=2, mlp_width=256)
-    model = build_model(dataclasses.replace(config, model=wide), 300)
-    for name, weight in model.named_parameters():
-        if weight.dim() == 2:
-            assert weight.std().item() == pytest.approx(0.02, rel=0.05), name
-
-
 @pytest.mark.parametrize("depth", [1, 2])
 def test_ngpt_equals_the_authors_code(depth: int) -> None:
     model = model_of(NGPT(), depth)

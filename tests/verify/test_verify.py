@@ -90,13 +90,6 @@ def test_the_table_of_defaults_has_every_norm_of_the_package() -> None:
     assert set(DEFAULTS) == {name for name, kind in NORMS.items() if kind.__module__.startswith("normlab.")}
 
 
-def test_only_four_norms_have_no_independent_oracle() -> None:
-    alone = {
-        name for name, kind in NORMS.items() if kind.reference_kind == "self" and kind.__module__.startswith("normlab.")
-    }
-    assert alone == {"bhyt", "minmax", "seednorm", "gatednorm"}
-
-
 # Wrong entries fail
 
 NORM = '''"""A norm of a user's."""

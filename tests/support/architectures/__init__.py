@@ -1,4 +1,4 @@
-"""The decoders of transformers, one row each, by the placement of their norms."""
+"""Decoders of transformers, by the placement of their norms; of those that equal one model of ours, only one."""
 
 from support.architectures.output_norms import OUTPUT_NORMS
 from support.architectures.parallel import PARALLEL

@@ -59,16 +59,6 @@ class Architecture:
     patch: Callable[[Any, pytest.MonkeyPatch], None] | None = None
 
 
-def alike(
-    decoders: Mapping[str, tuple[str | type[nn.Module], Mapping[str, Any]]], **options: Any
-) -> list[Architecture]:
-    """Return decoders that differ only in their class and config in transformers, by name."""
-    return [
-        Architecture(name=name, transformers_class=kind, config=config, **options)
-        for name, (kind, config) in decoders.items()
-    ]
-
-
 # Combinations of our weights
 
 
@@ -110,18 +100,8 @@ def rotated_neighbours(module: str) -> Combined:
     return Combined(neighbours, (module,))
 
 
-def for_each_head(module: str) -> Combined:
-    """Repeat a gain for every head, with the channels that rotate together next to each other."""
-    return Combined(lambda gain_K: neighbours(gain_K).expand(HEADS, -1), (module,))
-
-
 def times(factor: float, module: str) -> Combined:
     return Combined(lambda x: x * factor, (module,))
-
-
-def plus_one(norm: str) -> Combined:
-    """Return the gain of a norm that multiplies by `gain` where ours multiplies by `1 + gain`."""
-    return Combined(lambda gain_D: 1 + gain_D, (norm,))
 
 
 def one_expert(*modules: str) -> Combined:
@@ -164,16 +144,6 @@ LLAMA_PRE = {"input_layernorm": IN_ATTN, "post_attention_layernorm": IN_MLP}
 LLAMA_QK = {"self_attn.q_norm": Q_NORM, "self_attn.k_norm": K_NORM}
 OUTPUTS = {"post_attention_layernorm": OUT_ATTN, "post_feedforward_layernorm": OUT_MLP}
 GEMMA_PERI = OUTPUTS | {"input_layernorm": IN_ATTN, "pre_feedforward_layernorm": IN_MLP}
-XLM_BLOCK = {
-    "attentions.{}.q_lin": "attn.q",
-    "attentions.{}.k_lin": "attn.k",
-    "attentions.{}.v_lin": "attn.v",
-    "attentions.{}.out_lin": "attn.out",
-    "layer_norm1.{}": RES_ATTN,
-    "ffns.{}.lin1": "mlp.up",
-    "ffns.{}.lin2": "mlp.down",
-    "layer_norm2.{}": RES_MLP,
-}
 ONE_EXPERT_MLP = {
     "mlp.experts.gate_up_proj": one_expert("mlp.gate", "mlp.up"),
     "mlp.experts.down_proj": one_expert("mlp.down"),
@@ -195,7 +165,6 @@ ROTARY_GELU = "model=llama_nano model.mlp=gelu"
 GPT2 = "model=gpt2_nano"
 NO_POSITIONS = ("embed.positions.weight",)
 FULL_ATTENTION = {"layer_types": ["full_attention"] * DEPTH}
-SLIDING_ATTENTION = {"layer_types": ["sliding_attention"] * DEPTH, "sliding_window": CONTEXT}
 TANH = {"hidden_act": "gelu_pytorch_tanh"}
 TANH_FUNCTION = {"activation_function": "gelu_pytorch_tanh"}
 ONE_EXPERT = {
@@ -204,7 +173,6 @@ ONE_EXPERT = {
     "num_experts_per_tok": 1,
     "experts_implementation": "eager",
 }
-DENSE = {"head_dim": HEAD_WIDTH, "first_k_dense_replace": DEPTH, "mlp_layer_types": ["dense"] * DEPTH}
 # The attention to an encoder is zero.
 FAIRSEQ_DECODER = TANH_FUNCTION | {
     "decoder_layers": DEPTH,
@@ -223,7 +191,3 @@ GEMMA = {
 }
 ROTATION = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
 ROTATION_BY_LAYER = {"rope_parameters": {"full_attention": ROTATION, "sliding_attention": ROTATION}}
-
-
-def without_padding(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model.model.decoder.embed_tokens.padding_idx = None

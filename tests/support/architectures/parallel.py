@@ -4,85 +4,23 @@ from __future__ import annotations
 
 from support.architectures.architecture import (
     GATED,
-    GPT2_ENDS,
-    HEAD_WIDTH,
     HEADS,
     K_NORM,
     LLAMA,
-    LLAMA_ATTN,
-    LLAMA_ENDS,
     NEIGHBOURS_ATTN,
     NEOX_MLP,
     Q_NORM,
     QKV,
     QKV_PROJ,
     ROTARY_GELU,
-    SLIDING_ATTENTION,
     TANH,
     TIED_ENDS,
     Architecture,
-    Combined,
     by_head,
-    for_each_head,
-    neighbours,
-    rotated_neighbours,
 )
 
 PARALLEL = [
     # parallel
-    Architecture(
-        name="GPT-J",
-        transformers_class="GPTJForCausalLM",
-        overrides=f"{ROTARY_GELU} model.bias=true norm=layernorm placement=parallel",
-        config={"rotary_dim": HEAD_WIDTH},
-        block_prefix="transformer.h.{}.",
-        model_weights=GPT2_ENDS | {"lm_head": "head"},
-        block_weights={
-            "ln_1": "wiring.norm",
-            "attn.q_proj": rotated_neighbours("attn.q"),
-            "attn.k_proj": rotated_neighbours("attn.k"),
-            "attn.v_proj": "attn.v",
-            "attn.out_proj": "attn.out",
-            "mlp.fc_in": "mlp.up",
-            "mlp.fc_out": "mlp.down",
-        },
-        zero_in_transformers=("lm_head.bias",),
-        zero_in_normlab=("attn.q.bias", "attn.k.bias", "attn.v.bias", "attn.out.bias"),
-    ),
-    Architecture(
-        name="CodeGen",
-        transformers_class="CodeGenForCausalLM",
-        overrides=f"{ROTARY_GELU} model.bias=true norm=layernorm placement=parallel",
-        config={"rotary_dim": HEAD_WIDTH},
-        block_prefix="transformer.h.{}.",
-        model_weights=GPT2_ENDS | {"lm_head": "head"},
-        block_weights={
-            "ln_1": "wiring.norm",
-            # In four parts, here of one head each: queries, values, keys.
-            "attn.qkv_proj": Combined(
-                lambda q, v, k: by_head().combine(neighbours(q), v, neighbours(k)), ("attn.q", "attn.v", "attn.k")
-            ),
-            "attn.out_proj": "attn.out",
-            "mlp.fc_in": "mlp.up",
-            "mlp.fc_out": "mlp.down",
-        },
-        zero_in_transformers=("lm_head.bias",),
-        zero_in_normlab=("attn.q.bias", "attn.k.bias", "attn.v.bias", "attn.out.bias"),
-    ),
-    Architecture(
-        name="Falcon 7B",
-        transformers_class="FalconForCausalLM",
-        overrides=f"{ROTARY_GELU} norm=layernorm placement=parallel model.tie_embeddings=true",
-        config={"multi_query": False, "activation": "gelu_pytorch_tanh"},
-        block_prefix="transformer.h.{}.",
-        model_weights={"transformer.word_embeddings": "embed.tokens", "transformer.ln_f": "head.close"},
-        block_weights=NEOX_MLP
-        | {
-            "input_layernorm": "wiring.norm",
-            "self_attention.query_key_value": by_head(*QKV),
-            "self_attention.dense": "attn.out",
-        },
-    ),
     Architecture(
         name="Phi",
         transformers_class="PhiForCausalLM",
@@ -106,43 +44,7 @@ PARALLEL = [
         model_weights=TIED_ENDS,
         block_weights=NEIGHBOURS_ATTN | GATED | {"input_layernorm": "wiring.norm"},
     ),
-    Architecture(
-        name="Command R7B (Cohere 2)",
-        transformers_class="Cohere2ForCausalLM",
-        overrides=f"{LLAMA} norm=layernorm_nobias placement=parallel model.tie_embeddings=true",
-        # Only its layers with a window rotate; the window is as long as the context.
-        config=SLIDING_ATTENTION | {"logit_scale": 1.0},
-        model_weights=TIED_ENDS,
-        block_weights=NEIGHBOURS_ATTN | GATED | {"input_layernorm": "wiring.norm"},
-    ),
     # parallel, and a norm on queries and keys
-    Architecture(
-        name="Command R+ (Cohere)",
-        transformers_class="CohereForCausalLM",
-        overrides=f"{LLAMA} norm=layernorm_nobias placement=parallel model.tie_embeddings=true model.qk_norm=head",
-        config={"logit_scale": 1.0, "use_qk_norm": True},
-        model_weights=TIED_ENDS,
-        block_weights=NEIGHBOURS_ATTN
-        | GATED
-        | {
-            "input_layernorm": "wiring.norm",
-            "self_attn.q_norm": for_each_head(Q_NORM),
-            "self_attn.k_norm": for_each_head(K_NORM),
-        },
-    ),
-    Architecture(
-        name="StableLM 2 12B",
-        transformers_class="StableLmForCausalLM",
-        overrides=f"{LLAMA} norm=layernorm placement=parallel model.qk_norm=head",
-        config={"layer_norm_eps": 1e-5, "qk_layernorm": True, "use_parallel_residual": True},
-        model_weights=LLAMA_ENDS,
-        # A gain for each head, which is the same one here.
-        block_weights=LLAMA_ATTN
-        | GATED
-        | {"input_layernorm": "wiring.norm"}
-        | {f"self_attn.{s}_layernorm.norms.{head}": f"attn.qk_norms.{s}" for s in "qk" for head in range(HEADS)},
-        zero_in_normlab=("qk_norms.q.affine.bias", "qk_norms.k.affine.bias"),
-    ),
     Architecture(
         name="Phi, its option qk_layernorm",
         transformers_class="PhiForCausalLM",

@@ -9,34 +9,19 @@ from torch import nn
 
 from support.architectures.architecture import (
     BART_ENDS,
-    DEPTH,
     FAIRSEQ_ATTN,
     FAIRSEQ_DECODER,
     FAIRSEQ_MLP,
     FAIRSEQ_POST,
     GPT2,
-    NO_POSITIONS,
     QKV,
     RES_ATTN,
     RES_MLP,
     TANH,
-    TANH_FUNCTION,
-    WIDTH,
-    XLM_BLOCK,
     Architecture,
-    after_two_rows,
-    alike,
     joined,
     transposed,
-    without_padding,
 )
-from support.transformers_models import VOCAB
-
-
-def xlm_without_padding_and_exact_gelu(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model.transformer.embeddings.padding_idx = None
-    for mlp in model.transformer.ffns:
-        mlp.act = nn.GELU(approximate="tanh")
 
 
 def bert_without_its_head(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,64 +46,16 @@ POST = [
             "mlp.c_proj": transposed("mlp.down"),
         },
     ),
-    Architecture(
-        name="OPT 350M",
-        transformers_class="OPTForCausalLM",
-        overrides=f"{GPT2} norm=layernorm placement=post",
-        config=TANH_FUNCTION | {"ffn_dim": 4 * WIDTH, "word_embed_proj_dim": WIDTH, "do_layer_norm_before": False},
-        block_prefix="model.decoder.layers.{}.",
-        model_weights={
-            "model.decoder.embed_tokens": "embed.tokens",
-            "model.decoder.embed_positions": after_two_rows("embed.positions"),
-        },
-        block_weights=FAIRSEQ_ATTN | FAIRSEQ_MLP | FAIRSEQ_POST,
-    ),
-    Architecture(
-        name="Marian's decoder",
-        transformers_class="MarianForCausalLM",
-        overrides=f"{GPT2} norm=layernorm placement=post",
-        config=FAIRSEQ_DECODER | {"pad_token_id": 0, "decoder_vocab_size": VOCAB, "decoder_start_token_id": 0},
-        block_prefix="model.decoder.layers.{}.",
-        model_weights={"model.decoder.embed_tokens": "embed.tokens"},
-        block_weights=FAIRSEQ_ATTN | FAIRSEQ_MLP | FAIRSEQ_POST,
-        # Its sinusoids are a parameter, if one that does not learn.
-        zero_in_transformers=("encoder_attn", "embed_positions"),
-        zero_in_normlab=NO_POSITIONS,
-        patch=without_padding,
-    ),
     # post, and a norm on the embeddings
-    *alike(
-        {
-            "BART's decoder": ("BartForCausalLM", FAIRSEQ_DECODER),
-            "PLBART's decoder": ("PLBartForCausalLM", FAIRSEQ_DECODER),
-            "MVP's decoder": ("MvpForCausalLM", FAIRSEQ_DECODER),
-            "TrOCR's decoder": ("TrOCRForCausalLM", FAIRSEQ_DECODER),
-        },
+    Architecture(
+        name="BART's decoder",
+        transformers_class="BartForCausalLM",
         overrides=f"{GPT2} norm=layernorm placement=post placement.embedding_norm=true",
+        config=FAIRSEQ_DECODER,
         block_prefix="model.decoder.layers.{}.",
         model_weights=BART_ENDS,
         block_weights=FAIRSEQ_ATTN | FAIRSEQ_MLP | FAIRSEQ_POST,
         zero_in_transformers=("encoder_attn",),
-    ),
-    Architecture(
-        name="XLM as a decoder",
-        transformers_class="XLMWithLMHeadModel",
-        overrides=f"{GPT2} norm=layernorm norm.eps=1e-12 placement=post placement.embedding_norm=true",
-        config={"causal": True, "pad_index": 0, "use_lang_emb": False, "n_langs": 1},
-        # It has a list of each kind of part, and no blocks.
-        model_weights={
-            "transformer.embeddings": "embed.tokens",
-            "transformer.position_embeddings": "embed.positions",
-            "transformer.layer_norm_emb": "embed.open",
-        }
-        | {
-            f"transformer.{name}".format(layer): f"blocks.{layer}.{part}"
-            for layer in range(DEPTH)
-            for name, part in XLM_BLOCK.items()
-        },
-        block_weights={},
-        zero_in_transformers=("proj.bias",),
-        patch=xlm_without_padding_and_exact_gelu,
     ),
     Architecture(
         name="BERT as a decoder",

@@ -9,9 +9,7 @@ import torch
 from torch import nn
 
 from support.architectures.architecture import (
-    DEPTH,
     FAIRSEQ_ATTN,
-    FAIRSEQ_DECODER,
     FAIRSEQ_MLP,
     FAIRSEQ_PRE,
     GATED,
@@ -24,7 +22,6 @@ from support.architectures.architecture import (
     LLAMA_ATTN,
     LLAMA_ENDS,
     LLAMA_PRE,
-    NEOX_MLP,
     NO_POSITIONS,
     QKV,
     ROTARY_GELU,
@@ -34,11 +31,8 @@ from support.architectures.architecture import (
     WIDTH,
     Architecture,
     after_two_rows,
-    by_head,
     joined,
-    times,
     transposed,
-    without_padding,
 )
 from support.transformers_models import CONTEXT
 
@@ -47,16 +41,6 @@ def mpt_without_alibi_and_exact_gelu(model: Any, monkeypatch: pytest.MonkeyPatch
     model.transformer.build_mpt_alibi_tensor = lambda heads, steps, **_: torch.zeros(heads, 1, steps)
     for block in model.transformer.blocks:
         block.ffn.act = nn.GELU(approximate="tanh")
-
-
-def ctrl_without_sinusoids_and_relu(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model.transformer.pos_encoding.zero_()
-    for block in model.transformer.h:
-        block.ffn[1] = nn.GELU(approximate="tanh")
-
-
-def without_sinusoids(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model.model.embed_positions.weights.zero_()
 
 
 PRE_LAYER_NORM = [
@@ -84,14 +68,6 @@ PRE_LAYER_NORM = [
         block_weights=LLAMA_ATTN | LLAMA_PRE | {"mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down"},
     ),
     Architecture(
-        name="Jais 2",
-        transformers_class="Jais2ForCausalLM",
-        overrides=f"{ROTARY_GELU} model.bias=true norm=layernorm placement=pre",
-        config=TANH | {"layer_norm_eps": 1e-5},
-        model_weights=LLAMA_ENDS,
-        block_weights=LLAMA_ATTN | UNGATED | LLAMA_PRE,
-    ),
-    Architecture(
         name="StableLM",
         transformers_class="StableLmForCausalLM",
         overrides=f"{LLAMA} norm=layernorm placement=pre",
@@ -115,42 +91,6 @@ PRE_LAYER_NORM = [
         },
     ),
     Architecture(
-        name="StarCoder (GPT-BigCode)",
-        transformers_class="GPTBigCodeForCausalLM",
-        overrides=f"{GPT2} norm=layernorm_gpt2 placement=pre",
-        config={"multi_query": False},
-        block_prefix="transformer.h.{}.",
-        model_weights=GPT2_ENDS | {"transformer.wpe": "embed.positions"},
-        block_weights={
-            "ln_1": IN_ATTN,
-            "ln_2": IN_MLP,
-            "attn.c_attn": by_head(*QKV),
-            "attn.c_proj": "attn.out",
-            "mlp.c_fc": "mlp.up",
-            "mlp.c_proj": "mlp.down",
-        },
-    ),
-    Architecture(
-        name="GPT-Neo",
-        transformers_class="GPTNeoForCausalLM",
-        overrides=f"{GPT2} norm=layernorm_gpt2 placement=pre",
-        config={"attention_types": [[["global"], DEPTH]], "num_layers": DEPTH, "intermediate_size": None},
-        block_prefix="transformer.h.{}.",
-        model_weights=GPT2_ENDS | {"transformer.wpe": "embed.positions"},
-        block_weights={
-            "ln_1": IN_ATTN,
-            "ln_2": IN_MLP,
-            # It does not divide the products by sqrt(K).
-            "attn.attention.q_proj": times(HEAD_WIDTH**-0.5, "attn.q"),
-            "attn.attention.k_proj": "attn.k",
-            "attn.attention.v_proj": "attn.v",
-            "attn.attention.out_proj": "attn.out",
-            "mlp.c_fc": "mlp.up",
-            "mlp.c_proj": "mlp.down",
-        },
-        zero_in_normlab=("attn.q.bias", "attn.k.bias", "attn.v.bias"),
-    ),
-    Architecture(
         name="OPT",
         transformers_class="OPTForCausalLM",
         overrides=f"{GPT2} norm=layernorm placement=pre",
@@ -162,81 +102,6 @@ PRE_LAYER_NORM = [
             "model.decoder.final_layer_norm": "head.close",
         },
         block_weights=FAIRSEQ_ATTN | FAIRSEQ_MLP | FAIRSEQ_PRE,
-    ),
-    Architecture(
-        name="BioGPT",
-        transformers_class="BioGptForCausalLM",
-        overrides=f"{GPT2} norm=layernorm placement=pre",
-        # Its final norm has torch's eps, 1e-5, whatever that of the others is.
-        config=TANH | {"scale_embedding": False, "layer_norm_eps": 1e-5},
-        block_prefix="biogpt.layers.{}.",
-        model_weights={
-            "biogpt.embed_tokens": "embed.tokens",
-            "biogpt.embed_positions": after_two_rows("embed.positions"),
-            "biogpt.layer_norm": "head.close",
-        },
-        block_weights=FAIRSEQ_ATTN | FAIRSEQ_MLP | FAIRSEQ_PRE,
-    ),
-    Architecture(
-        name="XGLM",
-        transformers_class="XGLMForCausalLM",
-        overrides=f"{GPT2} norm=layernorm placement=pre",
-        config=TANH_FUNCTION | {"ffn_dim": 4 * WIDTH, "scale_embedding": False},
-        model_weights={"model.embed_tokens": "embed.tokens", "model.layer_norm": "head.close"},
-        block_weights=FAIRSEQ_ATTN | FAIRSEQ_MLP | FAIRSEQ_PRE,
-        zero_in_normlab=NO_POSITIONS,
-        patch=without_sinusoids,
-    ),
-    Architecture(
-        name="CTRL",
-        transformers_class="CTRLLMHeadModel",
-        overrides=f"{GPT2} norm=layernorm norm.eps=1e-6 placement=pre model.tie_embeddings=false",
-        config={"dff": 4 * WIDTH},
-        block_prefix="transformer.h.{}.",
-        model_weights={
-            "transformer.w": times(WIDTH**-0.5, "embed.tokens"),
-            "transformer.layernorm": "head.close",
-            "lm_head": "head",
-        },
-        block_weights={
-            "layernorm1": IN_ATTN,
-            "layernorm2": IN_MLP,
-            "multi_head_attention.Wq": "attn.q",
-            "multi_head_attention.Wk": "attn.k",
-            "multi_head_attention.Wv": "attn.v",
-            "multi_head_attention.dense": "attn.out",
-            "ffn.0": "mlp.up",
-            "ffn.2": "mlp.down",
-        },
-        zero_in_transformers=("lm_head.bias",),
-        zero_in_normlab=NO_POSITIONS,
-        patch=ctrl_without_sinusoids_and_relu,
-    ),
-    Architecture(
-        name="Blenderbot's decoder",
-        transformers_class="BlenderbotForCausalLM",
-        overrides=f"{GPT2} norm=layernorm placement=pre",
-        config=FAIRSEQ_DECODER,
-        block_prefix="model.decoder.layers.{}.",
-        model_weights={
-            "model.decoder.embed_tokens": "embed.tokens",
-            "model.decoder.embed_positions": "embed.positions",
-            "model.decoder.layer_norm": "head.close",
-        },
-        block_weights=FAIRSEQ_ATTN | FAIRSEQ_MLP | FAIRSEQ_PRE,
-        zero_in_transformers=("encoder_attn",),
-    ),
-    Architecture(
-        name="Pegasus's decoder",
-        transformers_class="PegasusForCausalLM",
-        overrides=f"{GPT2} norm=layernorm placement=pre",
-        config=FAIRSEQ_DECODER | {"pad_token_id": 0},
-        block_prefix="model.decoder.layers.{}.",
-        model_weights={"model.decoder.embed_tokens": "embed.tokens", "model.decoder.layer_norm": "head.close"},
-        block_weights=FAIRSEQ_ATTN | FAIRSEQ_MLP | FAIRSEQ_PRE,
-        zero_in_transformers=("encoder_attn", "embed_positions"),
-        zero_in_normlab=NO_POSITIONS,
-        patch=without_padding,
     ),
     Architecture(
         name="MPT",
@@ -255,20 +120,5 @@ PRE_LAYER_NORM = [
         },
         zero_in_normlab=NO_POSITIONS,
         patch=mpt_without_alibi_and_exact_gelu,
-    ),
-    Architecture(
-        name="GPT-NeoX Japanese",
-        transformers_class="GPTNeoXJapaneseForCausalLM",
-        overrides=f"{ROTARY_GELU} norm=layernorm placement=pre model.tie_embeddings=true",
-        config=TANH,
-        block_prefix="gpt_neox_japanese.layers.{}.",
-        model_weights={
-            "gpt_neox_japanese.embed_in": "embed.tokens",
-            "gpt_neox_japanese.final_layer_norm": "head.close",
-        },
-        block_weights=NEOX_MLP
-        | LLAMA_PRE
-        | {"attention.query_key_value": by_head(*QKV), "attention.dense": "attn.out"},
-        zero_in_transformers=("dense_bias",),
     ),
 ]

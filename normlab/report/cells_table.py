@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from normlab.analysis.best import Comparison
-from normlab.analysis.cells import Cell, SeedMean
+from normlab.analysis.cells import Cell, SeedMean, Target, mean
 from normlab.analysis.contrasts import MIN_P_EQUAL, POOLED
 from normlab.analysis.factors import level_title, option_name
 from normlab.analysis.intervals import LEVEL, Design, Interval, PairedTest, design_of, format_losses
 from normlab.analysis.learning_rates import SENSITIVITY
-from normlab.analysis.results import STATES
 from normlab.analysis.settings import format_setting
-from normlab.analysis.table import CellResult, CellsTable, Target
+from normlab.analysis.table import CellsTable
 from normlab.errors import ConfigError, printable, unknown
 from normlab.report.tables import Row, escape_markdown, fold_lines, format_p, render, terminal_width
 from normlab.store.format import FINISHED
 from normlab.store.outcome import DESCRIPTIONS
+from normlab.store.record import RESULTS
 from normlab.store.throughput import format_mfu, format_tflops
 
 
@@ -82,32 +82,31 @@ def _plain(name: str) -> str:
 def json_rows(table: CellsTable) -> list[Row]:
     """Return the values of each cell: levels, counts, losses in nats/token, costs, comparisons and warnings."""
     differences = table.resolved_differences
-    return [_values(table, result) | {"resolved_differences": differences} for result in table.results]
+    return [_values(table, cell) | {"resolved_differences": differences} for cell in table.cells]
 
 
-def _values(table: CellsTable, result: CellResult) -> Row:
-    cell = result.cell
+def _values(table: CellsTable, cell: Cell) -> Row:
     row = {
         **cell.levels,
         "cell": cell.name,
         "runs": len(cell.runs),
-        **{state: cell.count(state) for state in STATES},
-        **_losses(result),
+        **{state: cell.count(state) for state in RESULTS},
+        **_losses(cell),
         "learning_rates": list(cell.losses),
-        "lr_sensitivity": result.sensitivity,
-        "loss_at_start": result.loss_at_start,
+        "lr_sensitivity": cell.sensitivity,
+        "loss_at_start": cell.loss_at_start,
         "bad_lrs": sorted(cell.bad_lrs),
-        "tokens_per_s": result.tokens_per_s,
-        "flops_per_token": result.flops_per_token,
-        "flops_per_s": result.flops_per_s,
-        "mfu": result.mfu,
-        "peak_memory_bytes": result.peak_memory_bytes,
-        **(_target_values(result.target) if result.target else {}),
-        "run_ids": [run.record.run_id for run in cell.runs],
-        "warnings": result.warnings,
+        "tokens_per_s": _tokens_per_s(cell),
+        "flops_per_token": mean(cell.values(lambda run: run.compute.flops_per_token)),
+        "flops_per_s": _flops_per_s(cell),
+        "mfu": _mfu(cell),
+        "peak_memory_bytes": max(cell.values(lambda run: run.status.peak_memory_bytes), default=None),
+        **(_target_values(cell.target) if cell.target else {}),
+        "run_ids": [run.run_id for run in cell.runs],
+        "warnings": cell.warnings,
     }
     if table.has_baseline:
-        row |= {"baseline": result.baseline and result.baseline.name, **_comparison_values(result.comparison)}
+        row |= {"baseline": cell.baseline and cell.baseline.name, **_comparison_values(cell.comparison)}
     return row
 
 
@@ -116,11 +115,11 @@ def _interval_values(key: str, interval: Interval | PairedTest | None) -> Row:
     return {name: interval and getattr(interval, attribute) for name, attribute in names.items()}
 
 
-def _losses(result: CellResult) -> Row:
-    final = result.cell.final
+def _losses(cell: Cell) -> Row:
+    final = cell.final
     design = final.interval and final.interval.design
     return {
-        "lr": result.cell.best_lr,
+        "lr": cell.best_lr,
         "seeds": len(final.losses),
         "seeds_diverged": final.diverged,
         "seeds_crossed": design and design.crossing,
@@ -157,33 +156,33 @@ def _target_values(target: Target) -> Row:
 
 class Column(NamedTuple):
     title: str
-    value: Callable[[CellResult], Any]
+    value: Callable[[Cell], Any]
     format: Callable[[Any], str] = str
     note: str = ""
     """The definition, if the table needs one."""
     is_default: bool = True
     """Whether the table has it without a request, if a text is not empty."""
 
-    def text(self, result: CellResult) -> str:
-        return "" if (value := self.value(result)) is None else self.format(value)
+    def text(self, cell: Cell) -> str:
+        return "" if (value := self.value(cell)) is None else self.format(value)
 
 
 def columns_of(table: CellsTable) -> list[Column]:
-    target = table.results[0].target if table.results else None
-    packed = max((run.record.status.pack_size for cell in table.cells for run in cell.runs), default=1) > 1
+    target = table.cells[0].target if table.cells else None
+    packed = max((run.status.pack_size for cell in table.cells for run in cell.runs), default=1) > 1
     return [
-        Column("runs", lambda at: len(at.cell.runs)),
+        Column("runs", lambda at: len(at.runs)),
         *(
             Column(
                 state,
-                lambda at, state=state: at.cell.count(state) or None,
+                lambda at, state=state: at.count(state) or None,
                 note=f"{state}: {DESCRIPTIONS[state]}" if state in DESCRIPTIONS else "",
             )
-            for state in STATES
+            for state in RESULTS
             if state != FINISHED
         ),
-        Column("best lr", lambda at: at.cell.best_lr, format_setting),
-        Column("val loss", lambda at: at.cell.final, loss_text),
+        Column("best lr", lambda at: at.best_lr, format_setting),
+        Column("val loss", lambda at: at.final, loss_text),
         Column("vs baseline", lambda at: at.comparison, _difference_text),
         Column("p (Holm)", lambda at: at.comparison and at.comparison.p_holm, format_p),
         Column("S", _sensitivity_text, note=SENSITIVITY),
@@ -192,9 +191,20 @@ def columns_of(table: CellsTable) -> list[Column]:
             if target
             else []
         ),
-        Column("tok/s", lambda at: at.tokens_per_s, "{:,.0f}".format, PACK_NOTE if packed else ""),
-        Column("TFLOP/s", lambda at: at.flops_per_s, format_tflops, FLOPS_NOTE, is_default=False),
-        Column("MFU", lambda at: at.mfu, format_mfu, MFU_NOTE),
+        Column(
+            "tok/s",
+            _tokens_per_s,
+            "{:,.0f}".format,
+            PACK_NOTE if packed else "",
+        ),
+        Column(
+            "TFLOP/s",
+            _flops_per_s,
+            format_tflops,
+            FLOPS_NOTE,
+            is_default=False,
+        ),
+        Column("MFU", _mfu, format_mfu, MFU_NOTE),
     ]
 
 
@@ -210,8 +220,8 @@ def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
     Raises:
         ConfigError: A column is unknown.
     """
-    known = {column.title: column for column in columns_of(table)} if table.results else {}
-    texts = {title: list(map(column.text, table.results)) for title, column in known.items()}
+    known = {column.title: column for column in columns_of(table)} if table.cells else {}
+    texts = {title: list(map(column.text, table.cells)) for title, column in known.items()}
     shown = [title for title in known if known[title].is_default and any(texts[title])]
     if columns:
         shown = [title for title in _choose(columns, [*known, *table.by]) if title not in table.by]
@@ -222,9 +232,21 @@ def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
     ]
 
 
-def _sensitivity_text(result: CellResult) -> str:
-    value = result.sensitivity
-    return f"{value:.4f}" if value is not None else "-" if len(result.cell.losses) > 1 else ""
+def _tokens_per_s(cell: Cell) -> float | None:
+    return mean(cell.values(lambda run: run.status.tokens_per_s))
+
+
+def _flops_per_s(cell: Cell) -> float | None:
+    return mean(cell.values(lambda run: run.flops_per_s))
+
+
+def _mfu(cell: Cell) -> float | None:
+    return mean(cell.values(lambda run: run.mfu))
+
+
+def _sensitivity_text(cell: Cell) -> str:
+    value = cell.sensitivity
+    return f"{value:.4f}" if value is not None else "-" if len(cell.losses) > 1 else ""
 
 
 def _target_text(target: Target) -> str:
@@ -255,12 +277,12 @@ def _difference_text(comparison: Comparison) -> str:
 
 def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
     """Return the definitions of the shown columns, by default those of `table_rows`, one per line."""
-    results = table.results
+    cells = table.cells
     shown = list((table_rows(table) or [{}])[0] if shown is None else shown)
     grid = sorted({len(cell.losses) for cell in table.cells if cell.losses})
     lines = [
         f"losses: nats/token, mean ± half of its {LEVEL:.0%} interval over n seeds (Student's t); both losses if n=2",
-        *_design_notes(results),
+        *_design_notes(cells),
         *table.resolved_differences,
     ]
     if grid and grid[-1] > 1 and {"best lr", "val loss"} & {*shown}:
@@ -269,15 +291,15 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
             f"best lr: the best of {k} learning rates, selected on this same loss, so the loss is optimistic; a "
             "learning rate with a diverged seed is selected only if every learning rate has one"
         )
-    comparisons = [result.comparison for result in results if result.comparison]
-    if "vs baseline" in shown and any(result.baseline for result in results):
+    comparisons = [cell.comparison for cell in cells if cell.comparison]
+    if "vs baseline" in shown and any(cell.baseline for cell in cells):
         lines.append(
             "vs baseline: loss minus the loss of the baseline, paired by seed and data order; negative is better. "
             "p: two-sided, of a paired t test, or of an exact signed-rank test if a run of a pair diverged (a diverged "
             f"run ranks worst); corrected by Holm's method (number of comparisons: {comparisons[0].tests})"
         )
         lines += pool_notes(each.test.test for each in comparisons if each.test)
-    defined = [column for column in columns_of(table) if column.title in shown and any(map(column.text, results))]
+    defined = [column for column in columns_of(table) if column.title in shown and any(map(column.text, cells))]
     return [*lines, *(column.note for column in defined if column.note)]
 
 
@@ -291,11 +313,11 @@ def pool_notes(methods: Iterable[str]) -> list[str]:
     ]
 
 
-def _design_notes(results: Sequence[CellResult]) -> list[str]:
+def _design_notes(cells: Sequence[Cell]) -> list[str]:
     """Return notes on the variance that the intervals include: initial weights, data order."""
-    designs = [result.cell.final.interval.design for result in results if result.cell.final.interval]
+    designs = [cell.final.interval.design for cell in cells if cell.final.interval]
     fixed = {design.fixed for design in designs}
-    designs += [each.comparison.test.design for each in results if each.comparison and each.comparison.test]
+    designs += [each.comparison.test.design for each in cells if each.comparison and each.comparison.test]
     notes = [
         f"{factor} fixed ({option}): its variance is not in the intervals"
         for option, factor in (("data.seed", "data order"), ("seed", "initial weights"))

@@ -72,7 +72,7 @@ def loss_point(cell: Cell, lr: float | None, x: float) -> Point:
         seeds=tuple(sorted(final.finite)),
         diverged=final.diverged,
         n=len(final.losses),
-        stuck=sum(run.state in (STUCK, REGRESSED) for run in cell.runs_at(lr)),
+        stuck=sum(run.result in (STUCK, REGRESSED) for run in cell.runs_at(lr)),
     )
 
 

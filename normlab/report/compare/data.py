@@ -28,7 +28,7 @@ from normlab.report.figure_data import (
     layout_of,
     short_number,
 )
-from normlab.report.figure_points import SERIES, Kept, Point, ReadCache, mean_curve
+from normlab.report.figure_points import SERIES, Point, ReadCache, mean_curve
 from normlab.report.runs_table import row_of
 from normlab.report.tables import Row, column, format_value
 from normlab.stats.registry import STATISTICS
@@ -57,16 +57,13 @@ def page_data(
     by: Sequence[str] | None,
     where: Sequence[str],
     channels: Mapping[str, Any] | None = None,
-    kept: Kept | None = None,
 ) -> Row:
     """Return the data of the page of the runs that meet the conditions, by some factors; `by` as in `cell_options`.
-
-    `kept` has what earlier calls have read (`ReadCache`).
 
     Raises:
         ConfigError: An option of `by`, a condition or a channel is invalid.
     """
-    cache = ReadCache(kept)
+    cache = ReadCache()
     among, warnings = intact_runs(selection.records)  # warns of every damaged run, which can meet no condition
     records = select_where(selection.records, where)
     runs = [record for record in records if isinstance(record, RunRecord)]

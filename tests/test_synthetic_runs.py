@@ -8,7 +8,7 @@ import pytest
 from synthetic_runs import BASELINES, STUCK, Record, write_run
 from synthetic_statistics import Size, layout
 
-from normlab.analysis.results import read_results
+from normlab.analysis.comparability import intact_runs
 from normlab.config.compose import compose_run
 from normlab.stats.statistic import CORE
 from normlab.store.record import RunRecord, flatten
@@ -69,8 +69,8 @@ def test_each_outcome_is_read_back(tmp_path, options, state, last):
     assert len(series(folder)["loss"]) == last
     [inside], damaged = folder.statistics.read(CORE)
     assert (inside.steps.tolist(), damaged) == (list(range(0, last, 10)), 0)
-    ([result], _) = read_results([run])
-    assert result.state == {"interrupted": "unfinished", "running": "unfinished"}.get(
+    ([result], _) = intact_runs([run])
+    assert result.result == {"interrupted": "unfinished", "running": "unfinished"}.get(
         options.get("outcome"), options.get("outcome", "finished")
     )
     if state == "diverged":

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from normlab.analysis.cells import Cell
+from normlab.analysis.comparability import mixed_settings
 from normlab.analysis.learning_rates import Losses, shared_lr
-from normlab.analysis.results import RunResult, mixed_settings, select_results
-from normlab.analysis.settings import setting, sort_key
+from normlab.analysis.settings import select_where, setting, sort_key
 from normlab.errors import ConfigError
-from normlab.store.record import Setting
+from normlab.store.record import RunRecord, Setting
 
 CHOOSING_SEEDS = 2
 """The first seeds of a grid, on which the learning rate of an arm is chosen; the others judge it."""
@@ -25,7 +25,7 @@ class Arm:
     """The runs of one configuration, at all learning rates and seeds."""
 
     where: str
-    runs: Sequence[RunResult]
+    runs: Sequence[RunRecord]
     seeds: Sequence[Setting]
     """The seeds of the runs, the choosing ones first."""
 
@@ -53,7 +53,7 @@ class Arm:
         """Whether the best learning rate is the lowest or highest of its grid, so that a better one may be outside."""
         return len(self.learning_rates) > 1 and self.best_lr in (self.learning_rates[0], self.learning_rates[-1])
 
-    def judged(self, lr: float | None) -> list[RunResult]:
+    def judged(self, lr: float | None) -> list[RunRecord]:
         """Return the completed runs of the judging seeds at a learning rate: of all seeds if there is one rate."""
         choosing = self.seeds[:CHOOSING_SEEDS] if len(self.learning_rates) > 1 else ()
         return [run for run in self.runs if run.lr == lr and run.has_loss and run.replicate[0] not in choosing]
@@ -85,7 +85,7 @@ def plausible_lrs(best: float, losses: Losses, bad: Collection[float]) -> list[f
 class StudyRuns:
     """The runs of a study, from which the estimators take arms; records the arms that were used."""
 
-    def __init__(self, results: Sequence[RunResult]) -> None:
+    def __init__(self, results: Sequence[RunRecord]) -> None:
         self.results = list(results)
         self.used: dict[str, Arm] = {}
 
@@ -113,8 +113,8 @@ class StudyRuns:
             self.used[where] = Arm(where, runs, sorted({run.replicate[0] for run in runs}, key=sort_key))
         return self.used[where]
 
-    def _select(self, where: str) -> list[RunResult]:
-        return select_results(self.results, [where] if where else [], "arm")
+    def _select(self, where: str) -> list[RunRecord]:
+        return select_where(self.results, [where] if where else [], "arm")
 
     def levels(self, where: str, option: str) -> list[float]:
         """Return the values of a numeric option among the runs that meet the conditions.
@@ -122,7 +122,7 @@ class StudyRuns:
         Raises:
             ConfigError: A value is not a number.
         """
-        values = {setting(run.record, option) for run in self._select(where)}
+        values = {setting(run, option) for run in self._select(where)}
         if not all(isinstance(value, int | float) for value in values):
             raise ConfigError(f"slope over {option}: needs numbers, and the runs have {', '.join(map(str, values))}")
         return sorted(float(value) for value in values)  # pyright: ignore

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
+from normlab.analysis.comparability import mixed_settings
 from normlab.analysis.factors import label, level_label
 from normlab.analysis.intervals import Interval, Replicate, mean_interval
-from normlab.analysis.learning_rates import Losses, Ranking, arrange, best_lr, ranking
+from normlab.analysis.learning_rates import Losses, Ranking, arrange, best_lr, ranking, sensitivity
 from normlab.analysis.phrases import name_some
-from normlab.analysis.results import UNFINISHED, RunResult, mixed_settings
 from normlab.analysis.settings import LR, NUMERICS, RESOLVED, format_setting, setting, sort_key
 from normlab.store.format import DIVERGED
 from normlab.store.outcome import REGRESSED, STUCK
-from normlab.store.record import Setting
+from normlab.store.record import UNFINISHED, RunRecord, Setting
+from normlab.store.series import Evaluation
+
+if TYPE_CHECKING:
+    from normlab.analysis.best import Comparison
 
 SIZE_OPTIONS = (
     "model", "model.depth", "model.width", "model.heads", "model.mlp_width", "model.context", "train.steps",
@@ -59,13 +64,38 @@ def mean(values: Collection[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    loss: float
+    runs: int
+    reached: Sequence[Evaluation]
+    """The first evaluation of each run at the loss or below."""
+
+    @property
+    def steps(self) -> float | None:
+        """The mean number of steps; None unless every run reached the loss."""
+        return mean([each.step for each in self.reached]) if len(self.reached) == self.runs else None
+
+    @property
+    def seconds(self) -> float | None:
+        """The mean training time; None unless every run reached the loss and has a time on record."""
+        seconds = [each.seconds for each in self.reached if each.seconds is not None]
+        return mean(seconds) if len(seconds) == self.runs else None
+
+
 @dataclass(frozen=True)
 class Cell:
     """The runs with the same values of the options of `--by`, which differ in learning rate and seed."""
 
     by: Sequence[str]
     key: tuple[Setting, ...]
-    runs: Sequence[RunResult]
+    runs: Sequence[RunRecord]
+    warnings: Sequence[str] = ()
+    """The reasons why the cell's numbers are unreliable, one per line."""
+    target: Target | None = None
+    baseline: Cell | None = None
+    comparison: Comparison | None = None
+    """With the baseline."""
 
     @cached_property
     def levels(self) -> dict[str, Setting]:
@@ -119,45 +149,62 @@ class Cell:
         return count_bad(self.runs_at(self.best_lr)) > 0
 
     @property
-    def runs_at_best(self) -> Sequence[RunResult]:
+    def runs_at_best(self) -> Sequence[RunRecord]:
         """The runs at the best learning rate; all runs of a cell without a final loss."""
         return self.runs_at(self.best_lr) or self.runs
 
-    def runs_at(self, lr: float | None) -> list[RunResult]:
+    def runs_at(self, lr: float | None) -> list[RunRecord]:
         return [run for run in self.runs if run.has_loss and run.lr == lr]
 
-    def count(self, state: str) -> int:
-        return sum(run.state == state for run in self.runs)
+    def count(self, result: str) -> int:
+        return sum(run.result == result for run in self.runs)
 
-    def warnings(self) -> list[str]:
-        """Return the reasons why the cell's numbers are unreliable, one per line."""
-        warnings = [f"mixes {mixture}" for mixture in mixed_settings(self.runs).values()]
-        if unfinished := self.count(UNFINISHED):
-            warnings.append(f"unfinished runs, left out: {unfinished} of {len(self.runs)}")
-        repeats = Counter((run.lr, run.replicate) for run in self.runs if run.has_loss)
-        if repeated := sum(count > 1 for count in repeats.values()):
-            warnings.append(f"seeds with several runs at one learning rate, averaged to one value each: {repeated}")
-        if len(self.losses) > 1:
-            if len({frozenset(by_replicate) for by_replicate in self.losses.values()}) > 1:
-                seeds = ", ".join(f"{format_setting(lr)}: {len(each)}" for lr, each in self.losses.items())
-                warnings.append(f"the learning rates have different seeds (number of seeds: {seeds})")
-            for limit, extreme, beyond in ((min, "lowest", "lower"), (max, "highest", "higher")):
-                if self.best_lr == limit(self.losses):
-                    line = f"the best learning rate is the {extreme} of the grid; a {beyond} one may be better"
-                    warnings.append(line)
-        return warnings
+    @property
+    def loss_at_start(self) -> float:
+        """Ln V, the loss of a uniform guess."""
+        return max(run.corpus.baselines.uniform for run in self.runs)
+
+    @cached_property
+    def sensitivity(self) -> float | None:
+        """S, as `learning_rates.sensitivity`."""
+        return sensitivity(self.losses, self.loss_at_start, self.bad_lrs)
+
+    def values(self, read: Callable[[RunRecord], float | None]) -> list[float]:
+        """Return a number of each run with a finite loss whose record has it."""
+        return [value for run in self.runs if math.isfinite(run.loss) and (value := read(run)) is not None]
 
 
-def count_bad(runs: Iterable[RunResult]) -> int:
-    return sum(run.state in BAD_OUTCOMES for run in runs)
+def count_bad(runs: Iterable[RunRecord]) -> int:
+    return sum(run.result in BAD_OUTCOMES for run in runs)
 
 
-def group_cells(runs: Iterable[RunResult], by: Sequence[str]) -> list[Cell]:
+def group_cells(runs: Iterable[RunRecord], by: Sequence[str]) -> list[Cell]:
     """Return the cells sorted by their values: numbers by size, then names alphabetically."""
-    grouped: dict[tuple[Setting, ...], list[RunResult]] = {}
+    grouped: dict[tuple[Setting, ...], list[RunRecord]] = {}
     for run in runs:
-        grouped.setdefault(tuple(setting(run.record, option) for option in by), []).append(run)
-    return [Cell(by, key, grouped[key]) for key in sorted(grouped, key=lambda key: [sort_key(value) for value in key])]
+        grouped.setdefault(tuple(setting(run, option) for option in by), []).append(run)
+    keys = sorted(grouped, key=lambda key: [sort_key(value) for value in key])
+    cells = [Cell(by, key, grouped[key]) for key in keys]
+    return [replace(cell, warnings=_warnings(cell)) for cell in cells]
+
+
+def _warnings(cell: Cell) -> list[str]:
+    """Return the reasons why the cell's numbers are unreliable, one per line."""
+    warnings = [f"mixes {mixture}" for mixture in mixed_settings(cell.runs).values()]
+    if unfinished := cell.count(UNFINISHED):
+        warnings.append(f"unfinished runs, left out: {unfinished} of {len(cell.runs)}")
+    repeats = Counter((run.lr, run.replicate) for run in cell.runs if run.has_loss)
+    if repeated := sum(count > 1 for count in repeats.values()):
+        warnings.append(f"seeds with several runs at one learning rate, averaged to one value each: {repeated}")
+    if len(cell.losses) > 1:
+        if len({frozenset(by_replicate) for by_replicate in cell.losses.values()}) > 1:
+            seeds = ", ".join(f"{format_setting(lr)}: {len(each)}" for lr, each in cell.losses.items())
+            warnings.append(f"the learning rates have different seeds (number of seeds: {seeds})")
+        for limit, extreme, beyond in ((min, "lowest", "lower"), (max, "highest", "higher")):
+            if cell.best_lr == limit(cell.losses):
+                line = f"the best learning rate is the {extreme} of the grid; a {beyond} one may be better"
+                warnings.append(line)
+    return warnings
 
 
 def resolved_differences(cells: Sequence[Cell]) -> list[str]:
@@ -169,7 +216,7 @@ def resolved_differences(cells: Sequence[Cell]) -> list[str]:
     for name in [name for name in RESOLVED if not any(name in cell.by for cell in cells)]:
         cells_of: dict[tuple[str, ...], list[Cell]] = {}
         for cell in cells:
-            values = {value for run in cell.runs if (value := RESOLVED[name](run.record)) is not None}
+            values = {value for run in cell.runs if (value := RESOLVED[name](run)) is not None}
             if values:
                 cells_of.setdefault(tuple(map(format_setting, sorted(values, key=sort_key))), []).append(cell)
         if len(cells_of) > 1:

@@ -94,7 +94,7 @@ def run_test(
     if name not in TESTS:
         raise ConfigError(f"--test {name}: " + unknown("test", name, TESTS))
     by_option = {factor.option: factor for factor in factors}
-    options = resolve_options(over, [run.record for cell in cells for run in cell.runs], "--over")
+    options = resolve_options(over, [run for cell in cells for run in cell.runs], "--over")
     if missing := [option for option in options if option not in by_option]:
         raise ConfigError(f"--over {missing[0]}: is not one of the factors {', '.join(by_option)}; add it to --by")
     baselines = {option: factor.levels[0] for option, factor in by_option.items()}

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from normlab.analysis.results import RunResult, read_results
+from normlab.analysis.comparability import intact_runs
 from normlab.analysis.settings import (
     LR,
     SEEDS,
@@ -20,12 +20,13 @@ from normlab.analysis.settings import (
     is_config_option,
     select_where,
     setting,
+    settings_of,
     sort_key,
 )
 from normlab.errors import ConfigError
 from normlab.store.plans import has_plan, sweep_folder
 from normlab.store.query import resolve_run, select_runs
-from normlab.store.record import Setting
+from normlab.store.record import RunRecord, Setting
 from normlab.store.runs import RunFolder
 
 MAIN_OPTIONS = ("norm", "placement", "model.depth")
@@ -76,31 +77,31 @@ class Factor:
 
 
 def factors_of(
-    results: Sequence[RunResult], by: Sequence[str] | None = None, among: Sequence[RunResult] = ()
+    runs: Sequence[RunRecord], by: Sequence[str] | None = None, among: Sequence[RunRecord] = ()
 ) -> list[Factor]:
     """Return the factors of some runs, which conditions select `among` all runs.
 
     `by` has the options; by default those in which the runs differ.
     """
 
-    def levels(option: str, runs: Sequence[RunResult]) -> tuple[Setting, ...]:
-        return tuple(sorted({setting(run.record, option) for run in runs}, key=sort_key))
+    def levels(option: str, of: Sequence[RunRecord]) -> tuple[Setting, ...]:
+        return tuple(sorted({setting(run, option) for run in of}, key=sort_key))
 
-    options = distinguishing_options(results) if by is None else by
-    return [Factor(option, levels(option, results), levels(option, among or results)) for option in options]
+    options = distinguishing_options(runs) if by is None else by
+    return [Factor(option, levels(option, runs), levels(option, among or runs)) for option in options]
 
 
-def distinguishing_options(results: Sequence[RunResult]) -> list[str]:
+def distinguishing_options(runs: Sequence[RunRecord]) -> list[str]:
     """Return the options in which runs differ, `MAIN_OPTIONS` first; no learning rate or seeds.
 
     An option that separates no more runs than the options before it is left out, such as an MLP width that follows from
     the model width.
     """
-    options = [option for option in differing_settings([run.settings for run in results]) if is_config_option(option)]
-    keys: list[tuple[Setting, ...]] = [() for _ in results]
+    options = [option for option in differing_settings(map(settings_of, runs)) if is_config_option(option)]
+    keys: list[tuple[Setting, ...]] = [() for _ in runs]
     distinguishing: list[str] = []
     for option in dict.fromkeys([*MAIN_OPTIONS, *options]):
-        values = [setting(run.record, option) for run in results]
+        values = [setting(run, option) for run in runs]
         longer_keys = [(*key, value) for key, value in zip(keys, values, strict=True)]
         if len(set(values)) > 1 and (option in MAIN_OPTIONS or len(set(longer_keys)) > len(set(keys))):
             distinguishing.append(option)
@@ -108,15 +109,15 @@ def distinguishing_options(results: Sequence[RunResult]) -> list[str]:
     return distinguishing
 
 
-def varying_options(results: Sequence[RunResult]) -> list[str]:
+def varying_options(runs: Sequence[RunRecord]) -> list[str]:
     """Return all options in which runs differ, learning rate and seeds last.
 
     `data.seed` is left out if it equals `seed` in every run.
     """
-    same_seeds = all(run.replicate[0] == run.replicate[1] for run in results)
+    same_seeds = all(run.replicate[0] == run.replicate[1] for run in runs)
     seeds = SEEDS[:1] if same_seeds else SEEDS
-    varying = [option for option in (LR, *seeds) if len({setting(run.record, option) for run in results}) > 1]
-    return [*distinguishing_options(results), *varying]
+    varying = [option for option in (LR, *seeds) if len({setting(run, option) for run in runs}) > 1]
+    return [*distinguishing_options(runs), *varying]
 
 
 # Labels
@@ -172,8 +173,8 @@ def find_run(name: str, where: Sequence[str] = (), results_dir: str | os.PathLik
     runs = select_where(select_runs([name], results_dir).started, where, name)
     if len(runs) == 1:
         return runs[0].folder
-    results = read_results(runs)[0]
-    factors = factors_of(results, varying_options(results))
+    intact, _ = intact_runs(runs)
+    factors = factors_of(intact, varying_options(intact))
     levels = "; ".join(f"{factor.option} {', '.join(map(format_setting, factor.levels))}" for factor in factors)
     first = [f"{factor.option}={format_setting(setting(runs[0], factor.option))}" for factor in factors]
     problem = f"{' '.join([name, *where])}: {len(runs)} runs, which differ in "

@@ -11,6 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from normlab.config.option_names import hint, meanings
@@ -206,7 +207,8 @@ def select_where(runs: Sequence[Entry], where: Sequence[str], flag: str = "--whe
 # Settings that differ
 
 
-def settings_of(run: RunRecord) -> dict[str, Setting]:
+@lru_cache(maxsize=4096)  # every warning about a table compares the settings of all runs
+def settings_of(run: RunRecord) -> Mapping[str, Setting]:
     """Return all settings that a run's loss depends on, except learning rate and seeds.
 
     The config options are those of the run's identity, which excludes options that cannot change a number. The corpus
@@ -226,7 +228,7 @@ def is_config_option(name: str) -> bool:
     return name not in (*_ENVIRONMENT, _INIT_RULE, *_CODE.values())
 
 
-def differing_settings(runs: Sequence[Mapping[str, Setting]]) -> dict[str, list[str]]:
+def differing_settings(runs: Iterable[Mapping[str, Setting]]) -> dict[str, list[str]]:
     """Return the settings (of `settings_of`) in which runs differ, each with its sorted values.
 
     Different norms, placements or optimisers are reported by name, without their options. Different init rules are

@@ -7,20 +7,18 @@ order. A pair is one run of each cell with the same seeds. The difference of a p
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from normlab.analysis.best import Comparison, compare_with_baselines
-from normlab.analysis.cells import Cell, group_cells, mean, resolved_differences, table_warnings
+from normlab.analysis.best import compare_with_baselines
+from normlab.analysis.cells import Cell, Target, group_cells, resolved_differences, table_warnings
+from normlab.analysis.comparability import intact_runs, mixed_settings
 from normlab.analysis.factor_tests import baseline_levels
 from normlab.analysis.factors import DEFAULT_OPTIONS, Factor, distinguishing_options, factors_of
-from normlab.analysis.learning_rates import sensitivity
 from normlab.analysis.phrases import name_some
-from normlab.analysis.results import RunResult, mixed_settings, read_results, select_results
-from normlab.analysis.settings import resolve_options
+from normlab.analysis.settings import resolve_options, select_where
 from normlab.errors import ConfigError, StoreError
 from normlab.store.query import Selection, select_runs
 from normlab.store.record import RunRecord
@@ -28,59 +26,13 @@ from normlab.store.series import Evaluation, evaluations
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    loss: float
-    runs: int
-    reached: Sequence[Evaluation]
-    """The first evaluation of each run at the loss or below."""
-
-    @property
-    def steps(self) -> float | None:
-        """The mean number of steps; None unless every run reached the loss."""
-        return mean([each.step for each in self.reached]) if len(self.reached) == self.runs else None
-
-    @property
-    def seconds(self) -> float | None:
-        """The mean training time; None unless every run reached the loss and has a time on record."""
-        seconds = [each.seconds for each in self.reached if each.seconds is not None]
-        return mean(seconds) if len(seconds) == self.runs else None
-
-
-@dataclass(frozen=True, slots=True)
-class CellResult:
-    """A cell with its numbers at its best learning rate, and warnings."""
-
-    cell: Cell
-    sensitivity: float | None
-    """S, as `learning_rates.sensitivity`."""
-    loss_at_start: float
-    """ln V, the loss of a uniform guess."""
-    tokens_per_s: float | None
-    """As the other costs, the mean over the runs with a finite loss whose record has the number."""
-    flops_per_token: float | None
-    flops_per_s: float | None
-    mfu: float | None
-    peak_memory_bytes: float | None
-    """The largest of these runs."""
-    target: Target | None
-    warnings: Sequence[str]
-    baseline: Cell | None = None
-    comparison: Comparison | None = None
-    """With the baseline; None without one."""
-
-
-@dataclass(frozen=True, slots=True)
 class CellsTable:
     by: Sequence[str]
-    results: Sequence[CellResult] = ()
+    cells: Sequence[Cell] = ()
     table_warnings: Sequence[str] = ()
-    among: Sequence[RunResult] = ()
+    among: Sequence[RunRecord] = ()
     """All runs, of which conditions select those of the cells."""
     has_baseline: bool = False
-
-    @property
-    def cells(self) -> list[Cell]:
-        return [result.cell for result in self.results]
 
     @property
     def factors(self) -> list[Factor]:
@@ -95,12 +47,12 @@ class CellsTable:
     def warnings(self) -> list[str]:
         """All warnings; equal warnings of several cells are one line that names the cells."""
         cells_of: dict[str, list[str]] = {}
-        for result in self.results:
-            for warning in result.warnings:
-                cells_of.setdefault(warning, []).append(result.cell.label)
+        for cell in self.cells:
+            for warning in cell.warnings:
+                cells_of.setdefault(warning, []).append(cell.label)
         lines = list(self.table_warnings)
         for warning, names in cells_of.items():
-            is_general = len(names) == len(self.results) > 1
+            is_general = len(names) == len(self.cells) > 1
             lines.append(f"{'every cell' if is_general else name_some(names)}: {warning}")
         return lines
 
@@ -127,18 +79,18 @@ def summarize_by(
         StoreError: There is no run with a readable record.
     """
     selection = path if isinstance(path, Selection) else select_runs([os.fspath(path)], results_dir)
-    results, warnings = read_results(selection.records)
+    results, warnings = intact_runs(selection.records)
     if not results:
         raise StoreError(
             f"{selection.home}: no run has a readable record; `normlab summarize --runs` lists the reasons"
         )
     # Before the conditions, because an unknown option is the user's first error.
     by = None if by is None else cell_options(by, results)
-    selected = select_results(results, where)
+    selected = select_where(results, where)
     return build_table(selected, by or cell_options(None, selected), warnings=warnings, among=results, **options)
 
 
-def cell_options(by: Sequence[str] | None, results: Sequence[RunResult]) -> list[str]:
+def cell_options(by: Sequence[str] | None, results: Sequence[RunRecord]) -> list[str]:
     """Return the full names of the options of `--by`; for None, the options in which the runs differ.
 
     Raises:
@@ -146,20 +98,20 @@ def cell_options(by: Sequence[str] | None, results: Sequence[RunResult]) -> list
     """
     if by is None:
         return distinguishing_options(results) or list(DEFAULT_OPTIONS)
-    options = resolve_options(by, [run.record for run in results], "--by") if all(by) and results else list(by)
+    options = resolve_options(by, results, "--by") if all(by) and results else list(by)
     if not all(by) or not by or len(set(options)) < len(by):
         raise ConfigError(f"--by {','.join(by)}: name at least one option, each once, such as norm,placement")
     return options
 
 
 def build_table(
-    results: Sequence[RunResult],
+    results: Sequence[RunRecord],
     by: Sequence[str],
     *,
     against: str | None = None,
     target: float | None = None,
     warnings: Sequence[str] = (),
-    among: Sequence[RunResult] = (),
+    among: Sequence[RunRecord] = (),
 ) -> CellsTable:
     """Return the table of cells of some runs, selected from `among`; errors as for `summarize_by`.
 
@@ -167,83 +119,57 @@ def build_table(
     validation loss, the results have the steps and seconds to reach it. `warnings` come before those about the table.
     """
     cells = group_cells(results, by)
-    rows = [_result(cell, target) for cell in cells]
+    table = [*warnings, *table_warnings(cells, by)]
+    if target is not None:
+        cells = [_with_target(cell, target) for cell in cells]
     if against is not None:
-        rows = _with_baselines(rows, by, against)
-    return CellsTable(by, rows, [*warnings, *table_warnings(cells, by)], among, has_baseline=against is not None)
+        cells = _with_baselines(cells, by, against)
+    return CellsTable(by, cells, table, among, has_baseline=against is not None)
 
 
-def _result(cell: Cell, target: float | None) -> CellResult:
-    loss_at_start = max(run.record.corpus.baselines.uniform for run in cell.runs)
-    warnings = cell.warnings()
-    records = [run.record for run in cell.runs if math.isfinite(run.loss)]
+def _with_target(cell: Cell, loss: float) -> Cell:
+    """Return the cell with how its runs at the best learning rate reached a validation loss.
 
-    def known(read: Callable[[RunRecord], float | None]) -> list[float]:
-        return [value for record in records if (value := read(record)) is not None]
-
-    return CellResult(
-        cell,
-        sensitivity=sensitivity(cell.losses, loss_at_start, cell.bad_lrs),
-        loss_at_start=loss_at_start,
-        tokens_per_s=mean(known(lambda run: run.status.tokens_per_s)),
-        flops_per_token=mean(known(lambda run: run.compute.flops_per_token)),
-        flops_per_s=mean(known(lambda run: run.flops_per_s)),
-        mfu=mean(known(lambda run: run.mfu)),
-        peak_memory_bytes=max(known(lambda run: run.status.peak_memory_bytes), default=None),
-        target=None if target is None else _to_target(cell, target, warnings),
-        warnings=warnings,
-    )
-
-
-def _to_target(cell: Cell, target: float, warnings: list[str]) -> Target:
-    """Return how the runs at the best learning rate reached a validation loss.
-
-    A run whose metrics changed after it finished is left out, and `warnings` receives a line.
+    A run whose metrics changed after it finished is left out, with a warning.
     """
+    warnings = list(cell.warnings)
     runs = 0
     reached: list[Evaluation] = []
     for run in cell.runs_at(cell.best_lr):
-        if problem := run.record.folder.metrics_problem():
-            warnings.append(f"{problem}; the run is left out of the steps to {target:g}")
+        if problem := run.folder.metrics_problem():
+            warnings.append(f"{problem}; the run is left out of the steps to {loss:g}")
             continue
         runs += 1
-        reached += [each for each in evaluations(run.record.folder) if each.loss <= target][:1]
-    return Target(target, runs, reached)
+        reached += [each for each in evaluations(run.folder) if each.loss <= loss][:1]
+    return replace(cell, target=Target(loss, runs, reached), warnings=warnings)
 
 
 # Comparison with a baseline
 
 
-def _with_baselines(results: Sequence[CellResult], by: Sequence[str], against: str) -> list[CellResult]:
-    """Return the results with their comparisons with the baseline, corrected for all comparisons.
+def _with_baselines(cells: Sequence[Cell], by: Sequence[str], against: str) -> list[Cell]:
+    """Return the cells with their comparisons with the baseline, corrected for all comparisons.
 
     The baseline of a cell is the cell with the values of `against` and equal other options; a baseline has none.
 
     Raises:
         ConfigError: An option is not in `by`, or no cell has such a value.
     """
-    cells = [result.cell for result in results]
     levels = baseline_levels(cells, by, against)
     by_key = {cell.key: cell for cell in cells}
     matches = [by_key.get(tuple((cell.levels | levels).values())) for cell in cells]
     if not any(matches):
         raise ConfigError(f"--against {against}: no cell has all of these values; give fewer options")
     baselines = [None if match is cell else match for cell, match in zip(cells, matches, strict=True)]
-    no_baseline = [f"has no baseline: no cell with {against} matches its other options"]
-    return [
-        replace(
-            result,
-            baseline=baseline,
-            comparison=comparison,
-            warnings=[
-                *result.warnings,
-                *(_comparison_warnings(result.cell, baseline) if baseline else [] if match else no_baseline),
-            ],
-        )
-        for result, match, baseline, comparison in zip(
-            results, matches, baselines, compare_with_baselines(cells, baselines), strict=True
-        )
-    ]
+    compared = []
+    comparisons = compare_with_baselines(cells, baselines)
+    for cell, match, baseline, comparison in zip(cells, matches, baselines, comparisons, strict=True):
+        warnings = _comparison_warnings(cell, baseline) if baseline else []
+        if match is None:
+            warnings = [f"has no baseline: no cell with {against} matches its other options"]
+        warnings = [*cell.warnings, *warnings]
+        compared.append(replace(cell, baseline=baseline, comparison=comparison, warnings=warnings))
+    return compared
 
 
 def _comparison_warnings(cell: Cell, baseline: Cell) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
@@ -90,7 +89,6 @@ def sweep(
     overrides: Overrides = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Print the plan without training.")] = False,
     retry_failed: RetryFailed = False,
-    watch: Annotated[bool, Option("--watch", help="Serve the page of compare here while the runs train.")] = False,
     cfg: Cfg = None,
     config_dir: ConfigDir = None,
     config_name: ConfigName = "train",
@@ -116,17 +114,7 @@ def sweep(
     print_plan(planned, options, with_packs=dry_run)
     if dry_run:
         return 0
-    page = None
-    with ExitStack() as stack:
-        if watch:
-            from normlab.report.compare.watch import serve
-            from normlab.report.compare.write import ComparePage
-
-            page = ComparePage(names=[str(planned.folder)])
-            echo(f"live    {stack.enter_context(serve(page))} (until the sweep ends)")
-        code = train_planned(planned, options, retry_failed=retry_failed)
-    if page is not None and page.select(must_have_started=False).started:
-        echo(str(page.write()[1]))
+    code = train_planned(planned, options, retry_failed=retry_failed)
     report_uploads(planned.folder, planned.plan)
     return code
 

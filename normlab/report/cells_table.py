@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from normlab.analysis.best import Comparison
-from normlab.analysis.cells import Cell, SeedMean
+from normlab.analysis.cells import Cell, SeedMean, Target, mean
 from normlab.analysis.contrasts import MIN_P_EQUAL, POOLED
 from normlab.analysis.factors import level_title, option_name
-from normlab.analysis.intervals import LEVEL, Design, Interval, PairedTest, design_of, format_losses
+from normlab.analysis.intervals import LEVEL, Design, PairedTest, design_of, format_losses
 from normlab.analysis.learning_rates import SENSITIVITY
-from normlab.analysis.results import STATES
 from normlab.analysis.settings import format_setting
-from normlab.analysis.table import CellResult, CellsTable, Target
+from normlab.analysis.table import CellsTable
 from normlab.errors import ConfigError, printable, unknown
 from normlab.report.tables import Row, escape_markdown, fold_lines, format_p, render, terminal_width
 from normlab.store.format import FINISHED
 from normlab.store.outcome import DESCRIPTIONS
+from normlab.store.record import RESULTS, RunRecord
 from normlab.store.throughput import format_mfu, format_tflops
 
 
@@ -76,127 +76,141 @@ def _plain(name: str) -> str:
     return name.lower().replace(" ", "_")
 
 
-# Values
+# Columns
+
+
+class Column(NamedTuple):
+    """A column of the table of cells: in JSON and CSV by its key, in a text by its title."""
+
+    key: str
+    value: Callable[[Cell], Any]
+    """The value in JSON and CSV."""
+    title: str = ""
+    """Empty if a text has no such column."""
+    format: Callable[[Any], str] = str
+    note: str = ""
+    """The definition below a text, if the column needs one."""
+    shown: Callable[[Cell], Any] | None = None
+    """What `format` receives, if that is not `value`; None is an empty text."""
+    is_default: bool = True
+    """Whether a text has it without a request, if a text is not empty."""
+
+    def text(self, cell: Cell) -> str:
+        value = (self.shown or self.value)(cell)
+        return "" if value is None else self.format(value)
+
+
+def columns_of(table: CellsTable, *, is_text: bool) -> list[Column]:
+    """Return the columns of a text, or of JSON and CSV, in their order."""
+    target = table.cells[0].target if table.cells else None
+    packed = max((run.status.pack_size for cell in table.cells for run in cell.runs), default=1) > 1
+    cells = [
+        Column("cell", lambda cell: cell.name),
+        Column("runs", lambda cell: len(cell.runs), "runs"),
+        *map(_count, RESULTS),
+        Column("lr", lambda cell: cell.best_lr, "best lr", format_setting),
+        Column("seeds", lambda cell: len(cell.final.losses)),
+        Column("seeds_diverged", lambda cell: cell.final.diverged),
+        Column("seeds_crossed", lambda cell: cell.final.interval and cell.final.interval.design.crossing),
+        Column("seeds_fixed", lambda cell: cell.final.interval and cell.final.interval.design.fixed),
+        Column("val_loss", _loss("estimate"), "val loss", loss_text, shown=lambda cell: cell.final),
+        Column("val_loss_low", _loss("low")),
+        Column("val_loss_high", _loss("high")),
+        Column("val_loss_of_others", lambda cell: cell.final.mean_of_others),
+    ]
+    rates = [
+        Column("learning_rates", lambda cell: list(cell.losses)),
+        Column("lr_sensitivity", lambda cell: cell.sensitivity, "S", note=SENSITIVITY, shown=_sensitivity_text),
+        Column("loss_at_start", lambda cell: cell.loss_at_start),
+        Column("bad_lrs", lambda cell: sorted(cell.bad_lrs)),
+    ]
+    costs = [
+        Column("tokens_per_s", _mean_of(lambda run: run.status.tokens_per_s), "tok/s", "{:,.0f}".format,
+               PACK_NOTE if packed else ""),
+        Column("flops_per_token", _mean_of(lambda run: run.compute.flops_per_token)),
+        Column("flops_per_s", _mean_of(lambda run: run.flops_per_s), "TFLOP/s", format_tflops, FLOPS_NOTE,
+               is_default=False),
+        Column("mfu", _mean_of(lambda run: run.mfu), "MFU", format_mfu, MFU_NOTE),
+        Column("peak_memory_bytes",
+               lambda cell: max(cell.values(lambda run: run.status.peak_memory_bytes), default=None)),
+    ]  # fmt: skip
+    to_target = _target_columns(f"to {target.loss:g}") if target else []
+    baseline = _baseline_columns() if table.has_baseline else []
+    if is_text:
+        return [column for column in [*cells, *baseline, *rates, *to_target, *costs] if column.title]
+    differences = table.resolved_differences
+    lists = [
+        Column("run_ids", lambda cell: [run.run_id for run in cell.runs]),
+        Column("warnings", lambda cell: cell.warnings),
+    ]
+    last = Column("resolved_differences", lambda _: differences)
+    return [*cells, *rates, *costs, *to_target, *lists, *baseline, last]
+
+
+def _count(result: str) -> Column:
+    note = f"{result}: {DESCRIPTIONS[result]}" if result in DESCRIPTIONS else ""
+    title = "" if result == FINISHED else result
+    return Column(
+        result, lambda cell: cell.count(result), title, note=note, shown=lambda cell: cell.count(result) or None
+    )
+
+
+def _target_columns(title: str) -> list[Column]:
+    def column(key: str, value: Callable[[Target], Any], title: str = "") -> Column:
+        note = f"{title}: {TARGET_NOTE}"
+        return Column(key, lambda cell: cell.target and value(cell.target), title, _target_text, note, _target)
+
+    return [
+        column("target", lambda target: target.loss),
+        column("target_runs", lambda target: target.runs),
+        column("target_reached", lambda target: len(target.reached)),
+        column("steps_to_target", lambda target: target.steps, title),
+        column("seconds_to_target", lambda target: target.seconds),
+    ]
+
+
+def _baseline_columns() -> list[Column]:
+    return [
+        Column("baseline", lambda cell: cell.baseline and cell.baseline.name),
+        Column("difference", _tested("estimate"), "vs baseline", _difference_text, shown=lambda cell: cell.comparison),
+        Column("difference_low", _tested("low")),
+        Column("difference_high", _tested("high")),
+        Column("p", _tested("p")),
+        Column("p_holm", lambda cell: cell.comparison and cell.comparison.p_holm, "p (Holm)", format_p),
+        Column("pairs", lambda cell: test.design.n if (test := _test(cell)) else 0),
+        Column("pairs_crossed", lambda cell: (test := _test(cell)) and test.design.crossing),
+        Column("test", _tested("test")),
+    ]
+
+
+def _target(cell: Cell) -> Target | None:
+    return cell.target
+
+
+def _test(cell: Cell) -> PairedTest | None:
+    return cell.comparison and cell.comparison.test
+
+
+def _tested(name: str) -> Callable[[Cell], Any]:
+    return lambda cell: (test := _test(cell)) and getattr(test, name)
+
+
+def _loss(name: str) -> Callable[[Cell], Any]:
+    return lambda cell: cell.final.interval and getattr(cell.final.interval, name)
+
+
+def _mean_of(read: Callable[[RunRecord], float | None]) -> Callable[[Cell], float | None]:
+    """Return the mean over the runs with a finite loss whose record has the number."""
+    return lambda cell: mean(cell.values(read))
 
 
 def json_rows(table: CellsTable) -> list[Row]:
     """Return the values of each cell: levels, counts, losses in nats/token, costs, comparisons and warnings."""
-    differences = table.resolved_differences
-    return [_values(table, result) | {"resolved_differences": differences} for result in table.results]
-
-
-def _values(table: CellsTable, result: CellResult) -> Row:
-    cell = result.cell
-    row = {
-        **cell.levels,
-        "cell": cell.name,
-        "runs": len(cell.runs),
-        **{state: cell.count(state) for state in STATES},
-        **_losses(result),
-        "learning_rates": list(cell.losses),
-        "lr_sensitivity": result.sensitivity,
-        "loss_at_start": result.loss_at_start,
-        "bad_lrs": sorted(cell.bad_lrs),
-        "tokens_per_s": result.tokens_per_s,
-        "flops_per_token": result.flops_per_token,
-        "flops_per_s": result.flops_per_s,
-        "mfu": result.mfu,
-        "peak_memory_bytes": result.peak_memory_bytes,
-        **(_target_values(result.target) if result.target else {}),
-        "run_ids": [run.record.run_id for run in cell.runs],
-        "warnings": result.warnings,
-    }
-    if table.has_baseline:
-        row |= {"baseline": result.baseline and result.baseline.name, **_comparison_values(result.comparison)}
-    return row
-
-
-def _interval_values(key: str, interval: Interval | PairedTest | None) -> Row:
-    names = {key: "estimate", f"{key}_low": "low", f"{key}_high": "high"}
-    return {name: interval and getattr(interval, attribute) for name, attribute in names.items()}
-
-
-def _losses(result: CellResult) -> Row:
-    final = result.cell.final
-    design = final.interval and final.interval.design
-    return {
-        "lr": result.cell.best_lr,
-        "seeds": len(final.losses),
-        "seeds_diverged": final.diverged,
-        "seeds_crossed": design and design.crossing,
-        "seeds_fixed": design and design.fixed,
-        **_interval_values("val_loss", final.interval),
-        "val_loss_of_others": final.mean_of_others,
-    }
-
-
-def _comparison_values(comparison: Comparison | None) -> Row:
-    test = comparison and comparison.test
-    return {
-        **_interval_values("difference", test),
-        "p": test and test.p,
-        "p_holm": comparison and comparison.p_holm,
-        "pairs": test.design.n if test else 0,
-        "pairs_crossed": test and test.design.crossing,
-        "test": test and test.test,
-    }
-
-
-def _target_values(target: Target) -> Row:
-    return {
-        "target": target.loss,
-        "target_runs": target.runs,
-        "target_reached": len(target.reached),
-        "steps_to_target": target.steps,
-        "seconds_to_target": target.seconds,
-    }
+    columns = columns_of(table, is_text=False)
+    return [cell.levels | {column.key: column.value(cell) for column in columns} for cell in table.cells]
 
 
 # Texts
-
-
-class Column(NamedTuple):
-    title: str
-    value: Callable[[CellResult], Any]
-    format: Callable[[Any], str] = str
-    note: str = ""
-    """The definition, if the table needs one."""
-    is_default: bool = True
-    """Whether the table has it without a request, if a text is not empty."""
-
-    def text(self, result: CellResult) -> str:
-        return "" if (value := self.value(result)) is None else self.format(value)
-
-
-def columns_of(table: CellsTable) -> list[Column]:
-    target = table.results[0].target if table.results else None
-    packed = max((run.record.status.pack_size for cell in table.cells for run in cell.runs), default=1) > 1
-    return [
-        Column("runs", lambda at: len(at.cell.runs)),
-        *(
-            Column(
-                state,
-                lambda at, state=state: at.cell.count(state) or None,
-                note=f"{state}: {DESCRIPTIONS[state]}" if state in DESCRIPTIONS else "",
-            )
-            for state in STATES
-            if state != FINISHED
-        ),
-        Column("best lr", lambda at: at.cell.best_lr, format_setting),
-        Column("val loss", lambda at: at.cell.final, loss_text),
-        Column("vs baseline", lambda at: at.comparison, _difference_text),
-        Column("p (Holm)", lambda at: at.comparison and at.comparison.p_holm, format_p),
-        Column("S", _sensitivity_text, note=SENSITIVITY),
-        *(
-            [Column(title := f"to {target.loss:g}", lambda at: at.target, _target_text, f"{title}: {TARGET_NOTE}")]
-            if target
-            else []
-        ),
-        Column("tok/s", lambda at: at.tokens_per_s, "{:,.0f}".format, PACK_NOTE if packed else ""),
-        Column("TFLOP/s", lambda at: at.flops_per_s, format_tflops, FLOPS_NOTE, is_default=False),
-        Column("MFU", lambda at: at.mfu, format_mfu, MFU_NOTE),
-    ]
-
 
 TARGET_NOTE = "steps and training time until an evaluation reaches this loss, at the best lr, mean over seeds"
 PACK_NOTE = "tok/s: of one run; the runs of a pack train together, so a pack of n runs processes n times as many"
@@ -210,8 +224,8 @@ def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
     Raises:
         ConfigError: A column is unknown.
     """
-    known = {column.title: column for column in columns_of(table)} if table.results else {}
-    texts = {title: list(map(column.text, table.results)) for title, column in known.items()}
+    known = {column.title: column for column in columns_of(table, is_text=True)} if table.cells else {}
+    texts = {title: list(map(column.text, table.cells)) for title, column in known.items()}
     shown = [title for title in known if known[title].is_default and any(texts[title])]
     if columns:
         shown = [title for title in _choose(columns, [*known, *table.by]) if title not in table.by]
@@ -222,9 +236,9 @@ def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
     ]
 
 
-def _sensitivity_text(result: CellResult) -> str:
-    value = result.sensitivity
-    return f"{value:.4f}" if value is not None else "-" if len(result.cell.losses) > 1 else ""
+def _sensitivity_text(cell: Cell) -> str:
+    value = cell.sensitivity
+    return f"{value:.4f}" if value is not None else "-" if len(cell.losses) > 1 else ""
 
 
 def _target_text(target: Target) -> str:
@@ -255,12 +269,12 @@ def _difference_text(comparison: Comparison) -> str:
 
 def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
     """Return the definitions of the shown columns, by default those of `table_rows`, one per line."""
-    results = table.results
+    cells = table.cells
     shown = list((table_rows(table) or [{}])[0] if shown is None else shown)
     grid = sorted({len(cell.losses) for cell in table.cells if cell.losses})
     lines = [
         f"losses: nats/token, mean ± half of its {LEVEL:.0%} interval over n seeds (Student's t); both losses if n=2",
-        *_design_notes(results),
+        *_design_notes(cells),
         *table.resolved_differences,
     ]
     if grid and grid[-1] > 1 and {"best lr", "val loss"} & {*shown}:
@@ -269,15 +283,17 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
             f"best lr: the best of {k} learning rates, selected on this same loss, so the loss is optimistic; a "
             "learning rate with a diverged seed is selected only if every learning rate has one"
         )
-    comparisons = [result.comparison for result in results if result.comparison]
-    if "vs baseline" in shown and any(result.baseline for result in results):
+    comparisons = [cell.comparison for cell in cells if cell.comparison]
+    if "vs baseline" in shown and any(cell.baseline for cell in cells):
         lines.append(
             "vs baseline: loss minus the loss of the baseline, paired by seed and data order; negative is better. "
             "p: two-sided, of a paired t test, or of an exact signed-rank test if a run of a pair diverged (a diverged "
             f"run ranks worst); corrected by Holm's method (number of comparisons: {comparisons[0].tests})"
         )
         lines += pool_notes(each.test.test for each in comparisons if each.test)
-    defined = [column for column in columns_of(table) if column.title in shown and any(map(column.text, results))]
+    defined = [
+        column for column in columns_of(table, is_text=True) if column.title in shown and any(map(column.text, cells))
+    ]
     return [*lines, *(column.note for column in defined if column.note)]
 
 
@@ -291,11 +307,11 @@ def pool_notes(methods: Iterable[str]) -> list[str]:
     ]
 
 
-def _design_notes(results: Sequence[CellResult]) -> list[str]:
+def _design_notes(cells: Sequence[Cell]) -> list[str]:
     """Return notes on the variance that the intervals include: initial weights, data order."""
-    designs = [result.cell.final.interval.design for result in results if result.cell.final.interval]
+    designs = [cell.final.interval.design for cell in cells if cell.final.interval]
     fixed = {design.fixed for design in designs}
-    designs += [each.comparison.test.design for each in results if each.comparison and each.comparison.test]
+    designs += [each.comparison.test.design for each in cells if each.comparison and each.comparison.test]
     notes = [
         f"{factor} fixed ({option}): its variance is not in the intervals"
         for option, factor in (("data.seed", "data order"), ("seed", "initial weights"))

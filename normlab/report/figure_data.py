@@ -15,7 +15,6 @@ from typing import Any
 from normlab.analysis.cells import BAD_OUTCOMES, Cell
 from normlab.analysis.factor_tests import LOGARITHMIC
 from normlab.analysis.factors import Factor, level_label, level_title
-from normlab.analysis.results import RunResult
 from normlab.analysis.settings import format_setting
 from normlab.analysis.table import CellsTable
 from normlab.errors import ConfigError, NormlabError, unknown, warn
@@ -24,7 +23,7 @@ from normlab.report.figure_points import MOMENTS, SERIES, Point, ReadCache, loss
 from normlab.stats.registry import STATISTICS
 from normlab.store.format import DIVERGED
 from normlab.store.outcome import REGRESSED, STUCK
-from normlab.store.record import Setting
+from normlab.store.record import RunRecord, Setting
 
 LOGARITHMIC_FROM = 30
 """The ratio of the largest and the smallest value from which an axis may be logarithmic."""
@@ -140,7 +139,7 @@ def make_figure(
         raise ConfigError(f"figure {kind}: " + unknown("figure", kind, KINDS))
     if channels.get("x") is not None and kind != "factor":
         raise ConfigError(f"--x {channels['x']}: this figure has its own x axis; use --color, --style or --panel")
-    runs = [run.record for cell in table.cells for run in cell.runs]
+    runs = [run for cell in table.cells for run in cell.runs]
     layout = layout_of(kind, table.cells, choose_channels(table.factors, runs, **channels))
     cache = ReadCache()
     figure = describe(kind, layout, cache, statistic, moment)
@@ -281,10 +280,10 @@ def _at_best(cells: Sequence[Cell]) -> str:
     return "each cell at its best learning rate, selected on this same loss"
 
 
-def _loss_caption(what: str, cells: Sequence[Cell], figure_runs: Callable[[Cell], Sequence[RunResult]]) -> str:
+def _loss_caption(what: str, cells: Sequence[Cell], figure_runs: Callable[[Cell], Sequence[RunRecord]]) -> str:
     """Return the caption of final losses: what is shown, its marks, and the runs with a bad outcome."""
     runs = [run for cell in cells for run in figure_runs(cell)]
-    counts = {state: sum(run.state == state for run in runs) for state in BAD_OUTCOMES}
+    counts = {state: sum(run.result == state for run in runs) for state in BAD_OUTCOMES}
     marks = "mean and 95% interval over seeds (three or more), points: seeds"
     if counts[DIVERGED]:
         marks += ", x: diverged seeds"
@@ -335,10 +334,10 @@ def _losses(layout: Layout, cache: ReadCache, series: str) -> Figure:
         raise ConfigError(f"--statistic {series}: " + unknown("curve", series, SERIES))
 
     def points(members: Sequence[Cell]) -> list[Point]:
-        return mean_curve([cache.curves(run.record)[series] for cell in members for run in cell.runs_at_best])
+        return mean_curve([cache.curves(run)[series] for cell in members for run in cell.runs_at_best])
 
     def crosses(cell: Cell) -> list[float]:
-        divergences = [run.record.status.diverged for run in cell.runs_at(cell.best_lr)]
+        divergences = [run.status.diverged for run in cell.runs_at(cell.best_lr)]
         return [each.step for each in divergences if each is not None]
 
     name, panels = SERIES[series].partition(",")[0], layout.draw(points, crosses)
@@ -360,7 +359,7 @@ def _layers(layout: Layout, cache: ReadCache, statistic: str, moment: str) -> Fi
     name, _, site = statistic.partition(" ")
 
     def points(members: Sequence[Cell]) -> list[Point]:
-        profiles = [cache.profiles(run.record) for cell in members for run in cell.runs_at_best]
+        profiles = [cache.profiles(run) for cell in members for run in cell.runs_at_best]
         sites = [site] if site else [key[1] for each in profiles for key in each if key[0] == name]
         found = [each[name, sites[0]] for each in profiles if (name, sites[0]) in each] if sites else []
         return median_profile(found, moment)
@@ -381,7 +380,7 @@ def _layers(layout: Layout, cache: ReadCache, statistic: str, moment: str) -> Fi
 
 
 def _no_profile(name: str, site: str, layout: Layout, cache: ReadCache) -> str:
-    runs = [run.record for cell in layout.cells for run in cell.runs_at_best]
+    runs = [run for cell in layout.cells for run in cell.runs_at_best]
     known = {key for run in runs for key in cache.profiles(run)}
     if sites := sorted(each for key, each in known if key == name):
         return f"--statistic {name} {site}: " + unknown("site", site, sites)

@@ -39,8 +39,6 @@ MAX_POINTS = 160
 
 Statistic = tuple[str, str]
 Reader = Callable[[RunRecord, list[str]], Any]
-Kept = dict[tuple[Reader, Path], tuple[object, Any, list[str]]]
-"""What a function has read from a run, with the version of the run's files and the problems."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +70,14 @@ def loss_point(cell: Cell, lr: float | None, x: float) -> Point:
         seeds=tuple(sorted(final.finite)),
         diverged=final.diverged,
         n=len(final.losses),
-        stuck=sum(run.state in (STUCK, REGRESSED) for run in cell.runs_at(lr)),
+        stuck=sum(run.result in (STUCK, REGRESSED) for run in cell.runs_at(lr)),
     )
 
 
 class ReadCache:
-    """Reads the curves and the profiles of each run once, and collects the problems of the runs.
+    """Reads the curves and the profiles of each run once, and collects the problems of the runs."""
 
-    `kept` has what earlier pages have read, and receives what this one reads; a run is read again if it has changed.
-    """
-
-    def __init__(self, kept: Kept | None = None) -> None:
-        self._kept: Kept = {} if kept is None else kept
+    def __init__(self) -> None:
         self._read: dict[tuple[Reader, Path], Any] = {}
         self.problems: dict[str, list[str]] = {}
         """What is wrong with each run, by its id."""
@@ -97,12 +91,7 @@ class ReadCache:
     def _once(self, read: Reader, record: RunRecord) -> Any:
         key = read, record.folder.path
         if key not in self._read:
-            version = record.state, record.folder.stamp()  # taken first: a later change is read next time
-            if key not in self._kept or self._kept[key][0] != version:
-                found: list[str] = []
-                self._kept[key] = version, read(record, found), found
-            _, self._read[key], found = self._kept[key]
-            self.problems_of(record).extend(found)
+            self._read[key] = read(record, self.problems_of(record))
         return self._read[key]
 
     def problems_of(self, record: RunEntry) -> list[str]:

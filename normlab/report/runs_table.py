@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from normlab.analysis.comparability import intact_runs
 from normlab.analysis.factors import distinguishing_options
-from normlab.analysis.results import read_results
 from normlab.analysis.settings import RESOLVED, select_where, setting
 from normlab.report.tables import Row
 from normlab.store.format import DAMAGED, DIVERGED, FAILED, INTERRUPTED, KILLED
@@ -50,7 +50,7 @@ def summarize(
     runs = select_where(selection.started, where)
     records = [run for run in runs if isinstance(run, RunRecord)]
     resolved = {name: read for name, read in RESOLVED.items() if len({*map(read, records)} - {None}) > 1}
-    options = {option: partial(setting, option=option) for option in distinguishing_options(read_results(runs)[0])}
+    options = {option: partial(setting, option=option) for option in distinguishing_options(intact_runs(runs)[0])}
     others = {name: read for name, read in (options | resolved).items() if name not in _OPTIONS_IN_COLUMNS}
     rows = []
     for run in runs:

@@ -32,19 +32,16 @@ class Selection:
         return [record for record in self.records if record.state != NOT_STARTED]
 
 
-def select_runs(
-    names: Sequence[str], results_dir: str | os.PathLike[str], *, must_have_started: bool = True
-) -> Selection:
+def select_runs(names: Sequence[str], results_dir: str | os.PathLike[str]) -> Selection:
     """Return the runs of all names together.
 
     Args:
         names: Each is a results folder, its `runs` folder, a run (folder, id, prefix of the id, or name), or a sweep
             (folder or name). Empty: the results folder.
         results_dir: The folder in which names are looked up.
-        must_have_started: Whether a sweep of which no run has started is an error.
 
     Raises:
-        StoreError: A name matches nothing, a sweep's plan cannot be read, or there is no run.
+        StoreError: A name matches nothing, a sweep's plan cannot be read, or no run has started.
     """
     selections = [_select(name, results_dir) for name in names or [os.fspath(results_dir)]]
     records: dict[Path, RunEntry] = {}
@@ -53,7 +50,7 @@ def select_runs(
     first = selections[0]
     one = len(selections) == 1
     result = Selection(list(records.values()), first.name if one else "", first.home if one else Path(results_dir))
-    if must_have_started and not result.started:
+    if not result.started:
         where = ", ".join(names) or os.fspath(results_dir)
         waiting = count_not_started(result.records)
         raise StoreError(

@@ -17,8 +17,8 @@ from normlab.config.schema import RunConfig, parse_config
 from normlab.errors import ConfigError, StoreError
 from normlab.options import plain_tree
 from normlab.store.files import io_error, is_file_name
-from normlab.store.format import DAMAGED, DIVERGED, FINISHED, RUN_FILE, RUNNING
-from normlab.store.outcome import References
+from normlab.store.format import DAMAGED, DIVERGED, FAILED, FINISHED, RUN_FILE, RUNNING
+from normlab.store.outcome import OUTCOMES, References
 from normlab.store.reading import Count, damaged
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack, Status
@@ -26,6 +26,10 @@ from normlab.store.throughput import Compute
 
 YEAR_10000 = 253402300800
 """The first Unix time, in seconds, that no date of Python's holds."""
+
+UNFINISHED = "unfinished"
+RESULTS = (*OUTCOMES, FAILED, UNFINISHED)
+"""The outcomes of completed runs, and the results of runs without an outcome."""
 
 Setting = str | int | float | bool | None
 
@@ -187,16 +191,6 @@ class RunRecord(RunEntry):
     status: Status
 
     @classmethod
-    def parse(cls, folder: RunFolder, run: Run, status: Status, state: str) -> RunRecord:
-        """Return the record in the content of run.json and status.json.
-
-        Raises:
-            ConfigError: A value of the config has another type, or is outside the limits of its option.
-        """
-        config = parse_config(run.config)
-        return cls(folder=folder, state=state, options=flatten(run.config), run=run, config=config, status=status)
-
-    @classmethod
     def planned(cls, folder: RunFolder, config: RunConfig, machine: Machine, pack: RecordedPack) -> RunRecord:
         """Return a record with the settings that a planned run will have, and without its corpus."""
         nothing = TextRead(formats={}, documents=0, empty=0, null=0)
@@ -215,7 +209,8 @@ class RunRecord(RunEntry):
             created=0.0,
             pack=pack,
         )
-        return cls.parse(folder, run, Status(RUNNING), RUNNING)
+        parsed = parse_config(run.config)
+        return cls(folder, RUNNING, options=flatten(run.config), run=run, config=parsed, status=Status(RUNNING))
 
     @classmethod
     def load(cls, folder: RunFolder) -> RunRecord:
@@ -227,7 +222,8 @@ class RunRecord(RunEntry):
         try:
             run = folder.run(Run)
             state, status = folder.state_and_status()
-            return cls.parse(folder, run, status, state)
+            config = parse_config(run.config)  # checks the type and the limits of every value
+            return cls(folder, state, options=flatten(run.config), run=run, config=config, status=status)
         except ConfigError as error:
             raise damaged(folder.path / RUN_FILE, error) from error
         except OSError as error:
@@ -261,6 +257,36 @@ class RunRecord(RunEntry):
     def outcome(self) -> str | None:
         """The run's outcome; None if it is not completed."""
         return DIVERGED if self.state == DIVERGED else self.status.outcome if self.state == FINISHED else None
+
+    @property
+    def result(self) -> str:
+        """One of `RESULTS`: the outcome of a completed run, else failed or unfinished."""
+        return self.outcome or (FAILED if self.state == FAILED else UNFINISHED)
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the run is completed."""
+        return self.result in OUTCOMES
+
+    @property
+    def loss(self) -> float:
+        """Final validation loss, nats/token; infinite if the run diverged, NaN if it has no outcome."""
+        loss = self.status.val_loss if self.has_loss else None
+        return math.inf if self.result == DIVERGED else math.nan if loss is None else loss
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether the run finished with a loss below the band around the unigram entropy."""
+        return self.result == FINISHED and self.references.level(self.loss) == 0
+
+    @property
+    def lr(self) -> float:
+        return self.config.optim.lr
+
+    @property
+    def replicate(self) -> tuple[Setting, Setting]:
+        """The seeds of the weights and of the data order; equal replicates of two cells form a pair."""
+        return self.config.seed, self.config.data.seed
 
     @property
     def compute(self) -> Compute:

@@ -127,22 +127,6 @@ class RunFolder:
         """Return one of `STATES`, or killed."""
         return self.state_and_status()[0]
 
-    def stamp(self) -> tuple[bool | None, list[tuple[str, int, int, int]]]:
-        """Return whether a process holds the lock, and the path, inode, size and mtime (ns) of each file of the record.
-
-        Two equal stamps mean that the record has not changed between them.
-        """
-        files: list[tuple[str, int, int, int]] = []
-        for folder in (self.path, self.path / STATISTICS_FOLDER):
-            with contextlib.suppress(OSError), os.scandir(folder) as entries:
-                for path in (entry.path for entry in entries if entry.name.endswith((".json", ".jsonl", ".bin"))):
-                    with contextlib.suppress(OSError):  # the writer may have replaced or deleted the file
-                        info = os.stat(path)
-                        files.append((path, info.st_ino, info.st_size, info.st_mtime_ns))
-        with contextlib.suppress(OSError):
-            return self.is_active(), sorted(files)
-        return None, sorted(files)
-
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the run's lock for the length of a `with` block; the folder is made if needed.

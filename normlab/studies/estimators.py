@@ -18,9 +18,9 @@ from normlab.analysis.arms import Arm, StudyRuns
 from normlab.analysis.cells import count_bad
 from normlab.analysis.contrasts import fisher_p, slope_weights, weighted_sums
 from normlab.analysis.intervals import Replicate, paired_test
-from normlab.analysis.results import RunResult
 from normlab.errors import ConfigError
 from normlab.store.format import DIVERGED
+from normlab.store.record import RunRecord
 from normlab.studies.measures import FINAL_LOSS, Measure, values_of
 
 BOUNDS = ("low", "high", "low90", "high90")
@@ -135,8 +135,8 @@ def exponential(estimate: Estimate) -> Estimate:
     return replace(estimate, value=exp(estimate.value), seeds=seeds, **bounds)
 
 
-def outcomes(runs: Sequence[RunResult]) -> dict[str, Any]:
-    return {"diverged": sum(run.state == DIVERGED for run in runs), "bad": count_bad(runs)}
+def outcomes(runs: Sequence[RunRecord]) -> dict[str, Any]:
+    return {"diverged": sum(run.result == DIVERGED for run in runs), "bad": count_bad(runs)}
 
 
 def minus_text(other: str | None) -> str:
@@ -283,12 +283,12 @@ class Share:
             method = f"Fisher's exact test, {bad} of {n} and {other} of {others}"
             p = fisher_p(bad, n, other, others)
             found = Estimate(bad / n - other / others, n=n + others, p=p, method=method, **bounds)
-        diverged = sum(run.state == DIVERGED for each in judged for run in each)
+        diverged = sum(run.result == DIVERGED for each in judged for run in each)
         return replace(found, rates=rates, bad=sum(count for count, _ in counts), diverged=diverged)
 
-    def _counted(self, runs: Sequence[RunResult]) -> list[bool]:
+    def _counted(self, runs: Sequence[RunRecord]) -> list[bool]:
         return [
-            all(run.state in self.states if self.states else not run.has_learned for run in each)
+            all(run.result in self.states if self.states else not run.has_learned for run in each)
             for each in by_seed(runs).values()
         ]
 
@@ -301,12 +301,12 @@ def binomial(count: int, n: int) -> Estimate:
     return Estimate(count / n, n=n, method=f"exact binomial, {count} of {n}", **bounds)
 
 
-def completed(arm: Arm) -> list[RunResult]:
+def completed(arm: Arm) -> list[RunRecord]:
     return [run for run in arm.runs if run.has_loss]
 
 
-def by_seed(runs: Sequence[RunResult]) -> dict[Replicate, list[RunResult]]:
-    found: dict[Replicate, list[RunResult]] = {}
+def by_seed(runs: Sequence[RunRecord]) -> dict[Replicate, list[RunRecord]]:
+    found: dict[Replicate, list[RunRecord]] = {}
     for run in runs:
         found.setdefault(run.replicate, []).append(run)
     return found

@@ -11,10 +11,11 @@ import numpy as np
 
 from normlab.analysis.arms import StudyRuns
 from normlab.analysis.cells import group_cells, resolved_differences
+from normlab.analysis.comparability import comparability_warnings, reason_not_comparable
 from normlab.analysis.factors import distinguishing_options
-from normlab.analysis.results import RunResult, comparability_warnings, reason_not_comparable
 from normlab.analysis.settings import format_setting
 from normlab.errors import ConfigError
+from normlab.store.record import RunRecord
 from normlab.studies.base import SUPPORTED, UNDECIDED, VOID, Claim, Study, Within
 from normlab.studies.estimators import BOUNDS, Contrast, Estimate
 from normlab.studies.run import block_of_run
@@ -72,7 +73,7 @@ class Verdicts:
 
 def judge(
     study: Study,
-    results: Sequence[RunResult],
+    results: Sequence[RunRecord],
     *,
     unverified: Mapping[str, str],
     missing: int = 0,
@@ -98,7 +99,7 @@ def judge(
 
 
 def _judge(
-    claim: Claim, results: Sequence[RunResult], unverified: Mapping[str, str], reason: str, control: str = ""
+    claim: Claim, results: Sequence[RunRecord], unverified: Mapping[str, str], reason: str, control: str = ""
 ) -> Judgement:
     runs, common = StudyRuns(results), None
     try:

@@ -14,9 +14,9 @@ from typing import Protocol
 import numpy as np
 
 from normlab.analysis.intervals import Replicate
-from normlab.analysis.results import RunResult
 from normlab.errors import ConfigError, NormlabError
 from normlab.report.histories import History, history, read_statistics
+from normlab.store.record import RunRecord
 from normlab.store.series import evaluations
 
 
@@ -26,14 +26,14 @@ class Measure(Protocol):
         """What is measured, with its unit; `ln(...)` for a logarithm."""
         ...
 
-    def value(self, run: RunResult) -> float: ...
+    def value(self, run: RunRecord) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
 class FinalLoss:
     text = "final validation loss, nats/token"
 
-    def value(self, run: RunResult) -> float:
+    def value(self, run: RunRecord) -> float:
         return run.loss
 
 
@@ -53,9 +53,9 @@ class StepsTo:
     def text(self) -> str:
         return f"ln(steps to validation loss {self.loss:g})"
 
-    def value(self, run: RunResult) -> float:
+    def value(self, run: RunRecord) -> float:
         before = None
-        for each in evaluations(run.record.folder):
+        for each in evaluations(run.folder):
             if each.loss <= self.loss:
                 share = 1.0
                 if before is not None and before.loss > each.loss:
@@ -75,8 +75,8 @@ class TokenTime:
 
     text = "ln(training time per token)"
 
-    def value(self, run: RunResult) -> float:
-        paces = [row["tokens_per_s"] for row in run.record.folder.rows("pace").rows[1:]]
+    def value(self, run: RunRecord) -> float:
+        paces = [row["tokens_per_s"] for row in run.folder.rows("pace").rows[1:]]
         return -math.log(float(np.median(paces))) if len(paces) > 1 else math.nan
 
 
@@ -89,8 +89,8 @@ class BatchStatisticsLoss:
 
     text = "final validation loss with batch statistics, nats/token"
 
-    def value(self, run: RunResult) -> float:
-        loss = run.record.status.val_loss_batch_statistics
+    def value(self, run: RunRecord) -> float:
+        loss = run.status.val_loss_batch_statistics
         return loss if loss is not None else run.loss if math.isinf(run.loss) else math.nan
 
 
@@ -104,8 +104,8 @@ class EvalGap:
 
     text = "validation loss minus the same with batch statistics, nats/token"
 
-    def value(self, run: RunResult) -> float:
-        loss, in_training = run.record.status.val_loss, BatchStatisticsLoss().value(run)
+    def value(self, run: RunRecord) -> float:
+        loss, in_training = run.status.val_loss, BatchStatisticsLoss().value(run)
         return run.loss if loss is None or math.isinf(in_training) else loss - in_training
 
 
@@ -142,9 +142,9 @@ class Statistic:
         name = f"{self.name}{site}, {REDUCTIONS[self.over]}, at the {self.at} measured step"
         return f"ln({name})" if self.log else name
 
-    def value(self, run: RunResult) -> float:
+    def value(self, run: RunRecord) -> float:
         try:
-            found = history(read_statistics(run.record.folder, []), self.name)
+            found = history(read_statistics(run.folder, []), self.name)
         except NormlabError:  # the arm's verdict is void
             return math.nan
         index = {"first": 0, "last": -1}[self.at]
@@ -177,6 +177,6 @@ def _blocks(each: History) -> list[int]:
     return [layer for layer in each.layers if 0 < layer < each.values.shape[1] - 1] or each.layers
 
 
-def values_of(measure: Measure, runs: Sequence[RunResult]) -> dict[Replicate, float]:
+def values_of(measure: Measure, runs: Sequence[RunRecord]) -> dict[Replicate, float]:
     """Return the measure of each run by replicate; NaN for a run that lacks it."""
     return {run.replicate: measure.value(run) for run in runs}

@@ -11,8 +11,8 @@ import numpy as np
 
 from normlab.analysis.arms import Arm, StudyRuns
 from normlab.analysis.intervals import Replicate
-from normlab.analysis.results import RunResult
 from normlab.errors import ConfigError, unknown
+from normlab.store.record import RunRecord
 from normlab.studies.estimators import Estimate, by_seed, completed, exponential, minus_text, outcomes, over_seeds
 
 NUMBERS = {
@@ -83,15 +83,15 @@ def _widen(estimate: Estimate, arms: Sequence[Arm]) -> Estimate:
     return replace(estimate, **wider)
 
 
-def _highest_rate(runs: Sequence[RunResult], _: Sequence[RunResult]) -> float:
+def _highest_rate(runs: Sequence[RunRecord], _: Sequence[RunRecord]) -> float:
     """Return ln of the highest learning rate that has learned; below the grid by one step if none has."""
     rates = sorted({run.lr for run in runs})
     learned = [run.lr for run in runs if run.has_learned]
     return math.log(max(learned)) if learned else math.log(rates[0]) - _step(rates)
 
 
-def _sensitivity(runs: Sequence[RunResult], others: Sequence[RunResult]) -> float:
-    start = max(run.record.corpus.baselines.uniform for run in runs)
+def _sensitivity(runs: Sequence[RunRecord], others: Sequence[RunRecord]) -> float:
+    start = max(run.corpus.baselines.uniform for run in runs)
     reference = runs if any(run.has_learned for run in runs) else [*runs, *others]
     lowest = min(run.loss for run in reference)
     return float(np.mean([min(run.loss, start) for run in runs])) - lowest if lowest < math.inf else math.nan

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from normlab.analysis.phrases import counted
-from normlab.analysis.settings import format_setting
+from normlab.analysis.settings import format_setting, settings_of
 from normlab.analysis.table import summarize_by
 from normlab.errors import StoreError, printable
 from normlab.report.figure_data import make_figure
@@ -60,10 +60,10 @@ def write_report(verdicts: Verdicts, evidence: Evidence, folder: Path) -> Path:
         captions.append(figure.caption)
     facts = {
         "runs": len(runs),
-        "tokens": math.fsum(run.record.status.tokens for run in runs),
-        "devices": sorted({str(run.settings["device"]) for run in runs}),
-        "corpora": sorted({str(run.settings["corpus"]) for run in runs}),
-        "plugins": list(dict.fromkeys(name for run in runs for name in run.record.config.plugins)),
+        "tokens": math.fsum(run.status.tokens for run in runs),
+        "devices": sorted({str(settings_of(run)["device"]) for run in runs}),
+        "corpora": sorted({str(settings_of(run)["corpus"]) for run in runs}),
+        "plugins": list(dict.fromkeys(name for run in runs for name in run.config.plugins)),
         "captions": captions,
     }
     return _write(verdicts, facts, folder)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normlab.analysis.arms import StudyRuns
-from normlab.analysis.results import RunResult, read_results
+from normlab.analysis.comparability import intact_runs
 from normlab.config.schema import canonical_hash
 from normlab.errors import ConfigError, StoreError
 from normlab.store.format import CHECKS_FILE, with_checksum
@@ -108,13 +108,13 @@ def check_arms(study: Study, configs: Sequence[RunConfig]) -> None:
             raise ConfigError(f"study {study.name}: claim {claim.name}: {error}") from None
 
 
-def _planned(config: RunConfig) -> RunResult:
+def _planned(config: RunConfig) -> RunRecord:
     machine = Machine(
         device=None, device_name=None, devices=config.devices, precision=config.precision, compile=config.compile,
         graph=config.train.graph, deterministic=config.deterministic is True, init=config.init_rule, decayed=None,
         threads=None, instructions=None,
     )  # fmt: skip
-    return RunResult(RunRecord.planned(RunFolder(config.config_hash), config, machine, RecordedPack()))
+    return RunRecord.planned(RunFolder(config.config_hash), config, machine, RecordedPack())
 
 
 def criterion_of(notes: Sequence[str]) -> str | None:
@@ -143,14 +143,14 @@ def block_of(norm: object, placement: object, init: object) -> str:
     return f"{norm} {placement} {init}"
 
 
-def block_of_run(run: RunResult) -> str:
-    config = run.record.config
-    return block_of(config.norm.label, config.placement.name, run.record.machine.init)
+def block_of_run(run: RunRecord) -> str:
+    config = run.config
+    return block_of(config.norm.label, config.placement.name, run.machine.init)
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    results: list[RunResult]
+    results: list[RunRecord]
     unverified: dict[str, str]
     """The failed check of each block that fails, or that has not been checked."""
     notes: list[str]
@@ -178,7 +178,7 @@ def read_evidence(study: Study, results_dir: str) -> Evidence:
             f"{study.name}`, which trains only the runs that are missing"
         )
     selection = select_runs([str(folder) for folder in folders], results_dir)
-    results, notes = read_results(selection.records)
+    results, notes = intact_runs(selection.records)
     notes += [note for folder in folders for note in _criterion_notes(study, read_plan(folder).notes)]
     checks = [read_record(folder / CHECKS_FILE, BlockChecks) for folder in folders if (folder / CHECKS_FILE).exists()]
     checked = {block for each in checks for block in each.checked}

@@ -88,7 +88,7 @@ def test_mixed_settings_are_a_warning(make, tmp_path):
     (row,) = rows(tmp_path).values()
     assert {f"mixes {mixture}" for mixture in mixtures} <= set(row["warnings"])
     table = summarize_by(tmp_path, ["norm", "placement"])
-    assert not [warning for result in table.results for warning in result.warnings]
+    assert not [warning for cell in table.cells for warning in cell.warnings]
     assert table.table_warnings[0].startswith(
         "the cells differ in more than norm, placement: corpus files ffffffff and"
     )

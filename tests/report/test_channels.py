@@ -48,7 +48,7 @@ def table_of(tmp_path):
 
 def choose(table, *, has_x=True, **options):
     """Return the options on x, on colour, on style and of the panels."""
-    runs = [run.record for cell in table.cells for run in cell.runs]
+    runs = [run for cell in table.cells for run in cell.runs]
     channels = choose_channels(table.factors, runs, **options)
     channels = channels if has_x else channels.without_x()
     single = [factor and factor.option for factor in (channels.x, channels.color, channels.style)]

@@ -10,8 +10,8 @@ import json
 import pytest
 from synthetic_runs import Record, write_sweep
 
+from normlab.analysis.comparability import intact_runs
 from normlab.analysis.factors import Factor, distinguishing_options, factors_of, label
-from normlab.analysis.results import read_results
 from normlab.store.query import select_runs
 
 SMALL = {"context": 32, "steps": 20, "batch_size": 4, "stats_every": None}
@@ -23,7 +23,7 @@ def results_of(tmp_path):
 
     def write(*records: Record):
         write_sweep(tmp_path, "made", records)
-        return read_results(select_runs(["made"], tmp_path).records)[0]
+        return intact_runs(select_runs(["made"], tmp_path).records)[0]
 
     return write
 
@@ -89,7 +89,7 @@ def test_the_learning_rate_and_the_seeds_are_no_factors(results_of):
 def test_an_option_that_follows_from_another_is_no_factor(results_of):
     """The synthetic runs have an MLP of four times the width, as real runs by default."""
     results = results_of(*(Record(**SMALL, width=width) for width in (32, 64)))
-    assert {run.record.options["model.mlp_width"] for run in results} == {128, 256}
+    assert {run.options["model.mlp_width"] for run in results} == {128, 256}
     assert distinguishing_options(results) == ["model.width"]
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from normlab.analysis.cells import group_cells, resolved_differences
-from normlab.analysis.results import RunResult
 from normlab.store.record import Machine
 from support.made_runs import record_of
 
@@ -29,7 +28,7 @@ def differences(*runs: dict[str, Any], by: tuple[str, ...] = ("placement", "mode
         config = {"placement": {"name": settings.pop("placement")}, "model": {"depth": settings.pop("depth")}}
         unknown = dict.fromkeys(("device", "device_name", "threads", "instructions"))
         content = {"config": config, "pack": settings.pop("pack"), "resolved": unknown | settings}
-        results.append(RunResult(record_of(content)))
+        results.append(record_of(content))
     return resolved_differences(group_cells(results, by))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from synthetic_runs import Record
 
-from normlab.analysis.results import read_results
+from normlab.analysis.comparability import intact_runs
 from normlab.analysis.table import CellsTable
 from normlab.options import plain_tree
 from normlab.report.figure_data import Figure, make_figure
@@ -44,7 +44,7 @@ def make_up(name: str, folder: Path) -> Evidence:
             run = RunFolder.create(folder / "runs" / run_id, record)
             run.write_status(status | losses | {"tokens_per_s": 1.0})
     selection = Selection(find_runs(folder), "", folder)
-    return Evidence(read_results(selection.records)[0], {}, [], selection, 0)
+    return Evidence(intact_runs(selection.records)[0], {}, [], selection, 0)
 
 
 @pytest.mark.exhaustive

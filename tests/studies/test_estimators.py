@@ -12,7 +12,7 @@ from statsmodels.stats.proportion import proportion_confint
 from statsmodels.stats.weightstats import ttost_paired
 
 from normlab.analysis.arms import CHOOSING_SEEDS, StudyRuns
-from normlab.analysis.results import read_results
+from normlab.analysis.comparability import intact_runs
 from normlab.errors import ConfigError
 from normlab.store.record import RunRecord
 from normlab.studies.base import AtLeast, AtMost, Within
@@ -45,7 +45,7 @@ def runs(make_run):
             state = "diverged" if math.isinf(value) else "finished"
             status = {"val_loss": value, "best_val_loss": value}
             records.append(RunRecord.read(make_run(f"run{next(number)}", state, status=status, **options)))
-        return StudyRuns(read_results(records)[0])
+        return StudyRuns(intact_runs(records)[0])
 
     return make
 

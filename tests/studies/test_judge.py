@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from statsmodels.stats.power import TTestPower
 
-from normlab.analysis.results import read_results
+from normlab.analysis.comparability import intact_runs
 from normlab.store.query import select_runs
 from normlab.studies.base import AtLeast, AtMost, Claim, Grid, Study, Within
 from normlab.studies.estimators import Contrast, Share, difference
@@ -32,7 +32,7 @@ def results(make_run, tmp_path):
             loss = 2 + gap * (placement == "post") + 0.3 * (lr != best) + float(rng.normal(0, 0.01))
             options = {"placement": placement, "lr": lr, "seed": seed, **runs.get(placement, {})}
             make_run(f"{placement}-{lr}-{seed}", status={"val_loss": loss, "best_val_loss": loss}, **options)
-        return read_results(select_runs([str(tmp_path)], tmp_path).records)[0]
+        return intact_runs(select_runs([str(tmp_path)], tmp_path).records)[0]
 
     return make
 
@@ -96,10 +96,10 @@ def test_an_arm_without_runs_a_claim_on_large_models_and_runs_that_have_not_star
 def test_unfinished_runs_and_other_corpora_are_void(results, make_run, tmp_path):
     results()
     make_run("more", "interrupted", placement="pre", lr=3e-3, seed=9)
-    found = read_results(select_runs([str(tmp_path)], tmp_path).records)[0]
+    found = intact_runs(select_runs([str(tmp_path)], tmp_path).records)[0]
     assert verdict(STUDY, found).reason == "unfinished runs of [placement=pre]: 1"
     make_run("other", placement="pre", lr=3e-3, seed=9, run={"corpus": {"name": "b", "sha256": "b" * 64}})
-    found = read_results(select_runs([str(tmp_path)], tmp_path).records)[0]
+    found = intact_runs(select_runs([str(tmp_path)], tmp_path).records)[0]
     assert verdict(STUDY, found).reason.startswith("the runs differ in corpus b bbbbbbbb and stdlib")
 
 
@@ -134,6 +134,6 @@ def test_pairs_that_diverged_on_both_sides_are_void(results, make_run, tmp_path)
     results()
     for placement in ("pre", "post"):
         make_run(f"{placement}-more", "diverged", placement=placement, lr=3e-3, seed=9, status={"val_loss": np.inf})
-    found = read_results(select_runs([str(tmp_path)], tmp_path).records)[0]
+    found = intact_runs(select_runs([str(tmp_path)], tmp_path).records)[0]
     reason = "seeds without the quantity, because a run lacks it or diverged on both sides: 1"
     assert verdict(STUDY, found).reason.startswith(reason)

@@ -19,7 +19,7 @@ from typing import Any
 
 from synthetic_runs import Record, write_sweep
 
-from normlab.analysis.results import read_results
+from normlab.analysis.comparability import intact_runs
 from normlab.analysis.table import summarize_by
 from normlab.cli import main
 from normlab.report.figure_data import make_figure
@@ -222,7 +222,7 @@ class Outputs:
 
     def _verdicts(self, sweep: str) -> Any:
         with self._results_of(sweep):
-            results, _ = read_results(select_runs([sweep], "results").records)
+            results, _ = intact_runs(select_runs([sweep], "results").records)
             verdicts = judge(Study("made", "", [], CLAIMS[sweep]), results, unverified={})
         return stored(encode({"claims": [as_row(each) for each in verdicts.claims], "notes": list(verdicts.notes)}))
 

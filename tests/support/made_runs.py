@@ -11,7 +11,8 @@ import msgspec
 import pytest
 from synthetic_runs import Record
 
-from normlab.store.record import Corpus, Run, RunRecord
+from normlab.config.schema import parse_config
+from normlab.store.record import Corpus, Run, RunRecord, flatten
 from normlab.store.runs import RunFolder
 from normlab.store.status import Status
 
@@ -29,7 +30,9 @@ def record_of(changes: Mapping[str, Any]) -> RunRecord:
     """Return the record of a run whose run.json has some other values."""
     run = merged(Record().run(), changes)
     run["identity"]["config"] = {name: run["config"][name] for name in run["identity"]["config"]}
-    return RunRecord.parse(RunFolder("x"), msgspec.convert(run, Run), Status("running"), "running")
+    config, options = parse_config(run["config"]), flatten(run["config"])
+    status, content = Status("running"), msgspec.convert(run, Run)
+    return RunRecord(RunFolder("x"), "running", options=options, run=content, config=config, status=status)
 
 
 @pytest.fixture

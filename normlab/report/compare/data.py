@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from normlab.analysis.cells import Cell
+from normlab.analysis.comparability import intact_runs
 from normlab.analysis.factors import label, varying_options
 from normlab.analysis.phrases import counted
-from normlab.analysis.results import RunResult, read_results
-from normlab.analysis.settings import format_setting, select_where, setting
+from normlab.analysis.settings import format_setting, select_where, setting, settings_of
 from normlab.analysis.table import CellsTable, build_table, cell_options
 from normlab.errors import NormlabError
 from normlab.report.cells_table import notes, table_rows
@@ -28,13 +28,13 @@ from normlab.report.figure_data import (
     layout_of,
     short_number,
 )
-from normlab.report.figure_points import SERIES, Kept, Point, ReadCache, mean_curve
+from normlab.report.figure_points import SERIES, Point, ReadCache, mean_curve
 from normlab.report.runs_table import row_of
 from normlab.report.tables import Row, column, format_value
 from normlab.stats.registry import STATISTICS
 from normlab.store.format import RUNNING
 from normlab.store.query import NOT_STARTED, Selection
-from normlab.store.record import RunEntry
+from normlab.store.record import RunEntry, RunRecord
 
 RUN_COLUMNS = (
     "state", "val_loss", "best_val_loss", "train_loss", "step", "tokens_per_s", "flops_per_s",
@@ -57,30 +57,26 @@ def page_data(
     by: Sequence[str] | None,
     where: Sequence[str],
     channels: Mapping[str, Any] | None = None,
-    kept: Kept | None = None,
 ) -> Row:
     """Return the data of the page of the runs that meet the conditions, by some factors; `by` as in `cell_options`.
-
-    `kept` has what earlier calls have read (`ReadCache`).
 
     Raises:
         ConfigError: An option of `by`, a condition or a channel is invalid.
     """
-    cache = ReadCache(kept)
-    results, warnings = read_results(selection.records)  # warns of every damaged run, which can meet no condition
+    cache = ReadCache()
+    among, warnings = intact_runs(selection.records)  # warns of every damaged run, which can meet no condition
     records = select_where(selection.records, where)
-    selected = set(records)
-    among, results = results, [result for result in results if result.record in selected]
-    options = cell_options(by, results)
-    table = build_table(results, options, warnings=warnings, among=among)
+    runs = [record for record in records if isinstance(record, RunRecord)]
+    options = cell_options(by, runs)
+    table = build_table(runs, options, warnings=warnings, among=among)
     chosen = choose_channels(table.factors, records, **channels or {})
-    in_cells = {run.record.folder.path for cell in table.cells for run in cell.runs}
+    in_cells = {run.folder.path for cell in table.cells for run in cell.runs}
     facts = summary_facts(table.cells, [record.state for record in records if record.folder.path not in in_cells])
-    figures, lines = _figures(table, chosen, varying_options(results), cache)
+    figures, lines = _figures(table, chosen, varying_options(runs), cache)
     texts = table_rows(table)
     return {
         "title": _title(selection, len(records)),
-        "about": _about(records, results, table),
+        "about": _about(records, runs, table),
         "summary": [fact.sentence for fact in facts],
         "facts": [fact._asdict() for fact in [*facts, _cost(table.cells)]],
         "warnings": table.warnings,
@@ -89,7 +85,7 @@ def page_data(
         "lines": lines,
         "series": SERIES,
         "cell_table": {"columns": list(texts[0]) if texts else [], "rows": [list(row.values()) for row in texts]},
-        "run_table": _run_table(records, varying_options(results), cache),
+        "run_table": _run_table(records, varying_options(runs), cache),
         "notes": notes(table, texts[0]) if texts else [],
         "problems": _problems(cache, table.warnings),
     }
@@ -104,9 +100,9 @@ def _title(selection: Selection, kept: int) -> str:
     return selection.name if kept == total else f"{selection.name}: {count}"
 
 
-def _about(records: Sequence[RunEntry], results: Sequence[RunResult], table: CellsTable) -> str:
+def _about(records: Sequence[RunEntry], runs: Sequence[RunRecord], table: CellsTable) -> str:
     """Return the number of runs, the definition of a cell, and the corpora and devices."""
-    names = [sorted({str(run.settings[key]) for run in results}) for key in ("corpus", "device", "precision")]
+    names = [sorted({str(settings_of(run)[key]) for run in runs}) for key in ("corpus", "device", "precision")]
     of_each = " x ".join(factor.name for factor in table.factors)
     cells = f"in {counted(len(table.cells), 'cell')}: {of_each}" if table.cells else ""
     about = f"{counted(len(records), 'run')} {cells}".rstrip()
@@ -115,7 +111,7 @@ def _about(records: Sequence[RunEntry], results: Sequence[RunResult], table: Cel
 
 def _cost(cells: Sequence[Cell]) -> Fact:
     """Return the number of runs, their tokens, FLOPs and time; the runs of a pack share its time."""
-    runs = [run.record for cell in cells for run in cell.runs]
+    runs = [run for cell in cells for run in cell.runs]
     tokens = math.fsum(run.status.tokens for run in runs)
     flops = math.fsum(run.run.flops_per_token * run.status.tokens for run in runs)
     minutes = math.fsum(run.status.seconds / run.status.pack_size for run in runs) / 60
@@ -176,7 +172,7 @@ def _variants(
 
 
 def _statistics(layout: Layout, cache: ReadCache) -> list[str]:
-    measured = [cache.profiles(run.record) for cell in layout.cells for run in cell.runs_at_best]
+    measured = [cache.profiles(run) for cell in layout.cells for run in cell.runs_at_best]
     sizes = {key: len(profile.get("last", ())) for each in measured for key, profile in each.items()}
     return sorted((" ".join(filter(None, key)) for key, size in sizes.items() if size > 1), key=_place_of)
 
@@ -195,8 +191,8 @@ def _unfinished(layout: Layout, series: str, options: Sequence[str], cache: Read
         drawn = []
         for line, cells in lines:
             for run in (run for cell in cells for run in cell.runs if not run.has_loss and count < MAX_UNFINISHED):
-                if points := mean_curve([cache.curves(run.record)[series]]):
-                    text = f"{_name_of(run.record, options)}, {run.record.state}"
+                if points := mean_curve([cache.curves(run)[series]]):
+                    text = f"{_name_of(run, options)}, {run.state}"
                     drawn.append(Line(text, line.color, line.style, points))
                     count += 1
         if drawn:

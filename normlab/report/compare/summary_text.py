@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 from normlab.analysis.best import Comparison, compare_with_best, rank_by_size
 from normlab.analysis.cells import Cell, resolved_differences
+from normlab.analysis.comparability import reason_not_comparable
 from normlab.analysis.intervals import LEVEL, PairedTest, design_of, format_losses
 from normlab.analysis.phrases import counted, name_some
-from normlab.analysis.results import UNFINISHED, reason_not_comparable
 from normlab.analysis.settings import format_setting
 from normlab.store.format import DAMAGED, DIVERGED, FAILED
 from normlab.store.outcome import REGRESSED, STUCK
+from normlab.store.record import UNFINISHED
 
 NO_RESULT = "No run has a final loss yet: there is nothing to compare."
 BAD_STATES = {state: state for state in (DIVERGED, FAILED, STUCK, REGRESSED, DAMAGED)} | {"not finished": UNFINISHED}

@@ -11,7 +11,6 @@ from typing import Any
 
 from normlab.errors import warn
 from normlab.report.compare.data import page_data
-from normlab.report.figure_points import Kept
 from normlab.report.pages.shell import CHART, check_page, page, write_output
 from normlab.report.tables import Row
 from normlab.store.files import check_links
@@ -45,26 +44,19 @@ class ComparePage:
         if self.output is not None:
             check_page(self.output)
 
-    def select(self, *, must_have_started: bool = True) -> Selection:
-        return select_runs(self.names, self.results_dir, must_have_started=must_have_started)
-
-    def data(self, selection: Selection, kept: Kept | None = None) -> Row:
-        """Return the data of the page; of runs of which none has started, without factors and conditions.
-
-        `kept` has what earlier calls have read.
+    def data(self, selection: Selection) -> Row:
+        """Return the data of the page.
 
         Raises:
             ConfigError: A condition or a channel is invalid.
         """
-        by, where, channels = (self.by, self.where, self._channels) if selection.started else (None, (), {})
-        data = page_data(selection, by, where, channels, kept)
+        data = page_data(selection, self.by, self.where, self._channels)
         return data | {"version": __version__, "written": time.time(), "command": self._command}
 
-    def html(self, data: Row, *, live: bool = False) -> str:
-        """Return the page; `live` for one that requests new data from the server that sent it."""
+    def html(self, data: Row) -> str:
         body = (ASSETS / "body.html").read_text(encoding="utf-8")
-        assets = [*CHART, ASSETS / "compare.css", ASSETS / "compare.js", *([ASSETS / "live.js"] if live else [])]
-        return page(data["title"], body, data, assets, may_connect=live)
+        assets = [*CHART, ASSETS / "compare.css", ASSETS / "compare.js"]
+        return page(data["title"], body, data, assets)
 
     def write(self) -> tuple[list[str], Path]:
         """Write the page to its file, and print its warnings on stderr.
@@ -75,7 +67,7 @@ class ComparePage:
             ConfigError: A name, a condition or a channel is invalid.
             StoreError: No run has started, the page could not be written, or a link leads out of the sweep's folder.
         """
-        selection = self.select()
+        selection = select_runs(self.names, self.results_dir)
         path = self.output or selection.home / PAGE
         if self.output is None and selection.name:
             check_links(selection.home)

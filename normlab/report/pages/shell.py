@@ -1,6 +1,6 @@
 """The HTML shell of every page: one file that contains its styles, scripts and data.
 
-The page's content security policy allows no request (a live page: to its own server only), and no script except the one
+The page's content security policy allows no request, and no script except the one
 with the listed SHA-256. Data from records enters as JSON, and the scripts put it into the document as text.
 """
 
@@ -40,7 +40,7 @@ def check_page(path: Path) -> None:
         raise ConfigError(f"-o {path}: a page is HTML; choose a name that ends in .html")
 
 
-def page(title: str, body: str, data: Mapping[str, Any], assets: Sequence[Path], *, may_connect: bool = False) -> str:
+def page(title: str, body: str, data: Mapping[str, Any], assets: Sequence[Path]) -> str:
     """Return the HTML of a page.
 
     Args:
@@ -48,14 +48,13 @@ def page(title: str, body: str, data: Mapping[str, Any], assets: Sequence[Path],
         body: Trusted HTML. Text from records belongs in `data`.
         data: JSON values for the scripts; NaN and infinity become strings, as in a record.
         assets: Styles (.css) and scripts (.js) in loading order, after the shared ones. Scripts share one scope.
-        may_connect: Whether the scripts may send requests to the server that sent the page.
     """
     script = _read_joined([SHARED / "base.js", *assets], ".js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     shell = Template((SHARED / "shell.html").read_text(encoding="utf-8"))
     policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data: blob:"
     return shell.substitute(
-        policy=f"{policy}; connect-src 'self'" if may_connect else policy,
+        policy=policy,
         title=html.escape(printable(title)),
         styles=_read_joined([SHARED / "base.css", *assets], ".css"),
         body=body,

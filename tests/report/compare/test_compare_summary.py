@@ -11,8 +11,8 @@ from scipy import stats
 
 from normlab.analysis.best import compare_with_best, rank_cells
 from normlab.analysis.cells import group_cells
+from normlab.analysis.comparability import intact_runs
 from normlab.analysis.intervals import mean_interval, paired_test
-from normlab.analysis.results import read_results
 from normlab.report.compare.summary_text import margin_text, summary_facts
 from normlab.store.query import find_runs
 
@@ -40,7 +40,7 @@ def make(make_run):
 @pytest.fixture
 def read_cells(tmp_path):
     def read(*by):
-        return group_cells(read_results(find_runs(tmp_path))[0], by or ("norm",))
+        return group_cells(intact_runs(find_runs(tmp_path))[0], by or ("norm",))
 
     return read
 

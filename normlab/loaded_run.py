@@ -7,21 +7,16 @@ from __future__ import annotations
 
 import os
 import shlex
-import time
-from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from normlab.analysis.factors import find_run
 from normlab.config import memory
 from normlab.config.schema import RunConfig, config_from_record
-from normlab.data.batches import validation_windows
-from normlab.data.corpus import open_corpus
 from normlab.data.tokenizers import LARGEST_TOKENIZER, Tokenizer, from_state
-from normlab.errors import ConfigError, DataError, StoreError, notify, unknown, warn
+from normlab.errors import ConfigError, DataError, StoreError, unknown, warn
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.norms import base as norms
@@ -29,12 +24,6 @@ from normlab.parsing import from_json, read_at_most
 from normlab.placements import base as placements
 from normlab.plugins import Plugin, read_plugins, run_plugins
 from normlab.report.histories import history, read_statistics
-from normlab.stats.measure.core import parameter_families
-from normlab.stats.measure.probe import Probe, adam_preconditioner
-from normlab.stats.measure.schedule import probe_examples
-from normlab.stats.profiles import Layout, Profiles
-from normlab.stats.registry import STATISTICS
-from normlab.stats.statistic import PROBE
 from normlab.store.files import io_error
 from normlab.store.format import CLIP_FACTOR_KEY, RUN_FILE
 from normlab.store.record import RunRecord
@@ -262,38 +251,6 @@ class LoadedRun:
                         )
                     tensor.copy_(values)
         return model.eval()
-
-    def probe(self, only: str | None = None) -> Iterator[Profiles]:
-        """Yield the probe statistics of each intact checkpoint, oldest first; print the time of each.
-
-        Args:
-            only: One statistic to measure; None for all of the probe's.
-
-        Raises:
-            StoreError: There is no checkpoint.
-            ConfigError, DataError: The run's config or its corpus cannot be read.
-        """
-        folder, config = self.folder.path / checkpoint.FOLDER, self.config
-        steps = checkpoint.steps(folder)
-        if not steps:
-            raise StoreError(f"run {self.folder.run_id} has no checkpoint to probe; the same `normlab train` makes one")
-        tokens, targets = validation_windows(open_corpus(config.data).val, config.model.context, config.eval.sequences)
-        count = probe_examples(config.train.batch_size)
-        names = frozenset(name for name, entry in STATISTICS.items() if entry.tier == PROBE and only in (None, name))
-        for step in steps:
-            start = time.perf_counter()
-            try:
-                saved = checkpoint.read(folder, step)
-            except checkpoint.DamagedCheckpoint as error:
-                warn(f"{error}; left out")
-                continue
-            model, prefix = self.model_at(saved), "square/"
-            squares = {n.removeprefix(prefix): tensor for n, tensor in saved.tensors.items() if n.startswith(prefix)}
-            preconditioner = adam_preconditioner(config.optim, squares, saved.tensors["count"])
-            measurement = Probe(model, names, tokens[:count], targets[:count], preconditioner)()
-            layout, order = Layout.of(measurement.columns, config.model.depth, parameter_families(model))
-            notify(f"probe of step {step} took {time.perf_counter() - start:.1f} s")
-            yield Profiles(layout, np.array([step]), measurement.values.numpy()[None, order])
 
     @torch.no_grad()
     def sample(self, prompt: str, *, tokens: int = 200, temperature: float = 0.8, seed: int = 0) -> str:

@@ -149,7 +149,6 @@ DATA_ROWS = {
     "stdlib": SHARED_DATA,
     "files": SHARED_DATA | {
         "path": Row(f"[{HERE / 'corpus.txt'}]", f"[{HERE / 'conftest.py'}]", corpus),
-        "column": Row("text", "other", corpus, ("data.path=[two_columns.jsonl]",)),
     },
     # These run the code of the hub on folders; tests/data/test_hub.py uses a server.
     "hub": SHARED_DATA | {
@@ -261,7 +260,7 @@ def write_texts(monkeypatch: pytest.MonkeyPatch) -> None:
         "---\nconfigs:\n- {config_name: one, data_files: a.jsonl}\n- {config_name: two, data_files: b.jsonl}\n---\n"
     )
     for name, text in {
-        "two_columns.jsonl": rows * 40, "a_dataset/train.jsonl": many, "a_dataset/test.jsonl": rows * 40,
+        "a_dataset/train.jsonl": many, "a_dataset/test.jsonl": rows * 40,
         "another/train.jsonl": rows * 40, "with_subsets/README.md": subsets, "with_subsets/a.jsonl": many,
         "with_subsets/b.jsonl": rows * 40,
     }.items():  # fmt: skip

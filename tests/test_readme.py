@@ -48,12 +48,8 @@ def block_of(name: str) -> str:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with the files that the README speaks of, and one run."""
-    import pandas as pd
-
     text = "a line of text for a small model to learn\n" * 60
     Path("my_text.txt").write_text(text)
-    Path("a.jsonl").write_text("".join(json.dumps({"body": text[i:]}) + "\n" for i in range(30)))
-    pd.DataFrame({"body": [text[i:] for i in range(30)]}).to_parquet("b.parquet")
     # What the README has from the hub: a folder of a dataset's name is taken for it, and so is a tokenizer's.
     for name in ("roneneldan/TinyStories", "stanfordnlp/imdb"):
         Path(name).mkdir(parents=True)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from normlab.cli.app import ResultsDir, Run, Trust, app, echo
+from normlab.cli.app import ResultsDir, Run, app, echo
 from normlab.errors import ConfigError
 
 Arguments = Annotated[
@@ -23,9 +23,7 @@ Arguments = Annotated[
 def inspect(
     run: Run,
     arguments: Arguments = None,
-    probe: Annotated[bool, Option("--probe", help="Measure the probe statistics, such as curvature.")] = False,
     json: Annotated[bool, Option("--json", help="Print JSON, with every step and layer.")] = False,
-    trust: Trust = False,
     results_dir: ResultsDir = "results",
 ) -> None:
     """Print the statistics of a run by layer and step: activations, gradients, norms and updates.
@@ -46,29 +44,18 @@ def inspect(
         raise ConfigError(f"{' '.join(names)}: name one statistic; a run of a sweep is named by conditions like seed=0")
     statistic = names[0] if names else None
     folder = find_run(run, conditions, results_dir)
-    statistics.check_statistic(statistic, probe=probe)
-    if trust and not probe:
-        raise ConfigError("--trust: has no effect without --probe, since only --probe builds the model; leave it out")
     RunRecord.load(folder)  # a damaged record is an error
     if statistic == statistics.SPIKES:
         spikes = statistics.spike_rows(folder)
         table = f"{statistics.SPIKES_READING}\n\n{render(statistics.spike_table(spikes))}"
         return echo(render(spikes, "json") if json else table, keep="\n")
-    if probe:
-        from normlab.loaded_run import LoadedRun
-        from normlab.training.machine import limit_threads
-
-        limit_threads()
-        probed = list(LoadedRun(folder, trust=trust).probe(statistic))
-        rows = statistics.rows_of(probed, statistic)
-    else:
-        rows = statistics.inspect(folder, statistic)
+    rows = statistics.inspect(folder, statistic)
     if json:
         return echo(render(rows, "json"), keep="\n")
     if statistic is None:
         echo(f"{statistics.overview_reading(rows)}\n\n{render(statistics.overview_rows(rows))}\n", keep="\n")
-        command = f"normlab inspect RUN STATISTIC{' --probe' if probe else ''}"
-        return echo(f"{command} prints one statistic by layer and step; normlab list stats lists the statistics")
+        usage = "normlab inspect RUN STATISTIC prints one statistic by layer and step"
+        return echo(f"{usage}; normlab list stats lists the statistics")
     echo(f"{statistics.definition(statistic)}\n", keep="\n")
     echo(f"{render(statistics.table_rows(rows))}\n", keep="\n")
     for note in statistics.notes(rows):

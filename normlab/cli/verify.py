@@ -32,7 +32,7 @@ def verify(
     a check fails, 2 if a run cannot be checked.
 
     With the names of recorded runs or sweeps, checks each different block of them once. One of the checks is that this
-    version of the code computes what the run trained. The result is written to the folders of the runs.
+    version of the code computes what the run trained.
 
     The block of a run is also checked as a GPU trains it: compiled, in bf16 autocast, on the device of this machine.
     """

@@ -12,8 +12,6 @@ from normlab.options import option
 TOKENIZERS = ("bytes", "chars", "bpe")
 """The tokenizers that normlab builds; any other name is a pretrained tokenizer."""
 
-COLUMN_HELP = "The column of JSON and Parquet files that holds the text. Rows without a text are left out."
-
 DEFAULT_VOCAB_SIZE = 4096
 
 MAX_VOCAB_SIZE = 2**20
@@ -80,9 +78,9 @@ class StdlibData(DataConfig):
 
 @dataclass(kw_only=True, slots=True)
 class FilesData(DataConfig):
-    """Your own text: text files, JSON Lines or Parquet; a file, several files, or a folder.
+    """Your own text: a file of prose, markup or source code, several files, or a folder; a file is one document.
 
-    A text file is one document. A file of another format has one document per row. `data=hub` reads a folder of CSV.
+    `data=hub data.name=FOLDER` reads a folder of JSON Lines, Parquet or CSV, with one document per row.
     """
 
     name: str = "files"
@@ -90,7 +88,6 @@ class FilesData(DataConfig):
         None, identity=False,
         help="A file, a folder, or a list of files and folders. The run id depends on the text, not on its path.",
     )  # fmt: skip
-    column: str = option("text", COLUMN_HELP)
 
     def resolve(self) -> None:
         """Also require a path, and make it a list."""
@@ -106,7 +103,7 @@ class HubData(DataConfig):
     """Any text dataset of the Hugging Face hub by its name, or a folder with the layout of one."""
 
     name: str = option("hub", "The dataset, org/name, or the path of a folder.")
-    column: str = option("text", COLUMN_HELP)
+    column: str = option("text", "The column of the dataset that holds the text. Rows without a text are left out.")
     subset: str | None = option(None, "The dataset's configuration, if it has several.")
     split: str = option(
         "train", "The split to read, or several: train+test. val_fraction of it is held out for validation."

@@ -1,38 +1,30 @@
-"""The text of files: their order and formats, one hash of their content, and their documents.
-
-A text file is one document. A file of another format has one document per row.
-"""
+"""The text of files: their order, one hash of their content, and their documents. A file is one document."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sysconfig
-from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 from normlab.config.corpora import DataConfig, FilesData
 from normlab.data.documents import TextCounts
-from normlab.errors import DataError, did_you_mean
+from normlab.errors import DataError
 
-SUFFIXES = {
-    "json": ".json .jsonl .ndjson .jl",
-    "parquet": ".parquet",
-    "text": (
-        ".txt .text .md .markdown .rst .tex .org .adoc .srt .log .xml .css .yaml .yml .toml .ini .cfg .sql "
-        ".py .pyi .c .h .cc .cpp .hpp .cu .cs .java .js .jsx .ts .tsx .go .rs .rb .php .pl .lua .sh .swift .kt .scala "
-        ".hs .ml .lisp .el .clj .erl .ex .r .f90 .m"
-    ),
-}
-"""Suffixes of the formats: prose, markup and source code are text, as is a file without a suffix. Any other suffix may
-be a page, a table, a backup or an archive, whose syntax would become text."""
+TEXT = (
+    ".txt .text .md .markdown .rst .tex .org .adoc .srt .log .xml .css .yaml .yml .toml .ini .cfg .sql "
+    ".py .pyi .c .h .cc .cpp .hpp .cu .cs .java .js .jsx .ts .tsx .go .rs .rb .php .pl .lua .sh .swift .kt .scala "
+    ".hs .ml .lisp .el .clj .erl .ex .r .f90 .m"
+)
+TEXT_SUFFIXES = {"", *TEXT.split()}
+"""Suffixes of prose, markup and source code; a file without a suffix is text too. Any other suffix may be a page, a
+table, a backup or an archive, whose syntax would become text."""
 
-FORMAT_OF = {suffix: format for format, suffixes in SUFFIXES.items() for suffix in suffixes.split()} | {"": "text"}
+TABLE_SUFFIXES = {".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv", ".arrow"}
+"""Suffixes of files with a document per row, which `data=hub` reads."""
 
 EXCLUDED_FOLDERS = frozenset(
     ("test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages", "_bundled", "lib-dynload")
@@ -45,18 +37,12 @@ BUILD_SPECIFIC = ("config-", "_sysconfigdata")
 OUTPUTS = {"runs": ("run.json", "lock"), "sweeps": ("plan.json", "lock"), "studies": ("report.json",)}
 """Files by which a folder of a run, a sweep or a study is recognised, by the name of its parent."""
 
-BATCH_SIZE = 16
-"""Rows of a Parquet file in memory at once."""
-
 
 @dataclass(frozen=True, slots=True)
 class Source:
     path: Path
     name: str
     """Path relative to the folder in `data.path`, with `/`; the hash of the corpus depends on the names in order."""
-
-    format: str = "text"
-    """A key of `SUFFIXES`; JSON is lines, or one list."""
 
 
 def find_sources(config: DataConfig) -> list[Source]:
@@ -68,16 +54,13 @@ def find_sources(config: DataConfig) -> list[Source]:
     listed twice is used once.
 
     Raises:
-        DataError: A path does not exist, a folder has no file, or a file has no known format.
+        DataError: A path does not exist, a folder has no file, or the suffix of a file is none of text.
     """
     if not isinstance(config, FilesData):
         return _stdlib()
-    sources = [_with_format(source) for source in _listed(config.path)]
-    if config.column != "text" and all(source.format == "text" for source in sources):
-        raise DataError(
-            f"data.column={config.column}: has no effect, since data.path has only text files; leave it out, or add "
-            "JSON or Parquet"
-        )
+    sources = _listed(config.path)
+    for source in sources:
+        _check_suffix(source)
     return sources
 
 
@@ -117,21 +100,17 @@ class FilesText:
     """The documents of files and folders, or of the standard library.
 
     Raises:
-        DataError: A file has no known format, or cannot be read.
+        DataError: The suffix of a file is none of text, or a file cannot be read.
     """
 
     provenance = None
     """The source in the record of a run; None, because files have no dataset or commit."""
 
     def __init__(self, config: DataConfig) -> None:
-        self._column = config.column if isinstance(config, FilesData) else "text"
         self._sources = find_sources(config)
-        self.key: dict[str, Any] = {
-            "source_sha256": source_sha256(self._sources),
-            "column": self._column,
-        }
+        self.key: dict[str, Any] = {"source_sha256": source_sha256(self._sources)}
         """All inputs that determine the text, as plain JSON values."""
-        self.counts = TextCounts(dict(sorted(Counter(source.format for source in self._sources).items())))
+        self.counts = TextCounts({"text": len(self._sources)})
 
     def connect(self) -> None:
         """Do nothing, because files need no network."""
@@ -140,24 +119,18 @@ class FilesText:
         """Yield the documents of the files in order; `scratch` is unused.
 
         Raises:
-            DataError: A file is not UTF-8, is not in its format, lacks the column, or has a row that is not text.
+            DataError: A file is not UTF-8, has a NUL character, or cannot be read.
         """
         for source in self._sources:
             try:
-                with closing(_rows_of(source, self._column)) as rows:  # closes the file also after an error
-                    yield from self.counts.documents_of(rows, self._column)
-            except DataError as error:
-                raise DataError(f"{source.path}: {error}") from error
+                yield from self.counts.documents_of([_text_of(source.path)], "text")
             except UnicodeDecodeError as error:
                 raise DataError(
                     f"{source.path}: not UTF-8 ({error}); convert the file (iconv -t utf-8), unpack it if it is "
                     "compressed, or leave it out"
                 ) from error
-            except Exception as error:  # the errors of `pyarrow` have no common class
-                reason = str(error).partition("\n")[0] or type(error).__name__
-                raise DataError(
-                    f"{source.path}: cannot be read as {source.format} ({reason}); fix it or leave it out"
-                ) from error
+            except OSError as error:
+                _raise_unreadable(error)
 
 
 def _stdlib() -> list[Source]:
@@ -194,15 +167,17 @@ def _listed(paths: Iterable[str]) -> list[Source]:
     return list(sources.values())
 
 
-def _with_format(source: Source) -> Source:
-    """Return a source with the format of its suffix."""
+def _check_suffix(source: Source) -> None:
     suffix = "~" if source.name.endswith("~") else source.path.suffix.lower()
-    if suffix not in FORMAT_OF:
+    if suffix in TABLE_SUFFIXES:
         raise DataError(
-            f"{source.path}: {suffix} is the suffix of no known format; leave it out, unpack it, or rename it (.txt, "
-            ".jsonl or .parquet)"
+            f"{source.path}: data=files reads no {suffix}; put files of this format into a folder, and set data=hub "
+            "data.name=FOLDER"
         )
-    return replace(source, format=FORMAT_OF[suffix])
+    if suffix not in TEXT_SUFFIXES:
+        raise DataError(
+            f"{source.path}: {suffix} is the suffix of no known format; leave it out, unpack it, or rename it (.txt)"
+        )
 
 
 def _is_output(folder: Path) -> bool:
@@ -211,66 +186,14 @@ def _is_output(folder: Path) -> bool:
     return any((folder / name).is_file() for name in OUTPUTS.get(parent, ()))
 
 
-def _rows_of(source: Source, column: str) -> Generator[Any]:
-    r"""Yield the column of each row of a file, with None for a row without it.
-
-    Line ends of text files become `\n`, as in Python's text mode. Line ends inside other formats stay.
-
-    Raises:
-        DataError: The file has no such column, or a NUL character.
-        Exception: The file is not UTF-8, or not in its format.
-    """
-    if source.format == "parquet":
-        yield from _parquet_rows(source.path, column)
-        return
-    with source.path.open(encoding="utf-8-sig") as file:
-        if source.format == "json":
-            yield from _json_rows(file, column)
-        else:
-            text = file.read()
-            if "\0" in text:
-                raise DataError(
-                    "has a NUL character, as binary files and UTF-16 have; convert the file to UTF-8, or leave it out"
-                )
-            yield text
-
-
-def _json_rows(file: TextIO, column: str) -> Iterator[Any]:
-    """Yield the column of rows of JSON Lines, or of one list; a row may be a string."""
-    for number, row in enumerate(_json_values(file)):
-        if isinstance(row, dict):
-            if number == 0 and row:
-                _index_of(column, list(row))
-            yield row.get(column)
-        else:
-            yield row
-
-
-def _json_values(file: TextIO) -> Iterator[Any]:
-    for line in file:
-        text = line.strip(" \t\r\n\ufeff")  # files with byte order marks may have been concatenated
-        if text.startswith("["):
-            yield from json.loads(text + file.read())
-        elif text:
-            yield json.loads(text)
-
-
-def _parquet_rows(path: Path, column: str) -> Iterator[Any]:
-    import pyarrow.parquet
-
-    with pyarrow.parquet.ParquetFile(path) as table:
-        _index_of(column, table.schema_arrow.names)
-        for batch in table.iter_batches(BATCH_SIZE, columns=[column]):
-            yield from batch.column(0).to_pylist()
-
-
-def _index_of(column: str, names: Sequence[str]) -> int:
-    """Return the index of the only column of that name."""
-    if (count := names.count(column)) != 1:
-        hint = "" if count else did_you_mean(column, names)
-        listed = ", ".join(f"{name:.40}" for name in names[:20]) or "none"
-        raise DataError(f"{count or 'no'} column{'s' * (count > 1)} {column!r}{hint}; it has {listed}; set data.column")
-    return names.index(column)
+def _text_of(path: Path) -> str:
+    r"""Return the text of a file; line ends become `\n`, as in Python's text mode."""
+    text = path.read_text(encoding="utf-8-sig")
+    if "\0" in text:
+        raise DataError(
+            f"{path}: has a NUL character, as binary files and UTF-16 have; convert the file to UTF-8, or leave it out"
+        )
+    return text
 
 
 def _raise_unreadable(error: OSError) -> NoReturn:

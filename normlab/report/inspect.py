@@ -6,14 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
-from normlab.errors import ConfigError, StatisticsError, warn
+from normlab.errors import StatisticsError, warn
 from normlab.report.histories import SPIKES as SPIKES
 from normlab.report.histories import History, histories, history, read_statistics
 from normlab.report.tables import Row
-from normlab.stats.profiles import Profiles
 from normlab.stats.registry import STATISTICS
 from normlab.stats.spikes import count_spikes
-from normlab.stats.statistic import EXTENDED, OF, PROBE
+from normlab.stats.statistic import CORE, OF
 from normlab.store.runs import RunFolder
 from normlab.store.series import series
 
@@ -32,17 +31,6 @@ spikes: steps at which the loss or the gradient norm leaves the range of other s
 to read: a row is a rule, which is a definition of a spike; of steps: the number of steps that the rule applies to"""
 
 
-def check_statistic(name: str | None, *, probe: bool) -> None:
-    """Reject a statistic that the probe does not measure.
-
-    Raises:
-        ConfigError: `probe` is set and the statistic is of another tier.
-    """
-    probed = [each for each, statistic in STATISTICS.items() if statistic.tier == PROBE]
-    if probe and name is not None and name not in probed:
-        raise ConfigError(f"--probe: does not measure {name}; choose one of {', '.join(probed)}, or omit --probe")
-
-
 def inspect(folder: RunFolder, name: str | None = None) -> list[Row]:
     """Return the rows of one statistic, or of every statistic that was measured.
 
@@ -57,26 +45,17 @@ def inspect(folder: RunFolder, name: str | None = None) -> list[Row]:
     """
     problems: list[str] = []
     try:
-        return rows_of(read_statistics(folder, problems), name)
+        profiles = read_statistics(folder, problems)
+        if name is not None:
+            return [row for part in history(profiles, name) for row in _rows(name, part)]
+        return [row for statistic, part in histories(profiles) for row in _rows(statistic, part)]
     except StatisticsError as error:
-        remedies = {
-            PROBE: f"`normlab inspect RUN {name} --probe` measures it now",
-            EXTENDED: "train with stats=full to measure it",
-        }
-        remedy = remedies.get(STATISTICS[name].tier) if name in STATISTICS else None
-        if remedy is None:
+        if name not in STATISTICS or STATISTICS[name].tier == CORE:
             raise
-        raise StatisticsError(f"{error}; {remedy}") from error
+        raise StatisticsError(f"{error}; train with stats=full to measure it") from error
     finally:
         for problem in problems:
             warn(problem)
-
-
-def rows_of(profiles: Sequence[Profiles], name: str | None = None) -> list[Row]:
-    """Return the rows of recorded or probed statistics; rows and errors as in `inspect`."""
-    if name is not None:
-        return [row for part in history(profiles, name) for row in _rows(name, part)]
-    return [row for statistic, part in histories(profiles) for row in _rows(statistic, part)]
 
 
 def _rows(name: str, part: History) -> list[Row]:

@@ -12,7 +12,7 @@ CORE, EXTENDED, PROBE = "core", "extended", "probe"
 TIERS = {
     CORE: "in the step itself, every stats.every steps",
     EXTENDED: "in a pass over a fixed batch, every stats.extended_every steps",
-    PROBE: "at a run's start, half and end, or on its checkpoints with `normlab inspect RUN --probe`",
+    PROBE: "at a run's start, half and end",
 }
 """When a statistic is measured."""
 

@@ -40,7 +40,7 @@ HOW_TO_FIX = {
         "where there is none, run.fresh=true starts another run beside this one"
     ),
     PLAN_FILE: "delete this one file and start the same `normlab sweep` again: its finished runs are used",
-    CHECKS_FILE: "`normlab verify RUN` writes it again",
+    CHECKS_FILE: "the same `normlab study run` writes it again",
     QUEUE_FILE: "check with `squeue` that none of the sweep's tasks is left, then delete this one file",
 }
 

@@ -31,10 +31,8 @@ LAYERED = (
     "attn_logit_max", "attn_entropy", "token_cos", "part_ratio", "layer_drop", "erank",
 )  # fmt: skip
 """Statistics that are sent for each layer."""
-SINGLE = (
-    "resid_growth", "dresid_growth", "logz", "logz2", "logit_mean", "logit_absmax", "grad_share", "sharpness",
-    "sharpness_pre",
-)  # fmt: skip
+OF_MODEL = tuple(name for name, entry in STATISTICS.items() if entry.of in ("head", "model"))
+SINGLE = ("resid_growth", "dresid_growth", "grad_share", *OF_MODEL)
 """Statistics with one number per step, or per step and site."""
 LARGEST = {"update_ratio": ".weight", "gain_absmax": "", "resid_nonfinite": ""}
 """Statistics that are sent as the maximum over layers and over the sites whose names have this ending."""

@@ -19,7 +19,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def files(tmp_path: Path) -> Callable[..., FilesData]:
-    """Write files below tmp_path/text and return their config: files({"a.txt": "hello"}, column="body")."""
+    """Write files below tmp_path/text and return their config: files({"a.txt": "hello"}, val_fraction=0.4)."""
 
     def write(contents: dict[str, str | bytes], **options: object) -> FilesData:
         for name, content in contents.items():

@@ -154,7 +154,7 @@ def test_corpus_hash_depends_on_tokens_not_on_file_names(files: Files, tmp_path:
 
 def test_corpus_without_text_is_rejected(files: Files) -> None:
     with pytest.raises(DataError, match="data=files: every document is empty; add text"):
-        open_corpus(files({"a.txt": "", "b.jsonl": '{"text": ""}\n'}))
+        open_corpus(files({"a.txt": "", "b.txt": ""}))
 
 
 def test_corpus_too_short_to_split_is_rejected(files: Files, cache: Path) -> None:
@@ -173,17 +173,17 @@ def test_max_tokens_too_few_to_split_are_rejected(files: Files) -> None:
 
 
 def test_record_has_what_was_read(files: Files) -> None:
-    config = files({"a.txt": "some text " * 9, "b.jsonl": '{"text": "one two"}\n{"text": ""}\n{"text": null}\n'})
+    config = files({"a.txt": "some text " * 9, "b.txt": "one two", "c.txt": ""})
     for _ in range(2):  # built, and read from the cache
         read = open_corpus(config).description["read"]
-        assert read == {"formats": {"json": 1, "text": 1}, "documents": 2, "empty": 1, "null": 1}
+        assert read == {"formats": {"text": 3}, "documents": 2, "empty": 1, "null": 0}
 
 
 def test_command_resumes_in_the_folder_of_its_results(
     files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], run_command: Any
 ) -> None:
     """The results in the folder are not part of the text; the user's files beside them are."""
-    files({"a.txt": "one two three\n" * 200, "exp/texts/b.txt": "b", "exp/runs/r.jsonl": '{"text": "four"}'})
+    files({"a.txt": "one two three\n" * 200, "exp/texts/b.txt": "b", "exp/runs/r.txt": "four"})
     monkeypatch.chdir(tmp_path / "text")
     kept = [override for override in overrides if not override.startswith(("data", "results_dir"))]
     command = ["train", *kept, "data=files", "data.path=.", "train.steps=2", "results_dir=exp"]
@@ -219,17 +219,16 @@ def test_other_files_in_the_cache_folder_stay(files: Files, cache: Path) -> None
 
 
 def test_cache_key_has_every_option_that_changes_the_tokens(files: Files, cache: Path) -> None:
-    config = files({"a.jsonl": "".join(json.dumps({"text": f"x{i}", "body": f"y{i}"}) + "\n" for i in range(99))})
+    config = files({f"{i}.txt": f"x{i}" for i in range(99)})
     corpora = [
         open_corpus(config),
         open_corpus(replace(config, tokenizer="chars")),
         open_corpus(replace(config, val_fraction=0.2)),
-        open_corpus(replace(config, column="body")),
     ]
-    assert len({corpus.sha256 for corpus in corpora}) == 4
-    assert len(file_names(cache / "tokens")) == 4
+    assert len({corpus.sha256 for corpus in corpora}) == 3
+    assert len(file_names(cache / "tokens")) == 3
     open_corpus(replace(config, seed=7))  # the seed changes only the windows
-    assert len(file_names(cache / "tokens")) == 4
+    assert len(file_names(cache / "tokens")) == 3
 
 
 def test_changed_text_gives_another_corpus(files: Files, tmp_path: Path) -> None:

@@ -267,6 +267,15 @@ def test_hub_that_fails_within_a_file(name: str, hub: Any, opened: Any, cache: P
 # A folder
 
 
+@pytest.mark.parametrize(("suffix", "write"), [("jsonl", jsonl), ("parquet", parquet)])
+def test_folder_of_tables_is_one_corpus(suffix: str, write: Callable[..., bytes], tmp_path: Path) -> None:
+    """`data=files` names this folder in its error for such files."""
+    for name, texts in (("a", TEXTS[:60]), ("b", TEXTS[60:])):
+        (tmp_path / f"{name}.{suffix}").write_bytes(write(texts, "body"))
+    corpus = open_corpus(HubData(name=str(tmp_path), column="body"))
+    assert sorted(decode_documents({"train": corpus.train.tolist(), "val": corpus.val.tolist()})) == sorted(TEXTS)
+
+
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gz"])
 def test_folder_is_a_dataset(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
     path = tmp_path / ("train.jsonl.gz" if pack is gzip.compress else "train.jsonl")

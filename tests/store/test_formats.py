@@ -27,7 +27,7 @@ READERS: dict[str, Callable[[RunFolder, Path], Any]] = {
     "run.json": lambda run, sweep: run.run(),
     "status.json": lambda run, sweep: run.status(),
     "manifest.json": lambda run, sweep: checkpoint.read_newest(run.path / checkpoint.FOLDER),
-    CHECKS_FILE: lambda run, sweep: read_record(run.path / CHECKS_FILE),
+    CHECKS_FILE: lambda run, sweep: read_record(sweep / CHECKS_FILE),
     "plan.json": lambda run, sweep: read_plan(sweep),
     "queue.json": lambda run, sweep: read_queue(sweep),
     "report.json": lambda run, sweep: rewrite_report(STUDIES["noise"], sweep),
@@ -47,7 +47,7 @@ def sweep(tmp_path: Path) -> Path:
     sweep = write_sweep(tmp_path, "mine", [Record(steps=20)])
     run = folder_of(sweep).path
     checkpoint.save(run / checkpoint.FOLDER, 20, {"x": torch.zeros(4)}, {})
-    (run / CHECKS_FILE).write_bytes(with_checksum({"checks": 3, "failed": []}))
+    (sweep / CHECKS_FILE).write_bytes(with_checksum({"checks": 3, "failed": []}))
     (sweep / "report.json").write_bytes(with_checksum({"study": "noise"}))
     slurm_folder(sweep).mkdir()
     write_queue(sweep, {0: "1_0"})

@@ -40,7 +40,7 @@ def plan(overrides: list[str]) -> Callable[..., PlannedSweep]:
     [
         ["norm=layernorm,rmsnorm_llama", "model=gpt2_nano,llama_nano", "optim=adamw,sgd", "model.depth=1,3"],
         ["stats=core,full", "stats.every=3", "optim.schedule=wsd", "optim.decay_fraction=0.1,0.5", "seed=range(2)"],
-        ["data=files", "data.path=[a.jsonl,b.parquet]", 'data.column="it\'s"', "run.name=x y,'1,2'"],
+        ["data=files", 'data.path=[a.txt,"it\'s"]', "run.name=x y,'1,2'"],
         ["norm=rmsnorm", "++norm.eps=1e-3,1e-4", "model.width=64", "model.mlp_width=${model.width}"],
     ],
 )

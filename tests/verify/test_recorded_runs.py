@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from normlab.config.compose import compose_run
-from normlab.store.format import CHECKS_FILE
 from normlab.store.query import find_runs
-from normlab.store.reading import read_record
 from normlab.store.record import RunRecord
 from normlab.training.start import train
 from normlab.verify import runs as verify_runs
@@ -36,7 +34,7 @@ def two_checks(config: Any) -> list[Check]:
     return [Check(config.norm.name, "holds", passed=True, result=""), check_equal(config.norm.name, "is it", 1, 2)]
 
 
-def test_each_block_is_checked_once_and_the_result_is_stored(
+def test_each_block_is_checked_once(
     records: list[RunRecord], run_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify_runs, "all_checks_of_run", two_checks)
@@ -47,10 +45,6 @@ def test_each_block_is_checked_once_and_the_result_is_stored(
         ("layernorm", False), ("layernorm", True), ("rmsnorm", False), ("rmsnorm", True),
         ("run layernorm", True), ("run rmsnorm", True),
     ]  # fmt: skip
-    for record in records:
-        result = read_record(record.folder.path / CHECKS_FILE)
-        assert (result["fingerprint"], result["checks"]) == (record.run.fingerprint, 3)
-        assert result["failed"] == [f"FAIL  {record.config.norm.name}: is it  expected 1, found 2"]
 
 
 def test_a_block_that_is_no_longer_the_trained_one_fails(
@@ -61,22 +55,18 @@ def test_a_block_that_is_no_longer_the_trained_one_fails(
     code, out, _ = run_command("verify", records[0].run_id)
     assert code == 1
     assert f"has the block that was trained  expected {records[0].run.fingerprint}, found {'0' * 16}" in out
-    assert [(record.folder.path / CHECKS_FILE).exists() for record in records] == [True, False, False, False]
 
 
-def test_a_damaged_run_and_a_folder_that_cannot_be_written_are_reported(
+def test_a_damaged_run_is_reported(
     records: list[RunRecord], run_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify_runs, "all_checks_of_run", lambda config: iter(()))
     (records[0].folder.path / "run.json").write_text("{")
-    (records[1].folder.path / CHECKS_FILE).mkdir()
     code, out, err = run_command("verify", "results")
     assert (code, out.splitlines()[-1].startswith("2 checks: all hold")) == (2, True)
-    damaged, unwritten = err.splitlines()
+    (damaged,) = err.splitlines()
     assert damaged.startswith("warning: ")
     assert damaged.endswith("; the run is not verified")
-    assert CHECKS_FILE in unwritten
-    assert [(record.folder.path / CHECKS_FILE).is_file() for record in records] == [False, False, True, True]
     code, out, err = run_command("verify", records[0].run_id)
     assert (code, out, err.count("\n"), "is damaged" in err) == (2, "", 1, True)
 
@@ -111,4 +101,4 @@ def test_a_mistake_is_one_line(
     code, out, err = run_command("verify", *arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
-    assert not list(records[0].folder.path.glob(CHECKS_FILE))
+    assert not list(records[0].folder.path.glob("verify*"))

@@ -100,8 +100,18 @@ def rotated_neighbours(module: str) -> Combined:
     return Combined(neighbours, (module,))
 
 
+def for_each_head(module: str) -> Combined:
+    """Repeat a gain for every head, with the channels that rotate together next to each other."""
+    return Combined(lambda gain_K: neighbours(gain_K).expand(HEADS, -1), (module,))
+
+
 def times(factor: float, module: str) -> Combined:
     return Combined(lambda x: x * factor, (module,))
+
+
+def plus_one(norm: str) -> Combined:
+    """Return the gain of a norm that multiplies by `gain` where ours multiplies by `1 + gain`."""
+    return Combined(lambda gain_D: 1 + gain_D, (norm,))
 
 
 def one_expert(*modules: str) -> Combined:
@@ -144,6 +154,16 @@ LLAMA_PRE = {"input_layernorm": IN_ATTN, "post_attention_layernorm": IN_MLP}
 LLAMA_QK = {"self_attn.q_norm": Q_NORM, "self_attn.k_norm": K_NORM}
 OUTPUTS = {"post_attention_layernorm": OUT_ATTN, "post_feedforward_layernorm": OUT_MLP}
 GEMMA_PERI = OUTPUTS | {"input_layernorm": IN_ATTN, "pre_feedforward_layernorm": IN_MLP}
+XLM_BLOCK = {
+    "attentions.{}.q_lin": "attn.q",
+    "attentions.{}.k_lin": "attn.k",
+    "attentions.{}.v_lin": "attn.v",
+    "attentions.{}.out_lin": "attn.out",
+    "layer_norm1.{}": RES_ATTN,
+    "ffns.{}.lin1": "mlp.up",
+    "ffns.{}.lin2": "mlp.down",
+    "layer_norm2.{}": RES_MLP,
+}
 ONE_EXPERT_MLP = {
     "mlp.experts.gate_up_proj": one_expert("mlp.gate", "mlp.up"),
     "mlp.experts.down_proj": one_expert("mlp.down"),
@@ -165,6 +185,7 @@ ROTARY_GELU = "model=llama_nano model.mlp=gelu"
 GPT2 = "model=gpt2_nano"
 NO_POSITIONS = ("embed.positions.weight",)
 FULL_ATTENTION = {"layer_types": ["full_attention"] * DEPTH}
+SLIDING_ATTENTION = {"layer_types": ["sliding_attention"] * DEPTH, "sliding_window": CONTEXT}
 TANH = {"hidden_act": "gelu_pytorch_tanh"}
 TANH_FUNCTION = {"activation_function": "gelu_pytorch_tanh"}
 ONE_EXPERT = {

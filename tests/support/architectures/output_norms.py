@@ -8,6 +8,7 @@ import pytest
 from transformers.models.kosmos2.modeling_kosmos2 import Kosmos2TextForCausalLM
 
 from support.architectures.architecture import (
+    DEPTH,
     FAIRSEQ_ATTN,
     FAIRSEQ_PRE,
     FULL_ATTENTION,
@@ -18,6 +19,8 @@ from support.architectures.architecture import (
     GEMMA_PERI,
     GPT2,
     HEAD_WIDTH,
+    IN_ATTN,
+    IN_MLP,
     LLAMA,
     LLAMA_ATTN,
     LLAMA_ENDS,
@@ -25,13 +28,17 @@ from support.architectures.architecture import (
     LLAMA_QK,
     NEIGHBOURS_ATTN,
     NO_POSITIONS,
+    ONE_EXPERT,
+    ONE_EXPERT_MLP,
     OUT_ATTN,
     OUT_MLP,
     OUTPUTS,
     ROTATION_BY_LAYER,
+    SLIDING_ATTENTION,
     TANH_FUNCTION,
     WIDTH,
     Architecture,
+    times,
 )
 
 
@@ -49,6 +56,24 @@ OUTPUT_NORMS = [
         overrides=f"{LLAMA} norm=rmsnorm_olmo2 norm.eps=1e-6 placement=res_post model.qk_norm=full",
         model_weights=LLAMA_ENDS,
         block_weights=LLAMA_ATTN | GATED | LLAMA_QK | OUTPUTS,
+    ),
+    Architecture(
+        name="EXAONE 4",
+        transformers_class="Exaone4ForCausalLM",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=res_post model.qk_norm=head",
+        # Without windows, all its layers rotate.
+        config=FULL_ATTENTION | {"sliding_window": None},
+        model_weights=LLAMA_ENDS,
+        block_weights=LLAMA_ATTN | GATED | LLAMA_QK | OUTPUTS,
+    ),
+    Architecture(
+        name="FlexOlmo",
+        transformers_class="FlexOlmoForCausalLM",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=res_post model.qk_norm=full",
+        config=ONE_EXPERT,
+        model_weights=LLAMA_ENDS,
+        block_weights=LLAMA_ATTN | ONE_EXPERT_MLP | LLAMA_QK | OUTPUTS,
+        zero_in_transformers=("mlp.gate.weight",),
     ),
     # peri
     Architecture(
@@ -91,6 +116,26 @@ OUTPUT_NORMS = [
         },
         model_weights=LLAMA_ENDS,
         block_weights=LLAMA_ATTN | GATED | LLAMA_PRE | {"post_norm1": OUT_ATTN, "post_norm2": OUT_MLP},
+    ),
+    Architecture(
+        # All its heads' outputs have a gate, which is a half where its weights are zero.
+        name="AFMoE, its dense layers",
+        transformers_class="AfmoeForCausalLM",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=peri model.qk_norm=head",
+        # Only its layers with a window rotate; the window is as long as the context.
+        config=SLIDING_ATTENTION | {"head_dim": HEAD_WIDTH, "num_dense_layers": DEPTH},
+        model_weights=LLAMA_ENDS,
+        block_weights=LLAMA_ATTN
+        | GATED
+        | LLAMA_QK
+        | {
+            "self_attn.o_proj": times(2, "attn.out"),
+            "input_layernorm": IN_ATTN,
+            "post_attention_layernorm": OUT_ATTN,
+            "pre_mlp_layernorm": IN_MLP,
+            "post_mlp_layernorm": OUT_MLP,
+        },
+        zero_in_transformers=("self_attn.gate_proj",),
     ),
     # sub_ln
     Architecture(

@@ -9,6 +9,7 @@ from torch import nn
 
 from support.architectures.architecture import (
     BART_ENDS,
+    DEPTH,
     FAIRSEQ_ATTN,
     FAIRSEQ_DECODER,
     FAIRSEQ_MLP,
@@ -18,10 +19,17 @@ from support.architectures.architecture import (
     RES_ATTN,
     RES_MLP,
     TANH,
+    XLM_BLOCK,
     Architecture,
     joined,
     transposed,
 )
+
+
+def xlm_without_padding_and_exact_gelu(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.transformer.embeddings.padding_idx = None
+    for mlp in model.transformer.ffns:
+        mlp.act = nn.GELU(approximate="tanh")
 
 
 def bert_without_its_head(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +64,26 @@ POST = [
         model_weights=BART_ENDS,
         block_weights=FAIRSEQ_ATTN | FAIRSEQ_MLP | FAIRSEQ_POST,
         zero_in_transformers=("encoder_attn",),
+    ),
+    Architecture(
+        name="XLM as a decoder",
+        transformers_class="XLMWithLMHeadModel",
+        overrides=f"{GPT2} norm=layernorm norm.eps=1e-12 placement=post placement.embedding_norm=true",
+        config={"causal": True, "pad_index": 0, "use_lang_emb": False, "n_langs": 1},
+        # It has a list of each kind of part, and no blocks.
+        model_weights={
+            "transformer.embeddings": "embed.tokens",
+            "transformer.position_embeddings": "embed.positions",
+            "transformer.layer_norm_emb": "embed.open",
+        }
+        | {
+            f"transformer.{name}".format(layer): f"blocks.{layer}.{part}"
+            for layer in range(DEPTH)
+            for name, part in XLM_BLOCK.items()
+        },
+        block_weights={},
+        zero_in_transformers=("proj.bias",),
+        patch=xlm_without_padding_and_exact_gelu,
     ),
     Architecture(
         name="BERT as a decoder",

@@ -22,6 +22,7 @@ from support.architectures.architecture import (
     LLAMA_ATTN,
     LLAMA_ENDS,
     LLAMA_PRE,
+    NEOX_MLP,
     NO_POSITIONS,
     QKV,
     ROTARY_GELU,
@@ -31,7 +32,9 @@ from support.architectures.architecture import (
     WIDTH,
     Architecture,
     after_two_rows,
+    by_head,
     joined,
+    times,
     transposed,
 )
 from support.transformers_models import CONTEXT
@@ -41,6 +44,12 @@ def mpt_without_alibi_and_exact_gelu(model: Any, monkeypatch: pytest.MonkeyPatch
     model.transformer.build_mpt_alibi_tensor = lambda heads, steps, **_: torch.zeros(heads, 1, steps)
     for block in model.transformer.blocks:
         block.ffn.act = nn.GELU(approximate="tanh")
+
+
+def ctrl_without_sinusoids_and_relu(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.transformer.pos_encoding.zero_()
+    for block in model.transformer.h:
+        block.ffn[1] = nn.GELU(approximate="tanh")
 
 
 PRE_LAYER_NORM = [
@@ -104,6 +113,31 @@ PRE_LAYER_NORM = [
         block_weights=FAIRSEQ_ATTN | FAIRSEQ_MLP | FAIRSEQ_PRE,
     ),
     Architecture(
+        name="CTRL",
+        transformers_class="CTRLLMHeadModel",
+        overrides=f"{GPT2} norm=layernorm norm.eps=1e-6 placement=pre model.tie_embeddings=false",
+        config={"dff": 4 * WIDTH},
+        block_prefix="transformer.h.{}.",
+        model_weights={
+            "transformer.w": times(WIDTH**-0.5, "embed.tokens"),
+            "transformer.layernorm": "head.close",
+            "lm_head": "head",
+        },
+        block_weights={
+            "layernorm1": IN_ATTN,
+            "layernorm2": IN_MLP,
+            "multi_head_attention.Wq": "attn.q",
+            "multi_head_attention.Wk": "attn.k",
+            "multi_head_attention.Wv": "attn.v",
+            "multi_head_attention.dense": "attn.out",
+            "ffn.0": "mlp.up",
+            "ffn.2": "mlp.down",
+        },
+        zero_in_transformers=("lm_head.bias",),
+        zero_in_normlab=NO_POSITIONS,
+        patch=ctrl_without_sinusoids_and_relu,
+    ),
+    Architecture(
         name="MPT",
         transformers_class="MptForCausalLM",
         overrides=f"{GPT2} norm=layernorm_nobias placement=pre model.bias=false",
@@ -120,5 +154,20 @@ PRE_LAYER_NORM = [
         },
         zero_in_normlab=NO_POSITIONS,
         patch=mpt_without_alibi_and_exact_gelu,
+    ),
+    Architecture(
+        name="GPT-NeoX Japanese",
+        transformers_class="GPTNeoXJapaneseForCausalLM",
+        overrides=f"{ROTARY_GELU} norm=layernorm placement=pre model.tie_embeddings=true",
+        config=TANH,
+        block_prefix="gpt_neox_japanese.layers.{}.",
+        model_weights={
+            "gpt_neox_japanese.embed_in": "embed.tokens",
+            "gpt_neox_japanese.final_layer_norm": "head.close",
+        },
+        block_weights=NEOX_MLP
+        | LLAMA_PRE
+        | {"attention.query_key_value": by_head(*QKV), "attention.dense": "attn.out"},
+        zero_in_transformers=("dense_bias",),
     ),
 ]

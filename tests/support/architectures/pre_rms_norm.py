@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from support.architectures.architecture import (
+    DEPTH,
     GATED,
     GEMMA_ENDS,
     HEAD_WIDTH,
+    HEADS,
+    IN_ATTN,
+    IN_MLP,
     LLAMA,
     LLAMA_ATTN,
     LLAMA_ENDS,
     LLAMA_PRE,
     NEIGHBOURS_ATTN,
+    QKV,
     ROTARY_GELU,
     TANH,
     UNGATED,
+    WIDTH,
     Architecture,
+    joined,
+    transposed,
 )
+from support.transformers_models import CONTEXT
 
 PRE_RMS_NORM = [
     Architecture(
@@ -40,6 +49,32 @@ PRE_RMS_NORM = [
         config=TANH,
         model_weights=LLAMA_ENDS,
         block_weights=LLAMA_ATTN | UNGATED | LLAMA_PRE,
+    ),
+    Architecture(
+        name="DBRX",
+        transformers_class="DbrxForCausalLM",
+        overrides=f"{LLAMA} norm=layernorm_nobias placement=pre",
+        # Queries, keys and values are never as large as the bound on them.
+        config={
+            "d_model": WIDTH,
+            "n_heads": HEADS,
+            "n_layers": DEPTH,
+            "max_seq_len": CONTEXT,
+            "attn_config": {"rope_theta": 10000.0, "kv_n_heads": HEADS, "clip_qkv": 1e6},
+            "ffn_config": {"hidden_size": WIDTH, "ffn_hidden_size": 96, "moe_num_experts": 1, "moe_top_k": 1},
+        },
+        block_prefix="transformer.blocks.{}.",
+        model_weights={"transformer.wte": "embed.tokens", "transformer.norm_f": "head.close", "lm_head": "head"},
+        block_weights={
+            "norm_attn_norm.norm_1": IN_ATTN,
+            "norm_attn_norm.norm_2": IN_MLP,
+            "norm_attn_norm.attn.Wqkv": joined(*QKV),
+            "norm_attn_norm.attn.out_proj": "attn.out",
+            "ffn.experts.mlp.w1": "mlp.gate",
+            "ffn.experts.mlp.v1": "mlp.up",
+            "ffn.experts.mlp.w2": transposed("mlp.down"),
+        },
+        zero_in_transformers=("router.layer",),
     ),
     Architecture(
         name="Gemma",

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from normlab.config.corpora import HubData, NamedData
 from normlab.data.documents import TextCounts
-from normlab.data.files import files_below, source_sha256
+from normlab.data.files import TABLE_SUFFIXES, files_below, source_sha256
 from normlab.errors import DataError, did_you_mean, notify
 
+JSON_SUFFIXES = dict.fromkeys((".json", ".jsonl", ".ndjson"), ".json")
 TIMEOUT_S = 4.0
 """Seconds within which the hub must answer the first request; later ones are repeated by the libraries."""
 
@@ -37,7 +38,7 @@ class HubText:
     """The documents of a dataset of the hub, or of a folder with the layout of one.
 
     Raises:
-        DataError: `revision` is set for a folder, or a file of the folder cannot be read.
+        DataError: `revision` is set for a folder, its files have several formats, or one of them cannot be read.
     """
 
     def __init__(self, config: HubData | NamedData) -> None:
@@ -48,6 +49,8 @@ class HubText:
         self._folder = folder if folder.is_dir() else None
         if self._folder and options.revision is not None:
             raise DataError(f"data.revision={options.revision}: has no effect on a folder; leave it out")
+        files = files_below(self._folder) if self._folder else []
+        _check_formats(options.name, {source.name: source.path.suffix for source in files})
         self.key: dict[str, Any] = {
             "dataset": options.name,
             "subset": options.subset,
@@ -55,7 +58,7 @@ class HubText:
             "revision": options.revision,
             "column": options.column,
             "article": self._article,
-            "source_sha256": source_sha256(files_below(self._folder)) if self._folder else None,
+            "source_sha256": source_sha256(files) if self._folder else None,
         }
         """All inputs that determine the text and are known before it is read, as plain JSON values."""
         self.counts = TextCounts({"dataset": 1})
@@ -147,6 +150,18 @@ def hub_errors(override: str) -> Iterator[None]:
             remedy, message = "set data.subset", message.partition(" Example of usage")[0]
         remedy = remedy or "run the command again; without a network, use data=stdlib, or data=files with data.path"
         raise DataError(f"{override}: {type(error).__name__}: {message:.200}; {remedy}") from error
+
+
+def _check_formats(folder: str, suffixes: Mapping[str, str]) -> None:
+    """Reject a folder with files of several formats, of which `datasets` would read the most frequent one in silence.
+
+    The README.md of a dataset may say which files are read, so a folder that has one is not rejected.
+    """
+    formats = {JSON_SUFFIXES.get(suffix, suffix) for suffix in suffixes.values() if suffix in {*TABLE_SUFFIXES, ".txt"}}
+    if len(formats) > 1 and "README.md" not in suffixes:
+        raise DataError(
+            f"data.name={folder}: put files of one format into a folder; this one has {', '.join(sorted(formats))}"
+        )
 
 
 def join_articles(lines: Iterable[str], first_line: str) -> Iterator[str]:

@@ -276,6 +276,18 @@ def test_folder_of_tables_is_one_corpus(suffix: str, write: Callable[..., bytes]
     assert sorted(decode_documents({"train": corpus.train.tolist(), "val": corpus.val.tolist()})) == sorted(TEXTS)
 
 
+@pytest.mark.parametrize("other", ["b.csv", "b.txt", "sub/b.parquet"])
+def test_folder_of_two_formats_is_rejected(other: str, tmp_path: Path) -> None:
+    """`datasets` would read one of them only."""
+    (tmp_path / "a.jsonl").write_bytes(jsonl(TEXTS))
+    (tmp_path / "c.json").write_bytes(jsonl(TEXTS))
+    open_corpus(HubData(name=str(tmp_path)))
+    (tmp_path / other).parent.mkdir(exist_ok=True)
+    (tmp_path / other).write_bytes(b"text\n")
+    with pytest.raises(DataError, match=r"^data.name=.*: put files of one format into a folder; this one has \.\w+, "):
+        open_corpus(HubData(name=str(tmp_path)))
+
+
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gz"])
 def test_folder_is_a_dataset(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
     path = tmp_path / ("train.jsonl.gz" if pack is gzip.compress else "train.jsonl")

@@ -1,7 +1,5 @@
 """normlab: a laboratory for normalisation in transformers."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from normlab.version import __version__

@@ -5,8 +5,6 @@ writes the entries to `catalogue.json`, which is read here; a test compares the 
 a YAML file in `conf/` whose first line is a comment that describes it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Limits of this process by cgroups, with which containers, Slurm and systemd divide a machine."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

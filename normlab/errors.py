@@ -1,7 +1,5 @@
 """Errors that a user can fix, shown as one line without a traceback. Any other exception is a bug of normlab."""
 
-from __future__ import annotations
-
 import difflib
 import re
 import sys

@@ -1,7 +1,5 @@
 """Set how long the threads of torch's CPU kernels spin at a barrier, before torch is imported."""
 
-from __future__ import annotations
-
 import os
 
 SPIN_COUNT = 2000

@@ -3,8 +3,6 @@
 A config is a tree of `kw_only, slots` dataclasses. `option(...)` gives a field its help, limits and other properties.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import operator

@@ -1,7 +1,5 @@
 """Read files and JSON that may be damaged or hostile."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

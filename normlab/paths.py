@@ -1,7 +1,5 @@
 """Folders on disk: the configs that ship with the package, and the cache of tokenized corpora."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

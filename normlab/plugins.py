@@ -3,8 +3,6 @@
 Reads and runs the files, and records which file, in which version, registered each name.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import sys

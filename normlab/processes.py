@@ -1,7 +1,5 @@
 """Child processes and signals: start a module of normlab, call a program, end a process group, collect signals."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """`import normlab`: it is fast, and its functions return what the commands of the same names print."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

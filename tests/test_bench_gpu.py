@@ -1,7 +1,5 @@
 """`scripts/gpu` and the benchmarks without a GPU, with a stand-in for a clone of nanoGPT."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -1,7 +1,5 @@
 """The catalogue of norms agrees with the modules: formulas, parameter counts and presets."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess

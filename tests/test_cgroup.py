@@ -1,7 +1,5 @@
 """The cores and the memory that a process may use: affinity, and limits of cgroups v1 and v2."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

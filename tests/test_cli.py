@@ -1,7 +1,5 @@
 """The command line: output, error messages, files it leaves, modules it loads."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tab completion: the candidates of each shell, and how a real bash completes them."""
 
-from __future__ import annotations
-
 import os
 import pty
 import select

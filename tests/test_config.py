@@ -1,7 +1,5 @@
 """The config of a record equals the composed one, and `validate` resolves the data seed from `seed`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

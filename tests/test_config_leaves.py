@@ -4,8 +4,6 @@ An option without a row fails, so no option can be added that nothing reads. `no
 options of norms and placements.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path

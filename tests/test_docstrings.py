@@ -1,7 +1,5 @@
 """Each entry of the catalogue documents its formula, source, options and units of eps."""
 
-from __future__ import annotations
-
 import re
 
 from normlab import catalogue

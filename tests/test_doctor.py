@@ -1,7 +1,5 @@
 """`normlab doctor`: each test takes away what a check looks for."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ A change of an output must refresh its golden (`scripts/prove/refresh_goldens.py
 training are in test_goldens.py, the reports of the studies in studies/test_reports.py.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import time

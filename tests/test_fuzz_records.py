@@ -1,7 +1,5 @@
 """A sample of scripts/prove/fuzz_records.py: damaged files of a run."""
 
-from __future__ import annotations
-
 import fuzz_records
 import pytest
 

@@ -6,8 +6,6 @@ between two CPUs: the losses must agree to 1e-3, a fiftieth of the change in one
 update, to 1e-5. `scripts/prove/refresh_goldens.py` writes the files.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

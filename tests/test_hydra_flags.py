@@ -1,7 +1,5 @@
 """Hydra's flags, grammar and groups work in `train`, `sweep` and `verify`, and write no files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """No command changes a file outside of the folder of a run or a sweep, whatever a record of someone else holds."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

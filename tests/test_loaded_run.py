@@ -1,7 +1,5 @@
 """A record is checked against the limits, the machine and the checkpoint before a model is built."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """scripts/prove/matrix.py: a pair is trained, and interrupted and resumed."""
 
-from __future__ import annotations
-
 import matrix
 import pytest
 

@@ -1,7 +1,5 @@
 """The memory estimate of a run or a pack, held against the tensors that are alive during its steps."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every message of a failed allocation leads to the same error, whichever library reports it."""
 
-from __future__ import annotations
-
 import errno
 import os
 

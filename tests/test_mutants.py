@@ -1,7 +1,5 @@
 """A sample of scripts/prove/mutate_catalogue.py: mutants are detected, and equivalent mutants have a reason."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

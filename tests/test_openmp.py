@@ -1,7 +1,5 @@
 """The wait policy of OpenMP threads, as libgomp prints it when it is loaded."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A name from other code is answered with normlab's name of the option, wherever options are typed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A float option is rejected if it leaves its limits in float32, and a text that a table cannot show."""
 
-from __future__ import annotations
-
 import pytest
 
 from normlab.config.compose import compose_run

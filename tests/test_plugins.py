@@ -1,7 +1,5 @@
 """A user's files: what they define is part of a run, and takes no name that is taken."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The README is true: every command in it runs, every file that it names is there."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

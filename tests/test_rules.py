@@ -1,7 +1,5 @@
 """The rules of `auto`: one table, and what it decides for the models and devices that its rows are about."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """scripts/bench/synthetic_runs.py: synthetic run folders have the format of real ones and the requested content."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

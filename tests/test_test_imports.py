@@ -1,7 +1,5 @@
 """No test module imports another or a private name of normlab, and none reaches the folders of the user."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

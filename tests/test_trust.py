@@ -1,7 +1,5 @@
 """A run's folder is data: code in it, or named in its plan, is run only if you allow it."""
 
-from __future__ import annotations
-
 import hashlib
 import py_compile
 import shutil

@@ -4,8 +4,6 @@
 `python tests/test_versions.py` in the checkout to record the new fingerprints.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

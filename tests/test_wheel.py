@@ -1,7 +1,5 @@
 """The wheel is complete: it trains from any folder without the checkout."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Arms: runs that meet some conditions. The learning rate is chosen on the first seeds and judged on the others."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

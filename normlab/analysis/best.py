@@ -3,8 +3,6 @@
 Cells of different sizes or lengths of training are not compared: a larger model has a lower loss.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Runs differ in options, which the user sets, and in circumstances: corpus, devic
 cells.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from normlab.analysis.settings import (

@@ -7,8 +7,6 @@ Interactions and trends are contrasts (`contrasts`) of the final validation loss
 - trend over a numeric factor t: the weights (t_c - mean(t)) / sum((t - mean(t))^2), the least-squares slope.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

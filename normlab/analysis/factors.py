@@ -4,8 +4,6 @@ The learning rate and the seeds are no factors. The learning rate is tuned: resu
 replicates: results are means over them.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ runs hold far fewer than a b independent values.
 Shapes: n replicates, of a levels of the first factor and b of the second; m comparisons.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple

@@ -5,8 +5,6 @@ ended above the band around the unigram entropy (`store/outcome.py`). Runs with 
 seed and a data seed) count as one value, their mean, because on a CPU in the same pack they are bit-identical.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 

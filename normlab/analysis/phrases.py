@@ -1,7 +1,5 @@
 """Parts of sentences: names in a list, and counts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 MAX_NAMED = 5

@@ -4,8 +4,6 @@ A setting is the value of a config option, or a fact about the machine, the corp
 of torch). Both kinds have names, and `is_config_option` distinguishes them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import operator
 import re

@@ -5,8 +5,6 @@ order. A pair is one run of each cell with the same seeds. The difference of a p
 0 if both diverged. Runs without an outcome form no pair.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ candidate. So bash gets the values alone, and an option that is the only candida
 cut to one line, because Typer folds it, and fish takes each line for a candidate.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from textwrap import shorten

@@ -3,8 +3,6 @@
 Checks send nothing over the network, and leave no file except the folder that W&B makes for its logs.
 """
 
-from __future__ import annotations
-
 import fcntl
 import platform
 import shutil

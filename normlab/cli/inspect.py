@@ -1,7 +1,5 @@
 """`normlab inspect`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from typer import Argument, Option

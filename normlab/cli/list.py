@@ -1,7 +1,5 @@
 """`normlab list`."""
 
-from __future__ import annotations
-
 import shutil
 from typing import Annotated, Literal
 

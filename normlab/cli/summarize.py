@@ -1,7 +1,5 @@
 """`normlab summarize`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from typer import Argument, Option

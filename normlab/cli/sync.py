@@ -1,7 +1,5 @@
 """`normlab sync`."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`normlab verify`."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import asdict
 from typing import Annotated

@@ -5,8 +5,6 @@ before the first one starts, so that an error leaves no files behind. Only this 
 Hydra.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The corpora that a run can train on, and their options. Imports no torch."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from typing import Any, ClassVar

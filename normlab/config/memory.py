@@ -10,8 +10,6 @@ itself.
 Shapes: R runs, B sequences of a micro-batch, T context, D model width, H heads, M width of the MLP, V vocabulary.
 """
 
-from __future__ import annotations
-
 import os
 from typing import NamedTuple
 

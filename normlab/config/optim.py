@@ -1,7 +1,5 @@
 """The optimisers: their options, and what other modules must know of them. `training/optim.py` has their updates."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

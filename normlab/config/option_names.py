@@ -1,7 +1,5 @@
 """Resolve short names and names from other code to options: `lr` to `optim.lr`, `n_layer` to `model.depth`."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

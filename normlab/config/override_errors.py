@@ -1,7 +1,5 @@
 """The options that overrides can set, and the errors of Hydra as one line: what was typed, and the nearest option."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

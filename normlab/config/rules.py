@@ -4,8 +4,6 @@ A rule depends on the config, the device and the precision, never on timing or o
 the machine may then make packs smaller and fewer. A row names its measurement.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import starmap

@@ -4,8 +4,6 @@ Imports neither Hydra nor torch. `compose.py` composes a `RunConfig` from overri
 changes the config.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

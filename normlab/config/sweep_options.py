@@ -1,7 +1,5 @@
 """Options of a sweep, `sweep.*`: where it runs and how its runs are packed. None of them changes a run id."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 

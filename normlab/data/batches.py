@@ -6,8 +6,6 @@ reads the same batches as an undisturbed one.
 Shapes: N tokens or windows, S seeds, B batch, T context; `...R` marks an axis that only stacked runs have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

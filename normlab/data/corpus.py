@@ -7,8 +7,6 @@ all options that change the files. Opening a corpus verifies the hashes of its f
 Shapes: N tokens.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

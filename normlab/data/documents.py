@@ -4,8 +4,6 @@ The validation text is a set of complete documents if the corpus has enough of t
 rules depend only on the text, not on the order or names of files or on random numbers.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The text of files: their order, one hash of their content, and their documents. A file is one document."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sysconfig

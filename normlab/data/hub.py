@@ -5,8 +5,6 @@ and `HF_TOKEN` keep their meaning. The libraries are imported inside functions, 
 cached corpus does not need them.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping

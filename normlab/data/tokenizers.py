@@ -8,8 +8,6 @@ without a download.
 Shapes: T tokens.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os

@@ -5,8 +5,6 @@ The modules that train compute all numbers when the page is written.
 Shapes: T = 4 tokens, D = 6 channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path

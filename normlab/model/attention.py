@@ -3,8 +3,6 @@
 Shapes: B batch, T time, D model width, H heads, K head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -10,8 +10,6 @@ hashed by value. If half of an eps gives the same digits (an eps that only clamp
 Shapes: B batch, T time, D width.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ and a pack of runs is the same segments under vmap.
 Shapes: B batch, T time, D model width, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Literal
 

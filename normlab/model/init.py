@@ -5,8 +5,6 @@ seed have equal weights wherever name and shape agree, on every machine. A norm 
 them from (seed, number of the norm in the model).
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 

@@ -3,8 +3,6 @@
 Shapes: B batch, T time, D model width, M hidden width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch.nn.functional as F

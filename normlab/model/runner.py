@@ -6,8 +6,6 @@ pack) call the same modules under `vmap(functional_call)`, segment by segment, w
 Shapes: R runs, B batch, T time, V vocabulary; `...R` marks an axis that only stacked runs have.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import math

@@ -3,8 +3,6 @@
 Shapes: B batch, T time, D width.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math

@@ -3,8 +3,6 @@
 Shapes: `*batch` any leading axes, D width.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -4,8 +4,6 @@ Shapes: `*batch` any leading axes: the second one, or the only one, is time; T t
 F features: T times D.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar

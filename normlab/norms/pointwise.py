@@ -3,8 +3,6 @@
 Shapes: `*batch` any leading axes, D width.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

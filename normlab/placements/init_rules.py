@@ -7,8 +7,6 @@ from a normal distribution with mean 0. Biases start at 0; a norm sets its own g
 Shapes: a weight is (outputs, inputs), as in `nn.Linear`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

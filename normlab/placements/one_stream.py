@@ -3,8 +3,6 @@
 Shapes: B batch, T time, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar

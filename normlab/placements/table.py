@@ -3,8 +3,6 @@
 Shapes: L blocks, l the number of a block from 1.
 """
 
-from __future__ import annotations
-
 import math
 
 from normlab.placements.algebra import (

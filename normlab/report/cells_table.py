@@ -3,8 +3,6 @@
 JSON and CSV have every value, not rounded. A text has few columns (`columns_of`), each with its definition below.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """`normlab list`: the entries of the catalogue and of plugins, as the rows of a table or one entry as text."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Callable

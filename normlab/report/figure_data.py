@@ -5,8 +5,6 @@ interval are those of `summarize`. A diverged run has no finite loss; a point wi
 place of a mean.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ A run starts a new part of its record when its set of statistics changes; a hist
 Shapes: S measured steps, L blocks; the L + 2 layers are the embeddings, the blocks and the head.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Tables of the statistics that a run recorded: `normlab inspect RUN [STATISTIC]`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import TypeVar

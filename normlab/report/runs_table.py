@@ -1,7 +1,5 @@
 """Summarize runs, one row each: settings, state, losses and speed."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Sequence

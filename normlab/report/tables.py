@@ -4,8 +4,6 @@ JSON and CSV hold the exact values, the others round. A table fits the terminal:
 it. `rich` is not used, because it takes ten times as long for a folder of many runs.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

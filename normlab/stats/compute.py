@@ -6,8 +6,6 @@ stack, whatever their site and layer, and each function of the registry runs onc
 Shapes: S tensors of a stack, N tokens, D width; `...R` marks an axis that only stacked runs have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The `stats.` options: which statistics a run measures, and how often."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from normlab.errors import ConfigError, unknown

@@ -3,8 +3,6 @@
 Shapes: S measured steps, L blocks.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

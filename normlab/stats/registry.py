@@ -11,8 +11,6 @@ x_l the residual stream that enters layer l, x_{L+1} the one that enters the LM 
 Activations and parameters have no unit (1), so a gradient has that of the loss (nats).
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -4,8 +4,6 @@ A spike is a value more than six standard deviations above the mean of the 128 v
 stability_monitor.py (github.com/allenai/OLMo-core), which counts either series.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

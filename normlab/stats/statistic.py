@@ -1,7 +1,5 @@
 """The `Statistic` entry and the values of its fields. `registry.py` holds the entries."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

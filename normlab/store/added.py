@@ -3,8 +3,6 @@
 The follower of W&B reads with it. Damaged rows are left out.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -11,8 +11,6 @@ statistics, or once Adam has moments, after the first update.
 Shapes: S measured steps, N numbers per step.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import zlib

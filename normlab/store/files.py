@@ -1,7 +1,5 @@
 """Atomic replacement of files, and appending, both safe against kills, full disks and power cuts."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

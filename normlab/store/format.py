@@ -4,8 +4,6 @@ JSON has no NaN and no infinity, and a run that diverges has both. They are writ
 "-inf", so that every file is strict JSON.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

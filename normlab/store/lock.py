@@ -4,8 +4,6 @@
 creating a file and without blocking other readers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -24,8 +24,6 @@ model. A short run that ends above the band is finished: it has learned little a
 steps (train.steps=0) is never stuck.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 `normlab.sweeps` makes plans and writes them (`normlab/sweeps/files.py`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Find runs by folder, path, id or name, or all runs of a sweep, including runs that have not started."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ row is left out and counted. The last status of a completed run holds the number
 (`RunFolder.metrics_problem`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import dataclass

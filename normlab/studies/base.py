@@ -5,8 +5,6 @@ data: the grids, the estimators, the criteria and the controls have a text, whic
 hash, which the sweep's plan keeps.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import math

@@ -4,8 +4,6 @@ An estimator is data (a frozen dataclass), so that a criterion has a text and a 
 intervals; where a run diverged, the signed-rank interval of `analysis/intervals.py` needs no finite loss.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The table of all reports in a folder of studies: one line for each claim."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The verdicts of a study, from the records of its runs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ A measure is data, not code, so that a study's criterion has a text and a hash. 
 number, and infinity if the run diverged and the measure counts that as the worst value.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

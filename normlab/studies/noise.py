@@ -1,7 +1,5 @@
 """How large is the noise over seeds, and does the whole procedure find differences where there are none?"""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

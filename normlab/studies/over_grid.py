@@ -1,7 +1,5 @@
 """An estimator from all runs of each seed: the sensitivity to the learning rate, or the highest rate that learns."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Equal records give equal files, byte for byte: nothing here depends on the time or the machine.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import shlex

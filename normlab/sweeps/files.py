@@ -5,8 +5,6 @@ Its folder `slurm/` holds the submitted packs (`queue.json`) and one file per ta
 several machines may end at once. Only the holder of the folder's lock writes the other files.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from contextlib import closing

@@ -4,8 +4,6 @@ A worker process (`process.py`) of a sweep on GPUs has one GPU, or as many as it
 CUDA_VISIBLE_DEVICES.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import wait

@@ -4,8 +4,6 @@ Runs that differ only in numbers may share a pack. Runs that differ in an option
 control flow may not.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Collection, Sequence

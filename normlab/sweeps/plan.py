@@ -1,7 +1,5 @@
 """Plan a sweep: the runs of its grid, and the packs of those runs that are not completed yet."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ A worker trains packs one after another, so that torch, the context of a GPU and
 a session, so that a signal reaches all its child processes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

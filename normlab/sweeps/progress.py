@@ -1,7 +1,5 @@
 """Show the plan, the progress (on stderr) and the result of a sweep, one line for each event."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

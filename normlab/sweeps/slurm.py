@@ -7,8 +7,6 @@ squeue lists every pending or running task and, for some minutes (`MinJobAge`), 
 only sacct, which works only if accounting is set up. The failure of a command is no evidence that a task has ended.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

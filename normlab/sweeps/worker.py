@@ -11,8 +11,6 @@ A pack has the bits that it has in a new process: the generator of torch is seed
 starts another process for other global switches of torch, and a process that has run a plugin trains no other pack.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -4,8 +4,6 @@ The output goes to stderr, because stdout is for results. `log` redraws the line
 no thread.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

@@ -5,8 +5,6 @@ runs have ended and W&B has every number, or when it gives up. A follower that i
 step that W&B has: steps that a resumed run trains again are not sent again. Standard input holds the task.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -6,8 +6,6 @@ tensor that the statistic is computed from, so that W&B shows one section for ea
 Shapes: S measured steps, L blocks; layer 0 is the embeddings, L + 1 the head.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

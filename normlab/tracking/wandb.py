@@ -1,7 +1,5 @@
 """A run at Weights & Biases. Only the follower's process imports this module, and with it wandb."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

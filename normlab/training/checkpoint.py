@@ -9,8 +9,6 @@ checkpoint that counts its bytes, each file before the folder gets its name, and
 older ones are deleted.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

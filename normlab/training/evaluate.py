@@ -3,8 +3,6 @@
 Shapes: N windows, T time, R runs (only for stacked runs).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ can be replayed if it reads everything that changes from tensors that stay in pl
 `tests/gpu/` holds each step to this.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The process that composed the config starts the ranks and trains nothing itself.
 writes the record, as the process of a run on one device does; see `rank.py`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -9,8 +9,6 @@ The runs of a pack are one stacked computation and take every step together; eac
 diverges is frozen and stays in the stack, so the numbers of the others do not change.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """What a run takes from this machine: the values of `auto`, torch's switches, peak memory, and errors of torch."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import logging

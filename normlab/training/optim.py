@@ -6,8 +6,6 @@ one count of the updates made. An update with `alive` false changes nothing; the
 Shapes: R runs, the leading axis of every tensor of stacked runs; `...R` marks an axis that only those have.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ JSON holds the validated config, so no rank composes it again, and the folder in
 errors. The environment holds the rank and the number of ranks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 A run resumes in its own folder only: the record and the checkpoint must be those of the run that the config describes.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace

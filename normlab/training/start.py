@@ -4,8 +4,6 @@
 the folders and feeds the trackers until the loop ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Mapping, Sequence

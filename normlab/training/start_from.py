@@ -5,8 +5,6 @@ steps, tokens, seconds and FLOPs count from step 0 of RUN, and it needs RUN no l
 numbers of those steps must be equal, except `train.steps` and those of the optimiser.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping

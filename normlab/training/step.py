@@ -7,8 +7,6 @@ so that a CUDA graph of one could replay the other (`tests/gpu/`).
 Shapes: R runs, B batch, T time; `...R` marks an axis that only stacked runs have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field

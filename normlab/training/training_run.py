@@ -9,8 +9,6 @@ The loop updates the progress and gives the rows to the trackers; the writer's t
 is therefore a copy: the loop may be some steps ahead.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import platform

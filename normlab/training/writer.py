@@ -8,8 +8,6 @@ itself, and releases Python's lock while it waits for the disk. Its operations o
 would start another team of OpenMP threads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 

@@ -1,7 +1,5 @@
 """The result of one check, and functions that make one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ and of the device.
 Shapes: B batch, T time, V vocabulary.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ The table repeats the defaults on purpose: a norm's reference gets the norm's ow
 default.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from normlab.norms.base import NORMS

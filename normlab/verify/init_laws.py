@@ -6,8 +6,6 @@ The models are small: layer norm without gain and bias, no biases, untied embedd
 seeds, because a gradient differs between seeds by up to a factor of three.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -6,8 +6,6 @@ fails a check.
 Shapes: L blocks, l the number of a block from 1, D width, I a matrix's inputs, O its outputs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ A norm declares its parameters and their initial values, causality and invarianc
 Shapes: R runs, B batch, T time, D width.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence

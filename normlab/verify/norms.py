@@ -3,8 +3,6 @@
 Shapes: B batch, T time, D width.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack

@@ -5,8 +5,6 @@ A formula is evaluated with the model's own parameters, so it does not cover the
 Shapes: B batch, T time, D width, V vocabulary.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from itertools import product

@@ -8,8 +8,6 @@ of `normlab.model`, and slowly.
 Shapes: B batch, T and S time, D width, H heads, K head width, M hidden width, V vocabulary.
 """
 
-from __future__ import annotations
-
 import cmath
 import math
 from collections import deque

@@ -1,7 +1,5 @@
 """Verify the blocks of recorded runs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 

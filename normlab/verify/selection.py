@@ -1,7 +1,5 @@
 """Select the checks of one run, of plugins, or of the complete catalogue."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Sequence

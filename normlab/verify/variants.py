@@ -1,7 +1,5 @@
 """Every value of a norm's or placement's options, one option at a time."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import Any

@@ -9,8 +9,6 @@ can only add time. With a browser, also the time from the navigation to the page
 sets when it has drawn its first figure.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import os

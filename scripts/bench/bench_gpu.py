@@ -12,8 +12,6 @@ All sides of a part (`sides.py`) start together; then they take 10 steps each, i
 clone of karpathy/nanoGPT, eager and compiled, alone and as processes at once; and a plain loop over normlab's model.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

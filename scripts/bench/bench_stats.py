@@ -14,8 +14,6 @@ neither a slow second nor the cache after a measured step counts for the wrong s
 Shapes: B batch, T context.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

@@ -6,8 +6,6 @@ Each side trains all runs once a round, with all starts, evaluations, records an
 process for each run, some at once. The ratios are those of the seconds per run.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

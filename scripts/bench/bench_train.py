@@ -10,8 +10,6 @@ of a process) exclude the waiting for a core. On busy cores, where two threads w
 is steadier. GPUs: `scripts/gpu`.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

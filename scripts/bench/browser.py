@@ -1,7 +1,5 @@
 """The browser of the page's tests and benchmark: an installed Chromium or Chrome, driven by Playwright."""
 
-from __future__ import annotations
-
 import shutil
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

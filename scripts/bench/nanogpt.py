@@ -5,8 +5,6 @@ text in nanoGPT's format; `arguments` returns the command line that trains the s
 process and calls a function each time that train.py prints the loss.
 """
 
-from __future__ import annotations
-
 import argparse
 import builtins
 import contextlib

@@ -11,8 +11,6 @@ None evaluates or writes checkpoints.
 Shapes: B batch, T context, N tokens, V vocabulary.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import statistics

@@ -8,8 +8,6 @@ on the loss is made up and says nothing about any norm.
 Shapes: S steps.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

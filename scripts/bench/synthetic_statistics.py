@@ -6,8 +6,6 @@ block, a post-norm gradient vanishes below the top, gains drift, and updates fol
 Shapes: S measured steps, P layers of a group.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A `Side` is a process; its work calls `pause()` at the end of each turn and neve
 set-up. A turn ends when the device has computed what was queued in it.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

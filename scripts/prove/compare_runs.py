@@ -1,7 +1,5 @@
 """Compare two runs bit for bit, except times and memory."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

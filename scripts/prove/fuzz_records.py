@@ -14,8 +14,6 @@ calls the command line, in this process and in a folder of its own. Each call mu
 Prints a table, and each failure with the options that repeat it; exits with 1 after a failure.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import faulthandler

@@ -11,8 +11,6 @@ Exits with 1 if a run fails, is neither finite nor marked as diverged, does not 
 trained.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import math

@@ -21,8 +21,6 @@ The script prints survivors. A survivor is an error unless `mutants/equivalent.p
 same. A reason is also an error if its mutant does not exist or is detected.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -5,8 +5,6 @@ Usage: OMP_NUM_THREADS=1 .venv/bin/python scripts/prove/refresh_goldens.py losse
        OMP_NUM_THREADS=1 .venv/bin/python scripts/prove/refresh_goldens.py outputs    # tests/golden/outputs/*
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

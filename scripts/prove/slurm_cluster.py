@@ -5,8 +5,6 @@ and logs included, is in one folder, and its daemons listen on loopback.
 Jobs of the default partition `low` are requeued when one of the partition `high` preempts them. There is no GPU.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -8,8 +8,6 @@ procedure, with the choice of the learning rate; and the stated power against th
 supported. Exits with 1 if a number is outside its bounds.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

@@ -1,7 +1,5 @@
 """Files of a corpus: their order, their hash, and the documents that are read from them."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import sysconfig

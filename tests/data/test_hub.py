@@ -1,7 +1,5 @@
 """Corpora of the hub, read by the Hugging Face libraries from folders and from a server on loopback."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """BPE and pretrained tokenizers, compared with `tokenizers` and `transformers`."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The explain page: its numbers equal the references, its diagrams the formulas, and it is readable."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

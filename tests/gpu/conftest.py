@@ -1,7 +1,5 @@
 """The process with a pretended GPU, one for each worker of pytest."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

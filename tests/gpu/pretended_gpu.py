@@ -14,8 +14,6 @@ With train.graph=on, `differ` has the operations in which a replayed step differ
 The guard must be loaded before torch, so this is a process of its own.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from pathlib import Path

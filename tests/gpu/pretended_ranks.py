@@ -11,8 +11,6 @@ Each line of stdin is a case, and each line of stdout its result: {"error": ...}
 The guard must be loaded before torch, so this is a process of its own.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 

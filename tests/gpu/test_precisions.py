@@ -1,7 +1,5 @@
 """Steps in each precision on a pretended GPU: no waits, and steps in fp16 that a CUDA graph can replay."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ The GPU has no kernels: `pretended_gpu.py` computes with fake tensors. Not cover
 and torch's choice among its kernels.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable

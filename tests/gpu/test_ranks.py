@@ -3,8 +3,6 @@
 The process group records collectives and moves nothing; `tests/train/test_devices.py` checks numbers on CPUs.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Steps that are replayed give the same bits as steps that are not. A tape on a CPU stands in for CUDA graphs."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle

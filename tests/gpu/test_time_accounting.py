@@ -1,7 +1,5 @@
 """The time of steps includes what the device still computes when the host has queued them, and nothing else."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

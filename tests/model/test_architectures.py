@@ -4,8 +4,6 @@ With the same random weights, gains and biases, both models must give the same l
 with respect to each parameter, in float64.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Whole models are compared with those of transformers in test_architectures.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

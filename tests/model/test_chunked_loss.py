@@ -1,7 +1,5 @@
 """The chunked loss against torch's loss of all logits: values, gradients, statistics, and the size of its tensors."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

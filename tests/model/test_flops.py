@@ -1,7 +1,5 @@
 """FLOPs per token against torch's own counter, for shapes of models and for every norm and placement."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

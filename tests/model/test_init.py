@@ -1,7 +1,5 @@
 """Initial weights: drawn from (seed, name) and nothing else, with the standard deviation that the rule gives."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math

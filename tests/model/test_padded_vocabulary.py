@@ -1,7 +1,5 @@
 """A padded output matrix changes no loss and no gradient, and its zero rows never reach the softmax."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

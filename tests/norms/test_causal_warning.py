@@ -1,7 +1,5 @@
 """A norm with `causal = False` causes a warning, printed once and recorded."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

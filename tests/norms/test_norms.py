@@ -1,7 +1,5 @@
 """The contract of `norms.base`, as far as `normlab verify` does not check it, over every norm and its choices."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import itertools

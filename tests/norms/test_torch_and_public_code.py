@@ -1,7 +1,5 @@
 """Presets of norms against what others wrote: modules of torch and transformers, and public code, transcribed here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

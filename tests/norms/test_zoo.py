@@ -4,8 +4,6 @@ The gradients of the numpy formulas are taken by a complex step, f'(x) = Im f(x 
 and shares nothing with autograd. `min` and `max` are those of the real part.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rows of the residual algebra: factors, options, initial values and the errors of wrong rows."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

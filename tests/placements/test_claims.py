@@ -1,7 +1,5 @@
 """The parameter counts and equalities that a placement declares in the catalogue hold in models."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Norms, options and init rules that a placement rejects or warns about."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Nothing here calls a module of normlab's; the weights are read from the model by their names.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from itertools import product

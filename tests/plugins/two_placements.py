@@ -7,8 +7,6 @@ et al. 2024, arXiv:2410.01131); it keeps no norm of the run's at all.
 Shapes: B batch, T time, D width.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

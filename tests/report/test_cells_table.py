@@ -1,7 +1,5 @@
 """Cells of synthetic runs: counts, means, selected learning rates, comparisons and warnings."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Channels of a figure: defaults, explicit choices, errors, and colours that do not depend on the kind of figure."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

@@ -1,7 +1,5 @@
 """Contrasts, pooled intervals and the tests over factors, against statsmodels, scipy and simulations."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Two different values are never equal and never have one label, however close they are."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Factors: labels and levels, and the options of a sweep's design in `summarize --runs`."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Figures: every point is a number of `summarize --format json`, and the files are fit for a paper."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """No text of a record reaches a terminal, a table, a figure or a page as anything but text."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """`normlab inspect`: statistics of a run, from its record alone."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """Intervals and tests compared with scipy, with an enumeration of all signs, and in simulations with known truth."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

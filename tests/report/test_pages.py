@@ -1,7 +1,5 @@
 """The shared page shell in a browser: data arrives unchanged, and no script inside the data can run."""
 
-from __future__ import annotations
-
 import math
 import re
 

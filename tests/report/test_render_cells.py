@@ -1,7 +1,5 @@
 """The table of cells and the tests as text: columns, order, formats, and bold numbers in LaTeX."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Cells that differ in a setting that no option shows, such as the init rule of `init=auto`: every report names it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

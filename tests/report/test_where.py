@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from normlab.analysis.settings import select_where

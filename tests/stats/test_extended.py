@@ -1,7 +1,5 @@
 """The extended statistics against slow reference implementations and known values."""
 
-from __future__ import annotations
-
 import copy
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Statistics with a known value."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

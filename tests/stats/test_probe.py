@@ -1,7 +1,5 @@
 """The probe statistics against reference implementations, and the schedule of probes."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The registry of statistics, the `stats.` options, missing statistics, and derived ones."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Spikes against a loop over steps, and on known series."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Every core statistic against a reference implementation: single, accumulated, stacked and compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Statistics do not change training: with every cadence, and without statistics, a run has the same bits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What was added to a record is read once, however it is written, cut and written again."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Files of statistics read back as stored, however a file was damaged in between."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

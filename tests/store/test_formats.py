@@ -1,7 +1,5 @@
 """A file that another normlab wrote is refused in one line, which names the file and says what to do."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

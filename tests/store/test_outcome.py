@@ -1,7 +1,5 @@
 """Outcomes: the edges of each rule, exclusive and exhaustive."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Files of any size, of any kind, and damaged in any place: rows parsed together equal rows parsed line by line."""
 
-from __future__ import annotations
-
 import math
 import os
 import random

@@ -1,7 +1,5 @@
 """`RunRecord`: a real record parses completely, and a record with a wrong field is damaged, by name."""
 
-from __future__ import annotations
-
 import copy
 import math
 from pathlib import Path

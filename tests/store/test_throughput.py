@@ -1,7 +1,5 @@
 """Model FLOP/s and MFU, from the record."""
 
-from __future__ import annotations
-
 import pytest
 
 from normlab.store.throughput import Compute, format_mfu, format_tflops, peak_flops

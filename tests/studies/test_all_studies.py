@@ -1,7 +1,5 @@
 """Every study, on records made up for its grids: its arms are in its grids, and its report can be written."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

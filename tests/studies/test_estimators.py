@@ -1,7 +1,5 @@
 """Estimators and criteria of studies, against scipy, statsmodels and numpy."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

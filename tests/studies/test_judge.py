@@ -1,7 +1,5 @@
 """Verdicts: what makes them void or undecided, controls, the power, and the hash of a criterion."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 

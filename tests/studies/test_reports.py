@@ -1,7 +1,5 @@
 """Reports of studies: those in results/studies follow from their report.json, and what is in doubt is marked."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

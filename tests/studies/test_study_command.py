@@ -1,7 +1,5 @@
 """`normlab study`: a study of a plugin from its plan to its report, and everything that may go wrong on the way."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

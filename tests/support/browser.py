@@ -3,8 +3,6 @@
 Without a browser the tests are skipped, or fail if `NORMLAB_BROWSER=required` is set, as in CI.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

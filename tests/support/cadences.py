@@ -1,7 +1,5 @@
 """Runs with other cadences of statistics, and the bits of a run."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

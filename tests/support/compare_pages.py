@@ -1,7 +1,5 @@
 """The sweep of the tests of the comparison page, and functions that read the page in a browser."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """A small disk, and how to fill it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ A golden is text, or JSON. Numbers are rounded to 10 significant digits; a long 
 stored as its sums of i x_i; the time and the version of a page are replaced, and its list of statistics is left out.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io

@@ -3,8 +3,6 @@
 Run as a script with a list of runs, each a list of overrides, as JSON: prints their losses and the environment as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

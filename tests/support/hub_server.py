@@ -4,8 +4,6 @@ The clients are the real libraries, over sockets. The server follows the documen
 information, trees, path information, and files by HEAD and GET with ranges, ETag and X-Repo-Commit.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Runs with any state, losses and options, without training: the fixture `make_run`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Training steps with statistics, and the reference of each statistic."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Counts the bytes of the tensors that are alive at once while operations run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Plugin files of the tests of several areas."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Pretended GPUs: what torch reports of a machine with four GPUs, and of one with MIG devices."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 

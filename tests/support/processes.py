@@ -1,7 +1,5 @@
 """Helpers of the sweep tests: sweeps whose display records its calls, and functions that find processes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

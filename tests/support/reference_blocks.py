@@ -1,7 +1,5 @@
 """Small configs with a placement, and rows for tests."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import cache
 

@@ -3,8 +3,6 @@
 Shapes: L blocks, N tokens, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

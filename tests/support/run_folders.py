@@ -1,7 +1,5 @@
 """A run of one second whose state has everything, and helpers that inspect and damage its folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Steps of small models on a text that is quickly learned."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

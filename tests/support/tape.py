@@ -4,8 +4,6 @@ Like a CUDA graph, a replay runs no Python of the step, and uses the numbers tha
 computes; the tape then puts back what the capture has changed in the memory that it found.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -11,8 +11,6 @@ errors are independent again: sqrt(16) sqrt(n) u = 2 eps sqrt(n). Each block pas
 adds its own, since norms and the residual stream keep the scale: the bound grows with the number of layers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Models with random weights, and the comparison of their gradients with those of transformers."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Commands with the settings of an imitation of W&B's server, and a reader of W&B's files."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

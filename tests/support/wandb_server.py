@@ -1,7 +1,5 @@
 """An imitation of W&B's server on loopback."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import dataclass, field

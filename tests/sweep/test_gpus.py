@@ -1,7 +1,5 @@
 """A GPU for each pack, on pretended GPUs: choice and placement; real workers print what they see."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

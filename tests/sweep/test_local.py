@@ -1,7 +1,5 @@
 """The supervisor: a failing process affects its own pack only."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

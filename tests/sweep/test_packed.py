@@ -1,7 +1,5 @@
 """A sweep whose runs train in packs: their records equal those of single runs, also after kills."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """How many runs train together: the packs of `sweep.pack=auto`, equal packs, and the packs in the records of runs."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Plans: jobs, packs, names, existing runs and errors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

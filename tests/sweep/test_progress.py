@@ -1,7 +1,5 @@
 """The progress and the result of a sweep, read from the folders of its runs."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Slurm: programs that answer as Slurm's do."""
 
-from __future__ import annotations
-
 import builtins
 import os
 import signal

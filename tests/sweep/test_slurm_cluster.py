@@ -1,7 +1,5 @@
 """Sweeps on a real Slurm: a node with four cores, on which a partition preempts another."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """One process for several packs: the record of a run is the one that a new process writes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait

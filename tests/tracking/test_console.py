@@ -1,7 +1,5 @@
 """The console tracker, with a terminal and without."""
 
-from __future__ import annotations
-
 import io
 import math
 import re

@@ -1,7 +1,5 @@
 """A follower sends the runs that no other follower sends, until they end, and gives up or tries again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What W&B receives of a run: each step's numbers, once and complete, and names that it accepts."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

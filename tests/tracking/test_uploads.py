@@ -1,7 +1,5 @@
 """The lines about what W&B has of runs, and what is known of W&B's login without importing wandb."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """W&B gets each step of a run once, from the real client, whatever happens; and the run never notices."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """An ended run stores a digest of its metrics: every reader reports lost, added and changed rows."""
 
-from __future__ import annotations
-
 import math
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A run on several devices equals the run on one: losses, statistics, evaluations; and what happens if a rank dies."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Validation: the mean over windows, unchanged running statistics, and the loss with batch statistics."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

@@ -1,7 +1,5 @@
 """Damaged, missing, foreign and malicious checkpoints are reported and never used; a run never restarts silently."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

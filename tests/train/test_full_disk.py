@@ -1,7 +1,5 @@
 """A disk that fills up while a run writes to it: the old state intact, the reason named, the run resumable."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests on a GPU, skipped without one; `scripts/gpu` runs them with the benchmarks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run trains with an init rule other than that of its placement, and with a plugin's that divides by the block."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

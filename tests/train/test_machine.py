@@ -1,7 +1,5 @@
 """What a run takes from this machine: a GPU that torch cannot use, what a compiler needs, and the peak memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

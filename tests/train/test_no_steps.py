@@ -1,7 +1,5 @@
 """`train.steps=0`: the record of the initial model, without an update."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Optimisers against torch.optim, schedules against their formulas, clipping against torch's."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

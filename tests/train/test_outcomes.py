@@ -1,7 +1,5 @@
 """Outcomes of real runs: divergence by the final loss, single and in a pack, and the messages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

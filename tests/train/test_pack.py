@@ -1,7 +1,5 @@
 """Stacked runs equal single runs in the step; compiled graphs and placements from plugins."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Packs of runs: each run has the record of a single run, and a pack resumes as a whole."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Every placement outside the residual algebra trains, compiles and resumes."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """precision=fp16 against torch's GradScaler, and precision=tf32 as torch's compiler and the next run see it."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

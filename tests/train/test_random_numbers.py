@@ -1,7 +1,5 @@
 """No forward pass of the package draws random numbers; one of a plugin draws the same ones after a resume."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 `scripts/prove/kill_and_resume.py` repeats this with random kills and compiled models.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import signal

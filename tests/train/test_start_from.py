@@ -1,7 +1,5 @@
 """A run that starts from another run's checkpoint (`train.start_from`) continues it bit for bit."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The gradients that ranks sum in the backward pass are the sums of the ranks' own gradients, bit for bit."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

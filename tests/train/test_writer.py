@@ -1,7 +1,5 @@
 """The thread that writes: its order, its errors, and what the loop does while the disk is slow."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import threading

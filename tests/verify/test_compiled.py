@@ -1,7 +1,5 @@
 """The check of a block as a GPU trains it: right blocks pass, in bf16 and compiled, and wrong ones fail."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The fingerprint of a block: equal on every machine, different for a different computation."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`normlab verify RUN`: each different block of recorded runs is checked once, against the trained one too."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable

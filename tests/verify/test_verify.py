@@ -1,7 +1,5 @@
 """`normlab verify`: the catalogue passes every check, and a wrong entry fails one."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

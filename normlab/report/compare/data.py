@@ -1,7 +1,5 @@
 """The data of the comparison page as JSON values. The page's scripts draw them and compute nothing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

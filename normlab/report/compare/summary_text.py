@@ -4,8 +4,6 @@ Cells of different sizes or lengths of training are not compared: a larger model
 loss of a cell also counts the cell's diverged seeds.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The page of `normlab compare`: its data, its HTML and its file."""
 
-from __future__ import annotations
-
 import shlex
 import time
 from collections.abc import Mapping, Sequence

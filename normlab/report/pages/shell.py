@@ -4,8 +4,6 @@ The page's content security policy allows no request, and no script except the o
 with the listed SHA-256. Data from records enters as JSON, and the scripts put it into the document as text.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

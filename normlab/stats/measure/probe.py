@@ -7,8 +7,6 @@ unchanged.
 Shapes: B examples, T time, D width, L blocks, N tokens, K statistics.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Mutants of source code: each changes one node of a module's syntax tree."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

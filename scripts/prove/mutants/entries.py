@@ -1,7 +1,5 @@
 """The entries of the catalogue, each with its mutants and its checks."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 from collections.abc import Iterator

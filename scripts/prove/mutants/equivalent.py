@@ -1,7 +1,5 @@
 """The mutants that compute the same as their entry, with the reason."""
 
-from __future__ import annotations
-
 from normlab.placements import table
 
 NO_SCALE = "there is no scale to share"

@@ -1,7 +1,5 @@
 """Run each mutant in a process of its own, and summarise which mutants the checks detect."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import time

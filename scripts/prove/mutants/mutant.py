@@ -1,7 +1,5 @@
 """The mutant, and the checks that it is run against."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Mutants of norms and modules: a wrong default, a doubled output, a buffer of zeros."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

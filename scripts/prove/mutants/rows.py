@@ -1,7 +1,5 @@
 """Mutants of placements, each with another field of a row or another init rule."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Runs with metrics and statistics, and the data of a page of them."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Arguments of `normlab compare`: the selected runs, the path of the page, errors and warnings."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

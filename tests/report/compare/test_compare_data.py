@@ -1,7 +1,5 @@
 """The page's numbers equal the JSON of `summarize` and the records."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Damaged, incomplete, foreign and absurd records: the page lists each with its problem."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from normlab.stats.profiles import Profiles

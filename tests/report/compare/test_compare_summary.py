@@ -1,7 +1,5 @@
 """The summary sentences of the page."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -6,8 +6,6 @@ factors on the logits, all but one of many experts. It folds into the weights a 
 is missing under the softmax, and the order of the channels that rotate together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Placements with a norm on the output of each sub-layer, or inside it: `res_post`, `peri`, `sub_ln`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

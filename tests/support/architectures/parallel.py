@@ -1,7 +1,5 @@
 """`parallel`, also with a norm on queries and keys, and `parallel_two_norms`."""
 
-from __future__ import annotations
-
 from support.architectures.architecture import (
     GATED,
     HEADS,

@@ -1,7 +1,5 @@
 """`post`, also with a norm on the embeddings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`pre` with a norm on the embeddings, or on queries and keys."""
 
-from __future__ import annotations
-
 from support.architectures.architecture import (
     BART_ENDS,
     DEPTH,

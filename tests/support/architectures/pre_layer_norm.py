@@ -1,7 +1,5 @@
 """`pre` with layer norm."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`pre` with RMS norm."""
 
-from __future__ import annotations
-
 from support.architectures.architecture import (
     DEPTH,
     GATED,

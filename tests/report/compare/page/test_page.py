@@ -4,8 +4,6 @@ The numbers of the description are compared with `summarize` and with the record
 `test_compare_data.py`.
 """
 
-from __future__ import annotations
-
 import itertools
 import xml.etree.ElementTree as ET
 from pathlib import Path

@@ -17,7 +17,7 @@ from normlab.data.documents import TextCounts
 from normlab.data.files import TABLE_SUFFIXES, files_below, source_sha256
 from normlab.errors import DataError, did_you_mean, notify
 
-JSON_SUFFIXES = dict.fromkeys((".json", ".jsonl", ".ndjson"), ".json")
+JSON_SUFFIXES: dict[str, str] = dict.fromkeys((".json", ".jsonl", ".ndjson"), ".json")
 TIMEOUT_S = 4.0
 """Seconds within which the hub must answer the first request; later ones are repeated by the libraries."""
 

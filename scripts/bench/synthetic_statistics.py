@@ -7,6 +7,7 @@ Shapes: S measured steps, P layers of a group.
 """
 
 import math
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -123,17 +124,18 @@ def profiles(
         progress: The fraction of the run before each step, (S,).
         lr: The learning rate at each step, (S,).
         excess: The factor of activations and gradients during a spike or divergence, (S,).
-        rng: Draws the noise.
+        rng: Draws the seed of the noise.
     """
-    columns = layout(size)
+    columns, seed = layout(size), int(rng.integers(2**32))
     learned, lr, excess = (values[:, None] for values in (1 - np.exp(-6 * progress), lr, excess))
     shapes = _shapes(size, learned, lr, excess)
     parts = []
     for name, site, layers in columns.groups:
-        values = shapes[name](np.array(layers)[None], site)
-        parts.append(np.broadcast_to(values, (len(steps), len(layers))))
-    noise = np.exp(0.03 * rng.standard_normal((len(steps), columns.width), dtype=np.float32))
-    return Profiles(columns, steps, (np.concatenate(parts, axis=1) * noise).astype(np.float32))
+        # Each statistic has its own noise, so that a new one leaves the numbers of the others as they are.
+        noise = np.random.default_rng([seed, zlib.crc32(f"{name} {site}".encode())])
+        factor = np.exp(0.03 * noise.standard_normal((len(steps), len(layers))))
+        parts.append(shapes[name](np.array(layers)[None], site) * factor)
+    return Profiles(columns, steps, np.concatenate(parts, axis=1).astype(np.float32))
 
 
 def _shapes(size: Size, learned: Array, lr: Array, excess: Array) -> dict[str, Callable[[Array, str], Array]]:

@@ -138,11 +138,12 @@ TEXTS = ["2024_01_05", "1e3", "007", "true", "1.50", "inf", "a b", "a/b.txt", "-
 def test_an_option_of_type_text_keeps_what_was_typed(text: str) -> None:
     config = compose_run([
         "data=files", f"data.path=[{text},x]", f"run.name={text}", f"results_dir={text}",
-        f"data.column='{text}'",
     ])  # fmt: skip
     data: Any = config.data
     assert (config.run.name, config.results_dir) == (text, text)
-    assert (data.path, data.column) == ([text, "x"], text)
+    assert data.path == [text, "x"]
+    quoted: Any = compose_run(["data=hub", f"data.name='{text}'"]).data
+    assert quoted.name == text
     assert [run.run.name for run in compose_grid([f"run.name={text},b, {text}"])] == [text, "b", text]
     assert compose_sweep([f"sweep.slurm.account={text}", "sweep.on=slurm"])[0].slurm.account == text
 

@@ -84,7 +84,6 @@ def of_run(run: RunFolder) -> list[list[str]]:
         ["train", *OVERRIDES, "tracking.wandb=offline"],
         ["sweep", *OVERRIDES, "sweep.name=first"],
         ["sync", name],
-        ["verify", name],
     ]
 
 

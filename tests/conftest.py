@@ -36,11 +36,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that uses the browser or Slurm."""
+    """Mark every test that uses the browser or Slurm, and the cases that `few` leaves to `scripts/test --all`."""
+    cases: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
         for name in {"browser", "slurm"}.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(name)
+        if (few := item.get_closest_marker("few")) and not item.get_closest_marker("exhaustive"):
+            cases.setdefault((item.nodeid.partition("[")[0], few.args[0]), []).append(item)
+    for (_, few), of_a_test in cases.items():
+        kept = {round(index * (len(of_a_test) - 1) / max(few - 1, 1)) for index in range(few)}
+        for index, item in enumerate(of_a_test):
+            if index not in kept:
+                item.add_marker("exhaustive")
 
 
 @pytest.fixture(scope="session", autouse=True)

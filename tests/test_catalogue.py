@@ -26,6 +26,7 @@ FORMULAS = [([f"norm={entry['name']}"], entry["formula"]) for entry in PRESETS] 
 ]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("overrides", "formula"), FORMULAS, ids=lambda value: value if isinstance(value, str) else value[-1]
 )

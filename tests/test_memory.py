@@ -65,6 +65,7 @@ def peak_of(overrides: str, runs: int) -> tuple[int, memory.Estimate]:
     return counted.peak, settings.memory_of(config, corpus.tokenizer.vocab_size, runs)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("runs", [1, 3])
 @pytest.mark.parametrize("overrides", SHAPES)
 def test_estimate_is_a_close_lower_bound(overrides: str, runs: int) -> None:

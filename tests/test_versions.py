@@ -92,6 +92,7 @@ def problem(kind: str, name: str, recorded: dict[str, int | str] | None, now: di
     return f"{kind} {name}: version {now['version']} is not recorded; run `{REFRESH}`"
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(("kind", "name"), ENTRIES)
 def test_a_changed_computation_has_a_raised_version(kind: str, name: str) -> None:
     recorded = json.loads(FILE.read_text(encoding="utf-8")).get(kind, {}).get(name)

@@ -9,6 +9,7 @@ TakeSteps = Callable[..., dict[str, dict[str, Any]]]
 ONE_LAYER = "model.depth=1"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
 def test_a_step_in_each_precision(precision: str, take_steps: TakeSteps) -> None:
     # The logits of the second batch are large, so they are computed in chunks.
@@ -18,6 +19,7 @@ def test_a_step_in_each_precision(precision: str, take_steps: TakeSteps) -> None
             assert (parts[step]["waits"], len(parts[step]["copies"])) == ([], 1)
 
 
+@pytest.mark.exhaustive
 def test_a_replay_of_a_step_in_fp16_would_compute_the_next(take_steps: TakeSteps) -> None:
     overrides = ["precision=fp16", "train.graph=on", "stats.every=2", "norm=batchnorm", "train.accumulation=2"]
     parts = take_steps(*overrides, ONE_LAYER, steps=range(8))

@@ -57,6 +57,7 @@ def take_steps(guard: Path) -> Iterator[TakeSteps]:
     assert process.returncode == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("overrides", "of_a_norm"),
     [

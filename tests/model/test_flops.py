@@ -47,6 +47,7 @@ def counted(config: RunConfig, vocab_size: int) -> float:
     return counter.get_total_flops() / tokens.numel()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_flops_of_model_shapes(shape):
     overrides, vocab_size = SHAPES[shape]
@@ -63,6 +64,7 @@ def pairs():
         yield "batchnorm_past", placement, "full"
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(("norm", "placement", "qk_norm"), sorted(set(pairs())))
 def test_flops_of_norms_and_placements(norm, placement, qk_norm):
     # Exact, because the products inside a norm are a small part of a model's.

@@ -38,6 +38,7 @@ def series(steps: int) -> dict[str, np.ndarray]:
     return {"loss": loss, "grad_norm": grad_norm, "clip_factor": np.minimum(1, 3 / grad_norm)}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("steps", [1, 128, 129, 2128, 2129, 4500])
 def test_spikes_equal_a_loop_over_steps(steps: int) -> None:
     given = series(steps)

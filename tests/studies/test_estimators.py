@@ -194,6 +194,7 @@ def test_deviation_over_seeds(runs, table):
     assert (estimate.low, estimate.high) == pytest.approx((low, high))
 
 
+@pytest.mark.exhaustive
 def test_false_positives_of_equal_arms(runs):
     noise = np.random.default_rng(3).normal(0, 0.01, (len(RATES), 16))
     losses = 2 + noise + np.array([0.3, 0.0, 0.2])[:, None]

@@ -74,6 +74,7 @@ CASES = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("case", "devices"),
     [("batchnorm", 2), *(pytest.param(*pair, marks=pytest.mark.process) for pair in (("layernorm", 4), ("past", 2)))],

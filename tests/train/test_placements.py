@@ -25,6 +25,7 @@ OWN_WIRING = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", OWN_WIRING)
 def test_wiring_trains_at_depth_4(name: str, overrides: list[str]) -> None:
     overrides = [override for override in overrides if not override.startswith("train.steps")]
@@ -67,6 +68,7 @@ def test_compiled_equals_eager(name: str) -> None:
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", OWN_WIRING)
 def test_resumed_run_is_bit_identical(
     name: str, overrides: list[str], tmp_path: Path, interrupt: Callable[..., None]

@@ -36,6 +36,7 @@ class NoiseConfig(NormConfig):
 """
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("norm", "placement"), [*((name, "pre") for name in NORMS), *(("rmsnorm", name) for name in PLACEMENTS)]
 )

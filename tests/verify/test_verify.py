@@ -47,11 +47,13 @@ def small_model(norm: str, placement: str) -> SmallModel:
 # The catalogue
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("name", load_all())
 def test_a_norm_passes_its_checks(name: str) -> None:
     assert failed(selection.checks_of_norm(NORMS[name](), 16)) == []  # pyright: ignore[reportCallIssue]
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("thorough", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("name", load_placements())
 def test_a_placement_passes_its_checks(name: str, thorough: bool) -> None:

@@ -73,12 +73,7 @@ def make_plan(
     composed: Sequence[tuple[list[str], RunConfig]],
     show_progress: Callable[[str], None] = lambda _: None,
 ) -> PlannedSweep:
-    """Return the plan of a sweep, with the packs of the stored plan, if any; write no file.
-
-    Args:
-        options: The options of the sweep.
-        composed: The varied overrides and the config of each run, from `compose_sweep`.
-        show_progress: Called with a progress message.
+    """Return the plan of runs from `compose_sweep`, with the packs of the stored plan, if any; write no file.
 
     Raises:
         ConfigError: There is no run, the runs have several results folders or run.fresh=true, or another sweep has

@@ -48,11 +48,6 @@ In every other state a task is queued, running or about to be requeued.
 class SlurmExecutor:
     """Submits packs to Slurm, and reads their outcomes; has the methods of `LocalExecutor`.
 
-    Args:
-        folder: The folder of the sweep.
-        options: Resources of a task, number of tasks at once, and timeout.
-        report: Called with a line for the user.
-
     Raises:
         ConfigError: submitit or Slurm is not installed.
     """
@@ -66,28 +61,16 @@ class SlurmExecutor:
         """By pack whose task is out of the queue: the time at which it left, and its final state ("" if unknown)."""
         self._polled = -float("inf")
         self._states = ""
-        if options.on == "slurm":
-            _require_slurm()
+        _require_slurm()
 
     def load_queue(self) -> None:
-        """Watch the packs that were submitted before; the caller must hold the lock of the sweep.
-
-        Raises:
-            ConfigError: A pack was submitted to Slurm, which is not installed on this machine.
-            StoreError: The queue cannot be read.
-        """
+        """Watch the packs that were submitted before; the caller must hold the lock of the sweep."""
         self._queue = files.read_queue(self._folder)
-        if self._queue:
-            _require_slurm()
 
     @property
     def active(self) -> set[int]:
         """The numbers of the packs that are queued or running; empty after `stop`."""
         return set(self._queue)
-
-    @property
-    def cancel_command(self) -> str:
-        return " ".join(["scancel", *sorted({job.partition("_")[0] for job in self._queue.values()})])
 
     def wait(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -153,7 +136,8 @@ class SlurmExecutor:
     def stop(self, *, again: bool) -> str:
         """Stop watching; the tasks continue, because a shell on a login node dies easily."""
         del again
-        count, command = len(self._queue), self.cancel_command
+        count = len(self._queue)
+        command = " ".join(["scancel", *sorted({job.partition("_")[0] for job in self._queue.values()})])
         self._queue, self._gone = {}, {}
         return f"stopped watching {count} packs in Slurm; use the same command to watch again, or `{command}` to cancel"
 

@@ -31,17 +31,12 @@ ANSWER_WITHIN_S = 20.0
 
 @dataclass(slots=True)
 class Task:
-    """Train one pack of a sweep.
-
-    Args:
-        folder: Absolute path of the folder of the sweep.
-        number: Number of the pack.
-        threads: Threads of the process unless OMP_NUM_THREADS is set.
-        timeout_minutes: Minutes after which a process that writes nothing counts as hung.
-    """
+    """Train one pack of a sweep."""
 
     folder: str
+    """Absolute path of the folder of the sweep."""
     number: int
+    """Number of the pack."""
     threads: int
     timeout_minutes: float
     _process: RunningPack | None = field(default=None, init=False, repr=False)

@@ -30,8 +30,6 @@ of this character."""
 class TextCounts:
     """What was read of the files of a corpus, or of its dataset; part of the record of a run."""
 
-    formats: dict[str, int]
-    """Number of files of each format, or one dataset."""
     documents: int = 0
     empty: int = 0
     """Texts of no characters, which are left out."""
@@ -40,10 +38,6 @@ class TextCounts:
 
     def documents_of(self, rows: Iterable[Any], column: str) -> Iterator[str]:
         """Yield the texts of rows that are not empty; every text of a corpus passes through this function.
-
-        Args:
-            rows: The values of the column, None for a row without one.
-            column: The name of the column, for the message.
 
         Raises:
             DataError: A row is not text.

@@ -9,7 +9,7 @@ import typer
 from typer import Argument
 
 from normlab.cli.app import ResultsDir, RetryFailed, app, echo
-from normlab.errors import warn
+from normlab.errors import ConfigError, unknown, warn
 
 if TYPE_CHECKING:
     from normlab.studies.base import Study
@@ -28,14 +28,16 @@ Overrides = Annotated[
 
 def _find(name: str, overrides: list[str] | None) -> Study:
     from normlab.config.compose import register_plugins
-    from normlab.studies.base import find_study, load_studies
+    from normlab.studies.base import STUDIES, load_studies
     from normlab.studies.run import check_overrides
 
     check_overrides(overrides or [])
     load_studies()
     if plugins := [override for override in overrides or [] if override.startswith("plugins=")]:
         register_plugins(plugins)
-    return find_study(name)
+    if name not in STUDIES:
+        raise ConfigError(unknown("study", name, STUDIES))
+    return STUDIES[name]
 
 
 @study_app.command("list")

@@ -90,7 +90,7 @@ class SlurmExecutor:
         if not self._queue or time.monotonic() - self._polled < POLL_EVERY_S:
             return
         self._polled = time.monotonic()
-        self._ask_slurm({job: number for number, job in self._queue.items()})
+        self._ask_slurm()
         now, planned = time.monotonic(), {pack.number for pack in plan.packs}
         for number, (since, state) in sorted(self._gone.items()):
             written = files.read_task_outcome(self._folder, number)
@@ -100,13 +100,12 @@ class SlurmExecutor:
                 del self._gone[number], self._queue[number]
                 files.write_queue(self._folder, self._queue)
 
-    def _ask_slurm(self, packs: dict[str, int]) -> None:
-        """Note which tasks are out of the queue, and report new states of the others; `packs` are the packs by task."""
-        listed = ask(packs)
-        if listed is None:
+    def _ask_slurm(self) -> None:
+        """Note which tasks are out of the queue, and report new states of the others."""
+        if (listed := ask(self._queue.values())) is None:
             return
         counts = Counter[str]()
-        for task, number in packs.items():
+        for number, task in self._queue.items():
             state, reason = listed.get(task, ("", ""))
             if state and state not in CAUSES:
                 counts[f"{state} ({reason})" if state == "PENDING" else state] += 1

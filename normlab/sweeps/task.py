@@ -62,8 +62,10 @@ class Task:
         outcome = self._wait(process)
         # A preempted task is still RUNNING. It must queue itself, because Slurm only queues it if it never exits.
         job = JobEnvironment().job_id
-        if outcome.cause == INTERRUPTED and _state_of(job) == "RUNNING" and _requeue(job):
-            sys.exit(128 + signal.SIGTERM)
+        if outcome.cause == INTERRUPTED and _state_of(job) == "RUNNING":
+            answer = call(["scontrol", "requeue", job], ANSWER_WITHIN_S)
+            if answer is not None and answer.returncode == 0:
+                sys.exit(128 + signal.SIGTERM)
         write_task_outcome(folder, outcome)
         if outcome.is_failure:
             raise NormlabError(f"pack {self.number} {outcome.cause}: {outcome.detail}")
@@ -112,9 +114,3 @@ def ask(tasks: Collection[str]) -> dict[str, tuple[str, str]] | None:
 
 def _state_of(task: str) -> str:
     return (ask([task]) or {}).get(task, ("", ""))[0]
-
-
-def _requeue(task: str) -> bool:
-    """Queue a running task again, and return whether Slurm does."""
-    answer = call(["scontrol", "requeue", task], ANSWER_WITHIN_S)
-    return answer is not None and answer.returncode == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -94,7 +94,7 @@ def run(
     """Run the grids of a study, or resume them, and write its report."""
     from normlab.cli.train import print_plan, train_planned
     from normlab.store.files import write_atomic
-    from normlab.store.format import CHECKS_FILE
+    from normlab.store.format import CHECKS_FILE, with_checksum
     from normlab.studies.run import check_arms, plan, verify_blocks
 
     study = _find(name, overrides)
@@ -103,11 +103,11 @@ def run(
     for grid in grids:
         print_plan(grid.sweep, grid.options, with_packs=False)
         checks = verify_blocks(grid.composed)
-        for block, problem in json.loads(checks)["failed"].items():
+        for block, problem in checks.failed.items():
             warn(f"`normlab verify` fails for the block {block}, so its verdicts will be void: {problem}")
         if code := train_planned(grid.sweep, grid.options, retry_failed=retry_failed):
             return code
-        write_atomic(grid.sweep.folder / CHECKS_FILE, checks)
+        write_atomic(grid.sweep.folder / CHECKS_FILE, with_checksum(asdict(checks)))
     report(name, overrides, results_dir)
     return 0
 

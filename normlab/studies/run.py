@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from normlab.analysis.arms import StudyRuns
 from normlab.analysis.comparability import intact_runs
 from normlab.config.schema import canonical_hash
 from normlab.errors import ConfigError, StoreError
-from normlab.store.format import CHECKS_FILE, with_checksum
+from normlab.store.format import CHECKS_FILE
 from normlab.store.plans import has_plan, read_plan, sweep_folder
 from normlab.store.query import Selection, select_runs
 from normlab.store.reading import read_record
@@ -129,13 +129,13 @@ class BlockChecks:
     """The first failed check of a block, by its name."""
 
 
-def verify_blocks(composed: Sequence[Composed]) -> bytes:
-    """Check the blocks of some runs by `normlab verify`; return the content of `CHECKS_FILE`."""
+def verify_blocks(composed: Sequence[Composed]) -> BlockChecks:
+    """Check the blocks of some runs by `normlab verify`."""
     from normlab.verify.selection import checks_of_run
 
     blocks = {block_of(config, config.init_rule): config for _, config in composed}
     wrong = {block: [str(each) for each in checks_of_run(blocks[block]) if not each.passed] for block in sorted(blocks)}
-    return with_checksum(asdict(BlockChecks(list(wrong), {block: each[0] for block, each in wrong.items() if each})))
+    return BlockChecks(list(wrong), {block: each[0] for block, each in wrong.items() if each})
 
 
 def block_of(config: Any, init: str) -> str:

@@ -64,7 +64,11 @@ class SlurmExecutor:
         _require_slurm()
 
     def load_queue(self) -> None:
-        """Watch the packs that were submitted before; the caller must hold the lock of the sweep."""
+        """Watch the packs that were submitted before; the caller must hold the lock of the sweep.
+
+        Raises:
+            StoreError: The queue cannot be read.
+        """
         self._queue = files.read_queue(self._folder)
 
     @property

@@ -106,7 +106,7 @@ def resolve_options(names: Iterable[str], runs: Sequence[RunEntry], flag: str) -
     Raises:
         ConfigError: No run has an option, or a short name is ambiguous; the message suggests the nearest options.
     """
-    known, resolved = options_of(runs), []
+    known, resolved = {*_OF_CONFIG, *_READERS}.union(*(run.options for run in runs)), []
     for name in names:
         options = [name] if name in known else meanings(name, known) if "." not in name else []
         if len(options) > 1:
@@ -118,10 +118,6 @@ def resolve_options(names: Iterable[str], runs: Sequence[RunEntry], flag: str) -
             )
         resolved += options
     return resolved
-
-
-def options_of(runs: Iterable[RunEntry]) -> set[str]:
-    return {*_OF_CONFIG, *_READERS}.union(*(run.options for run in runs))
 
 
 # Conditions: `--where 'model.depth>=8,norm!=none'`. Nothing is evaluated as code.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument
 
 from normlab.cli.app import ResultsDir, RetryFailed, app, echo
-from normlab.errors import warn
+from normlab.errors import ConfigError, unknown, warn
 
 if TYPE_CHECKING:
     from normlab.studies.base import Study
@@ -28,14 +28,16 @@ Overrides = Annotated[
 
 def _find(name: str, overrides: list[str] | None) -> Study:
     from normlab.config.compose import register_plugins
-    from normlab.studies.base import find_study, load_studies
+    from normlab.studies.base import STUDIES, load_studies
     from normlab.studies.run import check_overrides
 
     check_overrides(overrides or [])
     load_studies()
     if plugins := [override for override in overrides or [] if override.startswith("plugins=")]:
         register_plugins(plugins)
-    return find_study(name)
+    if name not in STUDIES:
+        raise ConfigError(unknown("study", name, STUDIES))
+    return STUDIES[name]
 
 
 @study_app.command("list")
@@ -92,7 +94,7 @@ def run(
     """Run the grids of a study, or resume them, and write its report."""
     from normlab.cli.train import print_plan, train_planned
     from normlab.store.files import write_atomic
-    from normlab.store.format import CHECKS_FILE
+    from normlab.store.format import CHECKS_FILE, with_checksum
     from normlab.studies.run import check_arms, plan, verify_blocks
 
     study = _find(name, overrides)
@@ -101,11 +103,11 @@ def run(
     for grid in grids:
         print_plan(grid.sweep, grid.options, with_packs=False)
         checks = verify_blocks(grid.composed)
-        for block, problem in json.loads(checks)["failed"].items():
+        for block, problem in checks.failed.items():
             warn(f"`normlab verify` fails for the block {block}, so its verdicts will be void: {problem}")
         if code := train_planned(grid.sweep, grid.options, retry_failed=retry_failed):
             return code
-        write_atomic(grid.sweep.folder / CHECKS_FILE, checks)
+        write_atomic(grid.sweep.folder / CHECKS_FILE, with_checksum(asdict(checks)))
     report(name, overrides, results_dir)
     return 0
 

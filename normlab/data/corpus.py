@@ -38,7 +38,7 @@ from normlab.errors import DataError, notify
 from normlab.parsing import from_json
 from normlab.paths import cache_dir
 
-FORMAT = 3
+FORMAT = 4
 """Version of the cache format; raise it when folders of an older version must not be used any more."""
 
 PARTS = ("train", "val")
@@ -96,7 +96,8 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
         return corpus
     # Ask the hub before waiting for the lock, so that errors of the hub are raised at once.
     pretrained = None if config.tokenizer in TOKENIZERS else pretrained_tokenizer(config.tokenizer)
-    text.connect()
+    if isinstance(text, HubText):
+        text.connect()
     try:
         with locked(cache, key) as temporary:
             if corpus := _read(folder):  # another process has built the corpus while this one waited
@@ -107,10 +108,9 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
             meta = _write(new, documents, pretrained, config)
             if _text(config).key != text.key:
                 raise DataError(f"{config.override}: the text changed while it was read; try again")
-            meta["description"] |= {
-                "read": asdict(text.counts),
-                **({"source": text.provenance} if text.provenance else {}),
-            }
+            meta["description"]["read"] = asdict(text.counts)
+            if isinstance(text, HubText):
+                meta["description"]["source"] = text.provenance
             meta["meta_sha256"] = canonical_hash(meta)
             (new / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
             replace_folder(folder, new)

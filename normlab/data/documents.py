@@ -30,8 +30,6 @@ of this character."""
 class TextCounts:
     """What was read of the files of a corpus, or of its dataset; part of the record of a run."""
 
-    formats: dict[str, int]
-    """Number of files of each format, or one dataset."""
     documents: int = 0
     empty: int = 0
     """Texts of no characters, which are left out."""
@@ -40,10 +38,6 @@ class TextCounts:
 
     def documents_of(self, rows: Iterable[Any], column: str) -> Iterator[str]:
         """Yield the texts of rows that are not empty; every text of a corpus passes through this function.
-
-        Args:
-            rows: The values of the column, None for a row without one.
-            column: The name of the column, for the message.
 
         Raises:
             DataError: A row is not text.
@@ -97,12 +91,8 @@ def held_out_documents(digests: Sequence[bytes], lengths: Sequence[int], val_fra
     Documents are added in the order of their SHA-256 until they have `val_fraction` of all characters. A document that
     would raise the fraction above 1.5 x `val_fraction` is skipped. Equal documents stay together, so that no validation
     document is also a training document. The set is empty if the corpus has fewer than 20 distinct documents, or if
-    the documents that fit have less than `val_fraction` of the characters.
-
-    Args:
-        digests: SHA-256 of each document's UTF-8.
-        lengths: Characters of each document.
-        val_fraction: Fraction of all characters to hold out.
+    the documents that fit have less than `val_fraction` of the characters. `digests` and `lengths` are the SHA-256 of
+    the UTF-8 of each document, and its number of characters.
     """
     characters: dict[bytes, int] = defaultdict(int)
     for digest, length in zip(digests, lengths, strict=True):

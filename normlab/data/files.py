@@ -101,17 +101,11 @@ class FilesText:
         DataError: The suffix of a file is none of text, or a file cannot be read.
     """
 
-    provenance = None
-    """The source in the record of a run; None, because files have no dataset or commit."""
-
     def __init__(self, config: DataConfig) -> None:
         self._sources = find_sources(config)
         self.key: dict[str, Any] = {"source_sha256": source_sha256(self._sources)}
         """All inputs that determine the text, as plain JSON values."""
-        self.counts = TextCounts({"text": len(self._sources)})
-
-    def connect(self) -> None:
-        """Do nothing, because files need no network."""
+        self.counts = TextCounts()
 
     def documents(self, scratch: Path) -> Generator[str]:
         """Yield the documents of the files in order; `scratch` is unused.
@@ -186,7 +180,7 @@ def _is_output(folder: Path) -> bool:
 
 def _text_of(path: Path) -> str:
     r"""Return the text of a file; line ends become `\n`, as in Python's text mode."""
-    text = path.read_text(encoding="utf-8-sig")
+    text = path.read_text(encoding="utf-8")
     if "\0" in text:
         raise DataError(
             f"{path}: has a NUL character, as binary files and UTF-16 have; convert the file to UTF-8, or leave it out"

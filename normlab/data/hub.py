@@ -59,7 +59,7 @@ class HubText:
             "source_sha256": source_sha256(files) if self._folder else None,
         }
         """All inputs that determine the text and are known before it is read, as plain JSON values."""
-        self.counts = TextCounts({"dataset": 1})
+        self.counts = TextCounts()
         self._commit: str | None = None
 
     @property

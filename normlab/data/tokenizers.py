@@ -61,7 +61,7 @@ class Tokenizer(Protocol):
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [self.encode(text) for text in texts]
 
-    def decode(self, tokens_T: np.ndarray | Iterable[int]) -> str:
+    def decode(self, tokens_T: np.ndarray | Sequence[int]) -> str:
         """Return the text of any sequence of tokens."""
         ...
 
@@ -84,8 +84,8 @@ class BytesTokenizer(Tokenizer):
         # Python decodes a command line's invalid UTF-8 to surrogates; encode them to the original bytes.
         return np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8).astype("<u2")
 
-    def decode(self, tokens_T: np.ndarray | Iterable[int]) -> str:
-        ids_T = _as_array(tokens_T)
+    def decode(self, tokens_T: np.ndarray | Sequence[int]) -> str:
+        ids_T = np.asarray(tokens_T, np.int64)
         bytes_T = np.where(ids_T == self.end_of_document, ord("\n"), ids_T).astype(np.uint8)
         return bytes_T.tobytes().decode("utf-8", "replace")
 
@@ -115,8 +115,8 @@ class CharsTokenizer(Tokenizer):
     def encode(self, text: str) -> np.ndarray:
         return self._token_of_code[np.minimum(_code_points(text), len(self._token_of_code) - 1)]
 
-    def decode(self, tokens_T: np.ndarray | Iterable[int]) -> str:
-        return self._code_of_token[_as_array(tokens_T)].tobytes().decode("utf-32-le")
+    def decode(self, tokens_T: np.ndarray | Sequence[int]) -> str:
+        return self._code_of_token[np.asarray(tokens_T, np.int64)].tobytes().decode("utf-32-le")
 
     def state(self) -> dict[str, Any]:
         return {"name": self.name, "characters": self.characters}
@@ -165,9 +165,9 @@ class SubwordTokenizer:
             raise DataError(f"data.tokenizer={self.name}: cannot encode the text ({error}); choose another") from error
         return [np.array(encoding.ids, token_dtype(self.vocab_size)) for encoding in encodings]
 
-    def decode(self, tokens_T: np.ndarray | Iterable[int]) -> str:
+    def decode(self, tokens_T: np.ndarray | Sequence[int]) -> str:
         """Return the text of tokens, with U+FFFD for invalid UTF-8."""
-        ids = _as_array(tokens_T).tolist()
+        ids = np.asarray(tokens_T, np.int64).tolist()
         parts = [(is_end, list(part)) for is_end, part in itertools.groupby(ids, self.end_of_document.__eq__)]
         return "".join(
             "\n" * len(part) if is_end else self._tokenizer.decode(part, skip_special_tokens=False)
@@ -297,7 +297,3 @@ def pieces(text: str) -> Iterator[str]:
 def _code_points(text: str) -> np.ndarray:
     # surrogatepass: a surrogate for an invalid byte of the command line counts as an unknown character.
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
-
-
-def _as_array(tokens_T: np.ndarray | Iterable[int]) -> np.ndarray:
-    return np.asarray(tokens_T if isinstance(tokens_T, np.ndarray) else list(tokens_T), dtype=np.int64)

@@ -156,7 +156,9 @@ def _count(result: str) -> Column:
 def _target_columns(title: str) -> list[Column]:
     def column(key: str, value: Callable[[Target], Any], title: str = "") -> Column:
         note = f"{title}: {TARGET_NOTE}"
-        return Column(key, lambda cell: cell.target and value(cell.target), title, _target_text, note, _target)
+        return Column(
+            key, lambda cell: cell.target and value(cell.target), title, _target_text, note, lambda cell: cell.target
+        )
 
     return [
         column("target", lambda target: target.loss),
@@ -179,10 +181,6 @@ def _baseline_columns() -> list[Column]:
         Column("pairs_crossed", lambda cell: (test := _test(cell)) and test.design.crossing),
         Column("test", _tested("test")),
     ]
-
-
-def _target(cell: Cell) -> Target | None:
-    return cell.target
 
 
 def _test(cell: Cell) -> PairedTest | None:

@@ -37,11 +37,8 @@ def render(
     JSON and CSV hold the exact numbers, with NaN and infinity as "nan", "inf" and "-inf", and None as null or an empty
     field; the others round. Every format escapes texts, which may be someone else's.
 
-    Args:
-        rows: Rows with the same keys.
-        format: One of `FORMATS`.
-        width: Characters per line of a table; by default the terminal's, or 160 without a terminal.
-        fixed: The columns that a narrow table keeps; by default texts, and of runs the state and the loss.
+    A table has lines of `width` characters, by default of the terminal's width, or 160 without a terminal. A narrow one
+    keeps the columns `fixed`, by default texts, and of runs the state and the loss.
 
     Raises:
         NormlabError: The format is unknown.

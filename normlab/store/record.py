@@ -86,8 +86,6 @@ class Baselines:
 class TextRead:
     """Sums over the files of a corpus, or over the rows of its dataset."""
 
-    formats: Mapping[str, Count]
-    """Number of files of each format."""
     documents: Count
     empty: Count
     """Texts of no characters, which were left out."""
@@ -193,7 +191,7 @@ class RunRecord(RunEntry):
     @classmethod
     def planned(cls, folder: RunFolder, config: RunConfig, machine: Machine, pack: RecordedPack) -> RunRecord:
         """Return a record with the settings that a planned run will have, and without its corpus."""
-        nothing = TextRead(formats={}, documents=0, empty=0, null=0)
+        nothing = TextRead(documents=0, empty=0, null=0)
         baselines = Baselines(uniform=0.0, unigram=0.0, bigram=0.0)
         run = Run(
             run_id=folder.run_id,

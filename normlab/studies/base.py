@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from normlab.errors import ConfigError, unknown
+from normlab.errors import ConfigError
 from normlab.plugins import claim_name
 from normlab.studies.estimators import Estimate, Estimator
 
@@ -190,14 +190,3 @@ def load_studies() -> None:
     package = importlib.import_module("normlab.studies")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"normlab.studies.{module.name}")
-
-
-def find_study(name: str) -> Study:
-    """Return a study by its name.
-
-    Raises:
-        ConfigError: The name is unknown.
-    """
-    if name not in STUDIES:
-        raise ConfigError(unknown("study", name, STUDIES))
-    return STUDIES[name]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from normlab.analysis.arms import StudyRuns
 from normlab.analysis.comparability import intact_runs
 from normlab.config.schema import canonical_hash
 from normlab.errors import ConfigError, StoreError
-from normlab.store.format import CHECKS_FILE, with_checksum
+from normlab.store.format import CHECKS_FILE
 from normlab.store.plans import has_plan, read_plan, sweep_folder
 from normlab.store.query import Selection, select_runs
 from normlab.store.reading import read_record
@@ -129,23 +129,22 @@ class BlockChecks:
     """The first failed check of a block, by its name."""
 
 
-def verify_blocks(composed: Sequence[Composed]) -> bytes:
-    """Check the blocks of some runs by `normlab verify`; return the content of `CHECKS_FILE`."""
+def verify_blocks(composed: Sequence[Composed]) -> BlockChecks:
+    """Check the blocks of some runs by `normlab verify`."""
     from normlab.verify.selection import checks_of_run
 
-    blocks = {block_of(config.norm.label, config.placement.name, config.init_rule): config for _, config in composed}
+    blocks = {block_of(config, config.init_rule): config for _, config in composed}
     wrong = {block: [str(each) for each in checks_of_run(blocks[block]) if not each.passed] for block in sorted(blocks)}
-    return with_checksum(asdict(BlockChecks(list(wrong), {block: each[0] for block, each in wrong.items() if each})))
+    return BlockChecks(list(wrong), {block: each[0] for block, each in wrong.items() if each})
 
 
-def block_of(norm: object, placement: object, init: object) -> str:
+def block_of(config: Any, init: str) -> str:
     """Return the name of a block: those of its norm (or of the norm's preset), its placement and its init rule."""
-    return f"{norm} {placement} {init}"
+    return f"{config.norm.label} {config.placement.name} {init}"
 
 
 def block_of_run(run: RunRecord) -> str:
-    config = run.config
-    return block_of(config.norm.label, config.placement.name, run.machine.init)
+    return block_of(run.config, run.machine.init)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ several machines may end at once. Only the holder of the folder's lock writes th
 
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -104,19 +104,14 @@ def read_outcomes(folder: Path) -> list[PackOutcome]:
     Raises:
         StoreError: The file exists and cannot be read.
     """
-    path = folder / OUTCOMES_FILE
-    outcomes = list(map(_outcome_of, read_rows(path).rows))
-    if ignored := outcomes.count(None):
-        warn(f"{path}: {ignored} of {len(outcomes)} lines hold no valid outcome of a pack; they are ignored")
-    return [outcome for outcome in outcomes if outcome is not None]
-
-
-def _outcome_of(record: Mapping[str, Any]) -> PackOutcome | None:
-    """Return the outcome in a record; None if it holds none."""
-    try:
-        return msgspec.convert(record, PackOutcome)
-    except msgspec.ValidationError:
-        return None
+    path, outcomes = folder / OUTCOMES_FILE, list[PackOutcome]()
+    rows = read_rows(path).rows
+    for row in rows:
+        with suppress(msgspec.ValidationError):
+            outcomes.append(msgspec.convert(row, PackOutcome))
+    if ignored := len(rows) - len(outcomes):
+        warn(f"{path}: {ignored} of {len(rows)} lines hold no valid outcome of a pack; they are ignored")
+    return outcomes
 
 
 def write_queue(folder: Path, queue: Mapping[int, str]) -> None:
@@ -158,8 +153,6 @@ def write_task_outcome(folder: Path, outcome: PackOutcome) -> None:
 
 def read_task_outcome(folder: Path, number: int) -> PackOutcome | None:
     """Return the outcome that the task of a pack wrote, or None."""
-    try:
-        outcome = _outcome_of(read_record(task_outcome_file(folder, number)))
-    except StoreError:
-        return None
-    return outcome if outcome is not None and outcome.pack == number else None
+    with suppress(StoreError):
+        return read_record(task_outcome_file(folder, number), PackOutcome)
+    return None

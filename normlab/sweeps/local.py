@@ -18,15 +18,9 @@ from normlab.training.machine import Gpu
 
 
 class LocalExecutor:
-    """Runs packs as processes of this machine; has the methods of `SlurmExecutor`.
+    """Runs packs as processes of this machine, on the CPU without `gpus`; has the methods of `SlurmExecutor`."""
 
-    Args:
-        folder: The folder of the sweep.
-        options: Number of processes at once, on each GPU if there are GPUs (they share the cores evenly), and timeout.
-        gpus: The GPUs of the packs; none for packs that train on the CPU.
-    """
-
-    def __init__(self, folder: Path, options: SweepOptions, gpus: Sequence[Gpu] = ()) -> None:
+    def __init__(self, folder: Path, options: SweepOptions, gpus: Sequence[Gpu]) -> None:
         self._folder, self._options = folder, options
         self._devices: list[Gpu | None] = list(gpus) or [None]
         """None is the CPU."""

@@ -40,14 +40,7 @@ def reason_to_train_alone(config: RunConfig) -> str:
 def make_packs(
     configs: Sequence[RunConfig], indices: Sequence[int], alone: Collection[int], size: int
 ) -> list[list[int]]:
-    """Return packs of the given runs, as lists of indices.
-
-    Args:
-        configs: The configs of all runs.
-        indices: The runs to group.
-        alone: The runs among `indices` that must train alone.
-        size: Most runs in a pack.
-    """
+    """Return packs of at most `size` of the runs `indices`; those in `alone` train alone."""
     groups: dict[str, list[int]] = {}
     for index in indices:
         trains_alone = index in alone or reason_to_train_alone(configs[index])

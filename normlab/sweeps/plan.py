@@ -45,8 +45,6 @@ class ResolvedRun:
     config: RunConfig
     machine: RuntimeSettings
     vocab_size: int
-    processes: int
-    """The processes that share the memory of the run: all of them on a CPU."""
 
     @property
     def work(self) -> rules.Workload:
@@ -55,7 +53,9 @@ class ResolvedRun:
 
     def peak_of(self, runs: int) -> int:
         """Return a lower bound on the memory of a pack of such runs, in bytes."""
-        return self.processes * self.machine.memory_of(self.config, self.vocab_size, runs).peak
+        # All processes of a run share the memory of a CPU; each GPU has a memory of its own.
+        processes = self.config.devices if self.machine.device == "cpu" else 1
+        return processes * self.machine.memory_of(self.config, self.vocab_size, runs).peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,7 @@ def make_plan(
     composed: Sequence[tuple[list[str], RunConfig]],
     show_progress: Callable[[str], None] = lambda _: None,
 ) -> PlannedSweep:
-    """Return the plan of a sweep, with the packs of the stored plan, if any; write no file.
-
-    Args:
-        options: The options of the sweep.
-        composed: The varied overrides and the config of each run, from `compose_sweep`.
-        show_progress: Called with a progress message.
+    """Return the plan of runs from `compose_sweep`, with the packs of the stored plan, if any; write no file.
 
     Raises:
         ConfigError: There is no run, the runs have several results folders or run.fresh=true, or another sweep has
@@ -127,8 +122,7 @@ def _resolve_runs(
         if not RunFolder(Path(config.results_dir) / RUNS_FOLDER / run_id).exists():
             check_start(config, run_identity)
         planned = PlannedRun(run_id, list(overrides), plain_tree(config))
-        processes = config.devices if machine.device == "cpu" else 1  # each GPU has a memory of its own
-        runs[run_id] = ResolvedRun(planned, config, machine, corpora[key].tokenizer.vocab_size, processes)
+        runs[run_id] = ResolvedRun(planned, config, machine, corpora[key].tokenizer.vocab_size)
         warnings |= dict.fromkeys(config.warnings())
     show_progress("")
     rules: dict[str, dict[str, None]] = {}

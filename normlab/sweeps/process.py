@@ -38,14 +38,9 @@ def process_options(plan: Plan, pack: Pack) -> dict[str, Any]:
 
 
 class WorkerProcess:
-    """A process that trains packs one after another.
+    """A process that trains packs with equal `process_options` one after another.
 
-    Args:
-        folder: The folder of the sweep.
-        options: The `process_options` of its packs.
-        threads: Threads of the process unless OMP_NUM_THREADS is set.
-        gpus: The only GPUs that the process sees; without any, torch chooses.
-        log: The log of its first pack.
+    It has `threads` unless OMP_NUM_THREADS is set, and sees only the GPUs `gpus`; without any, torch chooses.
 
     Raises:
         StoreError: The log cannot be written, or the system has no memory for another process.
@@ -100,15 +95,7 @@ class WorkerProcess:
 
 
 class RunningPack:
-    """The training of a pack by a worker.
-
-    Args:
-        folder: The folder of the sweep.
-        plan: The plan of the sweep, as stored in the folder.
-        pack: The pack to train.
-        worker: A worker with the pack's `process_options`, which trains nothing.
-        timeout_minutes: Minutes after which a worker that writes nothing counts as hung.
-    """
+    """The training of a pack by a worker, which counts as hung if it writes nothing for `timeout_minutes`."""
 
     def __init__(self, folder: Path, plan: Plan, pack: Pack, worker: WorkerProcess, timeout_minutes: float) -> None:
         self.pack, self.worker = pack, worker
@@ -189,10 +176,8 @@ class RunningPack:
 def cause_of_death(code: int, log: Sequence[str], *, memory_kill: bool = False) -> tuple[str, str]:
     """Return cause and detail of the outcome of a pack whose process has ended without an answer.
 
-    Args:
-        code: Exit code of the process, or minus the number of the signal that ended it.
-        log: The last lines of the pack's log.
-        memory_kill: Whether the system has killed any process for lack of memory since this pack started.
+    `code` is the exit code, or minus the number of the signal; `log` has the last lines of the pack's log; with
+    `memory_kill`, the system has killed a process for lack of memory since the pack started.
     """
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
     if -code in STOP_SIGNALS:  # before it handles signals

@@ -97,13 +97,7 @@ class ProgressDisplay:
         self._stream = SafeStream(sys.stderr)
 
     def start(self, plan: Plan, left: int, failed: Collection[int]) -> None:
-        """Show how many runs are left to train.
-
-        Args:
-            plan: The plan of the sweep.
-            left: Number of packs to train.
-            failed: The numbers of the failed packs, to which the supervisor adds others.
-        """
+        """Show the progress if packs are left; the supervisor adds to `failed`, the numbers of the failed packs."""
         self._plan, self._failed = plan, failed
         self._done = dict.fromkeys(range(len(plan.runs)), 0.0)
         self._started = self._printed = time.monotonic()

@@ -48,11 +48,6 @@ In every other state a task is queued, running or about to be requeued.
 class SlurmExecutor:
     """Submits packs to Slurm, and reads their outcomes; has the methods of `LocalExecutor`.
 
-    Args:
-        folder: The folder of the sweep.
-        options: Resources of a task, number of tasks at once, and timeout.
-        report: Called with a line for the user.
-
     Raises:
         ConfigError: submitit or Slurm is not installed.
     """
@@ -66,28 +61,20 @@ class SlurmExecutor:
         """By pack whose task is out of the queue: the time at which it left, and its final state ("" if unknown)."""
         self._polled = -float("inf")
         self._states = ""
-        if options.on == "slurm":
-            _require_slurm()
+        _require_slurm()
 
     def load_queue(self) -> None:
         """Watch the packs that were submitted before; the caller must hold the lock of the sweep.
 
         Raises:
-            ConfigError: A pack was submitted to Slurm, which is not installed on this machine.
             StoreError: The queue cannot be read.
         """
         self._queue = files.read_queue(self._folder)
-        if self._queue:
-            _require_slurm()
 
     @property
     def active(self) -> set[int]:
         """The numbers of the packs that are queued or running; empty after `stop`."""
         return set(self._queue)
-
-    @property
-    def cancel_command(self) -> str:
-        return " ".join(["scancel", *sorted({job.partition("_")[0] for job in self._queue.values()})])
 
     def wait(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -107,7 +94,7 @@ class SlurmExecutor:
         if not self._queue or time.monotonic() - self._polled < POLL_EVERY_S:
             return
         self._polled = time.monotonic()
-        self._ask_slurm({job: number for number, job in self._queue.items()})
+        self._ask_slurm()
         now, planned = time.monotonic(), {pack.number for pack in plan.packs}
         for number, (since, state) in sorted(self._gone.items()):
             written = files.read_task_outcome(self._folder, number)
@@ -117,13 +104,12 @@ class SlurmExecutor:
                 del self._gone[number], self._queue[number]
                 files.write_queue(self._folder, self._queue)
 
-    def _ask_slurm(self, packs: dict[str, int]) -> None:
-        """Note which tasks are out of the queue, and report new states of the others; `packs` are the packs by task."""
-        listed = ask(packs)
-        if listed is None:
+    def _ask_slurm(self) -> None:
+        """Note which tasks are out of the queue, and report new states of the others."""
+        if (listed := ask(self._queue.values())) is None:
             return
         counts = Counter[str]()
-        for task, number in packs.items():
+        for number, task in self._queue.items():
             state, reason = listed.get(task, ("", ""))
             if state and state not in CAUSES:
                 counts[f"{state} ({reason})" if state == "PENDING" else state] += 1
@@ -153,7 +139,8 @@ class SlurmExecutor:
     def stop(self, *, again: bool) -> str:
         """Stop watching; the tasks continue, because a shell on a login node dies easily."""
         del again
-        count, command = len(self._queue), self.cancel_command
+        count = len(self._queue)
+        command = " ".join(["scancel", *sorted({job.partition("_")[0] for job in self._queue.values()})])
         self._queue, self._gone = {}, {}
         return f"stopped watching {count} packs in Slurm; use the same command to watch again, or `{command}` to cancel"
 

@@ -31,17 +31,12 @@ ANSWER_WITHIN_S = 20.0
 
 @dataclass(slots=True)
 class Task:
-    """Train one pack of a sweep.
-
-    Args:
-        folder: Absolute path of the folder of the sweep.
-        number: Number of the pack.
-        threads: Threads of the process unless OMP_NUM_THREADS is set.
-        timeout_minutes: Minutes after which a process that writes nothing counts as hung.
-    """
+    """Train one pack of a sweep."""
 
     folder: str
+    """Absolute path of the folder of the sweep."""
     number: int
+    """Number of the pack."""
     threads: int
     timeout_minutes: float
     _process: RunningPack | None = field(default=None, init=False, repr=False)
@@ -67,8 +62,10 @@ class Task:
         outcome = self._wait(process)
         # A preempted task is still RUNNING. It must queue itself, because Slurm only queues it if it never exits.
         job = JobEnvironment().job_id
-        if outcome.cause == INTERRUPTED and _state_of(job) == "RUNNING" and _requeue(job):
-            sys.exit(128 + signal.SIGTERM)
+        if outcome.cause == INTERRUPTED and _state_of(job) == "RUNNING":
+            answer = call(["scontrol", "requeue", job], ANSWER_WITHIN_S)
+            if answer is not None and answer.returncode == 0:
+                sys.exit(128 + signal.SIGTERM)
         write_task_outcome(folder, outcome)
         if outcome.is_failure:
             raise NormlabError(f"pack {self.number} {outcome.cause}: {outcome.detail}")
@@ -117,9 +114,3 @@ def ask(tasks: Collection[str]) -> dict[str, tuple[str, str]] | None:
 
 def _state_of(task: str) -> str:
     return (ask([task]) or {}).get(task, ("", ""))[0]
-
-
-def _requeue(task: str) -> bool:
-    """Queue a running task again, and return whether Slurm does."""
-    answer = call(["scontrol", "requeue", task], ANSWER_WITHIN_S)
-    return answer is not None and answer.returncode == 0

@@ -40,12 +40,7 @@ STOPPED = "stopped; the same command resumes it"
 
 
 class Worker:
-    """Trains packs of a sweep's plan one after another.
-
-    Args:
-        folder: The folder of the sweep.
-        on_gpu: Whether the supervisor gave a GPU to the process, so that device=auto must not choose the CPU.
-    """
+    """Trains packs of a sweep's plan one after another; if `on_gpu`, device=auto must not choose the CPU."""
 
     def __init__(self, folder: Path, *, on_gpu: bool) -> None:
         self._folder, self._on_gpu = folder, on_gpu
@@ -113,25 +108,20 @@ class Worker:
             return False
         if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:  # after a signal, `only_first_signal` ignores all others
             return False
+        import torch
+
+        from normlab.training.machine import release_freed_memory
+
+        gc.collect()
         try:
-            _free_memory()
+            release_freed_memory()
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()  # for the other packs on the GPU
         except RuntimeError:  # the GPU has failed since
             return False
         if not gc.get_freeze_count():
             gc.freeze()  # later collections need not visit the libraries, which takes as long as twenty steps
         return True
-
-
-def _free_memory() -> None:
-    """Free the memory of a pack."""
-    import torch
-
-    from normlab.training.machine import release_freed_memory
-
-    gc.collect()
-    release_freed_memory()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()  # for the other packs on the GPU
 
 
 def wait_until_inactive(runs: Sequence[RunFolder]) -> None:

@@ -47,12 +47,7 @@ class Console:
         """Step and time at the first training rows: the time to compile and to read data is not in the time left."""
 
     def start(self, run: Mapping[str, Any], first_step: int) -> None:
-        """Print the header.
-
-        Args:
-            run: The content of run.json.
-            first_step: 0, or the step from which the run resumes.
-        """
+        """Print the header of a run with this run.json; `first_step` is the step from which it resumes, or 0."""
         self._step, self._steps = first_step, run["config"]["train"]["steps"]
         self._evals_every = run["config"]["eval"]["every"]
         self._corpus, self._compute = msgspec.convert(run["corpus"], Corpus), Compute.parse(run)

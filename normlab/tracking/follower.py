@@ -46,12 +46,7 @@ class FollowedRun:
 
 
 class Follower:
-    """Sends runs to W&B until they have ended.
-
-    Args:
-        task: What to do.
-        mode: online or offline.
-    """
+    """Sends runs to W&B, online or offline, until they have ended."""
 
     def __init__(self, task: Task, mode: str) -> None:
         self._task, self._mode = task, mode

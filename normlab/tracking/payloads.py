@@ -75,8 +75,7 @@ class StepReader:
     def read(self, state: str) -> list[tuple[int, Payload]]:
         """Return the numbers of the steps that are complete and were not returned before, oldest first.
 
-        Args:
-            state: The state of the run, which the caller read before this call.
+        The caller reads the state of the run before this call.
 
         Raises:
             StoreError: The record cannot be read.
@@ -149,11 +148,8 @@ def config_of(run: Mapping[str, Any]) -> dict[str, Any]:
 def labels_of(run: Mapping[str, Any], plan: Plan | None) -> dict[str, Any]:
     """Return a run's name, group, job type and tags: in a sweep, the overrides that vary; else norm, placement, depth.
 
-    The group is the sweep, and the job type is what the runs that differ only in seeds have in common.
-
-    Args:
-        run: The content of run.json.
-        plan: The plan of the run's sweep, if it has one.
+    The group is the sweep, and the job type is what the runs that differ only in seeds have in common. `run` is the
+    content of run.json.
     """
     config = run["config"]
     overrides = next((list(each.overrides) for each in plan.runs if each.run_id == run["run_id"]), []) if plan else []

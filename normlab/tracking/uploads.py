@@ -102,12 +102,7 @@ def _file(run: Path, kind: str) -> Path:
 
 
 def upload_lines(runs: Sequence[Path], names: Sequence[str]) -> list[str]:
-    """Return lines for the user about what W&B has of some runs.
-
-    Args:
-        runs: The folders of the runs.
-        names: The arguments of `normlab sync` that select these runs.
-    """
+    """Return lines for the user about what W&B has of some runs, which `normlab sync NAMES` selects."""
     hint = f"`normlab sync {shlex.join(names)}` sends what is missing"
     sent: list[str] = []
     problems: list[str] = []

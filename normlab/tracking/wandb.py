@@ -63,15 +63,8 @@ class WandbRun:
 
     Online, it continues the W&B run of the same id, and `next_step` is the first step that the server lacks; W&B's own
     files are deleted at the end, and at the next start. Offline, the run is written anew. The caller holds the lock of
-    the run.
-
-    Args:
-        folder: The run's folder.
-        run: The content of run.json.
-        labels: Its labels.
-        mode: online or offline.
-        process: Id of the training process for the system metrics; None: no system metrics.
-        may_end: Whether `finish` ends the run at W&B.
+    the run. Without the id of the training `process`, there are no system metrics. `finish` ends the run at W&B only
+    if it `may_end`.
 
     Raises:
         Exception: W&B did not start the run.

@@ -92,8 +92,10 @@ def options_have_effect(subject: str, names: Sequence[str], unused: Sequence[str
 def _has_effect(norm: NormConfig, field: dataclasses.Field[Any], width: int) -> bool:
     for base in variants(norm, width):
         before = _all_numbers(base, width)
-        if any(_differ(before, _all_numbers(changed, width)) for changed in other_values(base, field, width)):
-            return True
+        for changed in other_values(base, field, width):
+            after = _all_numbers(changed, width)
+            if len(before) != len(after) or not all(map(torch.equal, before, after)):
+                return True
     return False
 
 
@@ -110,10 +112,6 @@ def _all_numbers(norm: NormConfig, width: int) -> list[Tensor]:
             numbers += [module.eval()(x).detach()]
         numbers += [parameter.detach() for parameter in module.parameters()]
     return numbers
-
-
-def _differ(first: list[Tensor], second: list[Tensor]) -> bool:
-    return len(first) != len(second) or not all(map(torch.equal, first, second))
 
 
 @torch.no_grad()

@@ -42,9 +42,7 @@ class FormulaMismatch(Exception):
 class ReferenceModel:
     """Computes logits (B, T, V) from tokens (B, T) by the placement's formula.
 
-    Args:
-        model: The model in float64, whose parameters are used.
-        norm_order: The norms of each segment, from `record_norm_order`.
+    It uses the parameters of the model, in float64, and the norms of each segment, from `record_norm_order`.
 
     Raises:
         FormulaMismatch: When called: the formula has more norms than the model, or fewer, or an unknown name.

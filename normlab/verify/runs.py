@@ -36,10 +36,6 @@ def verify_runs(runs: Sequence[LoadedRun]) -> Iterator[Check]:
         block = json.dumps([run.record.run.fingerprint, run.config.init_rule, size_of_run(run.config), parts])
         blocks.setdefault(block, run)
     for run in blocks.values():
-        yield _is_trained_block(run)
+        subject, trained = f"run {run.folder.run_id}", run.record.run.fingerprint
+        yield check_equal(subject, "has the block that was trained", trained, fingerprint(run.config))
         yield from all_checks_of_run(run.config)
-
-
-def _is_trained_block(run: LoadedRun) -> Check:
-    subject, claim = f"run {run.folder.run_id}", "has the block that was trained"
-    return check_equal(subject, claim, run.record.run.fingerprint, fingerprint(run.config))

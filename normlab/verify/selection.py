@@ -51,8 +51,11 @@ def select_checks(config: RunConfig, overrides: Sequence[str]) -> Iterator[Check
 
 
 def all_checks_of_run(config: RunConfig) -> Iterator[Check]:
+    """Yield the checks of one run, and those of its compiled block, which take seconds."""
     yield from checks_of_run(config)
-    yield from _compiled(config)
+    yield (check := graphs_check(config, _block(config)))
+    if check.passed:
+        yield compiled_check(config, _block(config))
 
 
 def checks_of_run(config: RunConfig) -> Iterator[Check]:
@@ -108,13 +111,6 @@ def checks_of_catalogue(presets: Iterable[NormConfig] = ()) -> Iterator[Check]:
         yield from rule_checks(rule)
 
 
-def _compiled(config: RunConfig) -> Iterator[Check]:
-    """Yield the compiled checks of a block, which take seconds; a study does without them."""
-    yield (check := graphs_check(config, _block(config)))
-    if check.passed:
-        yield compiled_check(config, _block(config))
-
-
 def _block(config: RunConfig) -> str:
     return f"block {label_of(config.norm)}, {label_of(config.placement)}"
 
@@ -154,15 +150,12 @@ def checks_of_placement(placement: Placement, *, thorough: bool = True) -> Itera
     yield from (check for check in checks if not check.passed)
     if all(check.passed for check in checks):
         yield dataclasses.replace(checks[0], result=f"{len(checks)} models, each of them: {checks[0].result}")
-    block = fingerprint(small.config)
     if options := [name for name in changed if placement.has_switches or name not in SWITCHES]:
-
-        def has_effect(name: str) -> bool:
-            return any(
-                m.initial_values != small.initial_values or fingerprint(m.config) != block for m in changed[name]
-            )
-
-        yield options_have_effect(subject, options, [name for name in options if not has_effect(name)])
+        block = small.initial_values, fingerprint(small.config)
+        different = [
+            name for name in options if any((m.initial_values, fingerprint(m.config)) != block for m in changed[name])
+        ]
+        yield options_have_effect(subject, options, [name for name in options if name not in different])
     yield from _structure_checks(placement, subject)
     yield from placements.ends_check(placement, subject)
     yield placements.norms_check(small, subject)
@@ -184,9 +177,8 @@ def _formula_checks(small: SmallModel, changed: Sequence[SmallModel], subject: s
     """Check the formula in each kind of model, at other depths, with other options and norms."""
     placement, plain = small.config.placement, small.config.norm
     yield placements.formula_check(small, subject)
-    configs: list[tuple[str, RunConfig]] = []
     rms = NORMS["rmsnorm"](eps=LARGE_EPS)  # pyright: ignore[reportCallIssue]
-    configs += [(subject, small_config(rms, placement, depth=DEPTH, **model)) for model in MODELS]
+    configs = [(subject, small_config(rms, placement, depth=DEPTH, **model)) for model in MODELS]
     depths = OTHER_DEPTHS if each_norm else OTHER_DEPTHS[:1]
     configs += [(subject, small_config(plain, placement, depth=depth)) for depth in depths]
     for name, kind in NORMS.items() if each_norm else ():

@@ -191,4 +191,4 @@ def test_byte_order_marks_are_removed(files: Files, read: Read) -> None:
 def test_empty_files_are_counted(files: Files, tmp_path: Path) -> None:
     text = FilesText(files({"a.txt": "", "b.txt": "b", "c": "c"}))
     assert list(text.documents(tmp_path)) == ["b", "c"]
-    assert (text.counts.documents, text.counts.empty, text.counts.formats) == (2, 1, {"text": 3})
+    assert (text.counts.documents, text.counts.empty) == (2, 1)

@@ -305,7 +305,7 @@ def test_rows_without_text_are_counted(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text("\n".join(rows))
     corpus = open_corpus(HubData(name=str(tmp_path), tokenizer="chars"))
     assert corpus.tokenizer.state()["characters"] == " aenotw"
-    assert corpus.description["read"] == {"formats": {"dataset": 1}, "documents": 2, "empty": 1, "null": 1}
+    assert corpus.description["read"] == {"documents": 2, "empty": 1, "null": 1}
 
 
 @pytest.mark.parametrize(

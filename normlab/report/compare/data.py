@@ -172,11 +172,8 @@ def _variants(
 def _statistics(layout: Layout, cache: ReadCache) -> list[str]:
     measured = [cache.profiles(run) for cell in layout.cells for run in cell.runs_at_best]
     sizes = {key: len(profile.get("last", ())) for each in measured for key, profile in each.items()}
-    return sorted((" ".join(filter(None, key)) for key, size in sizes.items() if size > 1), key=_place_of)
-
-
-def _place_of(name: str) -> int:
-    return {"dresid_rms": 0, "resid_rms": 1}.get(name, 2)
+    names = [" ".join(filter(None, key)) for key, size in sizes.items() if size > 1]
+    return sorted(names, key=lambda name: {"dresid_rms": 0, "resid_rms": 1}.get(name, 2))
 
 
 def _unfinished(layout: Layout, series: str, options: Sequence[str], cache: ReadCache) -> Figure:

@@ -203,7 +203,6 @@ RUN_ROWS: dict[str, Row] = {
     "tracking.entity": Row("null", "team", wandb_labels),
     "stats.tiers": Row("[]", "[core]", statistics, ("stats=off",)),
     "stats.also": Row("[]", "[resid_rms]", statistics, ("stats=off",)),
-    "stats.without": Row("[]", "[resid_rms]", statistics),
     "stats.every": Row("1", "2", statistics),
     "stats.extended_every": Row("1", "2", statistics, ("stats.tiers=[core,extended]",)),
     "run.name": Row("null", "mine", record("name")),

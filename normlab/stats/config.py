@@ -21,7 +21,6 @@ class StatsConfig:
     also: list[str] = option(
         [], "More statistics to measure (`normlab list stats`); a derived one adds its inputs.", identity=False
     )
-    without: list[str] = option([], "Statistics to leave out; a derived one leaves out its inputs.", identity=False)
     every: int | None = option(
         None, "Steps between two measured steps, from step 0 on; default 10.", at_least=1, at_most=10**9, identity=False
     )
@@ -36,7 +35,7 @@ class StatsConfig:
         Raises:
             ConfigError: A name is unknown, or an option has no effect.
         """
-        for field, allowed in (("tiers", TIERS), ("also", STATISTICS), ("without", STATISTICS)):
+        for field, allowed in (("tiers", TIERS), ("also", STATISTICS)):
             for name in getattr(self, field):
                 if name not in allowed:
                     kind = "tier" if allowed is TIERS else "statistic"
@@ -45,10 +44,6 @@ class StatsConfig:
         for name in self.also:
             if _inputs(name) <= measured:
                 raise ConfigError(f"stats.also={name}: has no effect, since it is measured already; leave it out")
-        measured = measured.union(*map(_inputs, self.also))
-        for name in self.without:
-            if not _inputs(name) <= measured:
-                raise ConfigError(f"stats.without={name}: has no effect, since it is not measured; leave it out")
         for field, tier, default in (("every", CORE, 10), ("extended_every", EXTENDED, 200)):
             value = getattr(self, field)
             if self.names(tier):
@@ -60,7 +55,7 @@ class StatsConfig:
                 )
 
     def names(self, tier: str) -> frozenset[str]:
-        names = self._of_tiers().union(*map(_inputs, self.also)).difference(*map(_inputs, self.without))
+        names = self._of_tiers().union(*map(_inputs, self.also))
         return frozenset(name for name in names if STATISTICS[name].tier == tier)
 
     def _of_tiers(self) -> set[str]:

@@ -21,6 +21,8 @@ from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError
 from normlab.norms.base import load_all as load_norms
 from normlab.placements.base import load_all as load_placements
+from normlab.stats.registry import STATISTICS
+from normlab.stats.statistic import PROBE
 from support.small_run import small_run
 from support.small_steps import norm_in
 
@@ -115,7 +117,9 @@ def test_options(optim: str, precision: str, runs: int, accumulation: int, stats
 @pytest.mark.parametrize("runs", [1, 2])
 @pytest.mark.parametrize("norm", ["layernorm", "batchnorm"])
 def test_between_steps(norm: str, runs: int, take_steps: TakeSteps) -> None:
-    statistics = ("stats=full", "stats.without=[sharpness,sharpness_pre]")  # these two take half a minute
+    probes = [name for name, entry in STATISTICS.items() if entry.tier == PROBE]
+    fast = [name for name in probes if name not in ("sharpness", "sharpness_pre")]  # these two take half a minute
+    statistics = ("stats.tiers=[core,extended]", f"stats.also=[{','.join(fast)}]")
     parts = take_steps(f"norm={norm}", ONE_LAYER, *statistics, runs=runs, steps=FIRST, between=True)
     assert_no_waits(parts)
     assert parts["extended statistics"]["waits"] == []

@@ -42,14 +42,12 @@ def test_statistics_have_names_of_their_own_and_are_in_the_order_of_their_tensor
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["stats.without=[resid_rm]"], "stats.without=resid_rm: unknown statistic .*did you mean 'resid_rms'"),
+        (["stats.also=[resid_rm]"], "stats.also=resid_rm: unknown statistic .*did you mean 'resid_rms'"),
         (["stats.also=[resid_rms]"], "has no effect, since it is measured already"),
         (["stats.also=[gns]", "norm=batchnorm"], "stats.also=gns: has no effect with norm=batchnorm"),
         (["stats.also=[gns]", "eval.sequences=1"], "stats.also=gns: has no effect with eval.sequences=1"),
         (["stats=full", "stats.also=[gns]"], "stats.also=gns: has no effect, since it is measured already"),
-        (["stats=off", "stats.without=[resid_rms]"], "has no effect, since it is not measured"),
         (["stats=off", "stats.every=5"], "has no effect, since no core statistic is measured; set stats=core"),
-        (["stats=off", "stats.without=[gns]"], "has no effect, since it is not measured"),
         (["stats.tiers=[cores]"], "did you mean 'core'"),
         (["stats.every=0"], "must be at least 1"),
         (["stats.extended_every=5"], "has no effect, since no .* statistic is measured; set stats=full"),
@@ -74,14 +72,14 @@ def test_options_select_statistics() -> None:
     assert compose_run(["stats=off"]).stats.every is None
     chosen = compose_run(["stats=off", "stats.also=[adj_cos,logz]", "stats.every=3"]).stats
     assert (chosen.names(CORE), chosen.every) == ({"adj_cos", "logz"}, 3)
-    assert compose_run(["stats.without=[adj_cos]"]).stats.names(CORE) == core - {"adj_cos"}
-    assert compose_run(["stats.without=[resid_crest]"]).stats.names(CORE) == core - {"resid_absmax", "resid_rms"}
+    chosen = compose_run(["stats=off", "stats.also=[resid_crest]"]).stats
+    assert chosen.names(CORE) == {"resid_absmax", "resid_rms"}
     assert compose_run(["stats.also=[gns]"]).stats.names(EXTENDED) == {"gns_trace", "gns_square"}
 
 
 def test_statistics_options_do_not_change_the_config_hash() -> None:
     plain = compose_run([])
-    for overrides in (["stats=off"], ["stats.every=1"], ["stats.without=[adj_cos]"]):
+    for overrides in (["stats=off"], ["stats.every=1"], ["stats.also=[gns]"]):
         assert compose_run(overrides).config_hash == plain.config_hash
 
 

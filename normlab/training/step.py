@@ -64,35 +64,16 @@ class LossScale:
 @dataclass(slots=True)
 class StepOutput:
     scalars: Tensor
-    """`loss`, `grad_norm`, `clip_factor` and `alive`, (4, ...R)."""
+    """Four numbers of each run, (4, ...R).
+
+    - the loss before the update, nats/token;
+    - the L2 norm of the whole gradient before clipping;
+    - the factor by which clipping multiplied the gradient, at most 1; 0 where float16 overflowed: no update;
+    - whether the run is still trained: 0 from its first non-finite loss or gradient on. With a loss scale, 0 from its
+      first non-finite loss on, or from the step that makes the scale less than 1.
+    """
     measured: Measurement | None = None
     """The core statistics of a measured step."""
-
-    @property
-    def loss(self) -> Tensor:
-        """Loss before the update, nats/token, shape (...R)."""
-        return self.scalars[0]
-
-    @property
-    def grad_norm(self) -> Tensor:
-        """L2 norm of the whole gradient before clipping, shape (...R)."""
-        return self.scalars[1]
-
-    @property
-    def clip_factor(self) -> Tensor:
-        """Factor by which clipping multiplied the gradient, at most 1, shape (...R).
-
-        0 where float16 overflowed, so that no update was made.
-        """
-        return self.scalars[2]
-
-    @property
-    def alive(self) -> Tensor:
-        """Whether each run is still trained, shape (...R); false from its first non-finite loss or gradient on.
-
-        With a loss scale, false from its first non-finite loss on, or from the step that makes the scale less than 1.
-        """
-        return self.scalars[3].bool()
 
 
 @dataclass(slots=True)

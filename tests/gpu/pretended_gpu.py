@@ -193,7 +193,7 @@ def in_step(fault: Callable[[Step, torch.Tensor], object]) -> Plant:
 
     def planted(self: Step, *args: Any, **options: Any) -> StepOutput:
         output = real(self, *args, **options)
-        fault(self, output.loss)
+        fault(self, output.scalars[0])
         return output
 
     return mock.patch.object(Step, "__call__", planted)

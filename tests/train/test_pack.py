@@ -52,10 +52,9 @@ def assert_pack_equals_single_runs(
         hypers = [hyperparameters_at(config.optim, 50, step) for config in configs]
         outputs = [one(tokens[r], targets[r], hypers[r], measured=measured) for r, one in enumerate(singles)]
         together = pack(tokens, targets, coefficients_of(hypers, step + 1), measured=measured)
-        losses = together.loss
-        for name in ("loss",) if losses_only else ("loss", "grad_norm", "clip_factor"):
-            expected = torch.stack([getattr(out, name) for out in outputs])
-            torch.testing.assert_close(getattr(together, name), expected, atol=1e-9, rtol=0)
+        losses, count = together.scalars[0], 1 if losses_only else 3  # the loss, the gradient norm, the clip factor
+        expected = torch.stack([out.scalars[:count] for out in outputs], dim=1)
+        torch.testing.assert_close(together.scalars[:count], expected, atol=1e-9, rtol=0)
         if measured:
             assert_same_measurements([together], outputs)
     # Without this assertion, the compared models could have learned nothing.
@@ -113,8 +112,9 @@ def test_diverged_run_is_frozen_and_the_others_continue() -> None:
         hypers = [hyperparameters_at(config.optim, 50, step) for config in configs]
         out = pack(tokens, targets, coefficients_of(hypers, step + 1))
         single_output = single(tokens[1], targets[1], hypers[1])
-        assert out.alive.tolist() == [step < 3, True]
-        torch.testing.assert_close(out.loss[1], single_output.loss, atol=1e-9, rtol=0)
+        losses, _, _, alive = out.scalars
+        assert alive.tolist() == [step < 3, True]
+        torch.testing.assert_close(losses[1], single_output.scalars[0], atol=1e-9, rtol=0)
     for name, tensor in (pack.runner.params | pack.runner.buffers).items():
         assert torch.equal(tensor[0], frozen[name]), name
 

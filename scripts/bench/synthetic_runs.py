@@ -120,7 +120,7 @@ class Record:
             },
             "eval": {"every": EVAL_EVERY, "sequences": 64},
             "stats": {
-                "preset": "core" if on else "off", "tiers": ["core"] if on else [], "also": [], "without": [],
+                "preset": "core" if on else "off", "tiers": ["core"] if on else [], "also": [],
                 "every": self.stats_every, "extended_every": None,
             },
             "tracking": {"wandb": "off", "project": "normlab", "entity": None},

@@ -8,6 +8,7 @@ import math
 import operator
 import struct
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from normlab.errors import ConfigError, did_you_mean
@@ -69,12 +70,23 @@ def option(
 
 def check(config: Any, prefix: str = "") -> None:
     """Check every value of a config tree against its own limits."""
-    for field in dataclasses.fields(config):
-        value, name = getattr(config, field.name), prefix + field.name
+    for name, limits in _limits(type(config)).items():
+        value = getattr(config, name)
+        if value is None or (not limits and isinstance(value, str | bool)):
+            continue
         if dataclasses.is_dataclass(value):
-            check(value, name + ".")
-        elif value is not None:
-            _check_value(name, value, field.metadata)
+            check(value, f"{prefix}{name}.")
+        else:
+            _check_value(prefix + name, value, limits)
+
+
+@cache  # readers check the options of thousands of runs
+def _limits(kind: type[Any]) -> dict[str, dict[str, Any]]:
+    """Return the limits of each field of a class of options, without those that do not limit."""
+    return {
+        field.name: {key: limit for key in LIMITS if (limit := field.metadata.get(key)) not in (None, ())}
+        for field in dataclasses.fields(kind)
+    }
 
 
 def _check_value(name: str, value: Any, limits: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from normlab.store.format import CHECKSUM_KEY, with_checksum
+from normlab.store.format import with_checksum, without_checksum
 from normlab.store.runs import RunFolder
 from support.run_folders import Command, contents
 
@@ -32,15 +32,13 @@ def trained(reference: Path, tmp_path: Path) -> RunFolder:
 def rewrite(folder: RunFolder, option: str, value: Any) -> None:
     """Change the value at a dotted path of run.json and write it with a checksum."""
     path = folder.path / "run.json"
-    record = json.loads(path.read_bytes())
+    record = json.loads(without_checksum(path.read_bytes()))
     *outer, last = option.split(".")
     part = record
     for name in outer:
         part = part[name]
     part[last] = value
-    path.write_bytes(
-        with_checksum({name: value for name, value in record.items() if name not in ("version", CHECKSUM_KEY)})
-    )
+    path.write_bytes(with_checksum(record))
 
 
 @pytest.mark.parametrize(

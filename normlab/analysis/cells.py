@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -90,8 +90,8 @@ class Cell:
     by: Sequence[str]
     key: tuple[Setting, ...]
     runs: Sequence[RunRecord]
-    warnings: Sequence[str] = ()
-    """The reasons why the cell's numbers are unreliable, one per line."""
+    notes: Sequence[str] = ()
+    """The warnings about its target and its baseline."""
     target: Target | None = None
     baseline: Cell | None = None
     comparison: Comparison | None = None
@@ -169,6 +169,25 @@ class Cell:
         """S, as `learning_rates.sensitivity`."""
         return sensitivity(self.losses, self.loss_at_start, self.bad_lrs)
 
+    @cached_property
+    def warnings(self) -> list[str]:
+        """The reasons why the cell's numbers are unreliable, one per line."""
+        warnings = [f"mixes {mixture}" for mixture in mixed_settings(self.runs).values()]
+        if unfinished := self.count(UNFINISHED):
+            warnings.append(f"unfinished runs, left out: {unfinished} of {len(self.runs)}")
+        repeats = Counter((run.lr, run.replicate) for run in self.runs if run.has_loss)
+        if repeated := sum(count > 1 for count in repeats.values()):
+            warnings.append(f"seeds with several runs at one learning rate, averaged to one value each: {repeated}")
+        if len(self.losses) > 1:
+            if len({frozenset(by_replicate) for by_replicate in self.losses.values()}) > 1:
+                seeds = ", ".join(f"{format_setting(lr)}: {len(each)}" for lr, each in self.losses.items())
+                warnings.append(f"the learning rates have different seeds (number of seeds: {seeds})")
+            for limit, extreme, beyond in ((min, "lowest", "lower"), (max, "highest", "higher")):
+                if self.best_lr == limit(self.losses):
+                    line = f"the best learning rate is the {extreme} of the grid; a {beyond} one may be better"
+                    warnings.append(line)
+        return [*warnings, *self.notes]
+
     def values(self, read: Callable[[RunRecord], float | None]) -> list[float]:
         """Return a number of each run with a finite loss whose record has it."""
         return [value for run in self.runs if math.isfinite(run.loss) and (value := read(run)) is not None]
@@ -184,27 +203,7 @@ def group_cells(runs: Iterable[RunRecord], by: Sequence[str]) -> list[Cell]:
     for run in runs:
         grouped.setdefault(tuple(setting(run, option) for option in by), []).append(run)
     keys = sorted(grouped, key=lambda key: [sort_key(value) for value in key])
-    cells = [Cell(by, key, grouped[key]) for key in keys]
-    return [replace(cell, warnings=_warnings(cell)) for cell in cells]
-
-
-def _warnings(cell: Cell) -> list[str]:
-    """Return the reasons why the cell's numbers are unreliable, one per line."""
-    warnings = [f"mixes {mixture}" for mixture in mixed_settings(cell.runs).values()]
-    if unfinished := cell.count(UNFINISHED):
-        warnings.append(f"unfinished runs, left out: {unfinished} of {len(cell.runs)}")
-    repeats = Counter((run.lr, run.replicate) for run in cell.runs if run.has_loss)
-    if repeated := sum(count > 1 for count in repeats.values()):
-        warnings.append(f"seeds with several runs at one learning rate, averaged to one value each: {repeated}")
-    if len(cell.losses) > 1:
-        if len({frozenset(by_replicate) for by_replicate in cell.losses.values()}) > 1:
-            seeds = ", ".join(f"{format_setting(lr)}: {len(each)}" for lr, each in cell.losses.items())
-            warnings.append(f"the learning rates have different seeds (number of seeds: {seeds})")
-        for limit, extreme, beyond in ((min, "lowest", "lower"), (max, "highest", "higher")):
-            if cell.best_lr == limit(cell.losses):
-                line = f"the best learning rate is the {extreme} of the grid; a {beyond} one may be better"
-                warnings.append(line)
-    return warnings
+    return [Cell(by, key, grouped[key]) for key in keys]
 
 
 def resolved_differences(cells: Sequence[Cell]) -> list[str]:

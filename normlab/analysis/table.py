@@ -130,16 +130,16 @@ def _with_target(cell: Cell, loss: float) -> Cell:
 
     A run whose metrics changed after it finished is left out, with a warning.
     """
-    warnings = list(cell.warnings)
+    notes: list[str] = []
     runs = 0
     reached: list[Evaluation] = []
     for run in cell.runs_at(cell.best_lr):
         if problem := run.folder.metrics_problem():
-            warnings.append(f"{problem}; the run is left out of the steps to {loss:g}")
+            notes.append(f"{problem}; the run is left out of the steps to {loss:g}")
             continue
         runs += 1
         reached += [each for each in evaluations(run.folder) if each.loss <= loss][:1]
-    return replace(cell, target=Target(loss, runs, reached), warnings=warnings)
+    return replace(cell, target=Target(loss, runs, reached), notes=notes)
 
 
 # Comparison with a baseline
@@ -162,11 +162,11 @@ def _with_baselines(cells: Sequence[Cell], by: Sequence[str], against: str) -> l
     compared = []
     comparisons = compare_with_baselines(cells, baselines)
     for cell, match, baseline, comparison in zip(cells, matches, baselines, comparisons, strict=True):
-        warnings = _comparison_warnings(cell, baseline) if baseline else []
+        notes = _comparison_warnings(cell, baseline) if baseline else []
         if match is None:
-            warnings = [f"has no baseline: no cell with {against} matches its other options"]
-        warnings = [*cell.warnings, *warnings]
-        compared.append(replace(cell, baseline=baseline, comparison=comparison, warnings=warnings))
+            notes = [f"has no baseline: no cell with {against} matches its other options"]
+        notes = [*cell.notes, *notes]
+        compared.append(replace(cell, baseline=baseline, comparison=comparison, notes=notes))
     return compared
 
 

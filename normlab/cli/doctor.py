@@ -6,9 +6,7 @@ Checks send nothing over the network, and leave no file except the folder that W
 import fcntl
 import platform
 import shutil
-import tempfile
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 from normlab.cli.app import ResultsDir, app, echo
@@ -42,6 +40,8 @@ def checks(results_dir: str) -> Iterator[dict[str, str]]:
 
 
 def _versions() -> Result:
+    from importlib import metadata
+
     from packaging.requirements import Requirement
 
     versions = [f"{__version__} on Python {platform.python_version()}"]
@@ -92,6 +92,8 @@ def _wandb() -> Result:
 
 
 def _disk(folder: Path, remedy: str) -> Result:
+    import tempfile
+
     parent = folder.absolute()
     try:
         while not parent.exists():

@@ -13,8 +13,8 @@ from typing import Any
 RECORD_VERSION = 3
 """The format of every file with a `version`: raised with each change, since only files of this format are read."""
 
-CHECKSUM_KEY = "sha256"
-"""The field of run.json, status.json and a checkpoint's manifest that holds the hash of the others."""
+_CHECKSUM, _END = b',\n  "sha256": "', b"\n}\n"
+"""Before and after the last field of run.json, status.json and the like: the hash of the file without that field."""
 
 RUNS_FOLDER = "runs"
 SWEEPS_FOLDER = "sweeps"
@@ -78,16 +78,21 @@ def to_json(value: Any, indent: int | None = None) -> bytes:
 
 
 def with_checksum(record: Mapping[str, Any], version: int = RECORD_VERSION) -> bytes:
-    """Return a record as the content of a file: the fields, the version, and the SHA-256 of both."""
-    plain = json.loads(to_json({"version": None} | dict(record) | {"version": version}))
-    return to_json({**plain, CHECKSUM_KEY: digest(plain)}, indent=2)
+    """Return a record as the content of a file: the version, the fields, and the SHA-256 of the content so far."""
+    return _with_checksum(to_json({"version": version} | {**record, "version": version}, indent=2))
 
 
-def has_valid_checksum(record: Mapping[str, Any]) -> bool:
-    """Whether a record is what `with_checksum` wrote: JSON may still parse after a bit of a number flipped."""
-    return record.get(CHECKSUM_KEY) == digest({key: value for key, value in record.items() if key != CHECKSUM_KEY})
+def without_checksum(content: bytes) -> bytes:
+    """Return the content of a file without its checksum, as JSON.
+
+    Raises:
+        ValueError: The checksum is missing or does not match: JSON may still parse after a bit of a number flipped.
+    """
+    plain = content.rpartition(_CHECKSUM)[0] + _END
+    if content != _with_checksum(plain):
+        raise ValueError("its checksum does not match")
+    return plain
 
 
-def digest(record: Mapping[str, Any]) -> str:
-    """Return the SHA-256, in hex, of a record's content; layout and order of keys do not matter."""
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+def _with_checksum(plain: bytes) -> bytes:
+    return b'%b%b%b"%b' % (plain.removesuffix(_END), _CHECKSUM, hashlib.sha256(plain).hexdigest().encode(), _END)

@@ -1,7 +1,9 @@
 """Find runs by folder, path, id or name, or all runs of a sweep, including runs that have not started."""
 
+import gc
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,7 +43,8 @@ def select_runs(names: Sequence[str], results_dir: str | os.PathLike[str]) -> Se
     Raises:
         StoreError: A name matches nothing, a sweep's plan cannot be read, or no run has started.
     """
-    selections = [_select(name, results_dir) for name in names or [os.fspath(results_dir)]]
+    with _without_garbage_collection():
+        selections = [_select(name, results_dir) for name in names or [os.fspath(results_dir)]]
     records: dict[Path, RunEntry] = {}
     for record in (record for selection in selections for record in selection.records):
         records.setdefault(record.folder.path.resolve(), record)
@@ -55,6 +58,18 @@ def select_runs(names: Sequence[str], results_dir: str | os.PathLike[str]) -> Se
             f"{where}: none of the sweep's {waiting} runs has started" if waiting else no_runs_message(where)
         )
     return result
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Do not search records for reference cycles: they have none, and each search reads all of them again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def count_not_started(records: Sequence[RunEntry]) -> int:

@@ -5,7 +5,6 @@ row is left out and counted. The last status of a completed run holds the number
 (`RunFolder.metrics_problem`).
 """
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ from normlab.parsing import from_json, read_at_most
 from normlab.store.files import io_error
 from normlab.store.format import (
     CHECKS_FILE,
-    CHECKSUM_KEY,
     PLAN_FILE,
     QUEUE_FILE,
     RECORD_VERSION,
@@ -26,7 +24,7 @@ from normlab.store.format import (
     STATUS_FILE,
     decode,
     encode,
-    has_valid_checksum,
+    without_checksum,
 )
 
 T = TypeVar("T")
@@ -56,10 +54,6 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 """A step or a size: a float holds it exactly."""
 
 
-class OtherFormat(StoreError):
-    """A file that an older or a newer normlab wrote."""
-
-
 def read_record(path: Path, kind: type[T] = dict[str, Any]) -> T:
     """Return the content of a file with a checksum, as an object of a type; NaN and infinities of a float are decoded.
 
@@ -67,16 +61,9 @@ def read_record(path: Path, kind: type[T] = dict[str, Any]) -> T:
         StoreError: The file is missing or damaged, or has another format.
     """
     try:
-        record = from_json(read_at_most(path, LARGEST_PLAN if path.name == PLAN_FILE else LARGEST_RECORD))
-        # Check the checksum first: one flipped bit of the version would make the file look like another normlab's.
-        if not has_valid_checksum(record):
-            raise ValueError("its checksum does not match")
-        check_format(path, record.get("version"))
-        del record[CHECKSUM_KEY]
-        return msgspec.convert(record, kind, strict=False)  # a text that is no number is not a float either
+        return parse_record(path, read_at_most(path, LARGEST_PLAN if path.name == PLAN_FILE else LARGEST_RECORD), kind)
     except ValueError as error:
-        reason = "not a JSON object" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else error
-        raise damaged(path, reason) from None
+        raise damaged(path, error) from None
     except RecursionError:
         raise damaged(path, "nested too deeply") from None
     except FileNotFoundError:
@@ -85,22 +72,34 @@ def read_record(path: Path, kind: type[T] = dict[str, Any]) -> T:
         raise io_error(path, "read", error) from error
 
 
+def parse_record(path: Path, content: bytes, kind: type[T] = dict[str, Any]) -> T:
+    """Return the content of the file at `path` as `read_record`.
+
+    Raises:
+        StoreError: The file has another format.
+        ValueError: The content is damaged.
+    """
+    # Check the checksum first: one flipped bit of the version would make the file look like another normlab's.
+    record = from_json(without_checksum(content))
+    check_format(path, record.get("version"))
+    return msgspec.convert(record, kind, strict=False)  # a text that is no number is not a float either
+
+
 def check_format(path: Path, version: object) -> None:
     """Check the `version` of a file.
 
     Raises:
-        OtherFormat: An older or a newer normlab wrote the file.
-        StoreError: The version is not a number.
+        StoreError: An older or a newer normlab wrote the file, or the version is not a number.
     """
     if type(version) is not int:
         raise damaged(path, f"there is no format {version!r:.40}")
     if version < RECORD_VERSION:
-        raise OtherFormat(
+        raise StoreError(
             f"{path}: was written by an older normlab (format {version}); move its folder away and train again, or "
             "check out the normlab that wrote it"
         )
     if version > RECORD_VERSION:
-        raise OtherFormat(f"{path}: was written by a newer normlab (format {version}); update normlab")
+        raise StoreError(f"{path}: was written by a newer normlab (format {version}); update normlab")
 
 
 def read_bytes(path: Path) -> bytes:

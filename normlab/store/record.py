@@ -43,10 +43,10 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Setting]:
     """Return the values of nested mappings by dotted name."""
     flat: dict[str, Setting] = {}
     for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
+        if isinstance(value, dict):
+            flat.update(flatten(value, f"{prefix}{key}."))
         else:
-            flat[f"{prefix}{key}"] = as_setting(value)
+            flat[prefix + key] = as_setting(value)
     return flat
 
 

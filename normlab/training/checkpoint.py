@@ -27,8 +27,8 @@ from torch import Tensor
 from normlab.errors import StoreError
 from normlab.parsing import from_json, read_at_most
 from normlab.store.files import io_error, sync
-from normlab.store.format import decode, has_valid_checksum, to_json, with_checksum
-from normlab.store.reading import LARGEST_RECORD, check_format
+from normlab.store.format import decode, to_json, with_checksum
+from normlab.store.reading import LARGEST_RECORD, parse_record
 
 FOLDER = "checkpoints"
 """The name of the checkpoints folder in a run's folder."""
@@ -130,11 +130,12 @@ def read(folder: Path, step: int) -> Checkpoint:
         StoreError: The checkpoint has another format, or a file cannot be read.
     """
     path = folder / f"step_{step:08d}"
+    file = path / "manifest.json"
     try:
-        manifest = from_json(read_at_most(path / "manifest.json", LARGEST_RECORD))
-        if not has_valid_checksum(manifest):
-            raise DamagedCheckpoint(f"{path / 'manifest.json'}: damaged (its checksum does not match)")
-        check_format(path / "manifest.json", manifest["version"])
+        try:
+            manifest = parse_record(file, read_at_most(file, LARGEST_RECORD))
+        except ValueError as error:
+            raise DamagedCheckpoint(f"{file}: damaged ({error})") from error
         if manifest["step"] != step:
             raise DamagedCheckpoint(f"{path}: holds the checkpoint of step {manifest['step']}")
         for name in ("state.safetensors", "meta.json"):

@@ -11,7 +11,7 @@ import torch
 from synthetic_runs import Record, write_sweep
 
 from normlab.errors import StoreError
-from normlab.store.format import CHECKS_FILE, CHECKSUM_KEY, RECORD_VERSION, with_checksum
+from normlab.store.format import CHECKS_FILE, RECORD_VERSION, with_checksum, without_checksum
 from normlab.store.plans import read_plan
 from normlab.store.reading import read_record
 from normlab.store.runs import RunFolder
@@ -60,8 +60,7 @@ def folder_of(sweep: Path) -> RunFolder:
 def rewrite(sweep: Path, name: str, version: int) -> Path:
     """Give the only file of this name another format."""
     (path,) = sweep.parent.parent.rglob(name)
-    record = json.loads(path.read_bytes())
-    path.write_bytes(with_checksum({key: value for key, value in record.items() if key != CHECKSUM_KEY}, version))
+    path.write_bytes(with_checksum(json.loads(without_checksum(path.read_bytes())), version))
     return path
 
 

@@ -57,7 +57,8 @@ def test_damaged_runs_are_found_with_their_problem(results):
     for entry, problem in zip(
         entries,
         [
-            "run.json: is damaged (not a JSON object); restore a copy, or delete the run's folder and run it again",
+            "run.json: is damaged (its checksum does not match); restore a copy, or delete the run's folder and run it "
+            "again",
             "status.json: cannot be read (Is a directory); check the disk and run the same command again",
             "run.json: is missing; restore a copy, or delete the run's folder and run it again",
             "lock: cannot be read (Too many levels of symbolic links); check the disk and run the same command again",

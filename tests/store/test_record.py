@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from synthetic_runs import Record
 
-from normlab.store.format import CHECKSUM_KEY, DAMAGED
+from normlab.store.format import DAMAGED
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 
@@ -116,4 +116,4 @@ def test_a_wrong_field_of_a_status_is_damage(change: dict[str, Any], tmp_path: P
 def test_a_run_without_a_status_has_none_of_its_numbers(tmp_path: Path) -> None:
     run = RunRecord.load(write(tmp_path / "abc", Record().run(), None))
     assert (run.state, run.outcome, run.status.step, run.status.val_loss) == ("killed", None, 0, None)
-    assert CHECKSUM_KEY not in run.folder.run()
+    assert "sha256" not in run.folder.run()

@@ -36,7 +36,7 @@ def test_missing_damaged_and_running_records_are_listed(trained, compare, run_co
         "torn": "finished", "new": "not started",
     }  # fmt: skip
     assert note["good"] == ""
-    assert "is damaged (not a JSON object)" in note["bare"]
+    assert "is damaged (its checksum does not match)" in note["bare"]
     assert note["killed"].startswith("killed at step 20 of 100")
     assert note["running"].startswith("still running")
     assert note["torn"].startswith("3 lines of the metrics cannot be read")

@@ -50,6 +50,7 @@ def with_parts(monkeypatch: pytest.MonkeyPatch, **parts: bench_gpu.Part) -> None
     monkeypatch.setattr(bench_gpu, "PARTS", machine | parts)
 
 
+@pytest.mark.exhaustive
 def test_a_part_that_fails_or_takes_too_long_is_one_line_and_the_others_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,6 +55,7 @@ def test_module_computes_its_formula(overrides: list[str], formula: str) -> None
         assert (name in learned) == (name in formula)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("entry", NORMS, ids=lambda entry: entry["name"])
 def test_listed_initial_values_are_those_of_the_module(entry: catalogue.Entry) -> None:
     """The expressions give the module's numbers, with the names of the options as a plugin writes them."""

@@ -78,6 +78,7 @@ def collect_configs(command: str, monkeypatch: pytest.MonkeyPatch) -> list[RunCo
     return configs
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("command", "habit"), [*(("train", habit) for habit in HABITS), ("sweep", "-cd and -cn"), ("verify", "-cd and -cn")]
 )

@@ -209,6 +209,7 @@ def test_every_field_of_a_plan_is_checked(run: RunFolder) -> None:
             read_plan(sweep)
 
 
+@pytest.mark.exhaustive
 def test_a_text_in_a_plan_is_one_line(overrides: list[str], run_command: Command) -> None:
     arguments = ["sweep", *overrides, "sweep.name=first", "seed=0"]
     assert run_command(*arguments)[0] == 0

@@ -65,7 +65,7 @@ def peak_of(overrides: str, runs: int) -> tuple[int, memory.Estimate]:
     return counted.peak, settings.memory_of(config, corpus.tokenizer.vocab_size, runs)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("runs", [1, 3])
 @pytest.mark.parametrize("overrides", SHAPES)
 def test_estimate_is_a_close_lower_bound(overrides: str, runs: int) -> None:
@@ -90,6 +90,7 @@ def test_estimate_holds_for_every_norm_and_placement(parts: str, runs: int) -> N
     assert estimated.peak <= peak <= memory.PEAK_FACTOR * estimated.peak
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("runs", [1, 3])
 def test_estimate_of_logits_in_chunks(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (memory, chunked_loss):

@@ -63,6 +63,7 @@ EDITS = {
 """By kind: a plugin, the override that selects it, and a text of the plugin with its replacement."""
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", EDITS)
 def test_edited_plugin_starts_another_run(kind: str, run_id: Callable[..., str]) -> None:
     text, override, before, after = EDITS[kind]
@@ -197,6 +198,7 @@ def learned(folder: Path, name: str, initial_values: str) -> str:
     return f"plugins=[{folder / name}.py]"
 
 
+@pytest.mark.exhaustive
 def test_verify_names_the_parameters_without_initial_values(run_command: Command, tmp_path: Path) -> None:
     out = run_command("verify", learned(tmp_path, "nowhere", ""))[1]
     (failed,) = (line for line in out.splitlines() if "declares its initial values" in line)

@@ -69,14 +69,14 @@ def depth_of(placement: str) -> str:
     return ONE_LAYER if len(layers) == 1 else TWO_LAYERS
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("runs", [1, 2])
 @pytest.mark.parametrize(("placement", "norm"), PAIRS)
 def test_every_norm_and_placement(placement: str, norm: str, runs: int, take_steps: TakeSteps) -> None:
     assert_no_waits(take_steps(f"placement={placement}", f"norm={norm}", depth_of(placement), runs=runs, steps=FIRST))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("runs", [1, 2])
 @pytest.mark.parametrize(
     "overrides",
@@ -145,7 +145,7 @@ def test_norm_in_placement(placement: str, norm: str, runs: int, take_steps: Tak
     assert_no_waits(take_steps(f"placement={placement}", norm_in(placement, norm), depth_of(placement), runs=runs))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("runs", [1, 2, 16])
 @pytest.mark.parametrize(
     ("shape", "budget"),
@@ -172,7 +172,7 @@ REPLAYS = ["train.graph=on", "stats.every=2", ONE_LAYER]
 """Steps 4 and 5 are the first that are captured; 6 and 7 are replayed."""
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("runs", [1, 2])
 @pytest.mark.parametrize(
     "overrides",
@@ -189,7 +189,7 @@ def test_a_replayed_step_is_a_few_launches(overrides: list[str], runs: int, take
         assert (done["launches"], len(done["copies"]), done["waits"]) == (5 if measured else 4, 1, [])
 
 
-@pytest.mark.few(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("plant", ["number of the host", "new state"])
 def test_what_a_replay_would_not_compute_is_found(plant: str, take_steps: TakeSteps) -> None:
     assert take_steps("norm=batchnorm", *REPLAYS, plant=plant, steps=range(8))["step 7"]["differ"] != []
@@ -214,7 +214,7 @@ def test_a_mix_of_devices_is_found(take_steps: TakeSteps) -> None:
         take_steps(ONE_LAYER, plant="mix of devices")
 
 
-@pytest.mark.few(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("overrides", "runs"),
     [

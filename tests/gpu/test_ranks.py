@@ -57,7 +57,7 @@ def take_steps(guard: Path) -> Iterator[TakeSteps]:
     assert process.returncode == 0
 
 
-@pytest.mark.few(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("overrides", "of_a_norm"),
     [
@@ -95,6 +95,7 @@ def test_gradients_are_summed_while_the_backward_pass_goes_on(take_steps: TakeSt
         assert max(earlier) < products[-1] < first_block < embeddings
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "overrides",
     [[], pytest.param(["train.batch_size=8192"], marks=pytest.mark.exhaustive)],

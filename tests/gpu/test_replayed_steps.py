@@ -100,7 +100,7 @@ def expected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., l
     return call
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("overrides", "runs"),
     [
@@ -139,7 +139,7 @@ def test_a_stopped_run_is_replayed_from_its_checkpoint(
     assert len(captures) == 3  # after the resume there was one measured step less
 
 
-@pytest.mark.few(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("place", [(torch.autograd, "grad"), (Optimizer, "update")], ids=["backward", "update"])
 def test_without_a_capture_the_run_is_the_same(
     place: tuple[Any, str],

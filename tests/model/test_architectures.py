@@ -143,7 +143,7 @@ def _float64() -> Iterator[None]:
         yield
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("row", ARCHITECTURES, ids=lambda row: row.name)
 def test_architecture_equals_our_model(row: Architecture, monkeypatch: pytest.MonkeyPatch) -> None:
     model, other, ours, weights = build_both(row, monkeypatch)

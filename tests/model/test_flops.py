@@ -47,7 +47,7 @@ def counted(config: RunConfig, vocab_size: int) -> float:
     return counter.get_total_flops() / tokens.numel()
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_flops_of_model_shapes(shape):
     overrides, vocab_size = SHAPES[shape]

@@ -55,6 +55,7 @@ def results_of(runner: ModelRunner, widths: Widths | None = None) -> dict[str, t
     return statistics | {"loss": output.loss} | dict(zip(runner.params, grads, strict=True))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("chunk", [7 * VOCAB, 2**26], ids=["chunks", "at once"])
 @pytest.mark.parametrize("runs", [1, 2])
 @pytest.mark.parametrize("name", MODELS)

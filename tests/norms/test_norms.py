@@ -72,7 +72,7 @@ def test_buffers_are_reassigned_not_written_in_place(options: NormConfig) -> Non
 # How it runs
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("options", [each for each in DEFAULTS if each.name != "none"], ids=label_of)
 def test_one_graph_equals_eager(options: NormConfig) -> None:
     """Traced as a compiled run would be, but not lowered to C++."""

@@ -265,6 +265,7 @@ def test_every_preset_has_its_oracle() -> None:
     assert shipped == set(MODELS)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("scale", [1.0, 1e-3], ids=["large", "beside_eps"])
 @pytest.mark.parametrize("name", MODELS)
 def test_preset_equals_the_norm_of_the_model(name: str, scale: float) -> None:

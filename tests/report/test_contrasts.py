@@ -123,6 +123,7 @@ def test_cells_that_cannot_be_pooled(problem):
     assert pool_residuals(table) is None
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("cells", "seeds", "seed_effect"), [(4, 2, 0.0), (6, 3, 3.0)])
 def test_coverage(cells, seeds, seed_effect):
     """95 % intervals of a difference cover it in 95 % of sweeps with equally variable cells, for any effect of seeds.

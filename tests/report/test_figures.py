@@ -345,6 +345,7 @@ def test_the_drawing_has_the_points_and_the_diverged_seeds(table):
 # Files
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("suffix", "kind"),
     [

@@ -101,6 +101,7 @@ def test_tables(format: str, runs: list[str], run_command: Command) -> None:
             assert "\\input" not in re.sub(r"^% .*", "", out, flags=re.MULTILINE)
 
 
+@pytest.mark.exhaustive
 def test_commands_that_print(runs: list[str], run_command: Command) -> None:
     commands = [["summarize", "."], ["summarize", ".", "--format", "json"]]
     commands += [[name, run] for name in ("inspect", "sample", "verify", "sync") for run in runs]

@@ -87,6 +87,7 @@ def visit(browser, path, text: str) -> tuple[bool, str]:
     return ran == "yes", "\n".join(messages)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("existing", [False, True])
 def test_a_folder_that_cannot_be_written_is_named(existing, make_run, tmp_path, run_without_root_privileges):
     make_run("one")

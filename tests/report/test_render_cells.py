@@ -206,6 +206,7 @@ def expected_rows(test: str, losses: np.ndarray) -> dict[tuple[str, str], float]
 OVER = {"interaction": "placement,warmup_steps", "trend": "depth", "counts": "warmup_steps"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("test", list(OVER))
 def test_tests_in_json_and_csv(losses, summarize, test):
     expected = expected_rows(test, losses)

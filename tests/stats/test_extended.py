@@ -138,6 +138,7 @@ def test_the_stream_and_the_hidden_activations_equal_their_formulas() -> None:
         assert measured["dead_frac", "", place] == (mean < mean.mean() / 1000).double().mean().item()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("limit", [extended.GRADIENT_NUMBERS, 1], ids=["together", "one by one"])
 @pytest.mark.parametrize("overrides", [(), ("model=llama_nano", "model.qk_norm=head")], ids=["gpt2", "llama"])
 @pytest.mark.parametrize("count", [1, 3], ids=["single", "stacked"])

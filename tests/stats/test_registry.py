@@ -39,6 +39,7 @@ def test_statistics_have_names_of_their_own_and_are_in_the_order_of_their_tensor
     assert kinds == sorted(kinds, key=list(OF).index)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -15,7 +15,7 @@ from support.measured_steps import case
 MEASURED = {name for name, entry in STATISTICS.items() if entry.tier == CORE and entry.derive is None}
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("runs", [1, 3], ids=["single", "stacked"])
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("placement", ["pre", "post", "peri"])

@@ -100,6 +100,7 @@ def test_a_claim_under_review_is_marked_wherever_its_verdict_is() -> None:
 # The picture
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("under_review", ["", "it was not repeated"])
 def test_the_picture_names_the_claim_and_the_unit(under_review: str) -> None:
     text = (

@@ -38,7 +38,7 @@ def sizes_of(made: Plan) -> list[int]:
     return [len(pack.runs) for pack in made.packs]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("grid", "cores", "sizes", "parallel"),
     [

@@ -98,6 +98,7 @@ def test_a_run_of_a_pack_does_not_wait_for_the_follower_of_another(
     ]  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("problem", "attempts"), [("no answer", 2), ("{} was deleted", 3)])
 def test_a_server_that_is_gone_at_the_end_is_tried_twice(
     problem: str, attempts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -52,6 +52,7 @@ def test_batch_statistics_loss_is_recorded_for_norms_that_have_it(norm: str, gap
     assert (folder.status()["val_loss_batch_statistics"] is not None) == gap
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "extra",
     [

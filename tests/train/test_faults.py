@@ -48,6 +48,7 @@ def insert_a_row(folder: RunFolder) -> None:
     folder.metrics_path.write_bytes(b"{}\n" + folder.metrics_path.read_bytes())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -102,6 +103,7 @@ def change_the_version(folder: RunFolder) -> None:
     path.write_text(path.read_text().replace(f'"version": {RECORD_VERSION}', '"version": 9'))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("change", "warning"),
     [

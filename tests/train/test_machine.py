@@ -77,6 +77,7 @@ def peak_of(overrides: list[str], *more: str) -> int:
     return int(status.peak_memory_bytes)
 
 
+@pytest.mark.exhaustive
 def test_a_run_after_a_large_one_reports_its_own_peak(overrides: list[str]) -> None:
     small = peak_of(overrides, "train.steps=1", "seed=1")
     large = peak_of(overrides, "train.steps=1", "seed=2", "train.batch_size=2048", "eval.sequences=2")

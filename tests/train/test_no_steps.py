@@ -33,6 +33,7 @@ def statistics_of_step_0(folder: RunFolder, tier: str) -> dict[tuple[str, str], 
     return {(name, site): array[0].tobytes() for name in part.names() for site, array in part.get(name).items()}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("overrides", "steps", "runs", "tiers"),
     [(TWO_TIERS, 1, 1, ("core", "extended")), (TWO_TIERS, 1, 2, ("core", "extended")), (PROBED, 120, 1, ("probe",))],
@@ -61,6 +62,7 @@ def test_nothing_is_updated(tmp_path: Path) -> None:
     assert [status[name] for name in ("step", "tokens", "train_loss", "tokens_per_s")] == [0, 0, None, None]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("runs", [1, 2])
 def test_run_that_was_killed_before_its_last_status_is_not_measured_again(runs: int, tmp_path: Path) -> None:
     complete = trained(tmp_path / "complete", *TWO_TIERS, "train.steps=0", runs=runs)
@@ -74,6 +76,7 @@ def test_run_that_was_killed_before_its_last_status_is_not_measured_again(runs: 
         assert differences(one.path, other.path) == []
 
 
+@pytest.mark.exhaustive
 def test_every_command_reads_a_sweep_without_steps(overrides: list[str], run_command: Command) -> None:
     sweep = [*overrides, "placement=pre,post", "seed=0,1", "train.steps=0", "sweep.pack=2", "sweep.name=initial"]
     sweep += ["sweep.jobs=1", "eval.every=0"]

@@ -66,7 +66,7 @@ def assert_pack_equals_single_runs(
                 torch.testing.assert_close(stacked, tensor, atol=1e-9, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("norm", ["layernorm", "batchnorm"])
 @pytest.mark.parametrize("name", OWN_WIRING)
 def test_pack_equals_single_runs(name: str, norm: str) -> None:

@@ -68,7 +68,7 @@ def test_compiled_equals_eager(name: str) -> None:
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", OWN_WIRING)
 def test_resumed_run_is_bit_identical(
     name: str, overrides: list[str], tmp_path: Path, interrupt: Callable[..., None]

@@ -21,6 +21,7 @@ def first(train: Train) -> RunFolder:
     return train(*CONSTANT, "train.steps=8", "run.name=first")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("schedule", "suffix", "step"), [(CONSTANT, "", 8), (CONSTANT, "@4", 4), (WSD, "@6", 6)])
 def test_the_run_equals_one_that_made_all_steps_itself(
     schedule: list[str], suffix: str, step: int, train: Train, interrupt: Callable[..., None], tmp_path: Path
@@ -59,6 +60,7 @@ def change_a_digit(run: RunFolder) -> None:
     run.metrics_path.write_bytes(run.metrics_path.read_bytes().replace(b'"loss":5', b'"loss":4', 1))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("change", "override", "message"),
     [
@@ -104,6 +106,7 @@ def test_a_diverged_run_is_no_start(train: Train, command: Command) -> None:
     assert f"diverged at step {diverged.status()['step']}; choose an earlier checkpoint" in err
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("owner", "name"), [(RunFolder, "create"), (checkpoint, "save"), (start_from, "write_atomic")])
 def test_a_run_killed_at_its_start_starts_again(
     owner: object, name: str, first: RunFolder, train: Train, monkeypatch: pytest.MonkeyPatch

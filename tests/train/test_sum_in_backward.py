@@ -52,6 +52,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.process)])
 def test_gradients_of_ranks(count: int, tmp_path: Path) -> None:
     ranks = [subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(count), tmp_path]) for rank in range(count)]

@@ -176,6 +176,7 @@ def test_a_run_killed_between_two_jobs_resumes_bit_identical(
             assert differences(one, other) == [], f"after job {number}, {job}"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("write", "step"), [("write_rows", 6), ("save", 6), ("write_status", LAST)])
 def test_an_error_ends_the_run_with_one_line_and_nothing_is_written_after_it(
     write: str, step: int, command: Command, reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

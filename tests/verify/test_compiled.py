@@ -230,7 +230,7 @@ def number_per_layer(tmp_path: Path) -> str:
     return f"plugins=[{tmp_path}/numbers.py]"
 
 
-@pytest.mark.few(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("choice", ["placement=inverse", "norm=scaled"])
 def test_a_python_number_that_differs_between_blocks_fails_at_any_depth(choice: str, number_per_layer: str) -> None:
     check = graphs_check(compose_run([number_per_layer, choice, "model.depth=1", "device=cpu"]), "block")
@@ -238,6 +238,7 @@ def test_a_python_number_that_differs_between_blocks_fails_at_any_depth(choice: 
     assert check.result.startswith("expected at most 4 graphs, found 10 graphs at depth 8: the blocks do not share")
 
 
+@pytest.mark.exhaustive
 def test_a_run_with_a_python_number_in_each_block_ends_in_one_line(
     number_per_layer: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch, run_command: Command
 ) -> None:
@@ -257,7 +258,7 @@ def test_two_kinds_of_blocks_compile_for_every_pass(overrides: list[str], monkey
     assert train(compose_run([*overrides, *options]), trackers=[]).state == "finished"
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("norm", "placement"),
     [

@@ -25,6 +25,7 @@ KNOWN = {
 """Fingerprints from another machine. A changed one is a changed computation; its commit must say so."""
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("overrides", KNOWN)
 def test_is_equal_on_every_machine(overrides: str) -> None:
     assert fingerprint(compose_run(overrides.split())) == KNOWN[overrides]

@@ -47,13 +47,13 @@ def small_model(norm: str, placement: str) -> SmallModel:
 # The catalogue
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", load_all())
 def test_a_norm_passes_its_checks(name: str) -> None:
     assert failed(selection.checks_of_norm(NORMS[name](), 16)) == []  # pyright: ignore[reportCallIssue]
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("thorough", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("name", load_placements())
 def test_a_placement_passes_its_checks(name: str, thorough: bool) -> None:
@@ -284,6 +284,7 @@ def test_a_run_of_one_token_is_verified(run_command: Command) -> None:
     assert (code, err) == (0, ""), out
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("where", ["build", "forward"])
 @pytest.mark.parametrize("command", ["verify", "train"])
 def test_an_error_in_a_plugin_is_one_line(command: str, where: str, tmp_path: Path, run_command: Command) -> None:

@@ -9,7 +9,7 @@ TakeSteps = Callable[..., dict[str, dict[str, Any]]]
 ONE_LAYER = "model.depth=1"
 
 
-@pytest.mark.few(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
 def test_a_step_in_each_precision(precision: str, take_steps: TakeSteps) -> None:
     # The logits of the second batch are large, so they are computed in chunks.

@@ -83,6 +83,7 @@ def test_steps_of_two_ranks(overrides: list[str], of_a_norm: int, take_steps: Ta
     assert [step["collectives"] for step in ranks[0].values()] == [step["collectives"] for step in ranks[1].values()]
 
 
+@pytest.mark.exhaustive
 def test_gradients_are_summed_while_the_backward_pass_goes_on(take_steps: TakeSteps) -> None:
     steps, _ = take_steps("norm=layernorm", "train.accumulation=4")  # two micro-batches for each rank
     for step in steps.values():

@@ -120,6 +120,7 @@ def test_a_replayed_run_is_the_run(
     assert captures
 
 
+@pytest.mark.exhaustive
 def test_a_stopped_run_is_replayed_from_its_checkpoint(
     tmp_path: Path, expected: Trained, captures: list[StepOutput], monkeypatch: pytest.MonkeyPatch
 ) -> None:

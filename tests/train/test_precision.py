@@ -152,6 +152,7 @@ def test_adam_statistics_count_the_updates_and_not_the_steps() -> None:
     assert torch.equal(*found)
 
 
+@pytest.mark.exhaustive
 def test_chunked_loss_in_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its gradients are computed in the forward pass, so the scale must be there; without it the small ones vanish."""
     config = config_of("norm=layernorm", "model.tie_embeddings=false")

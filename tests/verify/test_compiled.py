@@ -313,6 +313,7 @@ def test_a_bound_that_would_accept_any_block_is_not_used(monkeypatch: pytest.Mon
 # Selection
 
 
+@pytest.mark.exhaustive
 def test_a_run_is_compiled_and_a_study_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     only = Check("block", "compiled", passed=True, result="")
     monkeypatch.setattr(selection, "compiled_check", lambda config, subject: only)

@@ -10,7 +10,7 @@ import itertools
 import math
 import os
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_dir
@@ -131,9 +131,15 @@ def to_config(cfg: DictConfig, job: Job = ()) -> RunConfig:
 # Overrides
 
 
+@lru_cache(1024)  # a grid parses the same texts again and again
 def _parse(text: str) -> Override:
     with explaining_errors(typed=text):
-        return OverridesParser.create().parse_overrides([text])[0]
+        return _parser().parse_overrides([text])[0]
+
+
+@cache
+def _parser() -> OverridesParser:
+    return OverridesParser.create()
 
 
 def _read(text: str) -> Override:
@@ -164,7 +170,7 @@ def keep_text(override: Override) -> Override:
         values, texts = value.list, typed.split(",")
     elif isinstance(value, list):
         values, texts = value, typed[1:-1].split(",")
-    if override.key_or_group not in text_options() or not any(isinstance(each, int | float) for each in values):
+    if not any(isinstance(each, int | float) for each in values) or override.key_or_group not in text_options():
         return override
     if len(texts) != len(values):
         raise ConfigError(f"{override.input_line}: has a number among texts with commas; quote each text")

@@ -170,6 +170,7 @@ SHARED_OPTIM = {
     "clip": Row("null", "0.1", losses, ("optim=sgd",)),
     "weight_decay": Row("0.1", "1.0", losses),
     "decay": Row("matrices", "all", losses, ("optim.weight_decay=1",)),
+    "decay_mode": Row("proportional", "independent", losses, ("optim.weight_decay=0.1",)),
 }
 OPTIM_ROWS = {
     "adamw": SHARED_OPTIM | {

@@ -18,7 +18,7 @@ class OptimConfig:
     moments: ClassVar[tuple[str, ...]]
     """Kinds of moment that the optimiser keeps for each parameter; part of the tensor names of a checkpoint."""
     per_run: ClassVar[tuple[str, ...]] = (
-        *("lr", "weight_decay", "warmup_steps", "schedule", "final_lr_fraction", "decay_fraction"),
+        *("lr", "weight_decay", "decay_mode", "warmup_steps", "schedule", "final_lr_fraction", "decay_fraction"),
     )
     """Options in which the runs of a pack may differ."""
 
@@ -46,13 +46,26 @@ class OptimConfig:
     clip: float | None = option(1.0, "Largest norm of the gradient over all parameters; null for no clipping.", above=0)
     weight_decay: float = option(
         0.1, at_least=0,
-        help="Strength of the weight decay, wd in the formula. An update decays a weight by lr wd, with the learning "
-        "rate of that step: a grid of learning rates is also a grid of weight decays.",
+        help="Strength of the weight decay, wd in the formula.",
+    )  # fmt: skip
+    decay_mode: str = option(
+        "proportional", choices=("proportional", "independent"),
+        help="What an update decays a weight by: lr wd, with the learning rate of that step, so that a grid of "
+        "learning rates is also a grid of weight decays; or wd times the schedule, from 0 to 1.",
     )  # fmt: skip
     decay: str = option(
         "matrices", choices=("matrices", "all"),
         help="Parameters with weight decay: matrices and embeddings, or all, with gains and biases.",
     )  # fmt: skip
+
+    @property
+    def decay_per_lr(self) -> float:
+        """The wd of the formula: `weight_decay`, over the peak learning rate if the decay is independent of it.
+
+        Source of independent decay: Loshchilov & Hutter 2017, arXiv:1711.05101, algorithm 2; Wortsman et al. 2023,
+        arXiv:2309.14322.
+        """
+        return self.weight_decay / (self.lr if self.decay_mode == "independent" else 1.0)
 
     @property
     def adam_constants(self) -> tuple[float, float, float] | None:
@@ -76,8 +89,9 @@ class OptimConfig:
             self.decay_fraction = 0.2 if self.decay_fraction is None else self.decay_fraction
         elif self.decay_fraction is not None:
             raise no_effect(f"optim.decay_fraction={self.decay_fraction}", f"optim.schedule={self.schedule}")
-        if self.decay == "all" and self.weight_decay == 0:
-            raise no_effect("optim.decay=all", "optim.weight_decay=0")
+        for name, default in (("decay", "matrices"), ("decay_mode", "proportional")):
+            if self.weight_decay == 0 and (value := getattr(self, name)) != default:
+                raise no_effect(f"optim.{name}={value}", "optim.weight_decay=0")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -85,7 +99,8 @@ class AdamW(OptimConfig):
     """Adam with decoupled weight decay, in torch's form.
 
     lr is the learning rate of the step, with its schedule. In algorithm 2 of the paper the schedule multiplies both
-    terms, and the peak learning rate only the first: w <- w - schedule (peak m^/(sqrt(v^) + eps) + wd w).
+    terms, and the peak learning rate only the first (`decay_mode=independent`):
+    w <- w - schedule (peak m^/(sqrt(v^) + eps) + wd w).
     """
 
     formula: ClassVar[str] = "w <- w - lr (m^/(sqrt(v^) + eps) + wd w)"
@@ -116,8 +131,7 @@ class SGD(OptimConfig):
     lr: float = option(0.1, "Peak learning rate, per step.", above=0)
     weight_decay: float = option(
         0.0, at_least=0,
-        help="Strength of the weight decay, wd in the formula: wd w is added to the gradient. A grid of learning "
-        "rates is also a grid of weight decays.",
+        help="Strength of the weight decay, wd in the formula: wd w is added to the gradient.",
     )  # fmt: skip
     momentum: float = option(0.9, "Decay per step of the velocity.", at_least=0, below=1)
     nesterov: bool = option(False, "Whether to use Nesterov momentum.")

@@ -148,7 +148,7 @@ class StackedGroup:
 def adamw_coefficients(options: AdamW, lr: float, count: int) -> tuple[float, ...]:
     """Return the coefficients of update number `count`, from 1."""
     corrections = [1 - beta**count for beta in (options.beta1, options.beta2)]
-    decay_factor = 1 - lr * options.weight_decay
+    decay_factor = 1 - lr * options.decay_per_lr
     return 1 - options.beta1, 1 - options.beta2, lr / corrections[0], 1 / corrections[1], decay_factor
 
 
@@ -165,7 +165,7 @@ def stacked_adamw(options: AdamW, group: StackedGroup) -> None:
 
 def sgd_coefficients(options: SGD, lr: float, count: int) -> tuple[float, ...]:
     """Return the coefficients of update number `count`, from 1."""
-    return lr, options.weight_decay, options.momentum
+    return lr, options.decay_per_lr, options.momentum
 
 
 def stacked_sgd(options: SGD, group: StackedGroup) -> None:
@@ -281,7 +281,7 @@ class Optimizer:
             if names:
                 states = (params, grads, *self.moments.values())
                 tensors, gradients, *moments = [[state[name] for name in names] for state in states]
-                decay = options.weight_decay if decays else 0.0
+                decay = options.decay_per_lr if decays else 0.0
                 group = Group(tensors, gradients, moments, self.count, hyperparameters.lr, decay, (~alive).float())
                 UPDATES[type(options)].single(options, group)
 

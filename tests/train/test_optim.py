@@ -103,6 +103,31 @@ def test_update_of_a_single_run_equals_torch_optim(options: OptimConfig) -> None
             torch.testing.assert_close(p, reference_params[n].detach(), atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.parametrize("runs", [1, 2])
+def test_independent_decay_is_weight_decay_times_the_schedule(runs: int) -> None:
+    options = AdamW(lr=0.02, weight_decay=0.3, decay_mode="independent", warmup_steps=2, final_lr_fraction=0.1)
+    params = Stack(drawn(runs)) if runs > 1 else drawn()
+    expected = {n: p[-1].clone() if runs > 1 else p.clone() for n, p in params.items()}
+    other = torch_adamw(options, [{"params": [*expected.values()], "weight_decay": 0.0}])
+    optimizer = Optimizer(options, params)
+    for step in range(STEPS):
+        grads, hypers = gradients(step, params), hyperparameters_at(options, STEPS, step)
+        other.param_groups[0]["lr"] = learning_rate(options, STEPS, step)
+        for n, p in expected.items():
+            p.grad = grads[n][-1].clone() if runs > 1 else grads[n].clone()
+            if p.dim() >= 2:
+                p *= 1 - options.weight_decay * learning_rate(options, STEPS, step) / options.lr
+        other.step()
+        if runs > 1:
+            optimizer.update(
+                params, Stack(grads), coefficients_of([hypers] * runs, step + 1), torch.tensor([True] * runs)
+            )
+        else:
+            optimizer.update(params, grads, hypers, torch.tensor(True))
+    for n, p in params.items():
+        torch.testing.assert_close(p[-1] if runs > 1 else p, expected[n], atol=1e-12, rtol=1e-12)
+
+
 @with_options
 def test_update_of_stacked_runs_equals_single_updates(options: OptimConfig) -> None:
     runs = [copy.deepcopy(options) for _ in range(3)]

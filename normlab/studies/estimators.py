@@ -100,9 +100,7 @@ def over_seeds(values: Mapping[Replicate, float]) -> Estimate:
     )  # fmt: skip
 
 
-def over_rates(
-    tables: Sequence[Mapping[float | None, Mapping[Replicate, float]]], weights: Sequence[float]
-) -> Estimate:
+def over_rates(tables: Sequence[Mapping[float, Mapping[Replicate, float]]], weights: Sequence[float]) -> Estimate:
     """Return the contrast at the first learning rate of each arm, with the union of the intervals at all of them.
 
     A table has the values of an arm by learning rate and replicate. A seed of which a value is infinite is left out.

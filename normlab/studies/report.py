@@ -37,6 +37,15 @@ COLUMNS = (
 )  # fmt: skip
 
 
+LEGEND = (
+    "n: seeds in the estimate, or seeds of a share. left out: seeds of which a run diverged or has not learned. bad: "
+    "judged runs that diverged, stayed at the unigram loss or regressed to it; of a share, those that count. p: the "
+    "smallest level at which the claim is decided, corrected for all claims of the study. power: the probability of "
+    "the verdict supported, if the effect is as stated, with the standard deviation of the choosing seeds and at the "
+    "ends of its interval of 80 %. learning rates: the chosen one and those within two standard errors of the best."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Tested:
     """The verdicts of an attempt, and what a report keeps of its runs."""
@@ -174,18 +183,9 @@ def _blocks(study: Study, tested: Sequence[Tested], captions: Sequence[str]) -> 
             yield _list(each.verdicts.notes)
         yield _table([*each.verdicts.claims, *each.verdicts.controls])
     controls = ", ".join(claim.name for claim in study.controls)
-    yield (
-        "n: seeds in the estimate, or seeds of a share. left out: seeds of which a run diverged or has not learned. bad: "
-        "judged runs that diverged, stayed at the unigram loss or regressed to it; of a share, those that count. p: the "
-        "smallest level at which the claim is decided, corrected for all claims of the study. power: the probability of "
-        "the verdict supported, if the effect is as stated, with the standard deviation of the choosing seeds at the "
-        "ends of its interval of 80 %. learning rates: the chosen one and those within two standard errors of the best."
-        + (
-            f" The last rows are controls ({controls}); one that is not supported makes every verdict void."
-            if controls
-            else ""
-        )
-    )
+    yield LEGEND
+    if controls:
+        yield f"The last rows are controls ({controls}); one that is not supported makes every verdict void."
     if study.background:
         yield "## What is known"
         yield printable(study.background)

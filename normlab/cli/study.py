@@ -153,7 +153,7 @@ def _test(
 def report(name: Name, overrides: Overrides = None, results_dir: ResultsDir = "results") -> None:
     """Write the report of a study from the records of its runs, or without them from its report.json."""
     from normlab.studies.report import DATA, folder_of, rewrite_report, write_report
-    from normlab.studies.run import attempts_of
+    from normlab.studies.run import attempts_of, read_evidence
 
     study = _find(name, overrides)
     folder, attempts = folder_of(results_dir, study), attempts_of(study, results_dir)
@@ -161,7 +161,7 @@ def report(name: Name, overrides: Overrides = None, results_dir: ResultsDir = "r
         warn(f"{results_dir} has no runs of study {study.name}: its report is written again from {folder / DATA}")
         tested, page = rewrite_report(study, folder)
     else:
-        tested, page = write_report(study, attempts, folder)
+        tested, page = write_report(study, [(attempt, read_evidence(attempt)) for attempt in attempts], folder)
     for each in tested:
         for note in each.verdicts.notes:
             warn(f"{each.label}: {note}")

@@ -122,7 +122,7 @@ def _rate(reports: Sequence[dict[str, Any]]) -> str:
     wrong = 0.05 * len(reports)
     return (
         f"{len(claims)} claims, {decided} decided and {undecided} undecided. "
-        f"{replicated if again else 'None is replicated'}. The verdicts of a study are corrected for all of them (Holm), "
-        f"so that one of them is wrong with a probability of at most 5 %: in {len(reports)} studies at most {wrong:.2g} "
-        "with a wrong verdict are expected."
+        f"{replicated if again else 'None is replicated'}. The verdicts of a study are corrected for all of them, "
+        "so that one of them is wrong with a probability of at most 5 %: "
+        f"in {len(reports)} studies at most {wrong:.2g} with a wrong verdict are expected."
     )

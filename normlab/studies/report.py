@@ -26,7 +26,7 @@ from normlab.store.record import RunRecord
 from normlab.studies.base import Study
 from normlab.studies.index import as_text, table_lines, write_index
 from normlab.studies.judge import LEVELS, Judgement, Verdicts, as_row, from_row, judge
-from normlab.studies.run import Attempt, read_evidence
+from normlab.studies.run import Attempt, Evidence
 
 FORMATS = ("svg", "pdf")
 DATA = "report.json"
@@ -71,7 +71,7 @@ def folder_of(results_dir: str, study: Study) -> Path:
     return Path(results_dir) / "studies" / study.name
 
 
-def write_report(study: Study, attempts: Sequence[Attempt], folder: Path) -> tuple[list[Tested], Path]:
+def write_report(study: Study, attempts: Sequence[tuple[Attempt, Evidence]], folder: Path) -> tuple[list[Tested], Path]:
     """Write the report of a study and the table of all reports; return its verdicts and the report's page.
 
     The figures are those of the first attempt.
@@ -83,8 +83,7 @@ def write_report(study: Study, attempts: Sequence[Attempt], folder: Path) -> tup
         raise StoreError(f"study {study.name}: has no runs; train them with `normlab study run {study.name}`")
     check_links(folder)
     tested, captions = [], []
-    for attempt in attempts:
-        evidence = read_evidence(attempt)
+    for attempt, evidence in attempts:
         verdicts = judge(
             study, evidence.results,
             unverified=evidence.unverified, missing=evidence.missing, notes=evidence.notes,

@@ -46,6 +46,14 @@ register_study(
             )
             for width in WIDTHS
         ],
+        controls=[
+            Claim(
+                "wider_is_slower",
+                "A training step with LayerNorm takes twice as long or longer at width 1024 than at width 64.",
+                Contrast({timed("layernorm", 1024): 1.0, timed("layernorm", 64): -1.0}, TokenTime(), is_ratio=True),
+                AtLeast(2.0),
+            )
+        ],
         settings=("small",),
     )
 )

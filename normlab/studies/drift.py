@@ -9,7 +9,7 @@ INIT = "model=gpt2_nano placement=pre train.steps=1 stats.every=1 optim.lr=1e-3 
 TRAIN = "model=gpt2_nano placement=pre train.steps=300 eval.every=100 stats.every=100 sweep.pack=16"
 TRAINED = ("xavier", "gpt2_scaled")
 """The init rules of the trained models. That of GPT-2 without its factor 1/sqrt(2L) is nearly the second."""
-RATES = "optim.lr=1e-3,2e-3,4e-3,8e-3,1.6e-2,3.2e-2,6.4e-2,1.28e-1,2.56e-1,5.12e-1"
+RATES = "optim.lr=5e-4,1e-3,2e-3,4e-3,8e-3,1.6e-2,3.2e-2,6.4e-2,1.28e-1,2.56e-1,5.12e-1"
 GROWTH = Statistic("resid_rms", over="growth", at="first")
 THIS = "this project"
 
@@ -33,7 +33,7 @@ register_study(
         ),
         limits=(
             "The growth at initialisation depends on the width under the rule of GPT-2, whose standard deviation is "
-            "0.02 at any width; it is that of 64 sequences. The highest learning rate is one of ten from 1e-3 to "
+            "0.02 at any width; it is that of 64 sequences. The highest learning rate is one of eleven from 5e-4 to "
             "0.512, each twice the one before, and the interval includes this step."
         ),
         grids=[

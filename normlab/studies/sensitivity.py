@@ -4,7 +4,7 @@ from normlab.studies.base import NANO, AtLeast, AtMost, Claim, Grid, Picture, St
 from normlab.studies.estimators import Share
 from normlab.studies.over_grid import OverGrid
 
-GRID = f"{NANO} model.depth=4 optim.lr=1e-3,3e-3,1e-2,3e-2,1e-1,3e-1,1"
+GRID = f"{NANO} model.depth=4 optim.lr=3e-4,1e-3,3e-3,1e-2,3e-2,1e-1,3e-1,1"
 FIXED = "optim.decay_mode=independent"
 THIS = "this project"
 
@@ -34,7 +34,7 @@ register_study(
             "rate also decays more; with optim.decay_mode=independent it is 1e-4 a step at every rate."
         ),
         limits=(
-            "S depends on the grid: seven learning rates from 1e-3 to 1. Depth 4, 300 steps (77 thousand tokens). In a "
+            "S depends on the grid: eight learning rates from 3e-4 to 1. Depth 4, 300 steps (77 thousand tokens). In a "
             "deeper model the differences between placements grow."
         ),
         grids=[
@@ -115,8 +115,8 @@ register_study(
             "1fa18a77ff30": (
                 "the claims on norm and placement are repeated with a weight decay that does not depend on the rate; "
                 "the claim over all init rules counted the runs of the claim learning_rate again, and is now on "
-                "Xavier's rule alone; other arms have one init rule, which no other claim used. Protocol 3 adds seeds "
-                "until the claims are decided."
+                "Xavier's rule alone; other arms have one init rule, which no other claim used. The grid has a lower "
+                "rate, for models whose best rate is low. Protocol 3 adds seeds until the claims are decided."
             ),
         },
         pictures=[

@@ -13,6 +13,8 @@ from normlab.studies.base import NANO, RATES, AtMost, Claim, Grid, Picture, Stud
 from normlab.studies.estimators import Bounds, Estimate, Share, over_rates, share
 
 DEPTHS = (4, 8, 16)
+JUDGED = 8
+"""Fewest judging seeds of a random half: with fewer than four its interval has no bounds and excludes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,10 @@ class FalsePositives:
         return f"share of {self.draws} random splits of the seeds of [{self.where}] into two arms that differ"
 
     def estimate(self, runs: StudyRuns) -> Estimate:
-        """Return the estimate; NaN with fewer than two judging seeds in a group."""
+        """Return the estimate; NaN with fewer than `JUDGED` judging seeds in a group."""
         arm = runs.arm(self.where)
         half = len(arm.seeds) // 2
-        if half < CHOOSING_SEEDS + 2:
+        if half < CHOOSING_SEEDS + JUDGED:
             return Estimate(math.nan)
         rng = np.random.default_rng(0)
         rejected = 0
@@ -101,10 +103,10 @@ register_study(
             "margins of the other small studies with these numbers."
         ),
         limits=(
-            "The splits of 16 seeds are not independent, and the rate of false positives applies to these runs. Other"
-            " arms, above all those close to instability, have more noise over seeds than pre-norm."
+            "The splits of the same seeds are not independent, and the rate of false positives applies to these runs. "
+            "Other arms, above all those close to instability, have more noise over seeds than pre-norm."
         ),
-        grids=[Grid("pre", f"{NANO} placement=pre model.depth=4,8,16 {RATES} seed=range(16)")],
+        grids=[Grid("pre", f"{NANO} placement=pre model.depth=4,8,16 {RATES}")],
         claims=[
             *(
                 Claim(
@@ -112,6 +114,7 @@ register_study(
                     f"At depth {depth} the standard deviation over seeds is at most 0.03 nats/token.",
                     Deviation(f"model.depth={depth}"),
                     AtMost(0.03),
+                    "this project",
                 )
                 for depth in DEPTHS
             ),
@@ -121,6 +124,7 @@ register_study(
                     f"At depth {depth} the procedure rejects at most 7 % of true nulls (5 % and simulation error).",
                     FalsePositives(f"model.depth={depth}"),
                     AtMost(0.07),
+                    "this project",
                 )
                 for depth in DEPTHS
             ),
@@ -128,6 +132,13 @@ register_study(
         controls=[
             Claim("trains", "Pre-norm learns at depth 16.", Share("model.depth=16", lr="every"), AtMost(0.5)),
         ],
+        settings=("small",),
+        amendments={
+            "82079d415675": (
+                "protocol 3: the rate is the lowest that the choosing seeds cannot tell from the best, and seeds are "
+                "added until the claims are decided; a random half has at least 8 judging seeds."
+            ),
+        },
         pictures=[Picture("lr", {"color": "model.depth"})],
     )
 )

@@ -82,7 +82,7 @@ def check(config: Any, prefix: str = "") -> None:
 
 @cache  # readers check the options of thousands of runs
 def _limits(kind: type[Any]) -> dict[str, dict[str, Any]]:
-    """Return the limits of each field of a class of options, without those that do not limit."""
+    """Return the limits of each field of a class of options by their keys of `LIMITS`."""
     return {
         field.name: {key: limit for key in LIMITS if (limit := field.metadata.get(key)) not in (None, ())}
         for field in dataclasses.fields(kind)

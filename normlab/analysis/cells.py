@@ -91,7 +91,7 @@ class Cell:
     key: tuple[Setting, ...]
     runs: Sequence[RunRecord]
     notes: Sequence[str] = ()
-    """The warnings about its target and its baseline."""
+    """Warnings about the target and the baseline, besides those that follow from the runs."""
     target: Target | None = None
     baseline: Cell | None = None
     comparison: Comparison | None = None

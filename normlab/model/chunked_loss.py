@@ -9,6 +9,8 @@ Shapes: N tokens, D width, V vocabulary; `...R` marks an axis that only stacked 
 Source: Hsu et al. 2024, arXiv:2410.10989 (Liger Kernel), section 3.2.
 """
 
+from __future__ import annotations  # torch's compiler cannot trace the annotations of a nested function
+
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -6,6 +6,8 @@ pack) call the same modules under `vmap(functional_call)`, segment by segment, w
 Shapes: R runs, B batch, T time, V vocabulary; `...R` marks an axis that only stacked runs have.
 """
 
+from __future__ import annotations  # torch's compiler cannot trace the annotations of a nested function
+
 import contextlib
 import copy
 import math

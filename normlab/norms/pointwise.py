@@ -3,6 +3,8 @@
 Shapes: `*batch` any leading axes, D width.
 """
 
+from __future__ import annotations  # torch's compiler cannot trace the annotations of a nested function
+
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -6,6 +6,8 @@ stack, whatever their site and layer, and each function of the registry runs onc
 Shapes: S tensors of a stack, N tokens, D width; `...R` marks an axis that only stacked runs have.
 """
 
+from __future__ import annotations  # torch's compiler cannot trace the annotations of a nested function
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 

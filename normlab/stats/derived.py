@@ -3,6 +3,8 @@
 Shapes: S measured steps, L blocks.
 """
 
+from __future__ import annotations  # torch's compiler cannot trace the annotations of a nested function
+
 import numpy as np
 from numpy.typing import NDArray
 

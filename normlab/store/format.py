@@ -10,11 +10,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-RECORD_VERSION = 3
+RECORD_VERSION = 4
 """The format of every file with a `version`: raised with each change, since only files of this format are read."""
 
 _CHECKSUM, _END = b',\n  "sha256": "', b"\n}\n"
-"""Before and after the last field of run.json, status.json and the like: the hash of the file without that field."""
+"""The bytes before and after the checksum of run.json, status.json and the like. It is the SHA-256 of the file without
+its last field, `sha256`."""
 
 RUNS_FOLDER = "runs"
 SWEEPS_FOLDER = "sweeps"
@@ -78,7 +79,7 @@ def to_json(value: Any, indent: int | None = None) -> bytes:
 
 
 def with_checksum(record: Mapping[str, Any], version: int = RECORD_VERSION) -> bytes:
-    """Return a record as the content of a file: the version, the fields, and the SHA-256 of the content so far."""
+    """Return a record as the content of a file: the version, the fields, and the SHA-256 of the file without it."""
     return _with_checksum(to_json({"version": version} | {**record, "version": version}, indent=2))
 
 
@@ -86,7 +87,7 @@ def without_checksum(content: bytes) -> bytes:
     """Return the content of a file without its checksum, as JSON.
 
     Raises:
-        ValueError: The checksum is missing or does not match: JSON may still parse after a bit of a number flipped.
+        ValueError: The checksum is missing or does not match. (JSON may still parse after a bit has flipped.)
     """
     plain = content.rpartition(_CHECKSUM)[0] + _END
     if content != _with_checksum(plain):

@@ -62,7 +62,7 @@ def select_runs(names: Sequence[str], results_dir: str | os.PathLike[str]) -> Se
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Do not search records for reference cycles: they have none, and each search reads all of them again."""
+    """Pause the garbage collector: records have no reference cycles, and each collection searches all of them."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

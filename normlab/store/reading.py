@@ -5,6 +5,7 @@ row is left out and counted. The last status of a completed run holds the number
 (`RunFolder.metrics_problem`).
 """
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,16 +74,22 @@ def read_record(path: Path, kind: type[T] = dict[str, Any]) -> T:
 
 
 def parse_record(path: Path, content: bytes, kind: type[T] = dict[str, Any]) -> T:
-    """Return the content of the file at `path` as `read_record`.
+    """Return the content of the file at `path` as an object of a type, as `read_record` does.
 
     Raises:
         StoreError: The file has another format.
         ValueError: The content is damaged.
     """
     # Check the checksum first: one flipped bit of the version would make the file look like another normlab's.
-    record = from_json(without_checksum(content))
+    try:
+        record = from_json(without_checksum(content))
+    except ValueError:
+        with contextlib.suppress(ValueError):  # older formats have another checksum
+            if (version := from_json(content).get("version")) in range(1, RECORD_VERSION):
+                check_format(path, version)
+        raise
     check_format(path, record.get("version"))
-    return msgspec.convert(record, kind, strict=False)  # a text that is no number is not a float either
+    return msgspec.convert(record, kind, strict=False)  # strict would refuse "nan" for a float
 
 
 def check_format(path: Path, version: object) -> None:

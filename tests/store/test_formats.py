@@ -1,5 +1,6 @@
 """A file that another normlab wrote is refused in one line, which names the file and says what to do."""
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -62,6 +63,15 @@ def rewrite(sweep: Path, name: str, version: int) -> Path:
     (path,) = sweep.parent.parent.rglob(name)
     path.write_bytes(with_checksum(json.loads(without_checksum(path.read_bytes())), version))
     return path
+
+
+def test_a_file_with_the_checksum_of_format_3_is_refused_as_older(sweep: Path) -> None:
+    path = folder_of(sweep).path / "run.json"
+    record = json.loads(without_checksum(path.read_bytes())) | {"version": 3}
+    digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(record | {"sha256": digest}, indent=2) + "\n")
+    with pytest.raises(StoreError, match=r"was written by an older normlab \(format 3\); move its folder away"):
+        folder_of(sweep).run()
 
 
 @pytest.mark.parametrize("version", ADVICE)

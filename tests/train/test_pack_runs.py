@@ -106,7 +106,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
     return [outcome.folder for outcome in outcomes]
 
 
-@pytest.mark.few(1)
 def test_interrupted_pack_resumes_bit_identical(undisturbed: list[RunFolder], tmp_path: Path) -> None:
     stopped = train_pack(configs_of(tmp_path), [[], [SignallingTracker(5)], []], pack=PACK)
     assert [outcome.state for outcome in stopped] == ["interrupted"] * 3

@@ -38,7 +38,6 @@ def in_a_process(*arguments: str) -> subprocess.Popen[str]:
 # Kills and signals.
 
 
-@pytest.mark.few(1)
 def test_run_killed_inside_a_save_resumes_bit_identical(train: Train, reference: Path, tmp_path: Path) -> None:
     arguments = ["train", *OVERRIDES, f"results_dir={tmp_path / 'results'}"]
     with in_a_process(str(SCRIPT), "--child", "half of the state", "3", *arguments) as process:

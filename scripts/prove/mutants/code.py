@@ -272,7 +272,14 @@ def install(module: ModuleType, source: str) -> None:
     for known, of in ((NORMS, lambda entry: entry), (PLACEMENTS, type)):
         for name in [name for name, entry in known.items() if of(entry).__module__ == module.__name__]:
             del known[name]
+    tables = {name: value for name, value in vars(module).items() if isinstance(value, dict) and name.isupper()}
     exec(compile(source, "<mutant>", "exec"), vars(module))  # noqa: S102
+    for name, old in tables.items():  # other modules hold the dictionary itself
+        new = vars(module)[name]
+        if new is not old:
+            old.clear()
+            old.update(new)
+            setattr(module, name, old)
     for other in [other for name, other in list(sys.modules.items()) if name.startswith("normlab.")]:
         for name, value in list(vars(other).items()):
             if getattr(value, "__module__", "") == module.__name__ and hasattr(value, "__qualname__"):

@@ -86,7 +86,7 @@ class FalsePositives:
         return share(rejected, self.draws)
 
 
-def _judged_by_position(arm: Arm, seeds: Sequence[Any]) -> dict[float | None, dict[Replicate, float]]:
+def _judged_by_position(arm: Arm, seeds: Sequence[Any]) -> dict[float, dict[Replicate, float]]:
     """Return the judged losses of some seeds of an arm, by judged learning rate and the position of the seed."""
     group = Arm(arm.where, [run for run in arm.runs if run.replicate[0] in seeds], seeds)
     position = {seed: (index, index) for index, seed in enumerate(seeds)}

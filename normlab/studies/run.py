@@ -80,11 +80,13 @@ class Attempt:
         from normlab.config.compose import compose_sweep
 
         for grid in self.study.grids:
+            # The seeds vary slowest, so that the arms of a seed are trained one after the other.
+            seeds = f"seed=range({block.start},{block.stop})"
             own = [
-                f"seed=range({block.start},{block.stop})", *shlex.split(SETTINGS[self.setting]), *overrides,
+                *shlex.split(SETTINGS[self.setting]), *overrides,
                 f"sweep.name={self.sweep_folder(grid, block).name}", f"results_dir={self.results_dir}",
             ]  # fmt: skip
-            yield grid, *compose_sweep([*grid.arguments, *own])
+            yield grid, *compose_sweep([seeds, *grid.arguments, *own])
 
     def plan(
         self, block: range, claims: Sequence[Claim], results: Sequence[RunRecord], overrides: Sequence[str] = ()

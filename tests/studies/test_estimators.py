@@ -215,9 +215,9 @@ def test_deviation_over_seeds(runs, table):
 
 @pytest.mark.exhaustive
 def test_false_positives_of_equal_arms(runs):
-    noise = np.random.default_rng(3).normal(0, 0.01, (len(RATES), 16))
+    noise = np.random.default_rng(3).normal(0, 0.01, (len(RATES), 24))
     losses = 2 + noise + np.array([0.3, 0.0, 0.2])[:, None]
-    made = runs(lambda _p, _d, lr, seed: float(losses[RATES.index(lr), seed]), ("pre",), seeds=range(16))
+    made = runs(lambda _p, _d, lr, seed: float(losses[RATES.index(lr), seed]), ("pre",), seeds=range(24))
     estimate = FalsePositives("placement=pre").estimate(made)
     assert estimate.n == 1000
     assert estimate.value < 0.05

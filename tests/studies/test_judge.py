@@ -129,14 +129,10 @@ def test_verdicts_are_corrected_for_all_claims_of_the_study(results):
     estimate = found_alone.estimate
     close = dataclasses.replace(CLAIM, criterion=AtLeast(estimate.value - 1.75 * estimate.deviation))
     alone = verdict(dataclasses.replace(STUDY, claims=[close]), found)
-    many = verdict_of(close, dataclasses.replace(STUDY, claims=[close, *same]), found)
     assert alone.verdict == "supported"
-    assert (many.verdict, many.reason) == ("undecided", f"p={many.p:.2g} for 5 claims")
-
-
-def verdict_of(claim, study, found):
-    (judgement,) = [each for each in judge(study, found, unverified={}).claims if each.claim is claim]
-    return judgement
+    several = [dataclasses.replace(close, name=f"claim_{number}") for number in range(5)]
+    many = judge(dataclasses.replace(STUDY, claims=several), found, unverified={}).claims
+    assert {(each.verdict, each.reason) for each in many} == {("undecided", f"p={5 * alone.p:.2g} for 5 claims")}
 
 
 @pytest.mark.parametrize(("bound", "is_open"), [(0.05, False), (0.1, False), (0.085, True)])

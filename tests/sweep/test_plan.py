@@ -181,7 +181,8 @@ def test_every_option_is_in_the_key_or_may_differ() -> None:
             may_differ.add(override)
     assert {override for override in may_differ if not override.startswith("tracking.")} == {
         "seed", "init", "data.seed", "run.name", "optim.lr", "optim.weight_decay", "optim.decay_mode",
-        "optim.beta1", "optim.beta2", "optim.warmup_steps", "optim.schedule", "optim.final_lr_fraction", "optim.decay_fraction",
+        "optim.beta1", "optim.beta2", "optim.warmup_steps", "optim.schedule", "optim.final_lr_fraction",
+        "optim.decay_fraction",
     }  # fmt: skip
 
 

@@ -87,14 +87,8 @@ class Record:
         model |= {"bias": True, "tie_embeddings": True, "qk_norm": "off"}
         data = {"name": "stdlib", "tokenizer": "bytes", "seed": self.seed, "val_fraction": 0.05}
         optim = {"name": "adamw", "lr": self.lr, "schedule": "cosine", "warmup_steps": self.warmup_steps}
-        optim |= {
-            "final_lr_fraction": 0.1,
-            "decay_fraction": None,
-            "clip": 1.0,
-            "weight_decay": 0.1,
-            "decay_mode": "proportional",
-        }
-        optim |= {"decay": "matrices", "beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
+        optim |= {"final_lr_fraction": 0.1, "decay_fraction": None, "clip": 1.0, "weight_decay": 0.1}
+        optim |= {"decay_mode": "proportional", "decay": "matrices", "beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
         train = {"steps": self.steps, "batch_size": self.batch_size, "accumulation": 1}
         return {
             "norm": norm, "placement": {"name": self.placement}, "model": model, "data": data, "optim": optim,

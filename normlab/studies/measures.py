@@ -29,10 +29,12 @@ class Measure(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FinalLoss:
-    text = "final validation loss, nats/token"
+    """The final loss of a run that has learned; infinite for a run that has not."""
+
+    text = "final validation loss of runs that have learned, nats/token"
 
     def value(self, run: RunRecord) -> float:
-        return run.loss
+        return run.loss if run.has_learned else math.inf
 
 
 FINAL_LOSS = FinalLoss()

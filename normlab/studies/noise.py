@@ -10,9 +10,11 @@ import numpy as np
 from normlab.analysis.arms import CHOOSING_SEEDS, Arm, StudyRuns
 from normlab.analysis.intervals import Replicate
 from normlab.studies.base import NANO, RATES, AtMost, Claim, Grid, Picture, Study, register_study
-from normlab.studies.estimators import Estimate, Share, binomial, both_levels, over_rates
+from normlab.studies.estimators import Bounds, Estimate, Share, over_rates, share
 
 DEPTHS = (4, 8, 16)
+JUDGED = 8
+"""Fewest judging seeds of a random half: with fewer than four its interval has no bounds and excludes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class Deviation:
 
     where: str
 
-    chooses_rate = True
+    every_rate = False
     quantity = "standard deviation over seeds of the final validation loss, nats/token"
 
     @property
@@ -30,8 +32,8 @@ class Deviation:
 
     def estimate(self, runs: StudyRuns) -> Estimate:
         arm = runs.arm(self.where)
-        losses = [run.loss for run in arm.judged(arm.best_lr)]
-        return replace(deviation(losses), rates={self.where: arm.best_lr})
+        losses = [run.loss for run in arm.judged(arm.chosen_lr)]
+        return replace(deviation(losses), rates={self.where: arm.judged_lrs})
 
 
 def deviation(losses: Sequence[float]) -> Estimate:
@@ -43,51 +45,52 @@ def deviation(losses: Sequence[float]) -> Estimate:
         return Estimate(math.nan, n=n)
     sd = float(np.std(losses, ddof=1))
 
-    def bound(q: float) -> float:
-        return sd * math.sqrt((n - 1) / float(chi2.ppf(q, n - 1)))
+    def interval(alpha: float) -> Bounds:
+        low, high = (sd * math.sqrt((n - 1) / float(chi2.ppf(q, n - 1))) for q in (1 - alpha / 2, alpha / 2))
+        return low, high
 
-    bounds = both_levels(lambda alpha: (bound(1 - alpha / 2), bound(alpha / 2)))
-    return Estimate(sd, n=n, method="chi-squared", **bounds)
+    return Estimate(sd, interval, n, "chi-squared, at a fixed number of seeds", sd)
 
 
 @dataclass(frozen=True, slots=True)
 class FalsePositives:
-    """How often the whole procedure finds a difference between an arm and itself, with p < 0.05.
+    """How often the whole procedure finds a difference between an arm and itself: its interval of 95 % excludes 0.
 
     The seeds are split at random into two groups. Each group chooses its learning rate on its first seeds and is judged
-    on the others, as two arms of a `Contrast`. The interval is binomial, for the draws.
+    on the others, as two arms of a `Contrast`. The interval of the share is that of independent draws.
     """
 
     where: str
     draws: int = 1000
 
-    chooses_rate = False
-    quantity = "share of random splits with p < 0.05"
+    every_rate = True
+    quantity = "share of random splits with a difference"
 
     @property
     def text(self) -> str:
-        return f"share of {self.draws} random splits of the seeds of [{self.where}] into two arms with p < 0.05"
+        return f"share of {self.draws} random splits of the seeds of [{self.where}] into two arms that differ"
 
     def estimate(self, runs: StudyRuns) -> Estimate:
-        """Return the estimate; NaN with fewer than two judging seeds in a group."""
+        """Return the estimate; NaN with fewer than `JUDGED` judging seeds in a group."""
         arm = runs.arm(self.where)
         half = len(arm.seeds) // 2
-        if half < CHOOSING_SEEDS + 2:
+        if half < CHOOSING_SEEDS + JUDGED:
             return Estimate(math.nan)
         rng = np.random.default_rng(0)
         rejected = 0
         for _ in range(self.draws):
             seeds = [arm.seeds[index] for index in rng.permutation(len(arm.seeds)).tolist()]
-            p = over_rates([_judged_by_position(arm, seeds[at : at + half]) for at in (0, half)], (1.0, -1.0)).p
-            rejected += p is not None and p < 0.05
-        return binomial(rejected, self.draws)
+            found = over_rates([_judged_by_position(arm, seeds[at : at + half]) for at in (0, half)], (1.0, -1.0))
+            low, high = found.bounds
+            rejected += low > 0 or high < 0
+        return share(rejected, self.draws)
 
 
-def _judged_by_position(arm: Arm, seeds: Sequence[Any]) -> dict[float | None, dict[Replicate, float]]:
-    """Return the judged losses of some seeds of an arm, by plausible learning rate and the position of the seed."""
+def _judged_by_position(arm: Arm, seeds: Sequence[Any]) -> dict[float, dict[Replicate, float]]:
+    """Return the judged losses of some seeds of an arm, by judged learning rate and the position of the seed."""
     group = Arm(arm.where, [run for run in arm.runs if run.replicate[0] in seeds], seeds)
     position = {seed: (index, index) for index, seed in enumerate(seeds)}
-    return {lr: {position[run.replicate[0]]: run.loss for run in group.judged(lr)} for lr in group.plausible_lrs}
+    return {lr: {position[run.replicate[0]]: run.loss for run in group.judged(lr)} for lr in group.judged_lrs}
 
 
 register_study(
@@ -100,10 +103,10 @@ register_study(
             "margins of the other small studies with these numbers."
         ),
         limits=(
-            "The splits of 16 seeds are not independent, and the rate of false positives applies to these runs. Other"
-            " arms, above all those close to instability, have more noise over seeds than pre-norm."
+            "The splits of the same seeds are not independent, and the rate of false positives applies to these runs. "
+            "Other arms, above all those close to instability, have more noise over seeds than pre-norm."
         ),
-        grids=[Grid("pre", f"{NANO} placement=pre model.depth=4,8,16 {RATES} seed=range(16)")],
+        grids=[Grid("pre", f"{NANO} placement=pre model.depth=4,8,16 {RATES}")],
         claims=[
             *(
                 Claim(
@@ -111,6 +114,7 @@ register_study(
                     f"At depth {depth} the standard deviation over seeds is at most 0.03 nats/token.",
                     Deviation(f"model.depth={depth}"),
                     AtMost(0.03),
+                    "this project",
                 )
                 for depth in DEPTHS
             ),
@@ -120,6 +124,7 @@ register_study(
                     f"At depth {depth} the procedure rejects at most 7 % of true nulls (5 % and simulation error).",
                     FalsePositives(f"model.depth={depth}"),
                     AtMost(0.07),
+                    "this project",
                 )
                 for depth in DEPTHS
             ),
@@ -127,6 +132,13 @@ register_study(
         controls=[
             Claim("trains", "Pre-norm learns at depth 16.", Share("model.depth=16", lr="every"), AtMost(0.5)),
         ],
+        settings=("small",),
+        amendments={
+            "82079d415675": (
+                "protocol 3: the rate is the lowest that the choosing seeds cannot tell from the best, and seeds are "
+                "added until the claims are decided; a random half has at least 8 judging seeds."
+            ),
+        },
         pictures=[Picture("lr", {"color": "model.depth"})],
     )
 )

@@ -11,7 +11,16 @@ from normlab.analysis.arms import Arm, StudyRuns
 from normlab.analysis.intervals import Replicate
 from normlab.errors import ConfigError, unknown
 from normlab.store.record import RunRecord
-from normlab.studies.estimators import Estimate, by_seed, completed, exponential, minus_text, outcomes, over_seeds
+from normlab.studies.estimators import (
+    Bounds,
+    Estimate,
+    by_seed,
+    completed,
+    exponential,
+    minus_text,
+    outcomes,
+    over_seeds,
+)
 
 NUMBERS = {
     "sensitivity": "mean of min(loss, ln V) over the grid, minus the lowest loss, nats/token",
@@ -26,7 +35,7 @@ class OverGrid:
     sensitivity: S = mean_r min(loss_r, ln V) - min_r loss_r over the runs r of a seed, which differ in learning rate
     and in the other options that the arm leaves free. A seed of which no run has learned is compared with the lowest
     loss of the other arm. It is the S of Wortsman et al. 2023 (arXiv:2309.14322) for each seed, so that the interval is
-    the t interval over seeds: with six seeds the interval of a percentile bootstrap is too narrow.
+    that of a mean over seeds.
 
     highest_rate: the ratio of the two arms' highest learning rates at which a run has learned. The grid resolves it to
     one step, by which the interval is wider at each end. If a seed learns at the highest learning rate of the grid, the
@@ -37,7 +46,7 @@ class OverGrid:
     where: str
     minus: str | None = None
 
-    chooses_rate = False
+    every_rate = True
 
     def __post_init__(self) -> None:
         if self.number not in NUMBERS:
@@ -68,7 +77,8 @@ class OverGrid:
             of_seed = [each[seed] for each in by_arm]
             found = [number(each, other) for each, other in zip(of_seed, [*of_seed[1:], of_seed[0]], strict=True)]
             values[seed] = found[0] - sum(found[1:])
-        estimate = replace(over_seeds(values), **outcomes([run for arm in arms for run in arm.runs]))
+        rates = {arm.where: arm.learning_rates for arm in arms}
+        estimate = replace(over_seeds(values), rates=rates, **outcomes([run for arm in arms for run in arm.runs]))
         return exponential(_widen(estimate, arms)) if self.number == "highest_rate" else estimate
 
 
@@ -77,8 +87,12 @@ def _widen(estimate: Estimate, arms: Sequence[Arm]) -> Estimate:
     top = [any(run.has_learned and run.lr == arm.learning_rates[-1] for run in arm.runs) for arm in arms]
     step = max(_step(arm.learning_rates) for arm in arms)
     below, above = -math.inf if any(top[1:]) else -step, math.inf if top[0] else step
-    wider = {name: bound + (below if name.startswith("low") else above) for name, bound in estimate.bounds.items()}
-    return replace(estimate, **wider)
+
+    def interval(alpha: float) -> Bounds:
+        low, high = estimate.interval(alpha)
+        return low + below, high + above
+
+    return replace(estimate, interval=interval)
 
 
 def _highest_rate(runs: Sequence[RunRecord], _: Sequence[RunRecord]) -> float:

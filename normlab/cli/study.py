@@ -74,8 +74,7 @@ def show(name: Name, overrides: Overrides = None, results_dir: ResultsDir = "res
         for claim in claims:
             echo(f"{kind} {claim.name}: {claim.text}{f' ({claim.source})' if claim.source else ''}")
             echo(f"  estimator: {claim.estimator.text}")
-            needs = "; small models cannot decide it" if claim.needs_large else ""
-            echo(f"  supported if: {claim.criterion.text}{needs}")
+            echo(f"  supported if: {claim.criterion.text}")
     for grid, _, composed in grids:
         configs = [config for _, config in composed]
         tokens = sum(config.train.steps * config.train.batch_size * config.model.context for config in configs)

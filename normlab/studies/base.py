@@ -142,8 +142,6 @@ class Claim:
     """Who says it: author, year, arXiv id."""
     effect: float | None = None
     """The value that the claim expects, for the power; by default none is stated."""
-    needs_large: bool = False
-    """Whether small models cannot decide it, whatever their losses are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +178,7 @@ class Study:
         lines += [f"grid {grid.name}: {' '.join(grid.arguments)}" for grid in self.grids]
         for kind, claims in (("claim", self.claims), ("control", self.controls)):
             for c in claims:
-                size = "large" if c.needs_large else "small"
-                lines.append(f"{kind} {c.name}: {c.text} {c.estimator!r} {c.criterion!r} {c.effect} {size}")
+                lines.append(f"{kind} {c.name}: {c.text} {c.estimator!r} {c.criterion!r} {c.effect}")
         return "\n".join(lines)
 
     def criterion_hash(self) -> str:

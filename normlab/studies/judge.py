@@ -14,6 +14,7 @@ from normlab.analysis.cells import group_cells, resolved_differences
 from normlab.analysis.comparability import comparability_warnings, reason_not_comparable
 from normlab.analysis.factors import distinguishing_options
 from normlab.analysis.intervals import holm
+from normlab.analysis.phrases import counted
 from normlab.analysis.sequences import half_width, level_of
 from normlab.analysis.settings import format_setting
 from normlab.errors import ConfigError
@@ -91,11 +92,11 @@ def judge(
     which have not started or cannot be read, and `unverified` blocks: the failed check of `normlab verify` by block.
     """
     reason = f"runs that have not started or cannot be read: {missing}" if missing else reason_not_comparable(results)
-    tests = len(study.claims)
-    controls = [_judge(claim, results, unverified, reason, 1) for claim in study.controls]
-    failed = [each for each in controls if each.verdict != SUPPORTED]
-    control = f"the control {failed[0].claim.name} is {failed[0].verdict}" if failed else ""
-    claims = _corrected([_judge(claim, results, unverified, reason, tests, control) for claim in study.claims])
+    controls = [each for claim in study.controls for each in _judge_all([claim], results, unverified, reason)]
+    claims = _judge_all(study.claims, results, unverified, reason)
+    if failed := [each for each in controls if each.verdict != SUPPORTED]:
+        control = f"the control {failed[0].claim.name} is {failed[0].verdict}"
+        claims = [each if each.verdict == VOID else replace(each, verdict=VOID, reason=control) for each in claims]
     unfinished = sum(not run.has_loss for run in results)
     more = [
         *comparability_warnings(results),
@@ -105,30 +106,43 @@ def judge(
     return Verdicts(study, claims, controls, [*notes, *more])
 
 
+def _judge_all(
+    claims: Sequence[Claim], results: Sequence[RunRecord], unverified: Mapping[str, str], reason: str
+) -> list[Judgement]:
+    """Return the judgements of claims, with p-values corrected for all of them.
+
+    A claim is open if it is undecided and more seeds may decide it. A decided one stays decided: by Holm's method its
+    p-value is below those of the open claims.
+    """
+    found = [_judge(claim, results, unverified, reason, len(claims)) for claim in claims]
+    corrected = holm([None if each.verdict == VOID else each.p for each in found])
+    for index, p in enumerate(corrected):
+        if p is None:
+            continue
+        each = replace(found[index], p=p)
+        if p > LEVEL:
+            tests = counted(len(corrected) - corrected.count(None), "claim")
+            is_open = not _is_futile(each.claim, each.estimate)
+            each = replace(each, verdict=UNDECIDED, reason=f"p={p:.2g} for {tests}", is_open=is_open)
+        found[index] = each
+    return found
+
+
 def _judge(
-    claim: Claim,
-    results: Sequence[RunRecord],
-    unverified: Mapping[str, str],
-    reason: str,
-    tests: int,
-    control: str = "",
+    claim: Claim, results: Sequence[RunRecord], unverified: Mapping[str, str], reason: str, tests: int
 ) -> Judgement:
+    """Return the judgement of a claim as if it were the only one; `tests` are those that its power is corrected for."""
     runs, estimator = StudyRuns(results), claim.estimator
     try:
         estimate = estimator.estimate(runs)
     except ConfigError as error:
         return Judgement(claim, VOID, reason or f"no estimate: {error}", Estimate(math.nan))
     common = estimator.at_a_common_rate(runs) if isinstance(estimator, Contrast) else None
-    found = Judgement(claim, UNDECIDED, "", estimate, power=power_of(claim, runs), common=common)
+    found = Judgement(claim, UNDECIDED, "", estimate, power=power_of(claim, runs, tests), common=common)
     if void := reason or _reason_void(runs, estimate, unverified):
         return replace(found, verdict=VOID, reason=void)
-    if claim.needs_large:
-        return replace(found, reason="small models cannot decide it")
-    p = claim.criterion.p_value(estimate)
-    found = replace(found, p=p, is_open=p > LEVEL / tests and not _is_futile(claim, estimate))
-    if control:
-        return replace(found, verdict=VOID, reason=control)
-    return replace(found, verdict=claim.criterion.judge(estimate, LEVEL))
+    criterion = claim.criterion
+    return replace(found, verdict=criterion.judge(estimate, LEVEL), p=criterion.p_value(estimate))
 
 
 def _is_futile(claim: Claim, estimate: Estimate) -> bool:
@@ -145,22 +159,6 @@ def _is_futile(claim: Claim, estimate: Estimate) -> bool:
         return n >= last
     alpha = level_of(n, half_width(last, LEVEL) - 1 / math.sqrt(n))
     return claim.criterion.judge(estimate, alpha) == UNDECIDED
-
-
-def _corrected(judgements: Sequence[Judgement]) -> list[Judgement]:
-    """Return the judgements of a study with corrected p-values; a verdict that then does not hold is undecided."""
-    judged = [each.verdict != VOID and not each.claim.needs_large for each in judgements]
-    corrected = holm([each.p if is_judged else None for each, is_judged in zip(judgements, judged, strict=True)])
-    found = []
-    for each, p in zip(judgements, corrected, strict=True):
-        if p is None:
-            found.append(each)
-        elif p <= LEVEL:
-            found.append(replace(each, p=p))
-        else:
-            reason = f"p={p:.2g} for {sum(judged)} claims"
-            found.append(replace(each, p=p, verdict=UNDECIDED, reason=reason))
-    return found
 
 
 def _reason_void(runs: StudyRuns, estimate: Estimate, unverified: Mapping[str, str]) -> str:
@@ -198,10 +196,11 @@ class Power:
         return f"{self.value:.0%}, {self.low:.0%} to {self.high:.0%}{few}"
 
 
-def power_of(claim: Claim, runs: StudyRuns) -> Power | None:
+def power_of(claim: Claim, runs: StudyRuns, tests: int = 1) -> Power | None:
     """Return the power of a claim about a contrast; None for others, and for a claim without a stated effect.
 
     The quantity of a seed is normal, with the standard deviation of the choosing seeds at the chosen learning rates.
+    The significance level is that of the smallest p-value of `tests` claims, LEVEL / tests.
     """
     from scipy.stats import chi2
 
@@ -214,16 +213,18 @@ def power_of(claim: Claim, runs: StudyRuns) -> Power | None:
     effect = claim.effect
     if claim.estimator.is_ratio:  # pyright: ignore[reportAttributeAccessIssue]
         effect, least, most = (math.log(each) if each > 0 else -math.inf for each in (effect, least, most))
-    value, low, high = (simulated_power(effect, each, (least, most), claim.criterion.sides) for each in sds)
+    value, low, high = (
+        simulated_power(effect, each, (least, most), LEVEL / tests * claim.criterion.sides) for each in sds
+    )
     return Power(value, low, high, n)
 
 
-def simulated_power(effect: float, sd: float, limits: tuple[float, float], sides: int) -> float:
+def simulated_power(effect: float, sd: float, limits: tuple[float, float], alpha: float) -> float:
     """Return the share of simulated studies whose interval is within limits at one of the looks."""
     values = np.random.default_rng(0).normal(effect, sd, (DRAWS, LOOKS[-1]))
     supported = np.zeros(DRAWS, bool)
     for n in LOOKS:
-        mean, half = values[:, :n].mean(1), values[:, :n].std(1, ddof=1) * half_width(n, LEVEL * sides)
+        mean, half = values[:, :n].mean(1), values[:, :n].std(1, ddof=1) * half_width(n, alpha)
         supported |= (mean - half >= limits[0]) & (mean + half <= limits[1])
     return float(supported.mean())
 

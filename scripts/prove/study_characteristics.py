@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from normlab.analysis.arms import CHOOSING_SEEDS, judged_lrs
-from normlab.studies.base import LOOKS, AtLeast, Within
+from normlab.studies.base import LEVEL, LOOKS, AtLeast, Within
 from normlab.studies.estimators import Estimate, over_rates, over_seeds, share
 from normlab.studies.judge import simulated_power
 from normlab.studies.noise import deviation
@@ -120,7 +120,7 @@ def rows(draws: int) -> Iterator[tuple[str, float, float, float]]:
         limit,
     )
     for criterion, effect in ((AtLeast(0.05), 0.1), (AtLeast(0.05), 0.07), (Within(-0.03, 0.03), 0.0)):
-        stated = simulated_power(effect, SD, criterion.limits, criterion.sides)
+        stated = simulated_power(effect, SD, criterion.limits, LEVEL * criterion.sides)
         found = ever(
             means("normal", effect, draws, 9), lambda e, criterion=criterion: criterion.judge(e) == "supported"
         )

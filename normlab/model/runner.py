@@ -12,7 +12,6 @@ import contextlib
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -246,8 +245,8 @@ class SingleRun(ModelRunner):
 class _StackedRunner(ModelRunner):
     """Calls the modules of one model with stacked tensors."""
 
-    def __init__(self, model: GPT, params: Tensors, buffers: Tensors, runs: int, *, compiled: bool):
-        super().__init__(model, params, (runs,), compiled=compiled)
+    def __init__(self, model: GPT, params: Tensors, buffers: Tensors, runs: int, **options: Any):
+        super().__init__(model, params, (runs,), **options)
         self._buffers = buffers
         # A tied matrix has one name in the state and another one in the second segment that uses it.
         state_name = {id(parameter): name for name, parameter in self.model.named_parameters()}
@@ -272,7 +271,7 @@ class _StackedRunner(ModelRunner):
 class StackedRuns(_StackedRunner):
     """Runs several models of one architecture: stacked tensors, the first model's modules."""
 
-    def __init__(self, models: Sequence[GPT], *, compiled: bool):
+    def __init__(self, models: Sequence[GPT], *, compiled: bool, backend: Any = "inductor"):
         parameters = [dict(model.named_parameters()) for model in models]
         linear = {id(module.weight) for module in models[0].modules() if type(module) is nn.Linear}
         params = Stack(
@@ -284,12 +283,13 @@ class StackedRuns(_StackedRunner):
         self._stack = params
         buffers = [dict(model.named_buffers()) for model in models]
         stacked = {name: torch.stack([tensors[name] for tensors in buffers]) for name in buffers[0]}
-        super().__init__(models[0], params, stacked, len(models), compiled=compiled)
+        super().__init__(models[0], params, stacked, len(models), compiled=compiled, backend=backend)
         for module in self.model.modules():
             if isinstance(module, Attention):
                 module.kernel, module.linear = _stacked_kernel(params.buffer), _linear
             elif type(module) is nn.Linear:  # a plugin's subclass has a forward pass of its own
-                module.forward = partial(_forward_of_linear, module)
+                # Not a `forward` of the instance, which torch's compiler would take for other code in every block.
+                module.__class__ = StackedLinear
 
     def name_gradients(self, gradients: list[Tensor]) -> Stack:
         """Return the gradients by name, in one buffer."""
@@ -349,8 +349,11 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else y + bias.to(y.dtype)
 
 
-def _forward_of_linear(module: nn.Linear, input: Tensor) -> Tensor:
-    return _linear(input, module.weight, module.bias)
+class StackedLinear(nn.Linear):
+    """A linear layer of stacked runs, under vmap."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _linear(input, self.weight, self.bias)
 
 
 def _with_strides_of(parameter: Tensor, gradient: Tensor) -> Tensor:

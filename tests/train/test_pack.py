@@ -3,6 +3,7 @@
 import copy
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from normlab.model.runner import SingleRun, StackedRuns
 from normlab.norms.base import load_all as load_norms
 from normlab.placements.algebra import AlgebraPlacement
 from normlab.placements.base import load_all as load_placements
+from normlab.training.machine import KINDS_OF_BLOCKS
 from normlab.training.optim import coefficients_of, hyperparameters_at
 from support.small_steps import VOCAB, assert_same_measurements, config_of, cyclic_batch, norm_in, step_of
 
@@ -64,6 +66,23 @@ def assert_pack_equals_single_runs(
             for name, tensor in getattr(single.runner, kind).items():
                 stacked = getattr(pack.runner, kind)[name][r]
                 torch.testing.assert_close(stacked, tensor, atol=1e-9, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("overrides", PAIRS, ids=" ".join)
+def test_the_blocks_of_a_pack_share_their_compiled_code(overrides: tuple[str, ...]) -> None:
+    torch.compiler.reset()
+    graphs: list[object] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    config = config_of(*overrides, "model.depth=6")
+    model = build_model(config, VOCAB)
+    tokens = torch.zeros(2, 1, config.model.context, dtype=torch.long)
+    StackedRuns([model, copy.deepcopy(model)], compiled=True, backend=count).loss(tokens, tokens)
+    assert len(graphs) <= 2 + KINDS_OF_BLOCKS  # those of the embeddings and the head, too
 
 
 @pytest.mark.few(2)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.config.schema import ModelConfig
+from normlab.model.stack import StackedLinear
 from normlab.placements.base import MakeNorm
 from normlab.stats.instrument import observe
 
@@ -106,7 +107,7 @@ class Attention(nn.Module):
     def project(self, x_BTD: Tensor) -> Sequence[Tensor]:
         """Return queries, keys and values, (B, T, D) each, by one product: three small ones take longer."""
         layers = [self.q, self.k, self.v]
-        if any(type(layer) is not nn.Linear for layer in layers):  # of a plugin
+        if any(type(layer) not in (nn.Linear, StackedLinear) for layer in layers):  # of a plugin
             return [layer(x_BTD) for layer in layers]
         weight = torch.cat([layer.weight for layer in layers])
         biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]

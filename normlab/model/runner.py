@@ -21,7 +21,7 @@ from torch.func import functional_call, vmap
 from normlab.model.attention import Attention, Kernel, attend, stacked_sdpa
 from normlab.model.chunked_loss import chunked_cross_entropy, cross_entropy, has_large_logits
 from normlab.model.gpt import GPT
-from normlab.model.stack import Stack
+from normlab.model.stack import Stack, StackedLinear, stacked_linear
 from normlab.stats.compute import compute, share_of_stack
 from normlab.stats.instrument import Collector, Observation, Selection, tap
 from normlab.stats.profiles import Column
@@ -286,7 +286,7 @@ class StackedRuns(_StackedRunner):
         super().__init__(models[0], params, stacked, len(models), compiled=compiled, backend=backend)
         for module in self.model.modules():
             if isinstance(module, Attention):
-                module.kernel, module.linear = _stacked_kernel(params.buffer), _linear
+                module.kernel, module.linear = _stacked_kernel(params.buffer), stacked_linear
             elif type(module) is nn.Linear:  # a plugin's subclass has a forward pass of its own
                 # Not a `forward` of the instance, which torch's compiler would take for other code in every block.
                 module.__class__ = StackedLinear
@@ -338,22 +338,6 @@ def attention_by(model: GPT, kernel: Kernel) -> Iterator[None]:
     finally:
         for module, kernel_before in zip(modules, before, strict=True):
             module.kernel = kernel_before
-
-
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x W^T + b for stacked runs.
-
-    Under vmap, `F.linear` runs two more operations (products with 1), and its result is not in autocast's dtype.
-    """
-    y = x @ weight.T
-    return y if bias is None else y + bias.to(y.dtype)
-
-
-class StackedLinear(nn.Linear):
-    """A linear layer of stacked runs, under vmap."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return _linear(input, self.weight, self.bias)
 
 
 def _with_strides_of(parameter: Tensor, gradient: Tensor) -> Tensor:

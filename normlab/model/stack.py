@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normlab.config.memory import ALIGNMENT
 
@@ -139,3 +139,19 @@ def zeros_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def norms_of_each(tensors: Mapping[str, Tensor]) -> Tensor:
     """Return the L2 norm of each tensor, (P,), or of each tensor of each run, (P, R)."""
     return tensors.norms() if isinstance(tensors, Stack) else torch.stack(torch._foreach_norm(list(tensors.values())))
+
+
+def stacked_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x W^T + b for stacked runs.
+
+    Under vmap, `F.linear` runs two more operations (products with 1), and its result is not in autocast's dtype.
+    """
+    y = x @ weight.T
+    return y if bias is None else y + bias.to(y.dtype)
+
+
+class StackedLinear(nn.Linear):
+    """A linear layer of stacked runs, under vmap."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return stacked_linear(input, self.weight, self.bias)

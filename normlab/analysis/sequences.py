@@ -33,16 +33,19 @@ def mean_sequence(values: Sequence[float], alpha: float) -> tuple[float, float]:
 
 
 def half_width(n: int, alpha: float) -> float:
-    """Return half of the width of `mean_sequence` at n values, in their standard deviations; infinite below four."""
+    """Return half of the width of `mean_sequence` at n values, in their standard deviations.
+
+    It is infinite below four values, and 0 from alpha = sqrt(k) on, the inverse of the smallest e-process.
+    """
     k = 1 + n * EFFECT_VARIANCE
-    ratio = (math.sqrt(k) / alpha) ** (2 / n)
+    ratio = max((math.sqrt(k) / alpha) ** (2 / n), 1.0)
     return math.inf if n < 2 or ratio >= k else math.sqrt((n - 1) / n * (ratio - 1) / (1 - ratio / k))
 
 
 def level_of(n: int, half: float) -> float:
-    """Return the significance level at which `half_width` has a value, at most 1."""
+    """Return the alpha at which `half_width` has a value: above 1 for a value narrower than any confidence interval."""
     k, u = 1 + n * EFFECT_VARIANCE, max(half, 0.0) ** 2 * n / (n - 1)
-    return min(1.0, math.sqrt(k) * ((1 + u / k) / (1 + u)) ** (n / 2))
+    return math.sqrt(k) * ((1 + u / k) / (1 + u)) ** (n / 2)
 
 
 def share_sequence(count: int, n: int, alpha: float) -> tuple[float, float]:

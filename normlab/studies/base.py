@@ -10,13 +10,13 @@ import importlib
 import math
 import pkgutil
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from normlab.analysis.arms import CHOOSING_SEEDS
 from normlab.errors import ConfigError
 from normlab.plugins import claim_name
-from normlab.studies.estimators import Estimate, Estimator
+from normlab.studies.estimators import Bounds, Estimate, Estimator
 
 PROTOCOL = 3
 """Version of the rules that turn runs into estimates and verdicts; it rises when they change."""
@@ -55,22 +55,22 @@ class Criterion:
             return f"at least {least:g}"
         return f"at most {most:g}" if math.isinf(least) else f"between {least:g} and {most:g} (two one-sided tests)"
 
-    def judge(self, estimate: Estimate, alpha: float = LEVEL) -> str:
-        """Return the verdict at a significance level."""
-        (least, most), (low, high) = self.limits, estimate.interval(alpha)
+    def verdict(self, interval: Callable[[float], Bounds], alpha: float = LEVEL) -> str:
+        """Return the verdict at a significance level, from the interval of an estimate at each level."""
+        (least, most), (low, high) = self.limits, interval(alpha)
         if low > most or high < least:
             return REFUTED
-        low, high = estimate.interval(min(1.0, alpha * self.sides))
+        low, high = interval(min(1.0, alpha * self.sides))
         return SUPPORTED if least <= low and high <= most else UNDECIDED
 
     def p_value(self, estimate: Estimate) -> float:
         """Return the smallest significance level at which the estimate is judged, at most 1."""
         low, high = -12.0, 0.0
-        if self.judge(estimate, 10.0**high) == UNDECIDED:
+        if self.verdict(estimate.interval, 10.0**high) == UNDECIDED:
             return 1.0
         while high - low > 1e-6:
             middle = (low + high) / 2
-            low, high = (middle, high) if self.judge(estimate, 10.0**middle) == UNDECIDED else (low, middle)
+            low, high = (middle, high) if self.verdict(estimate.interval, 10.0**middle) == UNDECIDED else (low, middle)
         return 10.0**high
 
 

@@ -142,23 +142,26 @@ def _judge(
     if void := reason or _reason_void(runs, estimate, unverified):
         return replace(found, verdict=VOID, reason=void)
     criterion = claim.criterion
-    return replace(found, verdict=criterion.judge(estimate, LEVEL), p=criterion.p_value(estimate))
+    return replace(found, verdict=criterion.verdict(estimate.interval), p=criterion.p_value(estimate))
 
 
 def _is_futile(claim: Claim, estimate: Estimate) -> bool:
     """Return whether the largest number of seeds would not decide a claim, if they are like those judged so far.
 
-    The interval of the mean at that number, narrower by one standard error of the estimate now, is the interval now at
-    a larger significance level. The answer is no for shares; it is yes where fewer than
-    four seeds of eight are left.
+    The intervals of the mean at that number, narrower by one standard error of the estimate now, are intervals now at
+    other levels. The answer is no for shares, and with fewer than eight seeds; it is yes where fewer than four seeds of
+    eight are left.
     """
     n, last = estimate.n, LOOKS[-1]
-    if n < LOOKS[0]:  # most seeds are left out
-        return n + estimate.left_out >= LOOKS[1]
+    if n < LOOKS[1]:
+        return n < LOOKS[0] and n + estimate.left_out >= LOOKS[1]
     if estimate.deviation is None or n >= last:
         return n >= last
-    alpha = level_of(n, half_width(last, LEVEL) - 1 / math.sqrt(n))
-    return claim.criterion.judge(estimate, alpha) == UNDECIDED
+
+    def at_last(alpha: float) -> tuple[float, float]:
+        return estimate.interval(level_of(n, half_width(last, alpha) - 1 / math.sqrt(n)))
+
+    return claim.criterion.verdict(at_last) == UNDECIDED
 
 
 def _reason_void(runs: StudyRuns, estimate: Estimate, unverified: Mapping[str, str]) -> str:

@@ -49,7 +49,7 @@ def deviation(losses: Sequence[float]) -> Estimate:
         low, high = (sd * math.sqrt((n - 1) / float(chi2.ppf(q, n - 1))) for q in (1 - alpha / 2, alpha / 2))
         return low, high
 
-    return Estimate(sd, interval, n, "chi-squared, at a fixed number of seeds", sd)
+    return Estimate(sd, interval, n, "chi-squared, at a fixed number of seeds")
 
 
 @dataclass(frozen=True, slots=True)

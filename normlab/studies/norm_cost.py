@@ -13,12 +13,12 @@ def timed(norm: str, width: int) -> str:
 
 
 def cost_grid(width: int) -> Grid:
-    """Return a grid of single runs in which LayerNorm and RMSNorm alternate."""
+    """Return a grid of single runs, one at a time, in which LayerNorm and RMSNorm alternate."""
     return Grid(
         f"cost_{width}",
-        f"model=gpt2_tiny model.depth=2 model.context=64 train.batch_size=8 train.steps={max(8000 // width, 40)} "
+        f"model=gpt2_tiny model.depth=2 model.context=64 train.batch_size=8 train.steps={max(25600 // width, 40)} "
         f"train.log_every=4 eval.every=0 eval.sequences=8 stats=off optim.lr=1e-3 sweep.pack=off "
-        f"model.width={width} norm=layernorm,rmsnorm",
+        f"sweep.jobs=1 model.width={width} norm=layernorm,rmsnorm",
     )
 
 
@@ -55,5 +55,11 @@ register_study(
             )
         ],
         settings=("small",),
+        amendments={
+            "334f1b736641": (
+                "with two runs at a time of 40 to 125 steps the times of equal runs differed by 5 to 15 %; the runs "
+                "are longer, and one at a time."
+            ),
+        },
     )
 )

@@ -102,7 +102,7 @@ def rows(draws: int) -> Iterator[tuple[str, float, float, float]]:
             limit,
         )
         for criterion in (AtLeast(0.1), Within(-0.1, 0.1)):
-            wrong = ever(found, lambda e, criterion=criterion: criterion.judge(e) == "supported")
+            wrong = ever(found, lambda e, criterion=criterion: criterion.verdict(e.interval) == "supported")
             yield f"false support by {type(criterion).__name__} at any look, {noise} noise", wrong, 0, limit
     for p in (0.05, 0.5, 0.9):
         wrong = ever(shares(p, draws, 2), lambda e, p=p: excludes(e, p))
@@ -122,7 +122,8 @@ def rows(draws: int) -> Iterator[tuple[str, float, float, float]]:
     for criterion, effect in ((AtLeast(0.05), 0.1), (AtLeast(0.05), 0.07), (Within(-0.03, 0.03), 0.0)):
         stated = simulated_power(effect, SD, criterion.limits, LEVEL * criterion.sides)
         found = ever(
-            means("normal", effect, draws, 9), lambda e, criterion=criterion: criterion.judge(e) == "supported"
+            means("normal", effect, draws, 9),
+            lambda e, criterion=criterion: criterion.verdict(e.interval) == "supported",
         )
         yield f"power of {criterion.text} at {effect:g}: stated {stated:.3f}", found, stated - 0.05, stated + 0.05
 

@@ -127,7 +127,7 @@ def test_the_contrast_at_a_common_learning_rate_is_that_of_the_choosing_seeds(ru
 def test_within_is_supported_if_the_interval_of_90_percent_is_inside(runs, table, margin):
     estimate = difference("placement=post", "placement=pre").estimate(runs(loss_in(table)))
     low, high = mean_sequence((table[1, 0, 1] - table[0, 0, 1])[CHOOSING_SEEDS:].tolist(), 0.1)
-    assert (Within(-margin, margin).judge(estimate) == "supported") == (-margin <= low and high <= margin)
+    assert (Within(-margin, margin).verdict(estimate.interval) == "supported") == (-margin <= low and high <= margin)
 
 
 def test_slope_is_the_mean_of_the_slopes_of_the_seeds(runs, table):
@@ -251,8 +251,11 @@ def test_a_measure_that_a_run_lacks_leaves_the_estimate_undefined(runs, table):
 )
 def test_criteria(criterion, values, verdict):
     estimate = over_seeds({(seed, seed): value for seed, value in enumerate(values)})
-    assert criterion.judge(estimate) == verdict
+    assert criterion.verdict(estimate.interval) == verdict
     p = criterion.p_value(estimate)
     assert (p <= 0.05) == (verdict != "undecided")
     if 1e-9 < p < 1:
-        assert [criterion.judge(estimate, alpha) == "undecided" for alpha in (p / 1.01, p * 1.01)] == [True, False]
+        assert [criterion.verdict(estimate.interval, alpha) == "undecided" for alpha in (p / 1.01, p * 1.01)] == [
+            True,
+            False,
+        ]

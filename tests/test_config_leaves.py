@@ -13,7 +13,7 @@ import pytest
 
 from normlab.config.compose import compose_run
 from normlab.config.corpora import DATA, NamedData
-from normlab.config.optim import OPTIMIZERS
+from normlab.config.optim import GROUPS, OPTIMIZERS
 from normlab.config.schema import RunConfig
 from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError, DataError
@@ -172,6 +172,19 @@ SHARED_OPTIM = {
     "weight_decay": Row("0.1", "1.0", losses),
     "decay": Row("matrices", "all", losses, ("optim.weight_decay=1",)),
     "decay_mode": Row("proportional", "independent", losses, ("optim.weight_decay=0.1",)),
+}
+GROUPS_WITH: dict[str, tuple[str, ...]] = {
+    "head": ("model.tie_embeddings=false",),
+    "gains.output": ("placement=peri",),
+    "gains.qk": ("model.qk_norm=head",),
+    "scalars": ("norm=dyt",),
+    "norm_matrices": ("norm=gatednorm",),
+}
+"""The overrides without which a model has no parameter of a group."""
+SHARED_OPTIM |= {
+    f"groups.{group}.{option}": Row(*values, losses, GROUPS_WITH.get(group, ()))
+    for group in GROUPS
+    for option, values in {"lr": ("1", "0"), "decay": ("0", "1e3")}.items()
 }
 OPTIM_ROWS = {
     "adamw": SHARED_OPTIM | {

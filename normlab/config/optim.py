@@ -1,10 +1,66 @@
 """The optimisers: their options, and what other modules must know of them. `training/optim.py` has their updates."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import ClassVar, Self
 
 from normlab.errors import ConfigError, no_effect
 from normlab.options import option
+
+GROUPS = {
+    "embed": "token and position embeddings",
+    "head": "LM head of its own (model.tie_embeddings=false)",
+    "matrices": "matrices of the linear layers of attention and MLP",
+    "gains.input": "gains of norms on the input of a sub-layer, or inside it",
+    "gains.output": "gains of norms on the output of a sub-layer, or after the addition",
+    "gains.qk": "gains of norms on queries, keys and values",
+    "gains.final": "gains of the norms before the LM head",
+    "biases": "biases of linear layers and of norms",
+    "scalars": "learned numbers and factors: alphas, residual lambdas, layer scales",
+    "norm_matrices": "matrices of a norm",
+}
+"""The parameter groups: every parameter of a model is in one of them."""
+MATRIX_GROUPS = ("embed", "head", "matrices", "norm_matrices")
+"""The groups whose parameters are matrices."""
+
+
+@dataclass(kw_only=True, slots=True)
+class GroupOptions:
+    """How one group of parameters differs from the others."""
+
+    lr: float = option(
+        1.0, "Factor on the learning rate of the group; 0 leaves its parameters as they are.", at_least=0
+    )
+    decay: float | None = option(
+        None, "Strength of the group's weight decay; unless set optim.weight_decay where it applies.", at_least=0
+    )
+
+
+@dataclass(kw_only=True, slots=True)
+class GainGroups:
+    """The gains of norms, by the place of the norm."""
+
+    input: GroupOptions = field(default_factory=GroupOptions)
+    output: GroupOptions = field(default_factory=GroupOptions)
+    qk: GroupOptions = field(default_factory=GroupOptions)
+    final: GroupOptions = field(default_factory=GroupOptions)
+
+
+@dataclass(kw_only=True, slots=True)
+class ParameterGroups:
+    """Options of each group of parameters (`GROUPS`)."""
+
+    embed: GroupOptions = field(default_factory=GroupOptions)
+    head: GroupOptions = field(default_factory=GroupOptions)
+    matrices: GroupOptions = field(default_factory=GroupOptions)
+    gains: GainGroups = field(default_factory=GainGroups)
+    biases: GroupOptions = field(default_factory=GroupOptions)
+    scalars: GroupOptions = field(default_factory=GroupOptions)
+    norm_matrices: GroupOptions = field(default_factory=GroupOptions)
+
+    def of(self, group: str) -> GroupOptions:
+        """Return the options of a group of `GROUPS`."""
+        return attrgetter(group)(self)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -19,6 +75,7 @@ class OptimConfig:
     """Kinds of moment that the optimiser keeps for each parameter; part of the tensor names of a checkpoint."""
     per_run: ClassVar[tuple[str, ...]] = (
         *("lr", "weight_decay", "decay_mode", "warmup_steps", "schedule", "final_lr_fraction", "decay_fraction"),
+        "groups",
     )
     """Options in which the runs of a pack may differ."""
 
@@ -57,6 +114,14 @@ class OptimConfig:
         "matrices", choices=("matrices", "all"),
         help="Parameters with weight decay: matrices and embeddings, or all, with gains and biases.",
     )  # fmt: skip
+    groups: ParameterGroups = field(default_factory=ParameterGroups)
+
+    def of_group(self, group: str) -> Self:
+        """Return the options of one group of `GROUPS`: with its own learning rate and weight decay."""
+        own = self.groups.of(group)
+        applies = self.decay == "all" or group in MATRIX_GROUPS
+        decay = own.decay if own.decay is not None else self.weight_decay if applies else 0.0
+        return replace(self, lr=self.lr * own.lr, weight_decay=decay)
 
     @property
     def decay_per_lr(self) -> float:
@@ -65,7 +130,7 @@ class OptimConfig:
         Source of independent decay: Loshchilov & Hutter 2017, arXiv:1711.05101, algorithm 2; Wortsman et al. 2023,
         arXiv:2309.14322.
         """
-        return self.weight_decay / (self.lr if self.decay_mode == "independent" else 1.0)
+        return self.weight_decay / (self.lr or 1.0 if self.decay_mode == "independent" else 1.0)
 
     @property
     def adam_constants(self) -> tuple[float, float, float] | None:

@@ -33,6 +33,8 @@ class BottomToTop(Placement):
 
 
 class B2TWiring(TwoNorms):
+    output_norms = ("attn_norm", "mlp_norm")
+
     def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
         h_BTD = self.attn_norm(x_BTD + attn(x_BTD))
         return self.mlp_norm(x_BTD + h_BTD + mlp(h_BTD))

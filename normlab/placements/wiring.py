@@ -6,7 +6,7 @@ Shapes: B batch, T time, D width.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -93,7 +93,12 @@ class Sequential(nn.Module):
 
 
 class TwoNorms(nn.Module):
-    """The base class of a wiring with one norm for attention and one for the MLP."""
+    """The base class of a wiring with one norm for attention and one for the MLP.
+
+    The norms that stand after an addition are its `output_norms`, by name; their gains have a group of their own.
+    """
+
+    output_norms: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, width: int, make_norm: MakeNorm):
         super().__init__()

@@ -83,7 +83,7 @@ def test_groups_of_named_parameters(case: str) -> None:
     }
 
 
-@pytest.mark.parametrize("group", ["head.lr=0.5", "gains.output.decay=0", "norm_matrices.lr=0"])
+@pytest.mark.parametrize("group", ["head.lr=2", "gains.output.decay=0", "norm_matrices.lr=0"])
 def test_options_of_a_group_without_parameters_are_rejected(group: str) -> None:
     config = composed(f"optim.groups.{group}")
     with pytest.raises(ConfigError, match=rf"^optim\.groups\.{group.rpartition('.')[0]}: the model has no "):

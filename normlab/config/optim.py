@@ -1,8 +1,8 @@
 """The optimisers: their options, and what other modules must know of them. `training/optim.py` has their updates."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from normlab.errors import ConfigError, no_effect
 from normlab.options import option
@@ -71,8 +71,8 @@ class OptimConfig:
     source: ClassVar[str]
     version: ClassVar[int] = 1
     """Raise it with every change of the update that changes its numbers: then the runs have other ids."""
-    moments: ClassVar[tuple[str, ...]]
-    """Kinds of moment that the optimiser keeps for each parameter; part of the tensor names of a checkpoint."""
+    kept: ClassVar[int]
+    """Numbers that the optimiser keeps for each parameter."""
     per_run: ClassVar[tuple[str, ...]] = (
         *("lr", "weight_decay", "decay_mode", "warmup_steps", "schedule", "final_lr_fraction", "decay_fraction"),
         "groups",
@@ -116,8 +116,8 @@ class OptimConfig:
     )  # fmt: skip
     groups: ParameterGroups = field(default_factory=ParameterGroups)
 
-    def of_group(self, group: str) -> Self:
-        """Return the options of one group of `GROUPS`: with its own learning rate and weight decay."""
+    def of_group(self, group: str) -> "OptimConfig":
+        """Return the options of one group of `GROUPS`: of its own optimiser, learning rate and weight decay."""
         own = self.groups.of(group)
         applies = self.decay == "all" or group in MATRIX_GROUPS
         decay = own.decay if own.decay is not None else self.weight_decay if applies else 0.0
@@ -134,7 +134,7 @@ class OptimConfig:
 
     @property
     def adam_constants(self) -> tuple[float, float, float] | None:
-        """beta1, beta2 and eps if the update divides the moment `mean` by sqrt(`square`) + eps as Adam; else None."""
+        """beta1, beta2 and eps if an update divides the moment `mean` by sqrt(`square`) + eps as Adam; else None."""
         return None
 
     def resolve(self, steps: int) -> None:
@@ -170,7 +170,7 @@ class AdamW(OptimConfig):
 
     formula: ClassVar[str] = "w <- w - lr (m^/(sqrt(v^) + eps) + wd w)"
     source: ClassVar[str] = "torch.optim.AdamW, after Loshchilov & Hutter 2017, arXiv:1711.05101"
-    moments: ClassVar[tuple[str, ...]] = ("mean", "square")
+    kept: ClassVar[int] = 2
     per_run: ClassVar[tuple[str, ...]] = (*OptimConfig.per_run, "beta1", "beta2")
 
     name: str = "adamw"
@@ -184,12 +184,111 @@ class AdamW(OptimConfig):
 
 
 @dataclass(kw_only=True, slots=True)
+class Lion(OptimConfig):
+    """The sign of a mean of gradients. Its learning rate is some three to ten times lower than that of AdamW."""
+
+    formula: ClassVar[str] = "w <- w - lr (sign(beta1 m + (1 - beta1) g) + wd w);  m <- beta2 m + (1 - beta2) g"
+    source: ClassVar[str] = "Chen et al. 2023, arXiv:2302.06675, algorithm 2"
+    kept: ClassVar[int] = 1
+    per_run: ClassVar[tuple[str, ...]] = (*OptimConfig.per_run, "beta1", "beta2")
+
+    name: str = "lion"
+    lr: float = option(2e-4, "Peak learning rate, per step.", above=0)
+    beta1: float = option(0.9, "Weight of the mean in the update.", at_least=0, below=1)
+    beta2: float = option(0.99, "Decay per step of the mean of the gradients.", at_least=0, below=1)
+
+
+@dataclass(kw_only=True, slots=True)
+class Muon(AdamW):
+    """Momentum whose singular values are set near 1, for the matrices of attention and MLP; AdamW for the others.
+
+    NS is `ns_steps` of Newton-Schulz. All others have the update of AdamW, with the same learning rate unless `groups`
+    has another.
+    """
+
+    formula: ClassVar[str] = "b <- mu b + (1 - mu) g;  w <- w - lr (scale NS((1 - mu) g + mu b) + wd w)"
+    source: ClassVar[str] = (
+        "Jordan et al. 2024 (KellerJordan/Muon); scale=rms: Liu et al. 2025, arXiv:2502.16982; torch.optim.Muon"
+    )
+    kept: ClassVar[int] = 1
+    per_run: ClassVar[tuple[str, ...]] = (*AdamW.per_run, "momentum")
+
+    name: str = "muon"
+    momentum: float = option(0.95, "mu: decay per step of the mean of the gradients.", at_least=0, below=1)
+    nesterov: bool = option(True, "Whether the update is that of Nesterov momentum; else NS(b).")
+    ns_steps: int = option(5, "Newton-Schulz steps.", at_least=1, at_most=99)
+    scale: str = option(
+        "rms", choices=("rms", "shape"),
+        help="rms: 0.2 sqrt(max(n, m)) for a matrix of n x m, so that the update is as large as AdamW's; shape: "
+        "sqrt(max(1, n / m)).",
+    )  # fmt: skip
+    qkv: str = option(
+        "apart", "Whether the matrices of q, k and v are one matrix for NS.", choices=("apart", "together")
+    )
+
+    @property
+    def adam_constants(self) -> None:
+        return None
+
+    @property
+    def row_weight(self) -> float:
+        """1 minus the decay per step of a second moment of rows."""
+        return 1.0
+
+    def of_group(self, group: str) -> OptimConfig:
+        if group == "matrices":
+            return super(Muon, self).of_group(group)
+        shared = {each.name: getattr(self, each.name) for each in fields(AdamW) if each.name != "name"}
+        return AdamW(**shared).of_group(group)
+
+    def scale_of(self, rows: int, columns: int) -> float:
+        """Return the factor on the update of a matrix."""
+        return 0.2 * max(rows, columns) ** 0.5 if self.scale == "rms" else max(1.0, rows / columns) ** 0.5
+
+
+@dataclass(kw_only=True, slots=True)
+class NorMuon(Muon):
+    """Muon with rows of equal size: each row of the update is divided by the root of its mean square over the steps.
+
+    The result has the Frobenius norm of NS.
+    """
+
+    formula: ClassVar[str] = (
+        "o = NS(...);  v <- beta v + (1 - beta) mean(o^2, row);  w <- w - lr (scale c o / sqrt(v) + wd w)"
+    )
+    source: ClassVar[str] = "Li et al. 2025, arXiv:2510.05491 (zichongli5/NorMuon)"
+    per_run: ClassVar[tuple[str, ...]] = (*Muon.per_run, "row_decay")
+
+    name: str = "normuon"
+    row_decay: float = option(0.95, "beta: decay per step of the mean square of a row.", at_least=0, below=1)
+
+    @property
+    def row_weight(self) -> float:
+        return 1 - self.row_decay
+
+
+@dataclass(kw_only=True, slots=True)
+class Hyperball(Muon):
+    """Muon on a sphere: each matrix keeps its initial Frobenius norm R, and has no weight decay."""
+
+    formula: ClassVar[str] = "w <- R unit(w - lr R unit(NS(...))), unit(x) = x / |x|"
+    source: ClassVar[str] = "Wen et al. 2025, Hyperball Optimization (MuonH)"
+
+    name: str = "hyperball"
+    lr: float = option(0.01, "Peak learning rate, per step: the angle by which a matrix turns.", above=0)
+
+    def of_group(self, group: str) -> OptimConfig:
+        own = super(Hyperball, self).of_group(group)
+        return replace(own, weight_decay=0.0) if group == "matrices" else own
+
+
+@dataclass(kw_only=True, slots=True)
 class SGD(OptimConfig):
     """Gradient descent with momentum."""
 
     formula: ClassVar[str] = "b <- momentum b + (g + wd w);  w <- w - lr b"
     source: ClassVar[str] = "Sutskever et al. 2013; torch.optim.SGD's form, dampening 0"
-    moments: ClassVar[tuple[str, ...]] = ("velocity",)
+    kept: ClassVar[int] = 1
     per_run: ClassVar[tuple[str, ...]] = (*OptimConfig.per_run, "momentum")
 
     name: str = "sgd"
@@ -207,4 +306,6 @@ class SGD(OptimConfig):
             raise no_effect("optim.nesterov=true", "optim.momentum=0")
 
 
-OPTIMIZERS: dict[str, type[OptimConfig]] = {"adamw": AdamW, "sgd": SGD}
+OPTIMIZERS: dict[str, type[OptimConfig]] = {
+    "adamw": AdamW, "hyperball": Hyperball, "lion": Lion, "muon": Muon, "normuon": NorMuon, "sgd": SGD,
+}  # fmt: skip

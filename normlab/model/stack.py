@@ -60,6 +60,12 @@ class Stack(dict[str, Tensor]):
     def zeros(self) -> Stack:
         return self._with_buffer(torch.zeros_like(self.buffer))
 
+    def only(self, names: Collection[str]) -> Stack:
+        """Return a copy of some of the tensors, in the same order and with the same strides."""
+        kept = [place for place in self._places if place.name in names]
+        transposed = [place.name for place in kept if place.is_transposed]
+        return Stack({name: self[name] for name in self if name in names}, transposed, [place.name for place in kept])
+
     def empty_on_host(self) -> Stack:
         return self._with_buffer(_empty_on_host(self.buffer))
 
@@ -75,6 +81,14 @@ class Stack(dict[str, Tensor]):
     def columns(self, names: Collection[str]) -> int:
         """Return the number of columns of the named tensors."""
         return sum(math.prod(place.shape) + place.padding for place in self._places if place.name in names)
+
+    def slice(self, names: Sequence[str]) -> Tensor:
+        """Return the columns of the named tensors, which must be adjacent, in their order: a view of the buffer."""
+        numbers = {place.name: number for number, place in enumerate(self._places)}
+        first = numbers[names[0]]
+        assert [numbers[name] for name in names] == [*range(first, first + len(names))]
+        start = self._places[first].start
+        return self.buffer[:, start : start + self.columns(set(names))]
 
     def norms(self) -> Tensor:
         """Return the L2 norm of each tensor of each run, in the order of iteration: (P, R) for P tensors."""

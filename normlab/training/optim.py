@@ -10,17 +10,17 @@ K coefficients of an update.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from normlab.config.optim import GROUPS, SGD, AdamW, GroupOptions, OptimConfig
+from normlab.config.optim import GROUPS, GroupOptions, OptimConfig
 from normlab.data.batches import send
 from normlab.errors import ConfigError
-from normlab.model.stack import Stack, storages, zeros_like
+from normlab.model.stack import Stack, zeros_like
+from normlab.training.updates import COEFFICIENTS, ROWS, UPDATES, Group, StackedGroup, Update
 
 Tensors = dict[str, Tensor]
 
@@ -74,6 +74,10 @@ class Family:
     """For each run those of the decayed parameters, or of all if none is decayed."""
 
     @property
+    def update(self) -> Update:
+        return UPDATES[self.options[0].name]
+
+    @property
     def names(self) -> list[str]:
         return [*self.decayed, *self.undecayed]
 
@@ -92,11 +96,11 @@ def families(options: Sequence[OptimConfig], groups: Mapping[str, str]) -> list[
         if any(each.groups.of(group) != GroupOptions() for each in options):
             raise ConfigError(f"optim.groups.{group}: the model has no {GROUPS[group]}; leave it out")
     by_group = {group: [each.of_group(group) for each in options] for group in dict.fromkeys(groups.values())}
-    rates = {group: tuple(each.lr for each in runs) for group, runs in by_group.items()}
+    rates = {group: (runs[0].name, *(each.lr for each in runs)) for group, runs in by_group.items()}
     decays = {group: tuple(each.weight_decay for each in runs) for group, runs in by_group.items()}
     found: list[Family] = []
-    for lr in dict.fromkeys(rates.values()):
-        same = {group: decays[group] for group in by_group if rates[group] == lr}
+    for rate in dict.fromkeys(rates.values()):
+        same = {group: decays[group] for group in by_group if rates[group] == rate}
         undecayed = [group for group, decay in same.items() if not any(decay)]
         for decay in dict.fromkeys(decay for decay in same.values() if any(decay)) or [decays[undecayed[0]]]:
             decayed = [group for group in same if any(decay) and same[group] == decay]
@@ -126,113 +130,14 @@ def hyperparameters_at(options: OptimConfig, steps: int, step: int) -> Hyperpara
     return Hyperparameters(learning_rate(options, steps, step), options)
 
 
-@dataclass(slots=True)
-class Group:
-    """Parameters of a single run with the same hyperparameters, and what their update needs."""
-
-    params: list[Tensor]
-    grads: list[Tensor]
-    moments: list[list[Tensor]]
-    """One list for each of the optimiser's `moments`."""
-    count: Tensor
-    """Updates made, with this one."""
-    lr: float | Tensor
-    weight_decay: float
-    skip: Tensor
-    """1 if nothing may change, else 0."""
-
-
-def adamw(options: AdamW, group: Group) -> None:
-    mean, square = group.moments
-    torch._fused_adamw_(
-        group.params, group.grads, mean, square, [], [group.count] * len(group.params), lr=group.lr,
-        beta1=options.beta1, beta2=options.beta2, weight_decay=group.weight_decay, eps=options.eps, amsgrad=False,
-        maximize=False, found_inf=group.skip,
-    )  # fmt: skip
-
-
-def sgd(options: SGD, group: Group) -> None:
-    velocity = group.moments[0] if options.momentum else []  # the kernel requires an empty list without momentum
-    torch._fused_sgd_(
-        group.params, group.grads, velocity, weight_decay=group.weight_decay, momentum=options.momentum,
-        lr=group.lr,  # pyright: ignore[reportArgumentType]  # torch's stub has no tensor
-        dampening=0.0, nesterov=options.nesterov, maximize=False, is_first_step=False, found_inf=group.skip,
-    )  # fmt: skip
-
-
-@dataclass(slots=True)
-class StackedGroup:
-    """The buffers of a family of stacked runs, (R, N) each, and what its update needs."""
-
-    params: Tensor
-    grads: Tensor
-    """The update may overwrite them."""
-    moments: list[Tensor]
-    decayed: int
-    """Number of columns with weight decay, the first ones."""
-    coefficients: Tensor
-    """(K, R, 1)."""
-    alive: Tensor
-    """Whether to make the update, (R, 1)."""
-
-    def set(self, buffer: Tensor, values: Tensor) -> None:
-        """Write the values of the runs that are alive into a buffer."""
-        torch.where(self.alive, values, buffer, out=buffer)
-
-
-def adamw_coefficients(options: AdamW, lr: float, count: int) -> tuple[float, ...]:
-    """Return the coefficients of update number `count`, from 1."""
-    corrections = [1 - beta**count for beta in (options.beta1, options.beta2)]
-    decay_factor = 1 - lr * options.decay_per_lr
-    return 1 - options.beta1, 1 - options.beta2, lr / corrections[0], 1 / corrections[1], decay_factor
-
-
-def stacked_adamw(options: AdamW, group: StackedGroup) -> None:
-    (mean, square), (mean_weight, square_weight, rate, correction, decay_factor) = group.moments, group.coefficients
-    params, grads = group.params, group.grads
-    group.set(mean, mean.lerp(grads, mean_weight))
-    group.set(square, square.lerp(grads.square_(), square_weight))
-    step = torch.mul(square, correction, out=grads).sqrt_().add_(options.eps)
-    torch.div(mean, step, out=step)
-    params[:, : group.decayed].mul_(decay_factor.where(group.alive, 1))
-    group.set(params, torch.addcmul(params, step, rate, value=-1, out=step))
-
-
-def sgd_coefficients(options: SGD, lr: float, count: int) -> tuple[float, ...]:
-    """Return the coefficients of update number `count`, from 1."""
-    return lr, options.decay_per_lr, options.momentum
-
-
-def stacked_sgd(options: SGD, group: StackedGroup) -> None:
-    (velocity,), (lr, decay, momentum), decayed = group.moments, group.coefficients, group.decayed
-    group.grads[:, :decayed].addcmul_(group.params[:, :decayed], decay)
-    group.set(velocity, torch.addcmul(group.grads, velocity, momentum))
-    direction = torch.addcmul(group.grads, velocity, momentum) if options.nesterov else velocity
-    group.set(group.params, torch.addcmul(group.params, direction, lr, value=-1))
-
-
-class Update(NamedTuple):
-    single: Callable[[Any, Group], None]
-    """Of a single run, by a fused kernel."""
-    stacked: Callable[[Any, StackedGroup], None]
-    """Of stacked runs, in as many operations for any number of them."""
-    coefficients: Callable[[Any, float, int], tuple[float, ...]]
-    """The K coefficients of a stacked run, from its options, the learning rate and the number of the update."""
-
-
-UPDATES: dict[type[OptimConfig], Update] = {
-    AdamW: Update(adamw, stacked_adamw, adamw_coefficients),
-    SGD: Update(sgd, stacked_sgd, sgd_coefficients),
-}
-
-
 def coefficients_of(by_family: Sequence[Sequence[Hyperparameters]], count: int) -> Tensor:
     """Return the coefficients of update number `count` (from 1) of stacked runs, (F, K, R), in float64."""
     rows = [
-        [UPDATES[type(each.options)].coefficients(each.options, float(each.lr), count) for each in by_run]
+        [UPDATES[each.options.name].coefficients(each.options, float(each.lr), count) for each in by_run]
         for by_run in by_family
     ]
-    return torch.tensor(rows, dtype=torch.float64).mT
+    padded = [[(*row, *[0.0] * (COEFFICIENTS - len(row))) for row in by_run] for by_run in rows]
+    return torch.tensor(padded, dtype=torch.float64).mT
 
 
 class HyperparameterTable:
@@ -294,8 +199,15 @@ class Optimizer:
         self.families = families(options, groups)
         names = [name for family in self.families for name in family.names]
         assert not isinstance(params, Stack) or params.order == names, "a family's columns must be adjacent"
-        self.moments: dict[str, Tensors] = {kind: zeros_like(params) for kind in options[0].moments}
-        """By kind and parameter."""
+        self.moments: dict[str, Tensors] = {}
+        """By kind and parameter, for the parameters whose update has the kind."""
+        for kind in dict.fromkeys(kind for family in self.families for kind in family.update.moments):
+            kept = [name for family in self.families if kind in family.update.moments for name in family.names]
+            of_kind = params.only(kept) if isinstance(params, Stack) else {name: params[name] for name in kept}
+            if kind == ROWS:
+                rows = {name: tensor[..., :1] for name, tensor in of_kind.items()}
+                of_kind = Stack(rows, order=kept) if isinstance(params, Stack) else rows
+            self.moments[kind] = zeros_like(of_kind)
         self.count = torch.zeros((), dtype=torch.float32, device=next(iter(params.values())).device)
         """Updates made, on the device."""
 
@@ -321,22 +233,28 @@ class Optimizer:
             assert isinstance(grads, Stack)
             self._update_stack(params, grads, hyperparameters, alive[:, None])
             return
-        skip = (~alive).float()
-        states = (params, grads, *self.moments.values())
         for family, now in zip(self.families, hyperparameters, strict=True):
+            states = (params, grads, *(self.moments[kind] for kind in family.update.moments))
             for names, decay in ((family.decayed, now.options.decay_per_lr), (family.undecayed, 0.0)):
                 if names:
                     tensors, gradients, *moments = [[state[name] for name in names] for state in states]
-                    group = Group(tensors, gradients, moments, self.count, now.lr, decay, skip)
-                    UPDATES[type(now.options)].single(now.options, group)
+                    group = Group(names, tensors, gradients, moments, self.count, now.lr, decay, alive)
+                    family.update.single(now.options, group)
 
     def _update_stack(self, params: Stack, grads: Stack, coefficients_FKR: Tensor, alive: Tensor) -> None:
         coefficients_FKR1 = coefficients_FKR[..., None].to(params.buffer.dtype)
-        buffers = [storages(state)[0] for state in (params, grads, *self.moments.values())]
-        start = 0
         for family, coefficients_KR1 in zip(self.families, coefficients_FKR1, strict=True):
-            decayed, end = params.columns(family.decayed), start + params.columns(family.names)
-            tensors, gradients, *moments = [buffer[:, start:end] for buffer in buffers]
-            group = StackedGroup(tensors, gradients, moments, decayed, coefficients_KR1, alive)
-            UPDATES[type(family.options[0])].stacked(family.options[0], group)
-            start = end
+            states = [params, grads, *(self.moments[kind] for kind in family.update.moments)]
+            columns, gradients, *moments = [state.slice(family.names) for state in states]
+            views = [[state[name] for name in family.names] for state in states]
+            group = StackedGroup(
+                columns,
+                gradients,
+                moments,
+                params.columns(family.decayed),
+                coefficients_KR1,
+                alive,
+                family.names,
+                views,
+            )
+            family.update.stacked(family.options[0], group)

@@ -6,17 +6,29 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import pytorch_optimizer
 import torch
 
 from normlab.config.compose import compose_run
-from normlab.config.optim import OPTIMIZERS, SGD, AdamW, GainGroups, GroupOptions, OptimConfig, ParameterGroups
+from normlab.config.optim import (
+    OPTIMIZERS,
+    SGD,
+    AdamW,
+    GainGroups,
+    GroupOptions,
+    Hyperball,
+    Lion,
+    Muon,
+    NorMuon,
+    OptimConfig,
+    ParameterGroups,
+)
 from normlab.model.groups import groups_of
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun
 from normlab.model.stack import Stack
 from normlab.options import plain_tree
 from normlab.training.optim import (
-    UPDATES,
     Hyperparameters,
     Optimizer,
     coefficients_of,
@@ -26,6 +38,7 @@ from normlab.training.optim import (
     learning_rate,
 )
 from normlab.training.step import Step
+from normlab.training.updates import UPDATES
 
 STEPS = 6
 
@@ -53,8 +66,14 @@ def torch_sgd(options: SGD, groups: list[dict[str, Any]]) -> torch.optim.Optimiz
     return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, nesterov=options.nesterov, foreach=False)
 
 
-TORCH: dict[type, Callable[[Any, list[dict[str, Any]]], torch.optim.Optimizer]] = {AdamW: torch_adamw, SGD: torch_sgd}
-"""The optimiser of torch that each of ours must equal."""
+def torch_lion(options: Lion, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    return pytorch_optimizer.Lion(groups, lr=options.lr, betas=(options.beta1, options.beta2))
+
+
+TORCH: dict[type, Callable[[Any, list[dict[str, Any]]], torch.optim.Optimizer]] = {
+    AdamW: torch_adamw, SGD: torch_sgd, Lion: torch_lion,
+}  # fmt: skip
+"""The public optimiser that each of ours must equal."""
 
 
 def reference(options: OptimConfig, params: dict[str, torch.Tensor]) -> torch.optim.Optimizer:
@@ -79,6 +98,7 @@ CONSTANT: dict[str, Any] = {"schedule": "constant", "warmup_steps": 0}
 OPTIONS: dict[str, OptimConfig] = {
     "adamw": AdamW(lr=0.01, beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.3, **CONSTANT),
     "adamw-all": AdamW(lr=0.02, weight_decay=0.3, decay="all", **CONSTANT),
+    "lion": Lion(lr=0.01, beta1=0.8, weight_decay=0.3, **CONSTANT),
     "sgd": SGD(lr=0.05, momentum=0.7, weight_decay=0.2, **CONSTANT),
     "nesterov": SGD(lr=0.05, momentum=0.7, nesterov=True, **CONSTANT),
     "groups": AdamW(
@@ -103,11 +123,14 @@ def test_every_optimiser_is_complete(name: str) -> None:
     assert options.name == name
     assert kind.formula
     assert kind.source
-    assert kind in UPDATES
-    assert kind in TORCH, "add the optimiser of torch that it must equal"
-    assert kind in set(map(type, OPTIONS.values())), "add a row of options"
+    assert name in UPDATES
+    assert kind in TORCH or name in MATRICES, "add the optimiser that it must equal"
+    assert kind in {*map(type, OPTIONS.values()), *MATRICES.values()}, "add a row of options"
     assert set(kind.per_run) <= set(plain_tree(options))
-    assert options.adam_constants is None or {"mean", "square"} <= set(kind.moments)
+
+
+MATRICES = {"muon": Muon, "normuon": NorMuon, "hyperball": Hyperball}
+"""The optimisers of matrices, which tests/train/test_muon.py tests."""
 
 
 @with_options

@@ -92,15 +92,11 @@ def test_normuon_equals_pytorch_optimizer() -> None:
     options = OPTIONS["normuon"]
     assert isinstance(options, NorMuon)
     params = {name: p.requires_grad_() for name, p in drawn(0).items()}
-    others: list[torch.optim.Optimizer] = [adamw(options, params)]
-    for name in HIDDEN:  # each alone, because its learning rate is not adjusted to the shape
-        rows, columns = SHAPES[name]
-        lr = options.lr * max(1, rows / columns) ** 0.5
-        others.append(pytorch_optimizer.NorMuon(
-            [{"params": [params[name]], "use_muon": True}], lr=lr, momentum=options.momentum, beta2=options.row_decay,
-            weight_decay=options.weight_decay * options.lr / lr, foreach=False,
-        ))  # fmt: skip
-    expected, found = updated_by(others, params), updated(options)
+    other = pytorch_optimizer.NorMuon(
+        [{"params": [params[name] for name in HIDDEN], "use_muon": True}], lr=options.lr, momentum=options.momentum,
+        beta2=options.row_decay, weight_decay=options.weight_decay, foreach=False,
+    )  # fmt: skip
+    expected, found = updated_by([other, adamw(options, params)], params), updated(options)
     for name, p in found.items():
         torch.testing.assert_close(p, expected[name], atol=1e-12, rtol=1e-11)
 

@@ -184,12 +184,20 @@ GROUPS_WITH: dict[str, tuple[str, ...]] = {
 SHARED_OPTIM |= {
     f"groups.{group}.{option}": Row(*values, losses, GROUPS_WITH.get(group, ()))
     for group in GROUPS
-    for option, values in {"lr": ("1", "0"), "decay": ("0", "1e3")}.items()
+    for option, values in {"lr": ("1", "100"), "decay": ("0", "1e3")}.items()
 }
+ADAM = {"beta1": Row("0.9", "0.5", losses), "beta2": Row("0.95", "0.5", losses), "eps": Row("1e-8", "1e-2", losses)}
+ORTHOGONAL = SHARED_OPTIM | ADAM | {
+    "momentum": Row("0.95", "0.5", losses), "nesterov": Row("true", "false", losses),
+    "ns_steps": Row("5", "2", losses), "qkv": Row("apart", "together", losses),
+}  # fmt: skip
+MUON = ORTHOGONAL | {"scale": Row("rms", "shape", losses)}
 OPTIM_ROWS = {
-    "adamw": SHARED_OPTIM | {
-        "beta1": Row("0.9", "0.5", losses), "beta2": Row("0.95", "0.5", losses), "eps": Row("1e-8", "1e-2", losses),
-    },
+    "adamw": SHARED_OPTIM | ADAM,
+    "lion": SHARED_OPTIM | {"beta1": Row("0.9", "0.5", losses), "beta2": Row("0.99", "0.5", losses)},
+    "muon": MUON,
+    "normuon": MUON | {"row_decay": Row("0.95", "0.5", losses)},
+    "hyperball": ORTHOGONAL,
     "sgd": SHARED_OPTIM | {
         "momentum": Row("0.9", "0.5", losses), "nesterov": Row("false", "true", losses),
     },

@@ -106,9 +106,10 @@ class OptimConfig:
         help="Strength of the weight decay, wd in the formula.",
     )  # fmt: skip
     decay_mode: str = option(
-        "proportional", choices=("proportional", "independent"),
+        "proportional", choices=("proportional", "independent", "cautious"),
         help="What an update decays a weight by: lr wd, with the learning rate of that step, so that a grid of "
-        "learning rates is also a grid of weight decays; or wd times the schedule, from 0 to 1.",
+        "learning rates is also a grid of weight decays; independent: wd times the schedule, from 0 to 1; cautious: lr "
+        "wd for the weights that the update moves towards 0, and nothing for the others.",
     )  # fmt: skip
     decay: str = option(
         "matrices", choices=("matrices", "all"),
@@ -127,10 +128,22 @@ class OptimConfig:
     def decay_per_lr(self) -> float:
         """The wd of the formula: `weight_decay`, over the peak learning rate if the decay is independent of it.
 
+        Cautious decay is not part of the formula: it follows the update (`cautious_decay`).
+
         Source of independent decay: Loshchilov & Hutter 2017, arXiv:1711.05101, algorithm 2; Wortsman et al. 2023,
         arXiv:2309.14322.
         """
+        if self.decay_mode == "cautious":
+            return 0.0
         return self.weight_decay / (self.lr or 1.0 if self.decay_mode == "independent" else 1.0)
+
+    @property
+    def cautious_decay(self) -> float:
+        """The wd by which a weight w is decayed where the update u has its sign: w <- w - lr (u + wd [u w > 0] w).
+
+        Source: Chen et al. 2025, arXiv:2510.12402 (cautious weight decay).
+        """
+        return self.weight_decay if self.decay_mode == "cautious" else 0.0
 
     @property
     def adam_constants(self) -> tuple[float, float, float] | None:
@@ -199,29 +212,19 @@ class Lion(OptimConfig):
 
 
 @dataclass(kw_only=True, slots=True)
-class Muon(AdamW):
-    """Momentum whose singular values are set near 1, for the matrices of attention and MLP; AdamW for the others.
+class Orthogonal(AdamW):
+    """Options of the optimisers of matrices, whose updates have singular values near 1: NS(b), by Newton-Schulz.
 
-    NS is `ns_steps` of Newton-Schulz. All others have the update of AdamW, with the same learning rate unless `groups`
-    has another.
+    The matrices of attention and MLP have such an update. All other parameters have that of AdamW, with the same
+    learning rate unless `groups` has another.
     """
 
-    formula: ClassVar[str] = "b <- mu b + (1 - mu) g;  w <- w - lr (scale NS((1 - mu) g + mu b) + wd w)"
-    source: ClassVar[str] = (
-        "Jordan et al. 2024 (KellerJordan/Muon); scale=rms: Liu et al. 2025, arXiv:2502.16982; torch.optim.Muon"
-    )
     kept: ClassVar[int] = 1
     per_run: ClassVar[tuple[str, ...]] = (*AdamW.per_run, "momentum")
 
-    name: str = "muon"
     momentum: float = option(0.95, "mu: decay per step of the mean of the gradients.", at_least=0, below=1)
-    nesterov: bool = option(True, "Whether the update is that of Nesterov momentum; else NS(b).")
+    nesterov: bool = option(True, "Whether NS is that of Nesterov momentum, (1 - mu) g + mu b; else that of b.")
     ns_steps: int = option(5, "Newton-Schulz steps.", at_least=1, at_most=99)
-    scale: str = option(
-        "rms", choices=("rms", "shape"),
-        help="rms: 0.2 sqrt(max(n, m)) for a matrix of n x m, so that the update is as large as AdamW's; shape: "
-        "sqrt(max(1, n / m)).",
-    )  # fmt: skip
     qkv: str = option(
         "apart", "Whether the matrices of q, k and v are one matrix for NS.", choices=("apart", "together")
     )
@@ -237,9 +240,26 @@ class Muon(AdamW):
 
     def of_group(self, group: str) -> OptimConfig:
         if group == "matrices":
-            return super(Muon, self).of_group(group)
+            return super(Orthogonal, self).of_group(group)
         shared = {each.name: getattr(self, each.name) for each in fields(AdamW) if each.name != "name"}
         return AdamW(**shared).of_group(group)
+
+
+@dataclass(kw_only=True, slots=True)
+class Muon(Orthogonal):
+    """Momentum whose singular values are set near 1, for the matrices of attention and MLP; AdamW for the others."""
+
+    formula: ClassVar[str] = "b <- mu b + (1 - mu) g;  w <- w - lr (scale NS((1 - mu) g + mu b) + wd w)"
+    source: ClassVar[str] = (
+        "Jordan et al. 2024 (KellerJordan/Muon); scale=rms: Liu et al. 2025, arXiv:2502.16982; torch.optim.Muon"
+    )
+
+    name: str = "muon"
+    scale: str = option(
+        "rms", choices=("rms", "shape"),
+        help="rms: 0.2 sqrt(max(n, m)) for a matrix of n x m, so that the update is as large as AdamW's; shape: "
+        "sqrt(max(1, n / m)).",
+    )  # fmt: skip
 
     def scale_of(self, rows: int, columns: int) -> float:
         """Return the factor on the update of a matrix."""
@@ -254,7 +274,7 @@ class NorMuon(Muon):
     """
 
     formula: ClassVar[str] = (
-        "o = NS(...);  v <- beta v + (1 - beta) mean(o^2, row);  w <- w - lr (scale c o / sqrt(v) + wd w)"
+        "o = NS(...);  v <- beta v + (1 - beta) mean(o^2, row);  w <- w - lr (scale |o| unit(o / sqrt(v)) + wd w)"
     )
     source: ClassVar[str] = "Li et al. 2025, arXiv:2510.05491 (zichongli5/NorMuon)"
     per_run: ClassVar[tuple[str, ...]] = (*Muon.per_run, "row_decay")
@@ -268,18 +288,27 @@ class NorMuon(Muon):
 
 
 @dataclass(kw_only=True, slots=True)
-class Hyperball(Muon):
-    """Muon on a sphere: each matrix keeps its initial Frobenius norm R, and has no weight decay."""
+class Hyperball(Orthogonal):
+    """Muon on a sphere: each matrix keeps its initial Frobenius norm R.
 
-    formula: ClassVar[str] = "w <- R unit(w - lr R unit(NS(...))), unit(x) = x / |x|"
-    source: ClassVar[str] = "Wen et al. 2025, Hyperball Optimization (MuonH)"
+    A matrix that starts at 0 stays there. The matrices have no weight decay, unless `groups.matrices.decay` is set,
+    which makes the angle of each update larger.
+    """
+
+    formula: ClassVar[str] = "w <- R unit(w - lr (R unit(NS(...)) + wd w)), unit(x) = x / |x|"
+    source: ClassVar[str] = "Wen et al. 2025, Hyperball Optimization, part 1 (MuonH)"
 
     name: str = "hyperball"
     lr: float = option(0.01, "Peak learning rate, per step: the angle by which a matrix turns.", above=0)
 
+    def resolve(self, steps: int) -> None:
+        super(Hyperball, self).resolve(steps)
+        if self.decay_mode == "cautious" and self.groups.matrices.decay:
+            raise ConfigError("optim.decay_mode=cautious: moves matrices off their sphere; leave out their decay")
+
     def of_group(self, group: str) -> OptimConfig:
         own = super(Hyperball, self).of_group(group)
-        return replace(own, weight_decay=0.0) if group == "matrices" else own
+        return replace(own, weight_decay=self.groups.matrices.decay or 0.0) if group == "matrices" else own
 
 
 @dataclass(kw_only=True, slots=True)
@@ -302,6 +331,8 @@ class SGD(OptimConfig):
 
     def resolve(self, steps: int) -> None:
         super(SGD, self).resolve(steps)
+        if self.decay_mode == "cautious":
+            raise ConfigError("optim.decay_mode=cautious: optim=sgd adds the decay to the gradient; choose another")
         if self.nesterov and self.momentum == 0:
             raise no_effect("optim.nesterov=true", "optim.momentum=0")
 

@@ -20,7 +20,7 @@ from normlab.config.optim import GROUPS, GroupOptions, OptimConfig
 from normlab.data.batches import send
 from normlab.errors import ConfigError
 from normlab.model.stack import Stack, zeros_like
-from normlab.training.updates import COEFFICIENTS, ROWS, UPDATES, Group, StackedGroup, Update
+from normlab.training.updates import COEFFICIENTS, ROWS, UPDATES, Group, StackedGroup, Update, decay_cautiously
 
 Tensors = dict[str, Tensor]
 
@@ -132,12 +132,14 @@ def hyperparameters_at(options: OptimConfig, steps: int, step: int) -> Hyperpara
 
 def coefficients_of(by_family: Sequence[Sequence[Hyperparameters]], count: int) -> Tensor:
     """Return the coefficients of update number `count` (from 1) of stacked runs, (F, K, R), in float64."""
-    rows = [
-        [UPDATES[each.options.name].coefficients(each.options, float(each.lr), count) for each in by_run]
-        for by_run in by_family
-    ]
-    padded = [[(*row, *[0.0] * (COEFFICIENTS - len(row))) for row in by_run] for by_run in rows]
-    return torch.tensor(padded, dtype=torch.float64).mT
+    rows = [[_coefficients(each.options, float(each.lr), count) for each in by_run] for by_run in by_family]
+    return torch.tensor(rows, dtype=torch.float64).mT
+
+
+def _coefficients(options: OptimConfig, lr: float, count: int) -> list[float]:
+    """Return the coefficients of a run, padded with 0; the last one is that of the cautious decay."""
+    own = UPDATES[options.name].coefficients(options, lr, count)
+    return [*own, *[0.0] * (COEFFICIENTS - len(own)), lr * options.cautious_decay]
 
 
 class HyperparameterTable:
@@ -239,22 +241,23 @@ class Optimizer:
                 if names:
                     tensors, gradients, *moments = [[state[name] for name in names] for state in states]
                     group = Group(names, tensors, gradients, moments, self.count, now.lr, decay, alive)
+                    cautious = now.options.cautious_decay if names is family.decayed else 0.0
+                    old = [tensor.clone() for tensor in tensors] if cautious else []
                     family.update.single(now.options, group)
+                    for tensor, before in zip(tensors, old, strict=False):
+                        decay_cautiously(tensor, before, now.lr * cautious)
 
     def _update_stack(self, params: Stack, grads: Stack, coefficients_FKR: Tensor, alive: Tensor) -> None:
         coefficients_FKR1 = coefficients_FKR[..., None].to(params.buffer.dtype)
         for family, coefficients_KR1 in zip(self.families, coefficients_FKR1, strict=True):
             states = [params, grads, *(self.moments[kind] for kind in family.update.moments)]
             columns, gradients, *moments = [state.slice(family.names) for state in states]
-            views = [[state[name] for name in family.names] for state in states]
             group = StackedGroup(
-                columns,
-                gradients,
-                moments,
-                params.columns(family.decayed),
-                coefficients_KR1,
-                alive,
-                family.names,
-                views,
-            )
+                columns, gradients, moments, params.columns(family.decayed), coefficients_KR1[:-1], alive,
+                family.names, [[state[name] for name in family.names] for state in states],
+            )  # fmt: skip
+            decayed = columns[:, : group.decayed]
+            old = decayed.clone() if any(each.cautious_decay for each in family.options) else None
             family.update.stacked(family.options[0], group)
+            if old is not None:
+                decay_cautiously(decayed, old, coefficients_KR1[-1])

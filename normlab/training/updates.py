@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from normlab.config.optim import SGD, AdamW, Hyperball, Lion, Muon
+from normlab.config.optim import SGD, AdamW, Lion, Muon, Orthogonal
 
 ROWS = "row_square"
 """The kind of moment that has one number for each row of a matrix, (n, 1)."""
@@ -182,7 +182,7 @@ class Matrices:
     row_weight: float | Tensor
 
 
-def muon(options: Muon, group: Group) -> None:
+def muon(options: Orthogonal, group: Group) -> None:
     decay_factor = 1 - group.lr * group.weight_decay
     _update(options, Matrices(
         group.names, group.params, group.grads, group.moments, group.alive, group.lr, decay_factor, options.momentum,
@@ -190,16 +190,16 @@ def muon(options: Muon, group: Group) -> None:
     ))  # fmt: skip
 
 
-def muon_coefficients(options: Muon, lr: float, count: int) -> tuple[float, ...]:
+def muon_coefficients(options: Orthogonal, lr: float, count: int) -> tuple[float, ...]:
     return lr, 1 - lr * options.decay_per_lr, options.momentum, options.row_weight
 
 
-def stacked_muon(options: Muon, group: StackedGroup) -> None:
+def stacked_muon(options: Orthogonal, group: StackedGroup) -> None:
     (params, grads, *moments), numbers = group.views, group.coefficients[:4, :, 0]
     _update(options, Matrices(group.names, params, grads, moments, group.alive[:, 0], *numbers))
 
 
-def _update(options: Muon, group: Matrices) -> None:
+def _update(options: Orthogonal, group: Matrices) -> None:
     """Update the matrices of one shape together."""
     for units in _units_by_shape(options, group.names, group.params):
         params, grads, momenta, *rows = (_stack(each, units) for each in (group.params, group.grads, *group.moments))
@@ -215,12 +215,11 @@ def _update(options: Muon, group: Matrices) -> None:
             norm = torch.linalg.matrix_norm(update, keepdim=True)
             update = update / (row.sqrt() + ROW_EPS)
             update = update * (norm / (torch.linalg.matrix_norm(update, keepdim=True) + ROW_EPS))
-        if isinstance(options, Hyperball):
-            radius = torch.linalg.matrix_norm(params, keepdim=True)
-            new = params - lr * radius * _unit(update)
-            new = radius * _unit(new)
-        else:
+        if isinstance(options, Muon):
             new = decay_factor * params - lr * options.scale_of(*params.shape[-2:]) * update
+        else:  # no update changes the norm
+            radius = torch.linalg.matrix_norm(params, keepdim=True)
+            new = radius * _unit(decay_factor * params - lr * radius * _unit(update))
         states = (group.params, *group.moments)
         values = (new, new_momenta, *new_rows)
         for state, value, old in zip(states, values, (params, momenta, *rows), strict=True):
@@ -239,7 +238,7 @@ Unit = tuple[int, ...]
 """The numbers of the parameters that are one matrix for the update."""
 
 
-def _units_by_shape(options: Muon, names: Sequence[str], params: State) -> list[list[Unit]]:
+def _units_by_shape(options: Orthogonal, names: Sequence[str], params: State) -> list[list[Unit]]:
     """Return the units of each shape: every parameter, or with qkv=together those of attention's input as one."""
     together: dict[str, list[int]] = {}
     for number, name in enumerate(names):
@@ -262,6 +261,11 @@ def _unstack(state: State, units: Sequence[Unit], values: Tensor) -> None:
     targets = [state[n] for unit in units for n in unit]
     pieces = [piece for value, unit in zip(values, units, strict=True) for piece in value.chunk(len(unit), -2)]
     torch._foreach_copy_(targets, pieces)
+
+
+def decay_cautiously(params: Tensor, old: Tensor, rate: float | Tensor) -> None:
+    """Decay, in place, the parameters that an update has moved towards 0: w <- w - rate old [(old - w) old > 0]."""
+    params.sub_(((old - params) * old > 0) * old * rate)
 
 
 class Update(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 from pytorch_optimizer.optimizer.muon import normuon
 from torch import Tensor
 
-from normlab.config.optim import AdamW, Hyperball, Muon, NorMuon
+from normlab.config.optim import AdamW, Hyperball, Muon, NorMuon, Orthogonal
 from normlab.model.stack import Stack
 from normlab.training.optim import Optimizer, coefficients_of, families, hyperparameters_at
 
@@ -46,7 +46,7 @@ def drawn(seed: int, *lead: int) -> dict[str, Tensor]:
     return {n: torch.randn((*lead, *s), generator=generator, dtype=torch.float64) for n, s in SHAPES.items()}
 
 
-def updated(options: Muon, *, steps: int = STEPS) -> dict[str, Tensor]:
+def updated(options: Orthogonal, *, steps: int = STEPS) -> dict[str, Tensor]:
     """Return the parameters of a single run after some updates."""
     params = drawn(0)
     optimizer = Optimizer([options], params, GROUPS)
@@ -66,7 +66,7 @@ def updated_by(others: list[torch.optim.Optimizer], params: dict[str, Tensor]) -
     return {name: p.detach() for name, p in params.items()}
 
 
-def adamw(options: Muon, params: dict[str, Tensor]) -> torch.optim.Optimizer:
+def adamw(options: Orthogonal, params: dict[str, Tensor]) -> torch.optim.Optimizer:
     groups = [
         {"params": [params["embed"]], "weight_decay": options.weight_decay},
         {"params": [params["gain"]], "weight_decay": 0.0},
@@ -129,7 +129,7 @@ def test_together_q_k_and_v_are_one_matrix() -> None:
 
 
 @with_options
-def test_stacked_runs_equal_single_ones_and_a_skipped_one_keeps_its_bits(options: Muon) -> None:
+def test_stacked_runs_equal_single_ones_and_a_skipped_one_keeps_its_bits(options: Orthogonal) -> None:
     runs = [copy.deepcopy(options) for _ in range(3)]
     for number, run in enumerate(runs):
         run.lr, run.weight_decay, run.momentum = options.lr * (1 + number), 0.1 * number, 0.9 - 0.1 * number

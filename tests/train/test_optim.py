@@ -174,11 +174,37 @@ def test_independent_decay_is_weight_decay_times_the_schedule(runs: int) -> None
         torch.testing.assert_close(p[-1] if runs > 1 else p, expected[n], atol=1e-12, rtol=1e-12)
 
 
+def test_cautious_decay_is_that_of_the_weights_that_the_update_moves_towards_zero() -> None:
+    options = AdamW(lr=0.02, weight_decay=0.3, decay_mode="cautious", **CONSTANT)
+    params = drawn()
+    expected = {n: p.clone() for n, p in params.items()}
+    other = torch_adamw(options, [{"params": [*expected.values()], "weight_decay": 0.0}])
+    optimizer = Optimizer([options], params, GROUPS_OF_DRAWN)
+    for step in range(STEPS):
+        grads = gradients(step, params)
+        before = {n: p.clone() for n, p in expected.items()}
+        for n, p in expected.items():
+            p.grad = grads[n].clone()
+        other.step()
+        update = (before["weight"] - expected["weight"]) / options.lr
+        is_decayed = update * before["weight"] > 0
+        assert 0 < is_decayed.sum() < is_decayed.numel()
+        expected["weight"] -= options.lr * options.weight_decay * torch.where(is_decayed, before["weight"], 0.0)
+        optimizer.update(params, grads, hyperparameters(optimizer, step), torch.tensor(True))
+    for n, p in params.items():
+        torch.testing.assert_close(p, expected[n], atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("is_cautious", [False, True])
 @with_options
-def test_update_of_stacked_runs_equals_single_updates(options: OptimConfig) -> None:
+def test_update_of_stacked_runs_equals_single_updates(options: OptimConfig, is_cautious: bool) -> None:
+    if is_cautious and isinstance(options, SGD):
+        return
     runs = [copy.deepcopy(options) for _ in range(3)]
     for number, run in enumerate(runs):
         run.lr, run.weight_decay = options.lr * (1 + number), 0.1 * number
+    if is_cautious:
+        runs[2].decay_mode = "cautious"
     order = [name for family in families(runs, GROUPS_OF_DRAWN) for name in family.names]
     stacked = Stack(drawn(3), order=order)
     single = [{n: p[r].clone() for n, p in stacked.items()} for r in range(3)]

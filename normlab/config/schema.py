@@ -51,7 +51,14 @@ class ModelConfig:
     bias: bool = option(True, "Whether the linear layers have biases.")
     tie_embeddings: bool = option(True, "Whether the LM head and the token embedding share their weights.")
     qk_norm: str = option(
-        "off", "The run's norm on queries and keys, before RoPE: over a head, or all.", choices=("off", "head", "full")
+        "off", "The run's norm on queries and keys: over a head, or over all heads.", choices=("off", "head", "full")
+    )
+    qk_norm_after_rope: bool = option(False, "Whether model.qk_norm=head is after RoPE, not before it.")
+    qk_scale: float = option(1.0, "Factor on queries and on keys, after model.qk_norm.", above=0)
+    embed_scale: float = option(1.0, "Factor on the token embedding; sqrt(width) in Gemma.", above=0)
+    logit_softcap: float | None = option(None, "Bound c of the logits: c tanh(logits / c).", above=0)
+    z_loss: float = option(
+        0.0, "Weight in training of the mean of (ln sum exp logits)^2; it is not in the recorded loss.", at_least=0
     )
 
     def resolve(self) -> None:
@@ -70,6 +77,12 @@ class ModelConfig:
                 )
         elif self.rope_theta is not None:
             raise no_effect(f"model.rope_theta={self.rope_theta}", "model.positions=learned")
+        if self.qk_norm_after_rope and (self.qk_norm != "head" or self.positions != "rope"):
+            raise no_effect(
+                "model.qk_norm_after_rope=true", f"model.qk_norm={self.qk_norm} and model.positions={self.positions}"
+            )
+        if self.qk_scale != 1 and self.qk_norm == "off":
+            raise no_effect(f"model.qk_scale={self.qk_scale}", "model.qk_norm=off")
         if self.mlp_width is None:
             self.mlp_width = 4 * self.width if self.mlp == "gelu" else -(-8 * self.width // 96) * 32
 

@@ -103,6 +103,8 @@ class Attention(nn.Module):
         qk_width = {"head": width // config.heads, "full": width}.get(config.qk_norm)
         self.qk_norms = nn.ModuleDict({site: make_norm(qk_width) for site in ("q", "k") if qk_width})
         self.qk_norm_full = config.qk_norm == "full"
+        self.qk_norm_after_rope = config.qk_norm_after_rope
+        self.qk_scale = config.qk_scale
 
     def project(self, x_BTD: Tensor) -> Sequence[Tensor]:
         """Return queries, keys and values, (B, T, D) each, by one product: three small ones take longer."""
@@ -119,7 +121,7 @@ class Attention(nn.Module):
         if self.qk_norm_full and site in self.qk_norms:
             y_BTD = self.qk_norms[site](y_BTD)
         y_BTHK = y_BTD.unflatten(-1, (self.heads, -1))
-        if not self.qk_norm_full and site in self.qk_norms:
+        if not (self.qk_norm_full or self.qk_norm_after_rope) and site in self.qk_norms:
             y_BTHK = self.qk_norms[site](y_BTHK)
         if site in self.norms:
             y_BTHK = self.norms[site](y_BTHK)
@@ -129,6 +131,13 @@ class Attention(nn.Module):
         q_BHTK, k_BHTK, v_BHTK = map(self.split_heads, ("q", "k", "v"), self.project(x_BTD))
         if self.rope_theta is not None:
             q_BHTK, k_BHTK = rotate(q_BHTK, self.rope_theta), rotate(k_BHTK, self.rope_theta)
+        if self.qk_norm_after_rope:
+            q_BHTK, k_BHTK = (
+                self.qk_norms[site](x_BHTK.transpose(1, 2)).transpose(1, 2)
+                for site, x_BHTK in (("q", q_BHTK), ("k", k_BHTK))
+            )
+        if self.qk_scale != 1:
+            q_BHTK, k_BHTK = q_BHTK * self.qk_scale, k_BHTK * self.qk_scale
         if self.rotated is not None:
             q_BHTK, k_BHTK = self.rotated(q_BHTK), self.rotated(k_BHTK)
         observe("attention", "", q_BHTK, k_BHTK, self.scale)

@@ -41,10 +41,13 @@ class Embed(nn.Module):
         self.tokens = nn.Embedding(vocab_size, config.width)
         learned = config.positions == "learned"
         self.positions = nn.Embedding(config.context, config.width) if learned else None
+        self.scale = config.embed_scale
         self.open = placement.input_module(config.width, make_norm)
 
     def forward(self, tokens_BT: Tensor) -> Any:
         x_BTD = self.tokens(tokens_BT)
+        if self.scale != 1:
+            x_BTD = x_BTD * self.scale
         if self.positions is not None:
             x_BTD = x_BTD + self.positions.weight[: tokens_BT.shape[-1]]
         return x_BTD if self.open is None else self.open(x_BTD)
@@ -90,6 +93,8 @@ class Head(nn.Module):
         super().__init__()
         self.close = placement.output_module(config.width, make_norm)
         self.logits = placement.logits_transform(vocab_size, config.width)
+        self.softcap = config.logit_softcap
+        self.z_loss = config.z_loss
         self.weight = tokens.weight if config.tie_embeddings else nn.Parameter(torch.empty(vocab_size, config.width))
 
     def forward(self, stream: Any, part: Literal["all", "read", "unembed"] = "all") -> Tensor:
@@ -113,6 +118,10 @@ class Head(nn.Module):
             logits_BTV = nn.functional.linear(x_BTD, weight_VD)
         if self.logits is not None:
             logits_BTV = self.logits(logits_BTV)
+        if self.softcap is not None:
+            logits_BTV = self.softcap * torch.tanh(
+                logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32)) / self.softcap
+            )
         observe("head", "", logits_BTV)
         return logits_BTV
 

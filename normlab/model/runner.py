@@ -100,9 +100,9 @@ def _head(
         return _chunked_head(segment, tensors, selection, stream, targets, scale)
     logits, buffers, observations, statistics = _run_segment(segment, tensors, selection, stream)
     if tensors is None:
-        return SegmentOutput(cross_entropy(logits, targets), buffers, observations, statistics)
+        return SegmentOutput(cross_entropy(logits, targets, z_loss=segment.z_loss), buffers, observations, statistics)
     # Outside of vmap, which would decompose the loss into a dozen operations.
-    losses = cross_entropy(logits, targets, "none").view(len(targets), -1).mean(1)
+    losses = cross_entropy(logits, targets, "none", segment.z_loss).view(len(targets), -1).mean(1)
     return SegmentOutput(losses, buffers, observations, statistics)
 
 

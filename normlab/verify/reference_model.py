@@ -56,7 +56,7 @@ class ReferenceModel:
 
     def __call__(self, tokens_BT: Tensor) -> Tensor:
         model = self.model
-        x_BTD = model.embed.tokens.weight[tokens_BT]
+        x_BTD = self.config.model.embed_scale * model.embed.tokens.weight[tokens_BT]
         if model.embed.positions is not None:
             x_BTD = x_BTD + model.embed.positions.weight[: tokens_BT.shape[1]]
         streams: dict[str, Any] = {"x": x_BTD}
@@ -67,7 +67,9 @@ class ReferenceModel:
             self._run_block(layer, block, streams)
         self._run("head", head_formula, streams, (model.head, {}))
         logits_BTV = linear(streams["x"], model.head.weight)
-        return self._apply_inside("z", logits_BTV, model.head.logits)
+        logits_BTV = self._apply_inside("z", logits_BTV, model.head.logits)
+        softcap = self.config.model.logit_softcap
+        return logits_BTV if softcap is None else softcap * torch.tanh(logits_BTV / softcap)
 
     def _run_block(self, layer: int, block: Block, streams: dict[str, Any]) -> None:
         attention, mlp = self._attention(block), self._mlp(block)
@@ -133,7 +135,7 @@ class ReferenceModel:
             if qk_norm == "full":
                 y_BTD = self._norm(y_BTD)
             y_BTHK = y_BTD.reshape(*y_BTD.shape[:-1], model.heads, -1)
-            if qk_norm == "head":
+            if qk_norm == "head" and not model.qk_norm_after_rope:
                 y_BTHK = self._norm(y_BTHK)
             return self._norm(y_BTHK) if inner else y_BTHK
 
@@ -141,6 +143,9 @@ class ReferenceModel:
             q_BTHK, k_BTHK, v_BTHK = (project(site, x_BTD, inner=inner) for site in "qkv")
             if model.rope_theta is not None:
                 q_BTHK, k_BTHK = _rotate(q_BTHK, model.rope_theta), _rotate(k_BTHK, model.rope_theta)
+            if model.qk_norm_after_rope:
+                q_BTHK, k_BTHK = self._norm(q_BTHK), self._norm(k_BTHK)
+            q_BTHK, k_BTHK = q_BTHK * model.qk_scale, k_BTHK * model.qk_scale
             shape = (model.heads, -1)
             q_BTHK, k_BTHK = (self._apply_inside("q", y_BTHK, weights.rotated, shape) for y_BTHK in (q_BTHK, k_BTHK))
             scores_BHTS = torch.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK)

@@ -27,6 +27,7 @@ from support.architectures.architecture import (
     QKV,
     QWEN_GATED_ATTN,
     ROTARY_GELU,
+    ROTATION,
     TANH,
     UNGATED,
     Architecture,
@@ -91,6 +92,17 @@ PRE_EXTRA_NORMS = [
         config={"head_dim": HEAD_WIDTH},
         model_weights=LLAMA_ENDS,
         block_weights=LLAMA_ATTN | GATED | LLAMA_PRE | LLAMA_QK,
+    ),
+    Architecture(
+        name="HunYuan",
+        transformers_class="HunYuanDenseV1ForCausalLM",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=head model.qk_norm_after_rope=true",
+        config={"head_dim": HEAD_WIDTH, "rope_parameters": ROTATION},
+        model_weights=LLAMA_ENDS,
+        block_weights=LLAMA_ATTN
+        | GATED
+        | LLAMA_PRE
+        | {"self_attn.query_layernorm": Q_NORM, "self_attn.key_layernorm": K_NORM},
     ),
     Architecture(
         name="GLM-4.5, its dense layers",

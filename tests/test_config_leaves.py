@@ -216,6 +216,7 @@ RUN_ROWS: dict[str, Row] = {
     "model.qk_norm": Row("head", "full", shapes),
     "model.qk_norm_after_rope": Row("false", "true", losses, ("model.qk_norm=head", "model.positions=rope")),
     "model.qk_scale": Row("1", "2", losses, ("model.qk_norm=head",)),
+    "model.attn_gate": Row("head", "channel", shapes),
     "model.embed_scale": Row("1", "3", losses),
     "model.logit_softcap": Row("null", "0.1", losses),
     "model.z_loss": Row("0", "1", losses),

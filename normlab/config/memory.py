@@ -102,7 +102,7 @@ def num_weights(config: RunConfig, vocab_size: int = VOCAB_SIZE, multiple: int =
     model = config.model
     assert model.mlp_width is not None  # resolved
     mlp_matrices = 3 if model.mlp == "swiglu" else 2
-    matrices = [(4 * model.depth, model.width), (mlp_matrices * model.depth, model.mlp_width)]
+    matrices = [(model.depth, model.attn_outputs), (mlp_matrices * model.depth, model.mlp_width)]
     return num_embeddings(config, vocab_size, multiple) + _padded(matrices, model.width, multiple)
 
 

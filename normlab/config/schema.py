@@ -55,11 +55,20 @@ class ModelConfig:
     )
     qk_norm_after_rope: bool = option(False, "Whether model.qk_norm=head is after RoPE, not before it.")
     qk_scale: float = option(1.0, "Factor on queries and on keys, after model.qk_norm.", above=0)
+    attn_gate: str = option(
+        "off", choices=("off", "head", "channel"),
+        help="A factor sigmoid(W x) on the output of attention before its last matrix: one for each head or channel.",
+    )  # fmt: skip
     embed_scale: float = option(1.0, "Factor on the token embedding; sqrt(width) in Gemma.", above=0)
     logit_softcap: float | None = option(None, "Bound c of the logits: c tanh(logits / c).", above=0)
     z_loss: float = option(
         0.0, "Weight in training of the mean of (ln sum exp logits)^2; it is not in the recorded loss.", at_least=0
     )
+
+    @property
+    def attn_outputs(self) -> int:
+        """Rows of all matrices of an attention layer: queries, keys, values, output, and the gate if there is one."""
+        return 4 * self.width + {"off": 0, "head": self.heads, "channel": self.width}[self.attn_gate]
 
     def resolve(self) -> None:
         """Set the options that depend on others, and reject those without effect."""

@@ -66,7 +66,9 @@ def stacked_sdpa(q_HTK: Tensor, k_HTK: Tensor, v_HTK: Tensor, scale: float) -> T
 
 
 class Attention(nn.Module):
-    """W_o (g attend(rope(N_q(W_q x)), rope(N_k(W_k x)), N_v(W_v x))); norms, rope and g (per head) are optional.
+    """W_o (g attend(rope(N_q(W_q x)), rope(N_k(W_k x)), N_v(W_v x))); norms, rope and g are optional.
+
+    g is a learned number of each head, and with a gate sigmoid(W_g x), of each head or channel.
 
     Maps (B, T, D) to (B, T, D).
     """
@@ -96,6 +98,9 @@ class Attention(nn.Module):
         self.k = nn.Linear(width, width, bias=config.bias)
         self.v = nn.Linear(width, width, bias=config.bias)
         self.out = nn.Linear(width, width, bias=config.bias)
+        gates = {"head": config.heads, "channel": width}.get(config.attn_gate)
+        self.gate = nn.Linear(width, gates, bias=False) if gates else None
+        """W_g: sigmoid(W_g x) multiplies the output of each head or channel (Qiu et al. 2025, arXiv:2505.06708)."""
         self.head_scale = nn.Parameter(torch.ones(config.heads)) if head_scale else None
         self.norms = nn.ModuleDict({s: make_norm(width // config.heads) for s in ("q", "k", "v") if s in sites})
         if "attn_inner" in sites:
@@ -145,6 +150,9 @@ class Attention(nn.Module):
         if self.head_scale is not None:
             y_BHTK = y_BHTK * self.head_scale[:, None, None].to(y_BHTK.dtype)
         y_BTD = y_BHTK.transpose(1, 2).flatten(-2)
+        if self.gate is not None:
+            gate_BTG = torch.sigmoid(self.gate(x_BTD)).to(y_BTD.dtype)
+            y_BTD = (y_BTD.unflatten(-1, (gate_BTG.shape[-1], -1)) * gate_BTG[..., None]).flatten(-2)
         if "attn_inner" in self.norms:
             y_BTD = self.norms["attn_inner"](y_BTD)
         return self.out(y_BTD)

@@ -2,7 +2,7 @@
 
 A rule is one function from a `Weight` (role, fans, depth of the model) to a standard deviation; weights are drawn
 from a normal distribution with mean 0. Biases start at 0; a norm sets its own gains. Roles: `embed.tokens`,
-`embed.positions`, `attn.q`, `attn.k`, `attn.v`, `attn.out`, `mlp.up`, `mlp.gate`, `mlp.down`, `head`.
+`embed.positions`, `attn.q`, `attn.k`, `attn.v`, `attn.gate`, `attn.out`, `mlp.up`, `mlp.gate`, `mlp.down`, `head`.
 
 Shapes: a weight is (outputs, inputs), as in `nn.Linear`.
 """
@@ -16,8 +16,8 @@ from normlab.plugins import claim_name
 OUTPUTS = ("attn.out", "mlp.down")
 """Roles whose output is added to the residual stream."""
 EMBEDDINGS = ("embed.tokens", "embed.positions", "head")
-ROLES = (*EMBEDDINGS, *OUTPUTS, "attn.q", "attn.k", "attn.v", "mlp.up", "mlp.gate")
-UNSCALED = (*EMBEDDINGS, "attn.q", "attn.k")
+ROLES = (*EMBEDDINGS, *OUTPUTS, "attn.q", "attn.k", "attn.v", "attn.gate", "mlp.up", "mlp.gate")
+UNSCALED = (*EMBEDDINGS, "attn.q", "attn.k", "attn.gate")
 """Roles that the rules based on Xavier do not scale."""
 
 

@@ -157,7 +157,11 @@ class ReferenceModel:
             scores_BHTS = torch.where(earlier_TS, scores_BHTS, -math.inf)
             weights_BHTS = (scores_BHTS - scores_BHTS.amax(-1, keepdim=True)).exp()
             weights_BHTS = weights_BHTS / weights_BHTS.sum(-1, keepdim=True)
-            return torch.einsum("bhts,bshk->bthk", weights_BHTS, v_BTHK).flatten(2)
+            y_BTHK = torch.einsum("bhts,bshk->bthk", weights_BHTS, v_BTHK)
+            if model.attn_gate != "off":
+                gate_BTG = 1 / (1 + torch.exp(-(x_BTD @ block.get_parameter("attn.gate.weight").T)))
+                y_BTHK = y_BTHK * gate_BTG.reshape(*y_BTHK.shape[:-1], -1)
+            return y_BTHK.flatten(2)
 
         def heads_scaled(x_BTD: Tensor) -> Tensor:
             scale_H = block.get_parameter("attn.head_scale")

@@ -142,8 +142,7 @@ NEIGHBOURS_ATTN = LLAMA_ATTN | {
 }
 # Each head's query, and a gate on its output, which is a half where its weights are zero.
 QWEN_GATED_ATTN = {
-    "self_attn.q_proj": Combined(lambda q: by_head().combine(q, torch.zeros_like(q)), ("attn.q",)),
-    "self_attn.o_proj": times(2, "attn.out"),
+    "self_attn.q_proj": by_head("attn.q", "attn.gate"),
 }
 UNGATED = {"mlp.up_proj": "mlp.up", "mlp.down_proj": "mlp.down"}
 GATED = UNGATED | {"mlp.gate_proj": "mlp.gate"}

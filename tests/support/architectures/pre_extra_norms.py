@@ -120,7 +120,7 @@ PRE_EXTRA_NORMS = [
     Architecture(
         name="Qwen3-Next",
         transformers_class="Qwen3NextForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_qwen3_next placement=pre model.qk_norm=head",
+        overrides=f"{LLAMA} norm=rmsnorm_qwen3_next placement=pre model.qk_norm=head model.attn_gate=channel",
         config=FULL_ATTENTION | {"head_dim": HEAD_WIDTH, "mlp_only_layers": list(range(DEPTH))},
         model_weights=LLAMA_ENDS,
         block_weights=LLAMA_ATTN | GATED | LLAMA_PRE | LLAMA_QK | QWEN_GATED_ATTN,

@@ -32,7 +32,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_parameter_is_in_one_group_and_in_one_family(case: str) -> None:
-    config = composed(case, "optim.groups.matrices.lr=0.3", "optim.groups.gains.input.decay=0.2")
+    config = composed(case, "optim.groups.matrices.lr=0.3", "optim.groups.embed.decay=0.2")
     groups = groups_of(model := build_model(config, 20))
     assert list(groups) == [name for name, _ in model.named_parameters()]
     assert set(groups.values()) <= set(GROUPS)

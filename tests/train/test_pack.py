@@ -130,7 +130,7 @@ def test_diverged_run_is_frozen_and_the_others_continue() -> None:
             frozen["embed.tokens.weight"] = pack.runner.params["embed.tokens.weight"][0].clone()
         hypers = [hyperparameters_at(config.optim, 50, step) for config in configs]
         out = pack(tokens, targets, coefficients_of([hypers], step + 1))
-        single_output = single(tokens[1], targets[1], hypers[1])
+        single_output = single(tokens[1], targets[1], [hypers[1]])
         losses, _, _, alive = out.scalars
         assert alive.tolist() == [step < 3, True]
         torch.testing.assert_close(losses[1], single_output.scalars[0], atol=1e-9, rtol=0)

@@ -48,7 +48,7 @@ def test_fp16_equals_a_plain_loop_with_grad_scaler(monkeypatch: pytest.MonkeyPat
     """The scale grows and shrinks as GradScaler's does, and every parameter has the same bits after every step."""
     monkeypatch.setattr(stepping, "GROWTH_INTERVAL", 3)
     step, model = fp16_step(scale=HUGE)
-    options, clip = step.optimizer.options, step.clip
+    options, clip = step.optimizer.families[0].options[0], step.clip
     assert isinstance(options, AdamW)
     assert isinstance(clip, float)
     plain = build_model(config_of("norm=rmsnorm"), VOCAB)
@@ -147,7 +147,9 @@ def test_adam_statistics_count_the_updates_and_not_the_steps() -> None:
             step.loss_scale.scale.fill_(2.0**40 if number < overflows else 1024.0)
             step(tokens, targets, [hyperparameters_at(step.optimizer.families[0].options[0], STEPS, 9)])
         names = frozenset({"adam_rms", "adam_eps_frac"})
-        measure = ExtendedPass(step.runner, names, tokens, targets, step.optimizer, [step.optimizer.options])
+        measure = ExtendedPass(
+            step.runner, names, tokens, targets, step.optimizer, [step.optimizer.families[0].options[0]]
+        )
         found.append(measure(overflows + 3).values)
         assert step.optimizer.count == 3
         assert all(p.isfinite().all() for p in model.parameters())

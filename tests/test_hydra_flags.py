@@ -128,11 +128,19 @@ def test_cfg_optim_prints_how_each_parameter_is_updated(run_command: Command, tm
     code, out, err = run_command("train", *overrides, "optim.groups.scalars.decay=0.2", "--cfg", "optim")
     assert (code, err) == (0, "")
     lines = {line.split("  ")[0]: line.split()[1:] for line in out.splitlines()}
-    sd = ["adamw", "normal,", "sd", "0.02"]
+    sd = ["1e-08", "adamw", "normal,", "sd", "0.02"]
     assert lines["embed.tokens.weight"] == ["embed", "V", "x", "128", "0.001", "0.1", *sd]
     assert lines["blocks.0-2.mlp.up.weight"] == ["matrices", "512", "x", "128", "0.001", "0.1", *sd]
-    assert lines["blocks.0-2.wiring.mlp.norms.out.affine.gain"] == ["gains.output", "128", "0.0005", "0", "adamw", "1"]
-    assert lines["head.close.alpha"] == ["scalars", "number", "0.001", "0.2", "adamw", "0.5"]
+    assert lines["blocks.0-2.wiring.mlp.norms.out.affine.gain"] == [
+        "gains.output",
+        "128",
+        "0.0005",
+        "0",
+        "1e-08",
+        "adamw",
+        "1",
+    ]
+    assert lines["head.close.alpha"] == ["scalars", "number", "0.001", "0.2", "1e-08", "adamw", "0.5"]
     assert files_below(tmp_path) == before
 
 

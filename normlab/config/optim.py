@@ -36,6 +36,18 @@ class GroupOptions:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class GroupFactors:
+    """What a rule of depth and width transfer multiplies the options of a group by (`ModelConfig.scaling`)."""
+
+    lr: float = 1.0
+    decay: float = 1.0
+    eps: float = 1.0
+
+
+UNSCALED = GroupFactors()
+
+
 @dataclass(kw_only=True, slots=True)
 class GainGroups:
     """The gains of norms, by the place of the norm."""
@@ -117,12 +129,12 @@ class OptimConfig:
     )  # fmt: skip
     groups: ParameterGroups = field(default_factory=ParameterGroups)
 
-    def of_group(self, group: str) -> "OptimConfig":
+    def of_group(self, group: str, factors: GroupFactors = UNSCALED) -> "OptimConfig":
         """Return the options of one group of `GROUPS`: of its own optimiser, learning rate and weight decay."""
         own = self.groups.of(group)
         applies = self.decay == "all" or group in MATRIX_GROUPS
         decay = own.decay if own.decay is not None else self.weight_decay if applies else 0.0
-        return replace(self, lr=self.lr * own.lr, weight_decay=decay)
+        return replace(self, lr=self.lr * own.lr * factors.lr, weight_decay=decay * factors.decay)
 
     @property
     def decay_per_lr(self) -> float:
@@ -192,8 +204,11 @@ class AdamW(OptimConfig):
     eps: float = option(1e-8, "Added to the square root of the second moment.", above=0)
 
     @property
-    def adam_constants(self) -> tuple[float, float, float]:
+    def adam_constants(self) -> tuple[float, float, float] | None:
         return self.beta1, self.beta2, self.eps
+
+    def of_group(self, group: str, factors: GroupFactors = UNSCALED) -> OptimConfig:
+        return replace(super(AdamW, self).of_group(group, factors), eps=self.eps * factors.eps)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -238,11 +253,11 @@ class Orthogonal(AdamW):
         """1 minus the decay per step of a second moment of rows."""
         return 1.0
 
-    def of_group(self, group: str) -> OptimConfig:
+    def of_group(self, group: str, factors: GroupFactors = UNSCALED) -> OptimConfig:
         if group == "matrices":
-            return super(Orthogonal, self).of_group(group)
+            return super(Orthogonal, self).of_group(group, factors)
         shared = {each.name: getattr(self, each.name) for each in fields(AdamW) if each.name != "name"}
-        return AdamW(**shared).of_group(group)
+        return AdamW(**shared).of_group(group, factors)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -306,8 +321,8 @@ class Hyperball(Orthogonal):
         if self.decay_mode == "cautious" and self.groups.matrices.decay:
             raise ConfigError("optim.decay_mode=cautious: moves matrices off their sphere; leave out their decay")
 
-    def of_group(self, group: str) -> OptimConfig:
-        own = super(Hyperball, self).of_group(group)
+    def of_group(self, group: str, factors: GroupFactors = UNSCALED) -> OptimConfig:
+        own = super(Hyperball, self).of_group(group, factors)
         return replace(own, weight_decay=self.groups.matrices.decay or 0.0) if group == "matrices" else own
 
 

@@ -60,7 +60,8 @@ class Block(nn.Module):
         super().__init__()
         sites = placement.inner_sites(layer, config.depth)
         head_width = config.width // config.heads
-        scale = placement.attention_scale(head_width)
+        scale = placement.attention_scale(head_width) if config.scaling == "none" else 1 / head_width
+        self.branch_factor = 1 / config.depth_ratio
         self.attn = Attention(
             config, sites, scale, make_norm, head_scale=placement.head_scale(),
             rotated=placement.qk_transform(config.heads, head_width),
@@ -70,7 +71,7 @@ class Block(nn.Module):
 
     def forward(self, stream: Any) -> Any:
         observe("resid", "", main_stream(stream))
-        attn, mlp = Branch(self.attn), Branch(self.mlp)
+        attn, mlp = Branch(self.attn, self.branch_factor), Branch(self.mlp, self.branch_factor)
         after = self.wiring(stream, attn, mlp)
         for name, branch in (("attn", attn), ("mlp", mlp)):
             if branch.last_update is not None:
@@ -93,6 +94,7 @@ class Head(nn.Module):
         super().__init__()
         self.close = placement.output_module(config.width, make_norm)
         self.logits = placement.logits_transform(vocab_size, config.width)
+        self.divisor = config.width_ratio
         self.softcap = config.logit_softcap
         self.z_loss = config.z_loss
         self.weight = tokens.weight if config.tie_embeddings else nn.Parameter(torch.empty(vocab_size, config.width))
@@ -111,6 +113,8 @@ class Head(nn.Module):
 
     def _unembed(self, x_BTD: Tensor) -> Tensor:
         weight_VD = self.weight
+        if self.divisor != 1:
+            x_BTD = x_BTD / self.divisor
         if padding := padding_of(weight_VD):
             padded = torch.cat([weight_VD, weight_VD.new_zeros(padding, weight_VD.shape[1])])
             logits_BTV = nn.functional.linear(x_BTD, padded)[..., : len(weight_VD)]

@@ -54,6 +54,8 @@ class ParameterRow:
     """Peak learning rate."""
     decay: float
     """Strength of the weight decay."""
+    eps: float | None
+    """That of Adam; None for another update."""
     update: str
     init: str
     """The standard deviation or the value of its initial numbers."""
@@ -62,7 +64,8 @@ class ParameterRow:
     def cells(self) -> dict[str, str]:
         """The row of a table; an unknown number of tokens is V."""
         shape = " x ".join(str(size or "V") for size in self.shape) or "number"
-        numbers = {"lr": f"{self.lr:g}", "decay": f"{self.decay:g}"}
+        eps = "" if self.eps is None else f"{self.eps:.3g}"
+        numbers = {"lr": f"{self.lr:g}", "decay": f"{self.decay:g}", "eps": eps}
         return {"parameter": self.parameter, "group": self.group, "shape": shape} | numbers | {
             "update": self.update, "init": self.init,
         }  # fmt: skip
@@ -79,10 +82,22 @@ def _sorted_rows(config: RunConfig, model: nn.Module) -> Iterator[ParameterRow]:
     parameters = dict(model.named_parameters())
     places = {name: index for index, name in enumerate(dict.fromkeys(_block(name)[1] for name in parameters))}
     for name in sorted(parameters, key=lambda name: (places[_block(name)[1]], _block(name)[0])):
-        own = config.optim.of_group(groups[name])
+        own = config.optim.of_group(groups[name], config.model.factors_of(groups[name]))
         shape = tuple(parameters[name].shape)
-        std = standard_deviation(config.init_rule, name, shape, config.model.depth, config.model.width)
-        yield ParameterRow(name, groups[name], shape, own.lr, own.weight_decay, own.name, _init(std, parameters[name]))
+        sizes = config.model.depth, config.model.width, config.model.width_ratio
+        std = standard_deviation(config.init_rule, name, shape, *sizes)
+        eps = getattr(own, "eps", None)
+        init = _init(std, parameters[name])
+        yield ParameterRow(name, groups[name], shape, own.lr, own.weight_decay, eps, own.name, init)
+            name,
+            groups[name],
+            shape,
+            own.lr,
+            own.weight_decay,
+            getattr(own, "eps", None),
+            own.name,
+            _init(std, parameters[name]),
+        )
 
 
 def _block(name: str) -> tuple[int, str]:

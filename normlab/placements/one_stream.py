@@ -110,6 +110,10 @@ class Parallel(Placement):
 
     name: str = "parallel"
 
+    @property
+    def has_free_branches(self) -> bool:
+        return True
+
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
         return ParallelWiring(width, make_norm)
 

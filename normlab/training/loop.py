@@ -96,9 +96,11 @@ class Loop:
         if self.is_single:
             self.runner: ModelRunner = SingleRun(models[0], compiled=compiled)
         else:
-            order = [name for family in families(options, self.groups) for name in family.names]
+            order = [
+                name for family in families(options, self.groups, config.model.factors_of) for name in family.names
+            ]
             self.runner = StackedRuns(models, order=order, compiled=compiled)
-        optimizer = Optimizer(options, self.runner.params, self.groups)
+        optimizer = Optimizer(options, self.runner.params, self.groups, config.model.factors_of)
         self.statistics_schedule = StatisticsSchedule(
             config, self.runner, optimizer, options, self.validation, self._record_statistics, self.ranks
         )

@@ -10,13 +10,13 @@ K coefficients of an update.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from normlab.config.optim import GROUPS, GroupOptions, OptimConfig
+from normlab.config.optim import GROUPS, UNSCALED, GroupFactors, GroupOptions, OptimConfig
 from normlab.data.batches import send
 from normlab.errors import ConfigError
 from normlab.model.stack import Stack, zeros_like
@@ -82,12 +82,21 @@ class Family:
         return [*self.decayed, *self.undecayed]
 
 
-def families(options: Sequence[OptimConfig], groups: Mapping[str, str]) -> list[Family]:
+Factors = Callable[[str], GroupFactors]
+"""`ModelConfig.factors_of`."""
+
+
+def unscaled(group: str) -> GroupFactors:
+    return UNSCALED
+
+
+def families(options: Sequence[OptimConfig], groups: Mapping[str, str], factors: Factors = unscaled) -> list[Family]:
     """Return the families of a model's parameters.
 
     Args:
         options: Those of each run.
         groups: The group of each parameter by its name (`model.groups.groups_of`).
+        factors: Those on the options of a group.
 
     Raises:
         ConfigError: Options are set for a group that no parameter is in.
@@ -95,8 +104,10 @@ def families(options: Sequence[OptimConfig], groups: Mapping[str, str]) -> list[
     for group in GROUPS.keys() - set(groups.values()):
         if any(each.groups.of(group) != GroupOptions() for each in options):
             raise ConfigError(f"optim.groups.{group}: the model has no {GROUPS[group]}; leave it out")
-    by_group = {group: [each.of_group(group) for each in options] for group in dict.fromkeys(groups.values())}
-    rates = {group: (runs[0].name, *(each.lr for each in runs)) for group, runs in by_group.items()}
+    by_group = {
+        group: [each.of_group(group, factors(group)) for each in options] for group in dict.fromkeys(groups.values())
+    }
+    rates = {group: repr([replace(each, weight_decay=0.0) for each in runs]) for group, runs in by_group.items()}
     decays = {group: tuple(each.weight_decay for each in runs) for group, runs in by_group.items()}
     found: list[Family] = []
     for rate in dict.fromkeys(rates.values()):
@@ -195,10 +206,14 @@ class Optimizer:
         params: The parameters, whose shapes the moments have.
         groups: The group of each parameter by its name (`model.groups.groups_of`). The buffers of stacked runs have
             the order of the families.
+        factors: Those on the options of a group.
     """
 
-    def __init__(self, options: Sequence[OptimConfig], params: Mapping[str, Tensor], groups: Mapping[str, str]):
-        self.families = families(options, groups)
+    def __init__(
+        self, options: Sequence[OptimConfig], params: Mapping[str, Tensor], groups: Mapping[str, str],
+        factors: Factors = unscaled,
+    ):  # fmt: skip
+        self.families = families(options, groups, factors)
         names = [name for family in self.families for name in family.names]
         assert not isinstance(params, Stack) or params.order == names, "a family's columns must be adjacent"
         self.moments: dict[str, Tensors] = {}

@@ -89,15 +89,6 @@ def _sorted_rows(config: RunConfig, model: nn.Module) -> Iterator[ParameterRow]:
         eps = getattr(own, "eps", None)
         init = _init(std, parameters[name])
         yield ParameterRow(name, groups[name], shape, own.lr, own.weight_decay, eps, own.name, init)
-            name,
-            groups[name],
-            shape,
-            own.lr,
-            own.weight_decay,
-            getattr(own, "eps", None),
-            own.name,
-            _init(std, parameters[name]),
-        )
 
 
 def _block(name: str) -> tuple[int, str]:

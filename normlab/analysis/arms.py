@@ -13,8 +13,10 @@ from normlab.analysis.settings import select_where, setting, sort_key
 from normlab.errors import ConfigError
 from normlab.store.record import RunRecord, Setting
 
-CHOOSING_SEEDS = 4
-"""The first seeds of a grid, on which the learning rates of an arm are chosen; the others judge it."""
+CHOOSING_SEEDS = 6
+"""The first seeds of a grid, on which the learning rates of an arm are chosen; the others judge it.
+
+With four, one of two equal arms has the lower loss in 5.1 % of simulated studies at worst, with six in 2.8 %."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +71,8 @@ def chosen_lrs(best: float, losses: Losses, bad: Collection[float]) -> list[floa
 
     Those are the rates whose loss is above that at the best one by at most one standard error of the mean of the
     differences, seed by seed. An arm is judged by its mean over these rates. If it were judged at the lowest of them
-    instead, two equal arms would differ in up to a quarter of studies, because one of them may take a lower rate
-    (`scripts/prove/study_characteristics.py`).
+    instead, one of two equal arms would have the lower loss in up to an eighth of studies, because the other may take a
+    lower rate (`scripts/prove/study_characteristics.py`).
 
     Source: the one-standard-error rule of Breiman et al. 1984, Classification and Regression Trees, section 3.4.3.
     """

@@ -35,9 +35,9 @@ SETTINGS = {
 """The overrides of each setting in which a study can be run; a verdict that holds in all of them is marked."""
 MEAN_OVER_RATES = (
     "protocol 4: six seeds choose, not four, and an arm is judged by its mean over the learning rates that they cannot "
-    "tell from the best. Protocol 3 took the union of the intervals at these rates, so that the noisiest one decided: of the first "
-    "six studies 6 of 26 claims stayed undecided. The rule was changed by simulation, but after their first seeds had "
-    "been seen; the replications have other seeds."
+    "tell from the best. Protocol 3 took the union of the intervals at these rates, so that the noisiest one decided: "
+    "of the first six studies 6 of 26 claims stayed undecided. The rule was changed by simulation, but after their "
+    "first seeds had been seen; the replications have other seeds."
 )
 """The amendment of the studies that have runs of protocol 3."""
 SUPPORTED, REFUTED, UNDECIDED, VOID = "supported", "refuted", "undecided", "void"

@@ -51,7 +51,7 @@ def test_the_notes_name_a_resolved_setting_that_differs_between_the_arms(results
 def test_supported_and_refuted(results):
     found = results()
     assert verdict(STUDY, found).verdict == "supported"
-    assert verdict(STUDY, found).sentence.startswith("supported: Post-norm has a higher loss. Estimate 0.0983 [0.0")
+    assert verdict(STUDY, found).sentence.startswith("supported: Post-norm has a higher loss. Estimate 0.101 [0.0")
     swapped = dataclasses.replace(CLAIM, estimator=difference("placement=pre", "placement=post"))
     assert verdict(dataclasses.replace(STUDY, claims=[swapped]), found).verdict == "refuted"
     no_margin = dataclasses.replace(CLAIM, criterion=Within(0.0, 0.0))

@@ -102,8 +102,8 @@ register_study(
         ],
         amendments={
             "c4cd5c803a8b": (
-                "the causal form is trained at batch size 4 only, the one of its claims; protocol 3 chooses a lower "
-                "rate and adds seeds until the claims are decided."
+                "the causal form is trained at batch size 4 only, the one of its claims; protocol 3 adds "
+                "seeds until the claims are decided."
             ),
         },
         pictures=[Picture("factor", {"x": "train.batch_size", "color": "norm"}, by=["norm", "train.batch_size"])],

@@ -1,6 +1,6 @@
 """Does Peri-LN bound the residual stream, with fewer divergences and a lower loss than pre-norm?"""
 
-from normlab.studies.base import NANO, AtLeast, AtMost, Claim, Grid, Picture, Study, register_study
+from normlab.studies.base import MEAN_OVER_RATES, NANO, AtLeast, AtMost, Claim, Grid, Picture, Study, register_study
 from normlab.studies.estimators import Share, Slope, difference
 from normlab.studies.measures import Statistic
 from normlab.studies.over_grid import OverGrid
@@ -84,6 +84,7 @@ register_study(
                 "same_loss, which small models cannot decide, is no longer listed; higher_rate is repeated with a "
                 "weight decay that does not depend on the rate; protocol 3 adds seeds until the claims are decided."
             ),
+            "9e4ad649aea4": MEAN_OVER_RATES,
         },
         pictures=[
             Picture(

@@ -1,6 +1,17 @@
 """Is RMSNorm as good as LayerNorm, and are the inputs of the norms nearly zero-mean?"""
 
-from normlab.studies.base import NANO, RATES, AtMost, Claim, Grid, Picture, Study, Within, register_study
+from normlab.studies.base import (
+    MEAN_OVER_RATES,
+    NANO,
+    RATES,
+    AtMost,
+    Claim,
+    Grid,
+    Picture,
+    Study,
+    Within,
+    register_study,
+)
 from normlab.studies.estimators import Contrast, Share, difference
 from normlab.studies.measures import Statistic
 
@@ -71,6 +82,7 @@ register_study(
                 "models cannot decide, is no longer listed; the inputs before training are those of 64 sequences; "
                 "protocol 3 adds seeds until the claims are decided."
             ),
+            "a64811b09cfe": MEAN_OVER_RATES,
         },
         pictures=[
             Picture("layers", {"statistic": "norm_in_uniform mlp.in", "color": "norm"}, "train.steps=300"),

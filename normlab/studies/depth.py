@@ -1,6 +1,17 @@
 """Does pre-norm enable depth, and does Keel rescue post-norm?"""
 
-from normlab.studies.base import NANO, RATES, AtLeast, AtMost, Claim, Grid, Picture, Study, register_study
+from normlab.studies.base import (
+    MEAN_OVER_RATES,
+    NANO,
+    RATES,
+    AtLeast,
+    AtMost,
+    Claim,
+    Grid,
+    Picture,
+    Study,
+    register_study,
+)
 from normlab.studies.estimators import Share, Slope, difference
 
 GRID = f"{NANO} {RATES}"
@@ -80,6 +91,7 @@ register_study(
                 "the claims on DeepNorm repeated those of the study deepnorm, and are only there; that pre-norm learns "
                 "is a control, since the other claims need it; protocol 3 adds seeds until the claims are decided."
             ),
+            "ef15f0e03b1d": MEAN_OVER_RATES,
         },
         pictures=[Picture("factor", {"x": "model.depth", "color": "placement"}, "init!=deepnorm_inverse")],
     )

@@ -1,6 +1,6 @@
 """Do magnitudes drift with depth without normalisation, and does training diverge?"""
 
-from normlab.studies.base import AtLeast, Claim, Grid, Picture, Study, Within, register_study
+from normlab.studies.base import MEAN_OVER_RATES, AtLeast, Claim, Grid, Picture, Study, Within, register_study
 from normlab.studies.estimators import Contrast, Share
 from normlab.studies.measures import Statistic
 from normlab.studies.over_grid import OverGrid
@@ -94,6 +94,7 @@ register_study(
                 "decided if the ratio was three. The rules gpt2 and gpt2_scaled are nearly the same, and one is "
                 "trained. The growth is that of 64 sequences. Protocol 3 adds seeds until the claims are decided."
             ),
+            "76d1a8928e72": MEAN_OVER_RATES,
         },
         pictures=[
             Picture(

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
 from typing import Protocol
 
 import numpy as np
@@ -53,7 +52,7 @@ class Estimate:
     undefined: int = 0
     """Number of seeds without the quantity, because a run lacks the measure."""
     rates: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """The judged learning rates by arm, the chosen one first."""
+    """The learning rates that were used, by arm."""
 
     @property
     def bounds(self) -> Bounds:
@@ -100,29 +99,23 @@ def over_seeds(values: Mapping[Replicate, float]) -> Estimate:
     )  # fmt: skip
 
 
-def over_rates(tables: Sequence[Mapping[float, Mapping[Replicate, float]]], weights: Sequence[float]) -> Estimate:
-    """Return the contrast at the first learning rate of each arm, with the union of the intervals at all of them.
+def contrast(tables: Sequence[Mapping[Replicate, float]], weights: Sequence[float]) -> Estimate:
+    """Return the mean over seeds of the weighted sum of the arms' values.
 
-    A table has the values of an arm by learning rate and replicate. A seed of which a value is infinite is left out.
+    A seed of which a value is infinite is left out.
     """
-    found = []
-    for each in product(*(table.values() for table in tables)):
-        finite = {seed for seed in set.intersection(*map(set, each)) if not any(math.isinf(arm[seed]) for arm in each)}
-        kept = [{seed: value for seed, value in arm.items() if seed in finite} for arm in each]
-        left_out = len(set.intersection(*map(set, each)) - finite)
-        found.append(replace(over_seeds(weighted_sums(weights, kept)), left_out=left_out))
-    if not found:
-        return Estimate(math.nan)
-    first = found[0]
-    if undefined := max(each.undefined for each in found):
-        return Estimate(math.nan, n=first.n, undefined=undefined)
-    method = first.method if len(found) == 1 else f"union over {len(found)} choices of learning rates: {first.method}"
-    return replace(first, interval=partial(_union, found), method=method)
+    shared = set.intersection(*map(set, tables))
+    finite = {seed for seed in shared if not any(math.isinf(arm[seed]) for arm in tables)}
+    kept = [{seed: value for seed, value in arm.items() if seed in finite} for arm in tables]
+    return replace(over_seeds(weighted_sums(weights, kept)), left_out=len(shared) - len(finite))
 
 
-def _union(estimates: Sequence[Estimate], alpha: float) -> Bounds:
-    lows, highs = zip(*(each.interval(alpha) for each in estimates), strict=True)
-    return min(lows), max(highs)
+def mean_over_rates(measure: Measure, runs: Sequence[RunRecord]) -> dict[Replicate, float]:
+    """Return the mean of a measure over the learning rates of each seed that has all of them."""
+    rates = sorted({run.lr for run in runs})
+    by_rate = [values_of(measure, [run for run in runs if run.lr == lr]) for lr in rates]
+    shared = set.intersection(*map(set, by_rate)) if by_rate else set()
+    return {seed: math.fsum(values[seed] for values in by_rate) / len(rates) for seed in sorted(shared, key=str)}
 
 
 def exponential(estimate: Estimate) -> Estimate:
@@ -151,9 +144,9 @@ def minus_text(other: str | None) -> str:
 class Contrast:
     """The mean over seeds of sum_a w_a m_a, for arms a with weights w_a and a measure m.
 
-    Seeds are left out of which a run diverged or, for the final loss, has not learned: `Share` counts these. The
-    interval is the union over the judged learning rates (`Arm.judged_lrs`). With a single arm of weight 1 it is the
-    mean of the measure, with weights +1 and -1 a paired difference, with +1, -1, -1, +1 a difference of differences.
+    An arm's value is the mean over its chosen learning rates (`Arm.chosen_lrs`). Seeds are left out of which a run
+    diverged or, for the final loss, has not learned: `Share` counts these. With a single arm of weight 1 it is the mean
+    of the measure, with weights +1 and -1 a paired difference, with +1, -1, -1, +1 a difference of differences.
     """
 
     weights: Mapping[str, float]
@@ -169,7 +162,7 @@ class Contrast:
             f"{'+' if w > 0 else '-'} {'' if abs(w) == 1 else f'{abs(w):g} '}[{arm}]" for arm, w in self.weights.items()
         )
         name = f"{'exp of the ' if self.is_ratio else ''}mean over seeds of {self.measure.text}"
-        return f"{name}: {terms.removeprefix('+ ')}; each arm at its chosen learning rate"
+        return f"{name}: {terms.removeprefix('+ ')}; mean over the chosen learning rates"
 
     @property
     def quantity(self) -> str:
@@ -182,18 +175,19 @@ class Contrast:
 
     def estimate(self, runs: StudyRuns) -> Estimate:
         arms = [runs.arm(where) for where in self.weights]
-        tables = [{lr: values_of(self.measure, arm.judged(lr)) for lr in arm.judged_lrs} for arm in arms]
-        judged = [run for arm in arms for run in arm.judged(arm.chosen_lr)]
-        rates = {arm.where: arm.judged_lrs for arm in arms}
-        found = replace(over_rates(tables, [*self.weights.values()]), rates=rates, **outcomes(judged))
+        judged = [arm.judged() for arm in arms]
+        found = contrast([mean_over_rates(self.measure, runs) for runs in judged], [*self.weights.values()])
+        rates = {arm.where: arm.chosen_lrs for arm in arms}
+        found = replace(found, rates=rates, **outcomes([run for runs in judged for run in runs]))
         return exponential(found) if self.is_ratio else found
 
     def pilot(self, runs: StudyRuns) -> list[float]:
-        """Return the contrast of each choosing seed, at the chosen learning rates; none where there is one rate."""
+        """Return the contrast of each choosing seed; none where there is one rate."""
         arms = [runs.arm(where) for where in self.weights]
         if not any(len(arm.learning_rates) > 1 for arm in arms):
             return []
-        tables = [values_of(self.measure, arm.choice.runs_at(arm.chosen_lr)) for arm in arms]
+        chosen = ([run for lr in arm.chosen_lrs for run in arm.choice.runs_at(lr)] for arm in arms)
+        tables = [mean_over_rates(self.measure, runs) for runs in chosen]
         return [*weighted_sums([*self.weights.values()], tables).values()]
 
     def at_a_common_rate(self, runs: StudyRuns) -> tuple[float, float] | None:
@@ -284,8 +278,8 @@ class Share:
     def estimate(self, runs: StudyRuns) -> Estimate:
         select = runs.arm if self.lr == "chosen" else runs.arm_of_grid
         arms = [select(where) for where in (self.where, self.minus) if where is not None]
-        judged = [completed(arm) if self.lr == "every" else arm.judged(arm.chosen_lr) for arm in arms]
-        rates = {arm.where: arm.learning_rates if self.lr == "every" else arm.judged_lrs[:1] for arm in arms}
+        judged = [completed(arm) if self.lr == "every" else arm.judged() for arm in arms]
+        rates = {arm.where: arm.learning_rates if self.lr == "every" else arm.chosen_lrs for arm in arms}
         groups = [self._counted(each) for each in judged]
         if not all(groups):
             return Estimate(math.nan, rates=rates)

@@ -1,6 +1,6 @@
 """Does pre-norm have a better gradient flow than post-norm, and what does the init rule change?"""
 
-from normlab.studies.base import AtLeast, AtMost, Claim, Grid, Picture, Study, Within, register_study
+from normlab.studies.base import MEAN_OVER_RATES, AtLeast, AtMost, Claim, Grid, Picture, Study, Within, register_study
 from normlab.studies.estimators import Contrast, Share, Slope, difference
 from normlab.studies.measures import Statistic
 
@@ -110,6 +110,7 @@ register_study(
                 "with four depths of width 32 the slopes of equal models had a standard deviation of 0.1 (pre-norm) "
                 "and 0.16 (post-norm), too large for margins of 0.1; there are seven depths of width 64."
             ),
+            "705e45a2abf4": MEAN_OVER_RATES,
         },
         pictures=[
             Picture(

@@ -9,8 +9,9 @@ import numpy as np
 
 from normlab.analysis.arms import CHOOSING_SEEDS, Arm, StudyRuns
 from normlab.analysis.intervals import Replicate
-from normlab.studies.base import NANO, RATES, AtMost, Claim, Grid, Picture, Study, register_study
-from normlab.studies.estimators import Bounds, Estimate, Share, over_rates, share
+from normlab.studies.base import MEAN_OVER_RATES, NANO, RATES, AtMost, Claim, Grid, Picture, Study, register_study
+from normlab.studies.estimators import Bounds, Estimate, Share, contrast, mean_over_rates, share
+from normlab.studies.measures import FINAL_LOSS
 
 DEPTHS = (4, 8, 16)
 JUDGED = 8
@@ -19,7 +20,7 @@ JUDGED = 8
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """The standard deviation over seeds of the final loss at the best learning rate, with the chi-squared interval."""
+    """The standard deviation over seeds of the final loss at the chosen learning rates; chi-squared interval."""
 
     where: str
 
@@ -32,8 +33,8 @@ class Deviation:
 
     def estimate(self, runs: StudyRuns) -> Estimate:
         arm = runs.arm(self.where)
-        losses = [run.loss for run in arm.judged(arm.chosen_lr)]
-        return replace(deviation(losses), rates={self.where: arm.judged_lrs})
+        losses = [*mean_over_rates(FINAL_LOSS, arm.judged()).values()]
+        return replace(deviation(losses), rates={self.where: arm.chosen_lrs})
 
 
 def deviation(losses: Sequence[float]) -> Estimate:
@@ -56,8 +57,8 @@ def deviation(losses: Sequence[float]) -> Estimate:
 class FalsePositives:
     """How often the whole procedure finds a difference between an arm and itself: its interval of 95 % excludes 0.
 
-    The seeds are split at random into two groups. Each group chooses its learning rate on its first seeds and is judged
-    on the others, as two arms of a `Contrast`. The interval of the share is that of independent draws.
+    The seeds are split at random into two groups. Each group chooses learning rates on its first seeds and is judged on
+    the others, as two arms of a `Contrast`. The interval of the share is that of independent draws.
     """
 
     where: str
@@ -80,17 +81,17 @@ class FalsePositives:
         rejected = 0
         for _ in range(self.draws):
             seeds = [arm.seeds[index] for index in rng.permutation(len(arm.seeds)).tolist()]
-            found = over_rates([_judged_by_position(arm, seeds[at : at + half]) for at in (0, half)], (1.0, -1.0))
+            found = contrast([_judged_by_position(arm, seeds[at : at + half]) for at in (0, half)], (1.0, -1.0))
             low, high = found.bounds
             rejected += low > 0 or high < 0
         return share(rejected, self.draws)
 
 
-def _judged_by_position(arm: Arm, seeds: Sequence[Any]) -> dict[float, dict[Replicate, float]]:
-    """Return the judged losses of some seeds of an arm, by judged learning rate and the position of the seed."""
+def _judged_by_position(arm: Arm, seeds: Sequence[Any]) -> dict[Replicate, float]:
+    """Return the judged losses of some seeds of an arm by the position of the seed."""
     group = Arm(arm.where, [run for run in arm.runs if run.replicate[0] in seeds], seeds)
-    position = {seed: (index, index) for index, seed in enumerate(seeds)}
-    return {lr: {position[run.replicate[0]]: run.loss for run in group.judged(lr)} for lr in group.judged_lrs}
+    losses = mean_over_rates(FINAL_LOSS, group.judged())
+    return {(index, index): losses[seed, seed] for index, seed in enumerate(seeds) if (seed, seed) in losses}
 
 
 register_study(
@@ -135,9 +136,9 @@ register_study(
         settings=("small",),
         amendments={
             "82079d415675": (
-                "protocol 3: the rate is the lowest that the choosing seeds cannot tell from the best, and seeds are "
-                "added until the claims are decided; a random half has at least 8 judging seeds."
+                "protocol 3: seeds are added until the claims are decided; a random half has at least 8 judging seeds."
             ),
+            "71468ae3717f": MEAN_OVER_RATES,
         },
         pictures=[Picture("lr", {"color": "model.depth"})],
     )

@@ -44,7 +44,7 @@ LEGEND = (
     "judged runs that diverged, stayed at the unigram loss or regressed to it; of a share, those that count. p: the "
     "smallest level at which the claim is decided, corrected for all claims of the study. power: the probability of "
     "the verdict supported, if the effect is as stated, with the standard deviation of the choosing seeds and at the "
-    "ends of its interval of 80 %. learning rates: the chosen one and those within two standard errors of the best."
+    "ends of its interval of 80 %. learning rates: those of each arm that the choosing seeds cannot tell from the best."
 )
 
 

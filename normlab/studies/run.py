@@ -117,7 +117,7 @@ class Attempt:
 
 
 def _needed(claims: Sequence[Claim], planned: Sequence[RunRecord], results: Sequence[RunRecord]) -> Iterator[str]:
-    """Yield the hash of each planned config that an estimate uses: at the judged learning rates, or at all of them."""
+    """Yield the hash of each planned config that an estimate uses: at the chosen learning rates, or at all of them."""
     recorded = StudyRuns(results)
     for claim in claims:
         used = StudyRuns(planned)
@@ -125,7 +125,7 @@ def _needed(claims: Sequence[Claim], planned: Sequence[RunRecord], results: Sequ
         for where, arm in used.used.items():
             lrs = set(arm.learning_rates)
             if len(lrs) > 1 and not claim.estimator.every_rate:
-                lrs = set(recorded.arm_of_grid(where).judged_lrs)
+                lrs = set(recorded.arm_of_grid(where).chosen_lrs)
             yield from (run.run_id for run in arm.runs if run.lr in lrs)
 
 

@@ -59,9 +59,7 @@ register_study(
             Claim("pre_trains", "Pre-norm learns at depth 6.", Share(arms(6)[0], lr="every"), AtMost(0.5)),
         ],
         amendments={
-            "4bd491b68082": (
-                "the claims are the same; protocol 3 chooses a lower rate and adds seeds until the claims are decided."
-            ),
+            "4bd491b68082": ("the claims are the same; protocol 3 adds seeds until the claims are decided."),
         },
         pictures=[
             Picture("loss", {"color": "placement", "panel": ["model.depth"]}),

@@ -1,6 +1,7 @@
 """Does post-norm need a warm-up of the learning rate, and does pre-norm not?"""
 
 from normlab.studies.base import (
+    MEAN_OVER_RATES,
     NANO,
     RATES,
     AtLeast,
@@ -126,6 +127,7 @@ register_study(
                 "models of post-norm and DeepNorm decided no claim. Protocol 3 adds seeds until the claims are "
                 "decided."
             ),
+            "ca24181a181c": MEAN_OVER_RATES,
         },
         pictures=[
             Picture("factor", {"x": "optim.warmup_steps", "color": "placement", "panel": ["model.depth"]}),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from normlab.analysis.arms import CHOOSING_SEEDS
 from normlab.analysis.comparability import intact_runs
 from normlab.analysis.sequences import mean_sequence
 from normlab.store.query import select_runs
@@ -27,7 +28,7 @@ def results(make_run, tmp_path):
 
     def make(best=3e-3, gap=0.1, **runs):
         rng = np.random.default_rng(1)
-        for placement, lr, seed in itertools.product(("pre", "post"), RATES, range(12)):
+        for placement, lr, seed in itertools.product(("pre", "post"), RATES, range(14)):
             loss = 2 + gap * (placement == "post") + 0.3 * (lr != best) + float(rng.normal(0, 0.01))
             options = {"placement": placement, "lr": lr, "seed": seed, **runs.get(placement, {})}
             make_run(f"{placement}-{lr}-{seed}", status={"val_loss": loss, "best_val_loss": loss}, **options)
@@ -50,7 +51,7 @@ def test_the_notes_name_a_resolved_setting_that_differs_between_the_arms(results
 def test_supported_and_refuted(results):
     found = results()
     assert verdict(STUDY, found).verdict == "supported"
-    assert verdict(STUDY, found).sentence.startswith("supported: Post-norm has a higher loss. Estimate 0.0983 [0.0")
+    assert verdict(STUDY, found).sentence.startswith("supported: Post-norm has a higher loss. Estimate 0.101 [0.0")
     swapped = dataclasses.replace(CLAIM, estimator=difference("placement=pre", "placement=post"))
     assert verdict(dataclasses.replace(STUDY, claims=[swapped]), found).verdict == "refuted"
     no_margin = dataclasses.replace(CLAIM, criterion=Within(0.0, 0.0))
@@ -102,9 +103,9 @@ def test_power_is_that_of_the_deviation_of_the_choosing_seeds(results):
     claim = dataclasses.replace(CLAIM, criterion=AtLeast(0.09))
     power = verdict(dataclasses.replace(STUDY, claims=[claim]), found).power
     by = {(run.config.placement.name, run.config.seed): run.loss for run in found if run.lr == 3e-3}
-    sd = np.std([by["post", seed] - by["pre", seed] for seed in range(4)], ddof=1)
-    low, high = (sd * np.sqrt(3 / stats.chi2.ppf(q, 3)) for q in (0.1, 0.9))
-    assert power.seeds == 4
+    sd = np.std([by["post", seed] - by["pre", seed] for seed in range(CHOOSING_SEEDS)], ddof=1)
+    low, high = (sd * np.sqrt((CHOOSING_SEEDS - 1) / stats.chi2.ppf(q, CHOOSING_SEEDS - 1)) for q in (0.1, 0.9))
+    assert power.seeds == CHOOSING_SEEDS
     rng = np.random.default_rng(5)
     for stated, deviation in ((power.value, sd), (power.low, low), (power.high, high)):
         supported = [
@@ -112,7 +113,7 @@ def test_power_is_that_of_the_deviation_of_the_choosing_seeds(results):
             for values in rng.normal(0.1, deviation, (500, LOOKS[-1]))
         ]
         assert stated == pytest.approx(np.mean(supported), abs=0.08)
-    assert power.text.endswith("(sd from 4 seeds)")
+    assert power.text.endswith(f"(sd from {CHOOSING_SEEDS} seeds)")
 
 
 def test_verdicts_are_corrected_for_all_claims_of_the_study(results):

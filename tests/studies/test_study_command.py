@@ -125,7 +125,7 @@ def test_show_prints_claims_criteria_and_cost(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "claim close: The losses are within 1 nat/token. (nobody)" in done.stdout
     assert "supported if: between -1 and 1 (two one-sided tests)" in done.stdout
-    assert "grid norms: 16 runs, 11,776 tokens, for the choosing seeds\n" in done.stdout
+    assert "grid norms: 24 runs, 17,664 tokens, for the choosing seeds\n" in done.stdout
 
 
 @pytest.mark.parametrize("command", ["show", "run"])

@@ -145,6 +145,7 @@ SHARED_DATA = {
 }
 DATA_ROWS = {
     "stdlib": SHARED_DATA,
+    "reference": SHARED_DATA,
     "files": SHARED_DATA | {
         "path": Row(f"[{HERE / 'corpus.txt'}]", f"[{HERE / 'conftest.py'}]", corpus),
     },

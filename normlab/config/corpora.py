@@ -75,6 +75,13 @@ class StdlibData(DataConfig):
 
 
 @dataclass(kw_only=True, slots=True)
+class ReferenceData(DataConfig):
+    """Python's language reference, which comes with Python: prose on every machine, 0.5 MB; a topic is one document."""
+
+    name: str = "reference"
+
+
+@dataclass(kw_only=True, slots=True)
 class FilesData(DataConfig):
     """Your own text: a file of prose, markup or source code, several files, or a folder; a file is one document.
 
@@ -180,6 +187,6 @@ class FineWebEdu(NamedData):
 
 
 DATA: dict[str, type[DataConfig]] = {
-    "stdlib": StdlibData, "files": FilesData, "hub": HubData, "shakespeare": Shakespeare, "tinystories": TinyStories,
-    "wikitext103": WikiText103, "fineweb_edu": FineWebEdu,
+    "stdlib": StdlibData, "reference": ReferenceData, "files": FilesData, "hub": HubData, "shakespeare": Shakespeare,
+    "tinystories": TinyStories, "wikitext103": WikiText103, "fineweb_edu": FineWebEdu,
 }  # fmt: skip

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from normlab.config.corpora import TOKENIZERS, DataConfig, HubData, NamedData
+from normlab.config.corpora import TOKENIZERS, DataConfig, HubData, NamedData, ReferenceData
 from normlab.config.schema import canonical_hash
 from normlab.data import tokenizers
 from normlab.data.baselines import Counts, baselines, count_tokens
@@ -33,6 +33,7 @@ from normlab.data.documents import (
 )
 from normlab.data.files import FilesText
 from normlab.data.hub import HubText
+from normlab.data.reference import ReferenceText
 from normlab.data.tokenizers import PIECE, Tokenizer, pieces, pretrained_tokenizer, token_dtype, tokenizer_sha256
 from normlab.errors import DataError, notify
 from normlab.parsing import from_json
@@ -124,7 +125,9 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
     raise DataError(f"{folder}: the disk returned other bytes than were written; check it, or set NORMLAB_CACHE")
 
 
-def _text(config: DataConfig) -> FilesText | HubText:
+def _text(config: DataConfig) -> FilesText | HubText | ReferenceText:
+    if isinstance(config, ReferenceData):
+        return ReferenceText()
     return HubText(config) if isinstance(config, HubData | NamedData) else FilesText(config)
 
 

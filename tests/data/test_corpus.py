@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from normlab.config.corpora import FilesData, StdlibData
+from normlab.config.corpora import FilesData, ReferenceData, StdlibData
 from normlab.data import corpus as module
 from normlab.data.corpus import Corpus, open_corpus, replace_folder
 from normlab.data.documents import held_out_documents
@@ -410,7 +410,7 @@ def test_killed_build_leaves_no_trace(damaged: bool, files: Files, cache: Path) 
         assert file_names(caches[when] / ".normlab-making") == set(), when
 
 
-# The standard library
+# The corpora that come with Python
 
 
 def test_stdlib_corpus_has_all_sources(cache: Path) -> None:
@@ -423,3 +423,12 @@ def test_stdlib_corpus_has_all_sources(cache: Path) -> None:
     assert documents == Counter(text for text in sources if text)
     baselines = corpus.baselines(corpus.val[:-1], corpus.val[1:])
     assert 1 < baselines["bigram"] < baselines["unigram"] < 4 < baselines["uniform"]
+
+
+def test_reference_corpus_is_prose_with_complete_documents_held_out() -> None:
+    corpus = open_corpus(ReferenceData())
+    assert 4e5 < len(corpus.train) + len(corpus.val) < 1e6
+    assert corpus.description["split"] == "documents"
+    documents = [*decode_documents(corpus.train), *decode_documents(corpus.val)]
+    assert len(documents) == corpus.description["read"]["documents"] > 70
+    assert any(text.startswith('The "while" statement') for text in documents)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer import Argument
+from typer import Argument, Option
 
 from normlab.cli.app import ResultsDir, RetryFailed, app, echo
 from normlab.errors import ConfigError, unknown, warn
@@ -20,6 +20,8 @@ study_app = typer.Typer(
 app.add_typer(study_app, name="study")
 
 Name = Annotated[str, Argument(metavar="STUDY", help="A study of `normlab study list`, or of a plugin.")]
+Setting = Annotated[str, Option(metavar="SETTING", help="small, wide (width 128) or prose (another corpus).")]
+Seeds = Annotated[str, Option(metavar="SEEDS", help="fresh (the next thousand), or a multiple of 1000.")]
 Overrides = Annotated[
     list[str] | None,
     Argument(metavar="OVERRIDE", help="Options that change no result: sweep.jobs=2, device=cpu, plugins=[FILE]."),
@@ -42,7 +44,7 @@ def _find(name: str, overrides: list[str] | None) -> Study:
 
 @study_app.command("list")
 def list_() -> None:
-    """List the studies: questions, and how many claims are under review."""
+    """List the studies and their questions."""
     from normlab.report.tables import render
     from normlab.studies.base import STUDIES, load_studies
 
@@ -52,7 +54,6 @@ def list_() -> None:
             "study": name,
             "question": study.question,
             "claims": len(study.claims),
-            "under review": sum(bool(claim.under_review) for claim in study.claims) or "",
         }
         for name, study in sorted(STUDIES.items())
     ]
@@ -61,25 +62,23 @@ def list_() -> None:
 
 @study_app.command()
 def show(name: Name, overrides: Overrides = None, results_dir: ResultsDir = "results") -> None:
-    """Print the plan of a study: its claims and criteria, and its grids with their runs and tokens."""
-    from normlab.studies.run import check_arms, compose
+    """Print the plan of a study: its claims and criteria, and its grids with the runs of the choosing seeds."""
+    from normlab.studies.run import Attempt, check_arms
 
     study = _find(name, overrides)
-    grids = list(compose(study, results_dir, overrides or []))
+    attempt = Attempt(study, results_dir)
+    grids = list(attempt.compose(attempt.blocks[0], overrides or []))
     check_arms(study, [config for _, _, composed in grids for _, config in composed])
     echo(f"{study.name}: {study.question}")
     for kind, claims in (("claim", study.claims), ("control", study.controls)):
         for claim in claims:
             echo(f"{kind} {claim.name}: {claim.text}{f' ({claim.source})' if claim.source else ''}")
             echo(f"  estimator: {claim.estimator.text}")
-            needs = "; small models cannot decide it" if claim.needs_large else ""
-            echo(f"  supported if: {claim.criterion.text}{needs}")
-            if claim.under_review:
-                echo(f"  under review: {claim.under_review}")
+            echo(f"  supported if: {claim.criterion.text}")
     for grid, _, composed in grids:
         configs = [config for _, config in composed]
         tokens = sum(config.train.steps * config.train.batch_size * config.model.context for config in configs)
-        echo(f"grid {grid.name}: {len(configs)} runs, {tokens:,} tokens")
+        echo(f"grid {grid.name}: {len(configs)} runs, {tokens:,} tokens, for the choosing seeds")
         echo(f"  {grid.command}")
     echo(f"criterion {study.criterion_hash()}")
 
@@ -89,52 +88,87 @@ def run(
     name: Name,
     overrides: Overrides = None,
     retry_failed: RetryFailed = False,
+    setting: Setting = "small",
     results_dir: ResultsDir = "results",
 ) -> int:
-    """Run the grids of a study, or resume them, and write its report."""
+    """Run a study block by block of seeds until its claims are decided, or resume it, and write its report."""
+    return _test(name, overrides, setting, 0, results_dir, retry_failed=retry_failed)
+
+
+@study_app.command()
+def replicate(
+    name: Name,
+    overrides: Overrides = None,
+    seeds: Seeds = "fresh",
+    retry_failed: RetryFailed = False,
+    setting: Setting = "small",
+    results_dir: ResultsDir = "results",
+) -> int:
+    """Run the criterion of a study again on other seeds, and add both verdicts to its report."""
+    from normlab.studies.report import folder_of, read_report
+    from normlab.studies.run import REPLICATION
+
+    first = int(seeds) if seeds.isdecimal() else 0
+    if seeds == "fresh":
+        study = _find(name, overrides)
+        reported, _ = read_report(study, folder_of(results_dir, study))
+        first = REPLICATION + max((each.first_seed for each in reported if each.setting == setting), default=0)
+    if first < REPLICATION or first % REPLICATION:
+        raise ConfigError(f"--seeds {seeds}: choose fresh, or a multiple of {REPLICATION}")
+    return _test(name, overrides, setting, first, results_dir, retry_failed=retry_failed)
+
+
+def _test(
+    name: str, overrides: list[str] | None, setting: str, first_seed: int, results_dir: str, *, retry_failed: bool
+) -> int:
     from normlab.cli.train import print_plan, train_planned
     from normlab.store.files import write_atomic
     from normlab.store.format import CHECKS_FILE, with_checksum
-    from normlab.studies.run import check_arms, plan, verify_blocks
+    from normlab.studies.judge import judge
+    from normlab.studies.run import Attempt, check_arms, read_evidence, verify_blocks
 
     study = _find(name, overrides)
-    grids = list(plan(study, results_dir, overrides or []))
-    check_arms(study, [config for grid in grids for _, config in grid.composed])
-    for grid in grids:
-        print_plan(grid.sweep, grid.options, with_packs=False)
-        checks = verify_blocks(grid.composed)
-        for block, problem in checks.failed.items():
-            warn(f"`normlab verify` fails for the block {block}, so its verdicts will be void: {problem}")
-        if code := train_planned(grid.sweep, grid.options, retry_failed=retry_failed):
-            return code
-        write_atomic(grid.sweep.folder / CHECKS_FILE, with_checksum(asdict(checks)))
+    if setting not in study.settings:
+        raise ConfigError("--setting: " + unknown("setting", setting, study.settings))
+    attempt = Attempt(study, results_dir, setting, first_seed)
+    composed = [each for _, _, grid in attempt.compose(attempt.blocks[0], overrides or []) for each in grid]
+    check_arms(study, [config for _, config in composed])
+    checks = verify_blocks(composed)
+    for block, problem in checks.failed.items():
+        warn(f"`normlab verify` fails for the block {block}, so its verdicts will be void: {problem}")
+    claims, results = [*study.claims, *study.controls], []
+    for block in attempt.blocks:
+        for grid in attempt.plan(block, claims, results, overrides or []):
+            print_plan(grid.sweep, grid.options, with_packs=False)
+            if code := train_planned(grid.sweep, grid.options, retry_failed=retry_failed):
+                return code
+            write_atomic(grid.sweep.folder / CHECKS_FILE, with_checksum(asdict(checks)))
+        evidence = read_evidence(attempt)
+        # A resumed study reads each look as it was, though the runs of later ones may be there.
+        results = [run for run in evidence.results if run.config.seed < block.stop]
+        claims = judge(study, results, unverified=evidence.unverified).open_claims
+        echo(f"seeds up to {block.stop - 1}: {len(claims)} claims and controls may be decided by more seeds")
+        if not claims:
+            break
     report(name, overrides, results_dir)
     return 0
 
 
 @study_app.command()
 def report(name: Name, overrides: Overrides = None, results_dir: ResultsDir = "results") -> None:
-    """Write the report of a study from the records of its runs, or without them from its report.json."""
-    from normlab.studies.judge import judge
-    from normlab.studies.report import DATA, folder_of, rewrite_report, write_report
-    from normlab.studies.run import has_runs, read_evidence
+    """Write the report of a study from the records of its runs; attempts without records stay as in its report.json."""
+    from normlab.studies.report import folder_of, write_report
+    from normlab.studies.run import attempts_of, read_evidence
 
     study = _find(name, overrides)
-    folder = folder_of(results_dir, study)
-    if not has_runs(study, results_dir) and (folder / DATA).exists():
-        warn(f"{results_dir} has no runs of study {study.name}: its report is written again from {folder / DATA}")
-        verdicts, page = rewrite_report(study, folder)
-    else:
-        evidence = read_evidence(study, results_dir)
-        verdicts = judge(
-            study, evidence.results,
-            unverified=evidence.unverified, missing=evidence.missing, notes=evidence.notes,
-        )  # fmt: skip
-        page = write_report(verdicts, evidence, folder)
-    for note in verdicts.notes:
-        warn(note)
-    for each in verdicts.claims:
-        echo(each.sentence)
-    for each in verdicts.controls:
-        echo(f"control {each.sentence}")
+    attempts = attempts_of(study, results_dir)
+    found = [(attempt, read_evidence(attempt)) for attempt in attempts]
+    tested, page = write_report(study, found, folder_of(results_dir, study))
+    for each in tested:
+        for note in each.verdicts.notes:
+            warn(f"{each.label}: {note}")
+        for judgement in each.verdicts.claims:
+            echo(f"{each.label}: {judgement.sentence}")
+        for judgement in each.verdicts.controls:
+            echo(f"{each.label}: control {judgement.sentence}")
     echo(str(page))

@@ -1,48 +1,51 @@
-"""Is RMSNorm as good as LayerNorm, are the inputs of the norms nearly zero-mean, and does RMSNorm cost less?"""
+"""Is RMSNorm as good as LayerNorm, and are the inputs of the norms nearly zero-mean?"""
 
-from normlab.studies.base import NANO, RATES, AtLeast, AtMost, Claim, Grid, Picture, Study, Within, register_study
+from normlab.studies.base import (
+    MEAN_OVER_RATES,
+    NANO,
+    RATES,
+    AtMost,
+    Claim,
+    Grid,
+    Picture,
+    Study,
+    Within,
+    register_study,
+)
 from normlab.studies.estimators import Contrast, Share, difference
-from normlab.studies.measures import Statistic, TokenTime
+from normlab.studies.measures import Statistic
 
 ZHANG, GUPTA = "Zhang & Sennrich 2019, arXiv:1910.07467", "Gupta et al. 2024, arXiv:2409.12951"
-WIDTHS = (64, 256, 1024)
+UNTRAINED = "norm=rmsnorm,train.steps=1"
 
 
 def trained(norm: str) -> str:
-    return f"norm={norm},model.width=32"
-
-
-def timed(norm: str, width: int) -> str:
-    return f"norm={norm},model.width={width}"
-
-
-def cost_grid(width: int) -> Grid:
-    """Return a grid of single runs in which LayerNorm and RMSNorm alternate."""
-    return Grid(
-        f"cost_{width}",
-        f"model=gpt2_tiny model.depth=2 model.context=64 train.batch_size=8 train.steps={max(8000 // width, 40)} "
-        f"train.log_every=4 eval.every=0 eval.sequences=8 stats=off optim.lr=1e-3 sweep.pack=off "
-        f"model.width={width} seed=range(8) norm=layernorm,rmsnorm",
-    )
+    return f"norm={norm},train.steps=300"
 
 
 register_study(
     Study(
         name="centering",
-        question="Is RMSNorm as good as LayerNorm, are the norms' inputs nearly zero-mean, and is it cheaper?",
+        question="Is RMSNorm as good as LayerNorm, and are the inputs of the norms nearly zero-mean?",
         background=(
-            "RMSNorm subtracts no mean. Zhang & Sennrich 2019 report the same quality at less time; Gupta et "
-            "al. 2024 find that the hidden vectors of language models are nearly orthogonal to the vector of ones, so "
-            "that there is no mean to subtract. The log of modded-nanogpt has 3.2796 and 3.2793 for the two norms at "
-            "124M parameters (n=5)."
+            "RMSNorm subtracts no mean. Zhang & Sennrich 2019 report comparable quality; Gupta et al. 2024 find that "
+            "the hidden vectors of language models are on average orthogonal to the vector of ones, so that there is "
+            "no mean to subtract. A random vector has a squared component of 1 in its unit: the claim says that the "
+            "mean is no larger than chance, not that it is small, and after training with LayerNorm it is smaller "
+            "(figure 1). The margin in nats/token is ours. The log of modded-nanogpt has 3.2796 and 3.2793 for the two "
+            "norms at 124M parameters (n=5). The time is in the study norm_cost."
         ),
         limits=(
-            "The time is that of a CPU, where torch has a fused kernel for LayerNorm; a GPU may differ. "
-            "A difference in loss of 0.01 nats/token needs size large."
+            "Depth 8, 300 steps (77 thousand tokens) at five learning rates from 3e-4 to 3e-2. A difference in loss of "
+            "0.01 nats/token needs models and data of size large."
         ),
         grids=[
-            Grid("train", f"{NANO} placement=pre model.depth=8 norm=layernorm,rmsnorm {RATES} seed=range(10)"),
-            *(cost_grid(width) for width in WIDTHS),
+            Grid("train", f"{NANO} placement=pre model.depth=8 norm=layernorm,rmsnorm {RATES}"),
+            Grid(
+                "untrained",
+                "model=gpt2_nano placement=pre model.depth=8 norm=rmsnorm train.steps=1 stats.every=1 optim.lr=1e-3 "
+                "train.batch_size=64 sweep.pack=4",
+            ),
         ],
         claims=[
             Claim(
@@ -55,49 +58,35 @@ register_study(
                 effect=1.0,
             ),
             Claim(
-                "zero_mean_at_start",
-                "The same holds before training.",
-                Contrast({trained("rmsnorm"): 1.0}, Statistic("norm_in_uniform", at="first")),
-                AtMost(2.0),
-                GUPTA,
-                effect=1.0,
-            ),
-            Claim(
                 "same_loss",
-                "RMSNorm and LayerNorm have the same loss within 0.03 nats/token.",
+                "RMSNorm and LayerNorm have the same loss within 0.03 nats/token after 300 steps.",
                 difference(trained("rmsnorm"), trained("layernorm")),
                 Within(-0.03, 0.03),
                 ZHANG,
                 effect=0.0,
             ),
-            Claim(
-                "same_loss_closely",
-                "RMSNorm and LayerNorm have the same loss within 0.01 nats/token.",
-                difference(trained("rmsnorm"), trained("layernorm")),
-                Within(-0.01, 0.01),
-                ZHANG,
-                effect=0.0,
-                needs_large=True,
-            ),
-            *(
-                Claim(
-                    f"cheaper_at_{width}",
-                    f"A training step with LayerNorm takes 1.02 times as long or longer at width {width}.",
-                    Contrast(
-                        {timed("layernorm", width): 1.0, timed("rmsnorm", width): -1.0}, TokenTime(), is_ratio=True
-                    ),
-                    AtLeast(1.02),
-                    ZHANG,
-                )
-                for width in WIDTHS
-            ),
         ],
         controls=[
             Claim("trains", "RMSNorm learns at depth 8.", Share(trained("rmsnorm"), lr="every"), AtMost(0.5)),
+            Claim(
+                "zero_mean_at_start",
+                "Before training the squared component of RMSNorm's inputs along the vector of ones is at most twice "
+                "that of a random vector, over 64 sequences (median over sites and layers).",
+                Contrast({UNTRAINED: 1.0}, Statistic("norm_in_uniform", at="first")),
+                AtMost(2.0),
+            ),
         ],
+        amendments={
+            "3a0c70ea9f9e": (
+                "the claims on time are in the study norm_cost, whose widths are fixed; same_loss_closely, which small "
+                "models cannot decide, is no longer listed; the inputs before training are those of 64 sequences; "
+                "protocol 3 adds seeds until the claims are decided."
+            ),
+            "a64811b09cfe": f"{MEAN_OVER_RATES} zero_mean_at_start follows from random weights, and is a control.",
+        },
         pictures=[
-            Picture("layers", {"statistic": "norm_in_uniform mlp.in", "color": "norm"}, "model.width=32"),
-            Picture("lr", {"color": "norm"}, "model.width=32"),
+            Picture("layers", {"statistic": "norm_in_uniform mlp.in", "color": "norm"}, "train.steps=300"),
+            Picture("lr", {"color": "norm"}, "train.steps=300"),
         ],
     )
 )

@@ -1,67 +1,72 @@
-"""Estimators of a study: each returns an estimate with intervals over seeds, from the judged runs of some arms.
+"""Estimators of a study: each returns an estimate with its confidence sequence, from the judged runs of some arms.
 
-An estimator is data (a frozen dataclass), so that a criterion has a text and a hash. scipy and statsmodels compute the
-intervals; where a run diverged, the signed-rank interval of `analysis/intervals.py` needs no finite loss.
+An estimator is data (a frozen dataclass), so that a criterion has a text and a hash. Its intervals hold at every number
+of seeds at once (`analysis/sequences.py`), so that a study may stop when its claims are decided.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
-from typing import Any, Protocol
+from functools import partial
+from itertools import chain
+from typing import Protocol
 
 import numpy as np
 
 from normlab.analysis.arms import Arm, StudyRuns
 from normlab.analysis.cells import count_bad
-from normlab.analysis.contrasts import fisher_p, slope_weights, weighted_sums
-from normlab.analysis.intervals import Replicate, paired_test
+from normlab.analysis.contrasts import slope_weights, weighted_sums
+from normlab.analysis.intervals import Replicate, design_of
+from normlab.analysis.sequences import mean_sequence, share_sequence
+from normlab.analysis.settings import LR
 from normlab.errors import ConfigError
 from normlab.store.format import DIVERGED
 from normlab.store.record import RunRecord
 from normlab.studies.measures import FINAL_LOSS, Measure, values_of
 
-BOUNDS = ("low", "high", "low90", "high90")
+Bounds = tuple[float, float]
+T_SEQUENCE = "confidence sequence of the mean, t with a normal prior of variance 5 (Lai 1976)"
+BETS = "confidence sequence of a share, by bets (Robbins 1970)"
+
+
+def no_bounds(alpha: float) -> Bounds:
+    return -math.inf, math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """An estimate, with intervals of 95 and 90 %."""
-
     value: float
-    low: float | None = None
-    high: float | None = None
-    low90: float | None = None
-    high90: float | None = None
+    interval: Callable[[float], Bounds] = no_bounds
+    """The interval at a significance level: of 95 % at 0.05."""
     n: int = 0
     """Number of seeds (of runs, for shares)."""
-    p: float | None = None
-    """Two-sided p-value of the hypothesis that the true value is 0."""
     method: str = ""
+    """What the interval is."""
     deviation: float | None = None
-    """Standard deviation over seeds of the quantity whose mean is `value`, for the power.
-
-    If the interval is a union over learning rates, it is scaled by the union's width over that of the first interval.
-    """
+    """Standard deviation over seeds of the quantity whose mean is `value`."""
     seeds: Mapping[str, float] = field(default_factory=dict)
     diverged: int = 0
     bad: int = 0
     """Number of judged runs that diverged, are stuck or regressed; for a share, the number that counts."""
+    left_out: int = 0
+    """Number of seeds that are not in the mean, because a run diverged or has not learned."""
     undefined: int = 0
-    """Number of seeds without the quantity: a run lacks the measure, or diverged on both sides."""
-    rates: Mapping[str, float | None] = field(default_factory=dict)
+    """Number of seeds without the quantity, because a run lacks the measure."""
+    rates: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """The learning rates that were used, by arm."""
 
     @property
-    def bounds(self) -> dict[str, Any]:
-        return {name: bound for name in BOUNDS if (bound := getattr(self, name)) is not None}
+    def bounds(self) -> Bounds:
+        """The interval of 95 %."""
+        return self.interval(0.05)
 
 
 class Estimator(Protocol):
     """Estimates one quantity from the runs of a study."""
 
     @property
-    def chooses_rate(self) -> bool:
-        """Whether a best learning rate at the edge of its grid makes the estimate meaningless."""
+    def every_rate(self) -> bool:
+        """Whether it needs the runs of the judging seeds at every learning rate of the grid."""
         ...
 
     @property
@@ -75,65 +80,60 @@ class Estimator(Protocol):
     def estimate(self, runs: StudyRuns) -> Estimate: ...
 
 
-def both_levels(interval: Callable[[float], tuple[Any, Any]]) -> dict[str, Any]:
-    """Return the bounds of the 95 and the 90 % interval, given the interval at a significance level."""
-    return dict(zip(BOUNDS, map(float, (*interval(0.05), *interval(0.10))), strict=True))
-
-
 def over_seeds(values: Mapping[Replicate, float]) -> Estimate:
-    """Return the mean of a quantity over seeds with its intervals.
+    """Return the mean of a quantity over independent seeds.
 
     NaN without an interval if there is no seed, or if the quantity of one is NaN.
+
+    Raises:
+        ConfigError: Seeds of weights and of data are crossed, so that the values depend on each other.
     """
-    undefined = sum(map(math.isnan, values.values()))
-    if undefined or not values:
-        return Estimate(math.nan, n=len(values), undefined=undefined)
-    wide, narrow = paired_test(values), paired_test(values, 0.90)
-    is_finite = all(map(math.isfinite, values.values()))
+    if design_of(values).crossed:
+        raise ConfigError("a study needs independent seeds: leave out data.seed, or give each run its own")
+    numbers, undefined = list(values.values()), sum(map(math.isnan, values.values()))
+    if undefined or not numbers:
+        return Estimate(math.nan, n=len(numbers), undefined=undefined)
     return Estimate(
-        wide.estimate, wide.low, wide.high, narrow.low, narrow.high, wide.design.n, wide.p,
-        "t over seeds" if wide.test == "paired t" else wide.test,
-        float(np.std([*values.values()], ddof=1)) if is_finite and len(values) > 1 else None,
+        math.fsum(numbers) / len(numbers), partial(mean_sequence, numbers), len(numbers), T_SEQUENCE,
+        float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None,
         {f"{a}" if a == b else f"{a}/{b}": value for (a, b), value in values.items()},
     )  # fmt: skip
 
 
-def over_rates(
-    tables: Sequence[Mapping[float | None, Mapping[Replicate, float]]], weights: Sequence[float]
-) -> Estimate:
-    """Return the contrast at the first learning rate of each arm, with the union of the intervals at all of them.
+def contrast(tables: Sequence[Mapping[Replicate, float]], weights: Sequence[float]) -> Estimate:
+    """Return the mean over seeds of the weighted sum of the arms' values.
 
-    A table has the values of an arm by learning rate and replicate.
+    A seed of which a value is infinite is left out.
     """
-    found = [over_seeds(weighted_sums(weights, each)) for each in product(*(table.values() for table in tables))]
-    if not found:
-        return Estimate(math.nan)
-    first = found[0]
-    if undefined := max(each.undefined for each in found):
-        return Estimate(math.nan, n=first.n, undefined=undefined)
-    union: dict[str, Any] = {}
-    for name in (*BOUNDS, "p"):
-        bounds = [getattr(each, name) for each in found]
-        union[name] = None if None in bounds else (min if name.startswith("low") else max)(bounds)
-    both = replace(first, **union)
-    if first.deviation is None or "low" not in both.bounds:
-        return both
-    narrow, wide = (each.bounds["high"] - each.bounds["low"] for each in (first, both))
-    return replace(both, deviation=first.deviation * (wide / narrow)) if 0 < narrow < wide < math.inf else both
+    shared = set.intersection(*map(set, tables))
+    finite = {seed for seed in shared if not any(math.isinf(arm[seed]) for arm in tables)}
+    kept = [{seed: value for seed, value in arm.items() if seed in finite} for arm in tables]
+    return replace(over_seeds(weighted_sums(weights, kept)), left_out=len(shared) - len(finite))
+
+
+def mean_over_rates(measure: Measure, runs: Sequence[RunRecord]) -> dict[Replicate, float]:
+    """Return the mean of a measure over the learning rates of each seed that has all of them."""
+    rates = sorted({run.lr for run in runs})
+    by_rate = [values_of(measure, [run for run in runs if run.lr == lr]) for lr in rates]
+    shared = set.intersection(*map(set, by_rate)) if by_rate else set()
+    return {seed: math.fsum(values[seed] for values in by_rate) / len(rates) for seed in sorted(shared, key=str)}
 
 
 def exponential(estimate: Estimate) -> Estimate:
-    """Return the estimate of exp(x) from that of x; the p-value is that of exp(x) = 1."""
+    """Return the estimate of exp(x) from that of x."""
 
     def exp(value: float) -> float:
         return math.exp(value) if value < 700 else math.inf
 
-    bounds = {name: exp(bound) for name, bound in estimate.bounds.items()}
+    def interval(alpha: float) -> Bounds:
+        low, high = estimate.interval(alpha)
+        return exp(low), exp(high)
+
     seeds = {seed: exp(value) for seed, value in estimate.seeds.items()}
-    return replace(estimate, value=exp(estimate.value), seeds=seeds, **bounds)
+    return replace(estimate, value=exp(estimate.value), seeds=seeds, interval=interval)
 
 
-def outcomes(runs: Sequence[RunRecord]) -> dict[str, Any]:
+def outcomes(runs: Sequence[RunRecord]) -> dict[str, int]:
     return {"diverged": sum(run.result == DIVERGED for run in runs), "bad": count_bad(runs)}
 
 
@@ -145,25 +145,17 @@ def minus_text(other: str | None) -> str:
 class Contrast:
     """The mean over seeds of sum_a w_a m_a, for arms a with weights w_a and a measure m.
 
-    The interval is that of the paired t test (`paired_test`), for all learning rates that are not worse than the best
-    one of their arm (`plausible_lrs`). With a single arm of weight 1 it is the mean of the measure, with weights +1 and
-    -1 a paired difference, with +1, -1, -1, +1 a difference of differences.
+    An arm's value is the mean over its chosen learning rates (`Arm.chosen_lrs`). Seeds are left out of which a run
+    diverged or, for the final loss, has not learned: `Share` counts these. With a single arm of weight 1 it is the mean
+    of the measure, with weights +1 and -1 a paired difference, with +1, -1, -1, +1 a difference of differences.
     """
 
     weights: Mapping[str, float]
     measure: Measure = FINAL_LOSS
-    lr: str = "best"
-    """best: each arm at its best learning rate. common: all at the rate with the best mean rank."""
     is_ratio: bool = False
     """Whether the measure is a logarithm, and the estimate exp of the contrast: a ratio."""
 
-    def __post_init__(self) -> None:
-        if self.lr not in ("best", "common"):
-            raise ConfigError(f"Contrast: lr={self.lr!r}: choose 'best' or 'common'")
-
-    @property
-    def chooses_rate(self) -> bool:
-        return self.lr == "best"
+    every_rate = False
 
     @property
     def text(self) -> str:
@@ -171,8 +163,7 @@ class Contrast:
             f"{'+' if w > 0 else '-'} {'' if abs(w) == 1 else f'{abs(w):g} '}[{arm}]" for arm, w in self.weights.items()
         )
         name = f"{'exp of the ' if self.is_ratio else ''}mean over seeds of {self.measure.text}"
-        at = "each arm at its best learning rate" if self.lr == "best" else "at a common learning rate"
-        return f"{name}: {terms.removeprefix('+ ')}; {at}"
+        return f"{name}: {terms.removeprefix('+ ')}; mean over the chosen learning rates"
 
     @property
     def quantity(self) -> str:
@@ -183,17 +174,38 @@ class Contrast:
         ratios = {1: "", 2: "ratio of ", 4: "ratio of ratios of "}
         return ratios.get(arms, "exp of a contrast of ") + what.removeprefix("ln(").removesuffix(")")
 
-    def estimate(self, runs: StudyRuns) -> Estimate:
+    def estimate(self, runs: StudyRuns, *, best_only: bool = False) -> Estimate:
+        """Return the estimate; with `best_only` that of the best learning rate of each arm alone."""
         arms = [runs.arm(where) for where in self.weights]
-        rates = runs.rate_of(arms, self.lr)
-        tables = [
-            {rate: values_of(self.measure, arm.judged(rate)) for rate in lrs}
-            for arm in arms
-            for lrs in [arm.plausible_lrs if self.lr == "best" else [rates[arm.where]]]
-        ]
-        judged = [run for arm in arms for run in arm.judged(rates[arm.where])]
-        found = replace(over_rates(tables, [*self.weights.values()]), rates=rates, **outcomes(judged))
+        judged = [[run for run in arm.judged() if not best_only or run.lr == arm.best_lr] for arm in arms]
+        found = contrast([mean_over_rates(self.measure, runs) for runs in judged], [*self.weights.values()])
+        rates = {arm.where: arm.chosen_lrs for arm in arms}
+        found = replace(found, rates=rates, **outcomes([run for runs in judged for run in runs]))
         return exponential(found) if self.is_ratio else found
+
+    def pilot(self, runs: StudyRuns) -> list[float]:
+        """Return the contrast of each choosing seed; none where there is one rate."""
+        arms = [runs.arm(where) for where in self.weights]
+        if not any(len(arm.learning_rates) > 1 for arm in arms):
+            return []
+        chosen = ([run for lr in arm.chosen_lrs for run in arm.choice.runs_at(lr)] for arm in arms)
+        tables = [mean_over_rates(self.measure, runs) for runs in chosen]
+        return [*weighted_sums([*self.weights.values()], tables).values()]
+
+    def at_a_common_rate(self, runs: StudyRuns) -> tuple[float, float] | None:
+        """Return the contrast of the choosing seeds with all arms at one learning rate, and that rate.
+
+        None with fewer than two arms, and where a value is missing or infinite.
+        """
+        arms = [runs.arm(where) for where in self.weights]
+        lr = runs.common_lr(arms)
+        if lr is None or len(arms) < 2:
+            return None
+        sums = weighted_sums(
+            [*self.weights.values()], [values_of(self.measure, arm.choice.runs_at(lr)) for arm in arms]
+        )
+        value = math.fsum(sums.values()) / len(sums) if sums and all(map(math.isfinite, sums.values())) else math.nan
+        return None if math.isnan(value) else (math.exp(value) if self.is_ratio else value, lr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +220,7 @@ class Slope:
     minus: str | None = None
     """Conditions of other arms whose slope is subtracted, seed by seed."""
 
-    chooses_rate = True
+    every_rate = False
 
     @property
     def text(self) -> str:
@@ -222,6 +234,8 @@ class Slope:
         """Return the contrast of all levels that is the least-squares slope."""
         weights: dict[str, float] = {}
         for where, sign in ((self.where, 1.0), *([(self.minus, -1.0)] if self.minus is not None else [])):
+            if self.over == LR:
+                runs.arm_of_grid(where)  # so that a best learning rate at the edge of this range makes the claim void
             levels = runs.levels(where, self.over)
             for level, slope in zip(levels, slope_weights(np.log(levels) if self.is_log else levels), strict=True):
                 weights[",".join(filter(None, [where, f"{self.over}={level:.17g}"]))] = sign * slope
@@ -230,31 +244,33 @@ class Slope:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The share of judged runs that have not learned, by the exact binomial interval.
+    """The share of judged runs that have not learned.
 
     A run has learned if it finished with a loss below the band around the unigram entropy. With `minus`, the difference
-    of two shares; p is that of Fisher's exact test, and the interval Newcombe's.
+    of two shares, whose interval at level alpha is that of two intervals at alpha / 2.
     """
 
     where: str
     minus: str | None = None
-    lr: str = "best"
-    """best: runs at the best learning rate. every: seeds; one counts if it has not learned at any learning rate."""
+    lr: str = "chosen"
+    """chosen: runs at the chosen learning rate. every: seeds; one counts if it has not learned at any learning rate."""
     states: tuple[str, ...] = ()
     """Count the runs with one of these outcomes instead."""
 
-    chooses_rate = False
+    @property
+    def every_rate(self) -> bool:
+        return self.lr == "every"
 
     def __post_init__(self) -> None:
-        if self.lr not in ("best", "every"):
-            raise ConfigError(f"Share: lr={self.lr!r}: choose 'best' or 'every'")
+        if self.lr not in ("chosen", "every"):
+            raise ConfigError(f"Share: lr={self.lr!r}: choose 'chosen' or 'every'")
 
     @property
     def text(self) -> str:
         what = f"are {' or '.join(self.states)}" if self.states else "have not learned"
-        who = f"runs that {what}, at the best learning rate"
+        who = f"runs that {what}, at the chosen learning rate"
         if self.lr == "every":
-            who = f"seeds whose runs all {what}" if self.states else "seeds that learn at no learning rate"
+            who = f"seeds whose runs all {what}" if self.states else "seeds that learn at no learning rate of the grid"
         return f"share of {who}: [{self.where}]{minus_text(self.minus)}"
 
     @property
@@ -262,27 +278,17 @@ class Share:
         return ("difference in the " if self.minus else "") + self.text.partition(":")[0]
 
     def estimate(self, runs: StudyRuns) -> Estimate:
-        from statsmodels.stats.proportion import confint_proportions_2indep
-
-        select = runs.arm if self.lr == "best" else runs.arm_of_grid
+        select = runs.arm if self.lr == "chosen" else runs.arm_of_grid
         arms = [select(where) for where in (self.where, self.minus) if where is not None]
-        rates = {arm.where: arm.best_lr if self.lr == "best" else None for arm in arms}
-        judged = [completed(arm) if self.lr == "every" else arm.judged(arm.best_lr) for arm in arms]
+        judged = [[*chain(*complete_seeds(arm).values())] if self.lr == "every" else arm.judged() for arm in arms]
+        rates = {arm.where: arm.learning_rates if self.lr == "every" else arm.chosen_lrs for arm in arms}
         groups = [self._counted(each) for each in judged]
         if not all(groups):
             return Estimate(math.nan, rates=rates)
-        counts = [(sum(group), len(group)) for group in groups]
-        found = binomial(*counts[0])
-        if len(counts) > 1:
-            (bad, n), (other, others) = counts
-            bounds = both_levels(
-                lambda alpha: confint_proportions_2indep(bad, n, other, others, method="newcomb", alpha=alpha)
-            )
-            method = f"Fisher's exact test, {bad} of {n} and {other} of {others}"
-            p = fisher_p(bad, n, other, others)
-            found = Estimate(bad / n - other / others, n=n + others, p=p, method=method, **bounds)
+        shares = [share(sum(group), len(group)) for group in groups]
+        found = shares[0] if len(shares) == 1 else _difference(*shares)
         diverged = sum(run.result == DIVERGED for each in judged for run in each)
-        return replace(found, rates=rates, bad=sum(count for count, _ in counts), diverged=diverged)
+        return replace(found, rates=rates, bad=sum(map(sum, groups)), diverged=diverged)
 
     def _counted(self, runs: Sequence[RunRecord]) -> list[bool]:
         return [
@@ -291,16 +297,27 @@ class Share:
         ]
 
 
-def binomial(count: int, n: int) -> Estimate:
-    """Return the share count / n with its exact binomial intervals."""
-    from statsmodels.stats.proportion import proportion_confint
-
-    bounds = both_levels(lambda alpha: proportion_confint(count, n, alpha, "beta"))
-    return Estimate(count / n, n=n, method=f"exact binomial, {count} of {n}", **bounds)
+def share(count: int, n: int) -> Estimate:
+    return Estimate(count / n, partial(share_sequence, count, n), n, f"{BETS}, {count} of {n}")
 
 
-def completed(arm: Arm) -> list[RunRecord]:
-    return [run for run in arm.runs if run.has_loss]
+def _difference(share: Estimate, other: Estimate) -> Estimate:
+    def interval(alpha: float) -> Bounds:
+        (low, high), (other_low, other_high) = share.interval(alpha / 2), other.interval(alpha / 2)
+        return low - other_high, high - other_low
+
+    method = f"{share.method} minus {other.method.rpartition(', ')[2]}"
+    return Estimate(share.value - other.value, interval, share.n + other.n, method)
+
+
+def complete_seeds(arm: Arm) -> dict[Replicate, list[RunRecord]]:
+    """Return the completed runs of the seeds that have all runs of the arm's grid.
+
+    The others are those of later seeds, which have the chosen learning rates only.
+    """
+    seeds = by_seed([run for run in arm.runs if run.has_loss])
+    most = max(map(len, seeds.values()), default=0)
+    return {seed: runs for seed, runs in seeds.items() if len(runs) == most}
 
 
 def by_seed(runs: Sequence[RunRecord]) -> dict[Replicate, list[RunRecord]]:
@@ -313,11 +330,11 @@ def by_seed(runs: Sequence[RunRecord]) -> dict[Replicate, list[RunRecord]]:
 # Contrasts with a name
 
 
-def difference(arm: str, other: str, measure: Measure = FINAL_LOSS, lr: str = "best") -> Contrast:
+def difference(arm: str, other: str, measure: Measure = FINAL_LOSS) -> Contrast:
     """Return the estimator of a paired difference: `arm` minus `other`."""
-    return Contrast({arm: 1.0, other: -1.0}, measure, lr)
+    return Contrast({arm: 1.0, other: -1.0}, measure)
 
 
-def interaction(a: str, b: str, c: str, d: str, measure: Measure = FINAL_LOSS, lr: str = "best") -> Contrast:
+def interaction(a: str, b: str, c: str, d: str, measure: Measure = FINAL_LOSS) -> Contrast:
     """Return the estimator of a difference of differences: (a - b) - (c - d)."""
-    return Contrast({a: 1.0, b: -1.0, c: -1.0, d: 1.0}, measure, lr)
+    return Contrast({a: 1.0, b: -1.0, c: -1.0, d: 1.0}, measure)

@@ -10,23 +10,30 @@ from normlab.errors import StoreError, printable, warn
 from normlab.report.pages.shell import write_output
 from normlab.store.reading import check_format
 
+DECIDED = ("supported", "refuted")
+LOW_POWER = 0.3
+"""A claim with less power at its stated effect is not counted."""
+
 INTRODUCTION = """\
 # Studies
 
-One line for each claim that `normlab study run` has tested: claim, source and verdict. *supported* and *refuted*: the
-95 % interval is on one side of the criterion (for "between", two one-sided tests: the 90 % interval is inside).
-*undecided*: it has values on both sides. *void*: a control failed, `normlab verify` rejects a block, or the best
-learning rate is at the edge of its grid, so that the runs cannot answer. *under review*: later runs or a closer look
-put the verdict in doubt; the reason is below the table. `normlab study show NAME` prints the criteria, which are fixed
-before the runs; what was changed later is named as an amendment. Whether a model learns is tested by the share of seeds
-that do not.
+One line for each claim that `normlab study run` has tested. *supported* and *refuted*: the 95 % interval is on one side
+of the criterion (for "between", the 90 % interval is inside), corrected for all claims of the study by Holm's method.
+*undecided*: neither, within the seeds of the study. *void*: a control failed, `normlab verify` rejects a block, or the
+best learning rate is at the edge of its grid, so that the runs cannot answer. The intervals are confidence sequences:
+they hold at every number of seeds. Six seeds choose the learning rates; blocks of four judge, up to 24, until each
+claim is decided or 24 are not expected to decide it. *replicated?*: the verdict of the same criterion on fresh seeds.
+*other settings*: width 128 and another corpus. `normlab study show NAME` prints the criteria. They are fixed before the
+replications; a study with an amendment was changed after its first seeds had been seen. *source*: who prompted the
+claim; depths, steps and margins are ours. A placement has its own init rule, so that a claim on two placements is one
+on two pairs. *power below 30 %*: with the noise of the choosing seeds, the study could hardly have supported the claim
+at the effect stated, so that it is not counted, whatever its verdict.
 
-**What small models cannot tell.** These models have 2 to 48 blocks of width 32 (the step times: up to 1024) and train
-on less than half a million bytes. They decide signs, whether a model learns at all, laws at initialisation, and
-differences of a tenth of a nat/token, or of some hundredths where both arms of a seed share most of the noise (study
-`noise` measures it). They do not decide differences of 1 % in loss, what happens after a thousand times as many tokens,
-or what appears in wide models only: outlier channels, attention sinks, loss spikes of long runs. A verdict here is a
-verdict on this size.
+**What small models cannot tell.** These models have 2 to 48 blocks of width 32 to 128 (the step times: up to 1024) and
+train on less than half a million bytes. They decide signs, whether a model learns at all within some hundred steps,
+laws at initialisation, and differences of a tenth of a nat/token where the noise over seeds is no larger. They do not
+decide differences of 1 % in loss, what happens after a thousand times as many tokens, or what appears in wide models
+only: outlier channels, attention sinks, loss spikes of long runs.
 """
 
 
@@ -36,19 +43,20 @@ def write_index(folder: Path) -> None:
     Raises:
         StoreError: The file cannot be written.
     """
-    parts = [INTRODUCTION]
+    parts, reports = [], []
     for path in sorted(folder.glob("*/report.json")):
         try:
             report = json.loads(path.read_text())
             check_format(path, report["version"])
             parts.append("\n".join(map(printable, _section(report | {"folder": path.parent.name}))))
+            reports.append(report)
         except StoreError as error:
             warn(str(error))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             warn(
                 f"{path}: is damaged ({error!r}), so {folder / 'README.md'} leaves it out; restore a copy, or delete it"
             )
-    text = as_text("\n".join(parts) + "\n")
+    text = as_text("\n".join([INTRODUCTION, *([f"{_rate(reports)}\n"] if reports else []), *parts]) + "\n")
     write_output(folder / "README.md", f"<!-- Written by normlab. -->\n\n{text}".encode())
 
 
@@ -64,22 +72,70 @@ def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _section(report: dict[str, Any]) -> Iterator[str]:
-    folder = report["folder"]
+    folder, attempts = report["folder"], report["attempts"]
     yield from (f"## {report['question']}", "")
     yield (
-        f"`normlab study run {report['study']}`: {report['runs']} runs, "
-        f"{report['tokens']:,.0f} tokens. [Report]({folder}/README.md), [picture]({folder}/verdicts.svg)."
+        f"{sum(each['runs'] for each in attempts)} runs, {sum(each['tokens'] for each in attempts):,.0f} tokens. "
+        f"[Report]({folder}/README.md), [picture]({folder}/verdicts.svg). "
+        f"`normlab study run {report['study']}`, `normlab study replicate {report['study']} --seeds fresh`."
     )
     yield ""
-    rows = [("claim", "source", "verdict", "estimate, interval", "criterion", "n")]
-    for row in report["claims"]:
-        verdict = f"under review (these runs: {row['verdict']})" if row["under_review"] else f"**{row['verdict']}**"
-        rows.append((row["text"], row["source"], verdict, row["interval"], row["criterion"], str(row["n"])))
+    first = attempts[0]
+    rows = [("claim", "source", "verdict", "estimate, interval", "criterion", "n", "replicated?", "other settings")]
+    for index, row in enumerate(first["claims"]):
+        others = [(each, each["claims"][index]) for each in attempts[1:]]
+        fresh = [_again(row, other) for each, other in others if each["setting"] == first["setting"]]
+        settings = [f"{each['setting']}: {other['verdict']}" for each, other in others if each["first_seed"] == 0]
+        holds = bool(settings) and all(other["verdict"] == row["verdict"] for _, other in others)
+        verdict = f"**{row['verdict']}**" + (", in all" if holds and row["verdict"] in DECIDED else "")
+        verdict += "" if _is_counted(row) else "; power below 30 %"
+        rows.append(
+            (
+                row["text"], row["source"], verdict, row["interval"], row["criterion"], str(row["n"]),
+                "; ".join(fresh), "; ".join(settings),
+            )
+        )  # fmt: skip
     yield from table_lines(rows)
-    for row in report["claims"]:
-        if row["under_review"]:
-            yield from ("", f"Under review: {row['text']} Reason: {row['under_review']}.")
-    controls = [f"{row['text'].removesuffix('.')} ({row['verdict']})" for row in report["controls"]]
-    yield from ("", f"Controls: {'; '.join(controls) or 'none'}.", "")
+    for row in first["claims"]:
+        if row["reason"]:
+            yield from ("", f"{row['verdict'].capitalize()}: {row['text']} {row['reason']}.")
+    controls = [f"{row['text'].removesuffix('.')} ({row['verdict']})" for row in first["controls"]]
+    yield from ("", f"Controls: {'; '.join(controls) or 'none'}.", "", f"What would change it: {report['limits']}", "")
     if amendments := report.get("amendments"):
         yield from (f"Amended: {' '.join(amendments.values())}", "")
+
+
+def _is_counted(row: dict[str, Any]) -> bool:
+    return row["power"] is None or row["power"]["value"] >= LOW_POWER
+
+
+def _again(row: dict[str, Any], other: dict[str, Any]) -> str:
+    """Return how a replication on fresh seeds judged a claim."""
+    same = "yes" if other["verdict"] == row["verdict"] else f"no, {other['verdict']}"
+    return f"{same}: {other['interval']}"
+
+
+def _rate(reports: Sequence[dict[str, Any]]) -> str:
+    """Return how many decided claims a replication on fresh seeds decided in the same way, in one sentence."""
+    again = [
+        row["verdict"] == other["verdict"]
+        for report in reports
+        for each in report["attempts"][1:]
+        if each["setting"] == report["attempts"][0]["setting"]
+        for row, other in zip(report["attempts"][0]["claims"], each["claims"], strict=True)
+        if row["verdict"] in DECIDED and _is_counted(row)
+    ]
+    every = [row for report in reports for row in report["attempts"][0]["claims"]]
+    claims = [row for row in every if _is_counted(row)]
+    decided = sum(row["verdict"] in DECIDED for row in claims)
+    undecided = sum(row["verdict"] == "undecided" for row in claims)
+    replicated = f"{sum(again)} of {len(again)} decided claims were decided in the same way on fresh seeds"
+    wrong = 0.05 * len(reports)
+    low = len(every) - len(claims)
+    return (
+        f"{len(claims)} claims, {decided} decided and {undecided} undecided; {low} more have a power below 30 %. "
+        f"{replicated if again else 'None is replicated'}. The verdicts of a study are corrected for all of them, "
+        "so that one of them is wrong with a probability of at most 5 %: "
+        f"in {len(reports)} studies at most {wrong:.2g} with a wrong verdict are expected. By simulation the choice of "
+        "learning rates keeps this: of two equal arms one has the lower loss in at most 3 % of studies."
+    )

@@ -1,25 +1,30 @@
 """The verdicts of a study, from the records of its runs."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from normlab.analysis.arms import StudyRuns
+from normlab.analysis.arms import Arm, StudyRuns
 from normlab.analysis.cells import group_cells, resolved_differences
 from normlab.analysis.comparability import comparability_warnings, reason_not_comparable
 from normlab.analysis.factors import distinguishing_options
+from normlab.analysis.intervals import holm
+from normlab.analysis.phrases import counted
+from normlab.analysis.sequences import half_width, level_of
 from normlab.analysis.settings import format_setting
 from normlab.errors import ConfigError
 from normlab.store.record import RunRecord
-from normlab.studies.base import SUPPORTED, UNDECIDED, VOID, Claim, Study, Within
-from normlab.studies.estimators import BOUNDS, Contrast, Estimate
+from normlab.studies.base import LEVEL, LOOKS, SUPPORTED, UNDECIDED, VOID, Claim, Criterion, Study
+from normlab.studies.estimators import Contrast, Estimate
 from normlab.studies.run import block_of_run
 
-DRAWS = 20_000
-"""Simulated studies for the power of two one-sided tests."""
+DRAWS = 2000
+"""Simulated studies for a power."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,35 +34,59 @@ class Judgement:
     reason: str
     """Why the verdict is void or undecided; empty otherwise."""
     estimate: Estimate
-    power: float | None
-    """The probability that the claim is supported if its stated effect is true; None if it states none."""
-    common: Estimate | None = None
-    """The same contrast with all arms at a common learning rate, for a contrast at the best ones."""
-
-    @property
-    def verdict_text(self) -> str:
-        return f"{self.verdict}, under review" if self.claim.under_review else self.verdict
+    p: float = 1.0
+    """The smallest significance level at which the claim is decided, corrected by Holm's method over the study."""
+    is_open: bool = False
+    """Whether more seeds may decide the claim."""
+    power: Power | None = None
+    at_best: str = ""
+    """The same contrast with each arm at its best learning rate alone, with its interval; empty if that is the same."""
+    common: tuple[float, float] | None = None
+    """The same contrast of the choosing seeds with all arms at a common learning rate, and that rate."""
 
     @property
     def notes(self) -> str:
-        """Why the verdict is void, undecided or under review, in parentheses after a space; empty otherwise."""
-        notes = "; ".join(filter(None, [self.reason, self.claim.under_review]))
-        return f" ({notes})" if notes else ""
+        """Why the verdict is void or undecided, in parentheses after a space; empty otherwise."""
+        return f" ({self.reason})" if self.reason else ""
 
     @property
     def sentence(self) -> str:
         """The verdict in one sentence, with the estimate, its interval and the number of seeds."""
         value = "No estimate" if math.isnan(self.estimate.value) else f"Estimate {self.interval} (n={self.estimate.n})"
-        return f"{self.verdict_text}{self.notes}: {self.claim.text} {value}; criterion: {self.claim.criterion.text}."
+        return f"{self.verdict}{self.notes}: {self.claim.text} {value}; criterion: {self.claim.criterion.text}."
 
     @property
     def interval(self) -> str:
-        """The estimate and its interval as text: of 90 % for two one-sided tests, else of 95 %."""
-        low, high = (getattr(self.estimate, name) for name in self.claim.criterion.supporting)
-        if math.isnan(self.estimate.value):
-            return ""
-        level = ", 90%" if isinstance(self.claim.criterion, Within) else ""
-        return f"{self.estimate.value:.3g}" + ("" if low is None else f" [{low:.3g}, {high:.3g}{level}]")
+        return interval_text(self.estimate, self.claim.criterion)
+
+
+def interval_text(estimate: Estimate, criterion: Criterion) -> str:
+    """Return an estimate and its interval as text: of 90 % for two one-sided tests, else of 95 %."""
+    if math.isnan(estimate.value):
+        return ""
+    low, high = estimate.interval(LEVEL * criterion.sides)
+    level = ", 90%" if criterion.sides > 1 else ""
+    return f"{estimate.value:.3g}" + ("" if low == -high == -math.inf else f" [{low:.3g}, {high:.3g}{level}]")
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSummary:
+    """What an arm of a claim has reached, at the learning rate that is best for the choosing seeds."""
+
+    where: str
+    rates: Sequence[float]
+    """The learning rates of its grid."""
+    chosen: Sequence[float]
+    best: float | None
+    losses: Mapping[str, float]
+    """The final losses of the runs that have learned, nats/token: of judging seeds, or else of choosing ones."""
+    runs: int
+
+
+def summary_of(arm: Arm) -> ArmSummary:
+    runs = [run for run in arm.judged() or arm.choice.runs if run.lr == arm.best_lr and run.has_loss]
+    losses = {str(run.replicate[0]): run.loss for run in runs if run.has_learned}
+    return ArmSummary(arm.where, arm.learning_rates, arm.chosen_lrs, arm.best_lr, losses, len(runs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +96,13 @@ class Verdicts:
     controls: Sequence[Judgement]
     notes: Sequence[str]
     """Notes on the whole study: an amended criterion, unfinished runs."""
+    arms: Sequence[ArmSummary] = ()
+    """The arms with several learning rates."""
+
+    @property
+    def open_claims(self) -> list[Claim]:
+        """The claims and controls that more seeds may decide."""
+        return [each.claim for each in (*self.claims, *self.controls) if each.is_open]
 
 
 def judge(
@@ -82,114 +118,189 @@ def judge(
     A control that is not supported makes every verdict void, and so do runs that are not comparable, `missing` runs,
     which have not started or cannot be read, and `unverified` blocks: the failed check of `normlab verify` by block.
     """
+    arms: dict[str, Arm] = {}
     reason = f"runs that have not started or cannot be read: {missing}" if missing else reason_not_comparable(results)
-    controls = [_judge(claim, results, unverified, reason) for claim in study.controls]
-    failed = [each for each in controls if each.verdict != SUPPORTED]
-    control = f"the control {failed[0].claim.name} is {failed[0].verdict}" if failed else ""
-    claims = [_judge(claim, results, unverified, reason, control) for claim in study.claims]
+    controls = [each for claim in study.controls for each in _judge_all([claim], results, unverified, reason, arms)]
+    claims = _judge_all(study.claims, results, unverified, reason, arms)
+    if failed := [each for each in controls if each.verdict != SUPPORTED]:
+        control = f"the control {failed[0].claim.name} is {failed[0].verdict}"
+        claims = [each if each.verdict == VOID else replace(each, verdict=VOID, reason=control) for each in claims]
     unfinished = sum(not run.has_loss for run in results)
     more = [
         *comparability_warnings(results),
         *resolved_differences(group_cells(results, distinguishing_options(results))),
         *([f"runs without an outcome: {unfinished} of {len(results)}"] if unfinished else []),
     ]
-    return Verdicts(study, claims, controls, [*notes, *more])
+    grids = [arm for arm in arms.values() if len(arm.learning_rates) > 1 and arm.is_one_configuration]
+    return Verdicts(study, claims, controls, [*notes, *more], [summary_of(arm) for arm in grids])
 
 
-def _judge(
-    claim: Claim, results: Sequence[RunRecord], unverified: Mapping[str, str], reason: str, control: str = ""
-) -> Judgement:
-    runs, common = StudyRuns(results), None
+def _judge_all(
+    claims: Sequence[Claim],
+    results: Sequence[RunRecord],
+    unverified: Mapping[str, str],
+    reason: str,
+    arms: dict[str, Arm],
+) -> list[Judgement]:
+    """Return the judgements of claims, with p-values corrected for all of them, and add the arms that they use.
+
+    A claim is open if it is undecided and more seeds may decide it. A decided one stays decided: by Holm's method its
+    p-value is below those of the open claims.
+    """
+    found = []
+    for claim in claims:
+        runs = StudyRuns(results)
+        found.append(_judge(claim, runs, unverified, reason, len(claims)))
+        arms |= runs.used
+    corrected = holm([None if each.verdict == VOID else each.p for each in found])
+    for index, p in enumerate(corrected):
+        if p is None:
+            continue
+        each = replace(found[index], p=p)
+        if p > LEVEL:
+            tests = counted(len(corrected) - corrected.count(None), "claim")
+            is_open = not _is_futile(each.claim, each.estimate)
+            stop = "" if is_open else f"; {LOOKS[-1]} seeds are not expected to decide it"
+            each = replace(each, verdict=UNDECIDED, reason=f"p={p:.2g} for {tests}{stop}", is_open=is_open)
+        found[index] = each
+    return found
+
+
+def _judge(claim: Claim, runs: StudyRuns, unverified: Mapping[str, str], reason: str, tests: int) -> Judgement:
+    """Return the judgement of a claim as if it were the only one; `tests` are those that its power is corrected for."""
+    estimator = claim.estimator
     try:
-        estimate = claim.estimator.estimate(runs)
+        estimate = estimator.estimate(runs)
     except ConfigError as error:
-        return Judgement(claim, VOID, reason or f"no estimate: {error}", Estimate(math.nan), None)
-    power = power_of(claim, estimate)
-    verdict = claim.criterion.judge(estimate)
-    reason = reason or _reason_void(claim, runs, estimate, unverified) or control
-    if reason:
-        verdict = VOID
-    elif claim.needs_large:
-        verdict, reason = UNDECIDED, "small models cannot decide it"
-    elif verdict == UNDECIDED:
-        reason = "at this size" if power is None else f"power {power:.0%} for a true value of {claim.effect:g}"
-    contrast = claim.estimator
-    if isinstance(contrast, Contrast) and contrast.chooses_rate and len(contrast.weights) > 1:
-        common = replace(contrast, lr="common").estimate(runs)
-    return Judgement(claim, verdict, reason, estimate, power, common)
+        return Judgement(claim, VOID, reason or f"no estimate: {error}", Estimate(math.nan))
+    found = Judgement(claim, UNDECIDED, "", estimate, power=power_of(claim, runs, tests))
+    if isinstance(estimator, Contrast):
+        is_mean = any(len(rates) > 1 for rates in estimate.rates.values())
+        at_best = interval_text(estimator.estimate(runs, best_only=True), claim.criterion) if is_mean else ""
+        found = replace(found, at_best=at_best, common=estimator.at_a_common_rate(runs))
+    if void := reason or _reason_void(runs, estimate, unverified):
+        return replace(found, verdict=VOID, reason=void)
+    criterion = claim.criterion
+    return replace(found, verdict=criterion.verdict(estimate.interval), p=criterion.p_value(estimate))
 
 
-def _reason_void(claim: Claim, runs: StudyRuns, estimate: Estimate, unverified: Mapping[str, str]) -> str:
+def _is_futile(claim: Claim, estimate: Estimate) -> bool:
+    """Return whether the largest number of seeds would not decide a claim, if they are like those judged so far.
+
+    The intervals of the mean at that number, narrower by one standard error of the estimate now, are intervals now at
+    other levels. The answer is no for shares, and with fewer than eight seeds; it is yes where fewer than four seeds of
+    eight are left.
+    """
+    n, last = estimate.n, LOOKS[-1]
+    if n < LOOKS[1]:
+        return n < LOOKS[0] and n + estimate.left_out >= LOOKS[1]
+    if estimate.deviation is None or n >= last:
+        return n >= last
+
+    def at_last(alpha: float) -> tuple[float, float]:
+        return estimate.interval(level_of(n, half_width(last, alpha) - 1 / math.sqrt(n)))
+
+    return claim.criterion.verdict(at_last) == UNDECIDED
+
+
+def _reason_void(runs: StudyRuns, estimate: Estimate, unverified: Mapping[str, str]) -> str:
     for arm in runs.used.values():
         if unfinished := sum(not run.has_loss for run in arm.runs):
             return f"unfinished runs of [{arm.where}]: {unfinished}"
-        if claim.estimator.chooses_rate and arm.has_best_at_edge:
+        if arm.has_best_at_edge:
             side = "lowest" if arm.best_lr == arm.learning_rates[0] else "highest"
             return f"the best learning rate of [{arm.where}], {format_setting(arm.best_lr)}, is the {side} of its grid"
         for block in map(block_of_run, arm.runs):
             if block in unverified:
                 return f"`normlab verify` fails for the block {block}: {unverified[block]}"
     if estimate.undefined:
-        return f"seeds without the quantity, because a run lacks it or diverged on both sides: {estimate.undefined}"
+        return f"seeds without the quantity, because a run lacks it: {estimate.undefined}"
     return ""
 
 
 # Power
 
 
-def power_of(claim: Claim, estimate: Estimate) -> float | None:
-    """Return the probability of the verdict supported if the claim's stated effect is true.
+@dataclass(frozen=True, slots=True)
+class Power:
+    """The probability that a claim is supported within the seeds of a study, if its stated effect is true."""
 
-    The quantity of a seed is normal, with the standard deviation that was observed. An interval bound against a
-    criterion is a one-sided t test at 2.5 %; `Within` is two one-sided t tests at 5 %, whose power is simulated.
-    Where the interval is a union over learning rates, the number is approximate: in simulations with four to six judged
-    seeds it is up to 20 points too high.
+    value: float
+    low: float
+    high: float
+    """With the standard deviation at the ends of its interval of 80 %."""
+    seeds: int
+    """The number of seeds from which the standard deviation is known: choosing seeds, which judge nothing."""
+
+    @property
+    def text(self) -> str:
+        few = f" (sd from {self.seeds} seeds)" if self.seeds < 8 else ""
+        return f"{self.value:.0%}, {self.low:.0%} to {self.high:.0%}{few}"
+
+
+def power_of(claim: Claim, runs: StudyRuns, tests: int = 1) -> Power | None:
+    """Return the power of a claim about a contrast; None for others, and for a claim without a stated effect.
+
+    The quantity of a seed is normal, with the standard deviation of the choosing seeds at the chosen learning rates.
+    The significance level is that of the smallest p-value of `tests` claims, LEVEL / tests.
     """
-    sd, n, (least, most) = estimate.deviation, estimate.n, claim.criterion.limits
-    if claim.effect is None or sd is None or n < 2:
+    from scipy.stats import chi2
+
+    estimator = claim.estimator
+    if not isinstance(estimator, Contrast):
         return None
-    if isinstance(claim.criterion, Within):
-        return _power_within(claim.criterion, claim.effect, sd, n)
-    from statsmodels.stats.power import TTestPower
+    pilot = estimator.pilot(runs)
+    if claim.effect is None or len(pilot) < 2 or not all(map(math.isfinite, pilot)):
+        return None
+    n, sd = len(pilot), float(np.std(pilot, ddof=1))
+    sds = [sd, *(sd * math.sqrt((n - 1) / float(chi2.ppf(q, n - 1))) for q in (0.1, 0.9))]
+    least, most = claim.criterion.limits
+    effect = claim.effect
+    if estimator.is_ratio:
+        effect, least, most = (math.log(each) if each > 0 else -math.inf for each in (effect, least, most))
+    value, low, high = (
+        simulated_power(effect, each, (least, most), LEVEL / tests * claim.criterion.sides) for each in sds
+    )
+    return Power(value, low, high, n)
 
-    distance = claim.effect - least if math.isinf(most) else most - claim.effect
-    return float(TTestPower().power(distance / sd, n, 0.025, alternative="larger")) if sd else float(distance > 0)
 
-
-def _power_within(criterion: Within, effect: float, sd: float, n: int) -> float:
-    from scipy.special import stdtrit
-
-    rng = np.random.default_rng(0)
-    mean = rng.normal(effect, sd / math.sqrt(n), DRAWS)
-    error = np.sqrt(rng.chisquare(n - 1, DRAWS) / (n - 1)) * sd / math.sqrt(n)
-    half = float(stdtrit(n - 1, 0.95)) * error
-    return float(np.mean((mean - half >= criterion.low) & (mean + half <= criterion.high)))
+def simulated_power(effect: float, sd: float, limits: tuple[float, float], alpha: float) -> float:
+    """Return the share of simulated studies whose interval is within limits at one of the looks."""
+    values = np.random.default_rng(0).normal(effect, sd, (DRAWS, LOOKS[-1]))
+    supported = np.zeros(DRAWS, bool)
+    for n in LOOKS:
+        mean, half = values[:, :n].mean(1), values[:, :n].std(1, ddof=1) * half_width(n, alpha)
+        supported |= (mean - half >= limits[0]) & (mean + half <= limits[1])
+    return float(supported.mean())
 
 
 # As data
 
-FIELDS = (*BOUNDS, "n", "p", "method", "deviation", "seeds", "diverged", "bad", "rates")
-"""The fields of an estimate that a report keeps, besides the value."""
+FIELDS = ("n", "method", "deviation", "seeds", "diverged", "bad", "left_out", "rates")
+"""The fields of an estimate that a report keeps, besides the value and the intervals."""
+LEVELS = (0.05, 0.10)
+"""Significance levels of the intervals in a report."""
 
 
 def as_row(judgement: Judgement) -> dict[str, Any]:
-    e, claim, common = judgement.estimate, judgement.claim, judgement.common
+    e, claim = judgement.estimate, judgement.claim
     return {
         "claim": claim.name, "text": claim.text, "source": claim.source, "verdict": judgement.verdict,
-        "reason": judgement.reason, "under_review": claim.under_review, "interval": judgement.interval,
+        "reason": judgement.reason, "interval": judgement.interval,
         "estimator": claim.estimator.text, "criterion": claim.criterion.text, "estimate": e.value,
-        **{name: getattr(e, name) for name in FIELDS}, "effect": claim.effect, "power": judgement.power,
-        "at_common_rate": common and {
-            "lr": next(iter(common.rates.values()), None), "estimate": common.value, "low": common.low,
-            "high": common.high, "n": common.n,
-        },
+        "intervals": [list(e.interval(alpha)) for alpha in LEVELS],
+        **{name: getattr(e, name) for name in FIELDS}, "effect": claim.effect, "p": judgement.p,
+        "power": judgement.power and asdict(judgement.power), "at_best": judgement.at_best,
+        "at_common_rate": judgement.common and list(judgement.common),
     }  # fmt: skip
 
 
 def from_row(claim: Claim, row: Mapping[str, Any]) -> Judgement:
     """Return the verdict of a claim from its row in a report: the inverse of `as_row`."""
-    estimate = Estimate(row["estimate"], **{name: row[name] for name in FIELDS})
-    if common := row["at_common_rate"]:
-        bounds = {name: common[name] for name in ("low", "high", "n")}
-        common = Estimate(common["estimate"], **bounds, rates={"all arms": common["lr"]})
-    return Judgement(claim, row["verdict"], row["reason"], estimate, row["power"], common)
+    intervals = {alpha: (low, high) for alpha, (low, high) in zip(LEVELS, row["intervals"], strict=True)}
+    estimate = Estimate(row["estimate"], intervals.__getitem__, **{name: row[name] for name in FIELDS})
+    power = Power(**row["power"]) if row["power"] else None
+    common = tuple(row["at_common_rate"]) if row["at_common_rate"] else None
+    return Judgement(
+        claim, row["verdict"], row["reason"], estimate, row["p"], power=power, at_best=row["at_best"], common=common
+    )

@@ -8,142 +8,227 @@ import math
 import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from normlab.analysis.phrases import counted
-from normlab.analysis.settings import format_setting, settings_of
+from normlab.analysis.settings import format_setting, setting, settings_of
 from normlab.analysis.table import summarize_by
-from normlab.errors import StoreError, printable
+from normlab.errors import StoreError, printable, warn
 from normlab.report.figure_data import make_figure
-from normlab.report.figure_draw import SETTINGS, render_figure, write_figure
+from normlab.report.figure_draw import SETTINGS as STYLE
+from normlab.report.figure_draw import render_figure, write_figure
 from normlab.report.pages.shell import write_output
 from normlab.store.files import check_links
 from normlab.store.format import RECORD_VERSION, decode, to_json
 from normlab.store.reading import check_format
-from normlab.studies.base import VOID, Study
-from normlab.studies.estimators import Estimate
+from normlab.store.record import RunRecord
+from normlab.studies.base import SETTINGS, Picture, Study
 from normlab.studies.index import as_text, table_lines, write_index
-from normlab.studies.judge import Judgement, Verdicts, as_row, from_row
-from normlab.studies.run import Evidence
+from normlab.studies.judge import LEVELS, ArmSummary, Judgement, Verdicts, as_row, from_row, judge
+from normlab.studies.run import Attempt, Evidence
 
 FORMATS = ("svg", "pdf")
+SETTING_ORDER = list(SETTINGS)
 DATA = "report.json"
-FACTS = ("runs", "tokens", "devices", "corpora", "plugins", "captions")
-"""What a report has of its runs besides the verdicts."""
 COLOURS = {"supported": "#1f7a3d", "refuted": "#b3261e", "undecided": "#8a6d00", "void": "#5a6472"}
 COLUMNS = (
-    "claim", "source", "verdict", "criterion", "estimate [95% interval, or 90%]", "n", "diverged", "bad", "power",
-    "learning rates", "at a common rate",
+    "claim", "source", "verdict", "criterion", "estimate [95% interval, or 90%]", "n", "left out", "bad", "p (Holm)",
+    "power", "learning rates", "at the best rates alone", "choosing seeds at a common rate",
 )  # fmt: skip
+
+LIMITS = "More seeds, and larger models."
+LEGEND = (
+    "n: seeds in the estimate, or seeds of a share. left out: seeds without the quantity, because a run diverged or, "
+    "for a loss, has not learned. bad: judged runs that have not learned; of a share, those that count. "
+    "p: the smallest level at which the claim is decided, corrected for all claims of the study. power: the "
+    "probability of the verdict supported, if the effect is as stated, with the standard deviation of the choosing "
+    "seeds and at the ends of its interval of 80 %. learning rates: those of each arm whose loss is above that at the "
+    "best one by at most one standard error of the choosing seeds; a seed's value is its mean over them. The table of "
+    "arms has the judging seeds, or the choosing ones where no others were needed."
+)
+OUTCOMES = (
+    "A run has learned if it finished with a loss below the band around the unigram entropy, the loss of a model that "
+    "knows only how often each token occurs; stuck is one inside the band (5 %, `normlab list data`), regressed one "
+    "that ended higher than it had been, diverged one whose loss is infinite or 1 nat/token above that of the start."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """The verdicts of an attempt, and what a report keeps of its runs."""
+
+    setting: str
+    first_seed: int
+    verdicts: Verdicts
+    runs: int
+    tokens: float
+    devices: Sequence[str]
+    corpora: Sequence[str]
+    plugins: Sequence[str]
+    shared: Mapping[str, Any]
+    """The options of model and training that all runs share."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.setting}, seeds from {self.first_seed} on"
+
+
+FACTS = ("setting", "first_seed", "runs", "tokens", "devices", "corpora", "plugins", "shared")
+SHARED = (
+    "model.width", "model.heads", "model.context", "train.batch_size", "optim", "optim.schedule", "optim.warmup_steps",
+    "optim.weight_decay", "optim.clip", "norm",
+)  # fmt: skip
+"""The options of which a report names those that all runs share."""
 
 
 def folder_of(results_dir: str, study: Study) -> Path:
     return Path(results_dir) / "studies" / study.name
 
 
-def write_report(verdicts: Verdicts, evidence: Evidence, folder: Path) -> Path:
-    """Write the report of a study and the table of all reports; return the report's page.
+def write_report(study: Study, attempts: Sequence[tuple[Attempt, Evidence]], folder: Path) -> tuple[list[Tested], Path]:
+    """Write the report of a study and the table of all reports; return its verdicts and the report's page.
+
+    Attempts without records here, such as those of somebody else whose verdicts are repeated, stay as they are in
+    report.json. The figures are those of the first attempt.
 
     Raises:
-        StoreError: A file cannot be written, or a link leads out of the folder.
+        StoreError: There is no attempt, a file cannot be read or written, or a link leads out of the folder.
     """
     check_links(folder)
-    runs, captions = evidence.results, []
-    for index, picture in enumerate(verdicts.study.pictures, 1):
-        table = summarize_by(evidence.selection, picture.by, where=[picture.where] if picture.where else [])
-        figure = make_figure(picture.kind, table, **picture.options)  # pyright: ignore[reportArgumentType]
-        for format in FORMATS:
-            write_figure(figure, folder / f"figure-{index}.{format}")
-        captions.append(figure.caption)
-    facts = {
-        "runs": len(runs),
-        "tokens": math.fsum(run.status.tokens for run in runs),
-        "devices": sorted({str(settings_of(run)["device"]) for run in runs}),
-        "corpora": sorted({str(settings_of(run)["corpus"]) for run in runs}),
-        "plugins": list(dict.fromkeys(name for run in runs for name in run.config.plugins)),
-        "captions": captions,
-    }
-    return _write(verdicts, facts, folder)
+    stored, captions = read_report(study, folder)
+    tested = {(each.first_seed, SETTING_ORDER.index(each.setting)): each for each in stored}
+    for attempt, evidence in attempts:
+        verdicts = judge(
+            study, evidence.results,
+            unverified=evidence.unverified, missing=evidence.missing, notes=evidence.notes,
+        )  # fmt: skip
+        key = attempt.first_seed, SETTING_ORDER.index(attempt.setting)
+        tested[key] = _tested(attempt, verdicts, evidence.results)
+        if key == min(tested):
+            captions = [_draw(picture, index, evidence, folder) for index, picture in enumerate(study.pictures, 1)]
+    if not tested:
+        raise StoreError(f"study {study.name}: has no runs; train them with `normlab study run {study.name}`")
+    in_order = [tested[key] for key in sorted(tested)]
+    return in_order, _write(study, in_order, captions, folder)
 
 
-def rewrite_report(study: Study, folder: Path) -> tuple[Verdicts, Path]:
-    """Write the page of a report again, from its report.json and figures; return the verdicts and the page.
+def _draw(picture: Picture, index: int, evidence: Evidence, folder: Path) -> str:
+    """Write a picture in each of `FORMATS`; return its caption."""
+    table = summarize_by(evidence.selection, picture.by, where=[picture.where] if picture.where else [])
+    figure = make_figure(picture.kind, table, **picture.options)  # pyright: ignore[reportArgumentType]
+    for format in FORMATS:
+        write_figure(figure, folder / f"figure-{index}.{format}")
+    return figure.caption
+
+
+def _tested(attempt: Attempt, verdicts: Verdicts, runs: Sequence[RunRecord]) -> Tested:
+    return Tested(
+        attempt.setting, attempt.first_seed, verdicts, len(runs), math.fsum(run.status.tokens for run in runs),
+        sorted({str(settings_of(run)["device"]) for run in runs}),
+        sorted({str(settings_of(run)["corpus"]) for run in runs}),
+        list(dict.fromkeys(name for run in runs for name in run.config.plugins)),
+        {name: values.pop() for name in SHARED if len(values := {setting(run, name) for run in runs}) == 1},
+    )  # fmt: skip
+
+
+def read_report(study: Study, folder: Path) -> tuple[list[Tested], list[str]]:
+    """Return the attempts and the captions of a report that has been written; none if its criterion is another one.
 
     Raises:
-        StoreError: A file cannot be read or written, or the criterion has changed since the runs were judged.
+        StoreError: The file cannot be read, or is damaged.
     """
     path, now = folder / DATA, study.criterion_hash()
-    train = f"train its runs with `normlab study run {study.name}`"
+    if not path.exists():
+        return [], []
     try:
         report = decode(json.loads(path.read_bytes()))
         check_format(path, report["version"])
         if (criterion := report["criterion"]) != now:
-            raise StoreError(f"{path}: was judged by criterion {criterion} of study {study.name}, now {now}; {train}")
-        claims, controls = (
-            [from_row(claim, row) for claim, row in zip(claims, report[kind], strict=True)]
-            for kind, claims in (("claims", study.claims), ("controls", study.controls))
-        )
-        verdicts = Verdicts(study, claims, controls, report["notes"])
-        facts = {name: report[name] for name in FACTS}
+            warn(f"{path}: was judged by criterion {criterion}, now {now}; its attempts without runs here are left out")
+            return [], []
+        tested = []
+        for row in report["attempts"]:
+            arms = [ArmSummary(**arm) for arm in row["arms"]]
+            claims, controls = (
+                [from_row(claim, each) for claim, each in zip(claims, row[kind], strict=True)]
+                for kind, claims in (("claims", study.claims), ("controls", study.controls))
+            )
+            verdicts = Verdicts(study, claims, controls, row["notes"], arms)
+            tested.append(Tested(verdicts=verdicts, **{name: row[name] for name in FACTS}))
+        return tested, report["captions"]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise StoreError(f"{path}: cannot be read ({error!r}); {train}") from error
-    return verdicts, _write(verdicts, facts, folder)
+        raise StoreError(
+            f"{path}: cannot be read ({error!r}); restore a copy, or delete it and run `normlab study run {study.name}`"
+        ) from error
 
 
-def _write(verdicts: Verdicts, facts: Mapping[str, Any], folder: Path) -> Path:
-    study = verdicts.study
+def _write(study: Study, tested: Sequence[Tested], captions: Sequence[str], folder: Path) -> Path:
     data = {
         "version": RECORD_VERSION,
         "study": study.name,
         "question": study.question,
+        "limits": study.limits or LIMITS,
         "criterion": study.criterion_hash(),
         "grids": {grid.name: grid.overrides for grid in study.grids},
-        **facts,
-        "claims": [as_row(each) for each in verdicts.claims],
-        "controls": [as_row(each) for each in verdicts.controls],
-        "notes": list(verdicts.notes),
+        "attempts": [
+            {
+                **{name: getattr(each, name) for name in FACTS},
+                "claims": [as_row(claim) for claim in each.verdicts.claims],
+                "controls": [as_row(claim) for claim in each.verdicts.controls],
+                "notes": list(each.verdicts.notes),
+                "arms": [asdict(arm) for arm in each.verdicts.arms],
+            }
+            for each in tested
+        ],
+        "captions": list(captions),
         **({"amendments": dict(study.amendments)} if study.amendments else {}),
     }
-    forest = draw_verdicts([*verdicts.claims, *verdicts.controls])
+    first = tested[0].verdicts
+    forest = draw_verdicts([*first.claims, *first.controls])
     for format in FORMATS:
         write_output(folder / f"verdicts.{format}", forest[format])
     page = folder / "README.md"
-    write_output(page, as_text("\n\n".join(_blocks(verdicts, facts)) + "\n").encode())
+    write_output(page, as_text("\n\n".join(_blocks(study, tested, captions)) + "\n").encode())
     write_output(folder / DATA, to_json(data, indent=2))
     write_index(folder.parent)
     return page
 
 
-def _blocks(verdicts: Verdicts, facts: Mapping[str, Any]) -> Iterator[str]:
-    study = verdicts.study
+def _blocks(study: Study, tested: Sequence[Tested], captions: Sequence[str]) -> Iterator[str]:
     yield f"# {printable(study.question)}"
-    yield printable(
-        f"Study {study.name}: {counted(facts['runs'], 'run')}, {facts['tokens']:,.0f} tokens, on "
-        f"{', '.join(facts['devices'])}; corpus {', '.join(facts['corpora'])}."
+    yield _list(
+        f"{each.label}: {counted(each.runs, 'run')}, {each.tokens:,.0f} tokens, on {', '.join(each.devices)}; corpus "
+        f"{', '.join(each.corpora)}."
+        for each in tested
     )
-    yield _list(each.sentence for each in verdicts.claims)
-    if verdicts.notes:
-        yield _list(verdicts.notes)
-    pictures = {f"figure-{index}": caption for index, caption in enumerate(facts["captions"], 1)}
+    yield _list(each.sentence for each in tested[0].verdicts.claims)
+    pictures = {f"figure-{index}": caption for index, caption in enumerate(captions, 1)}
     pictures["verdicts"] = "Each estimate with its 95% interval (thick: 90%). The criterion is the shaded range."
     for name, caption in pictures.items():
         yield f"![{printable(caption)}]({name}.svg)\n\n*{printable(caption)}*"
-    yield "## Claims"
-    yield _table(verdicts.claims)
-    yield (
-        "n: judged seeds, or runs of a share. bad: judged runs that diverged, stayed at the unigram loss or regressed "
-        "to it. power: the probability of the verdict supported if the effect is as stated in the study."
-    )
-    if verdicts.controls:
-        yield "## Controls"
-        yield "A control is a claim whose outcome is known. One that is not supported makes every verdict void."
-        yield _table(verdicts.controls)
+    for each in tested:
+        yield f"## Claims: {each.label}"
+        if each.verdicts.notes:
+            yield _list(each.verdicts.notes)
+        yield _table([*each.verdicts.claims, *each.verdicts.controls])
+        if each.verdicts.arms:
+            yield f"### Arms: {each.label}"
+            yield "\n".join(table_lines([ARM_COLUMNS, *map(_arm_row, each.verdicts.arms)]))
+    controls = ", ".join(claim.name for claim in study.controls)
+    yield LEGEND
+    yield OUTCOMES
+    shared = ", ".join(f"{name}={format_setting(value)}" for name, value in tested[0].shared.items())
+    yield f"All runs of the first attempt have {shared}."
+    if controls:
+        yield f"The last rows are controls ({controls}); one that is not supported makes every verdict void."
     if study.background:
         yield "## What is known"
         yield printable(study.background)
     yield "## What would change the verdicts"
-    yield printable(study.limits or "More seeds, and larger models.")
+    yield printable(study.limits or LIMITS)
     if study.amendments:
         yield "## Amendments"
         yield _list(f"after the criterion {hash}: {reason}" for hash, reason in study.amendments.items())
@@ -151,9 +236,10 @@ def _blocks(verdicts: Verdicts, facts: Mapping[str, Any]) -> Iterator[str]:
     claims = (*study.claims, *study.controls)
     yield _list(f"{c.text} Estimator: {c.estimator.text}. Criterion: {c.criterion.text}." for c in claims)
     yield "## Commands"
-    more = " " + shlex.quote(f"plugins=[{','.join(facts['plugins'])}]") if facts["plugins"] else ""
-    commands = [f"normlab study run {study.name}{more}", f"normlab study report {study.name}{more}", "# its grids"]
-    commands += [grid.command + more for grid in study.grids]
+    plugins = list(dict.fromkeys(name for each in tested for name in each.plugins))
+    more = " " + shlex.quote(f"plugins=[{','.join(plugins)}]") if plugins else ""
+    commands = [f"normlab study run {study.name}{more}", f"normlab study replicate {study.name} --seeds fresh{more}"]
+    commands += ["# its grids, with the choosing seeds", *(grid.command + more for grid in study.grids)]
     yield "\n".join(["```sh", *map(printable, commands), "```"])
 
 
@@ -164,22 +250,31 @@ def _list(items: Iterable[str]) -> str:
 def _table(judgements: Sequence[Judgement]) -> str:
     rows: list[Sequence[str]] = [COLUMNS]
     for each in judgements:
-        e, claim, common = each.estimate, each.claim, each.common
-        rates = sorted({rate for rate in e.rates.values() if rate is not None})
+        e, claim = each.estimate, each.claim
+        rates = sorted({rate for rates in e.rates.values() for rate in rates})
         rows.append(
             (
-                claim.text, claim.source, each.verdict_text + each.notes,
-                claim.criterion.text, each.interval, str(e.n), str(e.diverged), str(e.bad),
-                "" if each.power is None else f"{each.power:.0%}", ", ".join(map(format_setting, rates)),
-                "" if common is None else f"{_estimate(common)} at {next(iter(common.rates.values()), None)}",
+                claim.text, claim.source, each.verdict + each.notes, claim.criterion.text, each.interval, str(e.n),
+                str(e.left_out), str(e.bad), f"{each.p:.2g}", each.power.text if each.power else "",
+                ", ".join(map(format_setting, rates)), each.at_best,
+                "" if each.common is None else f"{each.common[0]:.3g} at {each.common[1]:g}",
             )
         )  # fmt: skip
     return "\n".join(table_lines(rows))
 
 
-def _estimate(e: Estimate) -> str:
-    value, low, high = ("" if each is None or math.isnan(each) else f"{each:.3g}" for each in (e.value, e.low, e.high))
-    return value if e.low is None else f"{value} [{low}, {high}]"
+ARM_COLUMNS = (
+    "arm", "grid of learning rates", "chosen", "best", "loss at the best, nats/token", "sd over seeds", "have learned",
+)  # fmt: skip
+
+
+def _arm_row(arm: ArmSummary) -> Sequence[str]:
+    losses = list(arm.losses.values())
+    return (
+        arm.where, ", ".join(map(format_setting, arm.rates)), ", ".join(map(format_setting, arm.chosen)),
+        "" if arm.best is None else format_setting(arm.best), f"{fmean(losses):.3f}" if losses else "",
+        f"{stdev(losses):.3f}" if len(losses) > 1 else "", f"{len(losses)} of {arm.runs}",
+    )  # fmt: skip
 
 
 # The picture
@@ -190,8 +285,8 @@ def draw_verdicts(judgements: Sequence[Judgement]) -> dict[str, bytes]:
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(SETTINGS):  # pyright: ignore[reportArgumentType]
-        titles = [textwrap.fill(f"{each.verdict_text}: {each.claim.text}", 130) for each in judgements]
+    with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
+        titles = [textwrap.fill(f"{each.verdict}: {each.claim.text}", 130) for each in judgements]
         lines = sum(title.count("\n") for title in titles)
         canvas = Figure(figsize=(7.0, 0.3 + 0.8 * len(judgements) + 0.12 * lines), layout="constrained")
         axes = canvas.subplots(len(judgements), 1, squeeze=False)[:, 0]
@@ -204,16 +299,16 @@ def draw_verdicts(judgements: Sequence[Judgement]) -> dict[str, bytes]:
 
 def _draw_verdict(axis: Any, each: Judgement) -> None:
     e, limits = each.estimate, each.claim.criterion.limits
-    drawn = [value for value in (e.value, e.low, e.high, *limits) if value is not None and math.isfinite(value)]
+    intervals = [e.interval(alpha) for alpha in LEVELS]
+    drawn = [value for value in (e.value, *intervals[0], *limits) if math.isfinite(value)]
     low, high = min([0.0, *drawn]), max([0.0, *drawn])
     room = 0.08 * (high - low or 1.0)
     low, high = low - room, high + room
     axis.axvspan(max(limits[0], low), min(limits[1], high), color="#e3e7ec", linewidth=0)
     axis.axvline(0, color="#9aa4b1", linewidth=0.6)
-    colour = COLOURS[VOID if each.claim.under_review else each.verdict]
-    for bottom, top, width in ((e.low, e.high, 1.2), (e.low90, e.high90, 3.0)):
-        if bottom is not None and top is not None:
-            axis.plot([max(bottom, low), min(top, high)], [0, 0], color=colour, linewidth=width, solid_capstyle="butt")
+    colour = COLOURS[each.verdict]
+    for (bottom, top), width in zip(intervals, (1.2, 3.0), strict=True):
+        axis.plot([max(bottom, low), min(top, high)], [0, 0], color=colour, linewidth=width, solid_capstyle="butt")
     if math.isfinite(e.value):
         axis.plot([e.value], [0], marker="o", color=colour)
     axis.set_xlim(low, high)

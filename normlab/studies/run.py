@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normlab.analysis.arms import StudyRuns
+from normlab.analysis.arms import CHOOSING_SEEDS, StudyRuns
 from normlab.analysis.comparability import intact_runs
 from normlab.config.schema import canonical_hash
 from normlab.errors import ConfigError, StoreError
@@ -19,7 +21,7 @@ from normlab.store.reading import read_record
 from normlab.store.record import Machine, RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack
-from normlab.studies.base import Grid, Study
+from normlab.studies.base import LOOKS, SETTINGS, Claim, Grid, Study
 
 if TYPE_CHECKING:
     from normlab.config.schema import RunConfig
@@ -33,10 +35,98 @@ ALLOWED = (
     "plugins=",
 )  # fmt: skip
 """The overrides that a study accepts: they change no run of its grids."""
+REPLICATION = 1000
+"""The first seeds of attempts are multiples of this number, which is above the number of seeds of an attempt."""
 
 
-def sweep_folder_of(study: Study, grid: Grid, results_dir: str) -> Path:
-    return sweep_folder(results_dir, f"study-{study.name}-{grid.name}")
+@dataclass(frozen=True, slots=True)
+class PlannedGrid:
+    options: SweepOptions
+    composed: Sequence[Composed]
+    sweep: PlannedSweep
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One test of a study: on one setting of model and corpus, with its own seeds."""
+
+    study: Study
+    results_dir: str
+    setting: str = "small"
+    first_seed: int = 0
+    """The first of the choosing seeds; the judging seeds follow."""
+
+    @property
+    def blocks(self) -> list[range]:
+        """The seeds of each block: the choosing seeds, then those of each look."""
+        ends = [0, CHOOSING_SEEDS, *(CHOOSING_SEEDS + n for n in LOOKS)]
+        return [range(self.first_seed + a, self.first_seed + b) for a, b in pairwise(ends)]
+
+    def sweep_folder(self, grid: Grid, block: range) -> Path:
+        name = f"study-{self.study.name}-{grid.name}-{self.setting}-{block.start}"
+        return sweep_folder(self.results_dir, name)
+
+    def folders(self) -> list[Path]:
+        """Return the folders of the sweeps that have been planned."""
+        every = [self.sweep_folder(grid, block) for block in self.blocks for grid in self.study.grids]
+        return [folder for folder in every if has_plan(folder)]
+
+    def compose(
+        self, block: range, overrides: Sequence[str] = ()
+    ) -> Iterator[tuple[Grid, SweepOptions, Sequence[Composed]]]:
+        """Yield each grid with the options of its sweep and the config of each run, for the seeds of a block.
+
+        Raises:
+            ConfigError: An override is invalid.
+        """
+        from normlab.config.compose import compose_sweep
+
+        for grid in self.study.grids:
+            # The seeds vary slowest, so that the arms of a seed are trained one after the other.
+            seeds = f"seed=range({block.start},{block.stop})"
+            own = [
+                *shlex.split(SETTINGS[self.setting]), *overrides,
+                f"sweep.name={self.sweep_folder(grid, block).name}", f"results_dir={self.results_dir}",
+            ]  # fmt: skip
+            yield grid, *compose_sweep([seeds, *grid.arguments, *own])
+
+    def plan(
+        self, block: range, claims: Sequence[Claim], results: Sequence[RunRecord], overrides: Sequence[str] = ()
+    ) -> Iterator[PlannedGrid]:
+        """Yield the plan of each grid for a block of seeds: the runs that the estimates of some claims need.
+
+        The choosing seeds have every run. The notes of a plan hold the hash of the criterion.
+
+        Raises:
+            ConfigError, DataError, StoreError: As `normlab sweep`.
+        """
+        from normlab.sweeps.plan import make_plan
+
+        note = f"study {self.study.name}, criterion {self.study.criterion_hash()}"
+        grids = list(self.compose(block, overrides))
+        planned = [_planned(config) for _, _, composed in grids for _, config in composed]
+        needed = None if block == self.blocks[0] else set(_needed(claims, planned, results))
+        for _, options, composed in grids:
+            kept = [each for each in composed if needed is None or each[1].config_hash in needed]
+            if kept:
+                sweep = make_plan(options, kept)
+                notes = sweep.plan.notes
+                if criterion_of(notes) is None:
+                    sweep = replace(sweep, plan=replace(sweep.plan, notes=[*notes, note]))
+                yield PlannedGrid(options, kept, sweep)
+
+
+def _needed(claims: Sequence[Claim], planned: Sequence[RunRecord], results: Sequence[RunRecord]) -> Iterator[str]:
+    """Yield the hash of each planned config that an estimate uses: at the chosen learning rates, or at all of them."""
+    recorded = StudyRuns(results)
+    for claim in claims:
+        used = StudyRuns(planned)
+        claim.estimator.estimate(used)
+        for where, arm in used.used.items():
+            lrs = set(arm.learning_rates)
+            if len(lrs) > 1 and not claim.estimator.every_rate:
+                lrs = set(recorded.arm_of_grid(where).chosen_lrs)
+            yield from (run.run_id for run in arm.runs if run.lr in lrs)
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
@@ -52,45 +142,6 @@ def check_overrides(overrides: Sequence[str]) -> None:
                 f"{override}: would change the study; only one value of {', '.join(ALLOWED)} is allowed; copy the "
                 "study's file into a plugin to change its grid"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedGrid:
-    options: SweepOptions
-    composed: Sequence[Composed]
-    sweep: PlannedSweep
-
-
-def compose(
-    study: Study, results_dir: str, overrides: Sequence[str] = ()
-) -> Iterator[tuple[Grid, SweepOptions, Sequence[Composed]]]:
-    """Yield each grid of a study with the options of its sweep and the config of each run.
-
-    Raises:
-        ConfigError: An override is invalid.
-    """
-    from normlab.config.compose import compose_sweep
-
-    for grid in study.grids:
-        own = [f"sweep.name={sweep_folder_of(study, grid, results_dir).name}", f"results_dir={results_dir}"]
-        yield grid, *compose_sweep([*grid.arguments, *overrides, *own])
-
-
-def plan(study: Study, results_dir: str, overrides: Sequence[str] = ()) -> Iterator[PlannedGrid]:
-    """Yield the plan of each grid of a study; the notes of a plan hold the hash of the criterion.
-
-    Raises:
-        ConfigError, DataError, StoreError: As `normlab sweep`; a grid has changed since its runs were planned.
-    """
-    from normlab.sweeps.plan import make_plan
-
-    note = f"study {study.name}, criterion {study.criterion_hash()}"
-    for _, options, composed in compose(study, results_dir, overrides):
-        planned = make_plan(options, composed)
-        notes = planned.plan.notes
-        if criterion_of(notes) is None:
-            planned = replace(planned, plan=replace(planned.plan, notes=[*notes, note]))
-        yield PlannedGrid(options, composed, planned)
 
 
 def check_arms(study: Study, configs: Sequence[RunConfig]) -> None:
@@ -159,24 +210,31 @@ class Evidence:
     """Number of runs that have not started or cannot be read."""
 
 
-def has_runs(study: Study, results_dir: str) -> bool:
-    """Whether a results folder has the plan of a grid of a study."""
-    return any(has_plan(sweep_folder_of(study, grid, results_dir)) for grid in study.grids)
+def attempts_of(study: Study, results_dir: str) -> list[Attempt]:
+    """Return the attempts of a study that a results folder has: those of the first seeds first."""
+    found: dict[tuple[str, int], Attempt] = {}
+    names = "|".join(re.escape(grid.name) for grid in study.grids)
+    for folder in sorted(sweep_folder(results_dir, "").glob(f"study-{study.name}-*")):
+        match = re.fullmatch(rf"study-{study.name}-(?:{names})-({'|'.join(SETTINGS)})-(\d+)", folder.name)
+        if match and has_plan(folder):
+            first = int(match[2]) - int(match[2]) % REPLICATION
+            found[match[1], first] = Attempt(study, results_dir, match[1], first)
+    return [found[key] for key in sorted(found, key=lambda key: (key[1], list(SETTINGS).index(key[0])))]
 
 
-def read_evidence(study: Study, results_dir: str) -> Evidence:
-    """Return what the records of a study hold.
+def read_evidence(attempt: Attempt) -> Evidence:
+    """Return what the records of an attempt hold.
 
     Raises:
-        StoreError: A grid has not been run.
+        StoreError: No grid has been run.
     """
-    folders = [sweep_folder_of(study, grid, results_dir) for grid in study.grids]
-    if missing := [folder.name for folder in folders if not has_plan(folder)]:
+    study, folders = attempt.study, attempt.folders()
+    if not folders:
         raise StoreError(
-            f"study {study.name}: {results_dir} has no sweep {missing[0]}; make it with `normlab study run "
-            f"{study.name}`, which trains only the runs that are missing"
+            f"study {study.name}: {attempt.results_dir} has no sweep of setting {attempt.setting} with seeds from "
+            f"{attempt.first_seed} on; make it with `normlab study run {study.name}` or `study replicate`"
         )
-    selection = select_runs([str(folder) for folder in folders], results_dir)
+    selection = select_runs([str(folder) for folder in folders], attempt.results_dir)
     results, notes = intact_runs(selection.records)
     notes += [note for folder in folders for note in _criterion_notes(study, read_plan(folder).notes)]
     checks = [read_record(folder / CHECKS_FILE, BlockChecks) for folder in folders if (folder / CHECKS_FILE).exists()]

@@ -4,87 +4,129 @@ from normlab.studies.base import NANO, AtLeast, AtMost, Claim, Grid, Picture, St
 from normlab.studies.estimators import Share
 from normlab.studies.over_grid import OverGrid
 
-GRID = f"{NANO} model.depth=4 init=xavier,gpt2,gpt2_scaled optim.lr=1e-3,3e-3,1e-2,3e-2,1e-1,3e-1,1 seed=range(6)"
-TUTORIALS = "tutorials for practitioners"
-WORTSMAN = "Wortsman et al. 2023, arXiv:2309.14322"
+GRID = f"{NANO} model.depth=4 optim.lr=3e-4,1e-3,3e-3,1e-2,3e-2,1e-1,3e-1,1"
+FIXED = "optim.decay_mode=independent"
+THIS = "this project"
 
 
-def arm(norm: str, placement: str = "pre", init: str = ",init=gpt2_scaled") -> str:
-    return f"norm={norm},placement={placement}{init}"
+def arm(norm: str, placement: str = "pre", init: str = "gpt2_scaled", mode: str = "proportional") -> str:
+    return f"norm={norm},placement={placement},init={init},optim.decay_mode={mode}"
+
+
+def fixed(norm: str, placement: str = "pre") -> str:
+    """Return the arm with a weight decay that does not depend on the learning rate."""
+    return arm(norm, placement, mode="independent")
+
+
+def claim(name: str, text: str, more: str, less: str, effect: float = 0.1) -> Claim:
+    """Return the claim that one arm has a larger S than another."""
+    return Claim(name, text, OverGrid("sensitivity", more, less), AtLeast(0.0), THIS, effect)
 
 
 register_study(
     Study(
         name="sensitivity",
-        question="Does normalisation lower the sensitivity of the loss to learning rate and initial weights?",
+        question="Does normalisation lower the sensitivity of the loss to the learning rate, also with a fixed decay?",
         background=(
-            "The sensitivity S of Wortsman et al. 2023 is the mean loss over a grid of learning rates minus the "
-            "lowest. We know of no public test of norms and placements crossed with init rules."
+            "The sensitivity S of Wortsman et al. 2023 (arXiv:2309.14322) is the mean loss over a grid of learning "
+            "rates minus the lowest. They use a weight decay that does not depend on the rate. We know of no public "
+            "test of norms and placements. The weight decay of AdamW is the learning rate times 0.1, so that a higher "
+            "rate also decays more; with optim.decay_mode=independent it is 1e-4 a step at every rate."
         ),
         limits=(
-            "S depends on the grid: seven learning rates from 1e-3 to 1. Depth 4, width 32, 300 steps. In a deeper "
-            "model the differences between placements grow."
+            "S depends on the grid: eight learning rates from 3e-4 to 1. Depth 4, 300 steps (77 thousand tokens). In a "
+            "deeper model the differences between placements grow."
         ),
         grids=[
-            Grid("norms", f"{GRID} placement=pre norm=none,layernorm,rmsnorm,dyt"),
-            Grid("placements", f"{GRID} placement=post,peri norm=rmsnorm"),
+            Grid("norms", f"{GRID} placement=pre norm=layernorm,dyt init=gpt2_scaled optim.decay_mode=proportional"),
+            Grid(
+                "inits", f"{GRID} placement=pre norm=none,rmsnorm init=xavier,gpt2_scaled optim.decay_mode=proportional"
+            ),
+            Grid(
+                "placements",
+                f"{GRID} placement=post,peri norm=rmsnorm init=gpt2_scaled optim.decay_mode=proportional",
+            ),
+            Grid(
+                "fixed_norms",
+                f"{GRID} placement=pre norm=none,rmsnorm init=gpt2_scaled {FIXED} optim.weight_decay=1e-4",
+            ),
+            Grid(
+                "fixed_placements",
+                f"{GRID} placement=post,peri norm=rmsnorm init=gpt2_scaled {FIXED} optim.weight_decay=1e-4",
+            ),
         ],
         claims=[
-            Claim(
+            claim(
                 "learning_rate",
                 "RMSNorm lowers S over learning rates, with the rule gpt2_scaled.",
-                OverGrid("sensitivity", arm("none"), arm("rmsnorm")),
-                AtLeast(0.0),
-                TUTORIALS,
-                effect=0.1,
+                arm("none"),
+                arm("rmsnorm"),
             ),
-            Claim(
-                "learning_rate_and_init",
-                "RMSNorm lowers S over learning rates and init rules together.",
-                OverGrid("sensitivity", arm("none", init=""), arm("rmsnorm", init="")),
-                AtLeast(0.0),
-                TUTORIALS,
-                effect=0.1,
+            claim(
+                "learning_rate_xavier",
+                "RMSNorm lowers S over learning rates, with Xavier's rule.",
+                arm("none", init="xavier"),
+                arm("rmsnorm", init="xavier"),
             ),
-            Claim(
+            claim(
+                "learning_rate_fixed_decay",
+                "RMSNorm lowers S over learning rates, with a weight decay of 1e-4 a step at every rate.",
+                fixed("none"),
+                fixed("rmsnorm"),
+            ),
+            claim(
                 "layernorm",
                 "LayerNorm lowers S over learning rates, with the rule gpt2_scaled.",
-                OverGrid("sensitivity", arm("none"), arm("layernorm")),
-                AtLeast(0.0),
-                TUTORIALS,
-                effect=0.1,
+                arm("none"),
+                arm("layernorm"),
             ),
-            Claim(
-                "dyt",
-                "DyT lowers S over learning rates, with the rule gpt2_scaled.",
-                OverGrid("sensitivity", arm("none"), arm("dyt")),
-                AtLeast(0.0),
-                "Zhu et al. 2025, arXiv:2503.10622",
-                effect=0.1,
-            ),
-            Claim(
+            claim("dyt", "DyT lowers S over learning rates, with the rule gpt2_scaled.", arm("none"), arm("dyt")),
+            claim(
                 "post",
                 "Post-norm has a larger S than pre-norm, with the rule gpt2_scaled.",
-                OverGrid("sensitivity", arm("rmsnorm", "post"), arm("rmsnorm")),
-                AtLeast(0.0),
-                WORTSMAN,
-                effect=0.1,
+                arm("rmsnorm", "post"),
+                arm("rmsnorm"),
             ),
-            Claim(
+            claim(
+                "post_fixed_decay",
+                "Post-norm has a larger S than pre-norm, with a weight decay of 1e-4 a step at every rate.",
+                fixed("rmsnorm", "post"),
+                fixed("rmsnorm"),
+            ),
+            claim(
                 "peri",
-                "Peri-LN has a smaller S than pre-norm, with the rule gpt2_scaled.",
-                OverGrid("sensitivity", arm("rmsnorm", "peri"), arm("rmsnorm")),
-                AtMost(0.0),
-                "Kim et al. 2025, arXiv:2502.02732",
-                effect=-0.05,
+                "Pre-norm has a larger S than Peri-LN, with the rule gpt2_scaled.",
+                arm("rmsnorm"),
+                arm("rmsnorm", "peri"),
+                0.05,
+            ),
+            claim(
+                "peri_fixed_decay",
+                "Pre-norm has a larger S than Peri-LN, with a weight decay of 1e-4 a step at every rate.",
+                fixed("rmsnorm"),
+                fixed("rmsnorm", "peri"),
+                0.05,
             ),
         ],
         controls=[
             Claim("trains", "RMSNorm learns.", Share(arm("rmsnorm"), lr="every"), AtMost(0.5)),
         ],
+        amendments={
+            "1fa18a77ff30": (
+                "the claims on norm and placement are repeated with a weight decay that does not depend on the rate; "
+                "the claim over all init rules counted the runs of the claim learning_rate again, and is now on "
+                "Xavier's rule alone; other arms have one init rule, which no other claim used. The grid has a lower "
+                "rate, for models whose best rate is low. Protocol 3 adds seeds until the claims are decided."
+            ),
+        },
         pictures=[
-            Picture("lr", {"color": "norm", "panel": ["init"]}, "placement=pre"),
-            Picture("lr", {"color": "placement", "panel": ["init"]}, "norm=rmsnorm"),
+            Picture("lr", {"color": "norm", "panel": ["init"]}, "placement=pre,optim.decay_mode=proportional"),
+            Picture(
+                "lr",
+                {"color": "placement", "panel": ["optim.decay_mode"]},
+                "norm=rmsnorm,init=gpt2_scaled",
+                by=["placement", "optim.decay_mode"],
+            ),
         ],
     )
 )

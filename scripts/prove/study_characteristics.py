@@ -1,112 +1,138 @@
 """Print how the estimators and criteria of studies behave where the truth is known, by simulation.
 
-    python scripts/prove/study_characteristics.py [--draws 4000]
+    python scripts/prove/study_characteristics.py [--draws 2000]
 
-Coverage of the 95 and 90 % intervals over seeds; the rate at which a criterion supports a claim that is false by a hair
-(at most 2.5 % for a bound, 5 % for two one-sided tests); the size of Fisher's test; the false positives of the whole
-procedure, with the choice of the learning rate; and the stated power against the share of simulated studies that are
-supported. Exits with 1 if a number is outside its bounds.
+A simulated study is judged at each of its looks, and its result counts as wrong if it is wrong at any of them: coverage
+of the confidence sequences of means and shares; false support by a criterion whose claim is false by a hair, and with
+the choice of the learning rates; and the stated power against the share of simulated studies that are supported. Exits
+with 1 if a number is outside its bounds.
 """
 
 import argparse
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
-from scipy.stats import fisher_exact
 
-from normlab.analysis.arms import CHOOSING_SEEDS, plausible_lrs
-from normlab.studies.base import AtLeast, Claim, Within
-from normlab.studies.estimators import Contrast, Estimate, over_rates, over_seeds
-from normlab.studies.judge import power_of
+from normlab.analysis.arms import CHOOSING_SEEDS, chosen_lrs
+from normlab.studies.base import LEVEL, LOOKS, AtLeast, AtMost, Within
+from normlab.studies.estimators import Estimate, contrast, over_seeds, share
+from normlab.studies.judge import simulated_power
 from normlab.studies.noise import deviation
 
 SD = 0.02
 """Standard deviation over seeds, nats/token."""
+Looks = list[Estimate]
+"""The estimates of one study, at each look."""
+
+NOISE: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+    "normal": lambda rng, n: rng.normal(0, 1, n),
+    "t with 4 degrees of freedom": lambda rng, n: rng.standard_t(4, n) / math.sqrt(2),
+    "skewed": lambda rng, n: rng.gamma(4, 0.5, n) - 2,
+    "one outlier of four standard deviations in ten": lambda rng, n: _contaminated(rng, n),
+}
+"""Distributions over seeds, of mean 0 and standard deviation near 1."""
 
 
-def estimates(mean: float, n: int, draws: int, seed: int) -> Iterator[Estimate]:
-    """Yield the estimates of simulated studies with n seeds."""
-    for values in np.random.default_rng(seed).normal(mean, SD, (draws, n)).tolist():
-        yield over_seeds({(number, number): value for number, value in enumerate(values)})
+def _contaminated(rng: np.random.Generator, n: int) -> np.ndarray:
+    signs = rng.choice([-1.0, 1.0], n)
+    return np.where(rng.random(n) < 0.1, 4 * signs, rng.normal(0, 0.6, n))
 
 
-def deviations(n: int, draws: int, seed: int) -> Iterator[Estimate]:
-    """Yield the estimates of the standard deviation of n losses."""
-    for losses in np.random.default_rng(seed).normal(2.5, SD, (draws, n)).tolist():
-        yield deviation(losses)
-
-
-def sensitivities(n: int, draws: int, seed: int) -> Iterator[Estimate]:
-    """Yield the estimates of the sensitivity S from n seeds at seven learning rates, of which one is unstable."""
-    rng, curve = np.random.default_rng(seed), np.array([0.5, 0.2, 0.05, 0.0, 0.1, 0.4, 2.0])
+def means(noise: str, mean: float, draws: int, seed: int) -> Iterator[Looks]:
+    """Yield the estimates of the mean of simulated studies."""
+    rng = np.random.default_rng(seed)
     for _ in range(draws):
-        losses = 2.5 + curve + rng.normal(0, SD, (n, 7)) * np.array([1, 1, 1, 1, 2, 4, 10])
-        yield over_seeds({(k, k): float(row.mean() - row.min()) for k, row in enumerate(np.minimum(losses, 5.5))})
+        values = (mean + SD * NOISE[noise](rng, LOOKS[-1])).tolist()
+        yield [over_seeds({(k, k): value for k, value in enumerate(values[:n])}) for n in LOOKS]
 
 
-def equal_arms(gap: float, n: int, draws: int, seed: int) -> Iterator[Estimate]:
-    """Yield the estimated differences of two equal arms, each at the learning rate that its first two seeds prefer."""
+def shares(p: float, draws: int, seed: int) -> Iterator[Looks]:
+    for counts in np.random.default_rng(seed).random((draws, LOOKS[-1])):
+        yield [share(int((counts[:n] < p).sum()), n) for n in LOOKS]
+
+
+def equal_arms(gap: float, wider: float, draws: int, seed: int, *, lowest: bool = False) -> Iterator[Looks]:
+    """Yield the estimated differences of two equal arms, each at the learning rates that its first seeds choose.
+
+    The second best learning rate has a loss higher by `gap`, and the best one `wider` times the noise of the others.
+
+    Args:
+        lowest: Judge an arm at the lowest of its chosen rates, and not by its mean over them.
+    """
     rng, rates = np.random.default_rng(seed), (3e-4, 1e-3, 3e-3, 1e-2)
-    means = 2.5 + np.array([0.3, 0.0, gap, 0.3])
+    loss, scale = 2.5 + np.array([0.3, gap, 0.0, 0.3]), SD * np.array([1, 1, wider, 1])
     for _ in range(draws):
-        tables = []
+        arms = []
         for _ in range(2):
-            losses = means[:, None] + rng.normal(0, SD, (len(rates), n))
-            by_rate = {
-                rate: {(k, k): float(x) for k, x in enumerate(row)} for rate, row in zip(rates, losses, strict=True)
+            losses = loss[:, None] + scale[:, None] * rng.normal(0, 1, (len(rates), CHOOSING_SEEDS + LOOKS[-1]))
+            first = {
+                lr: {(k, k): float(x) for k, x in enumerate(row[:CHOOSING_SEEDS])}
+                for lr, row in zip(rates, losses, strict=True)
             }
             best = rates[int(losses[:, :CHOOSING_SEEDS].mean(1).argmin())]
-            chosen = plausible_lrs(best, by_rate, ())
-            tables.append({lr: {k: x for k, x in by_rate[lr].items() if k[0] >= CHOOSING_SEEDS} for lr in chosen})
-        yield over_rates(tables, (1.0, -1.0))
+            chosen = chosen_lrs(best, first, ())[: 1 if lowest else None]
+            arms.append(losses[[rates.index(lr) for lr in chosen], CHOOSING_SEEDS:].mean(0).tolist())
+        yield [contrast([{(k, k): x for k, x in enumerate(arm[:n])} for arm in arms], (1.0, -1.0)) for n in LOOKS]
 
 
-def covers(estimate: Estimate, truth: float) -> bool:
-    return estimate.low is not None and estimate.high is not None and estimate.low <= truth <= estimate.high
+def excludes(estimate: Estimate, truth: float) -> bool:
+    low, high = estimate.bounds
+    return truth < low or high < truth
+
+
+def ever(studies: Iterable[Looks], is_wrong: Callable[[Estimate], bool]) -> float:
+    """Return the share of studies that are wrong at any look."""
+    return float(np.mean([any(map(is_wrong, looks)) for looks in studies]))
 
 
 def rows(draws: int) -> Iterator[tuple[str, float, float, float]]:
     """Yield a name, the simulated share, and the bounds within which it must be."""
-    noise = 3 * math.sqrt(0.05 * 0.95 / draws)
-    for n in (3, 4, 6, 10):
-        found = list(estimates(0.1, n, draws, n))
-        yield f"coverage of 95 % intervals, n={n}", share(covers(e, 0.1) for e in found), 0.93, 0.97
-        yield f"coverage of 90 % intervals, n={n}", share(e.low90 <= 0.1 <= e.high90 for e in found), 0.88, 0.92
-        for criterion, size in ((AtLeast(0.1), 0.025), (Within(-0.1, 0.1), 0.05)):
-            name = f"false support by {type(criterion).__name__}, n={n}"
-            yield name, share(criterion.judge(e) == "supported" for e in found), 0.0, size + noise
-    for n, p in ((6, 0.3), (20, 0.1), (20, 0.5)):
-        rng = np.random.default_rng(n)
-        pairs, counts = rng.binomial(n, p, (draws, 2)).tolist(), {}
-        for a, b in set(map(tuple, pairs)):
-            counts[a, b] = float(fisher_exact([[a, n - a], [b, n - b]]).pvalue)  # pyright: ignore[reportAttributeAccessIssue]
-        rejected = share(counts[a, b] < 0.05 for a, b in pairs)
-        yield f"size of Fisher's test, n={n} and {n}, p={p}", rejected, 0.0, 0.05 + noise
-    found = list(deviations(14, draws, 8))
-    yield "coverage of the 95 % interval of a standard deviation, n=14", share(covers(e, SD) for e in found), 0.93, 0.97
-    truth = float(np.mean([e.value for e in sensitivities(200, 200, 9)]))
-    found = list(sensitivities(6, draws, 10))
-    yield "coverage of the 95 % interval of S, n=6", share(covers(e, truth) for e in found), 0.93, 0.97
-    for gap in (0.0, 0.5, 1.0):
-        found = list(equal_arms(gap * SD, 8, draws // 4, 11))
-        name = f"false positives with the choice of the learning rate, two rates {gap:g} standard deviations apart"
-        yield name, share(e.p is not None and e.p < 0.05 for e in found), 0.0, 0.05 + noise
-    for n, criterion, effect in ((4, AtLeast(0.05), 0.1), (6, AtLeast(0.05), 0.07), (8, Within(-0.03, 0.03), 0.0)):
-        claim = Claim("power", "", Contrast({"": 1.0}), criterion, effect=effect)
-        stated = power_of(claim, Estimate(effect, n=n, deviation=SD)) or math.nan
-        found = share(criterion.judge(e) == "supported" for e in estimates(effect, n, draws, 100 + n))
-        yield f"power of {criterion.text}, n={n}: stated {stated:.3f}", found, stated - 0.05, stated + 0.05
-
-
-def share(conditions: Iterator[bool]) -> float:
-    return float(np.mean(list(conditions)))
+    limit = 0.05 + 3 * math.sqrt(0.05 * 0.95 / draws)
+    for noise in NOISE:
+        found = list(means(noise, 0.1, draws, 1))
+        yield (
+            f"true mean outside the interval at any look, {noise} noise",
+            ever(found, lambda e: excludes(e, 0.1)),
+            0,
+            limit,
+        )
+        for criterion in (AtLeast(0.1), Within(-0.1, 0.1)):
+            wrong = ever(found, lambda e, criterion=criterion: criterion.verdict(e.interval) == "supported")
+            yield f"false support by {type(criterion).__name__} at any look, {noise} noise", wrong, 0, limit
+    for p in (0.05, 0.5, 0.9):
+        wrong = ever(shares(p, draws, 2), lambda e, p=p: excludes(e, p))
+        yield f"true share of {p:g} outside the interval at any look", wrong, 0, limit
+    lower = AtMost(0.0)
+    for gap, wider in ((0.0, 1.0), (0.5, 1.0), (1.0, 1.0), (1.5, 1.0), (2.0, 1.0), (0.1, 6.0), (2.0, 3.0)):
+        name = f"two learning rates {gap:g} standard deviations apart, the better one with {wider:g} times the noise"
+        few = draws // 2
+        for lowest, most in ((False, 0.05 + 3 * math.sqrt(0.05 * 0.95 / few)), (True, 1.0)):
+            found = equal_arms(gap * SD, wider, few, 3, lowest=lowest)
+            wrong = ever(found, lambda e: lower.verdict(e.interval) == "supported")
+            rule = "for comparison, at the lowest chosen rate" if lowest else "with the choice of the learning rates"
+            yield f"false support of a lower loss at any look, {rule}, {name}", wrong, 0, most
+    rng = np.random.default_rng(8)
+    losses = [deviation(each) for each in rng.normal(2.5, SD, (draws, 14)).tolist()]
+    yield (
+        "true standard deviation outside its interval, n=14",
+        ever([[e] for e in losses], lambda e: excludes(e, SD)),
+        0,
+        limit,
+    )
+    for criterion, effect in ((AtLeast(0.05), 0.1), (AtLeast(0.05), 0.07), (Within(-0.03, 0.03), 0.0)):
+        stated = simulated_power(effect, SD, criterion.limits, LEVEL * criterion.sides)
+        found = ever(
+            means("normal", effect, draws, 9),
+            lambda e, criterion=criterion: criterion.verdict(e.interval) == "supported",
+        )
+        yield f"power of {criterion.text} at {effect:g}: stated {stated:.3f}", found, stated - 0.05, stated + 0.05
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=4000, help="simulated studies (default: 4000)")
+    parser.add_argument("--draws", type=int, default=2000, help="simulated studies (default: 2000)")
     bad = 0
     for name, found, low, high in rows(parser.parse_args().draws):
         holds = low <= found <= high

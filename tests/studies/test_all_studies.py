@@ -18,25 +18,25 @@ from normlab.store.runs import RunFolder
 from normlab.studies.base import STUDIES, load_studies
 from normlab.studies.judge import judge
 from normlab.studies.report import write_report
-from normlab.studies.run import Evidence, compose
+from normlab.studies.run import Attempt, Evidence
 
 load_studies()
 BASELINES = {"uniform": 5.5, "unigram": 3.2, "bigram": 2.5, "targets": 8192}
 
 
-def make_up(name: str, folder: Path) -> Evidence:
+def make_up(attempt: Attempt, folder: Path) -> Evidence:
     """Write a record for each run of the first seeds, with a loss that is lowest inside the grid of learning rates."""
     noise = np.random.default_rng(0)
-    for index, (_, _, composed) in enumerate(compose(STUDIES[name], str(folder))):
-        best = np.median([np.log(config.optim.lr) for _, config in composed])
-        for number, config in enumerate(config for _, config in composed if config.seed < 4):
+    for index, (_, _, composed) in enumerate(attempt.compose(range(8))):
+        for number, (_, config) in enumerate(composed):
             tree, run_id = plain_tree(config), f"run-{index}-{number}"
             tree["optim"]["warmup_steps"] = config.optim.warmup_steps or 0
             record = Record().run() | {"run_id": run_id, "name": run_id, "config": tree}
             record["identity"]["config"] = {name: tree[name] for name in record["identity"]["config"]}
             record["resolved"] |= {"init": config.init_rule}
             record["corpus"] |= {"name": "made", "sha256": "a" * 64, "baselines": BASELINES}
-            loss = 2.5 + 0.02 * (np.log(config.optim.lr) - best) ** 2 + float(noise.normal(0, 0.01))
+            best = 0.3 if config.placement.name == "peri" else 0.01
+            loss = 2.5 + 0.02 * np.log(config.optim.lr / best) ** 2 + float(noise.normal(0, 0.01))
             losses = dict.fromkeys(("train_loss", "val_loss", "best_val_loss"), loss)
             status = {"state": "finished", "outcome": "finished", "step": 1, "steps": 1, "tokens": 256, "seconds": 1.0}
             run = RunFolder.create(folder / "runs" / run_id, record)
@@ -48,16 +48,17 @@ def make_up(name: str, folder: Path) -> Evidence:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", sorted(STUDIES))
 def test_the_report_of_a_study_can_be_written(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    evidence = make_up(name, tmp_path)
+    attempt = Attempt(STUDIES[name], str(tmp_path))
+    evidence = make_up(attempt, tmp_path)
     verdicts = judge(STUDIES[name], evidence.results, unverified={})
     for each in (*verdicts.claims, *verdicts.controls):
         assert not re.search("no estimate|edge", each.reason)
         assert each.claim.text.endswith(".")
     # Made-up records have no statistics and no curves: the loss takes their place in the pictures.
     monkeypatch.setattr("normlab.studies.report.make_figure", figure_of_losses)
-    write_report(verdicts, evidence, tmp_path / "studies" / name)
+    write_report(STUDIES[name], [(attempt, evidence)], tmp_path / "studies" / name)
     report = json.loads((tmp_path / "studies" / name / "report.json").read_text())
-    assert report["runs"] == len(evidence.results)
+    assert report["attempts"][0]["runs"] == len(evidence.results)
     assert STUDIES[name].question in (tmp_path / "studies" / "README.md").read_text()
 
 

@@ -6,11 +6,10 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
-from statsmodels.stats.proportion import proportion_confint
-from statsmodels.stats.weightstats import ttost_paired
 
-from normlab.analysis.arms import CHOOSING_SEEDS, StudyRuns
+from normlab.analysis.arms import CHOOSING_SEEDS, StudyRuns, chosen_lrs
 from normlab.analysis.comparability import intact_runs
+from normlab.analysis.sequences import mean_sequence, share_sequence
 from normlab.errors import ConfigError
 from normlab.store.record import RunRecord
 from normlab.studies.base import AtLeast, AtMost, Within
@@ -26,7 +25,7 @@ from normlab.studies.noise import Deviation, FalsePositives
 from normlab.studies.over_grid import OverGrid
 
 RATES = (1e-3, 3e-3, 1e-2)
-SEEDS = range(8)
+SEEDS = range(14)
 JUDGED = SEEDS[CHOOSING_SEEDS:]
 
 
@@ -63,16 +62,18 @@ def loss_in(table):
     )
 
 
-def test_difference_is_the_paired_t_test_of_the_judging_seeds(runs, table):
+def ends(values, alpha=0.05):
+    return pytest.approx(mean_sequence(list(values), alpha))
+
+
+def test_difference_is_the_mean_over_the_judging_seeds_with_its_confidence_sequence(runs, table):
     estimate = difference("placement=post", "placement=pre").estimate(runs(loss_in(table)))
-    post, pre = table[1, 0, 1, CHOOSING_SEEDS:], table[0, 0, 1, CHOOSING_SEEDS:]
-    test = stats.ttest_rel(post, pre)
-    low, high = test.confidence_interval()
-    assert (estimate.value, estimate.low, estimate.high) == pytest.approx(((post - pre).mean(), low, high))
-    assert (estimate.low90, estimate.high90) == pytest.approx(tuple(test.confidence_interval(0.9)))
-    assert (estimate.n, estimate.p) == (len(JUDGED), pytest.approx(test.pvalue))
-    assert set(estimate.rates.values()) == {3e-3}
-    assert estimate.deviation == pytest.approx((post - pre).std(ddof=1))
+    differences = table[1, 0, 1, CHOOSING_SEEDS:] - table[0, 0, 1, CHOOSING_SEEDS:]
+    assert (estimate.value, estimate.n) == (pytest.approx(differences.mean()), len(JUDGED))
+    assert estimate.bounds == ends(differences)
+    assert estimate.interval(0.1) == ends(differences, 0.1)
+    assert [*estimate.rates.values()] == [[3e-3], [3e-3]]
+    assert estimate.deviation == pytest.approx(differences.std(ddof=1))
 
 
 def test_the_learning_rate_is_chosen_on_other_seeds_than_it_is_judged_on(runs, table):
@@ -83,34 +84,47 @@ def test_the_learning_rate_is_chosen_on_other_seeds_than_it_is_judged_on(runs, t
     assert estimate.value == pytest.approx(table[0, 0, 1, CHOOSING_SEEDS:].mean())
 
 
-def test_the_interval_holds_those_of_all_learning_rates_that_may_be_the_best(runs, table):
-    table[1, 0, 2] += np.linspace(-0.22, -0.19, len(SEEDS))
+def test_chosen_are_the_learning_rates_within_one_standard_error_of_the_best():
+    best = dict(enumerate((2.0, 2.0, 2.0, 2.0)))
+    within = dict(enumerate((2.01, 1.98, 2.04, 1.99)))  # mean 0.005, standard error 0.013
+    beyond = dict(enumerate((2.03, 2.0, 2.05, 2.0)))  # mean 0.02, standard error 0.012
+    losses = {3e-4: within, 1e-3: beyond, 3e-3: best}
+    assert chosen_lrs(3e-3, losses, ()) == [3e-4, 3e-3]
+    assert chosen_lrs(3e-3, losses, {3e-4}) == [3e-3]
+    assert chosen_lrs(3e-3, {3e-4: dict(enumerate((2.5, 2.6, 2.5, 2.6))), 3e-3: best}, ()) == [3e-3]
+
+
+def test_an_arm_is_its_mean_over_the_chosen_learning_rates(runs, table):
+    table[1, 0, 2] = table[1, 0, 1] + np.tile([0.01, -0.004], len(SEEDS) // 2)
+    table[1, 0, 2, -1] = math.inf  # a seed that diverges at one of them is left out
     estimate = difference("placement=post", "placement=pre").estimate(runs(loss_in(table)))
-    intervals = [
-        stats.ttest_rel(table[1, 0, rate, CHOOSING_SEEDS:], table[0, 0, 1, CHOOSING_SEEDS:]).confidence_interval()
-        for rate in (1, 2)
-    ]
-    assert estimate.low == pytest.approx(min(each.low for each in intervals))
-    assert estimate.high == pytest.approx(max(each.high for each in intervals))
-    assert min(each.low for each in intervals) < max(each.low for each in intervals)
+    assert estimate.rates == {"placement=post": [3e-3, 1e-2], "placement=pre": [3e-3]}
+    differences = (table[1, 0, 1:].mean(0) - table[0, 0, 1])[CHOOSING_SEEDS:-1]
+    assert (estimate.value, estimate.n, estimate.left_out) == (pytest.approx(differences.mean()), len(differences), 1)
+    assert estimate.bounds == ends(differences)
+    best = difference("placement=post", "placement=pre").estimate(runs(loss_in(table)), best_only=True)
+    assert best.bounds == ends((table[1, 0, 1] - table[0, 0, 1])[CHOOSING_SEEDS:])
 
 
-def test_a_common_and_a_single_learning_rate(runs, table):
-    table[1, 0, 0, :CHOOSING_SEEDS] = 0.1  # the best of post
+def test_a_single_learning_rate_is_judged_by_all_seeds(runs, table):
     made = runs(loss_in(table))
-    assert difference("placement=post", "placement=pre").estimate(made).rates["placement=post"] == 1e-3
-    rates = difference("placement=post", "placement=pre", lr="common").estimate(made).rates
-    assert len(set(rates.values())) == 1
     single = StudyRuns([run for run in made.results if run.lr == RATES[1]])
     assert difference("placement=post", "placement=pre").estimate(single).n == len(SEEDS)
 
 
+def test_the_contrast_at_a_common_learning_rate_is_that_of_the_choosing_seeds(runs, table):
+    table[1, 0, 0, :CHOOSING_SEEDS] = 0.1  # the best of post
+    value, lr = difference("placement=post", "placement=pre").at_a_common_rate(runs(loss_in(table)))
+    assert lr in RATES
+    chosen = table[:, 0, RATES.index(lr), :CHOOSING_SEEDS]
+    assert value == pytest.approx((chosen[1] - chosen[0]).mean())
+
+
 @pytest.mark.parametrize("margin", [0.02, 0.06, 0.08])
-def test_within_is_two_one_sided_tests(runs, table, margin):
+def test_within_is_supported_if_the_interval_of_90_percent_is_inside(runs, table, margin):
     estimate = difference("placement=post", "placement=pre").estimate(runs(loss_in(table)))
-    post, pre = table[1, 0, 1, CHOOSING_SEEDS:], table[0, 0, 1, CHOOSING_SEEDS:]
-    p = ttost_paired(post, pre, -margin, margin)[0]
-    assert (Within(-margin, margin).judge(estimate) == "supported") == (p < 0.05)
+    low, high = mean_sequence((table[1, 0, 1] - table[0, 0, 1])[CHOOSING_SEEDS:].tolist(), 0.1)
+    assert (Within(-margin, margin).verdict(estimate.interval) == "supported") == (-margin <= low and high <= margin)
 
 
 def test_slope_is_the_mean_of_the_slopes_of_the_seeds(runs, table):
@@ -121,40 +135,48 @@ def test_slope_is_the_mean_of_the_slopes_of_the_seeds(runs, table):
         stats.linregress(x, table[1, :, 1, seed]).slope - stats.linregress(x, table[0, :, 1, seed]).slope
         for seed in JUDGED
     ]
-    test = stats.ttest_1samp(slopes, 0)
     assert slope.value == pytest.approx(np.mean(slopes))
-    assert (slope.low, slope.high) == pytest.approx(tuple(test.confidence_interval()))
+    assert slope.bounds == ends(slopes)
+
+
+def test_a_slope_over_learning_rates_that_end_at_the_best_one_names_it(runs, table):
+    made = runs(loss_in(table))
+    Slope("placement=pre,optim.lr<=3e-3", "optim.lr").estimate(made)
+    assert made.used["placement=pre,optim.lr<=3e-3"].has_best_at_edge
 
 
 def test_share_of_runs_that_have_not_learned(runs, table):
-    table[1, 0, 1, 3:5] = math.inf
-    table[1, 0, 1, 5] = 3.19  # in the band around the unigram loss
+    table[1, 0, 1, 7:9] = math.inf
+    table[1, 0, 1, 9] = 3.19  # in the band around the unigram loss
     made = runs(loss_in(table))
     share = Share("placement=post").estimate(made)
-    assert (share.value, share.bad, share.n) == (3 / 6, 3, 6)
-    assert (share.low, share.high) == pytest.approx(proportion_confint(3, 6, method="beta"))
-    assert Share("placement=post", states=("diverged",)).estimate(made).value == 2 / 6
+    assert (share.value, share.bad, share.n) == (3 / 8, 3, 8)
+    assert share.bounds == share_sequence(3, 8, 0.05)
+    assert Share("placement=post", states=("diverged",)).estimate(made).value == 2 / 8
     both = Share("placement=post", "placement=pre").estimate(made)
-    assert both.p == pytest.approx(stats.fisher_exact([[3, 3], [0, 6]]).pvalue)
-    assert (both.value, both.n) == (0.5, 12)
+    (low, high), (other_low, other_high) = share_sequence(3, 8, 0.025), share_sequence(0, 8, 0.025)
+    assert both.bounds == (low - other_high, high - other_low)
+    assert (both.value, both.n) == (3 / 8, 16)
 
 
 def test_share_of_seeds_that_learn_at_no_learning_rate(runs, table):
     table[1, 0, :, 2:5] = math.inf
     table[1, 0, 0, 5] = math.inf  # one learning rate of three
+    share = Share("placement=post", lr="every").estimate(runs(loss_in(table)))
+    assert (share.value, share.n) == (3 / len(SEEDS), len(SEEDS))
     made = runs(loss_in(table))
-    share = Share("placement=post", lr="every").estimate(made)
-    assert (share.value, share.n) == (3 / 8, 8)
-    both = Share("placement=post", "placement=pre", lr="every").estimate(made)
-    assert both.p == pytest.approx(stats.fisher_exact([[3, 5], [0, 8]]).pvalue)
+    later = [run for run in made.results if run.replicate[0] < 9 or run.lr == RATES[1]]
+    # Later seeds have the chosen rate only, and say nothing about the others.
+    share = Share("placement=post", lr="every").estimate(StudyRuns(later))
+    assert (share.value, share.n) == (3 / 9, 9)
 
 
-def test_divergence_makes_a_difference_infinite(runs, table):
-    table[1] = math.inf
+def test_seeds_that_diverged_or_have_not_learned_are_left_out_and_counted(runs, table):
+    table[1, 0, 1, 7], table[1, 0, 1, 8] = math.inf, 3.19
     estimate = difference("placement=post", "placement=pre").estimate(runs(loss_in(table)))
-    assert (estimate.value, estimate.diverged) == (math.inf, len(JUDGED))
-    assert AtLeast(0.05).judge(estimate) == "supported"
-    assert AtMost(0.0).judge(estimate) == "refuted"
+    kept = [seed for seed in JUDGED if seed not in (7, 8)]
+    assert estimate.bounds == ends((table[1, 0, 1] - table[0, 0, 1])[kept])
+    assert (estimate.n, estimate.left_out, estimate.bad, estimate.diverged) == (len(kept), 2, 2, 1)
 
 
 def test_sensitivity_is_the_mean_of_that_of_the_seeds(runs, table):
@@ -162,26 +184,28 @@ def test_sensitivity_is_the_mean_of_that_of_the_seeds(runs, table):
     estimate = OverGrid("sensitivity", "placement=post", "placement=pre").estimate(runs(loss_in(table)))
     bounded = np.minimum(table[:, 0], 5.5)
     pre, post = bounded.mean(1) - table[:, 0].min(1)
-    test = stats.ttest_rel(post, pre)
-    assert (estimate.value, estimate.p) == pytest.approx(((post - pre).mean(), test.pvalue))
-    assert (estimate.low, estimate.high) == pytest.approx(tuple(test.confidence_interval()))
+    assert estimate.value == pytest.approx((post - pre).mean())
+    assert estimate.bounds == ends(post - pre)
     table[1, 0] = 3.2  # learns nowhere: compared with the other arm
     estimate = OverGrid("sensitivity", "placement=post", "placement=pre").estimate(runs(loss_in(table)))
     assert estimate.value == pytest.approx((3.2 - table[0, 0].mean(0)).mean())
 
 
 def test_highest_learning_rate(runs, table):
+    rates = np.log(RATES)
+    # Where the line between the second and the third loss is 0.1 above the second, the lowest.
+    highest = rates[1] + (rates[2] - rates[1]) * 0.1 / (table[:, 0, 2] - table[:, 0, 1])
     table[1, 0, :, 4] = 3.2  # learns at no rate: one step below the grid
-    inside = table.copy()
-    inside[:, 0, 2] = 3.2
+    highest[1, 4] = rates[0] - np.diff(rates).max()
     estimator = OverGrid("highest_rate", "placement=post", "placement=pre")
-    estimate = estimator.estimate(runs(loss_in(inside)))
-    logs = np.log([1.0] * 4 + [0.1] + [1.0] * 3)
-    test = stats.ttest_1samp(logs, 0).confidence_interval()
-    assert estimate.value == pytest.approx(math.exp(logs.mean()))
-    assert (estimate.low, estimate.high) == pytest.approx((math.exp(test.low) * 0.3, math.exp(test.high) / 0.3))
     estimate = estimator.estimate(runs(loss_in(table)))
-    assert (estimate.low, estimate.high) == (0, math.inf)  # both arms learn at the top of the grid
+    logs = highest[1] - highest[0]
+    low, high = mean_sequence(logs.tolist(), 0.05)
+    assert estimate.value == pytest.approx(math.exp(logs.mean()))
+    assert estimate.bounds == pytest.approx((math.exp(low), math.exp(high)))
+    table[:, 0, 2] -= 0.15
+    estimate = estimator.estimate(runs(loss_in(table)))
+    assert estimate.bounds == (0, math.inf)  # both arms train well at the top of the grid
     with pytest.raises(ConfigError, match="unknown number 'lowest'"):
         OverGrid("lowest", "placement=post")
 
@@ -191,17 +215,17 @@ def test_deviation_over_seeds(runs, table):
     judged = table[0, 0, 1, CHOOSING_SEEDS:]
     assert estimate.value == pytest.approx(judged.std(ddof=1))
     low, high = ((len(judged) - 1) * judged.var(ddof=1) / stats.chi2.ppf([0.975, 0.025], len(judged) - 1)) ** 0.5
-    assert (estimate.low, estimate.high) == pytest.approx((low, high))
+    assert estimate.bounds == pytest.approx((low, high))
 
 
 @pytest.mark.exhaustive
 def test_false_positives_of_equal_arms(runs):
-    noise = np.random.default_rng(3).normal(0, 0.01, (len(RATES), 16))
+    noise = np.random.default_rng(3).normal(0, 0.01, (len(RATES), 28))
     losses = 2 + noise + np.array([0.3, 0.0, 0.2])[:, None]
-    made = runs(lambda _p, _d, lr, seed: float(losses[RATES.index(lr), seed]), ("pre",), seeds=range(16))
+    made = runs(lambda _p, _d, lr, seed: float(losses[RATES.index(lr), seed]), ("pre",), seeds=range(28))
     estimate = FalsePositives("placement=pre").estimate(made)
     assert estimate.n == 1000
-    assert 0.03 < estimate.value < 0.07
+    assert estimate.value < 0.05
     assert math.isnan(FalsePositives("placement=pre").estimate(StudyRuns(made.results[:6])).value)
 
 
@@ -210,33 +234,33 @@ def test_an_arm_that_leaves_an_option_free_is_an_error(runs, table):
         difference("placement=post", "placement=pre").estimate(runs(loss_in(table), depths=(4, 8)))
 
 
-def test_a_slope_with_a_diverged_level_is_infinite_and_not_that_of_the_survivors(runs, table):
-    table[1, 2, 1, 5] = math.inf  # depth 16, at the best learning rate
-    made = runs(loss_in(table), depths=(4, 8, 16))
-    estimate = Slope("placement=post", "model.depth").estimate(made)
-    assert (estimate.n, estimate.seeds["5"], estimate.diverged) == (len(JUDGED), math.inf, 1)
-
-
 def test_a_measure_that_a_run_lacks_leaves_the_estimate_undefined(runs, table):
     estimate = Contrast({"placement=post": 1.0}, EvalGap()).estimate(runs(loss_in(table)))
     assert math.isnan(estimate.value)
-    assert (estimate.undefined, estimate.low) == (len(JUDGED), None)
+    assert (estimate.undefined, estimate.bounds) == (len(JUDGED), (-math.inf, math.inf))
 
 
 @pytest.mark.parametrize(
     ("criterion", "values", "verdict"),
     [
-        (AtLeast(0.05), (0.1, 0.11, 0.12), "supported"),
-        (AtLeast(0.2), (0.1, 0.11, 0.12), "refuted"),
-        (AtLeast(0.11), (0.1, 0.11, 0.12), "undecided"),
-        (AtMost(0.2), (0.1, 0.11, 0.12), "supported"),
-        (Within(-0.5, 0.5), (0.1, 0.11, 0.12), "supported"),
-        (Within(-0.05, 0.05), (0.1, 0.11, 0.12), "refuted"),
-        (Within(-0.11, 0.11), (0.1, 0.11, 0.12), "undecided"),
+        (AtLeast(0.05), (0.1, 0.11, 0.12, 0.11), "supported"),
+        (AtLeast(0.2), (0.1, 0.11, 0.12, 0.11), "refuted"),
+        (AtLeast(0.11), (0.1, 0.11, 0.12, 0.11), "undecided"),
+        (AtMost(0.2), (0.1, 0.11, 0.12, 0.11), "supported"),
+        (Within(-0.5, 0.5), (0.1, 0.11, 0.12, 0.11), "supported"),
+        (Within(-0.05, 0.05), (0.1, 0.11, 0.12, 0.11), "refuted"),
+        (Within(-0.11, 0.11), (0.1, 0.11, 0.12, 0.11), "undecided"),
         (AtLeast(0.05), (0.1,), "undecided"),
         (AtLeast(0.05), (), "undecided"),
     ],
 )
 def test_criteria(criterion, values, verdict):
     estimate = over_seeds({(seed, seed): value for seed, value in enumerate(values)})
-    assert criterion.judge(estimate) == verdict
+    assert criterion.verdict(estimate.interval) == verdict
+    p = criterion.p_value(estimate)
+    assert (p <= 0.05) == (verdict != "undecided")
+    if 1e-9 < p < 1:
+        assert [criterion.verdict(estimate.interval, alpha) == "undecided" for alpha in (p / 1.01, p * 1.01)] == [
+            True,
+            False,
+        ]

@@ -5,11 +5,13 @@ import itertools
 
 import numpy as np
 import pytest
-from statsmodels.stats.power import TTestPower
+from scipy import stats
 
+from normlab.analysis.arms import CHOOSING_SEEDS
 from normlab.analysis.comparability import intact_runs
+from normlab.analysis.sequences import mean_sequence
 from normlab.store.query import select_runs
-from normlab.studies.base import AtLeast, AtMost, Claim, Grid, Study, Within
+from normlab.studies.base import LOOKS, AtLeast, AtMost, Claim, Grid, Study, Within
 from normlab.studies.estimators import Contrast, Share, difference
 from normlab.studies.judge import judge
 
@@ -26,7 +28,7 @@ def results(make_run, tmp_path):
 
     def make(best=3e-3, gap=0.1, **runs):
         rng = np.random.default_rng(1)
-        for placement, lr, seed in itertools.product(("pre", "post"), RATES, range(7)):
+        for placement, lr, seed in itertools.product(("pre", "post"), RATES, range(14)):
             loss = 2 + gap * (placement == "post") + 0.3 * (lr != best) + float(rng.normal(0, 0.01))
             options = {"placement": placement, "lr": lr, "seed": seed, **runs.get(placement, {})}
             make_run(f"{placement}-{lr}-{seed}", status={"val_loss": loss, "best_val_loss": loss}, **options)
@@ -49,11 +51,23 @@ def test_the_notes_name_a_resolved_setting_that_differs_between_the_arms(results
 def test_supported_and_refuted(results):
     found = results()
     assert verdict(STUDY, found).verdict == "supported"
-    assert verdict(STUDY, found).sentence.startswith("supported: Post-norm has a higher loss. Estimate 0.1")
+    assert verdict(STUDY, found).sentence.startswith("supported: Post-norm has a higher loss. Estimate 0.101 [0.0")
     swapped = dataclasses.replace(CLAIM, estimator=difference("placement=pre", "placement=post"))
     assert verdict(dataclasses.replace(STUDY, claims=[swapped]), found).verdict == "refuted"
     no_margin = dataclasses.replace(CLAIM, criterion=Within(0.0, 0.0))
     assert verdict(dataclasses.replace(STUDY, claims=[no_margin]), found).verdict == "refuted"
+
+
+def test_the_arms_have_the_losses_of_the_judging_seeds_at_the_best_rate(results):
+    found = results()
+    pre, post = judge(STUDY, found, unverified={}).arms
+    for arm, placement in ((post, "post"), (pre, "pre")):
+        assert (arm.where, arm.rates, arm.chosen, arm.best) == (f"placement={placement}", [*RATES], [3e-3], 3e-3)
+        runs = [run for run in found if run.config.placement.name == placement and run.lr == 3e-3]
+        judged = {str(run.config.seed): run.loss for run in runs if run.config.seed >= CHOOSING_SEEDS}
+        assert (arm.losses, arm.runs) == (judged, len(judged))
+    choosing = [run for run in found if run.config.seed < CHOOSING_SEEDS]
+    assert [arm.runs for arm in judge(STUDY, choosing, unverified={}).arms] == [CHOOSING_SEEDS] * 2
 
 
 def test_a_control_that_is_not_supported_makes_every_verdict_void(results):
@@ -77,42 +91,65 @@ def test_a_block_that_verify_rejects_is_void(results):
     assert verdict(STUDY, found, unverified={"dyt pre gpt2_scaled": "x"}).verdict == "supported"
 
 
-def test_an_arm_without_runs_a_claim_on_large_models_and_runs_that_have_not_started_decide_nothing(results):
+def test_an_arm_without_runs_and_runs_that_have_not_started_are_void(results):
     found = results()
     missing = dataclasses.replace(CLAIM, estimator=Contrast({"placement=peri": 1.0}))
-    large = dataclasses.replace(CLAIM, needs_large=True)
-    for claim, expected in (
-        (missing, ("void", "no estimate: arm placement=peri: no run matches")),
-        (large, ("undecided", "small models cannot decide it")),
-    ):
-        judgement = verdict(dataclasses.replace(STUDY, claims=[claim]), found)
-        assert judgement.verdict == expected[0]
-        assert judgement.reason.startswith(expected[1])
+    judgement = verdict(dataclasses.replace(STUDY, claims=[missing]), found)
+    assert judgement.verdict == "void"
+    assert judgement.reason.startswith("no estimate: arm placement=peri: no run matches")
     assert verdict(STUDY, found, missing=2).reason == "runs that have not started or cannot be read: 2"
 
 
 def test_unfinished_runs_and_other_corpora_are_void(results, make_run, tmp_path):
     results()
-    make_run("more", "interrupted", placement="pre", lr=3e-3, seed=9)
+    make_run("more", "interrupted", placement="pre", lr=3e-3, seed=99)
     found = intact_runs(select_runs([str(tmp_path)], tmp_path).records)[0]
     assert verdict(STUDY, found).reason == "unfinished runs of [placement=pre]: 1"
-    make_run("other", placement="pre", lr=3e-3, seed=9, run={"corpus": {"name": "b", "sha256": "b" * 64}})
+    make_run("other", placement="pre", lr=3e-3, seed=99, run={"corpus": {"name": "b", "sha256": "b" * 64}})
     found = intact_runs(select_runs([str(tmp_path)], tmp_path).records)[0]
     assert verdict(STUDY, found).reason.startswith("the runs differ in corpus b bbbbbbbb and stdlib")
 
 
-def test_power_is_that_of_a_t_test_and_simulated_for_two_one_sided_tests(results):
+def test_power_is_that_of_the_deviation_of_the_choosing_seeds(results):
     found = results()
-    judgement = verdict(STUDY, found)
-    sd = judgement.estimate.deviation
-    expected = TTestPower().power((0.1 - 0.05) / sd, 5, 0.025, alternative="larger")
-    assert judgement.power == pytest.approx(float(expected))
-    claim = dataclasses.replace(CLAIM, criterion=Within(-0.02, 0.02), effect=0.0)
+    claim = dataclasses.replace(CLAIM, criterion=AtLeast(0.09))
     power = verdict(dataclasses.replace(STUDY, claims=[claim]), found).power
+    by = {(run.config.placement.name, run.config.seed): run.loss for run in found if run.lr == 3e-3}
+    sd = np.std([by["post", seed] - by["pre", seed] for seed in range(CHOOSING_SEEDS)], ddof=1)
+    low, high = (sd * np.sqrt((CHOOSING_SEEDS - 1) / stats.chi2.ppf(q, CHOOSING_SEEDS - 1)) for q in (0.1, 0.9))
+    assert power.seeds == CHOOSING_SEEDS
     rng = np.random.default_rng(5)
-    draws = rng.normal(0, sd, (4000, 5))
-    half = 2.1318 * draws.std(1, ddof=1) / 5**0.5  # the 95% quantile of t with 4 degrees of freedom
-    assert power == pytest.approx(float((abs(draws.mean(1)) + half <= 0.02).mean()), abs=0.03)
+    for stated, deviation in ((power.value, sd), (power.low, low), (power.high, high)):
+        supported = [
+            any(mean_sequence(values[:n].tolist(), 0.05)[0] >= 0.09 for n in LOOKS)
+            for values in rng.normal(0.1, deviation, (500, LOOKS[-1]))
+        ]
+        assert stated == pytest.approx(np.mean(supported), abs=0.08)
+    assert power.text.endswith(f"(sd from {CHOOSING_SEEDS} seeds)")
+
+
+def test_verdicts_are_corrected_for_all_claims_of_the_study(results):
+    found = results()
+    found_alone = verdict(STUDY, found)
+    same = [dataclasses.replace(CLAIM, name=f"claim_{number}") for number in range(4)]
+    judged = judge(dataclasses.replace(STUDY, claims=same), found, unverified={}).claims
+    assert [each.p for each in judged] == pytest.approx([4 * found_alone.p] * 4)
+    estimate = found_alone.estimate
+    close = dataclasses.replace(CLAIM, criterion=AtLeast(estimate.value - 1.75 * estimate.deviation))
+    alone = verdict(dataclasses.replace(STUDY, claims=[close]), found)
+    assert alone.verdict == "supported"
+    several = [dataclasses.replace(close, name=f"claim_{number}") for number in range(5)]
+    many = judge(dataclasses.replace(STUDY, claims=several), found, unverified={}).claims
+    assert {(each.verdict, each.reason) for each in many} == {("undecided", f"p={5 * alone.p:.2g} for 5 claims")}
+
+
+@pytest.mark.parametrize(("bound", "is_open"), [(0.05, False), (0.1, False), (0.085, True)])
+def test_a_claim_is_open_while_more_seeds_may_decide_it(results, bound, is_open):
+    """Decided at 0.05; at 0.1, near the estimate, no number of seeds decides it."""
+    found = results()
+    claim = dataclasses.replace(CLAIM, criterion=AtLeast(bound))
+    verdicts = judge(dataclasses.replace(STUDY, claims=[claim]), found, unverified={})
+    assert (claim in verdicts.open_claims) == is_open
 
 
 def test_the_hash_depends_on_what_decides_a_verdict_only():
@@ -126,12 +163,3 @@ def test_the_hash_depends_on_what_decides_a_verdict_only():
         dataclasses.replace(STUDY, grids=[Grid("all", "placement=pre,post seed=1")]),
     ):
         assert changed.criterion_hash() != STUDY.criterion_hash()
-
-
-def test_pairs_that_diverged_on_both_sides_are_void(results, make_run, tmp_path):
-    results()
-    for placement in ("pre", "post"):
-        make_run(f"{placement}-more", "diverged", placement=placement, lr=3e-3, seed=9, status={"val_loss": np.inf})
-    found = intact_runs(select_runs([str(tmp_path)], tmp_path).records)[0]
-    reason = "seeds without the quantity, because a run lacks it or diverged on both sides: 1"
-    assert verdict(STUDY, found).reason.startswith(reason)

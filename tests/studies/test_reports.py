@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from normlab.studies.report import COLOURS, FORMATS, draw_verdicts
 
 load_studies()
 COMMITTED = Path(__file__).parents[2] / "results" / "studies"
+NAMES = sorted(path.parent.name for path in COMMITTED.glob("*/report.json"))
+NAME, OTHER = NAMES[:2]
 Command = Callable[..., tuple[int, str, str]]
 
 
@@ -26,7 +29,7 @@ def copy(tmp_path: Path) -> Callable[[str], Path]:
     return lambda name: Path(shutil.copytree(COMMITTED / name, tmp_path / "results" / "studies" / name))
 
 
-@pytest.mark.parametrize("name", sorted(path.parent.name for path in COMMITTED.glob("*/report.json")))
+@pytest.mark.parametrize("name", NAMES)
 def test_committed_pages_follow_from_report_json(
     name: str, copy: Callable[[str], Path], run_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -36,9 +39,10 @@ def test_committed_pages_follow_from_report_json(
     code, out, err = run_command("study", "report", name)
     assert code == 0
     assert out.splitlines()[-1] == f"results/studies/{name}/README.md"
-    assert err.startswith(f"warning: results has no runs of study {name}: its report is written again from ")
-    assert {*re.findall(r"^warning: (.*)$", err, re.MULTILINE)[1:]} == {
-        *json.loads((folder / "report.json").read_text())["notes"]
+    assert {*re.findall(r"^warning: (.*)$", err, re.MULTILINE)} == {
+        f"{each['setting']}, seeds from {each['first_seed']} on: {note}"
+        for each in json.loads((folder / "report.json").read_text())["attempts"]
+        for note in each["notes"]
     }
     for file in ("README.md", "report.json"):
         assert (folder / file).read_text() == (COMMITTED / name / file).read_text()
@@ -52,69 +56,74 @@ def test_committed_table_of_reports_follows_from_them(tmp_path: Path) -> None:
     assert (tmp_path / "README.md").read_text() == (COMMITTED / "README.md").read_text()
 
 
+def test_claims_with_little_power_are_not_counted(tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir()
+    report = json.loads((COMMITTED / NAME / "report.json").read_text())
+    rows = report["attempts"][0]["claims"]
+    report["attempts"] = report["attempts"][:1]
+    for row in rows:
+        row["power"] = {"value": 0.31, "low": 0.1, "high": 0.5, "seeds": 6}
+    rows[0]["power"]["value"] = 0.29
+    (tmp_path / NAME / "report.json").write_text(json.dumps(report))
+    write_index(tmp_path)
+    table = (tmp_path / "README.md").read_text()
+    assert table.count("**; power below 30 % |") == 1
+    counted = Counter(row["verdict"] in ("supported", "refuted") for row in rows[1:])
+    assert f"{len(rows) - 1} claims, {counted[True]} decided and {counted[False]} undecided; 1 more have" in table
+
+
 @pytest.mark.parametrize("content", [b"", b"{}"])
 def test_a_damaged_report_is_left_out_of_the_table(
     content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("noise", "speed"):
+    for name in (NAME, OTHER):
         shutil.copytree(COMMITTED / name, tmp_path / name)
-    (tmp_path / "noise" / "report.json").write_bytes(content)
+    (tmp_path / NAME / "report.json").write_bytes(content)
     write_index(tmp_path)
     table = (tmp_path / "README.md").read_text()
-    assert "study run speed" in table
-    assert "study run noise" not in table
-    assert capsys.readouterr().err.startswith(f"warning: {tmp_path}/noise/report.json: is damaged (")
+    assert f"study run {OTHER}" in table
+    assert f"study run {NAME}" not in table
+    assert capsys.readouterr().err.startswith(f"warning: {tmp_path}/{NAME}/report.json: is damaged (")
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff"])
 def test_a_report_that_cannot_be_read_is_an_error(
     content: bytes, copy: Callable[[str], Path], run_command: Command
 ) -> None:
-    folder = copy("noise")
+    folder = copy(NAME)
     before = (folder / "README.md").read_bytes()
     (folder / "report.json").write_bytes(content)
-    code, out, err = run_command("study", "report", "noise")
+    code, out, err = run_command("study", "report", NAME)
     assert (code, out) == (2, "")
-    assert err.splitlines()[-1].startswith("error: results/studies/noise/report.json: cannot be read (")
-    assert err.endswith("train its runs with `normlab study run noise`\n")
+    assert err.splitlines()[-1].startswith(f"error: results/studies/{NAME}/report.json: cannot be read (")
+    assert err.endswith(f"restore a copy, or delete it and run `normlab study run {NAME}`\n")
     assert (folder / "README.md").read_bytes() == before
 
 
 def test_a_changed_criterion_needs_the_runs(copy: Callable[[str], Path], run_command: Command) -> None:
-    path = copy("noise") / "report.json"
-    path.write_text(path.read_text().replace(STUDIES["noise"].criterion_hash(), "0123456789ab"))
-    code, out, err = run_command("study", "report", "noise")
+    path = copy(NAME) / "report.json"
+    path.write_text(path.read_text().replace(STUDIES[NAME].criterion_hash(), "0123456789ab"))
+    code, out, err = run_command("study", "report", NAME)
     assert (code, out) == (2, "")
-    assert "was judged by criterion 0123456789ab of study noise, now " in err
-
-
-def test_a_claim_under_review_is_marked_wherever_its_verdict_is() -> None:
-    reason = STUDIES["bounded_stream"].claims[1].under_review
-    assert reason
-    page, table = (COMMITTED / "bounded_stream" / "README.md").read_text(), (COMMITTED / "README.md").read_text()
-    assert page.count(f"supported, under review ({reason})") == 2  # the sentence and the table
-    assert "| under review (these runs: supported) |" in table
-    assert f"Reason: {reason}." in table
+    assert "was judged by criterion 0123456789ab, now " in err
+    assert err.endswith(f"error: study {NAME}: has no runs; train them with `normlab study run {NAME}`\n")
 
 
 # The picture
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("under_review", ["", "it was not repeated"])
-def test_the_picture_names_the_claim_and_the_unit(under_review: str) -> None:
+def test_the_picture_names_the_claim_and_the_unit() -> None:
     text = (
         "Post-norm has a loss that is higher than that of pre-norm by 0.05 nats/token or more at depth 4, in the mean."
     )
-    estimator = difference("placement=post", "placement=pre")
-    claim = Claim("an_id", text, estimator, AtLeast(0.05), under_review=under_review)
-    svg = draw_verdicts([Judgement(claim, "supported", "", Estimate(0.5, 0.4, 0.6, 0.45, 0.55, n=4), None)])["svg"]
+    claim = Claim("an_id", text, difference("placement=post", "placement=pre"), AtLeast(0.05))
+    estimate = Estimate(0.5, lambda alpha: (0.5 - 0.005 / alpha, 0.5 + 0.005 / alpha), 4)
+    svg = draw_verdicts([Judgement(claim, "supported", "", estimate)])["svg"]
     texts = re.findall("<!-- (.*?) -->", svg.decode(), re.DOTALL)
-    mark = ", under review" if under_review else ""
-    assert f"supported{mark}: {text}" in " ".join(texts)
-    assert "difference in final validation loss, nats/token" in texts
+    assert f"supported: {text}" in " ".join(texts)
+    assert "difference in final validation loss of runs that have learned, nats/token" in texts
     assert "an_id" not in svg.decode()
-    assert (COLOURS["supported"] in svg.decode()) == (not under_review)
+    assert COLOURS["supported"] in svg.decode()
 
 
 def test_the_quantity_of_a_ratio_names_no_difference() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,19 @@ from pathlib import Path
 import pytest
 
 STUDY = """
+from dataclasses import dataclass
+
 from normlab.studies.base import AtMost, AtLeast, Claim, Grid, Study, Within, register_study
 from normlab.studies.estimators import Share, difference
 
+@dataclass(frozen=True)
+class Loss:
+    text = "final loss"
+
+    def value(self, run):
+        return run.loss
+
+LOSS = Loss()
 RMSNORM, LAYERNORM = "norm=rmsnorm,train.steps=20", "norm=layernorm,train.steps=20"
 SHORT = "norm=rmsnorm,train.steps=3"
 
@@ -21,17 +32,38 @@ register_study(
         question="Does a tiny model with RMSNorm differ from one with LayerNorm?",
         grids=[Grid("norms", "model=gpt2_nano model.depth=1 model.width=8 model.context=8 data=files "
             "data.path=text.txt data.tokenizer=chars norm=rmsnorm,layernorm optim.lr=1e-2 train.steps=3,20 "
-            "optim.warmup_steps=1 eval.sequences=2 seed=range(3) stats=off sweep.pack=3")],
+            "optim.warmup_steps=1 eval.sequences=2 stats=off sweep.pack=3")],
         claims=[
-            Claim("close", "The losses are within 1 nat/token.", difference(RMSNORM, LAYERNORM), Within(-1.0, 1.0),
-                  "nobody", effect=0.0),
-            Claim("far", "LayerNorm is worse by 1 nat/token.", difference(LAYERNORM, RMSNORM), AtLeast(1.0),
-                  under_review="it was not repeated"),
-            Claim("steps", "More steps lower the loss.", difference(RMSNORM, SHORT), AtMost(0.0)),
-            Claim("swapped", "More steps raise the loss.", difference(SHORT, RMSNORM), AtMost(0.0)),
-            Claim("no_margin", "More steps change nothing at all.", difference(SHORT, RMSNORM), Within(0.0, 0.0)),
+            Claim("close", "The losses are within 1 nat/token.", difference(RMSNORM, LAYERNORM, LOSS),
+                  Within(-1.0, 1.0), "nobody", effect=0.0),
+            Claim("far", "LayerNorm is worse by 1 nat/token.", difference(LAYERNORM, RMSNORM, LOSS), AtLeast(1.0)),
+            Claim("steps", "More steps lower the loss.", difference(RMSNORM, SHORT, LOSS), AtMost(0.0)),
+            Claim("swapped", "More steps raise the loss.", difference(SHORT, RMSNORM, LOSS), AtMost(0.0)),
+            Claim("no_margin", "More steps change nothing at all.", difference(SHORT, RMSNORM, LOSS), Within(0.0, 0.0)),
         ],
         controls=[Claim("runs", "No run diverges.", Share(RMSNORM, states=("diverged",)), CONTROL)],
+    )
+)
+"""
+
+
+LOOKS_STUDY = """
+from normlab.studies.base import AtMost, Claim, Grid, Study, register_study
+from normlab.studies.estimators import Share, difference
+from normlab.studies.over_grid import OverGrid
+
+register_study(
+    Study(
+        name="looks",
+        question="Is a resumed study the same?",
+        grids=[Grid("rates", "model=gpt2_nano model.depth=1 model.width=8 model.context=8 data=files "
+            "data.path=text.txt data.tokenizer=chars norm=rmsnorm,layernorm optim.lr=1e-2,1e-1 train.steps=3 "
+            "optim.warmup_steps=1 eval.sequences=2 stats=off sweep.pack=16")],
+        claims=[
+            Claim("no_share", "Most seeds diverge.", Share("norm=rmsnorm", lr="every", states=("diverged",)),
+                  AtMost(0.45)),
+            Claim("same", "They are the same.", difference("norm=rmsnorm", "norm=layernorm"), AtMost(-9.0)),
+        ],
     )
 )
 """
@@ -50,11 +82,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "mine.py").write_text(STUDY.replace("CONTROL", "AtMost(0.9)"))
     done = normlab("study", "run", "tiny", "plugins=[mine.py]", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^supported: The losses are within 1 nat/token\. Estimate ", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^small, seeds from 0 on: supported: The losses are within 1 nat/token\. Estimate ", done.stdout, re.MULTILINE
+    )
     for text in ("More steps raise the loss", "More steps change nothing at all"):
-        assert re.search(rf"^refuted: {text}\. Estimate ", done.stdout, re.MULTILINE)
-    review = r"^refuted, under review \(it was not repeated\): LayerNorm is worse by 1 nat/token\. Estimate "
-    assert re.search(review, done.stdout, re.MULTILINE)
+        assert re.search(rf"^small, seeds from 0 on: refuted: {text}\. Estimate ", done.stdout, re.MULTILINE)
+    (folder / "results/sweeps").rename(folder / "first")  # as with the report of somebody else
+    again = normlab("study", "replicate", "tiny", "--seeds", "fresh", "plugins=[mine.py]", cwd=folder)
+    assert again.returncode == 0, again.stderr
+    for first in (0, 1000):
+        assert f"small, seeds from {first} on: supported: The losses are within" in again.stdout
+    shutil.copytree(folder / "first", folder / "results/sweeps", dirs_exist_ok=True)
     return folder
 
 
@@ -72,10 +110,16 @@ def test_report_from_the_records_equals_that_of_the_run(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert files_of(folder) == before
     report = json.loads(before["report.json"])
-    assert [claim["verdict"] for claim in report["claims"]] == [
-        "supported", "refuted", "supported", "refuted", "refuted"
-    ]  # fmt: skip
-    assert report["notes"] == []
+    assert [(each["setting"], each["first_seed"]) for each in report["attempts"]] == [("small", 0), ("small", 1000)]
+    for attempt in report["attempts"]:
+        assert [claim["verdict"] for claim in attempt["claims"]] == [
+            "supported", "refuted", "supported", "refuted", "refuted"
+        ]  # fmt: skip
+        assert attempt["notes"] == []
+        assert {seed for claim in attempt["claims"] for seed in claim["seeds"]} >= {str(attempt["first_seed"])}
+    table = (folder / "results/studies/README.md").read_text()
+    assert "5 of 5 decided claims were decided in the same way on fresh seeds" in table
+    assert "| **supported** |" in table
     text = before["README.md"].decode()
     assert text.startswith("# Does a tiny model with RMSNorm differ from one with LayerNorm?\n")
     assert "normlab study run tiny 'plugins=[mine.py]'" in text
@@ -83,8 +127,24 @@ def test_report_from_the_records_equals_that_of_the_run(folder: Path) -> None:
     again = normlab("study", "report", "tiny", "plugins=[mine.py]", cwd=folder)
     (folder / "elsewhere").rename(folder / "results/sweeps")
     assert (again.returncode, again.stdout) == (0, done.stdout)
-    assert "results has no runs of study tiny: its report is written again from results/studies/tiny/" in again.stderr
     assert files_of(folder) == before
+
+
+@pytest.mark.exhaustive
+@pytest.mark.process
+def test_a_resumed_study_has_the_runs_of_its_looks(tmp_path: Path) -> None:
+    """At each look it trains what the claims needed that were open then, though later ones have been decided since."""
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
+    (tmp_path / "looks.py").write_text(LOOKS_STUDY)
+    done = normlab("study", "run", "looks", "plugins=[looks.py]", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plans = {path: path.read_bytes() for path in (tmp_path / "results/sweeps").rglob("plan.json")}
+    assert len(plans) > 2
+    again = normlab("study", "run", "looks", "plugins=[looks.py]", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert {path: path.read_bytes() for path in (tmp_path / "results/sweeps").rglob("plan.json")} == plans
+    assert again.stdout.count("note    study looks") == len(plans)
+    assert again.stdout.splitlines()[-4:] == done.stdout.splitlines()[-4:]
 
 
 @pytest.mark.process
@@ -93,10 +153,8 @@ def test_a_sabotaged_control_is_void_and_a_changed_criterion_is_named(folder: Pa
     changed.write_text(STUDY.replace("CONTROL", "AtLeast(0.9)"))
     done = normlab("study", "report", "tiny", "plugins=[changed.py]", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("(the control runs is refuted") == 5
-    warning = (
-        r"^warning: The criterion was changed after the runs were planned \(\w{12}, now \w{12}\), without a reason"
-    )
+    assert done.stdout.count("(the control runs is refuted") == 10
+    warning = r"^warning: small, seeds from 0 on: The criterion was changed .* \(\w{12}, now \w{12}\), without a reason"
     assert re.search(warning, done.stderr, re.MULTILINE)
 
 
@@ -106,8 +164,7 @@ def test_show_prints_claims_criteria_and_cost(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "claim close: The losses are within 1 nat/token. (nobody)" in done.stdout
     assert "supported if: between -1 and 1 (two one-sided tests)" in done.stdout
-    assert "supported if: at least 1\n  under review: it was not repeated\n" in done.stdout
-    assert "grid norms: 12 runs, 8,832 tokens\n" in done.stdout
+    assert "grid norms: 24 runs, 17,664 tokens, for the choosing seeds\n" in done.stdout
 
 
 @pytest.mark.parametrize("command", ["show", "run"])
@@ -135,11 +192,16 @@ def test_an_arm_that_is_not_in_the_grid_is_an_error_before_training(
     ("arguments", "message"),
     [
         (["show", "xyz"], "unknown study 'xyz': choose one of "),
-        (["report", "deepnorm", "--results-dir", "none"], "study deepnorm: none has no sweep study-deepnorm-"),
+        (
+            ["report", "deepnorm", "--results-dir", "none"],
+            "study deepnorm: has no runs; train them with `normlab study run deepnorm`",
+        ),
         (
             ["run", "deepnorm", "model.depth=2"],
             "model.depth=2: would change the study; only one value of sweep.jobs=, ",
         ),
+        (["run", "deepnorm", "--setting", "huge"], "--setting: unknown setting 'huge': choose one of prose, small"),
+        (["replicate", "deepnorm", "--seeds", "7"], "--seeds 7: choose fresh, or a multiple of 1000"),
         (["run", "deepnorm", "device=cpu,cuda"], "device=cpu,cuda: would change the study; "),
     ],
 )

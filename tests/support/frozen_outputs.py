@@ -151,7 +151,7 @@ POST, PRE = "placement=post", "placement=pre"
 CLAIMS: dict[str, list[Claim]] = {
     "rates": [
         Claim("difference", "", difference(POST, PRE), AtLeast(0.01), effect=0.05),
-        Claim("equivalence", "", difference(POST, PRE, lr="common"), Within(-0.1, 0.1), effect=0.0),
+        Claim("equivalence", "", difference(POST, PRE), Within(-0.1, 0.1), effect=0.0),
         Claim("mean", "", Contrast({PRE: 1.0}), AtMost(2.2), effect=2.0),
         Claim("steps", "", Contrast({POST: 1.0, PRE: -1.0}, StepsTo(2.9), is_ratio=True), AtLeast(1.0)),
         Claim("time", "", Contrast({POST: 1.0, PRE: -1.0}, TokenTime(), is_ratio=True), AtMost(1.5)),

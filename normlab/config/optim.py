@@ -240,6 +240,11 @@ class Orthogonal(AdamW):
     momentum: float = option(0.95, "mu: decay per step of the mean of the gradients.", at_least=0, below=1)
     nesterov: bool = option(True, "Whether NS is that of Nesterov momentum, (1 - mu) g + mu b; else that of b.")
     ns_steps: int = option(5, "Newton-Schulz steps.", at_least=1, at_most=99)
+    polynomial: str = option(
+        "fast", choices=("fast", "convergent"),
+        help="That of a Newton-Schulz step: fast brings singular values near 1 in 5 steps, to between 0.7 and 1.2; "
+        "convergent tends to 1, in some 12 steps.",
+    )  # fmt: skip
     qkv: str = option(
         "apart", "Whether the matrices of q, k and v are one matrix for NS.", choices=("apart", "together")
     )

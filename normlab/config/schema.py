@@ -44,12 +44,15 @@ class ModelConfig:
         "learned", "Position embeddings: learned, or rotary (arXiv:2104.09864).", choices=("learned", "rope")
     )
     rope_theta: float | None = option(None, "Base of the rotary angles; 10000 unless set.", at_least=1)
+    rope_fraction: float = option(1.0, "Share of the channels of a head that RoPE rotates.", above=0, at_most=1)
     mlp: str = option(
-        "gelu", "GELU in its tanh form, as in GPT-2, or SwiGLU (arXiv:2002.05202).", choices=("gelu", "swiglu")
-    )
+        "gelu", choices=("gelu", "relu2", "swiglu"),
+        help="GELU in its tanh form, as in GPT-2; the square of ReLU (arXiv:2109.08668); or SwiGLU (arXiv:2002.05202).",
+    )  # fmt: skip
     mlp_width: int | None = option(
-        None, "Hidden width; unless set 4 x width (gelu) or 8/3 x width rounded up to 32.", at_least=1, at_most=2**20
-    )
+        None, "Hidden width; unless set 4 x width, or for swiglu 8/3 x width rounded up to 32.", at_least=1,
+        at_most=2**20,
+    )  # fmt: skip
     bias: bool = option(True, "Whether the linear layers have biases.")
     tie_embeddings: bool = option(True, "Whether the LM head and the token embedding share their weights.")
     qk_norm: str = option(
@@ -123,13 +126,15 @@ class ModelConfig:
             )
         if self.positions == "rope":
             self.rope_theta = 10000.0 if self.rope_theta is None else self.rope_theta
-            if (self.width // self.heads) % 2:
+            rotated = self.rope_fraction * (self.width // self.heads)
+            if rotated % 2:
                 raise ConfigError(
-                    f"model.heads={self.heads}: gives heads of odd width, and model.positions=rope rotates pairs; "
-                    "choose another number"
+                    f"model.heads={self.heads}: {rotated:g} channels of a head rotate, and model.positions=rope "
+                    "rotates pairs; choose another number, or another model.rope_fraction"
                 )
-        elif self.rope_theta is not None:
-            raise no_effect(f"model.rope_theta={self.rope_theta}", "model.positions=learned")
+        for name, default in (("rope_theta", None), ("rope_fraction", 1.0)):
+            if self.positions == "learned" and (value := getattr(self, name)) != default:
+                raise no_effect(f"model.{name}={value}", "model.positions=learned")
         if self.qk_norm_after_rope and (self.qk_norm != "head" or self.positions != "rope"):
             raise no_effect(
                 "model.qk_norm_after_rope=true", f"model.qk_norm={self.qk_norm} and model.positions={self.positions}"
@@ -137,7 +142,7 @@ class ModelConfig:
         if self.qk_scale != 1 and self.qk_norm == "off":
             raise no_effect(f"model.qk_scale={self.qk_scale}", "model.qk_norm=off")
         if self.mlp_width is None:
-            self.mlp_width = 4 * self.width if self.mlp == "gelu" else -(-8 * self.width // 96) * 32
+            self.mlp_width = -(-8 * self.width // 96) * 32 if self.mlp == "swiglu" else 4 * self.width
 
 
 @dataclass(kw_only=True, slots=True)

@@ -18,13 +18,17 @@ Kernel = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 """Maps queries, keys and values, (*lead, H, T, K) each, and the scale of q k^T to the output, (*lead, H, T, K)."""
 
 
-def rotate(x_HTK: Tensor, theta: float) -> Tensor:
-    """Apply rotary position embedding, in Llama's half-split layout.
+def rotate(x_HTK: Tensor, theta: float, fraction: float = 1.0) -> Tensor:
+    """Apply rotary position embedding, in Llama's half-split layout, to the first channels of each head.
 
     Source: Su et al. 2021, arXiv:2104.09864, eq. 34.
 
-    Channels i and i + K/2 are rotated by t * theta^(-2i/K) at position t, in float32, or in float64 for float64 input.
+    With K the number of rotated channels, a fraction of all, channels i and i + K/2 are rotated by t * theta^(-2i/K) at
+    position t, in float32, or in float64 for float64 input.
     """
+    if fraction < 1:
+        rotated_HTK, others_HTK = x_HTK.tensor_split([round(fraction * x_HTK.shape[-1])], dim=-1)
+        return torch.cat([rotate(rotated_HTK, theta), others_HTK], dim=-1)
     steps, width = x_HTK.shape[-2:]
     device, dtype = x_HTK.device, torch.promote_types(x_HTK.dtype, torch.float32)
     inverse_K = theta ** (-torch.arange(0, width, 2, device=device, dtype=dtype) / width)
@@ -88,7 +92,7 @@ class Attention(nn.Module):
         """The placement's `qk_transform` of queries and keys, after RoPE."""
         self.heads = config.heads
         self.scale = scale
-        self.rope_theta = config.rope_theta
+        self.rope_theta, self.rope_fraction = config.rope_theta, config.rope_fraction
         self.kernel: Kernel = sdpa
         """Computes attention. Packs set another function: vmap cannot batch torch's fused kernel on a CPU."""
         self.linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
@@ -135,7 +139,7 @@ class Attention(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         q_BHTK, k_BHTK, v_BHTK = map(self.split_heads, ("q", "k", "v"), self.project(x_BTD))
         if self.rope_theta is not None:
-            q_BHTK, k_BHTK = rotate(q_BHTK, self.rope_theta), rotate(k_BHTK, self.rope_theta)
+            q_BHTK, k_BHTK = (rotate(x_BHTK, self.rope_theta, self.rope_fraction) for x_BHTK in (q_BHTK, k_BHTK))
         if self.qk_norm_after_rope:
             q_BHTK, k_BHTK = (
                 self.qk_norms[site](x_BHTK.transpose(1, 2)).transpose(1, 2)

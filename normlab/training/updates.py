@@ -142,19 +142,20 @@ def _set(state: Sequence[Tensor], values: Sequence[Tensor], alive: Tensor) -> No
 
 # Optimisers of matrices
 
-POLYNOMIAL = (3.4445, -4.7750, 2.0315)
+POLYNOMIALS = {"fast": (3.4445, -4.7750, 2.0315), "convergent": (2.0, -1.5, 0.5)}
 """a, b and c of a Newton-Schulz step: of the odd polynomial a s + b s^3 + c s^5 of each singular value s."""
 
 
-def orthogonalise(x_NM: Tensor, steps: int) -> Tensor:
+def orthogonalise(x_NM: Tensor, steps: int, polynomial: str = "fast") -> Tensor:
     """Return matrices, (..., n, m), whose singular values are near 1, with the singular vectors of the given ones.
 
     Newton-Schulz: x <- x / |x|, then `steps` times x <- a x + (b y + c y y) x, with y = x x^T. In bfloat16 on a GPU, in
     the dtype of x on a CPU.
 
-    Source: Jordan et al. 2024, Muon (KellerJordan/Muon); torch.optim.Muon computes in bfloat16 everywhere.
+    Source: Jordan et al. 2024, Muon (KellerJordan/Muon); torch.optim.Muon computes in bfloat16 everywhere. The
+    convergent polynomial: KellerJordan/modded-nanogpt, track 3.
     """
-    a, b, c = POLYNOMIAL
+    a, b, c = POLYNOMIALS[polynomial]
     is_tall = x_NM.shape[-2] > x_NM.shape[-1]
     x = x_NM.mT if is_tall else x_NM
     x = x.bfloat16() if x.is_cuda else x
@@ -209,7 +210,7 @@ def _update(options: Orthogonal, group: Matrices) -> None:
         )
         new_momenta = momenta + (1 - momentum) * (grads - momenta)
         direction = grads + momentum * (new_momenta - grads) if options.nesterov else new_momenta
-        update = orthogonalise(direction, options.ns_steps)
+        update = orthogonalise(direction, options.ns_steps, options.polynomial)
         new_rows = [row + row_weight * (update.square().mean(-1, keepdim=True) - row) for row in rows]
         for row in new_rows:
             norm = torch.linalg.matrix_norm(update, keepdim=True)

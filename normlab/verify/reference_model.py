@@ -142,7 +142,7 @@ class ReferenceModel:
         def heads(x_BTD: Tensor, inner: bool = False) -> Tensor:
             q_BTHK, k_BTHK, v_BTHK = (project(site, x_BTD, inner=inner) for site in "qkv")
             if model.rope_theta is not None:
-                q_BTHK, k_BTHK = _rotate(q_BTHK, model.rope_theta), _rotate(k_BTHK, model.rope_theta)
+                q_BTHK, k_BTHK = (_rotate(x, model.rope_theta, model.rope_fraction) for x in (q_BTHK, k_BTHK))
             if model.qk_norm_after_rope:
                 q_BTHK, k_BTHK = self._norm(q_BTHK), self._norm(k_BTHK)
             q_BTHK, k_BTHK = q_BTHK * model.qk_scale, k_BTHK * model.qk_scale
@@ -188,6 +188,8 @@ class ReferenceModel:
                 gate_BTM = linear(x_BTD, weights.gate.weight, weights.gate.bias)
                 gate_BTM = self._apply_inside("h", gate_BTM, weights.of_gate)
                 return gate_BTM * torch.sigmoid(gate_BTM) * h_BTM
+            if self.config.model.mlp == "relu2":
+                return torch.where(h_BTM > 0, h_BTM * h_BTM, 0.0)
             inner_BTM = math.sqrt(2 / math.pi) * (h_BTM + 0.044715 * h_BTM**3)
             return h_BTM * torch.sigmoid(2 * inner_BTM)
 
@@ -202,13 +204,13 @@ def _compiled(formula: str) -> CodeType:
     return compile(formula, "<formula>", "exec")
 
 
-def _rotate(x_BTHK: Tensor, theta: float) -> Tensor:
-    """Apply RoPE as a complex product: x_i + j x_(i + K/2) is turned by t theta^(-2i/K)."""
-    half = x_BTHK.shape[-1] // 2
-    z_BTHK = torch.complex(x_BTHK[..., :half], x_BTHK[..., half:])
+def _rotate(x_BTHK: Tensor, theta: float, fraction: float) -> Tensor:
+    """Apply RoPE as a complex product: x_i + j x_(i + K/2) is turned by t theta^(-2i/K), K the channels that turn."""
+    half = round(fraction * x_BTHK.shape[-1]) // 2
+    z_BTHK = torch.complex(x_BTHK[..., :half], x_BTHK[..., half : 2 * half])
     turns = [[cmath.exp(1j * t * theta ** (-i / half)) for i in range(half)] for t in range(x_BTHK.shape[1])]
     z_BTHK = z_BTHK * torch.tensor(turns, dtype=z_BTHK.dtype)[:, None]
-    return torch.cat([z_BTHK.real, z_BTHK.imag], dim=-1)
+    return torch.cat([z_BTHK.real, z_BTHK.imag, x_BTHK[..., 2 * half :]], dim=-1)
 
 
 @contextmanager

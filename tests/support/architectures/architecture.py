@@ -1,8 +1,7 @@
 """One architecture of transformers, and how its weights are combined from those of our model.
 
 A row sets aside what has nothing to do with norms and is not in our model, in its `config` or `patch`: other
-activations, grouped keys and values, attention windows, ALiBi, fixed sinusoids, rotation of a part of a head, caps and
-factors on the logits, all but one of many experts. It folds into the weights a factor on the embeddings, a factor that
+activations, grouped keys and values, attention windows, ALiBi, fixed sinusoids, caps and factors on the logits, all but one of many experts. It folds into the weights a factor on the embeddings, a factor that
 is missing under the softmax, and the order of the channels that rotate together.
 """
 
@@ -179,6 +178,7 @@ FAIRSEQ_POST = {"self_attn_layer_norm": RES_ATTN, "final_layer_norm": RES_MLP}
 
 LLAMA = "model=llama_nano"
 ROTARY_GELU = "model=llama_nano model.mlp=gelu"
+ROTARY_RELU2 = "model=llama_nano model.mlp=relu2"
 GPT2 = "model=gpt2_nano"
 NO_POSITIONS = ("embed.positions.weight",)
 FULL_ATTENTION = {"layer_types": ["full_attention"] * DEPTH}

@@ -27,6 +27,7 @@ from support.architectures.architecture import (
     QKV,
     QWEN_GATED_ATTN,
     ROTARY_GELU,
+    ROTARY_RELU2,
     ROTATION,
     TANH,
     UNGATED,
@@ -50,11 +51,11 @@ PRE_EXTRA_NORMS = [
         zero_in_transformers=("encoder_attn",),
     ),
     Architecture(
-        # Its norm on queries and keys is after the rotation: without a gain it is the same before.
         name="nanochat",
         transformers_class="NanoChatForCausalLM",
-        overrides=f"{ROTARY_GELU} norm=rmsnorm_simple placement=pre placement.embedding_norm=true model.qk_norm=head",
-        config=TANH | {"final_logit_softcapping": None},
+        overrides=f"{ROTARY_RELU2} norm=rmsnorm_simple placement=pre placement.embedding_norm=true model.qk_norm=head "
+        "model.qk_norm_after_rope=true model.logit_softcap=15",
+        config={"final_logit_softcapping": 15.0},
         model_weights={"model.embed_tokens": "embed.tokens", "lm_head": "head"},
         block_weights=LLAMA_ATTN
         | {

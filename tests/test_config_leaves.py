@@ -190,6 +190,7 @@ ADAM = {"beta1": Row("0.9", "0.5", losses), "beta2": Row("0.95", "0.5", losses),
 ORTHOGONAL = SHARED_OPTIM | ADAM | {
     "momentum": Row("0.95", "0.5", losses), "nesterov": Row("true", "false", losses),
     "ns_steps": Row("5", "2", losses), "qkv": Row("apart", "together", losses),
+    "polynomial": Row("fast", "convergent", losses),
 }  # fmt: skip
 MUON = ORTHOGONAL | {"scale": Row("rms", "shape", losses)}
 OPTIM_ROWS = {
@@ -210,6 +211,7 @@ RUN_ROWS: dict[str, Row] = {
     "model.positions": Row("learned", "rope", shapes),
     "model.rope_theta": Row("10000", "10", losses, ("model.positions=rope",)),
     "model.mlp": Row("gelu", "swiglu", shapes),
+    "model.rope_fraction": Row("1", "0.5", losses, ("model.positions=rope",)),
     "model.mlp_width": Row("16", "32", shapes),
     "model.bias": Row("true", "false", shapes),
     "model.tie_embeddings": Row("true", "false", shapes),

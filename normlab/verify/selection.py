@@ -29,8 +29,15 @@ OTHER_DEPTHS = (8, 40)
 MODELS = (
     {"positions": "rope", "mlp": "swiglu", "qk_norm": "full", "bias": False, "embed_scale": 3.0, "logit_softcap": 2.0},
     {"positions": "rope", "qk_norm": "head", "attn_gate": "channel"},
-    {"positions": "rope", "rope_fraction": 0.5, "mlp": "relu2", "qk_norm": "head", "qk_norm_after_rope": True,
-     "qk_scale": 1.2, "attn_gate": "head"},
+    {
+        "positions": "rope",
+        "rope_fraction": 0.5,
+        "mlp": "relu2",
+        "qk_norm": "head",
+        "qk_norm_after_rope": True,
+        "qk_scale": 1.2,
+        "attn_gate": "head",
+    },
 )
 """Options of further models that every placement is checked with."""
 CHECKED_PARTS = ("norm", "placement", "model", "init", "plugins")

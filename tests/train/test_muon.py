@@ -26,6 +26,7 @@ COMMON: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "schedule": "constant
 OPTIONS = {
     "muon": Muon(**COMMON),
     "shape": Muon(**COMMON, scale="shape", momentum=0.8, nesterov=False, ns_steps=3),
+    "convergent": Muon(**COMMON, polynomial="convergent", ns_steps=12),
     "normuon": NorMuon(**COMMON, scale="shape", row_decay=0.9),
     "hyperball": Hyperball(**COMMON),
     "together": Muon(**COMMON, qkv="together"),
@@ -74,13 +75,14 @@ def adamw(options: Orthogonal, params: dict[str, Tensor]) -> torch.optim.Optimiz
     return torch.optim.AdamW(groups, lr=options.lr, betas=(options.beta1, options.beta2), eps=options.eps)
 
 
-@pytest.mark.parametrize("name", ["muon", "shape"])
+@pytest.mark.parametrize("name", ["muon", "shape", "convergent"])
 def test_muon_equals_torch(name: str) -> None:
     options = OPTIONS[name]
     params = {name: p.requires_grad_() for name, p in drawn(0).items()}
     other = torch.optim.Muon(
         [params[name] for name in HIDDEN], lr=options.lr, weight_decay=options.weight_decay,
         momentum=options.momentum, nesterov=options.nesterov, ns_steps=options.ns_steps,
+        ns_coefficients={"fast": (3.4445, -4.7750, 2.0315), "convergent": (2.0, -1.5, 0.5)}[options.polynomial],
         adjust_lr_fn={"rms": "match_rms_adamw", "shape": "original"}[options.scale],
     )  # fmt: skip
     expected, found = updated_by([other, adamw(options, params)], params), updated(options)

@@ -1,8 +1,9 @@
 """One architecture of transformers, and how its weights are combined from those of our model.
 
 A row sets aside what has nothing to do with norms and is not in our model, in its `config` or `patch`: other
-activations, grouped keys and values, attention windows, ALiBi, fixed sinusoids, caps and factors on the logits, all but one of many experts. It folds into the weights a factor on the embeddings, a factor that
-is missing under the softmax, and the order of the channels that rotate together.
+activations, grouped keys and values, attention windows, ALiBi, fixed sinusoids, caps and factors on the logits, all but
+one of many experts. It folds into the weights a factor on the embeddings, a factor that is missing under the softmax,
+and the order of the channels that rotate together.
 """
 
 from collections.abc import Callable, Mapping

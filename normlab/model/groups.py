@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+import torch
 from torch import Tensor, nn
 
+from normlab.config.optim import GROUPS, GroupOptions
 from normlab.config.schema import RunConfig
+from normlab.errors import ConfigError
+from normlab.model.gpt import GPT
 from normlab.model.init import standard_deviation
-from normlab.stats.instrument import InstrumentedNorm
+from normlab.stats.instrument import InstrumentedNorm, instrument
 
 
 def groups_of(model: nn.Module) -> dict[str, str]:
@@ -40,6 +44,26 @@ def _group_outside_norms(name: str, dim: int) -> str:
     if dim >= 2:
         return {"embed": "embed", "head": "head"}.get(segment, "matrices")
     return "biases" if leaf.endswith("bias") else "scalars"
+
+
+_groups: dict[str, set[str]] = {}
+"""The groups that a model has, by its options."""
+
+
+def check_groups(config: RunConfig) -> None:
+    """Check that each group with options of its own has a parameter in the model of a validated config.
+
+    Raises:
+        ConfigError: The message names the group, and what the model lacks.
+    """
+    structure = repr((config.norm, config.placement, config.model))
+    if structure not in _groups:  # a grid has the same structures again and again
+        with torch.device("meta"):
+            model = GPT(config.model, config.placement, lambda width: instrument(config.norm.build(width)), 1)
+        _groups[structure] = set(groups_of(model).values())
+    for group in GROUPS.keys() - _groups[structure]:
+        if config.optim.groups.of(group) != GroupOptions():
+            raise ConfigError(f"optim.groups.{group}: the model has no {GROUPS[group]}; leave it out")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from normlab.config.optim import GROUPS, UNSCALED, GroupFactors, GroupOptions, OptimConfig
+from normlab.config.optim import GROUPS, UNSCALED, GroupFactors, OptimConfig
 from normlab.data.batches import send
-from normlab.errors import ConfigError
 from normlab.model.stack import Stack, zeros_like
 from normlab.training.updates import COEFFICIENTS, ROWS, UPDATES, Group, StackedGroup, Update, decay_cautiously
 
@@ -97,13 +96,7 @@ def families(options: Sequence[OptimConfig], groups: Mapping[str, str], factors:
         options: Those of each run.
         groups: The group of each parameter by its name (`model.groups.groups_of`).
         factors: Those on the options of a group.
-
-    Raises:
-        ConfigError: Options are set for a group that no parameter is in.
     """
-    for group in GROUPS.keys() - set(groups.values()):
-        if any(each.groups.of(group) != GroupOptions() for each in options):
-            raise ConfigError(f"optim.groups.{group}: the model has no {GROUPS[group]}; leave it out")
     by_group = {
         group: [each.of_group(group, factors(group)) for each in options] for group in dict.fromkeys(groups.values())
     }

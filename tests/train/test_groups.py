@@ -2,7 +2,7 @@
 
 import pytest
 
-from normlab.config.compose import compose_run
+from normlab.config.compose import compose_grid, compose_run
 from normlab.config.optim import GROUPS
 from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
@@ -85,6 +85,5 @@ def test_groups_of_named_parameters(case: str) -> None:
 
 @pytest.mark.parametrize("group", ["head.lr=2", "gains.output.decay=0", "norm_matrices.lr=0"])
 def test_options_of_a_group_without_parameters_are_rejected(group: str) -> None:
-    config = composed(f"optim.groups.{group}")
     with pytest.raises(ConfigError, match=rf"^optim\.groups\.{group.rpartition('.')[0]}: the model has no "):
-        families([config.optim], groups_of(build_model(config, 20)))
+        compose_grid([*NANO, f"optim.groups.{group}", "seed=0,1"])

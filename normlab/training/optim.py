@@ -19,7 +19,17 @@ from torch import Tensor
 from normlab.config.optim import GROUPS, UNSCALED, GroupFactors, OptimConfig
 from normlab.data.batches import send
 from normlab.model.stack import Stack, zeros_like
-from normlab.training.updates import COEFFICIENTS, ROWS, UPDATES, Group, StackedGroup, Update, decay_cautiously
+from normlab.training.updates import (
+    COEFFICIENTS,
+    ROWS,
+    UPDATES,
+    Group,
+    StackedGroup,
+    Update,
+    decay_cautiously,
+    flat,
+    unflatten,
+)
 
 Tensors = dict[str, Tensor]
 
@@ -250,10 +260,12 @@ class Optimizer:
                     tensors, gradients, *moments = [[state[name] for name in names] for state in states]
                     group = Group(names, tensors, gradients, moments, self.count, now.lr, decay, alive)
                     cautious = now.options.cautious_decay if names is family.decayed else 0.0
-                    old = [tensor.clone() for tensor in tensors] if cautious else []
+                    old = flat(tensors) if cautious else None
                     family.update.single(now.options, group)
-                    for tensor, before in zip(tensors, old, strict=False):
-                        decay_cautiously(tensor, before, now.lr * cautious)
+                    if old is not None:
+                        new = flat(tensors)
+                        decay_cautiously(new, old, now.lr * cautious)
+                        unflatten(tensors, new)
 
     def _update_stack(self, params: Stack, grads: Stack, coefficients_FKR: Tensor, alive: Tensor) -> None:
         coefficients_FKR1 = coefficients_FKR[..., None].to(params.buffer.dtype)

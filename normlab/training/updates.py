@@ -17,6 +17,7 @@ from normlab.config.optim import SGD, AdamW, Lion, Muon, Orthogonal
 ROWS = "row_square"
 """The kind of moment that has one number for each row of a matrix, (n, 1)."""
 
+Number = float | Tensor
 State = list[Tensor]
 """One tensor for each parameter: the parameters, their gradients, or a kind of moment."""
 
@@ -52,8 +53,8 @@ class StackedGroup:
     moments: list[Tensor]
     decayed: int
     """Number of columns with weight decay, the first ones."""
-    coefficients: Tensor
-    """(K, R, 1)."""
+    coefficients: Any
+    """A tensor, (K, R, 1), or the numbers of a single run."""
     alive: Tensor
     """Whether to make the update, (R, 1)."""
     names: list[str]
@@ -113,31 +114,37 @@ def stacked_sgd(options: SGD, group: StackedGroup) -> None:
 
 
 def lion(options: Lion, group: Group) -> None:
-    (mean,) = group.moments
-    signs = torch._foreach_lerp(mean, group.grads, 1 - options.beta1)
-    torch._foreach_sign_(signs)
-    torch._foreach_mul_(signs, -group.lr)  # pyright: ignore[reportArgumentType]  # torch's stub has no tensor
-    torch._foreach_add_(signs, torch._foreach_mul(group.params, 1 - group.lr * group.weight_decay))
-    _set(mean, torch._foreach_lerp(mean, group.grads, 1 - options.beta2), group.alive)
-    _set(group.params, signs, group.alive)
+    """Update a single run as stacked runs, because torch has no fused kernel."""
+    params, grads, mean = (flat(state)[None] for state in (group.params, group.grads, *group.moments))
+    decayed = params.shape[1] if group.weight_decay else 0
+    coefficients = (*lion_coefficients(options, group.lr, 0), 0)
+    stacked_lion(options, StackedGroup(params, grads, [mean], decayed, coefficients, group.alive, group.names, []))
+    unflatten(group.params, params[0])
+    unflatten(group.moments[0], mean[0])
 
 
-def lion_coefficients(options: Lion, lr: float, count: int) -> tuple[float, ...]:
-    return 1 - options.beta1, 1 - options.beta2, lr, 1 - lr * options.decay_per_lr
+def lion_coefficients(options: Lion, lr: Number, count: int) -> tuple[Number, ...]:
+    return 1 - options.beta1, 1 - options.beta2, lr, lr * options.decay_per_lr
 
 
 def stacked_lion(options: Lion, group: StackedGroup) -> None:
-    (mean,), (sign_weight, mean_weight, lr, decay_factor, _) = group.moments, group.coefficients
+    (mean,), (sign_weight, mean_weight, lr, decay, _) = group.moments, group.coefficients
     signs = mean.lerp(group.grads, sign_weight).sign_()
     group.set(mean, mean.lerp(group.grads, mean_weight))
-    group.params[:, : group.decayed].mul_(decay_factor.where(group.alive, 1))
-    group.set(group.params, torch.addcmul(group.params, signs, lr, value=-1, out=signs))
+    new, decayed = group.params - signs.mul_(lr), slice(group.decayed)
+    new[:, decayed].sub_(group.params[:, decayed] * decay)
+    group.set(group.params, new)
 
 
-def _set(state: Sequence[Tensor], values: Sequence[Tensor], alive: Tensor) -> None:
-    """Write values into tensors where `alive`: by a choice, because 0 times NaN is NaN."""
-    for tensor, value in zip(state, values, strict=True):
-        torch.where(alive, value, tensor, out=tensor)
+def flat(state: State) -> Tensor:
+    """Return the numbers of some tensors in one, (N,)."""
+    return torch.cat([tensor.flatten() for tensor in state])
+
+
+def unflatten(state: State, values_N: Tensor) -> None:
+    """Write numbers into tensors: the inverse of `flat`."""
+    pieces = values_N.split([tensor.numel() for tensor in state])
+    torch._foreach_copy_(state, [piece.view_as(tensor) for piece, tensor in zip(pieces, state, strict=True)])
 
 
 # Optimisers of matrices
@@ -147,7 +154,7 @@ POLYNOMIALS = {"fast": (3.4445, -4.7750, 2.0315), "convergent": (2.0, -1.5, 0.5)
 
 
 def orthogonalise(x_NM: Tensor, steps: int, polynomial: str = "fast") -> Tensor:
-    """Return matrices, (..., n, m), whose singular values are near 1, with the singular vectors of the given ones.
+    """Return matrices, (L, ..., n, m), whose singular values are near 1, with the singular vectors of the given ones.
 
     Newton-Schulz: x <- x / |x|, then `steps` times x <- a x + (b y + c y y) x, with y = x x^T. In bfloat16 on a GPU, in
     the dtype of x on a CPU.
@@ -158,12 +165,13 @@ def orthogonalise(x_NM: Tensor, steps: int, polynomial: str = "fast") -> Tensor:
     a, b, c = POLYNOMIALS[polynomial]
     is_tall = x_NM.shape[-2] > x_NM.shape[-1]
     x = x_NM.mT if is_tall else x_NM
-    x = x.bfloat16() if x.is_cuda else x
+    lead = x.shape[:-2]
+    x = (x.bfloat16() if x.is_cuda else x).flatten(0, -3)
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=1e-7)
     for _ in range(steps):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
-    return (x.mT if is_tall else x).to(x_NM.dtype)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if is_tall else x).unflatten(0, lead).to(x_NM.dtype)
 
 
 @dataclass(slots=True)
@@ -254,7 +262,8 @@ def _units_by_shape(options: Orthogonal, names: Sequence[str], params: State) ->
 
 def _stack(state: State, units: Sequence[Unit]) -> Tensor:
     """Return the matrices of units, (L, ...R, n, m)."""
-    return torch.stack([torch.cat([state[n] for n in unit], -2) if len(unit) > 1 else state[unit[0]] for unit in units])
+    matrices, parts = torch.stack([state[n] for unit in units for n in unit]), len(units[0])
+    return matrices if parts == 1 else matrices.unflatten(0, (-1, parts)).movedim(1, -3).flatten(-3, -2)
 
 
 def _unstack(state: State, units: Sequence[Unit], values: Tensor) -> None:

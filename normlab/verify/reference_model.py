@@ -66,7 +66,7 @@ class ReferenceModel:
             assert isinstance(block, Block)
             self._run_block(layer, block, streams)
         self._run("head", head_formula, streams, (model.head, {}))
-        logits_BTV = linear(streams["x"], model.head.weight)
+        logits_BTV = linear(streams["x"], model.head.weight) / self.config.model.width_ratio
         logits_BTV = self._apply_inside("z", logits_BTV, model.head.logits)
         softcap = self.config.model.logit_softcap
         return logits_BTV if softcap is None else softcap * torch.tanh(logits_BTV / softcap)
@@ -149,7 +149,9 @@ class ReferenceModel:
             shape = (model.heads, -1)
             q_BTHK, k_BTHK = (self._apply_inside("q", y_BTHK, weights.rotated, shape) for y_BTHK in (q_BTHK, k_BTHK))
             scores_BHTS = torch.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK)
-            if "a = " in self.config.placement.inside:
+            if model.scaling != "none":
+                scores_BHTS = scores_BHTS / q_BTHK.shape[-1]
+            elif "a = " in self.config.placement.inside:
                 scores_BHTS = self._apply_inside("a", scores_BHTS, None)
             else:
                 scores_BHTS = scores_BHTS / math.sqrt(q_BTHK.shape[-1])
@@ -168,7 +170,7 @@ class ReferenceModel:
             return heads(x_BTD) * scale_H.repeat_interleave(x_BTD.shape[-1] // model.heads)
 
         def w_out(y_BTD: Tensor) -> Tensor:
-            return linear(y_BTD, weights.out.weight, weights.out.bias)
+            return linear(y_BTD, weights.out.weight, weights.out.bias) / model.depth_ratio
 
         return {
             "heads": heads,
@@ -194,7 +196,7 @@ class ReferenceModel:
             return h_BTM * torch.sigmoid(2 * inner_BTM)
 
         def w_down(h_BTM: Tensor) -> Tensor:
-            return linear(h_BTM, weights.down.weight, weights.down.bias)
+            return linear(h_BTM, weights.down.weight, weights.down.bias) / self.config.model.depth_ratio
 
         return {"hidden": hidden, "W_down": w_down, "M": lambda x: w_down(hidden(x))}
 

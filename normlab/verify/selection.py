@@ -40,6 +40,8 @@ MODELS = (
     },
 )
 """Options of further models that every placement is checked with."""
+SCALED = {"scaling": "completep", "base_width": 4, "base_depth": 2}
+"""Options of a further model, for placements that accept them."""
 CHECKED_PARTS = ("norm", "placement", "model", "init", "plugins")
 """The parts of a run's config that `verify` checks."""
 
@@ -187,7 +189,8 @@ def _formula_checks(small: SmallModel, changed: Sequence[SmallModel], subject: s
     placement, plain = small.config.placement, small.config.norm
     yield placements.formula_check(small, subject)
     rms = NORMS["rmsnorm"](eps=LARGE_EPS)  # pyright: ignore[reportCallIssue]
-    configs = [(subject, small_config(rms, placement, depth=DEPTH, **model)) for model in MODELS]
+    models = [*MODELS, SCALED] if placement.has_free_branches else MODELS
+    configs = [(subject, small_config(rms, placement, depth=DEPTH, **model)) for model in models]
     depths = OTHER_DEPTHS if each_norm else OTHER_DEPTHS[:1]
     configs += [(subject, small_config(plain, placement, depth=depth)) for depth in depths]
     for name, kind in NORMS.items() if each_norm else ():

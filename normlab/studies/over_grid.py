@@ -14,17 +14,18 @@ from normlab.store.record import RunRecord
 from normlab.studies.estimators import (
     Bounds,
     Estimate,
-    by_seed,
-    completed,
+    complete_seeds,
     exponential,
     minus_text,
     outcomes,
     over_seeds,
 )
 
+NEAR = 0.1
+"""How far from the lowest loss of its seed a run may be that has trained well, nats/token."""
 NUMBERS = {
     "sensitivity": "mean of min(loss, ln V) over the grid, minus the lowest loss, nats/token",
-    "highest_rate": "highest learning rate that has learned",
+    "highest_rate": f"highest learning rate within {NEAR} nats/token of the lowest loss",
 }
 
 
@@ -37,9 +38,9 @@ class OverGrid:
     loss of the other arm. It is the S of Wortsman et al. 2023 (arXiv:2309.14322) for each seed, so that the interval is
     that of a mean over seeds.
 
-    highest_rate: the ratio of the two arms' highest learning rates at which a run has learned. The grid resolves it to
-    one step, by which the interval is wider at each end. If a seed learns at the highest learning rate of the grid, the
-    interval has no bound on that side.
+    highest_rate: the ratio of the two arms' highest learning rates at which a run has learned, to within `NEAR` of the
+    lowest loss of its seed and arm. The grid resolves it to one step, by which the interval is wider at each end. If
+    that is the highest learning rate of the grid, the interval has no bound on that side.
     """
 
     number: str
@@ -68,12 +69,10 @@ class OverGrid:
     def estimate(self, runs: StudyRuns) -> Estimate:
         """Return the estimate over the seeds that have all runs of the grid."""
         arms = [runs.arm_of_grid(where) for where in (self.where, self.minus) if where is not None]
-        by_arm = [by_seed(completed(arm)) for arm in arms]
-        most = [max(map(len, each.values()), default=0) for each in by_arm]
-        complete = [{seed for seed in each if len(each[seed]) == n} for each, n in zip(by_arm, most, strict=True)]
+        by_arm = [complete_seeds(arm) for arm in arms]
         number = _highest_rate if self.number == "highest_rate" else _sensitivity
         values: dict[Replicate, float] = {}
-        for seed in sorted(set.intersection(*complete), key=str):
+        for seed in sorted(set.intersection(*map(set, by_arm)), key=str):
             of_seed = [each[seed] for each in by_arm]
             found = [number(each, other) for each, other in zip(of_seed, [*of_seed[1:], of_seed[0]], strict=True)]
             values[seed] = found[0] - sum(found[1:])
@@ -84,7 +83,7 @@ class OverGrid:
 
 def _widen(estimate: Estimate, arms: Sequence[Arm]) -> Estimate:
     """Return the estimate of a highest learning rate with the resolution of the grid in its interval."""
-    top = [any(run.has_learned and run.lr == arm.learning_rates[-1] for run in arm.runs) for arm in arms]
+    top = [any(arm.learning_rates[-1] in _good(runs) for runs in complete_seeds(arm).values()) for arm in arms]
     step = max(_step(arm.learning_rates) for arm in arms)
     below, above = -math.inf if any(top[1:]) else -step, math.inf if top[0] else step
 
@@ -96,10 +95,16 @@ def _widen(estimate: Estimate, arms: Sequence[Arm]) -> Estimate:
 
 
 def _highest_rate(runs: Sequence[RunRecord], _: Sequence[RunRecord]) -> float:
-    """Return ln of the highest learning rate that has learned; below the grid by one step if none has."""
+    """Return ln of the highest learning rate that trains well; below the grid by one step if none does."""
     rates = sorted({run.lr for run in runs})
-    learned = [run.lr for run in runs if run.has_learned]
-    return math.log(max(learned)) if learned else math.log(rates[0]) - _step(rates)
+    good = _good(runs)
+    return math.log(max(good)) if good else math.log(rates[0]) - _step(rates)
+
+
+def _good(runs: Sequence[RunRecord]) -> list[float]:
+    """Return the learning rates of the runs of a seed that have learned, to within `NEAR` of its lowest loss."""
+    learned = {run.lr: run.loss for run in runs if run.has_learned}
+    return [lr for lr, loss in learned.items() if loss <= min(learned.values()) + NEAR]
 
 
 def _sensitivity(runs: Sequence[RunRecord], others: Sequence[RunRecord]) -> float:

@@ -36,7 +36,7 @@ register_study(
         limits=(
             "The growth at initialisation depends on the width under the rule of GPT-2, whose standard deviation is "
             "0.02 at any width; it is that of 64 sequences. The highest learning rate is one of eleven from 5e-4 to "
-            "0.512, each twice the one before, and the interval includes this step. Under Xavier's rule the first "
+            "0.512, each twice the one before, with interpolation. Under Xavier's rule the first "
             "block of a model with a norm multiplies the size of the stream by more than 20; the exponent is that of "
             "the others."
         ),
@@ -100,7 +100,7 @@ register_study(
                 "trained. The growth is that of 64 sequences. Protocol 3 adds seeds until the claims are decided."
             ),
             "76d1a8928e72": (
-                f"{MEAN_OVER_RATES} The highest rate was one at which a run learns at all, however badly; "
+                f"{MEAN_OVER_RATES} The highest rate was a rate of the grid at which a run learns at all, however badly; "
                 "norm_bounds_it had a factor per block of at most 1.2, most of it from the first block; gpt2_does_not "
                 "follows from the rule, and is a control."
             ),

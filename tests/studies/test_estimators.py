@@ -194,7 +194,7 @@ def test_highest_learning_rate(runs, table):
     # Where the line between the second and the third loss is 0.1 above the second, the lowest.
     highest = rates[1] + (rates[2] - rates[1]) * 0.1 / (table[:, 0, 2] - table[:, 0, 1])
     table[1, 0, :, 4] = 3.2  # learns at no rate: one step below the grid
-    highest[1, 4] = 2 * rates[0] - rates[1]
+    highest[1, 4] = rates[0] - np.diff(rates).max()
     estimator = OverGrid("highest_rate", "placement=post", "placement=pre")
     estimate = estimator.estimate(runs(loss_in(table)))
     logs = highest[1] - highest[0]

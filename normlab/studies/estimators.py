@@ -25,7 +25,7 @@ from normlab.store.record import RunRecord
 from normlab.studies.measures import FINAL_LOSS, Measure, values_of
 
 Bounds = tuple[float, float]
-T_SEQUENCE = "confidence sequence of the mean, t with a normal prior (Lai 1976)"
+T_SEQUENCE = "confidence sequence of the mean, t with a normal prior of variance 5 (Lai 1976)"
 BETS = "confidence sequence of a share, by bets (Robbins 1970)"
 
 

@@ -29,7 +29,7 @@ claim; depths, steps and margins are ours. A placement has its own init rule, so
 on two pairs. *power below 30 %*: with the noise of the choosing seeds, the study could hardly have supported the claim
 at the effect stated, so that it is not counted, whatever its verdict.
 
-**What small models cannot tell.** These models have 2 to 48 blocks of width 32 or 128 (the step times: up to 1024) and
+**What small models cannot tell.** These models have 2 to 48 blocks of width 32 to 128 (the step times: up to 1024) and
 train on less than half a million bytes. They decide signs, whether a model learns at all within some hundred steps,
 laws at initialisation, and differences of a tenth of a nat/token where the noise over seeds is no larger. They do not
 decide differences of 1 % in loss, what happens after a

@@ -79,12 +79,12 @@ class ArmSummary:
     chosen: Sequence[float]
     best: float | None
     losses: Mapping[str, float]
-    """The final losses of the judged runs that have learned, nats/token, by seed."""
-    judged: int
+    """The final losses of the runs that have learned, nats/token: of judging seeds, or else of choosing ones."""
+    runs: int
 
 
 def summary_of(arm: Arm) -> ArmSummary:
-    runs = [run for run in arm.judged() if run.lr == arm.best_lr]
+    runs = [run for run in arm.judged() or arm.choice.runs if run.lr == arm.best_lr and run.has_loss]
     losses = {str(run.replicate[0]): run.loss for run in runs if run.has_learned}
     return ArmSummary(arm.where, arm.learning_rates, arm.chosen_lrs, arm.best_lr, losses, len(runs))
 

@@ -46,7 +46,8 @@ LEGEND = (
     "p: the smallest level at which the claim is decided, corrected for all claims of the study. power: the "
     "probability of the verdict supported, if the effect is as stated, with the standard deviation of the choosing "
     "seeds and at the ends of its interval of 80 %. learning rates: those of each arm whose loss is above that at the "
-    "best one by at most one standard error of the choosing seeds; a seed's value is its mean over them."
+    "best one by at most one standard error of the choosing seeds; a seed's value is its mean over them. The table of "
+    "arms has the judging seeds, or the choosing ones where no others were needed."
 )
 OUTCOMES = (
     "A run has learned if it finished with a loss below the band around the unigram entropy, the loss of a model that "
@@ -272,7 +273,7 @@ def _arm_row(arm: ArmSummary) -> Sequence[str]:
     return (
         arm.where, ", ".join(map(format_setting, arm.rates)), ", ".join(map(format_setting, arm.chosen)),
         "" if arm.best is None else format_setting(arm.best), f"{fmean(losses):.3f}" if losses else "",
-        f"{stdev(losses):.3f}" if len(losses) > 1 else "", f"{len(losses)} of {arm.judged}",
+        f"{stdev(losses):.3f}" if len(losses) > 1 else "", f"{len(losses)} of {arm.runs}",
     )  # fmt: skip
 
 

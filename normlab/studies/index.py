@@ -32,9 +32,8 @@ at the effect stated, so that it is not counted, whatever its verdict.
 **What small models cannot tell.** These models have 2 to 48 blocks of width 32 to 128 (the step times: up to 1024) and
 train on less than half a million bytes. They decide signs, whether a model learns at all within some hundred steps,
 laws at initialisation, and differences of a tenth of a nat/token where the noise over seeds is no larger. They do not
-decide differences of 1 % in loss, what happens after a
-thousand times as many tokens, or what appears in wide models only: outlier channels, attention sinks, loss spikes of
-long runs.
+decide differences of 1 % in loss, what happens after a thousand times as many tokens, or what appears in wide models
+only: outlier channels, attention sinks, loss spikes of long runs.
 """
 
 

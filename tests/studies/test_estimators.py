@@ -102,6 +102,8 @@ def test_an_arm_is_its_mean_over_the_chosen_learning_rates(runs, table):
     differences = (table[1, 0, 1:].mean(0) - table[0, 0, 1])[CHOOSING_SEEDS:-1]
     assert (estimate.value, estimate.n, estimate.left_out) == (pytest.approx(differences.mean()), len(differences), 1)
     assert estimate.bounds == ends(differences)
+    best = difference("placement=post", "placement=pre").estimate(runs(loss_in(table)), best_only=True)
+    assert best.bounds == ends((table[1, 0, 1] - table[0, 0, 1])[CHOOSING_SEEDS:])
 
 
 def test_a_single_learning_rate_is_judged_by_all_seeds(runs, table):

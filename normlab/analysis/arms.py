@@ -47,6 +47,11 @@ class Arm:
         return [] if self.best_lr is None else chosen_lrs(self.best_lr, self.choice.losses, self.choice.bad_lrs)
 
     @property
+    def is_one_configuration(self) -> bool:
+        """Whether its runs differ in learning rate and seeds only."""
+        return len({(run.lr, run.replicate) for run in self.runs}) == len(self.runs)
+
+    @property
     def has_best_at_edge(self) -> bool:
         """Whether the best learning rate is the lowest or highest of its grid, so that a better one may be outside.
 
@@ -99,7 +104,7 @@ class StudyRuns:
                 seeds differ in an option that the conditions leave free.
         """
         arm = self.arm_of_grid(where)
-        if len({(run.lr, run.replicate) for run in arm.runs}) < len(arm.runs):
+        if not arm.is_one_configuration:
             different = ", ".join(mixed_settings(arm.runs).values())
             raise ConfigError(f"arm {where}: its runs differ in {different}; choose one")
         return arm

@@ -144,7 +144,8 @@ def _test(
                 return code
             write_atomic(grid.sweep.folder / CHECKS_FILE, with_checksum(asdict(checks)))
         evidence = read_evidence(attempt)
-        results = evidence.results
+        # A resumed study reads each look as it was, though the runs of later ones may be there.
+        results = [run for run in evidence.results if run.config.seed < block.stop]
         claims = judge(study, results, unverified=evidence.unverified).open_claims
         echo(f"seeds up to {block.stop - 1}: {len(claims)} claims and controls may be decided by more seeds")
         if not claims:

@@ -3,7 +3,7 @@
 from normlab.studies.base import MEAN_OVER_RATES, NANO, AtLeast, AtMost, Claim, Grid, Picture, Study, register_study
 from normlab.studies.estimators import Share, Slope, difference
 from normlab.studies.measures import Statistic
-from normlab.studies.over_grid import OverGrid
+from normlab.studies.over_grid import NEAR, OverGrid
 
 GRID = f"{NANO} placement=pre,peri model.depth=8 optim.lr=1e-3,3e-3,1e-2,3e-2,1e-1,3e-1,1,3"
 FIXED = "optim.decay_mode=independent"
@@ -52,15 +52,16 @@ register_study(
             ),
             Claim(
                 "higher_rate",
-                "Peri-LN learns within 300 steps at learning rates 1.5 times as high or more.",
+                f"Peri-LN trains well (within {NEAR} nats/token of its lowest loss) at learning rates 1.5 times as "
+                "high or more.",
                 OverGrid("highest_rate", PERI, PRE),
                 AtLeast(1.5),
                 THIS,
             ),
             Claim(
                 "higher_rate_fixed_decay",
-                "Peri-LN learns within 300 steps at learning rates 1.5 times as high or more, with a weight decay of "
-                "1e-4 a step at every rate.",
+                f"Peri-LN trains well (within {NEAR} nats/token of its lowest loss) at learning rates 1.5 times as "
+                "high or more, with a weight decay of 1e-4 a step at every rate.",
                 OverGrid("highest_rate", PERI_FIXED, PRE_FIXED),
                 AtLeast(1.5),
                 THIS,
@@ -84,7 +85,9 @@ register_study(
                 "same_loss, which small models cannot decide, is no longer listed; higher_rate is repeated with a "
                 "weight decay that does not depend on the rate; protocol 3 adds seeds until the claims are decided."
             ),
-            "9e4ad649aea4": MEAN_OVER_RATES,
+            "9e4ad649aea4": (
+                f"{MEAN_OVER_RATES} The highest rate was one of the grid at which a run learns at all, however badly."
+            ),
         },
         pictures=[
             Picture(

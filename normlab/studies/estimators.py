@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -24,7 +25,7 @@ from normlab.store.record import RunRecord
 from normlab.studies.measures import FINAL_LOSS, Measure, values_of
 
 Bounds = tuple[float, float]
-T_SEQUENCE = "confidence sequence of the mean, t with a normal prior (Lai 1976)"
+T_SEQUENCE = "confidence sequence of the mean, t with a normal prior of variance 5 (Lai 1976)"
 BETS = "confidence sequence of a share, by bets (Robbins 1970)"
 
 
@@ -173,9 +174,10 @@ class Contrast:
         ratios = {1: "", 2: "ratio of ", 4: "ratio of ratios of "}
         return ratios.get(arms, "exp of a contrast of ") + what.removeprefix("ln(").removesuffix(")")
 
-    def estimate(self, runs: StudyRuns) -> Estimate:
+    def estimate(self, runs: StudyRuns, *, best_only: bool = False) -> Estimate:
+        """Return the estimate; with `best_only` that of the best learning rate of each arm alone."""
         arms = [runs.arm(where) for where in self.weights]
-        judged = [arm.judged() for arm in arms]
+        judged = [[run for run in arm.judged() if not best_only or run.lr == arm.best_lr] for arm in arms]
         found = contrast([mean_over_rates(self.measure, runs) for runs in judged], [*self.weights.values()])
         rates = {arm.where: arm.chosen_lrs for arm in arms}
         found = replace(found, rates=rates, **outcomes([run for runs in judged for run in runs]))
@@ -278,7 +280,7 @@ class Share:
     def estimate(self, runs: StudyRuns) -> Estimate:
         select = runs.arm if self.lr == "chosen" else runs.arm_of_grid
         arms = [select(where) for where in (self.where, self.minus) if where is not None]
-        judged = [completed(arm) if self.lr == "every" else arm.judged() for arm in arms]
+        judged = [[*chain(*complete_seeds(arm).values())] if self.lr == "every" else arm.judged() for arm in arms]
         rates = {arm.where: arm.learning_rates if self.lr == "every" else arm.chosen_lrs for arm in arms}
         groups = [self._counted(each) for each in judged]
         if not all(groups):
@@ -308,8 +310,14 @@ def _difference(share: Estimate, other: Estimate) -> Estimate:
     return Estimate(share.value - other.value, interval, share.n + other.n, method)
 
 
-def completed(arm: Arm) -> list[RunRecord]:
-    return [run for run in arm.runs if run.has_loss]
+def complete_seeds(arm: Arm) -> dict[Replicate, list[RunRecord]]:
+    """Return the completed runs of the seeds that have all runs of the arm's grid.
+
+    The others are those of later seeds, which have the chosen learning rates only.
+    """
+    seeds = by_seed([run for run in arm.runs if run.has_loss])
+    most = max(map(len, seeds.values()), default=0)
+    return {seed: runs for seed, runs in seeds.items() if len(runs) == most}
 
 
 def by_seed(runs: Sequence[RunRecord]) -> dict[Replicate, list[RunRecord]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from normlab.analysis.arms import StudyRuns
+from normlab.analysis.arms import Arm, StudyRuns
 from normlab.analysis.cells import group_cells, resolved_differences
 from normlab.analysis.comparability import comparability_warnings, reason_not_comparable
 from normlab.analysis.factors import distinguishing_options
@@ -19,7 +19,7 @@ from normlab.analysis.sequences import half_width, level_of
 from normlab.analysis.settings import format_setting
 from normlab.errors import ConfigError
 from normlab.store.record import RunRecord
-from normlab.studies.base import LEVEL, LOOKS, SUPPORTED, UNDECIDED, VOID, Claim, Study
+from normlab.studies.base import LEVEL, LOOKS, SUPPORTED, UNDECIDED, VOID, Claim, Criterion, Study
 from normlab.studies.estimators import Contrast, Estimate
 from normlab.studies.run import block_of_run
 
@@ -39,6 +39,8 @@ class Judgement:
     is_open: bool = False
     """Whether more seeds may decide the claim."""
     power: Power | None = None
+    at_best: str = ""
+    """The same contrast with each arm at its best learning rate alone, with its interval; empty if that is the same."""
     common: tuple[float, float] | None = None
     """The same contrast of the choosing seeds with all arms at a common learning rate, and that rate."""
 
@@ -55,13 +57,36 @@ class Judgement:
 
     @property
     def interval(self) -> str:
-        """The estimate and its interval as text: of 90 % for two one-sided tests, else of 95 %."""
-        if math.isnan(self.estimate.value):
-            return ""
-        sides = self.claim.criterion.sides
-        low, high = self.estimate.interval(LEVEL * sides)
-        level = ", 90%" if sides > 1 else ""
-        return f"{self.estimate.value:.3g}" + ("" if low == -high == -math.inf else f" [{low:.3g}, {high:.3g}{level}]")
+        return interval_text(self.estimate, self.claim.criterion)
+
+
+def interval_text(estimate: Estimate, criterion: Criterion) -> str:
+    """Return an estimate and its interval as text: of 90 % for two one-sided tests, else of 95 %."""
+    if math.isnan(estimate.value):
+        return ""
+    low, high = estimate.interval(LEVEL * criterion.sides)
+    level = ", 90%" if criterion.sides > 1 else ""
+    return f"{estimate.value:.3g}" + ("" if low == -high == -math.inf else f" [{low:.3g}, {high:.3g}{level}]")
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSummary:
+    """What an arm of a claim has reached, at the learning rate that is best for the choosing seeds."""
+
+    where: str
+    rates: Sequence[float]
+    """The learning rates of its grid."""
+    chosen: Sequence[float]
+    best: float | None
+    losses: Mapping[str, float]
+    """The final losses of the runs that have learned, nats/token: of judging seeds, or else of choosing ones."""
+    runs: int
+
+
+def summary_of(arm: Arm) -> ArmSummary:
+    runs = [run for run in arm.judged() or arm.choice.runs if run.lr == arm.best_lr and run.has_loss]
+    losses = {str(run.replicate[0]): run.loss for run in runs if run.has_learned}
+    return ArmSummary(arm.where, arm.learning_rates, arm.chosen_lrs, arm.best_lr, losses, len(runs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +96,8 @@ class Verdicts:
     controls: Sequence[Judgement]
     notes: Sequence[str]
     """Notes on the whole study: an amended criterion, unfinished runs."""
+    arms: Sequence[ArmSummary] = ()
+    """The arms with several learning rates."""
 
     @property
     def open_claims(self) -> list[Claim]:
@@ -91,9 +118,10 @@ def judge(
     A control that is not supported makes every verdict void, and so do runs that are not comparable, `missing` runs,
     which have not started or cannot be read, and `unverified` blocks: the failed check of `normlab verify` by block.
     """
+    arms: dict[str, Arm] = {}
     reason = f"runs that have not started or cannot be read: {missing}" if missing else reason_not_comparable(results)
-    controls = [each for claim in study.controls for each in _judge_all([claim], results, unverified, reason)]
-    claims = _judge_all(study.claims, results, unverified, reason)
+    controls = [each for claim in study.controls for each in _judge_all([claim], results, unverified, reason, arms)]
+    claims = _judge_all(study.claims, results, unverified, reason, arms)
     if failed := [each for each in controls if each.verdict != SUPPORTED]:
         control = f"the control {failed[0].claim.name} is {failed[0].verdict}"
         claims = [each if each.verdict == VOID else replace(each, verdict=VOID, reason=control) for each in claims]
@@ -103,18 +131,27 @@ def judge(
         *resolved_differences(group_cells(results, distinguishing_options(results))),
         *([f"runs without an outcome: {unfinished} of {len(results)}"] if unfinished else []),
     ]
-    return Verdicts(study, claims, controls, [*notes, *more])
+    grids = [arm for arm in arms.values() if len(arm.learning_rates) > 1 and arm.is_one_configuration]
+    return Verdicts(study, claims, controls, [*notes, *more], [summary_of(arm) for arm in grids])
 
 
 def _judge_all(
-    claims: Sequence[Claim], results: Sequence[RunRecord], unverified: Mapping[str, str], reason: str
+    claims: Sequence[Claim],
+    results: Sequence[RunRecord],
+    unverified: Mapping[str, str],
+    reason: str,
+    arms: dict[str, Arm],
 ) -> list[Judgement]:
-    """Return the judgements of claims, with p-values corrected for all of them.
+    """Return the judgements of claims, with p-values corrected for all of them, and add the arms that they use.
 
     A claim is open if it is undecided and more seeds may decide it. A decided one stays decided: by Holm's method its
     p-value is below those of the open claims.
     """
-    found = [_judge(claim, results, unverified, reason, len(claims)) for claim in claims]
+    found = []
+    for claim in claims:
+        runs = StudyRuns(results)
+        found.append(_judge(claim, runs, unverified, reason, len(claims)))
+        arms |= runs.used
     corrected = holm([None if each.verdict == VOID else each.p for each in found])
     for index, p in enumerate(corrected):
         if p is None:
@@ -123,22 +160,24 @@ def _judge_all(
         if p > LEVEL:
             tests = counted(len(corrected) - corrected.count(None), "claim")
             is_open = not _is_futile(each.claim, each.estimate)
-            each = replace(each, verdict=UNDECIDED, reason=f"p={p:.2g} for {tests}", is_open=is_open)
+            stop = "" if is_open else f"; {LOOKS[-1]} seeds are not expected to decide it"
+            each = replace(each, verdict=UNDECIDED, reason=f"p={p:.2g} for {tests}{stop}", is_open=is_open)
         found[index] = each
     return found
 
 
-def _judge(
-    claim: Claim, results: Sequence[RunRecord], unverified: Mapping[str, str], reason: str, tests: int
-) -> Judgement:
+def _judge(claim: Claim, runs: StudyRuns, unverified: Mapping[str, str], reason: str, tests: int) -> Judgement:
     """Return the judgement of a claim as if it were the only one; `tests` are those that its power is corrected for."""
-    runs, estimator = StudyRuns(results), claim.estimator
+    estimator = claim.estimator
     try:
         estimate = estimator.estimate(runs)
     except ConfigError as error:
         return Judgement(claim, VOID, reason or f"no estimate: {error}", Estimate(math.nan))
-    common = estimator.at_a_common_rate(runs) if isinstance(estimator, Contrast) else None
-    found = Judgement(claim, UNDECIDED, "", estimate, power=power_of(claim, runs, tests), common=common)
+    found = Judgement(claim, UNDECIDED, "", estimate, power=power_of(claim, runs, tests))
+    if isinstance(estimator, Contrast):
+        is_mean = any(len(rates) > 1 for rates in estimate.rates.values())
+        at_best = interval_text(estimator.estimate(runs, best_only=True), claim.criterion) if is_mean else ""
+        found = replace(found, at_best=at_best, common=estimator.at_a_common_rate(runs))
     if void := reason or _reason_void(runs, estimate, unverified):
         return replace(found, verdict=VOID, reason=void)
     criterion = claim.criterion
@@ -207,14 +246,17 @@ def power_of(claim: Claim, runs: StudyRuns, tests: int = 1) -> Power | None:
     """
     from scipy.stats import chi2
 
-    pilot = claim.estimator.pilot(runs) if isinstance(claim.estimator, Contrast) else []
+    estimator = claim.estimator
+    if not isinstance(estimator, Contrast):
+        return None
+    pilot = estimator.pilot(runs)
     if claim.effect is None or len(pilot) < 2 or not all(map(math.isfinite, pilot)):
         return None
     n, sd = len(pilot), float(np.std(pilot, ddof=1))
     sds = [sd, *(sd * math.sqrt((n - 1) / float(chi2.ppf(q, n - 1))) for q in (0.1, 0.9))]
     least, most = claim.criterion.limits
     effect = claim.effect
-    if claim.estimator.is_ratio:  # pyright: ignore[reportAttributeAccessIssue]
+    if estimator.is_ratio:
         effect, least, most = (math.log(each) if each > 0 else -math.inf for each in (effect, least, most))
     value, low, high = (
         simulated_power(effect, each, (least, most), LEVEL / tests * claim.criterion.sides) for each in sds
@@ -248,7 +290,7 @@ def as_row(judgement: Judgement) -> dict[str, Any]:
         "estimator": claim.estimator.text, "criterion": claim.criterion.text, "estimate": e.value,
         "intervals": [list(e.interval(alpha)) for alpha in LEVELS],
         **{name: getattr(e, name) for name in FIELDS}, "effect": claim.effect, "p": judgement.p,
-        "power": judgement.power and asdict(judgement.power),
+        "power": judgement.power and asdict(judgement.power), "at_best": judgement.at_best,
         "at_common_rate": judgement.common and list(judgement.common),
     }  # fmt: skip
 
@@ -259,4 +301,6 @@ def from_row(claim: Claim, row: Mapping[str, Any]) -> Judgement:
     estimate = Estimate(row["estimate"], intervals.__getitem__, **{name: row[name] for name in FIELDS})
     power = Power(**row["power"]) if row["power"] else None
     common = tuple(row["at_common_rate"]) if row["at_common_rate"] else None
-    return Judgement(claim, row["verdict"], row["reason"], estimate, row["p"], power=power, common=common)
+    return Judgement(
+        claim, row["verdict"], row["reason"], estimate, row["p"], power=power, at_best=row["at_best"], common=common
+    )

@@ -115,8 +115,10 @@ REDUCTIONS = {
     "max": "max over layers",
     "last/first": "last block over first",
     "growth": "factor per block",
+    "exponent": "exponent of its growth with the number of blocks",
 }
-"""The reductions of a statistic over layers, and how they are named. growth: (last / first)^(1 / (L - 1))."""
+"""The reductions of a statistic over layers, and how they are named. growth: (last / first)^(1 / (L - 1)). exponent:
+the least-squares slope of ln(value) on ln(blocks before it), without the first block, which has none before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,9 @@ class Statistic:
             return values[-1]
         if self.over in ("median", "max"):
             return float({"median": np.nanmedian, "max": np.nanmax}[self.over](values))
+        if self.over == "exponent":
+            slope = np.polyfit(np.log(np.arange(1, len(values))), np.log(values[1:]), 1)[0]
+            return float(slope)
         ratio = values[-1] / values[0] if values[0] else math.nan
         if self.over == "last/first" or len(values) < 2:
             return ratio

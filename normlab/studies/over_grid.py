@@ -15,17 +15,18 @@ from normlab.store.record import RunRecord
 from normlab.studies.estimators import (
     Bounds,
     Estimate,
-    by_seed,
-    completed,
+    complete_seeds,
     exponential,
     minus_text,
     outcomes,
     over_seeds,
 )
 
+NEAR = 0.1
+"""How far from the lowest loss of its seed a run may be that has trained well, nats/token."""
 NUMBERS = {
     "sensitivity": "mean of min(loss, ln V) over the grid, minus the lowest loss, nats/token",
-    "highest_rate": "highest learning rate that has learned",
+    "highest_rate": f"highest learning rate within {NEAR} nats/token of the lowest loss",
 }
 
 
@@ -38,9 +39,9 @@ class OverGrid:
     loss of the other arm. It is the S of Wortsman et al. 2023 (arXiv:2309.14322) for each seed, so that the interval is
     that of a mean over seeds.
 
-    highest_rate: the ratio of the two arms' highest learning rates at which a run has learned. The grid resolves it to
-    one step, by which the interval is wider at each end. If a seed learns at the highest learning rate of the grid, the
-    interval has no bound on that side.
+    highest_rate: the ratio of the two arms' highest learning rates at which the loss of a seed is within `NEAR` of its
+    lowest, interpolated between two rates of the grid: linearly in ln rate and in min(loss, ln V). If that is the
+    highest learning rate of the grid, the interval has no bound on that side.
     """
 
     number: str
@@ -69,42 +70,53 @@ class OverGrid:
     def estimate(self, runs: StudyRuns) -> Estimate:
         """Return the estimate over the seeds that have all runs of the grid."""
         arms = [runs.arm_of_grid(where) for where in (self.where, self.minus) if where is not None]
-        by_arm = [by_seed(completed(arm)) for arm in arms]
-        most = [max(map(len, each.values()), default=0) for each in by_arm]
-        complete = [{seed for seed in each if len(each[seed]) == n} for each, n in zip(by_arm, most, strict=True)]
+        by_arm = [complete_seeds(arm) for arm in arms]
         number = _highest_rate if self.number == "highest_rate" else _sensitivity
         values: dict[Replicate, float] = {}
-        for seed in sorted(set.intersection(*complete), key=str):
+        for seed in sorted(set.intersection(*map(set, by_arm)), key=str):
             of_seed = [each[seed] for each in by_arm]
             found = [number(each, other) for each, other in zip(of_seed, [*of_seed[1:], of_seed[0]], strict=True)]
             values[seed] = found[0] - sum(found[1:])
         rates = {arm.where: arm.learning_rates for arm in arms}
         estimate = replace(over_seeds(values), rates=rates, **outcomes([run for arm in arms for run in arm.runs]))
-        return exponential(_widen(estimate, arms)) if self.number == "highest_rate" else estimate
+        return exponential(_open_ended(estimate, arms)) if self.number == "highest_rate" else estimate
 
 
-def _widen(estimate: Estimate, arms: Sequence[Arm]) -> Estimate:
-    """Return the estimate of a highest learning rate with the resolution of the grid in its interval."""
-    top = [any(run.has_learned and run.lr == arm.learning_rates[-1] for run in arm.runs) for arm in arms]
-    step = max(_step(arm.learning_rates) for arm in arms)
-    below, above = -math.inf if any(top[1:]) else -step, math.inf if top[0] else step
+def _open_ended(estimate: Estimate, arms: Sequence[Arm]) -> Estimate:
+    """Return the estimate without a bound on the side where the highest rate of an arm may be above its grid."""
+    tops = [math.log(arm.learning_rates[-1]) for arm in arms]
+    is_open = [
+        any(_highest_rate(runs, ()) == top for runs in complete_seeds(arm).values())
+        for arm, top in zip(arms, tops, strict=True)
+    ]
 
     def interval(alpha: float) -> Bounds:
         low, high = estimate.interval(alpha)
-        return low + below, high + above
+        return -math.inf if any(is_open[1:]) else low, math.inf if is_open[0] else high
 
     return replace(estimate, interval=interval)
 
 
 def _highest_rate(runs: Sequence[RunRecord], _: Sequence[RunRecord]) -> float:
-    """Return ln of the highest learning rate that has learned; below the grid by one step if none has."""
-    rates = sorted({run.lr for run in runs})
-    learned = [run.lr for run in runs if run.has_learned]
-    return math.log(max(learned)) if learned else math.log(rates[0]) - _step(rates)
+    """Return ln of the highest learning rate that trains well; below the grid by one step if none does."""
+    start, lowest = _start(runs), min((run.loss for run in runs if run.has_learned), default=math.nan)
+    losses = sorted((math.log(run.lr), min(run.loss, start)) for run in runs)
+    good = [index for index, (_, loss) in enumerate(losses) if loss <= lowest + NEAR]
+    if not good:
+        return losses[0][0] - _step(sorted({run.lr for run in runs}))
+    if good[-1] == len(losses) - 1:
+        return losses[-1][0]
+    (rate, loss), (next_rate, next_loss) = losses[good[-1] : good[-1] + 2]
+    return rate + (next_rate - rate) * (lowest + NEAR - loss) / (next_loss - loss)
+
+
+def _start(runs: Sequence[RunRecord]) -> float:
+    """Return ln V, the loss of a uniform guess, nats/token."""
+    return max(run.corpus.baselines.uniform for run in runs)
 
 
 def _sensitivity(runs: Sequence[RunRecord], others: Sequence[RunRecord]) -> float:
-    start = max(run.corpus.baselines.uniform for run in runs)
+    start = _start(runs)
     reference = runs if any(run.has_learned for run in runs) else [*runs, *others]
     lowest = min(run.loss for run in reference)
     return float(np.mean([min(run.loss, start) for run in runs])) - lowest if lowest < math.inf else math.nan

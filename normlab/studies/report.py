@@ -7,13 +7,14 @@ import json
 import math
 import shlex
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from normlab.analysis.phrases import counted
-from normlab.analysis.settings import format_setting, settings_of
+from normlab.analysis.settings import format_setting, setting, settings_of
 from normlab.analysis.table import summarize_by
 from normlab.errors import StoreError, printable, warn
 from normlab.report.figure_data import make_figure
@@ -26,7 +27,7 @@ from normlab.store.reading import check_format
 from normlab.store.record import RunRecord
 from normlab.studies.base import SETTINGS, Picture, Study
 from normlab.studies.index import as_text, table_lines, write_index
-from normlab.studies.judge import LEVELS, Judgement, Verdicts, as_row, from_row, judge
+from normlab.studies.judge import LEVELS, ArmSummary, Judgement, Verdicts, as_row, from_row, judge
 from normlab.studies.run import Attempt, Evidence
 
 FORMATS = ("svg", "pdf")
@@ -35,16 +36,23 @@ DATA = "report.json"
 COLOURS = {"supported": "#1f7a3d", "refuted": "#b3261e", "undecided": "#8a6d00", "void": "#5a6472"}
 COLUMNS = (
     "claim", "source", "verdict", "criterion", "estimate [95% interval, or 90%]", "n", "left out", "bad", "p (Holm)",
-    "power", "learning rates", "choosing seeds at a common rate",
+    "power", "learning rates", "at the best rates alone", "choosing seeds at a common rate",
 )  # fmt: skip
 
 LIMITS = "More seeds, and larger models."
 LEGEND = (
-    "n: seeds in the estimate, or seeds of a share. left out: seeds of which a run diverged or has not learned. bad: "
-    "judged runs that diverged, stayed at the unigram loss or regressed to it; of a share, those that count. p: the "
-    "smallest level at which the claim is decided, corrected for all claims of the study. power: the probability of "
-    "the verdict supported, if the effect is as stated, with the standard deviation of the choosing seeds and at the "
-    "ends of its interval of 80 %. learning rates: those of each arm that the choosing seeds cannot tell from the best."
+    "n: seeds in the estimate, or seeds of a share. left out: seeds without the quantity, because a run diverged or, "
+    "for a loss, has not learned. bad: judged runs that have not learned; of a share, those that count. "
+    "p: the smallest level at which the claim is decided, corrected for all claims of the study. power: the "
+    "probability of the verdict supported, if the effect is as stated, with the standard deviation of the choosing "
+    "seeds and at the ends of its interval of 80 %. learning rates: those of each arm whose loss is above that at the "
+    "best one by at most one standard error of the choosing seeds; a seed's value is its mean over them. The table of "
+    "arms has the judging seeds, or the choosing ones where no others were needed."
+)
+OUTCOMES = (
+    "A run has learned if it finished with a loss below the band around the unigram entropy, the loss of a model that "
+    "knows only how often each token occurs; stuck is one inside the band (5 %, `normlab list data`), regressed one "
+    "that ended higher than it had been, diverged one whose loss is infinite or 1 nat/token above that of the start."
 )
 
 
@@ -60,13 +68,20 @@ class Tested:
     devices: Sequence[str]
     corpora: Sequence[str]
     plugins: Sequence[str]
+    shared: Mapping[str, Any]
+    """The options of model and training that all runs share."""
 
     @property
     def label(self) -> str:
         return f"{self.setting}, seeds from {self.first_seed} on"
 
 
-FACTS = ("setting", "first_seed", "runs", "tokens", "devices", "corpora", "plugins")
+FACTS = ("setting", "first_seed", "runs", "tokens", "devices", "corpora", "plugins", "shared")
+SHARED = (
+    "model.width", "model.heads", "model.context", "train.batch_size", "optim", "optim.schedule", "optim.warmup_steps",
+    "optim.weight_decay", "optim.clip", "norm",
+)  # fmt: skip
+"""The options of which a report names those that all runs share."""
 
 
 def folder_of(results_dir: str, study: Study) -> Path:
@@ -115,6 +130,7 @@ def _tested(attempt: Attempt, verdicts: Verdicts, runs: Sequence[RunRecord]) -> 
         sorted({str(settings_of(run)["device"]) for run in runs}),
         sorted({str(settings_of(run)["corpus"]) for run in runs}),
         list(dict.fromkeys(name for run in runs for name in run.config.plugins)),
+        {name: values.pop() for name in SHARED if len(values := {setting(run, name) for run in runs}) == 1},
     )  # fmt: skip
 
 
@@ -135,11 +151,12 @@ def read_report(study: Study, folder: Path) -> tuple[list[Tested], list[str]]:
             return [], []
         tested = []
         for row in report["attempts"]:
+            arms = [ArmSummary(**arm) for arm in row["arms"]]
             claims, controls = (
                 [from_row(claim, each) for claim, each in zip(claims, row[kind], strict=True)]
                 for kind, claims in (("claims", study.claims), ("controls", study.controls))
             )
-            verdicts = Verdicts(study, claims, controls, row["notes"])
+            verdicts = Verdicts(study, claims, controls, row["notes"], arms)
             tested.append(Tested(verdicts=verdicts, **{name: row[name] for name in FACTS}))
         return tested, report["captions"]
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -162,6 +179,7 @@ def _write(study: Study, tested: Sequence[Tested], captions: Sequence[str], fold
                 "claims": [as_row(claim) for claim in each.verdicts.claims],
                 "controls": [as_row(claim) for claim in each.verdicts.controls],
                 "notes": list(each.verdicts.notes),
+                "arms": [asdict(arm) for arm in each.verdicts.arms],
             }
             for each in tested
         ],
@@ -196,8 +214,14 @@ def _blocks(study: Study, tested: Sequence[Tested], captions: Sequence[str]) -> 
         if each.verdicts.notes:
             yield _list(each.verdicts.notes)
         yield _table([*each.verdicts.claims, *each.verdicts.controls])
+        if each.verdicts.arms:
+            yield f"### Arms: {each.label}"
+            yield "\n".join(table_lines([ARM_COLUMNS, *map(_arm_row, each.verdicts.arms)]))
     controls = ", ".join(claim.name for claim in study.controls)
     yield LEGEND
+    yield OUTCOMES
+    shared = ", ".join(f"{name}={format_setting(value)}" for name, value in tested[0].shared.items())
+    yield f"All runs of the first attempt have {shared}."
     if controls:
         yield f"The last rows are controls ({controls}); one that is not supported makes every verdict void."
     if study.background:
@@ -232,11 +256,25 @@ def _table(judgements: Sequence[Judgement]) -> str:
             (
                 claim.text, claim.source, each.verdict + each.notes, claim.criterion.text, each.interval, str(e.n),
                 str(e.left_out), str(e.bad), f"{each.p:.2g}", each.power.text if each.power else "",
-                ", ".join(map(format_setting, rates)),
+                ", ".join(map(format_setting, rates)), each.at_best,
                 "" if each.common is None else f"{each.common[0]:.3g} at {each.common[1]:g}",
             )
         )  # fmt: skip
     return "\n".join(table_lines(rows))
+
+
+ARM_COLUMNS = (
+    "arm", "grid of learning rates", "chosen", "best", "loss at the best, nats/token", "sd over seeds", "have learned",
+)  # fmt: skip
+
+
+def _arm_row(arm: ArmSummary) -> Sequence[str]:
+    losses = list(arm.losses.values())
+    return (
+        arm.where, ", ".join(map(format_setting, arm.rates)), ", ".join(map(format_setting, arm.chosen)),
+        "" if arm.best is None else format_setting(arm.best), f"{fmean(losses):.3f}" if losses else "",
+        f"{stdev(losses):.3f}" if len(losses) > 1 else "", f"{len(losses)} of {arm.runs}",
+    )  # fmt: skip
 
 
 # The picture

@@ -102,6 +102,8 @@ def test_an_arm_is_its_mean_over_the_chosen_learning_rates(runs, table):
     differences = (table[1, 0, 1:].mean(0) - table[0, 0, 1])[CHOOSING_SEEDS:-1]
     assert (estimate.value, estimate.n, estimate.left_out) == (pytest.approx(differences.mean()), len(differences), 1)
     assert estimate.bounds == ends(differences)
+    best = difference("placement=post", "placement=pre").estimate(runs(loss_in(table)), best_only=True)
+    assert best.bounds == ends((table[1, 0, 1] - table[0, 0, 1])[CHOOSING_SEEDS:])
 
 
 def test_a_single_learning_rate_is_judged_by_all_seeds(runs, table):
@@ -162,6 +164,11 @@ def test_share_of_seeds_that_learn_at_no_learning_rate(runs, table):
     table[1, 0, 0, 5] = math.inf  # one learning rate of three
     share = Share("placement=post", lr="every").estimate(runs(loss_in(table)))
     assert (share.value, share.n) == (3 / len(SEEDS), len(SEEDS))
+    made = runs(loss_in(table))
+    later = [run for run in made.results if run.replicate[0] < 9 or run.lr == RATES[1]]
+    # Later seeds have the chosen rate only, and say nothing about the others.
+    share = Share("placement=post", lr="every").estimate(StudyRuns(later))
+    assert (share.value, share.n) == (3 / 9, 9)
 
 
 def test_seeds_that_diverged_or_have_not_learned_are_left_out_and_counted(runs, table):
@@ -185,17 +192,20 @@ def test_sensitivity_is_the_mean_of_that_of_the_seeds(runs, table):
 
 
 def test_highest_learning_rate(runs, table):
+    rates = np.log(RATES)
+    # Where the line between the second and the third loss is 0.1 above the second, the lowest.
+    highest = rates[1] + (rates[2] - rates[1]) * 0.1 / (table[:, 0, 2] - table[:, 0, 1])
     table[1, 0, :, 4] = 3.2  # learns at no rate: one step below the grid
-    inside = table.copy()
-    inside[:, 0, 2] = 3.2
+    highest[1, 4] = rates[0] - np.diff(rates).max()
     estimator = OverGrid("highest_rate", "placement=post", "placement=pre")
-    estimate = estimator.estimate(runs(loss_in(inside)))
-    logs = np.log([1.0] * 4 + [0.1] + [1.0] * (len(SEEDS) - 5))
+    estimate = estimator.estimate(runs(loss_in(table)))
+    logs = highest[1] - highest[0]
     low, high = mean_sequence(logs.tolist(), 0.05)
     assert estimate.value == pytest.approx(math.exp(logs.mean()))
-    assert estimate.bounds == pytest.approx((math.exp(low) * 0.3, math.exp(high) / 0.3))
+    assert estimate.bounds == pytest.approx((math.exp(low), math.exp(high)))
+    table[:, 0, 2] -= 0.15
     estimate = estimator.estimate(runs(loss_in(table)))
-    assert estimate.bounds == (0, math.inf)  # both arms learn at the top of the grid
+    assert estimate.bounds == (0, math.inf)  # both arms train well at the top of the grid
     with pytest.raises(ConfigError, match="unknown number 'lowest'"):
         OverGrid("lowest", "placement=post")
 

@@ -58,6 +58,18 @@ def test_supported_and_refuted(results):
     assert verdict(dataclasses.replace(STUDY, claims=[no_margin]), found).verdict == "refuted"
 
 
+def test_the_arms_have_the_losses_of_the_judging_seeds_at_the_best_rate(results):
+    found = results()
+    pre, post = judge(STUDY, found, unverified={}).arms
+    for arm, placement in ((post, "post"), (pre, "pre")):
+        assert (arm.where, arm.rates, arm.chosen, arm.best) == (f"placement={placement}", [*RATES], [3e-3], 3e-3)
+        runs = [run for run in found if run.config.placement.name == placement and run.lr == 3e-3]
+        judged = {str(run.config.seed): run.loss for run in runs if run.config.seed >= CHOOSING_SEEDS}
+        assert (arm.losses, arm.runs) == (judged, len(judged))
+    choosing = [run for run in found if run.config.seed < CHOOSING_SEEDS]
+    assert [arm.runs for arm in judge(STUDY, choosing, unverified={}).arms] == [CHOOSING_SEEDS] * 2
+
+
 def test_a_control_that_is_not_supported_makes_every_verdict_void(results):
     broken = dataclasses.replace(CONTROL, criterion=AtLeast(0.9))
     judgement = verdict(dataclasses.replace(STUDY, controls=[broken]), results())

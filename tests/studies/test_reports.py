@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,6 +54,22 @@ def test_committed_table_of_reports_follows_from_them(tmp_path: Path) -> None:
         shutil.copy(path, tmp_path / path.parent.name)
     write_index(tmp_path)
     assert (tmp_path / "README.md").read_text() == (COMMITTED / "README.md").read_text()
+
+
+def test_claims_with_little_power_are_not_counted(tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir()
+    report = json.loads((COMMITTED / NAME / "report.json").read_text())
+    rows = report["attempts"][0]["claims"]
+    report["attempts"] = report["attempts"][:1]
+    for row in rows:
+        row["power"] = {"value": 0.31, "low": 0.1, "high": 0.5, "seeds": 6}
+    rows[0]["power"]["value"] = 0.29
+    (tmp_path / NAME / "report.json").write_text(json.dumps(report))
+    write_index(tmp_path)
+    table = (tmp_path / "README.md").read_text()
+    assert table.count("**; power below 30 % |") == 1
+    counted = Counter(row["verdict"] in ("supported", "refuted") for row in rows[1:])
+    assert f"{len(rows) - 1} claims, {counted[True]} decided and {counted[False]} undecided; 1 more have" in table
 
 
 @pytest.mark.parametrize("content", [b"", b"{}"])

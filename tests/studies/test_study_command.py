@@ -47,6 +47,28 @@ register_study(
 """
 
 
+LOOKS_STUDY = """
+from normlab.studies.base import AtMost, Claim, Grid, Study, register_study
+from normlab.studies.estimators import Share, difference
+from normlab.studies.over_grid import OverGrid
+
+register_study(
+    Study(
+        name="looks",
+        question="Is a resumed study the same?",
+        grids=[Grid("rates", "model=gpt2_nano model.depth=1 model.width=8 model.context=8 data=files "
+            "data.path=text.txt data.tokenizer=chars norm=rmsnorm,layernorm optim.lr=1e-2,1e-1 train.steps=3 "
+            "optim.warmup_steps=1 eval.sequences=2 stats=off sweep.pack=16")],
+        claims=[
+            Claim("no_share", "Most seeds diverge.", Share("norm=rmsnorm", lr="every", states=("diverged",)),
+                  AtMost(0.45)),
+            Claim("same", "They are the same.", difference("norm=rmsnorm", "norm=layernorm"), AtMost(-9.0)),
+        ],
+    )
+)
+"""
+
+
 def normlab(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "normlab", *arguments]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
@@ -106,6 +128,23 @@ def test_report_from_the_records_equals_that_of_the_run(folder: Path) -> None:
     (folder / "elsewhere").rename(folder / "results/sweeps")
     assert (again.returncode, again.stdout) == (0, done.stdout)
     assert files_of(folder) == before
+
+
+@pytest.mark.exhaustive
+@pytest.mark.process
+def test_a_resumed_study_has_the_runs_of_its_looks(tmp_path: Path) -> None:
+    """At each look it trains what the claims needed that were open then, though later ones have been decided since."""
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
+    (tmp_path / "looks.py").write_text(LOOKS_STUDY)
+    done = normlab("study", "run", "looks", "plugins=[looks.py]", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plans = {path: path.read_bytes() for path in (tmp_path / "results/sweeps").rglob("plan.json")}
+    assert len(plans) > 2
+    again = normlab("study", "run", "looks", "plugins=[looks.py]", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert {path: path.read_bytes() for path in (tmp_path / "results/sweeps").rglob("plan.json")} == plans
+    assert again.stdout.count("note    study looks") == len(plans)
+    assert again.stdout.splitlines()[-4:] == done.stdout.splitlines()[-4:]
 
 
 @pytest.mark.process

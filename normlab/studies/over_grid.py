@@ -173,9 +173,9 @@ def _best_rates(arm: Arm) -> dict[Replicate, float]:
     """Return ln of the best learning rate of each seed that has all runs of the arm and learns."""
     x = np.log(arm.learning_rates)
     found: dict[Replicate, float] = {}
-    for seed, runs in by_seed(completed(arm)).items():
+    for seed, runs in complete_seeds(arm).items():
         losses = [run.loss if run.has_learned else math.inf for run in sorted(runs, key=lambda run: run.lr)]
-        if len(losses) < len(x) or not any(map(math.isfinite, losses)):
+        if not any(map(math.isfinite, losses)):
             continue
         i = int(np.argmin(losses))
         around = losses[max(i - 1, 0) : i + 2]

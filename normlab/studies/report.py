@@ -221,7 +221,7 @@ def _blocks(study: Study, tested: Sequence[Tested], captions: Sequence[str]) -> 
     yield LEGEND
     yield OUTCOMES
     shared = ", ".join(f"{name}={format_setting(value)}" for name, value in tested[0].shared.items())
-    yield f"All runs of the first attempt have {shared}."
+    yield printable(f"All runs of the first attempt have {shared}.")
     if controls:
         yield f"The last rows are controls ({controls}); one that is not supported makes every verdict void."
     if study.background:

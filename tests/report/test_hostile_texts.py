@@ -16,15 +16,13 @@ from normlab.errors import notify, printable, warn
 from normlab.report.pages.shell import write_output
 from normlab.report.tables import FORMATS, render
 from normlab.store.format import RECORD_VERSION
-from normlab.store.query import Selection
 from normlab.store.runs import RunFolder
 from normlab.studies.base import AtLeast, Claim, Study
 from normlab.studies.estimators import Estimate, difference
 from normlab.studies.index import write_index
-from normlab.studies.judge import Judgement, Verdicts
+from normlab.studies.judge import Judgement, as_row
 from normlab.studies.report import FORMATS as FIGURES
 from normlab.studies.report import write_report
-from normlab.studies.run import Evidence
 from normlab.tracking.console import Console
 from normlab.tracking.payloads import labels_of
 from support.made_runs import merged
@@ -139,20 +137,21 @@ def test_reports_of_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("normlab.studies.report.draw_verdicts", lambda judgements: dict.fromkeys(FIGURES, b""))
     named = Claim("x", "It is.", difference("a", "b"), AtLeast(0.0))
     study = Study("x", "Is it?", [], [named])
-    judgements = [Judgement(named, "void", TEXT, Estimate(math.nan), None)]
-    evidence = Evidence([], {}, [], Selection([], "", tmp_path), 0)
-    page = write_report(Verdicts(study, judgements, [], [TEXT]), evidence, tmp_path / "x").read_text()
-    assert_shown(page)
-    assert "<script>alert" not in page
-    claim = {"text": TEXT, "source": TEXT, "verdict": TEXT, "criterion": TEXT, "n": 1, "interval": TEXT}
-    claim["under_review"] = TEXT
-    report = {"version": RECORD_VERSION, "study": TEXT, "question": TEXT, "runs": 1, "tokens": 1,
-              "claims": [claim], "controls": [claim], "amendments": {"hash": TEXT}}  # fmt: skip
+    row = as_row(Judgement(named, "void", TEXT, Estimate(math.nan, rates={TEXT: [1.0]}), at_best=TEXT))
+    arm = {"where": TEXT, "rates": [1.0], "chosen": [1.0], "best": 1.0, "losses": {TEXT: 1.0}, "runs": 1}
+    attempt = {"setting": "small", "first_seed": 0, "runs": 1, "tokens": 1, "devices": [TEXT], "corpora": [TEXT],
+               "plugins": [TEXT], "shared": {"norm": TEXT}, "claims": [row], "controls": [], "notes": [TEXT],
+               "arms": [arm]}  # fmt: skip
+    report = {"version": RECORD_VERSION, "criterion": study.criterion_hash(), "captions": [TEXT], "attempts": [attempt],
+              "study": TEXT, "question": TEXT, "limits": TEXT, "amendments": {"hash": TEXT}}  # fmt: skip
+    write_output(tmp_path / "x" / "report.json", json.dumps(report).encode())
+    page = write_report(study, [], tmp_path / "x")[1].read_text()
+    row |= dict.fromkeys(("text", "source", "verdict", "criterion", "interval"), TEXT)
     write_output(tmp_path / "study" / "report.json", json.dumps(report).encode())
     write_index(tmp_path)
-    index = (tmp_path / "README.md").read_text()
-    assert_shown(index)
-    assert index.count("Under review: ") == 1
+    for text in (page, (tmp_path / "README.md").read_text()):
+        assert_shown(text)
+        assert "<script>alert" not in text
 
 
 def test_lines_for_the_user(capsys: pytest.CaptureFixture[str]) -> None:

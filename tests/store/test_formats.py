@@ -17,7 +17,7 @@ from normlab.store.plans import read_plan
 from normlab.store.reading import read_record
 from normlab.store.runs import RunFolder
 from normlab.studies.base import STUDIES, load_studies
-from normlab.studies.report import rewrite_report
+from normlab.studies.report import read_report
 from normlab.sweeps.files import read_queue, slurm_folder, write_queue
 from normlab.training import checkpoint
 
@@ -29,7 +29,7 @@ READERS: dict[str, Callable[[RunFolder, Path], Any]] = {
     CHECKS_FILE: lambda run, sweep: read_record(sweep / CHECKS_FILE),
     "plan.json": lambda run, sweep: read_plan(sweep),
     "queue.json": lambda run, sweep: read_queue(sweep),
-    "report.json": lambda run, sweep: rewrite_report(STUDIES["noise"], sweep),
+    "report.json": lambda run, sweep: read_report(STUDIES["noise"], sweep),
 }
 OLDER, NEWER = RECORD_VERSION - 1, RECORD_VERSION + 1
 ADVICE = {

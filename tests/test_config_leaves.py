@@ -13,7 +13,7 @@ import pytest
 
 from normlab.config.compose import compose_run
 from normlab.config.corpora import DATA, NamedData
-from normlab.config.optim import OPTIMIZERS
+from normlab.config.optim import GROUPS, OPTIMIZERS
 from normlab.config.schema import RunConfig
 from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError, DataError
@@ -173,10 +173,32 @@ SHARED_OPTIM = {
     "decay": Row("matrices", "all", losses, ("optim.weight_decay=1",)),
     "decay_mode": Row("proportional", "independent", losses, ("optim.weight_decay=0.1",)),
 }
+GROUPS_WITH: dict[str, tuple[str, ...]] = {
+    "head": ("model.tie_embeddings=false",),
+    "gains.output": ("placement=peri",),
+    "gains.qk": ("model.qk_norm=head",),
+    "scalars": ("norm=dyt",),
+    "norm_matrices": ("norm=gatednorm",),
+}
+"""The overrides without which a model has no parameter of a group."""
+SHARED_OPTIM |= {
+    f"groups.{group}.{option}": Row(*values, losses, GROUPS_WITH.get(group, ()))
+    for group in GROUPS
+    for option, values in {"lr": ("1", "100"), "decay": ("0", "1e3")}.items()
+}
+ADAM = {"beta1": Row("0.9", "0.5", losses), "beta2": Row("0.95", "0.5", losses), "eps": Row("1e-8", "1e-2", losses)}
+ORTHOGONAL = SHARED_OPTIM | ADAM | {
+    "momentum": Row("0.95", "0.5", losses), "nesterov": Row("true", "false", losses),
+    "ns_steps": Row("5", "2", losses), "qkv": Row("apart", "together", losses),
+    "polynomial": Row("fast", "convergent", losses),
+}  # fmt: skip
+MUON = ORTHOGONAL | {"scale": Row("rms", "shape", losses)}
 OPTIM_ROWS = {
-    "adamw": SHARED_OPTIM | {
-        "beta1": Row("0.9", "0.5", losses), "beta2": Row("0.95", "0.5", losses), "eps": Row("1e-8", "1e-2", losses),
-    },
+    "adamw": SHARED_OPTIM | ADAM,
+    "lion": SHARED_OPTIM | {"beta1": Row("0.9", "0.5", losses), "beta2": Row("0.99", "0.5", losses)},
+    "muon": MUON,
+    "normuon": MUON | {"row_decay": Row("0.95", "0.5", losses)},
+    "hyperball": ORTHOGONAL,
     "sgd": SHARED_OPTIM | {
         "momentum": Row("0.9", "0.5", losses), "nesterov": Row("false", "true", losses),
     },
@@ -189,10 +211,20 @@ RUN_ROWS: dict[str, Row] = {
     "model.positions": Row("learned", "rope", shapes),
     "model.rope_theta": Row("10000", "10", losses, ("model.positions=rope",)),
     "model.mlp": Row("gelu", "swiglu", shapes),
+    "model.rope_fraction": Row("1", "0.5", losses, ("model.positions=rope",)),
     "model.mlp_width": Row("16", "32", shapes),
     "model.bias": Row("true", "false", shapes),
     "model.tie_embeddings": Row("true", "false", shapes),
     "model.qk_norm": Row("head", "full", shapes),
+    "model.qk_norm_after_rope": Row("false", "true", losses, ("model.qk_norm=head", "model.positions=rope")),
+    "model.qk_scale": Row("1", "2", losses, ("model.qk_norm=head",)),
+    "model.attn_gate": Row("head", "channel", shapes),
+    "model.embed_scale": Row("1", "3", losses),
+    "model.logit_softcap": Row("null", "0.1", losses),
+    "model.scaling": Row("mup", "completep", losses),
+    "model.base_width": Row("4", "8", losses, ("model.scaling=mup",)),
+    "model.base_depth": Row("1", "2", losses, ("model.scaling=completep",)),
+    "model.z_loss": Row("0", "1", losses),
     "train.steps": Row("3", "4", losses),
     "train.batch_size": Row("2", "4", losses),
     "train.accumulation": Row("1", "2", losses, ("norm=batchnorm",)),

@@ -122,6 +122,28 @@ def test_cfg_job_of_a_grid_prints_each_run(run_command: Command) -> None:
     assert printed == [("# norm=rmsnorm", "rmsnorm"), ("# norm=none", "none")]
 
 
+def test_cfg_optim_prints_how_each_parameter_is_updated(run_command: Command, tmp_path: Path) -> None:
+    before = files_below(tmp_path)
+    overrides = ["norm=dyt", "placement=peri", "model.depth=3", "optim.groups.gains.output.lr=0.5", "init=gpt2"]
+    code, out, err = run_command("train", *overrides, "optim.groups.scalars.decay=0.2", "--cfg", "optim")
+    assert (code, err) == (0, "")
+    lines = {line.split("  ")[0]: line.split()[1:] for line in out.splitlines()}
+    sd = ["1e-08", "adamw", "normal,", "sd", "0.02"]
+    assert lines["embed.tokens.weight"] == ["embed", "V", "x", "128", "0.001", "0.1", *sd]
+    assert lines["blocks.0-2.mlp.up.weight"] == ["matrices", "512", "x", "128", "0.001", "0.1", *sd]
+    assert lines["blocks.0-2.wiring.mlp.norms.out.affine.gain"] == [
+        "gains.output",
+        "128",
+        "0.0005",
+        "0",
+        "1e-08",
+        "adamw",
+        "1",
+    ]
+    assert lines["head.close.alpha"] == ["scalars", "number", "0.001", "0.2", "1e-08", "adamw", "0.5"]
+    assert files_below(tmp_path) == before
+
+
 @pytest.mark.parametrize("argument", ["hydra/launcher=basic", "hydra.run.dir=made", "--config-path=x", "--nope", "-r"])
 def test_what_has_no_effect_is_rejected(argument: str, run_command: Command, tmp_path: Path) -> None:
     before = files_below(tmp_path)

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -51,25 +51,41 @@ ConfigDir = Annotated[
 ]
 ConfigName = Annotated[str, Option("--config-name", "-cn", metavar="NAME", help="Name of the primary config.")]
 Cfg = Annotated[
-    Literal["job"] | None, Option("--cfg", "-c", help="Print the config of each run, with every option, and exit.")
+    Literal["job", "optim"] | None,
+    Option(
+        "--cfg", "-c", help="Print the config of each run (job), or how each parameter is updated (optim), and exit."
+    ),
 ]
 
 
 def read_arguments(
     overrides: Sequence[str] | None, cfg: object, config_dir: str | None, config_name: str
 ) -> tuple[list[str], UserConfigs]:
-    """Return the overrides and the configs of a command; print them for --cfg job.
+    """Return the overrides and the configs of a command; print what --cfg asks for.
 
     Raises:
-        SystemExit: The configs are printed.
+        SystemExit: It is printed.
     """
     from normlab.config.compose import UserConfigs, config_texts
 
     texts, configs = list(overrides or ()), UserConfigs(config_dir, config_name)
     if cfg:
-        echo("\n---\n".join(config_texts(texts, configs)), keep="\n")
+        printed = config_texts(texts, configs) if cfg == "job" else _update_texts(texts, configs)
+        echo("\n---\n".join(printed), keep="\n")
         sys.exit(0)
     return texts, configs
+
+
+def _update_texts(overrides: Sequence[str], configs: UserConfigs) -> Iterator[str]:
+    """Yield for each run of a grid how each of its parameters is updated, as a table."""
+    from normlab.config.compose import compose_sweep
+    from normlab.model.groups import parameter_rows
+    from normlab.model.init import build_model
+    from normlab.report.tables import render
+
+    for varied, config in compose_sweep(overrides, configs)[1]:
+        rows = [row.cells for row in parameter_rows(config, build_model(config, vocab_size=0))]
+        yield (f"# {' '.join(varied)}\n" if varied else "") + render(rows, fixed=rows[0].keys())
 
 
 def split_names(text: str | None) -> list[str] | None:

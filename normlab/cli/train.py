@@ -44,7 +44,8 @@ def train(
     """Train a run, or resume it.
 
     The same command resumes an interrupted run. Overrides have Hydra's grammar: --cfg job prints every option with its
-    value, and `normlab list norms` (placements, models, data, optim, init, options) describes the choices.
+    value, --cfg optim how each parameter is updated, and `normlab list norms` (placements, models, data, optim, init,
+    options) describes the choices.
 
     Example: normlab train norm=rmsnorm placement=pre model.depth=8
     """

@@ -77,7 +77,9 @@ def estimate(
     saved = runs * (model.depth * layer + 8 * sequences * (model.context + 1))
     saved += 0 if size == 4 or compiled else weights // 2
     logits = 4 * runs * tokens * vocab_size
-    moments = len(config.optim.moments) * weights
+    embeddings = 4 * runs * num_embeddings(config, vocab_size, ALIGNMENT if runs > 1 else 1)
+    kept_of_matrices, kept = (config.optim.of_group(group).kept for group in ("matrices", "embed"))
+    moments = kept_of_matrices * (weights - embeddings) + kept * embeddings
     forward, backward = (2 * logits, 3 * logits)
     if tokens * vocab_size > LARGE_LOGITS:  # the gradients of the head are computed in the forward pass
         chunk = max(LARGE_LOGITS // (runs * vocab_size), -(-tokens // MOST_CHUNKS))
@@ -100,11 +102,19 @@ def num_weights(config: RunConfig, vocab_size: int = VOCAB_SIZE, multiple: int =
     model = config.model
     assert model.mlp_width is not None  # resolved
     mlp_matrices = 3 if model.mlp == "swiglu" else 2
-    matrices = [
-        (1 if model.tie_embeddings else 2, vocab_size), (model.positions == "learned", model.context),
-        (4 * model.depth, model.width), (mlp_matrices * model.depth, model.mlp_width),
-    ]  # fmt: skip
-    return sum(count * -(-rows * model.width // multiple) * multiple for count, rows in matrices)
+    matrices = [(model.depth, model.attn_outputs), (mlp_matrices * model.depth, model.mlp_width)]
+    return num_embeddings(config, vocab_size, multiple) + _padded(matrices, model.width, multiple)
+
+
+def num_embeddings(config: RunConfig, vocab_size: int = VOCAB_SIZE, multiple: int = 1) -> int:
+    """Return the number of weights of the embeddings and the head, as `num_weights`."""
+    model = config.model
+    matrices = [(1 if model.tie_embeddings else 2, vocab_size), (model.positions == "learned", model.context)]
+    return _padded(matrices, model.width, multiple)
+
+
+def _padded(matrices: list[tuple[int, int]], width: int, multiple: int) -> int:
+    return sum(count * -(-rows * width // multiple) * multiple for count, rows in matrices)
 
 
 def check_fits(config: RunConfig, needed: Estimate, available: int, owner: str) -> None:

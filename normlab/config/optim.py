@@ -1,10 +1,78 @@
 """The optimisers: their options, and what other modules must know of them. `training/optim.py` has their updates."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import ClassVar
 
 from normlab.errors import ConfigError, no_effect
 from normlab.options import option
+
+GROUPS = {
+    "embed": "token and position embeddings",
+    "head": "LM head of its own (model.tie_embeddings=false)",
+    "matrices": "matrices of the linear layers of attention and MLP",
+    "gains.input": "gains of norms on the input of a sub-layer, or inside it",
+    "gains.output": "gains of norms on the output of a sub-layer, or after the addition",
+    "gains.qk": "gains of norms on queries, keys and values",
+    "gains.final": "gains of the norms before the LM head",
+    "biases": "biases of linear layers and of norms",
+    "scalars": "learned numbers and factors: alphas, residual lambdas, layer scales",
+    "norm_matrices": "matrices of a norm",
+}
+"""The parameter groups: every parameter of a model is in one of them."""
+MATRIX_GROUPS = ("embed", "head", "matrices", "norm_matrices")
+"""The groups whose parameters are matrices."""
+
+
+@dataclass(kw_only=True, slots=True)
+class GroupOptions:
+    """How one group of parameters differs from the others."""
+
+    lr: float = option(
+        1.0, "Factor on the learning rate of the group; 0 leaves its parameters as they are.", at_least=0
+    )
+    decay: float | None = option(
+        None, "Strength of the group's weight decay; unless set optim.weight_decay where it applies.", at_least=0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFactors:
+    """What a rule of depth and width transfer multiplies the options of a group by (`ModelConfig.scaling`)."""
+
+    lr: float = 1.0
+    decay: float = 1.0
+    eps: float = 1.0
+
+
+UNSCALED = GroupFactors()
+
+
+@dataclass(kw_only=True, slots=True)
+class GainGroups:
+    """The gains of norms, by the place of the norm."""
+
+    input: GroupOptions = field(default_factory=GroupOptions)
+    output: GroupOptions = field(default_factory=GroupOptions)
+    qk: GroupOptions = field(default_factory=GroupOptions)
+    final: GroupOptions = field(default_factory=GroupOptions)
+
+
+@dataclass(kw_only=True, slots=True)
+class ParameterGroups:
+    """Options of each group of parameters (`GROUPS`)."""
+
+    embed: GroupOptions = field(default_factory=GroupOptions)
+    head: GroupOptions = field(default_factory=GroupOptions)
+    matrices: GroupOptions = field(default_factory=GroupOptions)
+    gains: GainGroups = field(default_factory=GainGroups)
+    biases: GroupOptions = field(default_factory=GroupOptions)
+    scalars: GroupOptions = field(default_factory=GroupOptions)
+    norm_matrices: GroupOptions = field(default_factory=GroupOptions)
+
+    def of(self, group: str) -> GroupOptions:
+        """Return the options of a group of `GROUPS`."""
+        return attrgetter(group)(self)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -15,10 +83,11 @@ class OptimConfig:
     source: ClassVar[str]
     version: ClassVar[int] = 1
     """Raise it with every change of the update that changes its numbers: then the runs have other ids."""
-    moments: ClassVar[tuple[str, ...]]
-    """Kinds of moment that the optimiser keeps for each parameter; part of the tensor names of a checkpoint."""
+    kept: ClassVar[int]
+    """Numbers that the optimiser keeps for each parameter."""
     per_run: ClassVar[tuple[str, ...]] = (
         *("lr", "weight_decay", "decay_mode", "warmup_steps", "schedule", "final_lr_fraction", "decay_fraction"),
+        "groups",
     )
     """Options in which the runs of a pack may differ."""
 
@@ -49,27 +118,48 @@ class OptimConfig:
         help="Strength of the weight decay, wd in the formula.",
     )  # fmt: skip
     decay_mode: str = option(
-        "proportional", choices=("proportional", "independent"),
+        "proportional", choices=("proportional", "independent", "cautious"),
         help="What an update decays a weight by: lr wd, with the learning rate of that step, so that a grid of "
-        "learning rates is also a grid of weight decays; or wd times the schedule, from 0 to 1.",
+        "learning rates is also a grid of weight decays; independent: wd times the schedule, from 0 to 1; cautious: lr "
+        "wd for the weights that the update moves towards 0, and nothing for the others.",
     )  # fmt: skip
     decay: str = option(
         "matrices", choices=("matrices", "all"),
         help="Parameters with weight decay: matrices and embeddings, or all, with gains and biases.",
     )  # fmt: skip
+    groups: ParameterGroups = field(default_factory=ParameterGroups)
+
+    def of_group(self, group: str, factors: GroupFactors = UNSCALED) -> "OptimConfig":
+        """Return the options of one group of `GROUPS`: of its own optimiser, learning rate and weight decay."""
+        own = self.groups.of(group)
+        applies = self.decay == "all" or group in MATRIX_GROUPS
+        decay = own.decay if own.decay is not None else self.weight_decay if applies else 0.0
+        return replace(self, lr=self.lr * own.lr * factors.lr, weight_decay=decay * factors.decay)
 
     @property
     def decay_per_lr(self) -> float:
         """The wd of the formula: `weight_decay`, over the peak learning rate if the decay is independent of it.
 
+        Cautious decay is not part of the formula: it follows the update (`cautious_decay`).
+
         Source of independent decay: Loshchilov & Hutter 2017, arXiv:1711.05101, algorithm 2; Wortsman et al. 2023,
         arXiv:2309.14322.
         """
-        return self.weight_decay / (self.lr if self.decay_mode == "independent" else 1.0)
+        if self.decay_mode == "cautious":
+            return 0.0
+        return self.weight_decay / (self.lr or 1.0 if self.decay_mode == "independent" else 1.0)
+
+    @property
+    def cautious_decay(self) -> float:
+        """The wd by which a weight w is decayed where the update u has its sign: w <- w - lr (u + wd [u w > 0] w).
+
+        Source: Chen et al. 2025, arXiv:2510.12402 (cautious weight decay).
+        """
+        return self.weight_decay if self.decay_mode == "cautious" else 0.0
 
     @property
     def adam_constants(self) -> tuple[float, float, float] | None:
-        """beta1, beta2 and eps if the update divides the moment `mean` by sqrt(`square`) + eps as Adam; else None."""
+        """beta1, beta2 and eps if an update divides the moment `mean` by sqrt(`square`) + eps as Adam; else None."""
         return None
 
     def resolve(self, steps: int) -> None:
@@ -105,7 +195,7 @@ class AdamW(OptimConfig):
 
     formula: ClassVar[str] = "w <- w - lr (m^/(sqrt(v^) + eps) + wd w)"
     source: ClassVar[str] = "torch.optim.AdamW, after Loshchilov & Hutter 2017, arXiv:1711.05101"
-    moments: ClassVar[tuple[str, ...]] = ("mean", "square")
+    kept: ClassVar[int] = 2
     per_run: ClassVar[tuple[str, ...]] = (*OptimConfig.per_run, "beta1", "beta2")
 
     name: str = "adamw"
@@ -114,8 +204,131 @@ class AdamW(OptimConfig):
     eps: float = option(1e-8, "Added to the square root of the second moment.", above=0)
 
     @property
-    def adam_constants(self) -> tuple[float, float, float]:
+    def adam_constants(self) -> tuple[float, float, float] | None:
         return self.beta1, self.beta2, self.eps
+
+    def of_group(self, group: str, factors: GroupFactors = UNSCALED) -> OptimConfig:
+        return replace(super(AdamW, self).of_group(group, factors), eps=self.eps * factors.eps)
+
+
+@dataclass(kw_only=True, slots=True)
+class Lion(OptimConfig):
+    """The sign of a mean of gradients. Its learning rate is some three to ten times lower than that of AdamW."""
+
+    formula: ClassVar[str] = "w <- w - lr (sign(beta1 m + (1 - beta1) g) + wd w);  m <- beta2 m + (1 - beta2) g"
+    source: ClassVar[str] = "Chen et al. 2023, arXiv:2302.06675, algorithm 2"
+    kept: ClassVar[int] = 1
+    per_run: ClassVar[tuple[str, ...]] = (*OptimConfig.per_run, "beta1", "beta2")
+
+    name: str = "lion"
+    lr: float = option(2e-4, "Peak learning rate, per step.", above=0)
+    beta1: float = option(0.9, "Weight of the mean in the update.", at_least=0, below=1)
+    beta2: float = option(0.99, "Decay per step of the mean of the gradients.", at_least=0, below=1)
+
+
+@dataclass(kw_only=True, slots=True)
+class Orthogonal(AdamW):
+    """Options of the optimisers of matrices, whose updates have singular values near 1: NS(b), by Newton-Schulz.
+
+    The matrices of attention and MLP have such an update. All other parameters have that of AdamW, with the same
+    learning rate unless `groups` has another.
+    """
+
+    kept: ClassVar[int] = 1
+    per_run: ClassVar[tuple[str, ...]] = (*AdamW.per_run, "momentum")
+
+    momentum: float = option(0.95, "mu: decay per step of the mean of the gradients.", at_least=0, below=1)
+    nesterov: bool = option(True, "Whether NS is that of Nesterov momentum, (1 - mu) g + mu b; else that of b.")
+    ns_steps: int = option(5, "Newton-Schulz steps.", at_least=1, at_most=99)
+    polynomial: str = option(
+        "fast", choices=("fast", "convergent"),
+        help="That of a Newton-Schulz step: fast brings singular values from 0.01 up near 1 in 5 steps, to between "
+        "0.68 and 1.13; convergent brings them to 1 in 12.",
+    )  # fmt: skip
+    qkv: str = option(
+        "apart", "Whether the matrices of q, k and v are one matrix for NS.", choices=("apart", "together")
+    )
+
+    @property
+    def adam_constants(self) -> None:
+        return None
+
+    @property
+    def row_weight(self) -> float:
+        """1 minus the decay per step of a second moment of rows."""
+        return 1.0
+
+    def of_group(self, group: str, factors: GroupFactors = UNSCALED) -> OptimConfig:
+        if group == "matrices":
+            return super(Orthogonal, self).of_group(group, factors)
+        shared = {each.name: getattr(self, each.name) for each in fields(AdamW) if each.name != "name"}
+        return AdamW(**shared).of_group(group, factors)
+
+
+@dataclass(kw_only=True, slots=True)
+class Muon(Orthogonal):
+    """Momentum whose singular values are set near 1, for the matrices of attention and MLP; AdamW for the others."""
+
+    formula: ClassVar[str] = "b <- mu b + (1 - mu) g;  w <- w - lr (scale NS((1 - mu) g + mu b) + wd w)"
+    source: ClassVar[str] = (
+        "Jordan et al. 2024 (KellerJordan/Muon); scale=rms: Liu et al. 2025, arXiv:2502.16982; torch.optim.Muon"
+    )
+
+    name: str = "muon"
+    scale: str = option(
+        "rms", choices=("rms", "shape"),
+        help="rms: 0.2 sqrt(max(n, m)) for a matrix of n x m, so that the update is as large as AdamW's; shape: "
+        "sqrt(max(1, n / m)).",
+    )  # fmt: skip
+
+    def scale_of(self, rows: int, columns: int) -> float:
+        """Return the factor on the update of a matrix."""
+        return 0.2 * max(rows, columns) ** 0.5 if self.scale == "rms" else max(1.0, rows / columns) ** 0.5
+
+
+@dataclass(kw_only=True, slots=True)
+class NorMuon(Muon):
+    """Muon with rows of equal size: each row of the update is divided by the root of its mean square over the steps.
+
+    The result has the Frobenius norm of NS.
+    """
+
+    formula: ClassVar[str] = (
+        "o = NS(...);  v <- beta v + (1 - beta) mean(o^2, row);  w <- w - lr (scale |o| unit(o / sqrt(v)) + wd w)"
+    )
+    source: ClassVar[str] = "Li et al. 2025, arXiv:2510.05491 (zichongli5/NorMuon)"
+    per_run: ClassVar[tuple[str, ...]] = (*Muon.per_run, "row_decay")
+
+    name: str = "normuon"
+    row_decay: float = option(0.95, "beta: decay per step of the mean square of a row.", at_least=0, below=1)
+
+    @property
+    def row_weight(self) -> float:
+        return 1 - self.row_decay
+
+
+@dataclass(kw_only=True, slots=True)
+class Hyperball(Orthogonal):
+    """Muon on a sphere: each matrix keeps its initial Frobenius norm R.
+
+    A matrix that starts at 0 stays there. The matrices have no weight decay, unless `groups.matrices.decay` is set,
+    which makes the angle of each update larger.
+    """
+
+    formula: ClassVar[str] = "w <- R unit(w - lr (R unit(NS(...)) + wd w)), unit(x) = x / |x|"
+    source: ClassVar[str] = "Wen et al. 2025, Hyperball Optimization, part 1 (MuonH)"
+
+    name: str = "hyperball"
+    lr: float = option(0.01, "Peak learning rate, per step: the angle by which a matrix turns.", above=0)
+
+    def resolve(self, steps: int) -> None:
+        super(Hyperball, self).resolve(steps)
+        if self.decay_mode == "cautious" and self.groups.matrices.decay:
+            raise ConfigError("optim.decay_mode=cautious: moves matrices off their sphere; leave out their decay")
+
+    def of_group(self, group: str, factors: GroupFactors = UNSCALED) -> OptimConfig:
+        own = super(Hyperball, self).of_group(group, factors)
+        return replace(own, weight_decay=self.groups.matrices.decay or 0.0) if group == "matrices" else own
 
 
 @dataclass(kw_only=True, slots=True)
@@ -124,7 +337,7 @@ class SGD(OptimConfig):
 
     formula: ClassVar[str] = "b <- momentum b + (g + wd w);  w <- w - lr b"
     source: ClassVar[str] = "Sutskever et al. 2013; torch.optim.SGD's form, dampening 0"
-    moments: ClassVar[tuple[str, ...]] = ("velocity",)
+    kept: ClassVar[int] = 1
     per_run: ClassVar[tuple[str, ...]] = (*OptimConfig.per_run, "momentum")
 
     name: str = "sgd"
@@ -138,8 +351,12 @@ class SGD(OptimConfig):
 
     def resolve(self, steps: int) -> None:
         super(SGD, self).resolve(steps)
+        if self.decay_mode == "cautious":
+            raise ConfigError("optim.decay_mode=cautious: optim=sgd adds the decay to the gradient; choose another")
         if self.nesterov and self.momentum == 0:
             raise no_effect("optim.nesterov=true", "optim.momentum=0")
 
 
-OPTIMIZERS: dict[str, type[OptimConfig]] = {"adamw": AdamW, "sgd": SGD}
+OPTIMIZERS: dict[str, type[OptimConfig]] = {
+    "adamw": AdamW, "hyperball": Hyperball, "lion": Lion, "muon": Muon, "normuon": NorMuon, "sgd": SGD,
+}  # fmt: skip

@@ -26,14 +26,15 @@ ALIASES = {
 
 
 def meanings(name: str, options: Iterable[str]) -> list[str]:
-    """Return the options that a name may mean: itself, its alias, or those ending in it."""
+    """Return the options that a name may mean: itself, its alias, or the least nested ones that end in it."""
     options = set(options)
     if (exact := name if name in options else name.lower()) in options:
         return [exact]
     last = name.rpartition(".")[2].lower().replace("-", "_")
     if (alias := ALIASES.get(last)) in options:
         return [alias]
-    return sorted(option for option in options if option.rpartition(".")[2] == last)
+    found = [option for option in options if option.rpartition(".")[2] == last]
+    return sorted(option for option in found if option.count(".") == min(each.count(".") for each in found))
 
 
 def hint(name: str, options: Iterable[str]) -> str:

@@ -23,7 +23,7 @@ from normlab.options import option_fields
 from normlab.placements.base import PLACEMENTS
 
 GROUPS: dict[str, Mapping[str, Any]] = {
-    "norm": NORMS, "placement": PLACEMENTS, "model": {}, "data": DATA, "optim": OPTIMIZERS, "stats": {},
+    "norm": NORMS, "placement": PLACEMENTS, "model": {}, "data": DATA, "optim": OPTIMIZERS, "stats": {}, "recipe": {},
 }  # fmt: skip
 """The classes or instances that are registered in each config group. Presets are files that Hydra finds."""
 

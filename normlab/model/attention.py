@@ -18,13 +18,17 @@ Kernel = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 """Maps queries, keys and values, (*lead, H, T, K) each, and the scale of q k^T to the output, (*lead, H, T, K)."""
 
 
-def rotate(x_HTK: Tensor, theta: float) -> Tensor:
-    """Apply rotary position embedding, in Llama's half-split layout.
+def rotate(x_HTK: Tensor, theta: float, fraction: float = 1.0) -> Tensor:
+    """Apply rotary position embedding, in Llama's half-split layout, to the first channels of each head.
 
     Source: Su et al. 2021, arXiv:2104.09864, eq. 34.
 
-    Channels i and i + K/2 are rotated by t * theta^(-2i/K) at position t, in float32, or in float64 for float64 input.
+    With K the number of rotated channels, a fraction of all, channels i and i + K/2 are rotated by t * theta^(-2i/K) at
+    position t, in float32, or in float64 for float64 input.
     """
+    if fraction < 1:
+        rotated_HTK, others_HTK = x_HTK.tensor_split([round(fraction * x_HTK.shape[-1])], dim=-1)
+        return torch.cat([rotate(rotated_HTK, theta), others_HTK], dim=-1)
     steps, width = x_HTK.shape[-2:]
     device, dtype = x_HTK.device, torch.promote_types(x_HTK.dtype, torch.float32)
     inverse_K = theta ** (-torch.arange(0, width, 2, device=device, dtype=dtype) / width)
@@ -66,7 +70,9 @@ def stacked_sdpa(q_HTK: Tensor, k_HTK: Tensor, v_HTK: Tensor, scale: float) -> T
 
 
 class Attention(nn.Module):
-    """W_o (g attend(rope(N_q(W_q x)), rope(N_k(W_k x)), N_v(W_v x))); norms, rope and g (per head) are optional.
+    """W_o (g attend(rope(N_q(W_q x)), rope(N_k(W_k x)), N_v(W_v x))); norms, rope and g are optional.
+
+    g is a learned number of each head, and with a gate sigmoid(W_g x), of each head or channel.
 
     Maps (B, T, D) to (B, T, D).
     """
@@ -86,7 +92,7 @@ class Attention(nn.Module):
         """The placement's `qk_transform` of queries and keys, after RoPE."""
         self.heads = config.heads
         self.scale = scale
-        self.rope_theta = config.rope_theta
+        self.rope_theta, self.rope_fraction = config.rope_theta, config.rope_fraction
         self.kernel: Kernel = sdpa
         """Computes attention. Packs set another function: vmap cannot batch torch's fused kernel on a CPU."""
         self.linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
@@ -96,6 +102,9 @@ class Attention(nn.Module):
         self.k = nn.Linear(width, width, bias=config.bias)
         self.v = nn.Linear(width, width, bias=config.bias)
         self.out = nn.Linear(width, width, bias=config.bias)
+        gates = {"head": config.heads, "channel": width}.get(config.attn_gate)
+        self.gate = nn.Linear(width, gates, bias=False) if gates else None
+        """W_g: sigmoid(W_g x) multiplies the output of each head or channel (Qiu et al. 2025, arXiv:2505.06708)."""
         self.head_scale = nn.Parameter(torch.ones(config.heads)) if head_scale else None
         self.norms = nn.ModuleDict({s: make_norm(width // config.heads) for s in ("q", "k", "v") if s in sites})
         if "attn_inner" in sites:
@@ -103,6 +112,8 @@ class Attention(nn.Module):
         qk_width = {"head": width // config.heads, "full": width}.get(config.qk_norm)
         self.qk_norms = nn.ModuleDict({site: make_norm(qk_width) for site in ("q", "k") if qk_width})
         self.qk_norm_full = config.qk_norm == "full"
+        self.qk_norm_after_rope = config.qk_norm_after_rope
+        self.qk_scale = config.qk_scale
 
     def project(self, x_BTD: Tensor) -> Sequence[Tensor]:
         """Return queries, keys and values, (B, T, D) each, by one product: three small ones take longer."""
@@ -119,7 +130,7 @@ class Attention(nn.Module):
         if self.qk_norm_full and site in self.qk_norms:
             y_BTD = self.qk_norms[site](y_BTD)
         y_BTHK = y_BTD.unflatten(-1, (self.heads, -1))
-        if not self.qk_norm_full and site in self.qk_norms:
+        if not (self.qk_norm_full or self.qk_norm_after_rope) and site in self.qk_norms:
             y_BTHK = self.qk_norms[site](y_BTHK)
         if site in self.norms:
             y_BTHK = self.norms[site](y_BTHK)
@@ -128,7 +139,14 @@ class Attention(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         q_BHTK, k_BHTK, v_BHTK = map(self.split_heads, ("q", "k", "v"), self.project(x_BTD))
         if self.rope_theta is not None:
-            q_BHTK, k_BHTK = rotate(q_BHTK, self.rope_theta), rotate(k_BHTK, self.rope_theta)
+            q_BHTK, k_BHTK = (rotate(x_BHTK, self.rope_theta, self.rope_fraction) for x_BHTK in (q_BHTK, k_BHTK))
+        if self.qk_norm_after_rope:
+            q_BHTK, k_BHTK = (
+                self.qk_norms[site](x_BHTK.transpose(1, 2)).transpose(1, 2)
+                for site, x_BHTK in (("q", q_BHTK), ("k", k_BHTK))
+            )
+        if self.qk_scale != 1:
+            q_BHTK, k_BHTK = q_BHTK * self.qk_scale, k_BHTK * self.qk_scale
         if self.rotated is not None:
             q_BHTK, k_BHTK = self.rotated(q_BHTK), self.rotated(k_BHTK)
         observe("attention", "", q_BHTK, k_BHTK, self.scale)
@@ -136,6 +154,9 @@ class Attention(nn.Module):
         if self.head_scale is not None:
             y_BHTK = y_BHTK * self.head_scale[:, None, None].to(y_BHTK.dtype)
         y_BTD = y_BHTK.transpose(1, 2).flatten(-2)
+        if self.gate is not None:
+            gate_BTG = torch.sigmoid(self.gate(x_BTD)).to(y_BTD.dtype)
+            y_BTD = (y_BTD.unflatten(-1, (gate_BTG.shape[-1], -1)) * gate_BTG[..., None]).flatten(-2)
         if "attn_inner" in self.norms:
             y_BTD = self.norms["attn_inner"](y_BTD)
         return self.out(y_BTD)

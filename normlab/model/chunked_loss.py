@@ -27,16 +27,26 @@ from normlab.stats.profiles import Column
 from normlab.stats.registry import STATISTICS
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean", z_loss: float = 0.0) -> Tensor:
     """Return the negative log-likelihood in nats, in float32 or better.
+
+    Its gradient is that of its sum with z (ln sum exp logits)^2, which keeps the logits from drifting.
+
+    Source of the z-loss: Chowdhery et al. 2022, arXiv:2204.02311 (PaLM), section 5.
 
     Args:
         logits: Shape (*batch, V).
         targets: Shape (*batch).
         reduction: `mean` or `sum` over the tokens; `none` returns a value for each.
+        z_loss: z.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction=reduction)
+    loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction=reduction)
+    if not z_loss:
+        return loss
+    squares = z_loss * logits.flatten(0, -2).logsumexp(-1).square()
+    reduced = squares if reduction == "none" else squares.sum() if reduction == "sum" else squares.mean()
+    return loss + (reduced - reduced.detach())
 
 
 def has_large_logits(head: nn.Module, targets: Tensor) -> bool:
@@ -71,7 +81,7 @@ def chunked_cross_entropy(
     ) -> tuple[Tensor, dict[Column, Tensor]]:
         with Collector(selection) as collector:
             logits_NV = functional_call(head, dict(params), (x_ND,), {"part": "unembed"})
-        loss = cross_entropy(logits_NV, targets_N, reduction="sum") / tokens
+        loss = cross_entropy(logits_NV, targets_N, "sum", _z_loss(head)) / tokens
         return loss if scale is None else loss * scale, compute(selection, collector.observations)
 
     with_gradients = torch.is_grad_enabled()
@@ -133,6 +143,12 @@ class _WithGradients(torch.autograd.Function):
         (grad,) = grad_outputs
         scaled = [g * grad.view(*grad.shape, *[1] * (g.dim() - grad.dim())).to(g.dtype) for g in ctx.saved_tensors]
         return None, None, *scaled
+
+
+def _z_loss(head: nn.Module) -> float:
+    z_loss = head.z_loss
+    assert isinstance(z_loss, float)
+    return z_loss
 
 
 def _vocab_size(head: nn.Module) -> int:

@@ -35,7 +35,7 @@ def flops_per_token(config: RunConfig, vocab_size: int) -> float:
     model, train = config.model, config.train
     assert model.mlp_width is not None  # resolved
     mlp_matrices = 3 if model.mlp == "swiglu" else 2
-    block = 4 * model.width + mlp_matrices * model.mlp_width
+    block = model.attn_outputs + mlp_matrices * model.mlp_width
     weights = model.width * (model.depth * block + vocab_size)
     attention = 12 * model.depth * model.context * model.width
     tokens = train.batch_size // train.accumulation * model.context

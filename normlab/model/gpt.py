@@ -41,10 +41,13 @@ class Embed(nn.Module):
         self.tokens = nn.Embedding(vocab_size, config.width)
         learned = config.positions == "learned"
         self.positions = nn.Embedding(config.context, config.width) if learned else None
+        self.scale = config.embed_scale
         self.open = placement.input_module(config.width, make_norm)
 
     def forward(self, tokens_BT: Tensor) -> Any:
         x_BTD = self.tokens(tokens_BT)
+        if self.scale != 1:
+            x_BTD = x_BTD * self.scale
         if self.positions is not None:
             x_BTD = x_BTD + self.positions.weight[: tokens_BT.shape[-1]]
         return x_BTD if self.open is None else self.open(x_BTD)
@@ -57,7 +60,8 @@ class Block(nn.Module):
         super().__init__()
         sites = placement.inner_sites(layer, config.depth)
         head_width = config.width // config.heads
-        scale = placement.attention_scale(head_width)
+        scale = placement.attention_scale(head_width) if config.scaling == "none" else 1 / head_width
+        self.branch_factor = 1 / config.depth_ratio
         self.attn = Attention(
             config, sites, scale, make_norm, head_scale=placement.head_scale(),
             rotated=placement.qk_transform(config.heads, head_width),
@@ -67,7 +71,7 @@ class Block(nn.Module):
 
     def forward(self, stream: Any) -> Any:
         observe("resid", "", main_stream(stream))
-        attn, mlp = Branch(self.attn), Branch(self.mlp)
+        attn, mlp = Branch(self.attn, self.branch_factor), Branch(self.mlp, self.branch_factor)
         after = self.wiring(stream, attn, mlp)
         for name, branch in (("attn", attn), ("mlp", mlp)):
             if branch.last_update is not None:
@@ -90,6 +94,9 @@ class Head(nn.Module):
         super().__init__()
         self.close = placement.output_module(config.width, make_norm)
         self.logits = placement.logits_transform(vocab_size, config.width)
+        self.divisor = config.width_ratio
+        self.softcap = config.logit_softcap
+        self.z_loss = config.z_loss
         self.weight = tokens.weight if config.tie_embeddings else nn.Parameter(torch.empty(vocab_size, config.width))
 
     def forward(self, stream: Any, part: Literal["all", "read", "unembed"] = "all") -> Tensor:
@@ -106,6 +113,8 @@ class Head(nn.Module):
 
     def _unembed(self, x_BTD: Tensor) -> Tensor:
         weight_VD = self.weight
+        if self.divisor != 1:
+            x_BTD = x_BTD / self.divisor
         if padding := padding_of(weight_VD):
             padded = torch.cat([weight_VD, weight_VD.new_zeros(padding, weight_VD.shape[1])])
             logits_BTV = nn.functional.linear(x_BTD, padded)[..., : len(weight_VD)]
@@ -113,6 +122,10 @@ class Head(nn.Module):
             logits_BTV = nn.functional.linear(x_BTD, weight_VD)
         if self.logits is not None:
             logits_BTV = self.logits(logits_BTV)
+        if self.softcap is not None:
+            logits_BTV = self.softcap * torch.tanh(
+                logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32)) / self.softcap
+            )
         observe("head", "", logits_BTV)
         return logits_BTV
 

@@ -7,6 +7,7 @@ them from (seed, number of the norm in the model).
 
 import hashlib
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -37,23 +38,35 @@ def role_of(name: str) -> str | None:
     return None
 
 
+def standard_deviation(
+    rule_name: str, name: str, shape: Sequence[int], depth: int, width: int, ratio: float = 1.0
+) -> float | None:
+    """Return the initial standard deviation of a parameter by an init rule; None for norms, wirings and biases.
+
+    Args:
+        ratio: `ModelConfig.width_ratio`: matrices of blocks have 1 / sqrt(ratio) of the rule's.
+    """
+    if (role := role_of(name)) is None:
+        return None
+    fan_out, fan_in = shape
+    layer = int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 0
+    weight = Weight(role=role, fan_in=fan_in, fan_out=fan_out, depth=depth, width=width, layer=layer)
+    return INIT_RULES[rule_name](weight) / (math.sqrt(ratio) if layer else 1.0)
+
+
 @torch.no_grad()
-def initialise(model: GPT, rule_name: str, seed: int) -> None:
+def initialise(model: GPT, rule_name: str, seed: int, ratio: float = 1.0) -> None:
     """Draw every weight by an init rule and set the biases of linear layers to 0, in place.
 
-    Parameters of norms and wirings keep their values.
+    Parameters of norms and wirings keep their values. `ratio` is that of `standard_deviation`.
     """
-    rule = INIT_RULES[rule_name]
     depth, width = len(model.blocks), model.embed.tokens.embedding_dim
     for name, parameter in model.named_parameters():
-        role = role_of(name)
-        if role is None:
+        std = standard_deviation(rule_name, name, parameter.shape, depth, width, ratio)
+        if std is None:
             if name.endswith(".bias") and role_of(name.removesuffix("bias") + "weight") is not None:
                 parameter.zero_()
             continue
-        fan_out, fan_in = parameter.shape
-        layer = int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 0
-        std = rule(Weight(role=role, fan_in=fan_in, fan_out=fan_out, depth=depth, width=width, layer=layer))
         generator = np.random.Generator(np.random.Philox(key=derive_seed(seed, name)))
         values = generator.standard_normal(math.prod(parameter.shape), dtype=np.float32)
         parameter.copy_(torch.from_numpy(values).reshape(parameter.shape) * std)
@@ -76,7 +89,7 @@ def build_model(config: RunConfig, vocab_size: int) -> GPT:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(config.seed, "wiring") % 2**63)
         model = GPT(config.model, config.placement, make_norm, vocab_size)
-    initialise(model, config.init_rule, config.seed)
+    initialise(model, config.init_rule, config.seed, config.model.width_ratio)
     with torch.no_grad():
         config.placement.project(dict(model.named_parameters()))
     return model

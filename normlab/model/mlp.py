@@ -1,4 +1,4 @@
-"""The two MLPs.
+"""The MLPs.
 
 Shapes: B batch, T time, D model width, M hidden width.
 """
@@ -14,10 +14,10 @@ from normlab.stats.instrument import observe
 
 
 class MLP(nn.Module):
-    """gelu: W_down N(gelu(W_up x)); swiglu: W_down N(silu(W_gate x) * W_up x). N is optional.
+    """gelu: W_down N(gelu(W_up x)); relu2: W_down N(relu(W_up x)^2); swiglu: W_down N(silu(W_gate x) * W_up x).
 
-    GELU in the tanh form (Hendrycks & Gimpel 2016, arXiv:1606.08415), as GPT-2. SwiGLU: Shazeer 2020,
-    arXiv:2002.05202, eq. 6. Maps (B, T, D) to (B, T, D).
+    N is optional. GELU in the tanh form (Hendrycks & Gimpel 2016, arXiv:1606.08415), as GPT-2. Squared ReLU: So et al.
+    2021, arXiv:2109.08668, section 4.2. SwiGLU: Shazeer 2020, arXiv:2002.05202, eq. 6. Maps (B, T, D) to (B, T, D).
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class MLP(nn.Module):
         self.up = nn.Linear(width, hidden, bias=config.bias)
         self.gate = nn.Linear(width, hidden, bias=config.bias) if config.mlp == "swiglu" else None
         self.down = nn.Linear(hidden, width, bias=config.bias)
+        self.is_squared = config.mlp == "relu2"
         self.norm = make_norm(hidden) if "mlp_inner" in sites else None
         # The placement may transform the outputs of `up` and `gate`, before any activation.
         self.of_up = hidden_transform("up", width, hidden)
@@ -42,7 +43,9 @@ class MLP(nn.Module):
         h_BTM = self.up(x_BTD)
         if self.of_up is not None:
             h_BTM = self.of_up(h_BTM)
-        if self.gate is None:
+        if self.is_squared:
+            h_BTM = F.relu(h_BTM).square()
+        elif self.gate is None:
             h_BTM = F.gelu(h_BTM, approximate="tanh")
         else:
             gate_BTM = self.gate(x_BTD)

@@ -11,7 +11,7 @@ from __future__ import annotations  # torch's compiler cannot trace the annotati
 import contextlib
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -100,9 +100,9 @@ def _head(
         return _chunked_head(segment, tensors, selection, stream, targets, scale)
     logits, buffers, observations, statistics = _run_segment(segment, tensors, selection, stream)
     if tensors is None:
-        return SegmentOutput(cross_entropy(logits, targets), buffers, observations, statistics)
+        return SegmentOutput(cross_entropy(logits, targets, z_loss=segment.z_loss), buffers, observations, statistics)
     # Outside of vmap, which would decompose the loss into a dozen operations.
-    losses = cross_entropy(logits, targets, "none").view(len(targets), -1).mean(1)
+    losses = cross_entropy(logits, targets, "none", segment.z_loss).view(len(targets), -1).mean(1)
     return SegmentOutput(losses, buffers, observations, statistics)
 
 
@@ -269,14 +269,21 @@ class _StackedRunner(ModelRunner):
 
 
 class StackedRuns(_StackedRunner):
-    """Runs several models of one architecture: stacked tensors, the first model's modules."""
+    """Runs several models of one architecture: stacked tensors, the first model's modules.
 
-    def __init__(self, models: Sequence[GPT], *, compiled: bool, backend: Any = "inductor"):
+    Args:
+        order: The names of the parameters in the order of the stack's buffer, as `Stack` has it.
+    """
+
+    def __init__(
+        self, models: Sequence[GPT], *, order: Iterable[str] | None = None, compiled: bool, backend: Any = "inductor"
+    ):
         parameters = [dict(model.named_parameters()) for model in models]
         linear = {id(module.weight) for module in models[0].modules() if type(module) is nn.Linear}
         params = Stack(
             {name: torch.stack([tensors[name].detach() for tensors in parameters]) for name in parameters[0]},
             transposed=[name for name, parameter in parameters[0].items() if id(parameter) in linear],
+            order=order,
         )
         for tensor in params.values():
             tensor.requires_grad_()

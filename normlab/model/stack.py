@@ -30,19 +30,23 @@ class _Place(NamedTuple):
 class Stack(dict[str, Tensor]):
     """Tensors of R runs by name, shape (R, ...), each a view of one buffer (R, N).
 
-    Matrices come first in the buffer, so the parameters with weight decay are its first columns. vmap copies the matrix
-    of an embedding for each forward pass, because its rows of several runs do not follow each other in the buffer.
+    vmap copies the matrix of an embedding for each forward pass, because its rows of several runs do not follow each
+    other in the buffer.
 
     Args:
         tensors: The values to copy, by name; iteration keeps their order.
+        order: The names in the order of the buffer, so that parameters that are updated together are adjacent; by
+            default the matrices come first.
         transposed: The matrices whose memory has the order of the transpose. The gradient of a linear layer's weight
             comes in that order from a batched product, so it needs no copy.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], transposed: Collection[str] = ()) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], transposed: Collection[str] = (), order: Iterable[str] | None = None
+    ) -> None:
         self._places: list[_Place] = []
         start = 0
-        for name in sorted(tensors, key=lambda name: tensors[name].dim() < 3):  # with the axis of runs
+        for name in sorted(tensors, key=lambda name: tensors[name].dim() < 3) if order is None else order:
             shape, is_transposed = tensors[name].shape[1:], name in transposed
             size = math.prod(shape)
             memory = tensors[name].new_empty(shape[::-1] if is_transposed else shape, device="meta")
@@ -56,6 +60,12 @@ class Stack(dict[str, Tensor]):
     def zeros(self) -> Stack:
         return self._with_buffer(torch.zeros_like(self.buffer))
 
+    def only(self, names: Collection[str]) -> Stack:
+        """Return a copy of some of the tensors, in the same order and with the same strides."""
+        kept = [place for place in self._places if place.name in names]
+        transposed = [place.name for place in kept if place.is_transposed]
+        return Stack({name: self[name] for name in self if name in names}, transposed, [place.name for place in kept])
+
     def empty_on_host(self) -> Stack:
         return self._with_buffer(_empty_on_host(self.buffer))
 
@@ -63,11 +73,22 @@ class Stack(dict[str, Tensor]):
         """Return a stack with the same layout of tensors in the order of iteration, copied by one operation."""
         return self._with_buffer(self._cat(dict(zip(self, tensors, strict=True))))
 
+    @property
+    def order(self) -> list[str]:
+        """The names in the order of the buffer."""
+        return [place.name for place in self._places]
+
     def columns(self, names: Collection[str]) -> int:
-        """Return the number of columns of the named tensors, which must be the first in the buffer."""
-        first = self._places[: len(names)]
-        assert {place.name for place in first} == set(names), f"the tensors of {names} are not the first ones"
-        return sum(math.prod(place.shape) + place.padding for place in first)
+        """Return the number of columns of the named tensors."""
+        return sum(math.prod(place.shape) + place.padding for place in self._places if place.name in names)
+
+    def slice(self, names: Sequence[str]) -> Tensor:
+        """Return the columns of the named tensors, which must be adjacent, in their order: a view of the buffer."""
+        numbers = {place.name: number for number, place in enumerate(self._places)}
+        first = numbers[names[0]]
+        assert [numbers[name] for name in names] == [*range(first, first + len(names))]
+        start = self._places[first].start
+        return self.buffer[:, start : start + self.columns(set(names))]
 
     def norms(self) -> Tensor:
         """Return the L2 norm of each tensor of each run, in the order of iteration: (P, R) for P tensors."""

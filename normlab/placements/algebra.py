@@ -193,6 +193,10 @@ class AlgebraPlacement(Placement):
             sub.scale is None and sub.skip is sub.branch is sub.shrink is unit_factor for sub in self.row.all_sub_layers
         )
 
+    @property
+    def has_free_branches(self) -> bool:
+        return self.is_plain_sum and not any({"out", "res"} & set(sub.norms) for sub in self.row.all_sub_layers)
+
     def sub_layers(self, layer: int, depth: int) -> tuple[SubLayer, SubLayer]:
         """Return attention and MLP of block `layer`, counted from 1."""
         row = self.row

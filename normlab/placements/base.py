@@ -100,6 +100,11 @@ class Placement:
         return False
 
     @property
+    def has_free_branches(self) -> bool:
+        """Whether a block is x = x + F(N(x)), or without norms, so that no norm undoes a factor on F."""
+        return False
+
+    @property
     def has_switches(self) -> bool:
         """Whether each end of the stream has nothing but a norm, so that `SWITCHES` apply."""
         return {self.embedding_formula, self.head_formula} <= {"", NORM_UPDATE}

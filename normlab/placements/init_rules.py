@@ -2,7 +2,7 @@
 
 A rule is one function from a `Weight` (role, fans, depth of the model) to a standard deviation; weights are drawn
 from a normal distribution with mean 0. Biases start at 0; a norm sets its own gains. Roles: `embed.tokens`,
-`embed.positions`, `attn.q`, `attn.k`, `attn.v`, `attn.out`, `mlp.up`, `mlp.gate`, `mlp.down`, `head`.
+`embed.positions`, `attn.q`, `attn.k`, `attn.v`, `attn.gate`, `attn.out`, `mlp.up`, `mlp.gate`, `mlp.down`, `head`.
 
 Shapes: a weight is (outputs, inputs), as in `nn.Linear`.
 """
@@ -16,8 +16,10 @@ from normlab.plugins import claim_name
 OUTPUTS = ("attn.out", "mlp.down")
 """Roles whose output is added to the residual stream."""
 EMBEDDINGS = ("embed.tokens", "embed.positions", "head")
-ROLES = (*EMBEDDINGS, *OUTPUTS, "attn.q", "attn.k", "attn.v", "mlp.up", "mlp.gate")
-UNSCALED = (*EMBEDDINGS, "attn.q", "attn.k")
+ROLES = (*EMBEDDINGS, *OUTPUTS, "attn.q", "attn.k", "attn.v", "attn.gate", "mlp.up", "mlp.gate")
+ZERO = (*OUTPUTS, "head")
+"""Roles that start at 0 in recipes whose sub-layers and logits do."""
+UNSCALED = (*EMBEDDINGS, "attn.q", "attn.k", "attn.gate")
 """Roles that the rules based on Xavier do not scale."""
 
 
@@ -175,3 +177,29 @@ def tinyinit(weight: Weight) -> float:
     if weight.role in EMBEDDINGS:
         return 0.5 if weight.role == "embed.tokens" else 0.02
     return math.sqrt(1 / (2 * weight.width * weight.depth))
+
+
+@init_rule
+def nanochat(weight: Weight) -> float:
+    """0 for outputs and head, N(0, 1) for embeddings, min(1, sqrt(fan_out / fan_in)) / sqrt(fan_in) for the others.
+
+    A tied head starts at N(0, 1) with the embedding.
+
+    Source: karpathy/nanochat at 3a5e0bc; the last after Yang et al. 2023, arXiv:2310.17813.
+    """
+    if weight.role in EMBEDDINGS or weight.role in ZERO:
+        return float(weight.role not in ZERO)
+    return min(1, math.sqrt(weight.fan_out / weight.fan_in)) / math.sqrt(weight.fan_in)
+
+
+@init_rule
+def modded(weight: Weight) -> float:
+    """0 for outputs and head, N(0, 1) for embeddings, sqrt(0.33 / fan_in) for the others.
+
+    A tied head starts at N(0, 1) with the embedding.
+
+    Source: KellerJordan/modded-nanogpt at f411b3d, track 3.
+    """
+    if weight.role in EMBEDDINGS or weight.role in ZERO:
+        return float(weight.role not in ZERO)
+    return math.sqrt(0.33 / weight.fan_in)

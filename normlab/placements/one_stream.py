@@ -33,6 +33,8 @@ class BottomToTop(Placement):
 
 
 class B2TWiring(TwoNorms):
+    output_norms = ("attn_norm", "mlp_norm")
+
     def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
         h_BTD = self.attn_norm(x_BTD + attn(x_BTD))
         return self.mlp_norm(x_BTD + h_BTD + mlp(h_BTD))
@@ -107,6 +109,10 @@ class Parallel(Placement):
     note: ClassVar[str] = "In GPT-NeoX, parallel has one norm per sub-layer: parallel_two_norms here."
 
     name: str = "parallel"
+
+    @property
+    def has_free_branches(self) -> bool:
+        return True
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
         return ParallelWiring(width, make_norm)

@@ -63,6 +63,8 @@ class ResiDual(Placement):
 class ResiDualSubLayer(nn.Module):
     """One sub-layer, whose output is added to both streams."""
 
+    output_norms = ("norm",)
+
     def __init__(self, width: int, make_norm: MakeNorm):
         super().__init__()
         self.norm = make_norm(width)

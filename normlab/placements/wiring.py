@@ -6,7 +6,7 @@ Shapes: B batch, T time, D width.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,19 +18,21 @@ if TYPE_CHECKING:
 
 
 class Branch:
-    """A sub-layer, (B, T, D) to (B, T, D), that records the tensor added to the stream.
+    """A sub-layer times a factor, (B, T, D) to (B, T, D), that records the tensor added to the stream.
 
     Statistics of a branch are computed on this tensor. It is the sub-layer's output, unless the wiring calls
     `mark_update` with another tensor.
     """
 
-    def __init__(self, sublayer: Callable[[Tensor], Tensor]):
+    def __init__(self, sublayer: Callable[[Tensor], Tensor], factor: float = 1.0):
         self.sublayer = sublayer
+        self.factor = factor
         self.last_update: Tensor | None = None
 
     def __call__(self, x_BTD: Tensor) -> Tensor:
         """Return the output of the sub-layer, marked as the update of the stream."""
-        return self.mark_update(self.sublayer(x_BTD))
+        branch_BTD = self.sublayer(x_BTD)
+        return self.mark_update(branch_BTD if self.factor == 1 else branch_BTD * self.factor)
 
     def mark_update(self, branch_BTD: Tensor) -> Tensor:
         """Record the tensor that is added to the stream, and return it unchanged."""
@@ -93,7 +95,12 @@ class Sequential(nn.Module):
 
 
 class TwoNorms(nn.Module):
-    """The base class of a wiring with one norm for attention and one for the MLP."""
+    """The base class of a wiring with one norm for attention and one for the MLP.
+
+    The norms that stand after an addition are its `output_norms`, by name; their gains have a group of their own.
+    """
+
+    output_norms: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, width: int, make_norm: MakeNorm):
         super().__init__()

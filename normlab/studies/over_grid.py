@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from normlab.analysis.arms import Arm, StudyRuns
+from normlab.analysis.contrasts import slope_weights
 from normlab.analysis.intervals import Replicate
 from normlab.errors import ConfigError, unknown
 from normlab.store.record import RunRecord
@@ -124,3 +125,63 @@ def _sensitivity(runs: Sequence[RunRecord], others: Sequence[RunRecord]) -> floa
 def _step(rates: Sequence[float]) -> float:
     """Return the logarithm of the largest ratio of successive learning rates."""
     return max((math.log(b / a) for a, b in pairwise(rates)), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class BestRateSlope:
+    """The mean over seeds of the least-squares slope of ln(best learning rate) on ln(option).
+
+    The best learning rate of a seed at a level of the option is the vertex of the parabola through the lowest loss and
+    its two neighbours, in ln(rate); at the end of a grid it is that rate. A seed that learns nowhere at a level is left
+    out. With `minus`, the slope of other arms is subtracted, seed by seed.
+    """
+
+    where: str
+    over: str
+    """The full name of a numeric option, such as `model.depth`."""
+    minus: str | None = None
+
+    every_rate = True
+
+    @property
+    def text(self) -> str:
+        return f"{self.quantity}, mean over seeds: [{self.where}]{minus_text(self.minus)}"
+
+    @property
+    def quantity(self) -> str:
+        return f"slope of ln(best learning rate) on ln({self.over})"
+
+    def estimate(self, runs: StudyRuns) -> Estimate:
+        slopes, rates, used = [], {}, []
+        for where in (self.where, self.minus):
+            if where is None:
+                continue
+            levels = runs.levels(where, self.over)
+            arms = [runs.arm_of_grid(f"{where},{self.over}={level:.17g}") for level in levels]
+            used += [run for arm in arms for run in arm.runs]
+            rates |= {arm.where: arm.learning_rates for arm in arms}
+            best = [_best_rates(arm) for arm in arms]
+            weights = slope_weights(np.log(levels))
+            shared = set.intersection(*map(set, best))
+            slopes.append({seed: math.fsum(w * b[seed] for w, b in zip(weights, best, strict=True)) for seed in shared})
+        seeds = sorted(set.intersection(*map(set, slopes)), key=str)
+        values = {seed: slopes[0][seed] - sum(slope[seed] for slope in slopes[1:]) for seed in seeds}
+        return replace(over_seeds(values), rates=rates, **outcomes(used))
+
+
+def _best_rates(arm: Arm) -> dict[Replicate, float]:
+    """Return ln of the best learning rate of each seed that has all runs of the arm and learns."""
+    x = np.log(arm.learning_rates)
+    found: dict[Replicate, float] = {}
+    for seed, runs in complete_seeds(arm).items():
+        losses = [run.loss if run.has_learned else math.inf for run in sorted(runs, key=lambda run: run.lr)]
+        if not any(map(math.isfinite, losses)):
+            continue
+        i = int(np.argmin(losses))
+        around = losses[max(i - 1, 0) : i + 2]
+        if len(around) < 3 or not all(map(math.isfinite, around)):
+            found[seed] = float(x[i])
+            continue
+        a, b, _ = np.polyfit(x[i - 1 : i + 2] - x[i], around, 2)
+        found[seed] = float(x[i] - b / (2 * a)) if a > 0 else float(x[i])
+    return found

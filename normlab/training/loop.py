@@ -23,6 +23,7 @@ from normlab.config.schema import RunConfig
 from normlab.data.batches import Batches, validation_windows
 from normlab.data.corpus import Corpus
 from normlab.errors import notify
+from normlab.model.groups import groups_of, parameter_rows
 from normlab.model.init import build_model, derive_seed
 from normlab.model.runner import ModelRunner, SingleRun, StackedRuns
 from normlab.model.stack import empty_on_host, storages
@@ -38,7 +39,7 @@ from normlab.training import checkpoint
 from normlab.training.evaluate import Validation
 from normlab.training.graph import ReplayedSteps, Take
 from normlab.training.machine import PeakMemory, RuntimeSettings
-from normlab.training.optim import HyperparameterTable, Optimizer, kept_step
+from normlab.training.optim import HyperparameterTable, Optimizer, families, kept_step
 from normlab.training.signals import StopRequest
 from normlab.training.step import LossScale, Step, StepOutput
 from normlab.training.training_run import TrainingRun
@@ -87,12 +88,19 @@ class Loop:
             ranks=self.ranks,
         )
         vocab_size, compiled = self.corpus.tokenizer.vocab_size, self.settings.compile == "on"
-        models = [build_model(run.config, vocab_size).to(device) for run in self.runs]
-        self.runner: ModelRunner = (
-            SingleRun(models[0], compiled=compiled) if self.is_single else StackedRuns(models, compiled=compiled)
-        )
-        optimizer = Optimizer(config.optim, self.runner.params)
-        options = [run.config.optim for run in self.runs]
+        models = [build_model(run.config, vocab_size) for run in self.runs]
+        for run, model in zip(self.runs, models, strict=True):
+            run.new_run_json["parameters"] = [row.cells for row in parameter_rows(run.config, model)]
+            model.to(device)
+        options, self.groups = [run.config.optim for run in self.runs], groups_of(models[0])
+        if self.is_single:
+            self.runner: ModelRunner = SingleRun(models[0], compiled=compiled)
+        else:
+            order = [
+                name for family in families(options, self.groups, config.model.factors_of) for name in family.names
+            ]
+            self.runner = StackedRuns(models, order=order, compiled=compiled)
+        optimizer = Optimizer(options, self.runner.params, self.groups, config.model.factors_of)
         self.statistics_schedule = StatisticsSchedule(
             config, self.runner, optimizer, options, self.validation, self._record_statistics, self.ranks
         )
@@ -109,7 +117,7 @@ class Loop:
         )
 
         self.hyperparameters = HyperparameterTable(
-            options, config.train.steps, next(iter(self.runner.params.values())),
+            optimizer.families, config.train.steps, next(iter(self.runner.params.values())),
             numbers=device.type == "cpu" and self.settings.graph == "off",
         )  # fmt: skip
         self._take: Take = self._compute

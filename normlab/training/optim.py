@@ -1,23 +1,35 @@
 """Optimisers and learning-rate schedules. Updates are in place, by fused kernels or, for stacked runs, on one buffer.
 
+The parameters whose updates have the same hyperparameters are a family, which is updated by the same operations.
+
 An optimiser keeps its moments as tensors by the names of the parameters, like these in a `Stack` for stacked runs, and
 one count of the updates made. An update with `alive` false changes nothing; the host does not read `alive`.
 
-Shapes: R runs, the leading axis of every tensor of stacked runs; `...R` marks an axis that only those have.
+Shapes: R runs, the leading axis of every tensor of stacked runs; `...R` marks an axis that only those have. F families,
+K coefficients of an update.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from normlab.config.optim import SGD, AdamW, OptimConfig
+from normlab.config.optim import GROUPS, UNSCALED, GroupFactors, OptimConfig
 from normlab.data.batches import send
-from normlab.model.small import extra_parameters
-from normlab.model.stack import Stack, storages, zeros_like
+from normlab.model.stack import Stack, zeros_like
+from normlab.training.updates import (
+    COEFFICIENTS,
+    ROWS,
+    UPDATES,
+    Group,
+    StackedGroup,
+    Update,
+    decay_cautiously,
+    flat,
+    unflatten,
+)
 
 Tensors = dict[str, Tensor]
 
@@ -60,20 +72,61 @@ def kept_step(optim: OptimConfig, steps: int) -> int | None:
     return decay_start(optim, steps) if optim.schedule == "wsd" else None
 
 
-def is_decayed(optim: OptimConfig, parameter: Tensor) -> bool:
-    """Return whether weight decay applies: always to matrices, to gains and biases only with decay=all."""
-    return optim.decay == "all" or parameter.dim() >= 2
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Parameters with the same hyperparameters, except that some may have no weight decay."""
+
+    decayed: list[str]
+    """The names of those with weight decay."""
+    undecayed: list[str]
+    options: list[OptimConfig]
+    """For each run those of the decayed parameters, or of all if none is decayed."""
+
+    @property
+    def update(self) -> Update:
+        return UPDATES[self.options[0].name]
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.decayed, *self.undecayed]
 
 
-def decayed_kinds(optim: OptimConfig, model: nn.Module) -> str:
-    """Return which parameters of a model have weight decay.
+Factors = Callable[[str], GroupFactors]
+"""`ModelConfig.factors_of`."""
 
-    The matrices of linear layers and embeddings are `matrices`; those of norms and of the placement are named.
+
+def unscaled(group: str) -> GroupFactors:
+    return UNSCALED
+
+
+def families(options: Sequence[OptimConfig], groups: Mapping[str, str], factors: Factors = unscaled) -> list[Family]:
+    """Return the families of a model's parameters.
+
+    Args:
+        options: Those of each run.
+        groups: The group of each parameter by its name (`model.groups.groups_of`).
+        factors: Those on the options of a group.
     """
-    if optim.decay == "all":
-        return "all parameters"
-    others = {name.rpartition(".")[2] for _, name, parameter in extra_parameters(model) if is_decayed(optim, parameter)}
-    return f"matrices with {' and '.join(sorted(others))}" if others else "matrices"
+    by_group = {
+        group: [each.of_group(group, factors(group)) for each in options] for group in dict.fromkeys(groups.values())
+    }
+    rates = {group: repr([replace(each, weight_decay=0.0) for each in runs]) for group, runs in by_group.items()}
+    decays = {group: tuple(each.weight_decay for each in runs) for group, runs in by_group.items()}
+    found: list[Family] = []
+    for rate in dict.fromkeys(rates.values()):
+        same = {group: decays[group] for group in by_group if rates[group] == rate}
+        undecayed = [group for group, decay in same.items() if not any(decay)]
+        for decay in dict.fromkeys(decay for decay in same.values() if any(decay)) or [decays[undecayed[0]]]:
+            decayed = [group for group in same if any(decay) and same[group] == decay]
+            names = ([name for name in groups if groups[name] in each] for each in (decayed, undecayed))
+            found.append(Family(*names, by_group[(decayed or undecayed)[0]]))
+            undecayed = []
+    return found
+
+
+def decayed_groups(options: OptimConfig, groups: Mapping[str, str]) -> str:
+    """Return the names of the groups of a model that have weight decay."""
+    return ", ".join(group for group in GROUPS if group in groups.values() and options.of_group(group).weight_decay)
 
 
 @dataclass(slots=True)
@@ -87,170 +140,94 @@ class Hyperparameters:
 
 
 def hyperparameters_at(options: OptimConfig, steps: int, step: int) -> Hyperparameters:
-    """Return the hyperparameters of the update from `step` to `step + 1`, of `steps` in all."""
+    """Return those of the update of a family of one run from `step` to `step + 1`, of `steps` in all."""
     return Hyperparameters(learning_rate(options, steps, step), options)
 
 
-@dataclass(slots=True)
-class Group:
-    """The parameters of a single run that have the same weight decay, and what their update needs."""
-
-    params: list[Tensor]
-    grads: list[Tensor]
-    moments: list[list[Tensor]]
-    """One list for each of the optimiser's `moments`."""
-    count: Tensor
-    """Updates made, with this one."""
-    lr: float | Tensor
-    weight_decay: float
-    skip: Tensor
-    """1 if nothing may change, else 0."""
+def coefficients_of(by_family: Sequence[Sequence[Hyperparameters]], count: int) -> Tensor:
+    """Return the coefficients of update number `count` (from 1) of stacked runs, (F, K, R), in float64."""
+    rows = [[_coefficients(each.options, float(each.lr), count) for each in by_run] for by_run in by_family]
+    return torch.tensor(rows, dtype=torch.float64).mT
 
 
-def adamw(options: AdamW, group: Group) -> None:
-    mean, square = group.moments
-    torch._fused_adamw_(
-        group.params, group.grads, mean, square, [], [group.count] * len(group.params), lr=group.lr,
-        beta1=options.beta1, beta2=options.beta2, weight_decay=group.weight_decay, eps=options.eps, amsgrad=False,
-        maximize=False, found_inf=group.skip,
-    )  # fmt: skip
-
-
-def sgd(options: SGD, group: Group) -> None:
-    velocity = group.moments[0] if options.momentum else []  # the kernel requires an empty list without momentum
-    torch._fused_sgd_(
-        group.params, group.grads, velocity, weight_decay=group.weight_decay, momentum=options.momentum,
-        lr=group.lr,  # pyright: ignore[reportArgumentType]  # torch's stub has no tensor
-        dampening=0.0, nesterov=options.nesterov, maximize=False, is_first_step=False, found_inf=group.skip,
-    )  # fmt: skip
-
-
-@dataclass(slots=True)
-class StackedGroup:
-    """The buffers of stacked runs, (R, N) each, and what their update needs."""
-
-    params: Tensor
-    grads: Tensor
-    """The update may overwrite them."""
-    moments: list[Tensor]
-    decayed: int
-    """Number of columns with weight decay, the first ones."""
-    coefficients: Tensor
-    """(K, R, 1)."""
-    alive: Tensor
-    """Whether to make the update, (R, 1)."""
-
-    def set(self, buffer: Tensor, values: Tensor) -> None:
-        """Write the values of the runs that are alive into a buffer."""
-        torch.where(self.alive, values, buffer, out=buffer)
-
-
-def adamw_coefficients(options: AdamW, lr: float, count: int) -> tuple[float, ...]:
-    """Return the coefficients of update number `count`, from 1."""
-    corrections = [1 - beta**count for beta in (options.beta1, options.beta2)]
-    decay_factor = 1 - lr * options.decay_per_lr
-    return 1 - options.beta1, 1 - options.beta2, lr / corrections[0], 1 / corrections[1], decay_factor
-
-
-def stacked_adamw(options: AdamW, group: StackedGroup) -> None:
-    (mean, square), (mean_weight, square_weight, rate, correction, decay_factor) = group.moments, group.coefficients
-    params, grads = group.params, group.grads
-    group.set(mean, mean.lerp(grads, mean_weight))
-    group.set(square, square.lerp(grads.square_(), square_weight))
-    step = torch.mul(square, correction, out=grads).sqrt_().add_(options.eps)
-    torch.div(mean, step, out=step)
-    params[:, : group.decayed].mul_(decay_factor.where(group.alive, 1))
-    group.set(params, torch.addcmul(params, step, rate, value=-1, out=step))
-
-
-def sgd_coefficients(options: SGD, lr: float, count: int) -> tuple[float, ...]:
-    """Return the coefficients of update number `count`, from 1."""
-    return lr, options.decay_per_lr, options.momentum
-
-
-def stacked_sgd(options: SGD, group: StackedGroup) -> None:
-    (velocity,), (lr, decay, momentum), decayed = group.moments, group.coefficients, group.decayed
-    group.grads[:, :decayed].addcmul_(group.params[:, :decayed], decay)
-    group.set(velocity, torch.addcmul(group.grads, velocity, momentum))
-    direction = torch.addcmul(group.grads, velocity, momentum) if options.nesterov else velocity
-    group.set(group.params, torch.addcmul(group.params, direction, lr, value=-1))
-
-
-class Update(NamedTuple):
-    single: Callable[[Any, Group], None]
-    """Of a single run, by a fused kernel."""
-    stacked: Callable[[Any, StackedGroup], None]
-    """Of stacked runs, in as many operations for any number of them."""
-    coefficients: Callable[[Any, float, int], tuple[float, ...]]
-    """The K coefficients of a stacked run, from its options, the learning rate and the number of the update."""
-
-
-UPDATES: dict[type[OptimConfig], Update] = {
-    AdamW: Update(adamw, stacked_adamw, adamw_coefficients),
-    SGD: Update(sgd, stacked_sgd, sgd_coefficients),
-}
-
-
-def coefficients_of(by_run: Sequence[Hyperparameters], count: int) -> Tensor:
-    """Return the coefficients of update number `count` (from 1) of stacked runs, (K, R), in float64."""
-    rows = [UPDATES[type(each.options)].coefficients(each.options, float(each.lr), count) for each in by_run]
-    return torch.tensor(rows, dtype=torch.float64).T
+def _coefficients(options: OptimConfig, lr: float, count: int) -> list[float]:
+    """Return the coefficients of a run, padded with 0; the last one is that of the cautious decay."""
+    own = UPDATES[options.name].coefficients(options, lr, count)
+    return [*own, *[0.0] * (COEFFICIENTS - len(own)), lr * options.cautious_decay]
 
 
 class HyperparameterTable:
     """The hyperparameters of every step of a run or a pack. They are copied to a device for many steps at once.
 
     Args:
+        families: Those of the optimiser.
         like: A tensor with the device and the dtype of the parameters.
-        numbers: Whether a single run's learning rate is a Python number, which a graph of the step would freeze.
+        numbers: Whether a single run's learning rates are Python numbers, which a graph of the step would freeze.
     """
 
-    def __init__(self, options: Sequence[OptimConfig], steps: int, like: Tensor, *, numbers: bool) -> None:
-        self._options, self._steps, self._like, self._numbers = options, steps, like, numbers
+    def __init__(self, families: Sequence[Family], steps: int, like: Tensor, *, numbers: bool) -> None:
+        self._options, self._steps, self._like, self._numbers = [f.options for f in families], steps, like, numbers
         self._first = -1
         self._rows = like
-        """Of the steps from `_first` on: the learning rate of a single run, or the coefficients of a pack."""
+        """Of the steps from `_first` on: the learning rates of a single run, or the coefficients of a pack."""
         self._row: Tensor | None = None
-        self.now: Hyperparameters | Tensor = like
-        """Those of the loaded step: of a single run, or the coefficients of a pack, (K, R), always in one memory."""
+        self.now: Sequence[Hyperparameters] | Tensor = like
+        """Those of the loaded step: of a single run, one for each family, or the coefficients of a pack, (F, K, R),
+        always in one memory."""
 
     def load(self, step: int) -> None:
         """Make `now` those of a step."""
-        is_single, device = len(self._options) == 1, self._like.device
+        is_single, device = len(self._options[0]) == 1, self._like.device
         if is_single and self._numbers:
-            self.now = hyperparameters_at(self._options[0], self._steps, step)
+            self.now = [by_run[0] for by_run in self._at(step)]
             return
         first = step - step % STEPS_AT_ONCE
         if first != self._first:
-            numbers = range(first, min(first + STEPS_AT_ONCE, self._steps))
-            by_step = [[hyperparameters_at(each, self._steps, number) for each in self._options] for number in numbers]
-            if is_single:
-                rows = torch.tensor([each.lr for (each,) in by_step], dtype=torch.float32)  # as the kernel reads it
+            by_step = [self._at(number) for number in range(first, min(first + STEPS_AT_ONCE, self._steps))]
+            if is_single:  # float32, as the kernel reads it
+                rows = torch.tensor([[by_run[0].lr for by_run in each] for each in by_step], dtype=torch.float32)
             else:
                 rows = torch.stack([coefficients_of(each, count) for count, each in enumerate(by_step, first + 1)])
                 rows = rows.to(self._like.dtype)
             self._first, self._rows = first, send(rows, device)
         if self._row is None:
             self._row = torch.empty_like(self._rows[0])
-            self.now = Hyperparameters(self._row, self._options[0]) if is_single else self._row
+            options = [by_run[0] for by_run in self._options]
+            self.now = list(map(Hyperparameters, self._row, options)) if is_single else self._row
         self._row.copy_(self._rows[step - first])
+
+    def _at(self, step: int) -> list[list[Hyperparameters]]:
+        """Return the hyperparameters of a step by family and run."""
+        return [[hyperparameters_at(each, self._steps, step) for each in by_run] for by_run in self._options]
 
 
 class Optimizer:
     """The state of an optimiser, and its updates.
 
     Args:
-        options: Those of the run, or of any of the stacked runs.
+        options: Those of each run.
         params: The parameters, whose shapes the moments have.
+        groups: The group of each parameter by its name (`model.groups.groups_of`). The buffers of stacked runs have
+            the order of the families.
+        factors: Those on the options of a group.
     """
 
-    def __init__(self, options: OptimConfig, params: Mapping[str, Tensor]):
-        self.options = options
-        self.moments: dict[str, Tensors] = {kind: zeros_like(params) for kind in options.moments}
-        """By kind and parameter."""
-        first = {name: p[0] for name, p in params.items()} if isinstance(params, Stack) else params
-        decayed = [name for name, p in first.items() if is_decayed(options, p)]
-        self.groups = (decayed, [name for name in params if name not in set(decayed)])
+    def __init__(
+        self, options: Sequence[OptimConfig], params: Mapping[str, Tensor], groups: Mapping[str, str],
+        factors: Factors = unscaled,
+    ):  # fmt: skip
+        self.families = families(options, groups, factors)
+        names = [name for family in self.families for name in family.names]
+        assert not isinstance(params, Stack) or params.order == names, "a family's columns must be adjacent"
+        self.moments: dict[str, Tensors] = {}
+        """By kind and parameter, for the parameters whose update has the kind."""
+        for kind in dict.fromkeys(kind for family in self.families for kind in family.update.moments):
+            kept = [name for family in self.families if kind in family.update.moments for name in family.names]
+            of_kind = params.only(kept) if isinstance(params, Stack) else {name: params[name] for name in kept}
+            if kind == ROWS:
+                rows = {name: tensor[..., :1] for name, tensor in of_kind.items()}
+                of_kind = Stack(rows, order=kept) if isinstance(params, Stack) else rows
+            self.moments[kind] = zeros_like(of_kind)
         self.count = torch.zeros((), dtype=torch.float32, device=next(iter(params.values())).device)
         """Updates made, on the device."""
 
@@ -259,7 +236,7 @@ class Optimizer:
         self,
         params: Mapping[str, Tensor],
         grads: Mapping[str, Tensor],
-        hyperparameters: Hyperparameters | Tensor,
+        hyperparameters: Sequence[Hyperparameters] | Tensor,
         alive: Tensor,
     ) -> None:
         """Update the parameters in place where `alive`.
@@ -267,27 +244,40 @@ class Optimizer:
         Args:
             grads: Their gradients, with the same strides: the kernels treat both as flat arrays. Those of stacked runs
                 are overwritten.
-            hyperparameters: Those of the single run, or `coefficients_of` stacked runs.
+            hyperparameters: Those of the single run, one for each family, or `coefficients_of` stacked runs.
             alive: Whether to make the update, shape (...R).
         """
         self.count += alive.any()
-        if not isinstance(hyperparameters, Hyperparameters):
+        if isinstance(hyperparameters, Tensor):
             assert isinstance(params, Stack)
             assert isinstance(grads, Stack)
             self._update_stack(params, grads, hyperparameters, alive[:, None])
             return
-        options = hyperparameters.options
-        for names, decays in zip(self.groups, (True, False), strict=True):
-            if names:
-                states = (params, grads, *self.moments.values())
-                tensors, gradients, *moments = [[state[name] for name in names] for state in states]
-                decay = options.decay_per_lr if decays else 0.0
-                group = Group(tensors, gradients, moments, self.count, hyperparameters.lr, decay, (~alive).float())
-                UPDATES[type(options)].single(options, group)
+        for family, now in zip(self.families, hyperparameters, strict=True):
+            states = (params, grads, *(self.moments[kind] for kind in family.update.moments))
+            for names, decay in ((family.decayed, now.options.decay_per_lr), (family.undecayed, 0.0)):
+                if names:
+                    tensors, gradients, *moments = [[state[name] for name in names] for state in states]
+                    group = Group(names, tensors, gradients, moments, self.count, now.lr, decay, alive)
+                    cautious = now.options.cautious_decay if names is family.decayed else 0.0
+                    old = flat(tensors) if cautious else None
+                    family.update.single(now.options, group)
+                    if old is not None:
+                        new = flat(tensors)
+                        decay_cautiously(new, old, now.lr * cautious)
+                        unflatten(tensors, new)
 
-    def _update_stack(self, params: Stack, grads: Stack, coefficients_KR: Tensor, alive: Tensor) -> None:
-        coefficients = coefficients_KR[..., None].to(params.buffer.dtype)
-        moments = [buffer for kind in self.moments.values() for buffer in storages(kind)]
-        decayed = params.columns(self.groups[0])
-        group = StackedGroup(params.buffer, grads.buffer, moments, decayed, coefficients, alive)
-        UPDATES[type(self.options)].stacked(self.options, group)
+    def _update_stack(self, params: Stack, grads: Stack, coefficients_FKR: Tensor, alive: Tensor) -> None:
+        coefficients_FKR1 = coefficients_FKR[..., None].to(params.buffer.dtype)
+        for family, coefficients_KR1 in zip(self.families, coefficients_FKR1, strict=True):
+            states = [params, grads, *(self.moments[kind] for kind in family.update.moments)]
+            columns, gradients, *moments = [state.slice(family.names) for state in states]
+            group = StackedGroup(
+                columns, gradients, moments, params.columns(family.decayed), coefficients_KR1[:-1], alive,
+                family.names, [[state[name] for name in family.names] for state in states],
+            )  # fmt: skip
+            decayed = columns[:, : group.decayed]
+            old = decayed.clone() if any(each.cautious_decay for each in family.options) else None
+            family.update.stacked(family.options[0], group)
+            if old is not None:
+                decay_cautiously(decayed, old, coefficients_KR1[-1])

@@ -37,7 +37,7 @@ from normlab.tracking.console import Console
 from normlab.training.launch import train_on_devices
 from normlab.training.loop import Loop
 from normlab.training.machine import RuntimeSettings, apply, convert_torch_errors, resolve
-from normlab.training.optim import decayed_kinds
+from normlab.training.optim import decayed_groups
 from normlab.training.resume import check_pack, prepare_folder, report_changes, resume, status_if_completed
 from normlab.training.signals import StopRequest
 from normlab.training.start_from import check_start, read_start, resolve_start
@@ -226,7 +226,7 @@ def _build(runs: Sequence[TrainingRun], settings: RuntimeSettings, corpus: Corpu
     with convert_torch_errors():
         loop = Loop(runs, settings, corpus)
     for run in runs:
-        run.new_run_json["resolved"]["decayed"] = decayed_kinds(run.config.optim, loop.runner.model)
+        run.new_run_json["resolved"]["decayed"] = decayed_groups(run.config.optim, loop.groups)
     return loop
 
 

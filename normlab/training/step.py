@@ -7,7 +7,7 @@ so that a CUDA graph of one could replay the other (`tests/gpu/`).
 Shapes: R runs, B batch, T time; `...R` marks an axis that only stacked runs have.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -105,14 +105,15 @@ class Step:
         self,
         tokens: Tensor,
         targets: Tensor,
-        hyperparameters: Hyperparameters | Tensor,
+        hyperparameters: Sequence[Hyperparameters] | Tensor,
         *,
         measured: bool = False,
     ) -> StepOutput:
         """Make one update from tokens and targets, shape (...R, B, T).
 
         Args:
-            hyperparameters: Those of the single run, or `coefficients_of` stacked runs.
+            hyperparameters: Those of the single run, one for each family of parameters, or `coefficients_of` stacked
+                runs.
             measured: Whether to compute the core statistics.
         """
         old_buffers = self.runner.buffers
@@ -135,8 +136,8 @@ class Step:
         return measurement
 
     def _take(
-        self, tokens: Tensor, targets: Tensor, hyperparameters: Hyperparameters | Tensor, old_buffers: Tensors,
-        measure: CoreStatistics | None,
+        self, tokens: Tensor, targets: Tensor, hyperparameters: Sequence[Hyperparameters] | Tensor,
+        old_buffers: Tensors, measure: CoreStatistics | None,
     ) -> StepOutput:  # fmt: skip
         self.runner.train(True)
         loss, grads, micro_batches = self._gradients(tokens, targets, measure)

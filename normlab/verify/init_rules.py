@@ -22,21 +22,23 @@ from normlab.verify.check import Check, LargestError, check_equal, check_no_prob
 
 XAVIER = "(2 / (I + O)) ** 0.5"
 CLOSED_FORMS = {
-    "gpt2": ("0.02",) * 5,
-    "gpt2_scaled": (*["0.02"] * 4, "0.02 * (2 * L) ** -0.5"),
-    "xavier": ("0.02", "0.02", XAVIER, XAVIER, XAVIER),
-    "xavier_scaled": ("0.02", "0.02", *[f"{XAVIER} * L ** -0.5"] * 3),
-    "deepnorm": ("0.02", "0.02", XAVIER, *[f"{XAVIER} * (8 * L) ** -0.25"] * 2),
-    "deepnorm_inverse": ("0.02", "0.02", XAVIER, *[f"{XAVIER} * (8 * L) ** 0.25"] * 2),
-    "sub_ln": ("0.02", "0.02", XAVIER, *[f"{XAVIER} * ln(2 * L) ** 0.5"] * 2),
-    "smallinit": ("(0.4 / D) ** 0.5",) * 5,
-    "smallinit_scaled": (*["(0.4 / D) ** 0.5"] * 4, "(0.2 / (D * L)) ** 0.5"),
-    "depth_scaled": (*["0.02"] * 4, "0.02 * (2 * l) ** -0.5"),
-    "tinyinit": ("0.5", "0.02", *["(2 * D * L) ** -0.5"] * 3),
+    "gpt2": ("0.02",) * 6,
+    "gpt2_scaled": (*["0.02"] * 5, "0.02 * (2 * L) ** -0.5"),
+    "xavier": ("0.02", "0.02", "0.02", XAVIER, XAVIER, XAVIER),
+    "xavier_scaled": ("0.02", "0.02", "0.02", *[f"{XAVIER} * L ** -0.5"] * 3),
+    "deepnorm": ("0.02", "0.02", "0.02", XAVIER, *[f"{XAVIER} * (8 * L) ** -0.25"] * 2),
+    "deepnorm_inverse": ("0.02", "0.02", "0.02", XAVIER, *[f"{XAVIER} * (8 * L) ** 0.25"] * 2),
+    "sub_ln": ("0.02", "0.02", "0.02", XAVIER, *[f"{XAVIER} * ln(2 * L) ** 0.5"] * 2),
+    "smallinit": ("(0.4 / D) ** 0.5",) * 6,
+    "smallinit_scaled": (*["(0.4 / D) ** 0.5"] * 5, "(0.2 / (D * L)) ** 0.5"),
+    "depth_scaled": (*["0.02"] * 5, "0.02 * (2 * l) ** -0.5"),
+    "tinyinit": ("0.5", "0.02", "0.02", *["(2 * D * L) ** -0.5"] * 3),
+    "nanochat": ("1", "1", "0", *["min(1, (O / I) ** 0.5) * I ** -0.5"] * 2, "0"),
+    "modded": ("1", "1", "0", *["(0.33 / I) ** 0.5"] * 2, "0"),
 }
 """Standard deviations of each rule, one for each group of `GROUPS`."""
-GROUPS = (("tokens",), ("positions", "head"), ("q", "k"), ("v", "up", "gate"), ("out", "down"))
-"""Weights by the last part of their name: tokens; positions, head; queries, keys; values, MLP inputs; outputs."""
+GROUPS = (("tokens",), ("positions",), ("head",), ("q", "k"), ("v", "up", "gate"), ("out", "down"))
+"""Weights by the last part of their name: tokens; positions; head; queries, keys; values, MLP inputs; outputs."""
 SIZES = ((2, 16), (7, 24))
 """Depths and widths."""
 
@@ -45,7 +47,7 @@ INITS = (
     ("gpt2_scaled", "pre", "GPT-2: Radford et al. 2019, section 2.3"),
     ("gpt2_scaled", "parallel parallel_two_norms", "our choice: that of pre; only the sub-layers' inputs differ"),
     ("gpt2_scaled", "siamese", "our choice: that of pre, whose recipes its abstract recommends (arXiv:2602.08064)"),
-    ("gpt2_scaled", "x0_lambdas", "our choice: in nanochat outputs start at zero, for which there is no rule here"),
+    ("gpt2_scaled", "x0_lambdas", "our choice: that of pre; in nanochat outputs start at zero"),
     ("xavier", "post", "Xiong et al. 2020, arXiv:2002.04745, section 3"),
     ("xavier", "pre_post", "our choice: that of post, since it has the same norm on the stream"),
     ("xavier", "resi_dual", "our choice: that of post; the authors' code keeps fairseq's (arXiv:2304.14802)"),
@@ -96,7 +98,7 @@ def rule_checks(rule: str) -> Iterator[Check]:
                 continue
             outputs, inputs = weight.shape
             layer = int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 0
-            sizes = {"L": depth, "l": layer, "D": width, "I": inputs, "O": outputs, "ln": math.log}
+            sizes = {"L": depth, "l": layer, "D": width, "I": inputs, "O": outputs, "ln": math.log, "min": min}
             form = forms[name.removesuffix(".weight").rpartition(".")[2]]
             std = eval(form, {"__builtins__": {}}, sizes)  # noqa: S307
             generator = np.random.Generator(np.random.Philox(key=derive_seed(config.seed, name)))
@@ -104,7 +106,7 @@ def rule_checks(rule: str) -> Iterator[Check]:
             expected = std * torch.from_numpy(numbers).view_as(weight)
             location = f"{name} of {depth} blocks of width {width}"
             largest.compare(weight, expected, location, float(expected.abs().max()))
-    parts = "token embedding, positions and head, queries and keys, values and MLP, outputs"
+    parts = "token embedding, positions, head, queries and keys, values and MLP, outputs"
     yield largest.check(f"init {rule}", f"draws {parts} with {', '.join(CLOSED_FORMS[rule])}", "self")
 
 

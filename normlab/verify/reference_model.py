@@ -56,7 +56,7 @@ class ReferenceModel:
 
     def __call__(self, tokens_BT: Tensor) -> Tensor:
         model = self.model
-        x_BTD = model.embed.tokens.weight[tokens_BT]
+        x_BTD = self.config.model.embed_scale * model.embed.tokens.weight[tokens_BT]
         if model.embed.positions is not None:
             x_BTD = x_BTD + model.embed.positions.weight[: tokens_BT.shape[1]]
         streams: dict[str, Any] = {"x": x_BTD}
@@ -66,8 +66,10 @@ class ReferenceModel:
             assert isinstance(block, Block)
             self._run_block(layer, block, streams)
         self._run("head", head_formula, streams, (model.head, {}))
-        logits_BTV = linear(streams["x"], model.head.weight)
-        return self._apply_inside("z", logits_BTV, model.head.logits)
+        logits_BTV = linear(streams["x"], model.head.weight) / self.config.model.width_ratio
+        logits_BTV = self._apply_inside("z", logits_BTV, model.head.logits)
+        softcap = self.config.model.logit_softcap
+        return logits_BTV if softcap is None else softcap * torch.tanh(logits_BTV / softcap)
 
     def _run_block(self, layer: int, block: Block, streams: dict[str, Any]) -> None:
         attention, mlp = self._attention(block), self._mlp(block)
@@ -133,18 +135,23 @@ class ReferenceModel:
             if qk_norm == "full":
                 y_BTD = self._norm(y_BTD)
             y_BTHK = y_BTD.reshape(*y_BTD.shape[:-1], model.heads, -1)
-            if qk_norm == "head":
+            if qk_norm == "head" and not model.qk_norm_after_rope:
                 y_BTHK = self._norm(y_BTHK)
             return self._norm(y_BTHK) if inner else y_BTHK
 
         def heads(x_BTD: Tensor, inner: bool = False) -> Tensor:
             q_BTHK, k_BTHK, v_BTHK = (project(site, x_BTD, inner=inner) for site in "qkv")
             if model.rope_theta is not None:
-                q_BTHK, k_BTHK = _rotate(q_BTHK, model.rope_theta), _rotate(k_BTHK, model.rope_theta)
+                q_BTHK, k_BTHK = (_rotate(x, model.rope_theta, model.rope_fraction) for x in (q_BTHK, k_BTHK))
+            if model.qk_norm_after_rope:
+                q_BTHK, k_BTHK = self._norm(q_BTHK), self._norm(k_BTHK)
+            q_BTHK, k_BTHK = q_BTHK * model.qk_scale, k_BTHK * model.qk_scale
             shape = (model.heads, -1)
             q_BTHK, k_BTHK = (self._apply_inside("q", y_BTHK, weights.rotated, shape) for y_BTHK in (q_BTHK, k_BTHK))
             scores_BHTS = torch.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK)
-            if "a = " in self.config.placement.inside:
+            if model.scaling != "none":
+                scores_BHTS = scores_BHTS / q_BTHK.shape[-1]
+            elif "a = " in self.config.placement.inside:
                 scores_BHTS = self._apply_inside("a", scores_BHTS, None)
             else:
                 scores_BHTS = scores_BHTS / math.sqrt(q_BTHK.shape[-1])
@@ -152,14 +159,18 @@ class ReferenceModel:
             scores_BHTS = torch.where(earlier_TS, scores_BHTS, -math.inf)
             weights_BHTS = (scores_BHTS - scores_BHTS.amax(-1, keepdim=True)).exp()
             weights_BHTS = weights_BHTS / weights_BHTS.sum(-1, keepdim=True)
-            return torch.einsum("bhts,bshk->bthk", weights_BHTS, v_BTHK).flatten(2)
+            y_BTHK = torch.einsum("bhts,bshk->bthk", weights_BHTS, v_BTHK)
+            if model.attn_gate != "off":
+                gate_BTG = 1 / (1 + torch.exp(-(x_BTD @ block.get_parameter("attn.gate.weight").T)))
+                y_BTHK = y_BTHK * gate_BTG.reshape(*y_BTHK.shape[:-1], -1)
+            return y_BTHK.flatten(2)
 
         def heads_scaled(x_BTD: Tensor) -> Tensor:
             scale_H = block.get_parameter("attn.head_scale")
             return heads(x_BTD) * scale_H.repeat_interleave(x_BTD.shape[-1] // model.heads)
 
         def w_out(y_BTD: Tensor) -> Tensor:
-            return linear(y_BTD, weights.out.weight, weights.out.bias)
+            return linear(y_BTD, weights.out.weight, weights.out.bias) / model.depth_ratio
 
         return {
             "heads": heads,
@@ -179,11 +190,13 @@ class ReferenceModel:
                 gate_BTM = linear(x_BTD, weights.gate.weight, weights.gate.bias)
                 gate_BTM = self._apply_inside("h", gate_BTM, weights.of_gate)
                 return gate_BTM * torch.sigmoid(gate_BTM) * h_BTM
+            if self.config.model.mlp == "relu2":
+                return torch.where(h_BTM > 0, h_BTM * h_BTM, 0.0)
             inner_BTM = math.sqrt(2 / math.pi) * (h_BTM + 0.044715 * h_BTM**3)
             return h_BTM * torch.sigmoid(2 * inner_BTM)
 
         def w_down(h_BTM: Tensor) -> Tensor:
-            return linear(h_BTM, weights.down.weight, weights.down.bias)
+            return linear(h_BTM, weights.down.weight, weights.down.bias) / self.config.model.depth_ratio
 
         return {"hidden": hidden, "W_down": w_down, "M": lambda x: w_down(hidden(x))}
 
@@ -193,13 +206,13 @@ def _compiled(formula: str) -> CodeType:
     return compile(formula, "<formula>", "exec")
 
 
-def _rotate(x_BTHK: Tensor, theta: float) -> Tensor:
-    """Apply RoPE as a complex product: x_i + j x_(i + K/2) is turned by t theta^(-2i/K)."""
-    half = x_BTHK.shape[-1] // 2
-    z_BTHK = torch.complex(x_BTHK[..., :half], x_BTHK[..., half:])
+def _rotate(x_BTHK: Tensor, theta: float, fraction: float) -> Tensor:
+    """Apply RoPE as a complex product: x_i + j x_(i + K/2) is turned by t theta^(-2i/K), K the channels that turn."""
+    half = round(fraction * x_BTHK.shape[-1]) // 2
+    z_BTHK = torch.complex(x_BTHK[..., :half], x_BTHK[..., half : 2 * half])
     turns = [[cmath.exp(1j * t * theta ** (-i / half)) for i in range(half)] for t in range(x_BTHK.shape[1])]
     z_BTHK = z_BTHK * torch.tensor(turns, dtype=z_BTHK.dtype)[:, None]
-    return torch.cat([z_BTHK.real, z_BTHK.imag], dim=-1)
+    return torch.cat([z_BTHK.real, z_BTHK.imag, x_BTHK[..., 2 * half :]], dim=-1)
 
 
 @contextmanager

@@ -27,10 +27,21 @@ DEPTH = 5
 OTHER_DEPTHS = (8, 40)
 """Further depths, for placements whose blocks depend on the depth."""
 MODELS = (
-    {"positions": "rope", "mlp": "swiglu", "qk_norm": "full", "bias": False},
-    {"positions": "rope", "qk_norm": "head"},
+    {"positions": "rope", "mlp": "swiglu", "qk_norm": "full", "bias": False, "embed_scale": 3.0, "logit_softcap": 2.0},
+    {"positions": "rope", "qk_norm": "head", "attn_gate": "channel"},
+    {
+        "positions": "rope",
+        "rope_fraction": 0.5,
+        "mlp": "relu2",
+        "qk_norm": "head",
+        "qk_norm_after_rope": True,
+        "qk_scale": 1.2,
+        "attn_gate": "head",
+    },
 )
 """Options of further models that every placement is checked with."""
+SCALED = {"scaling": "completep", "base_width": 4, "base_depth": 2}
+"""Options of a further model, for placements that accept them."""
 CHECKED_PARTS = ("norm", "placement", "model", "init", "plugins")
 """The parts of a run's config that `verify` checks."""
 
@@ -178,7 +189,8 @@ def _formula_checks(small: SmallModel, changed: Sequence[SmallModel], subject: s
     placement, plain = small.config.placement, small.config.norm
     yield placements.formula_check(small, subject)
     rms = NORMS["rmsnorm"](eps=LARGE_EPS)  # pyright: ignore[reportCallIssue]
-    configs = [(subject, small_config(rms, placement, depth=DEPTH, **model)) for model in MODELS]
+    models = [*MODELS, SCALED] if placement.has_free_branches else MODELS
+    configs = [(subject, small_config(rms, placement, depth=DEPTH, **model)) for model in models]
     depths = OTHER_DEPTHS if each_norm else OTHER_DEPTHS[:1]
     configs += [(subject, small_config(plain, placement, depth=depth)) for depth in depths]
     for name, kind in NORMS.items() if each_norm else ():

@@ -28,6 +28,7 @@ from turns import table
 
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
+from normlab.model.groups import groups_of
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun
 from normlab.stats.measure.core import CoreStatistics
@@ -53,13 +54,13 @@ Turn = Callable[[Tensor, Tensor], Any]
 def ours(config: RunConfig, compiled: bool) -> Callable[[bool], Turn]:
     """Return normlab's step: with statistics, copied to the host, or without."""
     runner = SingleRun(build_model(config, VOCAB), compiled=compiled)
-    optimizer = Optimizer(config.optim, runner.params)
+    optimizer = Optimizer([config.optim], runner.params, groups_of(runner.model))
     measure = CoreStatistics(runner, config.stats.names(CORE))
     step = Step(
         runner, optimizer, clip=config.optim.clip, measure=measure, autocast=resolve(config).autocast(),
         project=None,
     )  # fmt: skip
-    hyper = hyperparameters_at(config.optim, config.train.steps, config.optim.warmup_steps or 0)
+    hyper = [hyperparameters_at(config.optim, config.train.steps, config.optim.warmup_steps or 0)]
 
     def turn(measured: bool) -> Turn:
         def once(tokens: Tensor, targets: Tensor) -> Any:

@@ -21,6 +21,8 @@ import numpy as np
 import synthetic_statistics
 from numpy.typing import NDArray
 
+from normlab.config.optim import ParameterGroups
+from normlab.options import plain_tree
 from normlab.stats.profiles import Array
 from normlab.stats.spikes import count_spikes
 from normlab.stats.statistic import CORE
@@ -84,9 +86,12 @@ class Record:
         norm |= {"eps_mode": "inside_ms"}
         model = {"depth": self.depth, "width": self.width, "heads": 4, "context": self.context}
         model |= {"positions": "learned", "rope_theta": None, "mlp": "gelu", "mlp_width": 4 * self.width}
-        model |= {"bias": True, "tie_embeddings": True, "qk_norm": "off"}
+        model |= {"bias": True, "tie_embeddings": True, "qk_norm": "off", "qk_norm_after_rope": False, "qk_scale": 1.0}
+        model |= {"attn_gate": "off", "embed_scale": 1.0, "logit_softcap": None, "scaling": "none", "z_loss": 0.0}
+        model |= {"base_width": None, "base_depth": None}
         data = {"name": "stdlib", "tokenizer": "bytes", "seed": self.seed, "val_fraction": 0.05}
         optim = {"name": "adamw", "lr": self.lr, "schedule": "cosine", "warmup_steps": self.warmup_steps}
+        optim |= {"groups": plain_tree(ParameterGroups())}
         optim |= {"final_lr_fraction": 0.1, "decay_fraction": None, "clip": 1.0, "weight_decay": 0.1}
         optim |= {"decay_mode": "proportional", "decay": "matrices", "beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
         train = {"steps": self.steps, "batch_size": self.batch_size, "accumulation": 1}
@@ -178,6 +183,11 @@ class Record:
             "command": ["normlab train", *self.overrides()],
             "created": 1_760_000_000.0,
             "fingerprint": "32c244796f76d676",
+            "parameters": [
+                {"parameter": name, "group": "matrices", "shape": f"{self.width} x {self.width}",
+                 "lr": f"{self.lr:g}", "decay": "0.1", "eps": "1e-08", "update": "adamw", "init": "normal, sd 0.02"}
+                for name in ("blocks.0-3.attn.q.weight", "blocks.0-3.mlp.up.weight")
+            ],
         }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train every norm in every placement for a few steps, and resume each bit for bit.
 
-    .venv/bin/python scripts/prove/matrix.py [--norms dyt rmsnorm] [--placements pre] > matrix.md
+    .venv/bin/python scripts/prove/matrix.py [--norms dyt rmsnorm] [--placements pre] [--optim muon] > matrix.md
 
 Each pair is trained twice at depth 4 on the CPU: once without interruption, and once interrupted in the middle by a
 signal and resumed from its checkpoint. Both must leave the same record and the same last checkpoint. The table shows
@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import torch
 from compare_runs import differing_state, rows, timeless
 
 from normlab.config.compose import compose_run, register
+from normlab.config.optim import OPTIMIZERS
 from normlab.errors import ConfigError, NormlabError
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS
@@ -71,12 +73,12 @@ class Cell:
     """Whether the run was interrupted and resumed; a run that diverges before the middle is not."""
 
 
-def pair(norm: str, placement: str) -> Cell:
+def pair(norm: str, placement: str, optim: str = "adamw") -> Cell:
     """Train a pair without and with an interruption, and compare."""
     torch.set_num_threads(1)
     register()
     try:
-        base = compose_run([*OVERRIDES, f"norm={norm}", f"placement={placement}"])
+        base = compose_run([*OVERRIDES, f"norm={norm}", f"placement={placement}", f"optim={optim}"])
     except ConfigError:
         return Cell(REFUSED)
     with tempfile.TemporaryDirectory(prefix="normlab-matrix-") as folder:
@@ -115,11 +117,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--norms", nargs="*", choices=sorted(NORMS), default=sorted(NORMS), metavar="NORM")
     parser.add_argument("--placements", nargs="*", choices=PLACEMENTS, default=[*PLACEMENTS], metavar="PLACEMENT")
+    parser.add_argument("--optim", choices=OPTIMIZERS, default="adamw")
     options = parser.parse_args()
     pairs = [(norm, placement) for placement in options.placements for norm in options.norms]
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        cells = dict(zip(pairs, pool.map(pair, *zip(*pairs, strict=True), chunksize=4), strict=True))
-    print(f"torch {torch.__version__} on a CPU, one thread; `{' '.join(OVERRIDES)}`\n")
+        cells = dict(
+            zip(
+                pairs, pool.map(partial(pair, optim=options.optim), *zip(*pairs, strict=True), chunksize=4), strict=True
+            )
+        )
+    print(f"torch {torch.__version__} on a CPU, one thread; `{' '.join(OVERRIDES)} optim={options.optim}`\n")
     print(f"| placement | {' | '.join(options.norms)} |\n|---|{'---|' * len(options.norms)}")
     for placement in options.placements:
         print(f"| {placement} | {' | '.join(cells[norm, placement].text for norm in options.norms)} |")

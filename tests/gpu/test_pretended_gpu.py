@@ -47,6 +47,11 @@ FIRST = (0, 1)
 LAUNCHES = {
     "model=gpt2_nano": {1: (258, 320), 2: (284, 365), 16: (284, 365)},
     "model=gpt2_tiny": {1: (436, 498), 2: (476, 559), 16: (476, 559)},
+    "model=gpt2_tiny optim=lion": {1: (464, 526), 2: (472, 555), 16: (472, 555)},
+    "model=gpt2_tiny optim=muon": {1: (549, 611), 2: (590, 673), 16: (590, 673)},
+    "model=gpt2_tiny optim=normuon": {1: (597, 659), 2: (638, 721), 16: (638, 721)},
+    "model=gpt2_tiny optim=hyperball": {1: (573, 635), 2: (614, 697), 16: (614, 697)},
+    "model=gpt2_tiny optim.decay_mode=cautious": {1: (446, 508), 2: (483, 566), 16: (483, 566)},
     "model=gpt2_124m": {1: (1148, 1551), 2: (1244, 2327), 16: (1244, 2336)},
 }
 """By shape of the model and number of runs, the launches of a plain and of a measured step. A measured step of large

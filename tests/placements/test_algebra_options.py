@@ -9,6 +9,7 @@ from torch.func import functional_call, vmap
 
 from normlab.config.compose import compose_run
 from normlab.errors import ConfigError
+from normlab.model.groups import groups_of
 from normlab.model.init import build_model
 from normlab.norms.base import load_all as load_norms
 from normlab.norms.layernorm import LayerNormConfig
@@ -23,7 +24,6 @@ from normlab.placements.algebra import (
 )
 from normlab.placements.table import ROWS, quarter
 from normlab.placements.wiring import Branch, Residual
-from normlab.training.optim import is_decayed
 from support.reference_blocks import (
     DEPTH,
     VOCAB,
@@ -120,8 +120,9 @@ def test_site_of_the_other_sub_layer_is_rejected(part: str, norms: tuple[str, ..
 def test_learned_factor_is_not_decayed() -> None:
     for name in ("skipinit", "rezero", "layerscale"):
         model = build_model(config_of(AlgebraPlacement(name=name)), VOCAB)
-        scales = [parameter for path, parameter in model.named_parameters() if path.endswith(".scale")]
-        assert not any(is_decayed(composed().optim, scale) for scale in scales)
+        groups = {group for path, group in groups_of(model).items() if path.endswith(".scale")}
+        assert groups == {"scalars"}
+        assert composed().optim.of_group("scalars").weight_decay == 0
 
 
 def test_learned_factor_keeps_the_dtype_of_the_stream() -> None:

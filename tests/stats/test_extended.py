@@ -47,9 +47,9 @@ def extended_statistics_of_runs(
         tokens, targets = (x.expand(count, -1, -1) for x in case(placement, 1, *overrides).batch(number))
         hypers = [hyperparameters_at(config.optim, 50, number) for config in runs.configs]
         if count == 1:
-            step(tokens[0], targets[0], hypers[0])
+            step(tokens[0], targets[0], hypers)
         else:
-            step(tokens, targets, coefficients_of(hypers, number + 1))
+            step(tokens, targets, coefficients_of([hypers], number + 1))
     tokens, targets = batch(placement, *overrides)
     options = [config.optim for config in runs.configs]
     extended_pass = ExtendedPass(step.runner, NAMES, tokens, targets, step.optimizer, options, independent=independent)

@@ -92,5 +92,5 @@ def test_stream_rms_at_initialisation_follows_the_placement(placement: str) -> N
 def step_statistics(runs, model) -> dict:
     step = runs.step_of([model])
     tokens, targets = runs.batch(0)
-    out = step(tokens[0], targets[0], hyperparameters_at(runs.configs[0].optim, 50, 0), measured=True)
+    out = step(tokens[0], targets[0], [hyperparameters_at(runs.configs[0].optim, 50, 0)], measured=True)
     return dict(zip(map(tuple, out.measured.columns), out.measured.values.tolist(), strict=True))

@@ -67,7 +67,7 @@ def test_statistics_change_compiled_bfloat16_steps_by_rounding_only(placement: s
     for step in steps:
         step.autocast = resolve(config).autocast()
     for number in range(12):
-        (tokens, targets), hyper = runs.batch(number), hyperparameters_at(config.optim, 50, number)
+        (tokens, targets), hyper = runs.batch(number), [hyperparameters_at(config.optim, 50, number)]
         outputs = [step(tokens[0], targets[0], hyper, measured=step is steps[0]) for step in steps]
         (loss, grad_norm, *_), (plain_loss, plain_grad_norm, *_) = (output.scalars for output in outputs)
         torch.testing.assert_close(loss, plain_loss, rtol=2**-16, atol=0)

@@ -11,11 +11,12 @@ from torch import Tensor
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT
+from normlab.model.groups import groups_of
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun, StackedRuns
 from normlab.stats.measure.core import CoreStatistics
 from normlab.stats.statistic import CORE
-from normlab.training.optim import Optimizer, coefficients_of, hyperparameters_at, is_decayed
+from normlab.training.optim import Optimizer, coefficients_of, hyperparameters_at
 from normlab.training.step import Step
 from support.reference_statistics import reference
 
@@ -50,7 +51,7 @@ class Case:
         config = self.configs[0]
         single = len(models) == 1
         runner = SingleRun(models[0], compiled=self.compiled) if single else StackedRuns(models, compiled=self.compiled)
-        optimizer = Optimizer(config.optim, runner.params)
+        optimizer = Optimizer([config.optim], runner.params, groups_of(runner.model))
         return Step(
             runner, optimizer, accumulation=self.accumulation, clip=config.optim.clip,
             measure=CoreStatistics(runner, config.stats.names(CORE)),
@@ -64,9 +65,9 @@ class Case:
             tokens, targets = self.batch(number)
             hypers = [hyperparameters_at(config.optim, config.train.steps, number) for config in self.configs]
             if len(self.configs) == 1:
-                out = step(tokens[0], targets[0], hypers[0], measured=True)
+                out = step(tokens[0], targets[0], hypers, measured=True)
             else:
-                out = step(tokens, targets, coefficients_of(hypers, number + 1), measured=True)
+                out = step(tokens, targets, coefficients_of([hypers], number + 1), measured=True)
         values = out.measured.values.view(-1, len(self.configs)).T.tolist()
         return [dict(zip(map(tuple, out.measured.columns), run, strict=True)) for run in values]
 
@@ -76,7 +77,7 @@ class Case:
             model, offset = model.double(), float(getattr(config.norm, "unit_offset", False))
             groups = [
                 {
-                    "params": [p for p in model.parameters() if is_decayed(config.optim, p) is decayed],
+                    "params": [p for p in model.parameters() if (p.dim() >= 2) is decayed],
                     "weight_decay": decay,
                 }
                 for decayed, decay in ((True, config.optim.weight_decay), (False, 0.0))

@@ -6,6 +6,7 @@ import torch
 
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
+from normlab.model.groups import groups_of
 from normlab.model.runner import ModelRunner
 from normlab.placements.base import load_all
 from normlab.stats.measure.core import CoreStatistics
@@ -21,7 +22,7 @@ def config_of(*overrides: str) -> RunConfig:
 
 
 def step_of(config: RunConfig, runner: ModelRunner) -> Step:
-    optimizer = Optimizer(config.optim, runner.params)
+    optimizer = Optimizer([config.optim], runner.params, groups_of(runner.model))
     clip = (
         torch.full(runner.run_shape, config.optim.clip, dtype=torch.float64) if runner.run_shape else config.optim.clip
     )

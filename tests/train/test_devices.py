@@ -70,6 +70,9 @@ def record_of(run: RunFolder) -> dict[str, np.ndarray]:
 CASES = {
     "batchnorm": ["norm=batchnorm", "placement=pre"],
     "layernorm": ["norm=layernorm", "placement=pre", "train.accumulation=4"],
+    "normuon": ["norm=rmsnorm", "placement=pre", "optim=normuon", "optim.qkv=together", "optim.decay_mode=cautious"],
+    # Keys without biases, whose gradient is rounding alone, of which lion takes the sign.
+    "lion": ["norm=dyt", "placement=pre", "optim=lion", "optim.groups.embed.lr=3", "model.bias=false"],
     "past": ["norm=batchnorm_past", "placement=post", "train.accumulation=2", "stats.tiers=[core,extended]"],
 }
 
@@ -77,7 +80,12 @@ CASES = {
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("case", "devices"),
-    [("batchnorm", 2), *(pytest.param(*pair, marks=pytest.mark.process) for pair in (("layernorm", 4), ("past", 2)))],
+    [
+        ("batchnorm", 2),
+        *(pytest.param(*pair, marks=pytest.mark.process) for pair in (("layernorm", 4), ("past", 2))),
+        ("normuon", 2),
+        ("lion", 2),
+    ],
 )
 def test_several_devices_equal_one(tmp_path: Path, case: str, devices: int) -> None:
     for name, count in (("one", 1), ("several", devices)):

@@ -6,24 +6,39 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import pytorch_optimizer
 import torch
 
 from normlab.config.compose import compose_run
-from normlab.config.optim import OPTIMIZERS, SGD, AdamW, OptimConfig
+from normlab.config.optim import (
+    OPTIMIZERS,
+    SGD,
+    AdamW,
+    GainGroups,
+    GroupOptions,
+    Hyperball,
+    Lion,
+    Muon,
+    NorMuon,
+    OptimConfig,
+    ParameterGroups,
+)
+from normlab.model.groups import groups_of
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun
 from normlab.model.stack import Stack
 from normlab.options import plain_tree
 from normlab.training.optim import (
-    UPDATES,
+    Hyperparameters,
     Optimizer,
     coefficients_of,
     decay_start,
+    families,
     hyperparameters_at,
-    is_decayed,
     learning_rate,
 )
 from normlab.training.step import Step
+from normlab.training.updates import UPDATES
 
 STEPS = 6
 
@@ -32,6 +47,9 @@ def drawn(*lead: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     shapes = {"weight": (5, 3), "gain": (3,), "scalar": ()}
     return {n: torch.randn((*lead, *s), generator=generator, dtype=torch.float64) for n, s in shapes.items()}
+
+
+GROUPS_OF_DRAWN = {"weight": "matrices", "gain": "gains.input", "scalar": "scalars"}
 
 
 def gradients(step: int, like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -48,24 +66,51 @@ def torch_sgd(options: SGD, groups: list[dict[str, Any]]) -> torch.optim.Optimiz
     return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, nesterov=options.nesterov, foreach=False)
 
 
-TORCH: dict[type, Callable[[Any, list[dict[str, Any]]], torch.optim.Optimizer]] = {AdamW: torch_adamw, SGD: torch_sgd}
-"""The optimiser of torch that each of ours must equal."""
+def torch_lion(options: Lion, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    return pytorch_optimizer.Lion(groups, lr=options.lr, betas=(options.beta1, options.beta2))
 
 
-def reference(options: OptimConfig, params: dict[str, torch.Tensor], decayed: list[str]) -> torch.optim.Optimizer:
-    groups = [
-        {"params": [p for n, p in params.items() if n in decayed], "weight_decay": options.weight_decay},
-        {"params": [p for n, p in params.items() if n not in decayed], "weight_decay": 0.0},
-    ]
-    return TORCH[type(options)](options, [group for group in groups if group["params"]])
+TORCH: dict[type, Callable[[Any, list[dict[str, Any]]], torch.optim.Optimizer]] = {
+    AdamW: torch_adamw, SGD: torch_sgd, Lion: torch_lion,
+}  # fmt: skip
+"""The public optimiser that each of ours must equal."""
+
+
+def reference(options: OptimConfig, params: dict[str, torch.Tensor]) -> torch.optim.Optimizer:
+    """Return the optimiser of torch with one group for each of the drawn parameters."""
+    decay, is_all = options.weight_decay, options.decay == "all"
+    lr = dict.fromkeys(params, options.lr)
+    decays = {"weight": decay, "gain": decay * is_all, "scalar": decay * is_all}
+    if options.groups != ParameterGroups():
+        lr |= {"gain": 0.5 * options.lr, "scalar": 3 * options.lr}
+        decays |= {"gain": 0.7, "weight": 0.0}
+    return TORCH[type(options)](
+        options, [{"params": [p], "lr": lr[n], "weight_decay": decays[n]} for n, p in params.items()]
+    )
+
+
+def hyperparameters(optimizer: Optimizer, step: int) -> list[Hyperparameters]:
+    """Return those of a single run's families."""
+    return [hyperparameters_at(family.options[0], STEPS, step) for family in optimizer.families]
 
 
 CONSTANT: dict[str, Any] = {"schedule": "constant", "warmup_steps": 0}
 OPTIONS: dict[str, OptimConfig] = {
     "adamw": AdamW(lr=0.01, beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.3, **CONSTANT),
     "adamw-all": AdamW(lr=0.02, weight_decay=0.3, decay="all", **CONSTANT),
+    "lion": Lion(lr=0.01, beta1=0.8, weight_decay=0.3, **CONSTANT),
     "sgd": SGD(lr=0.05, momentum=0.7, weight_decay=0.2, **CONSTANT),
     "nesterov": SGD(lr=0.05, momentum=0.7, nesterov=True, **CONSTANT),
+    "groups": AdamW(
+        lr=0.01,
+        weight_decay=0.3,
+        **CONSTANT,
+        groups=ParameterGroups(
+            matrices=GroupOptions(decay=0.0),
+            scalars=GroupOptions(lr=3.0),
+            gains=GainGroups(input=GroupOptions(lr=0.5, decay=0.7)),
+        ),
+    ),
     "plain-sgd": SGD(lr=0.05, momentum=0.0, **CONSTANT),
 }
 with_options = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -78,27 +123,28 @@ def test_every_optimiser_is_complete(name: str) -> None:
     assert options.name == name
     assert kind.formula
     assert kind.source
-    assert kind in UPDATES
-    assert kind in TORCH, "add the optimiser of torch that it must equal"
-    assert kind in set(map(type, OPTIONS.values())), "add a row of options"
+    assert name in UPDATES
+    assert kind in TORCH or name in MATRICES, "add the optimiser that it must equal"
+    assert kind in {*map(type, OPTIONS.values()), *MATRICES.values()}, "add a row of options"
     assert set(kind.per_run) <= set(plain_tree(options))
-    assert options.adam_constants is None or {"mean", "square"} <= set(kind.moments)
+
+
+MATRICES = {"muon": Muon, "normuon": NorMuon, "hyperball": Hyperball}
+"""The optimisers of matrices, which tests/train/test_muon.py tests."""
 
 
 @with_options
 def test_update_of_a_single_run_equals_torch_optim(options: OptimConfig) -> None:
     params = drawn()
     reference_params = {n: p.clone().requires_grad_() for n, p in params.items()}
-    decayed = [n for n, p in params.items() if is_decayed(options, p)]
-    assert ("gain" in decayed) == (options.decay == "all")
-    optimizer = Optimizer(options, params)
-    other = reference(options, reference_params, decayed)
+    optimizer = Optimizer([options], params, GROUPS_OF_DRAWN)
+    other = reference(options, reference_params)
     for step in range(STEPS):
         grads = gradients(step, params)
         for n, p in reference_params.items():
             p.grad = grads[n].clone()
         other.step()
-        optimizer.update(params, grads, hyperparameters_at(options, STEPS, step), torch.tensor(True))
+        optimizer.update(params, grads, hyperparameters(optimizer, step), torch.tensor(True))
         for n, p in params.items():
             torch.testing.assert_close(p, reference_params[n].detach(), atol=1e-12, rtol=1e-12)
 
@@ -109,7 +155,7 @@ def test_independent_decay_is_weight_decay_times_the_schedule(runs: int) -> None
     params = Stack(drawn(runs)) if runs > 1 else drawn()
     expected = {n: p[-1].clone() if runs > 1 else p.clone() for n, p in params.items()}
     other = torch_adamw(options, [{"params": [*expected.values()], "weight_decay": 0.0}])
-    optimizer = Optimizer(options, params)
+    optimizer = Optimizer([options] * runs, params, GROUPS_OF_DRAWN)
     for step in range(STEPS):
         grads, hypers = gradients(step, params), hyperparameters_at(options, STEPS, step)
         other.param_groups[0]["lr"] = learning_rate(options, STEPS, step)
@@ -120,31 +166,59 @@ def test_independent_decay_is_weight_decay_times_the_schedule(runs: int) -> None
         other.step()
         if runs > 1:
             optimizer.update(
-                params, Stack(grads), coefficients_of([hypers] * runs, step + 1), torch.tensor([True] * runs)
+                params, Stack(grads), coefficients_of([[hypers] * runs], step + 1), torch.tensor([True] * runs)
             )
         else:
-            optimizer.update(params, grads, hypers, torch.tensor(True))
+            optimizer.update(params, grads, [hypers], torch.tensor(True))
     for n, p in params.items():
         torch.testing.assert_close(p[-1] if runs > 1 else p, expected[n], atol=1e-12, rtol=1e-12)
 
 
+def test_cautious_decay_is_that_of_the_weights_that_the_update_moves_towards_zero() -> None:
+    options = AdamW(lr=0.02, weight_decay=0.3, decay_mode="cautious", **CONSTANT)
+    params = drawn()
+    expected = {n: p.clone() for n, p in params.items()}
+    other = torch_adamw(options, [{"params": [*expected.values()], "weight_decay": 0.0}])
+    optimizer = Optimizer([options], params, GROUPS_OF_DRAWN)
+    for step in range(STEPS):
+        grads = gradients(step, params)
+        before = {n: p.clone() for n, p in expected.items()}
+        for n, p in expected.items():
+            p.grad = grads[n].clone()
+        other.step()
+        update = (before["weight"] - expected["weight"]) / options.lr
+        is_decayed = update * before["weight"] > 0
+        assert 0 < is_decayed.sum() < is_decayed.numel()
+        expected["weight"] -= options.lr * options.weight_decay * torch.where(is_decayed, before["weight"], 0.0)
+        optimizer.update(params, grads, hyperparameters(optimizer, step), torch.tensor(True))
+    for n, p in params.items():
+        torch.testing.assert_close(p, expected[n], atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("is_cautious", [False, True])
 @with_options
-def test_update_of_stacked_runs_equals_single_updates(options: OptimConfig) -> None:
+def test_update_of_stacked_runs_equals_single_updates(options: OptimConfig, is_cautious: bool) -> None:
+    if is_cautious and isinstance(options, SGD):
+        return
     runs = [copy.deepcopy(options) for _ in range(3)]
     for number, run in enumerate(runs):
         run.lr, run.weight_decay = options.lr * (1 + number), 0.1 * number
-    stacked = Stack(drawn(3))
+    if is_cautious:
+        runs[2].decay_mode = "cautious"
+    order = [name for family in families(runs, GROUPS_OF_DRAWN) for name in family.names]
+    stacked = Stack(drawn(3), order=order)
     single = [{n: p[r].clone() for n, p in stacked.items()} for r in range(3)]
-    together = Optimizer(options, stacked)
-    optimizers = [Optimizer(run, single[r]) for r, run in enumerate(runs)]
+    together = Optimizer(runs, stacked, GROUPS_OF_DRAWN)
+    optimizers = [Optimizer([run], single[r], GROUPS_OF_DRAWN) for r, run in enumerate(runs)]
     alive = torch.tensor([True, False, True])
     start = {n: p.clone() for n, p in stacked.items()}
     for step in range(STEPS):
         grads = gradients(step, stacked)
-        hypers = [hyperparameters_at(run, STEPS, step) for run in runs]
-        together.update(stacked, Stack(grads), coefficients_of(hypers, step + 1), alive)
+        hypers = [[hyperparameters_at(each, STEPS, step) for each in family.options] for family in together.families]
+        together.update(stacked, Stack(grads, order=order), coefficients_of(hypers, step + 1), alive)
         for r in (0, 2):
-            optimizers[r].update(single[r], {n: g[r] for n, g in grads.items()}, hypers[r], torch.tensor(True))
+            own, gradient = hyperparameters(optimizers[r], step), {n: g[r] for n, g in grads.items()}
+            optimizers[r].update(single[r], gradient, own, torch.tensor(True))
     for n, p in stacked.items():
         assert torch.equal(p[1], start[n][1])
         for r in (0, 2):
@@ -154,11 +228,11 @@ def test_update_of_stacked_runs_equals_single_updates(options: OptimConfig) -> N
 @with_options
 def test_skipped_update_changes_no_bit(options: OptimConfig) -> None:
     params = drawn()
-    optimizer = Optimizer(options, params)
-    optimizer.update(params, gradients(0, params), hyperparameters_at(options, STEPS, 0), torch.tensor(True))
+    optimizer = Optimizer([options], params, GROUPS_OF_DRAWN)
+    optimizer.update(params, gradients(0, params), hyperparameters(optimizer, 0), torch.tensor(True))
     before = copy.deepcopy((params, optimizer.moments))
     spoiled = {n: torch.full_like(g, math.nan) for n, g in gradients(1, params).items()}
-    optimizer.update(params, spoiled, hyperparameters_at(options, STEPS, 1), torch.tensor(False))
+    optimizer.update(params, spoiled, hyperparameters(optimizer, 1), torch.tensor(False))
     for n, p in params.items():
         assert torch.equal(p, before[0][n])
         for kind, moments in optimizer.moments.items():
@@ -171,9 +245,9 @@ def test_clipping_equals_torch(clip: float) -> None:
     model = build_model(config, 20)
     tokens = torch.randint(0, 20, (2, 9), generator=torch.Generator().manual_seed(0))
     runner = SingleRun(model, compiled=False)
-    step = Step(runner, Optimizer(config.optim, runner.params), clip=clip)
+    step = Step(runner, Optimizer([config.optim], runner.params, groups_of(runner.model)), clip=clip)
     other = copy.deepcopy(model)
-    out = step(tokens[:, :-1], tokens[:, 1:], hyperparameters_at(config.optim, 10, 0))
+    out = step(tokens[:, :-1], tokens[:, 1:], [hyperparameters_at(config.optim, 10, 0)])
     logits = other(tokens[:, :-1])
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
     before = {n: p.grad.clone() for n, p in other.named_parameters()}

@@ -52,8 +52,8 @@ def assert_pack_equals_single_runs(
     for step in range(steps):
         (tokens, targets), measured = cyclic_batch(generator, 2), step == steps - 1 and not (compiled or losses_only)
         hypers = [hyperparameters_at(config.optim, 50, step) for config in configs]
-        outputs = [one(tokens[r], targets[r], hypers[r], measured=measured) for r, one in enumerate(singles)]
-        together = pack(tokens, targets, coefficients_of(hypers, step + 1), measured=measured)
+        outputs = [one(tokens[r], targets[r], [hypers[r]], measured=measured) for r, one in enumerate(singles)]
+        together = pack(tokens, targets, coefficients_of([hypers], step + 1), measured=measured)
         losses, count = together.scalars[0], 1 if losses_only else 3  # the loss, the gradient norm, the clip factor
         expected = torch.stack([out.scalars[:count] for out in outputs], dim=1)
         torch.testing.assert_close(together.scalars[:count], expected, atol=1e-9, rtol=0)
@@ -129,8 +129,8 @@ def test_diverged_run_is_frozen_and_the_others_continue() -> None:
                 pack.runner.params["embed.tokens.weight"][0, 0, 0] = math.inf
             frozen["embed.tokens.weight"] = pack.runner.params["embed.tokens.weight"][0].clone()
         hypers = [hyperparameters_at(config.optim, 50, step) for config in configs]
-        out = pack(tokens, targets, coefficients_of(hypers, step + 1))
-        single_output = single(tokens[1], targets[1], hypers[1])
+        out = pack(tokens, targets, coefficients_of([hypers], step + 1))
+        single_output = single(tokens[1], targets[1], [hypers[1]])
         losses, _, _, alive = out.scalars
         assert alive.tolist() == [step < 3, True]
         torch.testing.assert_close(losses[1], single_output.scalars[0], atol=1e-9, rtol=0)
@@ -172,7 +172,7 @@ def test_number_of_graphs_does_not_depend_on_depth() -> None:
         counts = []
         for number in range(4):
             tokens, targets = (t[0] for t in cyclic_batch(torch.Generator().manual_seed(number), 1))
-            step(tokens, targets, hyperparameters_at(config.optim, 50, number), measured=number % 2 == 1)
+            step(tokens, targets, [hyperparameters_at(config.optim, 50, number)], measured=number % 2 == 1)
             counts.append(counters["stats"]["unique_graphs"])
         graphs.append(counts)
         assert not counters["graph_break"]

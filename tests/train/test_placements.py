@@ -57,7 +57,7 @@ def test_compiled_equals_eager(name: str) -> None:
     for number in range(2):
         tokens, targets = (t[0] for t in cyclic_batch(torch.Generator().manual_seed(number), 1))
         outputs = [
-            step(tokens, targets, hyperparameters_at(config.optim, 50, number), measured=True)
+            step(tokens, targets, [hyperparameters_at(config.optim, 50, number)], measured=True)
             for step in (eager, compiled)
         ]
         # The loss and the gradient norm.

@@ -48,7 +48,7 @@ def test_fp16_equals_a_plain_loop_with_grad_scaler(monkeypatch: pytest.MonkeyPat
     """The scale grows and shrinks as GradScaler's does, and every parameter has the same bits after every step."""
     monkeypatch.setattr(stepping, "GROWTH_INTERVAL", 3)
     step, model = fp16_step(scale=HUGE)
-    options, clip = step.optimizer.options, step.clip
+    options, clip = step.optimizer.families[0].options[0], step.clip
     assert isinstance(options, AdamW)
     assert isinstance(clip, float)
     plain = build_model(config_of("norm=rmsnorm"), VOCAB)
@@ -61,11 +61,11 @@ def test_fp16_equals_a_plain_loop_with_grad_scaler(monkeypatch: pytest.MonkeyPat
     generator, scales, skipped = torch.Generator().manual_seed(0), [], 0
     for number in range(STEPS):
         tokens, targets = (x[0] for x in cyclic_batch(generator, 1))
-        hyperparameters = hyperparameters_at(options, STEPS, number)
+        hyperparameters = [hyperparameters_at(options, STEPS, number)]
         output = step(tokens, targets, hyperparameters, measured=number % 5 == 0)
 
         for settings in adamw.param_groups:
-            settings["lr"] = hyperparameters.lr
+            settings["lr"] = hyperparameters[0].lr
         with torch.autocast("cpu", torch.float16):
             logits = plain(tokens)
         loss = F.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
@@ -100,7 +100,7 @@ def test_an_overflow_makes_no_update(overrides: list[str]) -> None:
     step, model = fp16_step(*overrides, scale=2.0**40)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     tokens, targets = (x[0] for x in cyclic_batch(torch.Generator().manual_seed(0), 1))
-    output = step(tokens, targets, hyperparameters_at(step.optimizer.options, STEPS, 9))
+    output = step(tokens, targets, [hyperparameters_at(step.optimizer.families[0].options[0], STEPS, 9)])
     assert (output.scalars[2:].tolist(), step.optimizer.count.item()) == ([0, 1], 0)  # the clip factor, and alive
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
     assert not any(moment.any() for kind in step.optimizer.moments.values() for moment in kind.values())
@@ -116,7 +116,9 @@ def test_what_ends_a_run_in_fp16(fault: str) -> None:
     else:
         model.embed.tokens.weight.register_hook(lambda gradient: gradient * math.inf)
     alive = [
-        bool(step(tokens, targets, hyperparameters_at(step.optimizer.options, STEPS, number)).scalars[3])
+        bool(
+            step(tokens, targets, [hyperparameters_at(step.optimizer.families[0].options[0], STEPS, number)]).scalars[3]
+        )
         for number in range(3)
     ]
     assert alive == ([False] * 3 if fault == "loss" else [True, False, False])
@@ -143,9 +145,11 @@ def test_adam_statistics_count_the_updates_and_not_the_steps() -> None:
         for number in range(overflows + 3):
             assert step.loss_scale is not None
             step.loss_scale.scale.fill_(2.0**40 if number < overflows else 1024.0)
-            step(tokens, targets, hyperparameters_at(step.optimizer.options, STEPS, 9))
+            step(tokens, targets, [hyperparameters_at(step.optimizer.families[0].options[0], STEPS, 9)])
         names = frozenset({"adam_rms", "adam_eps_frac"})
-        measure = ExtendedPass(step.runner, names, tokens, targets, step.optimizer, [step.optimizer.options])
+        measure = ExtendedPass(
+            step.runner, names, tokens, targets, step.optimizer, [step.optimizer.families[0].options[0]]
+        )
         found.append(measure(overflows + 3).values)
         assert step.optimizer.count == 3
         assert all(p.isfinite().all() for p in model.parameters())

@@ -1,9 +1,9 @@
 """One architecture of transformers, and how its weights are combined from those of our model.
 
 A row sets aside what has nothing to do with norms and is not in our model, in its `config` or `patch`: other
-activations, grouped keys and values, attention windows, ALiBi, fixed sinusoids, rotation of a part of a head, caps and
-factors on the logits, all but one of many experts. It folds into the weights a factor on the embeddings, a factor that
-is missing under the softmax, and the order of the channels that rotate together.
+activations, grouped keys and values, attention windows, ALiBi, fixed sinusoids, caps and factors on the logits, all but
+one of many experts. It folds into the weights a factor on the embeddings, a factor that is missing under the softmax,
+and the order of the channels that rotate together.
 """
 
 from collections.abc import Callable, Mapping
@@ -142,8 +142,7 @@ NEIGHBOURS_ATTN = LLAMA_ATTN | {
 }
 # Each head's query, and a gate on its output, which is a half where its weights are zero.
 QWEN_GATED_ATTN = {
-    "self_attn.q_proj": Combined(lambda q: by_head().combine(q, torch.zeros_like(q)), ("attn.q",)),
-    "self_attn.o_proj": times(2, "attn.out"),
+    "self_attn.q_proj": by_head("attn.q", "attn.gate"),
 }
 UNGATED = {"mlp.up_proj": "mlp.up", "mlp.down_proj": "mlp.down"}
 GATED = UNGATED | {"mlp.gate_proj": "mlp.gate"}
@@ -180,6 +179,7 @@ FAIRSEQ_POST = {"self_attn_layer_norm": RES_ATTN, "final_layer_norm": RES_MLP}
 
 LLAMA = "model=llama_nano"
 ROTARY_GELU = "model=llama_nano model.mlp=gelu"
+ROTARY_RELU2 = "model=llama_nano model.mlp=relu2"
 GPT2 = "model=gpt2_nano"
 NO_POSITIONS = ("embed.positions.weight",)
 FULL_ATTENTION = {"layer_types": ["full_attention"] * DEPTH}

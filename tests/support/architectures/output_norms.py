@@ -77,9 +77,9 @@ OUTPUT_NORMS = [
     Architecture(
         name="Gemma 2",
         transformers_class="Gemma2ForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_gemma placement=peri",
-        config=GEMMA,
-        model_weights=GEMMA_ENDS,
+        overrides=f"{LLAMA} norm=rmsnorm_gemma placement=peri model.embed_scale={WIDTH**0.5} model.logit_softcap=3",
+        config=GEMMA | {"final_logit_softcapping": 3.0},
+        model_weights=LLAMA_ENDS,
         block_weights=LLAMA_ATTN | GATED | GEMMA_PERI,
     ),
     Architecture(

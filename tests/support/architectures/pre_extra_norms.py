@@ -27,6 +27,8 @@ from support.architectures.architecture import (
     QKV,
     QWEN_GATED_ATTN,
     ROTARY_GELU,
+    ROTARY_RELU2,
+    ROTATION,
     TANH,
     UNGATED,
     Architecture,
@@ -49,11 +51,11 @@ PRE_EXTRA_NORMS = [
         zero_in_transformers=("encoder_attn",),
     ),
     Architecture(
-        # Its norm on queries and keys is after the rotation: without a gain it is the same before.
         name="nanochat",
         transformers_class="NanoChatForCausalLM",
-        overrides=f"{ROTARY_GELU} norm=rmsnorm_simple placement=pre placement.embedding_norm=true model.qk_norm=head",
-        config=TANH | {"final_logit_softcapping": None},
+        overrides=f"{ROTARY_RELU2} norm=rmsnorm_simple placement=pre placement.embedding_norm=true model.qk_norm=head "
+        "model.qk_norm_after_rope=true model.logit_softcap=15",
+        config={"final_logit_softcapping": 15.0},
         model_weights={"model.embed_tokens": "embed.tokens", "lm_head": "head"},
         block_weights=LLAMA_ATTN
         | {
@@ -93,6 +95,17 @@ PRE_EXTRA_NORMS = [
         block_weights=LLAMA_ATTN | GATED | LLAMA_PRE | LLAMA_QK,
     ),
     Architecture(
+        name="HunYuan",
+        transformers_class="HunYuanDenseV1ForCausalLM",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=head model.qk_norm_after_rope=true",
+        config={"head_dim": HEAD_WIDTH, "rope_parameters": ROTATION},
+        model_weights=LLAMA_ENDS,
+        block_weights=LLAMA_ATTN
+        | GATED
+        | LLAMA_PRE
+        | {"self_attn.query_layernorm": Q_NORM, "self_attn.key_layernorm": K_NORM},
+    ),
+    Architecture(
         name="GLM-4.5, its dense layers",
         transformers_class="Glm4MoeForCausalLM",
         overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre model.qk_norm=head",
@@ -108,7 +121,7 @@ PRE_EXTRA_NORMS = [
     Architecture(
         name="Qwen3-Next",
         transformers_class="Qwen3NextForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_qwen3_next placement=pre model.qk_norm=head",
+        overrides=f"{LLAMA} norm=rmsnorm_qwen3_next placement=pre model.qk_norm=head model.attn_gate=channel",
         config=FULL_ATTENTION | {"head_dim": HEAD_WIDTH, "mlp_only_layers": list(range(DEPTH))},
         model_weights=LLAMA_ENDS,
         block_weights=LLAMA_ATTN | GATED | LLAMA_PRE | LLAMA_QK | QWEN_GATED_ATTN,

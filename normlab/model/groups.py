@@ -1,0 +1,141 @@
+"""The group of each parameter, by which it has its learning rate, weight decay and update (`config.optim.GROUPS`)."""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+
+from normlab.config.optim import GROUPS, GroupOptions
+from normlab.config.schema import RunConfig
+from normlab.errors import ConfigError
+from normlab.model.gpt import GPT
+from normlab.model.init import standard_deviation
+from normlab.stats.instrument import InstrumentedNorm, instrument
+
+
+def groups_of(model: nn.Module) -> dict[str, str]:
+    """Return the group of each parameter of a GPT by the parameter's name, in the order of the model."""
+    of_norms: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, InstrumentedNorm):
+            gains = f"gains.{_place_of(name, model)}"
+            for leaf, parameter in module.named_parameters():
+                groups = {0: "scalars", 1: "biases" if leaf.endswith("bias") else gains}
+                of_norms[f"{name}.{leaf}"] = groups.get(parameter.dim(), "norm_matrices")
+    return {name: of_norms.get(name) or _group_outside_norms(name, p.dim()) for name, p in model.named_parameters()}
+
+
+def _place_of(norm: str, model: nn.Module) -> str:
+    """Return where the norm of a module name is: input, output, qk or final."""
+    owner, _, leaf = norm.rpartition(".")
+    if norm.startswith("head."):
+        return "final"
+    if leaf in ("q", "k", "v"):
+        return "qk"
+    return "output" if leaf in ("out", "res", *getattr(model.get_submodule(owner), "output_norms", ())) else "input"
+
+
+def _group_outside_norms(name: str, dim: int) -> str:
+    segment, _, leaf = name.partition(".")
+    if dim >= 2:
+        return {"embed": "embed", "head": "head"}.get(segment, "matrices")
+    return "biases" if leaf.endswith("bias") else "scalars"
+
+
+_groups: dict[str, set[str]] = {}
+"""The groups that a model has, by its options."""
+
+
+def check_groups(config: RunConfig) -> None:
+    """Check that each group with options of its own has a parameter in the model of a validated config.
+
+    Raises:
+        ConfigError: The message names the group, and what the model lacks.
+    """
+    structure = repr((config.norm, config.placement, config.model))
+    if structure not in _groups:  # a grid has the same structures again and again
+        with torch.device("meta"):
+            model = GPT(config.model, config.placement, lambda width: instrument(config.norm.build(width)), 1)
+        _groups[structure] = set(groups_of(model).values())
+    for group in GROUPS.keys() - _groups[structure]:
+        if config.optim.groups.of(group) != GroupOptions():
+            raise ConfigError(f"optim.groups.{group}: the model has no {GROUPS[group]}; leave it out")
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterRow:
+    """How a parameter is updated, or equal ones of several blocks."""
+
+    parameter: str
+    """Its name; `blocks.0-5.` for those of several blocks."""
+    group: str
+    shape: tuple[int, ...]
+    lr: float
+    """Peak learning rate."""
+    decay: float
+    """Strength of the weight decay."""
+    eps: float | None
+    """That of Adam; None for another update."""
+    update: str
+    init: str
+    """The standard deviation or the value of its initial numbers."""
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """The row of a table; an unknown number of tokens is V."""
+        shape = " x ".join(str(size or "V") for size in self.shape) or "number"
+        eps = "" if self.eps is None else f"{self.eps:.3g}"
+        numbers = {"lr": f"{self.lr:g}", "decay": f"{self.decay:g}", "eps": eps}
+        return {"parameter": self.parameter, "group": self.group, "shape": shape} | numbers | {
+            "update": self.update, "init": self.init,
+        }  # fmt: skip
+
+
+def parameter_rows(config: RunConfig, model: nn.Module) -> list[ParameterRow]:
+    """Return one row for each parameter of a run's initial model; equal ones of several blocks share one."""
+    return [_merged(list(rows)) for _, rows in groupby(_sorted_rows(config, model), key=_without_block)]
+
+
+def _sorted_rows(config: RunConfig, model: nn.Module) -> Iterator[ParameterRow]:
+    """Yield a row for each parameter, those of one name in successive blocks one after the other."""
+    groups = groups_of(model)
+    parameters = dict(model.named_parameters())
+    places = {name: index for index, name in enumerate(dict.fromkeys(_block(name)[1] for name in parameters))}
+    for name in sorted(parameters, key=lambda name: (places[_block(name)[1]], _block(name)[0])):
+        own = config.optim.of_group(groups[name], config.model.factors_of(groups[name]))
+        shape = tuple(parameters[name].shape)
+        sizes = config.model.depth, config.model.width, config.model.width_ratio
+        std = standard_deviation(config.init_rule, name, shape, *sizes)
+        eps = getattr(own, "eps", None)
+        init = _init(std, parameters[name])
+        yield ParameterRow(name, groups[name], shape, own.lr, own.weight_decay, eps, own.name, init)
+
+
+def _block(name: str) -> tuple[int, str]:
+    """Return the number of a parameter's block, -1 outside the blocks, and its name without that number."""
+    match = re.fullmatch(r"blocks\.(\d+)\.(.*)", name)
+    return (int(match[1]), f"blocks.{match[2]}") if match else (-1, name)
+
+
+def _without_block(row: ParameterRow) -> ParameterRow:
+    return replace(row, parameter=_block(row.parameter)[1])
+
+
+def _merged(rows: list[ParameterRow]) -> ParameterRow:
+    first, last = (_block(row.parameter)[0] for row in (rows[0], rows[-1]))
+    if first == last:
+        return rows[0]
+    return replace(rows[0], parameter=_without_block(rows[0]).parameter.replace("blocks.", f"blocks.{first}-{last}."))
+
+
+def _init(std: float | None, values: Tensor) -> str:
+    if std is not None:
+        return f"normal, sd {std:.4g}"
+    lowest, highest = values.min().item(), values.max().item()
+    if lowest == highest:
+        return f"{lowest:g}"
+    return f"drawn, rms about {math.sqrt(values.square().mean().item()):.1g}"

@@ -1,0 +1,73 @@
+"""Do Derf and DyT lose more against RMSNorm under Muon than under AdamW?"""
+
+from normlab.studies.base import NANO, AtLeast, AtMost, Claim, Grid, Picture, Study, register_study
+from normlab.studies.estimators import Share, difference, interaction
+
+GRID = f"{NANO} placement=pre model.depth=4"
+ADAMW, MUON = "optim=adamw optim.lr=3e-4,1e-3,3e-3,1e-2,3e-2", "optim=muon optim.lr=3e-4,1e-3,3e-3,1e-2,3e-2"
+SOURCE, THIS = "arXiv:2604.01563", "this project"
+NORMS = {
+    "derf": "norm=derf,norm.alpha=0.5", "derf_3": "norm=derf,norm.alpha=0.3", "dyt": "norm=dyt,norm.alpha=0.5",
+    "dyt_3": "norm=dyt,norm.alpha=0.3", "rmsnorm": "norm=rmsnorm",
+}  # fmt: skip
+
+
+def arm(norm: str, optimizer: str) -> str:
+    return f"{NORMS[norm]},optim={optimizer}"
+
+
+def gap(norm: str) -> tuple[str, str, str, str]:
+    """Return the arms of the gap under Muon minus that under AdamW."""
+    return arm(norm, "muon"), arm("rmsnorm", "muon"), arm(norm, "adamw"), arm("rmsnorm", "adamw")
+
+
+def grids(name: str, optimizer: str) -> list[Grid]:
+    return [
+        Grid(f"{name}_bounded", f"{GRID} norm=derf,dyt norm.alpha=0.3,0.5 {optimizer}"),
+        Grid(f"{name}_rmsnorm", f"{GRID} norm=rmsnorm {optimizer}"),
+    ]
+
+
+register_study(
+    Study(
+        name="optimizer_gap",
+        question="Do Derf and DyT lose more against RMSNorm under Muon than under AdamW?",
+        background=(
+            "At 1B parameters and 1,000 steps the gap of Derf to RMSNorm is reported to grow from 0.31 nats/token "
+            "under AdamW to 0.97 under Muon, that of DyT not, and an initial alpha of 0.3 to recover most of it "
+            "(arXiv:2604.01563). Muon is used for the matrices of attention and MLP, with a factor that gives its "
+            "updates the size of AdamW's, and AdamW with the same learning rate for the other parameters."
+        ),
+        limits=(
+            "Depth 4, 300 steps (77 thousand tokens), five learning rates from 3e-4 to 3e-2 for each norm and "
+            "optimiser. A gap that appears in larger models or in longer training is not seen here."
+        ),
+        grids=[*grids("adamw", ADAMW), *grids("muon", MUON)],
+        claims=[
+            Claim(
+                "derf", "The gap of Derf to RMSNorm is larger under Muon than under AdamW.",
+                interaction(*gap("derf")), AtLeast(0.0), SOURCE, effect=0.1,
+            ),
+            Claim(
+                "dyt", "The gap of DyT to RMSNorm grows by less than 0.05 nats/token under Muon.",
+                interaction(*gap("dyt")), AtMost(0.05), SOURCE, effect=0.0,
+            ),
+            Claim(
+                "alpha", "Under Muon Derf with an initial alpha of 0.3 has a lower loss than with 0.5.",
+                difference(arm("derf_3", "muon"), arm("derf", "muon")), AtMost(0.0), SOURCE, effect=-0.05,
+            ),
+            Claim(
+                "alpha_of_dyt", "Under Muon DyT with an initial alpha of 0.3 has a lower loss than with 0.5.",
+                difference(arm("dyt_3", "muon"), arm("dyt", "muon")), AtMost(0.0), THIS, effect=-0.05,
+            ),
+            Claim(
+                "muon", "With RMSNorm Muon has a lower loss than AdamW after 300 steps.",
+                difference(arm("rmsnorm", "muon"), arm("rmsnorm", "adamw")), AtMost(0.0), THIS, effect=-0.05,
+            ),
+        ],
+        controls=[
+            Claim("trains", "RMSNorm learns under Muon.", Share(arm("rmsnorm", "muon"), lr="every"), AtMost(0.5)),
+        ],
+        pictures=[Picture("lr", {"color": "norm", "panel": ["optim"]}, by=["norm", "optim", "norm.alpha"])],
+    )
+)  # fmt: skip

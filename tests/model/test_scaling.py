@@ -1,0 +1,83 @@
+"""Depth and width transfer: the model against one with scaled weights, and the factors of every group."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from normlab.config.compose import compose_run
+from normlab.errors import ConfigError
+from normlab.model.groups import parameter_rows
+from normlab.model.init import build_model
+
+SMALL = ("model=gpt2_nano", "model.width=16", "model.heads=2", "model.tie_embeddings=false", "norm=layernorm")
+HEAD_WIDTH = 8
+
+
+@pytest.mark.parametrize("rule", ["mup", "completep"])
+def test_model_equals_one_whose_weights_have_the_factors(rule: str) -> None:
+    base = ("model.base_width=4", *(["model.base_depth=3"] if rule == "completep" else []))
+    scaled = build_model(
+        compose_run([*SMALL, "model.depth=6", f"model.scaling={rule}", *base, "init=gpt2"]), 20
+    ).double()
+    with torch.no_grad():
+        for p in scaled.parameters():
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64), alpha=0.2)
+    plain = build_model(compose_run([*SMALL, "model.depth=6", "init=gpt2"]), 20).double()
+    weights = copy.deepcopy(scaled.state_dict())
+    for name, weight in weights.items():
+        if ".attn.q." in name:
+            weight *= 1 / HEAD_WIDTH / (1 / math.sqrt(HEAD_WIDTH))
+        elif rule == "completep" and (".attn.out." in name or ".mlp.down." in name):
+            weight /= 6 / 3
+        elif name == "head.weight":
+            weight /= 16 / 4
+    plain.load_state_dict(weights)
+    tokens = torch.arange(14).view(2, 7)
+    torch.testing.assert_close(scaled(tokens), plain(tokens), atol=1e-12, rtol=1e-12)
+
+
+EMBED, GAIN, FINAL, MATRIX, BIAS = (
+    "embed.tokens.weight", "blocks.0-5.wiring.attn.norms.in.affine.gain", "head.close.affine.gain",
+    "blocks.0-5.mlp.up.weight", "blocks.0-5.mlp.up.bias",
+)  # fmt: skip
+# What `configure_optimizers` and `__init__` of EleutherAI/nanoGPT-mup at 3904404 give for a width of 4 and a depth of 2
+# times the base: learning rate, decay, eps and initial standard deviation, with lr=0.01, wd=0.1, eps=1e-8, std=0.02.
+EXPECTED = {
+    "mup": {
+        EMBED: (0.01, 0.1, 2.5e-9, 0.02), GAIN: (0.01, 0, 2.5e-9, None), FINAL: (0.01, 0, 2.5e-9, None),
+        MATRIX: (0.0025, 0.1, 2.5e-9, 0.01), BIAS: (0.01, 0, 2.5e-9, None),
+    },
+    "completep": {
+        EMBED: (0.01, 0.1, 2.5e-9, 0.02), GAIN: (0.01, 0, 1.25e-9, None), FINAL: (0.01, 0, 2.5e-9, None),
+        MATRIX: (0.0025, 0.4, 1.25e-9, 0.01), BIAS: (0.01, 0, 1.25e-9, None),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", EXPECTED)
+def test_factors_are_those_of_the_public_code(rule: str) -> None:
+    base = ("model.base_width=4", *(["model.base_depth=3"] if rule == "completep" else []))
+    config = compose_run([*SMALL, "model.depth=6", f"model.scaling={rule}", *base, "optim.lr=0.01"])
+    rows = {row.parameter: row for row in parameter_rows(config, build_model(config, 20))}
+    for name, (lr, decay, eps, sd) in EXPECTED[rule].items():
+        row = rows[name]
+        assert (row.lr, row.decay, row.eps) == pytest.approx((lr, decay, eps), rel=1e-12)
+        if sd is not None:
+            assert row.init == f"normal, sd {sd:g}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["placement=post"], "placement=post has norms or factors on its sums"),
+        (["placement=peri"], "placement=peri has norms or factors on its sums"),
+        (["optim=muon"], "its learning rates are those of optim=adamw"),
+        (["init=xavier"], "scales the init rule itself"),
+        (["model.base_depth=2"], "model.base_depth=2"),
+    ],
+)
+def test_what_the_rule_was_not_derived_for_is_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        compose_run([*SMALL, "model.scaling=mup", *overrides])

@@ -1,0 +1,89 @@
+"""The group of every parameter, and what is printed of it against what the update uses."""
+
+import pytest
+
+from normlab.config.compose import compose_grid, compose_run
+from normlab.config.optim import GROUPS
+from normlab.config.schema import RunConfig
+from normlab.errors import ConfigError
+from normlab.model.groups import groups_of, parameter_rows
+from normlab.model.init import build_model
+from normlab.norms.base import NORMS
+from normlab.placements.base import PLACEMENTS, load_all
+from normlab.training.optim import families
+
+load_all()
+NANO = ("model=gpt2_nano", "model.depth=3")
+
+
+def composed(*overrides: str) -> RunConfig:
+    try:
+        return compose_run([*NANO, *overrides])
+    except ConfigError:  # placements without norms
+        return compose_run([*NANO, *overrides, "norm=none"])
+
+
+CASES = [
+    *(f"norm={name}" for name in NORMS),
+    *(f"placement={name}" for name in PLACEMENTS),
+    "model.qk_norm=head", "model.tie_embeddings=false", "model=llama_nano",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_parameter_is_in_one_group_and_in_one_family(case: str) -> None:
+    config = composed(case, "optim.groups.matrices.lr=0.3", "optim.groups.embed.decay=0.2")
+    groups = groups_of(model := build_model(config, 20))
+    assert list(groups) == [name for name, _ in model.named_parameters()]
+    assert set(groups.values()) <= set(GROUPS)
+    made = families([config.optim], groups)
+    names = [name for family in made for name in family.names]
+    assert sorted(names) == sorted(groups)
+    # What is printed is what the update uses.
+    printed = {}
+    for row in parameter_rows(config, model):
+        first, _, last = row.parameter.partition(".")[2].partition(".")[0].partition("-")
+        blocks = range(int(first), int(last) + 1) if last else ()
+        for name in [row.parameter.replace(f"{first}-{last}", str(block)) for block in blocks] or [row.parameter]:
+            printed[name] = row.lr, row.decay
+    used = {}
+    for family in made:
+        (options,) = family.options
+        used |= dict.fromkeys(family.decayed, (options.lr, options.weight_decay))
+        used |= dict.fromkeys(family.undecayed, (options.lr, 0.0))
+    assert printed == used
+
+
+EXPECTED = {
+    "placement=pre": {"wiring.attn.norms.in.affine.gain": "gains.input", "attn.q.bias": "biases"},
+    "placement=post": {"wiring.mlp.norms.res.affine.gain": "gains.output", "mlp.down.weight": "matrices"},
+    "placement=peri": {"wiring.attn.norms.out.affine.gain": "gains.output"},
+    "placement=b2t": {"wiring.attn_norm.affine.gain": "gains.output"},
+    "placement=parallel": {"wiring.norm.affine.gain": "gains.input"},
+    "placement=resi_dual": {"wiring.mlp.norm.affine.gain": "gains.output"},
+    "placement=hybridnorm": {"attn.norms.v.affine.gain": "gains.qk"},
+    "placement=layerscale": {"wiring.attn.scale": "scalars"},
+    "placement=normformer": {"attn.head_scale": "scalars", "mlp.norm.affine.gain": "gains.input"},
+    "placement=x0_lambdas": {"wiring.r": "scalars"},
+    "model.qk_norm=head": {"attn.qk_norms.k.affine.gain": "gains.qk"},
+    "norm=dyt": {"wiring.attn.norms.in.alpha": "scalars", "wiring.attn.norms.in.affine.bias": "biases"},
+    "norm=gatednorm": {"wiring.attn.norms.in.down": "norm_matrices"},
+    "norm=scalenorm": {"wiring.attn.norms.in.radius": "scalars"},
+}
+
+
+@pytest.mark.parametrize("case", EXPECTED)
+def test_groups_of_named_parameters(case: str) -> None:
+    groups = groups_of(build_model(composed(case), 20))
+    found = {name: groups[f"blocks.2.{name}"] for name in EXPECTED[case]}
+    assert found == EXPECTED[case]
+    assert groups["embed.tokens.weight"] == groups["embed.positions.weight"] == "embed"
+    assert {group for name, group in groups.items() if name.startswith("head.close") and name.endswith("gain")} <= {
+        "gains.final"
+    }
+
+
+@pytest.mark.parametrize("group", ["head.lr=2", "gains.output.decay=0", "norm_matrices.lr=0"])
+def test_options_of_a_group_without_parameters_are_rejected(group: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^optim\.groups\.{group.rpartition('.')[0]}: the model has no "):
+        compose_grid([*NANO, f"optim.groups.{group}", "seed=0,1"])

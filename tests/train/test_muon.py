@@ -1,0 +1,169 @@
+"""Optimisers of matrices against torch.optim.Muon and pytorch_optimizer; alone and in packs; what no update changes."""
+
+import copy
+from functools import partial
+from typing import Any
+
+import pytest
+import pytorch_optimizer
+import torch
+from pytorch_optimizer.optimizer.muon import normuon
+from torch import Tensor
+
+from normlab.config.optim import AdamW, Hyperball, Muon, NorMuon, Orthogonal
+from normlab.model.stack import Stack
+from normlab.training.optim import Optimizer, coefficients_of, families, hyperparameters_at
+
+STEPS = 50
+SHAPES = {
+    "blocks.0.attn.q.weight": (8, 8), "blocks.0.attn.k.weight": (8, 8), "blocks.0.attn.v.weight": (8, 8),
+    "blocks.1.attn.q.weight": (8, 8), "blocks.1.attn.k.weight": (8, 8), "blocks.1.attn.v.weight": (8, 8),
+    "up": (20, 8), "down": (8, 20), "embed": (30, 8), "gain": (8,),
+}  # fmt: skip
+GROUPS = {name: {"embed": "embed", "gain": "gains.input"}.get(name, "matrices") for name in SHAPES}
+HIDDEN = [name for name, group in GROUPS.items() if group == "matrices"]
+COMMON: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "schedule": "constant", "warmup_steps": 0}
+OPTIONS = {
+    "muon": Muon(**COMMON),
+    "shape": Muon(**COMMON, scale="shape", momentum=0.8, nesterov=False, ns_steps=3),
+    "convergent": Muon(**COMMON, polynomial="convergent", ns_steps=12),
+    "normuon": NorMuon(**COMMON, scale="shape", row_decay=0.9),
+    "hyperball": Hyperball(**COMMON),
+    "together": Muon(**COMMON, qkv="together"),
+}
+with_options = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the other implementations compute in float64, not in bfloat16."""
+    monkeypatch.setattr(Tensor, "bfloat16", lambda self: self.clone())
+    in_float64 = partial(normuon.zero_power_via_newton_schulz_5, dtype=torch.float64)
+    monkeypatch.setattr(normuon, "zero_power_via_newton_schulz_5", in_float64)
+
+
+def drawn(seed: int, *lead: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {n: torch.randn((*lead, *s), generator=generator, dtype=torch.float64) for n, s in SHAPES.items()}
+
+
+def updated(options: Orthogonal, *, steps: int = STEPS) -> dict[str, Tensor]:
+    """Return the parameters of a single run after some updates."""
+    params = drawn(0)
+    optimizer = Optimizer([options], params, GROUPS)
+    for step in range(steps):
+        own = [hyperparameters_at(family.options[0], steps, step) for family in optimizer.families]
+        optimizer.update(params, drawn(1 + step), own, torch.tensor(True))
+    return params
+
+
+def updated_by(others: list[torch.optim.Optimizer], params: dict[str, Tensor]) -> dict[str, Tensor]:
+    for step in range(STEPS):
+        for (name, p), grad in zip(params.items(), drawn(1 + step).values(), strict=True):
+            assert p.shape == SHAPES[name]
+            p.grad = grad
+        for other in others:
+            other.step()
+    return {name: p.detach() for name, p in params.items()}
+
+
+def adamw(options: Orthogonal, params: dict[str, Tensor]) -> torch.optim.Optimizer:
+    groups = [
+        {"params": [params["embed"]], "weight_decay": options.weight_decay},
+        {"params": [params["gain"]], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=options.lr, betas=(options.beta1, options.beta2), eps=options.eps)
+
+
+@pytest.mark.parametrize("name", ["muon", "shape", "convergent"])
+def test_muon_equals_torch(name: str) -> None:
+    options = OPTIONS[name]
+    params = {name: p.requires_grad_() for name, p in drawn(0).items()}
+    other = torch.optim.Muon(
+        [params[name] for name in HIDDEN], lr=options.lr, weight_decay=options.weight_decay,
+        momentum=options.momentum, nesterov=options.nesterov, ns_steps=options.ns_steps,
+        ns_coefficients={"fast": (3.4445, -4.7750, 2.0315), "convergent": (2.0, -1.5, 0.5)}[options.polynomial],
+        adjust_lr_fn={"rms": "match_rms_adamw", "shape": "original"}[options.scale],
+    )  # fmt: skip
+    expected, found = updated_by([other, adamw(options, params)], params), updated(options)
+    for name, p in found.items():
+        torch.testing.assert_close(p, expected[name], atol=1e-12, rtol=1e-11)
+
+
+def test_normuon_equals_pytorch_optimizer() -> None:
+    options = OPTIONS["normuon"]
+    assert isinstance(options, NorMuon)
+    params = {name: p.requires_grad_() for name, p in drawn(0).items()}
+    other = pytorch_optimizer.NorMuon(
+        [{"params": [params[name] for name in HIDDEN], "use_muon": True}], lr=options.lr, momentum=options.momentum,
+        beta2=options.row_decay, weight_decay=options.weight_decay, foreach=False,
+    )  # fmt: skip
+    expected, found = updated_by([other, adamw(options, params)], params), updated(options)
+    for name, p in found.items():
+        torch.testing.assert_close(p, expected[name], atol=1e-12, rtol=1e-11)
+
+
+def test_hyperball_turns_muons_direction_on_the_sphere() -> None:
+    options = OPTIONS["hyperball"]
+    start, found = drawn(0), updated(options, steps=1)
+    for name in HIDDEN:
+        moved = start[name].clone().requires_grad_()
+        moved.grad = drawn(1)[name]
+        torch.optim.Muon([moved], lr=1.0, weight_decay=0.0, momentum=options.momentum).step()
+        direction, radius = start[name] - moved.detach(), start[name].norm()
+        new = start[name] - options.lr * radius * direction / direction.norm()
+        torch.testing.assert_close(found[name], radius * new / new.norm(), atol=1e-12, rtol=1e-12)
+    for name, p in updated(options).items():
+        if name in HIDDEN:
+            torch.testing.assert_close(p.norm(), start[name].norm(), atol=1e-12, rtol=1e-12)
+
+
+def test_together_q_k_and_v_are_one_matrix() -> None:
+    options = OPTIONS["together"]
+    start, grads, found = drawn(0), drawn(1), updated(options, steps=1)
+    names = [f"blocks.1.attn.{leaf}.weight" for leaf in "qkv"]
+    joint = torch.cat([start[name] for name in names]).requires_grad_()
+    joint.grad = torch.cat([grads[name] for name in names])
+    torch.optim.Muon([joint], lr=options.lr, momentum=options.momentum, adjust_lr_fn="match_rms_adamw").step()
+    for name, expected in zip(names, joint.detach().chunk(3), strict=True):
+        torch.testing.assert_close(found[name], expected, atol=1e-12, rtol=1e-12)
+        assert not torch.allclose(found[name], updated(OPTIONS["muon"], steps=1)[name])
+
+
+@with_options
+def test_stacked_runs_equal_single_ones_and_a_skipped_one_keeps_its_bits(options: Orthogonal) -> None:
+    runs = [copy.deepcopy(options) for _ in range(3)]
+    for number, run in enumerate(runs):
+        run.lr, run.weight_decay, run.momentum = options.lr * (1 + number), 0.1 * number, 0.9 - 0.1 * number
+    made = families(runs, GROUPS)
+    order = [name for family in made for name in family.names]
+    start = drawn(0, 3)
+    stacked = Stack(start, transposed=["up", "down"], order=order)
+    together = Optimizer(runs, stacked, GROUPS)
+    single = [{name: p[r].clone() for name, p in start.items()} for r in range(3)]
+    alone = [Optimizer([run], single[r], GROUPS) for r, run in enumerate(runs)]
+    alive = torch.tensor([True, False, True])
+    for step in range(6):
+        grads = {name: g * (1 + torch.arange(3.0)).view(3, *[1] * (g.dim() - 1)) for name, g in drawn(step, 3).items()}
+        grads = {name: torch.where(alive.view(3, *[1] * (g.dim() - 1)), g, torch.nan) for name, g in grads.items()}
+        by_family = [[hyperparameters_at(each, 6, step) for each in family.options] for family in together.families]
+        gathered = Stack(grads, transposed=["up", "down"], order=order)
+        together.update(stacked, gathered, coefficients_of(by_family, step + 1), alive)
+        for r, optimizer in enumerate(alone):
+            own = [hyperparameters_at(family.options[0], 6, step) for family in optimizer.families]
+            optimizer.update(single[r], {name: g[r] for name, g in grads.items()}, own, alive[r])
+    for name, p in stacked.items():
+        assert torch.equal(p[1], start[name][1])
+        for r in range(3):
+            torch.testing.assert_close(p[r], single[r][name], atol=1e-12, rtol=1e-12)
+
+
+def test_the_groups_that_are_not_matrices_have_adamw() -> None:
+    options = Muon(lr=0.1, beta2=0.9, eps=1e-5, weight_decay=0.3)
+    own = options.of_group("embed")
+    assert type(own) is AdamW
+    assert (own.name, own.lr, own.beta2, own.eps, own.weight_decay) == ("adamw", 0.1, 0.9, 1e-5, 0.3)
+    optimizer = Optimizer([options], drawn(0), GROUPS)
+    assert {kind: sorted(tensors) for kind, tensors in optimizer.moments.items()} == {
+        "momentum": sorted(HIDDEN), "mean": ["embed", "gain"], "square": ["embed", "gain"],
+    }  # fmt: skip

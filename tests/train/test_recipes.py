@@ -1,0 +1,69 @@
+"""Recipes of conf/recipe against what the public code that they are from gives its optimisers and its init.
+
+`scripts/prove/record_recipes.py` has run that code and written recipes.json, which names the commits.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normlab.config.compose import compose_run
+from normlab.errors import ConfigError
+from normlab.model.groups import groups_of
+from normlab.model.init import build_model, standard_deviation
+from normlab.paths import config_dir
+
+RECORDED = json.loads((Path(__file__).parent / "recipes.json").read_text())
+DEPTH, WIDTH, VOCAB = 2, 768, 60
+LEFT_OUT = {"nanochat": set(), "modded_track3": {"proj.bias"}}
+"""Parameters of the public code that our models do not have: the bias of the head."""
+FROZEN = {"nanochat": set(), "modded_track3": {"attn.qk_norms.q.affine.gain", "attn.qk_norms.k.affine.gain"}}
+"""Parameters of our models that the public code does not have. They start at 1, and stay there."""
+
+
+@pytest.mark.parametrize("recipe", RECORDED)
+def test_a_recipe_trains_each_parameter_as_its_source(recipe: str) -> None:
+    sizes = [f"model.depth={DEPTH}", f"model.width={WIDTH}", "model.heads=6", "model.context=8"]
+    config = compose_run([f"recipe={recipe}", *sizes])
+    model = build_model(config, VOCAB)
+    theirs = RECORDED[recipe]["parameters"]
+    groups, parameters = groups_of(model), dict(model.named_parameters())
+    frozen = {name for name in parameters if name.endswith(tuple(FROZEN[recipe]))}
+    assert parameters.keys() - frozen == theirs.keys() - LEFT_OUT[recipe]
+    for name in frozen:
+        assert config.optim.of_group(groups[name]).lr == 0
+        assert parameters[name].eq(1).all()
+    for name in parameters.keys() - frozen:
+        row, own, p = theirs[name], config.optim.of_group(groups[name]), parameters[name].detach()
+        ours: dict[str, Any] = {
+            "shape": list(p.shape), "update": own.name, "lr": pytest.approx(own.lr),
+            "decay": pytest.approx(own.weight_decay),
+        }  # fmt: skip
+        if own.name == "adamw":
+            ours |= {"betas": [own.beta1, own.beta2], "eps": own.eps}  # pyright: ignore[reportAttributeAccessIssue]
+        else:
+            ours["momentum"] = own.momentum  # pyright: ignore[reportAttributeAccessIssue]
+        std = standard_deviation(config.init_rule, name, p.shape, DEPTH, WIDTH)
+        # Theirs is that of the drawn numbers.
+        ours["sd"] = pytest.approx(0 if std is None else std, rel=6 / math.sqrt(2 * p.numel()))
+        ours["mean"] = pytest.approx(p.mean().item() if std is None else 0, abs=0.03)
+        assert row == ours, name
+
+
+def test_every_recipe_has_a_source() -> None:
+    assert {path.stem for path in (config_dir() / "recipe").glob("*.yaml")} == set(RECORDED)
+    for name, recorded in RECORDED.items():
+        repository, _, commit = recorded["source"].partition(" at ")
+        text = (config_dir() / "recipe" / f"{name}.yaml").read_text()
+        assert f"{repository} at {commit}" in text
+
+
+def test_options_of_the_command_are_stronger_than_a_recipe() -> None:
+    config = compose_run(["recipe=nanochat", "norm=layernorm", "model=llama_nano", "optim.lr=0.01"])
+    assert (config.norm.name, config.model.width, config.optim.lr) == ("layernorm", 32, 0.01)
+    assert (config.model.mlp, config.optim.name, config.init) == ("relu2", "muon", "nanochat")
+    with pytest.raises(ConfigError, match=r"unknown recipe 'nanogpt'.*choose one of modded_track3, nanochat"):
+        compose_run(["recipe=nanogpt"])

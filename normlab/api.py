@@ -33,11 +33,11 @@ def train(*overrides: str) -> LoadedRun:
     """
     from normlab.config.compose import compose_run
     from normlab.tracking.background import wait_for_followers
-    from normlab.training.machine import check_machine
+    from normlab.training.machine import check_run
     from normlab.training.start import train as train_config
 
     config = compose_run(overrides)
-    check_machine(config)
+    check_run(config)
     try:
         return load(train_config(config).folder.path, trust=True)
     finally:

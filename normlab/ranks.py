@@ -38,6 +38,10 @@ class Ranks:
         if self.count > 1:
             dist.all_reduce(tensor)
 
+    def largest(self, tensor: Tensor) -> Tensor:
+        """Return the maximum over ranks of each number."""
+        return self.merge(tensor, len(tensor))
+
     @torch.no_grad()
     def merge(self, values: Tensor, maxima: int) -> Tensor:
         """Return the maximum over ranks of the first `maxima` values, and the mean of the others."""

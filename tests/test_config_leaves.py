@@ -35,6 +35,11 @@ def losses(config: RunConfig) -> Any:
     return [row["loss"] for row in train(config, trackers=[]).folder.rows().rows if "loss" in row]
 
 
+def ema_losses(config: RunConfig) -> Any:
+    """Return the validation losses of the mean of the weights in a short run."""
+    return [row["loss_ema"] for row in train(config, trackers=[]).folder.rows("eval").rows]
+
+
 def losses_beside_another(config: RunConfig) -> Any:
     """Return the training losses of a short run in whose results folder another run has made two steps."""
     shorter = replace(config.train, steps=2, start_from=None)
@@ -172,6 +177,7 @@ SHARED_OPTIM = {
     "weight_decay": Row("0.1", "1.0", losses),
     "decay": Row("matrices", "all", losses, ("optim.weight_decay=1",)),
     "decay_mode": Row("proportional", "independent", losses, ("optim.weight_decay=0.1",)),
+    "qk_clip": Row("null", "1e-3", losses),
 }
 GROUPS_WITH: dict[str, tuple[str, ...]] = {
     "head": ("model.tie_embeddings=false",),
@@ -190,6 +196,7 @@ ADAM = {"beta1": Row("0.9", "0.5", losses), "beta2": Row("0.95", "0.5", losses),
 ORTHOGONAL = SHARED_OPTIM | ADAM | {
     "momentum": Row("0.95", "0.5", losses), "nesterov": Row("true", "false", losses),
     "ns_steps": Row("5", "2", losses), "qkv": Row("apart", "together", losses),
+    "heads": Row("1", "2", losses, ("optim.qkv=heads",)),
     "polynomial": Row("fast", "convergent", losses),
 }  # fmt: skip
 MUON = ORTHOGONAL | {"scale": Row("rms", "shape", losses)}
@@ -219,6 +226,10 @@ RUN_ROWS: dict[str, Row] = {
     "model.qk_norm_after_rope": Row("false", "true", losses, ("model.qk_norm=head", "model.positions=rope")),
     "model.qk_scale": Row("1", "2", losses, ("model.qk_norm=head",)),
     "model.attn_gate": Row("head", "channel", shapes),
+    "model.attn_softcap": Row("null", "0.001", losses),
+    "model.value_residual": Row("fixed", "learned", shapes, ("model.depth=2",)),
+    "model.value_embed": Row("false", "true", shapes),
+    "model.v_norm": Row("false", "true", shapes),
     "model.embed_scale": Row("1", "3", losses),
     "model.logit_softcap": Row("null", "0.1", losses),
     "model.scaling": Row("mup", "completep", losses),
@@ -232,6 +243,7 @@ RUN_ROWS: dict[str, Row] = {
     "train.checkpoint_every": Row("0", "1", checkpoints),
     "eval.every": Row("0", "2", eval_steps),
     "eval.sequences": Row("2", "4", validation),
+    "eval.ema": Row("0.5", "0.9", ema_losses),
     "tracking.wandb": Row("off", "offline", followers),
     "tracking.project": Row("normlab", "other", wandb_labels),
     "tracking.entity": Row("null", "team", wandb_labels),

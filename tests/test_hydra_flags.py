@@ -122,7 +122,10 @@ def test_cfg_job_of_a_grid_prints_each_run(run_command: Command) -> None:
     assert printed == [("# norm=rmsnorm", "rmsnorm"), ("# norm=none", "none")]
 
 
-def test_cfg_optim_prints_how_each_parameter_is_updated(run_command: Command, tmp_path: Path) -> None:
+def test_cfg_optim_prints_how_each_parameter_is_updated(
+    run_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     before = files_below(tmp_path)
     overrides = ["norm=dyt", "placement=peri", "model.depth=3", "optim.groups.gains.output.lr=0.5", "init=gpt2"]
     code, out, err = run_command("train", *overrides, "optim.groups.scalars.decay=0.2", "--cfg", "optim")

@@ -30,7 +30,7 @@ def figure(
     by: By = None,
     where: Where = None,
     statistic: Statistic = None,
-    at: Annotated[str, Option(metavar="STEP", help="The step of layers: first or last.")] = "last",
+    at: Annotated[str, Option(metavar="STEP", help="The step of layers, or first or last.")] = "last",
     columns: Annotated[int, Option(metavar="1|2", help="Width of the figure in text columns.")] = 2,
     results_dir: ResultsDir = "results",
 ) -> None:
@@ -44,6 +44,9 @@ def figure(
     caption.
 
     Example: normlab figure factor first --x model.depth --color placement -o depth.pdf
+
+    A coordinate check of a rule of transfer: sweep model.width (or model.depth) with model.scaling=none,mup
+    train.steps=10 stats.every=1, then draw layers with --color model.width --panel model.scaling --at 10.
     """
     from normlab.analysis.table import summarize_by
     from normlab.report.figure_data import make_figure

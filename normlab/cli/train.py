@@ -52,10 +52,10 @@ def train(
     if multirun:
         return sweep(overrides, cfg=cfg, config_dir=config_dir, config_name=config_name, results_dir=results_dir)
     from normlab.config.compose import compose_run
-    from normlab.training.machine import check_machine
+    from normlab.training.machine import check_run
 
     config = compose_run(*read_arguments(_with_folder(overrides, results_dir), cfg, config_dir, config_name))
-    check_machine(config)
+    check_run(config)
     return train_one(config)
 
 

@@ -23,7 +23,6 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
-from normlab.config.optim import ParameterGroups
 from normlab.config.override_errors import GROUPS, SECTIONS, explaining_errors, no_such_option, text_options
 from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SweepOptions
@@ -126,10 +125,6 @@ def to_config(cfg: DictConfig, job: Job = ()) -> RunConfig:
         raise ConfigError("--config-name: not a config of a run; start its defaults list with train")
     config.validate()
     config.reject_unused_options()
-    if config.optim.groups != ParameterGroups():
-        from normlab.model.groups import check_groups
-
-        check_groups(config)
     return config
 
 

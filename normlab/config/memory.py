@@ -56,7 +56,7 @@ def estimate(
     """Return lower bounds on the bytes of a run, or of a pack of such runs.
 
     Args:
-        device: cpu or cuda; only a pack on a CPU keeps the attention weights, (R, B, H, T, T).
+        device: cpu or cuda; a pack on a CPU, and attention with a softcap, keep the attention weights, (R, B, H, T, T).
         precision: fp32, tf32, bf16 or fp16; the last two are for autocast, whose values have 2 bytes.
         compiled: Whether the blocks are compiled: compiled code may compute some values again.
     """
@@ -71,7 +71,7 @@ def estimate(
     norms = 2 if has_norms and not compiled else 0
     mlp = (2 if model.mlp == "swiglu" else 1) * (1 if compiled else 2) * model.mlp_width
     layer = tokens * size * ((5 + norms) * model.width + mlp)
-    if runs > 1 and device == "cpu" and not compiled:
+    if (runs > 1 and device == "cpu" and not compiled) or model.attn_softcap is not None:
         layer += sequences * model.heads * model.context**2 * size
     # The copies of the weights in autocast's dtype live as long.
     saved = runs * (model.depth * layer + 8 * sequences * (model.context + 1))
@@ -90,7 +90,7 @@ def estimate(
     sums = weights if config.micro_batches > 1 else 0
     batch = saved + sums + max(forward, backward)
     copies = int(bool(config.stats.names(CORE) & set(NEEDS_PARAMETER_COPY)))
-    state = (2 + copies + (runs > 1)) * weights + moments
+    state = (2 + copies + (runs > 1) + (config.eval.ema is not None)) * weights + moments
     return Estimate(state, batch, max(state, weights + moments + batch))
 
 
@@ -109,7 +109,8 @@ def num_weights(config: RunConfig, vocab_size: int = VOCAB_SIZE, multiple: int =
 def num_embeddings(config: RunConfig, vocab_size: int = VOCAB_SIZE, multiple: int = 1) -> int:
     """Return the number of weights of the embeddings and the head, as `num_weights`."""
     model = config.model
-    matrices = [(1 if model.tie_embeddings else 2, vocab_size), (model.positions == "learned", model.context)]
+    tables = (1 if model.tie_embeddings else 2) + sum(map(model.has_value_embed, range(model.depth)))
+    matrices = [(tables, vocab_size), (model.positions == "learned", model.context)]
     return _padded(matrices, model.width, multiple)
 
 

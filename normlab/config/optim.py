@@ -8,7 +8,7 @@ from normlab.errors import ConfigError, no_effect
 from normlab.options import option
 
 GROUPS = {
-    "embed": "token and position embeddings",
+    "embed": "embeddings of tokens, positions and values",
     "head": "LM head of its own (model.tie_embeddings=false)",
     "matrices": "matrices of the linear layers of attention and MLP",
     "gains.input": "gains of norms on the input of a sub-layer, or inside it",
@@ -96,7 +96,8 @@ class OptimConfig:
     lr: float = option(1e-3, "Peak learning rate, per step.", above=0)
     schedule: str = option(
         "cosine", choices=("cosine", "linear", "constant", "wsd"),
-        help="Schedule after the warm-up: cosine, linear, constant, or wsd (warm-up, stable, decay).",
+        help="Schedule after the warm-up: cosine; linear, to zero with optim.final_lr_fraction=0; constant; or wsd "
+        "(warm-up, stable, decay).",
     )  # fmt: skip
     warmup_steps: int | None = option(
         None, "Steps of linear warm-up to the peak; unless set the smaller of 50 and half of all steps.", at_least=0
@@ -126,6 +127,11 @@ class OptimConfig:
     decay: str = option(
         "matrices", choices=("matrices", "all"),
         help="Parameters with weight decay: matrices and embeddings, or all, with gains and biases.",
+    )  # fmt: skip
+    qk_clip: float | None = option(
+        None, above=0,
+        help="Largest score q k of a head in a step: after the update, the matrices of queries and keys of each head "
+        "above it are scaled down to it (QK-Clip, arXiv:2507.20534); 100 there.",
     )  # fmt: skip
     groups: ParameterGroups = field(default_factory=ParameterGroups)
 
@@ -246,8 +252,22 @@ class Orthogonal(AdamW):
         "0.68 and 1.13; convergent brings them to 1 in 12.",
     )  # fmt: skip
     qkv: str = option(
-        "apart", "Whether the matrices of q, k and v are one matrix for NS.", choices=("apart", "together")
+        "apart", choices=("apart", "together", "heads"),
+        help="The matrices for NS in attention: q, k and v; the three as one; or each head of them.",
+    )  # fmt: skip
+    heads: int | None = option(
+        None, "With optim.qkv=heads the number of heads; model.heads unless set.", at_least=1, at_most=2**17
     )
+
+    def resolve_heads(self, heads: int, width: int) -> None:
+        """Set the number of heads by that of the model."""
+        if self.qkv != "heads":
+            if self.heads is not None:
+                raise no_effect(f"optim.heads={self.heads}", f"optim.qkv={self.qkv}")
+            return
+        self.heads = heads if self.heads is None else self.heads
+        if width % self.heads:
+            raise ConfigError(f"optim.heads={self.heads}: does not divide model.width={width}; leave it out")
 
     @property
     def adam_constants(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from normlab.config.corpora import DATA, DataConfig, HubData
-from normlab.config.optim import OPTIMIZERS, UNSCALED, GroupFactors, OptimConfig
+from normlab.config.optim import OPTIMIZERS, UNSCALED, GroupFactors, OptimConfig, Orthogonal
 from normlab.errors import ConfigError, no_effect, unknown
 from normlab.norms.base import NORMS, NormConfig
 from normlab.norms.base import load_all as load_norms
@@ -64,6 +64,19 @@ class ModelConfig:
         "off", choices=("off", "head", "channel"),
         help="A factor sigmoid(W x) on the output of attention before its last matrix: one for each head or channel.",
     )  # fmt: skip
+    attn_softcap: float | None = option(
+        None, "Bound c of the scores of attention before its softmax: c tanh(scores / c).", above=0
+    )
+    v_norm: bool = option(False, "Whether the run's norm is on the values of each head.")
+    value_residual: str = option(
+        "off", choices=("off", "fixed", "learned"),
+        help="Values of attention in each block after the first: (1 - m) v + m v_1, v_1 those of the first block. m is "
+        "0.5, or learned from there.",
+    )  # fmt: skip
+    value_embed: bool = option(
+        False,
+        "Whether every second block, the last one among them, adds a gated embedding of the tokens to its values.",
+    )
     embed_scale: float = option(1.0, "Factor on the token embedding; sqrt(width) in Gemma.", above=0)
     logit_softcap: float | None = option(None, "Bound c of the logits: c tanh(logits / c).", above=0)
     scaling: str = option(
@@ -81,6 +94,20 @@ class ModelConfig:
     def attn_outputs(self) -> int:
         """Rows of all matrices of an attention layer: queries, keys, values, output, and the gate if there is one."""
         return 4 * self.width + {"off": 0, "head": self.heads, "channel": self.width}[self.attn_gate]
+
+    @property
+    def shares_values(self) -> bool:
+        """Whether blocks use tensors of the embeddings or of other blocks besides the stream."""
+        return self.value_residual != "off" or self.value_embed
+
+    def has_value_embed(self, layer: int) -> bool:
+        """Return whether a block, counted from 0, has an embedding of its own for the values."""
+        return self.value_embed and (self.depth - 1 - layer) % 2 == 0
+
+    @property
+    def value_gate_channels(self) -> int:
+        """The channels of its input that the gate of a value embedding reads."""
+        return min(self.width, 32)
 
     @property
     def width_ratio(self) -> float:
@@ -141,6 +168,8 @@ class ModelConfig:
             )
         if self.qk_scale != 1 and self.qk_norm == "off":
             raise no_effect(f"model.qk_scale={self.qk_scale}", "model.qk_norm=off")
+        if self.value_residual != "off" and self.depth == 1:
+            raise no_effect(f"model.value_residual={self.value_residual}", "model.depth=1")
         if self.mlp_width is None:
             self.mlp_width = -(-8 * self.width // 96) * 32 if self.mlp == "swiglu" else 4 * self.width
 
@@ -174,6 +203,11 @@ class EvalConfig:
         100, "Steps between two evaluations; 0 for the first and last only.", at_least=0, at_most=10**9, identity=False
     )
     sequences: int = option(64, "Number of windows, each as long as the context.", at_least=1, at_most=2**20)
+    ema: float | None = option(
+        None, at_least=0, below=1,
+        help="Decay d per step of a mean of the weights after each update, whose validation loss is recorded too: the "
+        "weights of step s count d^(t - s) at step t.",
+    )  # fmt: skip
 
 
 @dataclass(kw_only=True, slots=True)
@@ -283,8 +317,11 @@ class RunConfig:
         self.data.resolve()
         self.data.seed = self.data_seed
         self.optim.resolve(self.train.steps)
+        if isinstance(self.optim, Orthogonal):
+            self.optim.resolve_heads(self.model.heads, self.model.width)
         self.stats.resolve()
         self._check_statistics()
+        self._check_qk_clip()
         self.norm.validate()
         self.placement.validate()
         self._check_scaling()
@@ -315,6 +352,17 @@ class RunConfig:
             raise ConfigError(f"{scaling}: its learning rates are those of optim=adamw, not of optim={self.optim.name}")
         if self.init_rule not in WIDTH_FREE:
             raise ConfigError(f"{scaling}: scales the init rule itself; choose init={' or init='.join(WIDTH_FREE)}")
+
+    def _check_qk_clip(self) -> None:
+        """Check that the matrices of queries and keys determine the size of the scores."""
+        inner = {site for n in range(self.model.depth) for site in self.placement.inner_sites(n, self.model.depth)}
+        if self.optim.qk_clip is None:
+            return
+        if self.model.qk_norm != "off":
+            raise no_effect(f"optim.qk_clip={self.optim.qk_clip}", f"model.qk_norm={self.model.qk_norm}")
+        if inner & {"q", "k"} or "q = " in self.placement.inside:
+            reason = f"placement={self.placement.name}, which normalises queries and keys"
+            raise no_effect(f"optim.qk_clip={self.optim.qk_clip}", reason)
 
     def _check_devices(self) -> None:
         """Check that the batches can be divided among the devices."""
@@ -347,12 +395,18 @@ class RunConfig:
 
         `validate` does not: `normlab verify` builds placements with norms and depths for which some options have none.
         """
-        if self.norm.name != "none" and self.model.qk_norm == "off" and not self.placement.has_norms(self.model.depth):
+        model = self.model
+        in_attention = model.qk_norm != "off" or model.v_norm
+        if self.norm.name != "none" and not in_attention and not self.placement.has_norms(model.depth):
             raise ConfigError(
                 f"placement={self.placement.name}: has no norms, so norm={self.norm.label} has no effect; set norm=none"
             )
-        if self.norm.name == "none" and self.model.qk_norm != "off":
-            raise no_effect(f"model.qk_norm={self.model.qk_norm}", "norm=none")
+        if self.norm.name == "none" and model.qk_norm != "off":
+            raise no_effect(f"model.qk_norm={model.qk_norm}", "norm=none")
+        if model.v_norm and self.norm.name == "none":
+            raise no_effect("model.v_norm=true", "norm=none")
+        if model.v_norm and any("v" in self.placement.inner_sites(n, model.depth) for n in range(model.depth)):
+            raise no_effect("model.v_norm=true", f"placement={self.placement.name}, which has this norm")
         self.placement.reject_unused_options(self.norm, self.model.depth)
 
     def warnings(self) -> list[str]:
@@ -375,7 +429,7 @@ class RunConfig:
     def _norm_widths(self) -> set[int]:
         model, widths = self.model, {self.model.width}
         inner = {site for layer in range(model.depth) for site in self.placement.inner_sites(layer, model.depth)}
-        if model.qk_norm == "head" or inner & {"q", "k", "v"}:
+        if model.qk_norm == "head" or model.v_norm or inner & {"q", "k", "v"}:
             widths.add(model.width // model.heads)
         if "mlp_inner" in inner and model.mlp_width is not None:
             widths.add(model.mlp_width)

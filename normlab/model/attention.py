@@ -4,6 +4,7 @@ Shapes: B batch, T time, D model width, H heads, K head width.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -39,13 +40,21 @@ def rotate(x_HTK: Tensor, theta: float, fraction: float = 1.0) -> Tensor:
     return torch.cat(rotated, dim=-1).to(x_HTK.dtype)
 
 
-def attend(q_HTK: Tensor, k_HTK: Tensor, v_HTK: Tensor, scale: float) -> Tensor:
-    """Return softmax(scale q k^T + causal mask) v, as SDPA, in operations that vmap can batch."""
+def attend(q_HTK: Tensor, k_HTK: Tensor, v_HTK: Tensor, scale: float, softcap: float | None = None) -> Tensor:
+    """Return softmax(scale q k^T + causal mask) v, as SDPA, in operations that vmap can batch.
+
+    With a softcap c the scores s = scale q k^T are c tanh(s / c). Source: Gemma Team 2024, arXiv:2408.00118, section 2.
+    """
     steps = q_HTK.shape[-2]
     future_TT = torch.ones(steps, steps, dtype=torch.bool, device=q_HTK.device).triu(1)
-    logits_HTT = (q_HTK @ k_HTK.transpose(-1, -2)) * scale
+    logits_HTT = capped((q_HTK @ k_HTK.transpose(-1, -2)) * scale, softcap)
     weights_HTT = logits_HTT.masked_fill(future_TT, float("-inf")).softmax(-1)
     return weights_HTT.to(v_HTK.dtype) @ v_HTK
+
+
+def capped(x: Tensor, softcap: float | None) -> Tensor:
+    """Return c tanh(x / c) with a softcap c, else x."""
+    return x if softcap is None else softcap * torch.tanh(x / softcap)
 
 
 def sdpa(q_HTK: Tensor, k_HTK: Tensor, v_HTK: Tensor, scale: float) -> Tensor:
@@ -72,7 +81,10 @@ def stacked_sdpa(q_HTK: Tensor, k_HTK: Tensor, v_HTK: Tensor, scale: float) -> T
 class Attention(nn.Module):
     """W_o (g attend(rope(N_q(W_q x)), rope(N_k(W_k x)), N_v(W_v x))); norms, rope and g are optional.
 
-    g is a learned number of each head, and with a gate sigmoid(W_g x), of each head or channel.
+    g is a learned number of each head, and with a gate sigmoid(W_g x), of each head or channel. With a value residual,
+    (1 - m) W_v x + m v_1 replaces W_v x in all blocks but the first, whose W_v x is v_1 (Zhou et al. 2024,
+    arXiv:2410.17897, with m = 0.5). A value embedding e of the token is added, with a factor 2 sigmoid(W_e x[:32]) for
+    each head, initially 1 (as in forks of karpathy/nanochat).
 
     Maps (B, T, D) to (B, T, D).
     """
@@ -84,6 +96,8 @@ class Attention(nn.Module):
         scale: float,
         make_norm: MakeNorm,
         *,
+        layer: int,
+        vocab_size: int,
         head_scale: bool,
         rotated: nn.Module | None,
     ):
@@ -106,6 +120,7 @@ class Attention(nn.Module):
         self.gate = nn.Linear(width, gates, bias=False) if gates else None
         """W_g: sigmoid(W_g x) multiplies the output of each head or channel (Qiu et al. 2025, arXiv:2505.06708)."""
         self.head_scale = nn.Parameter(torch.ones(config.heads)) if head_scale else None
+        sites |= {"v"} if config.v_norm else set()
         self.norms = nn.ModuleDict({s: make_norm(width // config.heads) for s in ("q", "k", "v") if s in sites})
         if "attn_inner" in sites:
             self.norms["attn_inner"] = make_norm(width)
@@ -114,6 +129,16 @@ class Attention(nn.Module):
         self.qk_norm_full = config.qk_norm == "full"
         self.qk_norm_after_rope = config.qk_norm_after_rope
         self.qk_scale = config.qk_scale
+        self.softcap = config.attn_softcap
+        is_learned = config.value_residual == "learned" and layer > 0
+        self.value_mix = nn.Parameter(torch.tensor(0.5)) if is_learned else None
+        """m."""
+        self.has_value_residual = config.value_residual != "off"
+        has_embed = config.has_value_embed(layer)
+        self.value_embed = nn.Embedding(vocab_size, width) if has_embed else None
+        self.value_gate = nn.Linear(config.value_gate_channels, config.heads, bias=False) if has_embed else None
+        if self.value_gate is not None:
+            nn.init.zeros_(self.value_gate.weight)
 
     def project(self, x_BTD: Tensor) -> Sequence[Tensor]:
         """Return queries, keys and values, (B, T, D) each, by one product: three small ones take longer."""
@@ -136,8 +161,28 @@ class Attention(nn.Module):
             y_BTHK = self.norms[site](y_BTHK)
         return y_BTHK.transpose(1, 2)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        q_BHTK, k_BHTK, v_BHTK = map(self.split_heads, ("q", "k", "v"), self.project(x_BTD))
+    def mix_values(self, x_BTD: Tensor, v_BTD: Tensor, shared: dict[str, Tensor]) -> Tensor:
+        """Return the values with those of the first block and of the tokens."""
+        if self.has_value_residual:
+            first_BTD = shared.setdefault("values", v_BTD)
+            if first_BTD is not v_BTD:
+                mix = 0.5 if self.value_mix is None else self.value_mix.to(v_BTD.dtype)
+                v_BTD = (1 - mix) * v_BTD + mix * first_BTD
+        if self.value_embed is not None and self.value_gate is not None:
+            gate_BTH = 2 * torch.sigmoid(self.value_gate(x_BTD[..., : self.value_gate.in_features]))
+            embed_BTHK = self.value_embed(shared["tokens"]).unflatten(-1, (self.heads, -1))
+            v_BTD = v_BTD + (gate_BTH[..., None] * embed_BTHK).flatten(-2).to(v_BTD.dtype)
+        return v_BTD
+
+    def forward(self, x_BTD: Tensor, shared: dict[str, Tensor]) -> Tensor:
+        """Return the output.
+
+        Args:
+            shared: The `tokens` and the `values` of the first block, which adds them; empty without `shares_values`.
+        """
+        q_BTD, k_BTD, v_BTD = self.project(x_BTD)
+        v_BTD = self.mix_values(x_BTD, v_BTD, shared)
+        q_BHTK, k_BHTK, v_BHTK = map(self.split_heads, ("q", "k", "v"), (q_BTD, k_BTD, v_BTD))
         if self.rope_theta is not None:
             q_BHTK, k_BHTK = (rotate(x_BHTK, self.rope_theta, self.rope_fraction) for x_BHTK in (q_BHTK, k_BHTK))
         if self.qk_norm_after_rope:
@@ -149,8 +194,10 @@ class Attention(nn.Module):
             q_BHTK, k_BHTK = q_BHTK * self.qk_scale, k_BHTK * self.qk_scale
         if self.rotated is not None:
             q_BHTK, k_BHTK = self.rotated(q_BHTK), self.rotated(k_BHTK)
-        observe("attention", "", q_BHTK, k_BHTK, self.scale)
-        y_BHTK = self.kernel(q_BHTK, k_BHTK, v_BHTK, self.scale)
+        observe("attention", "", q_BHTK, k_BHTK, self.scale, self.softcap)
+        # No fused kernel of torch has a softcap.
+        kernel = self.kernel if self.softcap is None else partial(attend, softcap=self.softcap)
+        y_BHTK = kernel(q_BHTK, k_BHTK, v_BHTK, self.scale)
         if self.head_scale is not None:
             y_BHTK = y_BHTK * self.head_scale[:, None, None].to(y_BHTK.dtype)
         y_BTD = y_BHTK.transpose(1, 2).flatten(-2)

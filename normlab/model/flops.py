@@ -37,6 +37,8 @@ def flops_per_token(config: RunConfig, vocab_size: int) -> float:
     mlp_matrices = 3 if model.mlp == "swiglu" else 2
     block = model.attn_outputs + mlp_matrices * model.mlp_width
     weights = model.width * (model.depth * block + vocab_size)
+    value_gates = sum(map(model.has_value_embed, range(model.depth)))
+    weights += value_gates * model.heads * model.value_gate_channels
     attention = 12 * model.depth * model.context * model.width
     tokens = train.batch_size // train.accumulation * model.context
     return 6 * weights + attention + _norm_flops(config) / tokens
@@ -54,6 +56,7 @@ def _norm_flops(config: RunConfig) -> int:
     inputs: Counter[Shape] = Counter()
     if model.qk_norm != "off":
         inputs[heads if model.qk_norm == "head" else stream] += 2 * model.depth
+    inputs[heads] += model.v_norm * model.depth
     for layer in range(model.depth):
         sites = config.placement.inner_sites(layer, model.depth)
         inputs[heads] += len(sites & {"q", "k", "v"})

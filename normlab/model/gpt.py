@@ -8,6 +8,7 @@ Shapes: B batch, T time, D model width, V vocabulary.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -43,6 +44,7 @@ class Embed(nn.Module):
         self.positions = nn.Embedding(config.context, config.width) if learned else None
         self.scale = config.embed_scale
         self.open = placement.input_module(config.width, make_norm)
+        self.shares_values = config.shares_values
 
     def forward(self, tokens_BT: Tensor) -> Any:
         x_BTD = self.tokens(tokens_BT)
@@ -50,34 +52,43 @@ class Embed(nn.Module):
             x_BTD = x_BTD * self.scale
         if self.positions is not None:
             x_BTD = x_BTD + self.positions.weight[: tokens_BT.shape[-1]]
-        return x_BTD if self.open is None else self.open(x_BTD)
+        stream = x_BTD if self.open is None else self.open(x_BTD)
+        return (stream, {"tokens": tokens_BT}) if self.shares_values else stream
 
 
 class Block(nn.Module):
-    """Attention and MLP, wired by the placement. Only the tensors depend on the layer."""
+    """Attention and MLP, wired by the placement. Only the tensors depend on the layer.
 
-    def __init__(self, config: ModelConfig, placement: Placement, make_norm: MakeNorm, layer: int):
+    With `shares_values`, tensors that several blocks use accompany the stream: (stream, tensors by name).
+    """
+
+    def __init__(self, config: ModelConfig, placement: Placement, make_norm: MakeNorm, layer: int, vocab_size: int):
         super().__init__()
         sites = placement.inner_sites(layer, config.depth)
         head_width = config.width // config.heads
         scale = placement.attention_scale(head_width) if config.scaling == "none" else 1 / head_width
         self.branch_factor = 1 / config.depth_ratio
+        self.shares_values = config.shares_values
         self.attn = Attention(
-            config, sites, scale, make_norm, head_scale=placement.head_scale(),
+            config, sites, scale, make_norm, layer=layer, vocab_size=vocab_size, head_scale=placement.head_scale(),
             rotated=placement.qk_transform(config.heads, head_width),
         )  # fmt: skip
         self.mlp = MLP(config, sites, make_norm, placement.hidden_transform)
         self.wiring = placement.wire(layer, config.depth, config.width, make_norm)
 
     def forward(self, stream: Any) -> Any:
+        shared: dict[str, Tensor] = {}
+        if self.shares_values:
+            stream, shared = stream[0], dict(stream[1])
         observe("resid", "", main_stream(stream))
-        attn, mlp = Branch(self.attn, self.branch_factor), Branch(self.mlp, self.branch_factor)
+        attn = Branch(partial(self.attn, shared=shared), self.branch_factor)
+        mlp = Branch(self.mlp, self.branch_factor)
         after = self.wiring(stream, attn, mlp)
         for name, branch in (("attn", attn), ("mlp", mlp)):
             if branch.last_update is not None:
                 observe(name, "", branch.last_update)
         observe("block", "", main_stream(stream), main_stream(after))
-        return after
+        return (after, shared) if self.shares_values else after
 
 
 class Head(nn.Module):
@@ -95,7 +106,7 @@ class Head(nn.Module):
         self.close = placement.output_module(config.width, make_norm)
         self.logits = placement.logits_transform(vocab_size, config.width)
         self.divisor = config.width_ratio
-        self.softcap = config.logit_softcap
+        self.softcap, self.shares_values = config.logit_softcap, config.shares_values
         self.z_loss = config.z_loss
         self.weight = tokens.weight if config.tie_embeddings else nn.Parameter(torch.empty(vocab_size, config.width))
 
@@ -107,6 +118,8 @@ class Head(nn.Module):
         """
         if part == "unembed":
             return self._unembed(stream)
+        if self.shares_values:
+            stream = stream[0]
         observe("resid", "", main_stream(stream))
         x_BTD = stream if self.close is None else self.close(stream)
         return x_BTD if part == "read" else self._unembed(x_BTD)
@@ -140,7 +153,8 @@ class GPT(nn.Module):
         super().__init__()
         self.context = config.context
         self.embed = Embed(config, placement, make_norm, vocab_size)
-        self.blocks = nn.ModuleList(Block(config, placement, make_norm, layer) for layer in range(config.depth))
+        layers = range(config.depth)
+        self.blocks = nn.ModuleList(Block(config, placement, make_norm, layer, vocab_size) for layer in layers)
         self.head = Head(config, placement, make_norm, vocab_size, self.embed.tokens)
         for _, segment in self.segments():
             assign_sites(segment)

@@ -9,7 +9,7 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
-from normlab.config.optim import GROUPS, GroupOptions
+from normlab.config.optim import GROUPS, GroupOptions, ParameterGroups
 from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
 from normlab.model.gpt import GPT
@@ -41,6 +41,8 @@ def _place_of(norm: str, model: nn.Module) -> str:
 
 def _group_outside_norms(name: str, dim: int) -> str:
     segment, _, leaf = name.partition(".")
+    if name.endswith("attn.value_embed.weight"):
+        return "embed"
     if dim >= 2:
         return {"embed": "embed", "head": "head"}.get(segment, "matrices")
     return "biases" if leaf.endswith("bias") else "scalars"
@@ -56,6 +58,8 @@ def check_groups(config: RunConfig) -> None:
     Raises:
         ConfigError: The message names the group, and what the model lacks.
     """
+    if config.optim.groups == ParameterGroups():
+        return
     structure = repr((config.norm, config.placement, config.model))
     if structure not in _groups:  # a grid has the same structures again and again
         with torch.device("meta"):

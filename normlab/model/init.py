@@ -33,8 +33,9 @@ def role_of(name: str) -> str | None:
         return f"embed.{parts[1]}"
     if name == "head.weight":
         return "head"
-    if parts[0] == "blocks" and len(parts) == 5 and parts[2] in ("attn", "mlp") and parts[3] != "norm":
-        return f"{parts[2]}.{parts[3]}"
+    if parts[0] == "blocks" and len(parts) == 5 and parts[2] in ("attn", "mlp"):
+        leaf = {"value_embed": "v", "norm": None, "value_gate": None}.get(parts[3], parts[3])
+        return leaf and f"{parts[2]}.{leaf}"
     return None
 
 
@@ -48,7 +49,7 @@ def standard_deviation(
     """
     if (role := role_of(name)) is None:
         return None
-    fan_out, fan_in = shape
+    fan_out, fan_in = shape if "value_embed" not in name else (shape[1], shape[1])  # as W_v
     layer = int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 0
     weight = Weight(role=role, fan_in=fan_in, fan_out=fan_out, depth=depth, width=width, layer=layer)
     return INIT_RULES[rule_name](weight) / (math.sqrt(ratio) if layer else 1.0)

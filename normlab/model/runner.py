@@ -20,7 +20,7 @@ from torch.func import functional_call, vmap
 
 from normlab.model.attention import Attention, Kernel, attend, stacked_sdpa
 from normlab.model.chunked_loss import chunked_cross_entropy, cross_entropy, has_large_logits
-from normlab.model.gpt import GPT
+from normlab.model.gpt import GPT, Head
 from normlab.model.stack import Stack, StackedLinear, stacked_linear
 from normlab.stats.compute import compute, share_of_stack
 from normlab.stats.instrument import Collector, Observation, Selection, tap
@@ -93,7 +93,7 @@ def _block(segment: nn.Module, tensors: Tensors | None, selection: Selection | N
 
 
 def _head(
-    segment: nn.Module, tensors: Tensors | None, selection: Selection | None, stream: Any, targets: Tensor,
+    segment: Head, tensors: Tensors | None, selection: Selection | None, stream: Any, targets: Tensor,
     scale: Tensor | None,
 ) -> SegmentOutput:  # fmt: skip
     if has_large_logits(segment, targets):
@@ -107,7 +107,7 @@ def _head(
 
 
 def _chunked_head(
-    segment: nn.Module, tensors: Tensors | None, selection: Selection | None, stream: Any, targets: Tensor,
+    segment: Head, tensors: Tensors | None, selection: Selection | None, stream: Any, targets: Tensor,
     scale: Tensor | None,
 ) -> SegmentOutput:  # fmt: skip
     x, buffers, observations, statistics = _run_segment(segment, tensors, selection, stream, part="read")

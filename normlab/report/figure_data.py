@@ -126,7 +126,7 @@ def make_figure(
         table: The cells.
         statistic: For `layers` a statistic, such as `resid_rms` (the default) or `norm_in_rms attn.in`, which names a
             site too; for `loss` one of `SERIES`, by default `val_loss`.
-        moment: The step of `layers`, one of `MOMENTS`.
+        moment: The step of `layers`, or one of `MOMENTS`.
         channels: Options of `choose_channels`.
 
     Raises:
@@ -352,26 +352,32 @@ def curve_figure(series: str, panels: Sequence[Panel], caption: str) -> Figure:
 
 
 def _layers(layout: Layout, cache: ReadCache, statistic: str, moment: str) -> Figure:
-    if moment not in MOMENTS:
-        raise ConfigError(f"--at {moment}: " + unknown("moment", moment, MOMENTS))
+    if moment not in MOMENTS and not moment.isdecimal():
+        raise ConfigError(f"--at {moment}: must be a step, first or last")
     name, _, site = statistic.partition(" ")
+    steps: set[int] = set()
 
     def points(members: Sequence[Cell]) -> list[Point]:
         profiles = [cache.profiles(run) for cell in members for run in cell.runs_at_best]
         sites = [site] if site else [key[1] for each in profiles for key in each if key[0] == name]
         found = [each[name, sites[0]] for each in profiles if (name, sites[0]) in each] if sites else []
+        steps.update(step for each in found for step in each.steps)
         return median_profile(found, moment)
 
     panels = layout.draw(points)
-    if not any(panel.lines for panel in panels):
+    found_any = any(panel.lines for panel in panels)
+    if steps and moment.isdecimal() and not found_any:
+        nearest = sorted(sorted(steps, key=lambda step: abs(step - int(moment)))[:2])
+        raise ConfigError(f"--at {moment}: not measured at this step; choose {' or '.join(map(str, nearest))}")
+    if not found_any:
         raise ConfigError(_no_profile(name, site, layout, cache))
-    unit = STATISTICS[name].unit
+    unit, when = STATISTICS[name].unit, f"the {moment} measured step" if moment in MOMENTS else f"step {moment}"
     return Figure(
         "layers",
         _number_axis("layer", panels),
         _value_axis(statistic if unit == "1" else f"{statistic}, {unit}", panels, may_be_log=True),
         panels,
-        f"{statistic} of each layer at the {MOMENTS[moment]}, {_at_best(layout.cells)}: median and range of the seeds. "
+        f"{statistic} of each layer at {when}, {_at_best(layout.cells)}: median and range of the seeds. "
         "Layer 0 is the embeddings, the last one the LM head.",
         is_band=True,
     )

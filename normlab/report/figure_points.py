@@ -33,8 +33,8 @@ SERIES = {
     "grad_norm": "norm of the gradient",
 }
 """The curves over training, with the titles of their axes."""
-MOMENTS = {"first": "first measured step", "last": "last measured step"}
-"""The steps at which profiles over layers are shown."""
+MOMENTS = {"first": 0, "last": -1}
+"""The measured steps that have a name, with their index."""
 MAX_POINTS = 160
 
 Statistic = tuple[str, str]
@@ -85,7 +85,7 @@ class ReadCache:
     def curves(self, record: RunRecord) -> dict[str, Curve]:
         return self._once(read_curves, record)
 
-    def profiles(self, record: RunRecord) -> dict[Statistic, Profile]:
+    def profiles(self, record: RunRecord) -> dict[Statistic, History]:
         return self._once(read_profiles, record)
 
     def _once(self, read: Reader, record: RunRecord) -> Any:
@@ -168,12 +168,9 @@ def mean_curve(curves: Sequence[Curve]) -> list[Point]:
 
 # Profiles over layers
 
-Profile = Mapping[str, Mapping[int, float]]
-"""A statistic of one run by moment (`MOMENTS`) and layer."""
 
-
-def read_profiles(record: RunRecord, problems: list[str]) -> dict[Statistic, Profile]:
-    """Return each statistic of a run that has layers, at the steps of `MOMENTS`.
+def read_profiles(record: RunRecord, problems: list[str]) -> dict[Statistic, History]:
+    """Return each statistic of a run that has layers and was measured.
 
     `problems` receives a line for each damaged or missing part of the statistics.
     """
@@ -185,28 +182,23 @@ def read_profiles(record: RunRecord, problems: list[str]) -> dict[Statistic, Pro
         problems.append(str(error))
         parts = []
     return {
-        (name, each.site): _profile(each)
+        (name, each.site): each
         for name, each in (histories(parts) if parts else ())
         if each.layers and each.steps and not each.is_per_step
     }
 
 
-def _profile(history: History) -> Profile:
-    return {
-        moment: {layer: float(history.values[at, layer]) for layer in history.layers}
-        for moment, at in {"first": 0, "last": -1}.items()
-    }
+def median_profile(profiles: Sequence[History], moment: str) -> list[Point]:
+    """Return the median and the range over seeds of each layer at a step, or at one of `MOMENTS`.
 
-
-def median_profile(profiles: Sequence[Profile], moment: str) -> list[Point]:
-    """Return the median and the range over seeds of each layer at one of `MOMENTS`.
-
-    The mean would show nothing but the one seed that diverged.
+    The mean would show nothing but the one seed that diverged. A seed that was not measured at the step is left out.
     """
     by_layer: dict[int, list[float]] = {}
     for profile in profiles:
-        for layer, value in profile.get(moment, {}).items():
-            by_layer.setdefault(layer, []).append(value)
+        steps = profile.steps
+        at = MOMENTS[moment] if moment in MOMENTS else steps.index(int(moment)) if int(moment) in steps else None
+        for layer in profile.layers if at is not None else ():
+            by_layer.setdefault(layer, []).append(float(profile.values[at, layer]))
     finite = {layer: [value for value in by_layer[layer] if math.isfinite(value)] for layer in sorted(by_layer)}
     return [
         Point(layer, statistics.median(values), min(values), max(values), n=len(values))

@@ -75,7 +75,8 @@ def observe(kind: str, site: str, *tensors: Any) -> None:
     Args:
         kind: The kind of the tensors, a key of `statistic.OF`.
         site: Distinguishes several tensors of this kind in a segment; empty if there is one.
-        tensors: The arguments of that kind's statistics; for attention queries, keys and the scale of their product.
+        tensors: The arguments of that kind's statistics; for attention queries, keys, and the scale and the softcap of
+            their product.
     """
     if _collector is not None:
         _collector.add(kind, site, *tensors)
@@ -125,10 +126,13 @@ def tap(stream: Any) -> tuple[Any, Tensor]:
     The tapped tensor is a view. Without the view, the gradient would include that of another layer if a placement uses
     the same tensor in both.
     """
-    tapped = main_stream(stream).view_as(main_stream(stream))
-    return (tapped if isinstance(stream, Tensor) else (tapped, *stream[1:])), tapped
+    if isinstance(stream, Tensor):
+        tapped = stream.view_as(stream)
+        return tapped, tapped
+    main, tapped = tap(stream[0])
+    return (main, *stream[1:]), tapped
 
 
 def main_stream(stream: Any) -> Tensor:
     """Return the stream that the papers call x: the first, if there are several."""
-    return stream if isinstance(stream, Tensor) else stream[0]
+    return stream if isinstance(stream, Tensor) else main_stream(stream[0])

@@ -19,7 +19,7 @@ OF = {
     "attn": "the tensor that attention adds to the residual stream, after norms, learned scales and factors",
     "mlp": "the tensor that the MLP adds to the residual stream, after norms, learned scales and factors",
     "block": "the residual stream before and after a layer",
-    "attention": "queries, keys and the scale of their product, as the softmax gets them",
+    "attention": "queries, keys, and the scale and the softcap of their product, as the softmax gets them",
     "hidden": "the MLP's hidden activations, before a norm that may follow",
     "norm": "the input and the output of a norm",
     "gain": "a norm's per-channel gain, 1 + gain for a norm with unit offset",

@@ -21,14 +21,14 @@ TINY = 1e-37
 """Replaces a mean square of 0, so that the ratios of an all-zero token are 0."""
 
 
-def cached(compute: Callable[[View], Tensor]) -> Any:
+def cached(compute: Callable[[Any], Tensor]) -> Any:
     """Return a property that is computed once, for all rows of a view at once.
 
     `functools.cached_property` does not compile in Python 3.11.
     """
     name = compute.__name__
 
-    def get(view: View) -> Tensor:
+    def get(view: Any) -> Tensor:
         if name not in view._cache:
             whole = view._whole
             view._cache[name] = compute(view) if whole is None else take(get(whole), view._rows)
@@ -175,21 +175,40 @@ class View:
 class AttentionView:
     """The causal attention of evenly spaced queries; queries and keys are (*lead, B, H, T, K)."""
 
-    def __init__(self, q_BHTK: Tensor, k_BHTK: Tensor, scale: float):
-        q_BHTK, k_BHTK = (x.detach().to(torch.promote_types(x.dtype, torch.float32)) for x in (q_BHTK, k_BHTK))
-        length = q_BHTK.shape[-2]
-        spacing = -(-length // QUERIES)
-        self.first_query = (length - 1) % spacing
-        self.queries = torch.arange(self.first_query, length, spacing, device=q_BHTK.device)
-        future_ST = torch.arange(length, device=q_BHTK.device) > self.queries[:, None]
-        logits_BHST = (q_BHTK[..., self.queries, :] @ k_BHTK.transpose(-1, -2)) * scale
-        self.logits = logits_BHST.masked_fill(future_ST, float("-inf"))
-        self.p = self.logits.softmax(-1)
+    def __init__(self, q_BHTK: Tensor, k_BHTK: Tensor, scale: float, softcap: float | None = None):
+        self.q, self.k = (x.detach().to(torch.promote_types(x.dtype, torch.float32)) for x in (q_BHTK, k_BHTK))
+        self.scale, self.softcap, self.length = scale, softcap, q_BHTK.shape[-2]
+        self.spacing = -(-self.length // QUERIES)
+        self.first_query = (self.length - 1) % self.spacing
+        self._cache: dict[str, Tensor] = {}
+        self._whole = None
+
+    @cached
+    def logits(self) -> Tensor:
+        """The scaled products of queries and keys, with the softcap, (*lead, B, H, S, T); -inf for later keys."""
+        queries_S = torch.arange(self.first_query, self.length, self.spacing, device=self.q.device)
+        logits_BHST = (self.q[..., queries_S, :] @ self.k.transpose(-1, -2)) * self.scale
+        if self.softcap is not None:
+            logits_BHST = self.softcap * torch.tanh(logits_BHST / self.softcap)
+        later_ST = torch.arange(self.length, device=self.q.device) > queries_S[:, None]
+        return logits_BHST.masked_fill(later_ST, float("-inf"))
+
+    @cached
+    def p(self) -> Tensor:
+        """The weights of attention, (*lead, B, H, S, T)."""
+        return self.logits.softmax(-1)
 
     @property
     def entropy_H(self) -> Tensor:
         """The mean entropy of each head, in nats, (*lead, H)."""
         return torch.special.entr(self.p).sum(-1).mean((-3, -1))
+
+    @property
+    def largest_H(self) -> Tensor:
+        """The largest scaled product of each head over all queries, without the softcap, (*lead, H)."""
+        later_TT = torch.ones(self.length, self.length, dtype=torch.bool, device=self.q.device).triu(1)
+        products_BHTT = (self.q @ self.k.transpose(-1, -2)).masked_fill(later_TT, float("-inf"))
+        return products_BHTT.amax((-4, -2, -1)) * self.scale
 
     @property
     def largest(self) -> Tensor:
@@ -201,5 +220,5 @@ class AttentionView:
         """The mean attention to the first token from the queries after it, (*lead); 1 for a single token."""
         first_BHS = self.p[..., 0]
         # A mask of the queries would make the host wait for a GPU.
-        after_first = 1 if self.first_query == 0 and len(self.queries) > 1 else 0
+        after_first = 1 if self.first_query == 0 and self.length > self.spacing else 0
         return first_BHS[..., after_first:].mean((-3, -2, -1))

@@ -146,6 +146,7 @@ class _Train(_Row, tag="train"):
 class _Eval(_Row, tag="eval"):
     loss: float
     loss_batch_statistics: float | msgspec.UnsetType = msgspec.UNSET
+    loss_ema: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Pace(_Row, tag="pace"):

@@ -89,6 +89,8 @@ class Status:
     val_loss: float | None = None
     val_loss_batch_statistics: float | None = None
     """Validation loss in training mode, for a norm that computes something else in that mode."""
+    val_loss_ema: float | None = None
+    """Validation loss of the mean of the weights (`eval.ema`)."""
     best_val_loss: float | None = None
     best_val_step: Count | None = None
     seconds: float = 0.0

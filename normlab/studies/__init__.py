@@ -1,1 +1,1 @@
-"""Studies: claims of the field, tested with a criterion that is fixed before the runs; `base` has the contract."""
+"""Studies: claims of the field, tested with a criterion that is on record; `base` has the contract."""

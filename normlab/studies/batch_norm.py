@@ -63,18 +63,12 @@ register_study(
                 THIS,
             ),
             Claim(
-                "loss_falls",
-                "The loss of batch norm minus that of RMSNorm falls with the batch size, from 1 to 64.",
-                Slope(arm("batchnorm"), "train.batch_size", minus=arm("rmsnorm")),
-                AtMost(0.0),
-                THIS,
-            ),
-            Claim(
                 "leak",
                 "With batch statistics at batch size 4 batch norm has a lower loss than its causal form.",
                 difference(arm("batchnorm", 4), arm("batchnorm_past", 4), BatchStatisticsLoss()),
                 AtMost(0.0),
                 THIS,
+                effect=-0.05,
             ),
             Claim(
                 "no_gain",
@@ -104,6 +98,10 @@ register_study(
             "c4cd5c803a8b": (
                 "the causal form is trained at batch size 4 only, the one of its claims; protocol 3 adds "
                 "seeds until the claims are decided."
+            ),
+            "61d90269a59d": (
+                "loss_falls is no longer listed: 2 of 20 seeds learn with batch norm at batch size 1, and a slope from "
+                "there would be theirs. leak has a stated effect, so that its power is known."
             ),
         },
         pictures=[Picture("factor", {"x": "train.batch_size", "color": "norm"}, by=["norm", "train.batch_size"])],

@@ -5,7 +5,7 @@ from normlab.studies.estimators import Share
 from normlab.studies.over_grid import BestRateSlope
 
 GRID = f"{NANO} placement=pre init=gpt2 model.depth=2,4,8,16,32 optim.lr=1e-3,2e-3,4e-3,8e-3,1.6e-2,3.2e-2,6.4e-2"
-DEY, THIS = "Dey et al. 2025, arXiv:2505.01618", "this project"
+DEY = "Dey et al. 2025, arXiv:2505.01618"
 PLAIN, COMPLETEP = "model.scaling=none", "model.scaling=completep"
 
 register_study(

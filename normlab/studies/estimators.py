@@ -184,10 +184,8 @@ class Contrast:
         return exponential(found) if self.is_ratio else found
 
     def pilot(self, runs: StudyRuns) -> list[float]:
-        """Return the contrast of each choosing seed; none where there is one rate."""
+        """Return the contrast of each choosing seed; where arms have one rate, of the first seeds, which judge too."""
         arms = [runs.arm(where) for where in self.weights]
-        if not any(len(arm.learning_rates) > 1 for arm in arms):
-            return []
         chosen = ([run for lr in arm.chosen_lrs for run in arm.choice.runs_at(lr)] for arm in arms)
         tables = [mean_over_rates(self.measure, runs) for runs in chosen]
         return [*weighted_sums([*self.weights.values()], tables).values()]
@@ -253,7 +251,7 @@ class Share:
     where: str
     minus: str | None = None
     lr: str = "chosen"
-    """chosen: runs at the chosen learning rate. every: seeds; one counts if it has not learned at any learning rate."""
+    """chosen: runs at the chosen rates. every: seeds; one counts if it has not learned at any learning rate."""
     states: tuple[str, ...] = ()
     """Count the runs with one of these outcomes instead."""
 
@@ -268,7 +266,7 @@ class Share:
     @property
     def text(self) -> str:
         what = f"are {' or '.join(self.states)}" if self.states else "have not learned"
-        who = f"runs that {what}, at the chosen learning rate"
+        who = f"runs that {what}, at the chosen learning rates"
         if self.lr == "every":
             who = f"seeds whose runs all {what}" if self.states else "seeds that learn at no learning rate of the grid"
         return f"share of {who}: [{self.where}]{minus_text(self.minus)}"

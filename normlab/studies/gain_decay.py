@@ -4,7 +4,7 @@ from normlab.studies.base import NANO, RATES, AtLeast, AtMost, Claim, Grid, Pict
 from normlab.studies.estimators import Share, difference, interaction
 
 GRID = f"{NANO} model.depth=8 {RATES}"
-SOURCE, THIS = "arXiv:2605.26895", "this project"
+SOURCE = "arXiv:2605.26895"
 
 
 def arm(placement: str, site: str, decay: float) -> str:

@@ -230,7 +230,7 @@ class Power:
     high: float
     """With the standard deviation at the ends of its interval of 80 %."""
     seeds: int
-    """The number of seeds from which the standard deviation is known: choosing seeds, which judge nothing."""
+    """The number of seeds from which the standard deviation is known (`Contrast.pilot`)."""
 
     @property
     def text(self) -> str:

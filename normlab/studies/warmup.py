@@ -93,6 +93,7 @@ register_study(
                 difference(arm("post", 0, HIGH), arm("post", 30, HIGH)),
                 AtLeast(0.0),
                 THIS,
+                effect=0.05,
             ),
             Claim(
                 "deepnorm_gains_less",
@@ -131,6 +132,7 @@ register_study(
                 f"{MEAN_OVER_RATES} wider_range, a higher highest rate, could not be decided for a factor below 2, the "
                 "step of the grid; in its place is the gain at a rate above the best one."
             ),
+            "f7122daffaca": "high_rate_gains had no stated effect, so that its power was not known.",
         },
         pictures=[
             Picture("factor", {"x": "optim.warmup_steps", "color": "placement", "panel": ["model.depth"]}),

@@ -25,7 +25,7 @@ from normlab.sweeps.packs import make_packs, reason_to_train_alone
 from normlab.training.machine import (
     Gpu,
     RuntimeSettings,
-    check_machine,
+    check_run,
     gpu_of,
     num_threads,
     resolve,
@@ -86,7 +86,7 @@ def make_plan(
     # Packs are planned before they are placed, so each must fit on the smallest GPU.
     gpu = min(gpus, key=lambda gpu: gpu.memory_bytes, default=None)
     for _, config in composed:
-        check_machine(config, options.slurm if options.on == "slurm" else None, gpu)
+        check_run(config, options.slurm if options.on == "slurm" else None, gpu)
     runs, warnings = _resolve_runs(options, composed, gpu, show_progress)
     name = options.name or _default_name(options, [run.planned for run in runs])
     folder = sweep_folder(runs[0].config.results_dir, name)

@@ -41,7 +41,7 @@ LONGEST_TAG, LONGEST_NAME = 64, 128
 
 ROW_KEYS = {
     "train": {"loss": "train/loss", "grad_norm": "train/grad_norm", "clip": "train/clip_factor", "lr": "train/lr"},
-    "eval": {"loss": "eval/loss", "loss_batch_statistics": "eval/loss_batch_statistics"},
+    "eval": {"loss": "eval/loss", "loss_batch_statistics": "eval/loss_batch_statistics", "loss_ema": "eval/loss_ema"},
     "pace": {"tokens_per_s": "perf/tokens_per_s", "seconds": "perf/seconds"},
 }
 """The key of each number of a row, by the row's kind."""

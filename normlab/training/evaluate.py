@@ -12,6 +12,7 @@ from torch import Tensor
 
 from normlab.model.runner import ModelRunner
 from normlab.ranks import Ranks, local_statistics
+from normlab.training.average import WeightAverage
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,16 @@ class Validation:
     """The ranks that share the batches of windows."""
 
     @torch.no_grad()
-    def __call__(self, runner: ModelRunner) -> dict[str, list[float]]:
+    def __call__(self, runner: ModelRunner, average: WeightAverage | None = None) -> dict[str, list[float]]:
         """Return the losses of each run in nats/token; running statistics do not change.
 
-        `loss` is in evaluation mode. `loss_batch_statistics`, in training mode, is there with `batch_statistics`.
+        `loss` is in evaluation mode. `loss_batch_statistics`, in training mode, is there with `batch_statistics`, and
+        `loss_ema`, with the average of the weights, where there is one.
         """
         losses = {"loss": self._mean(runner, training=False)}
+        if average is not None:
+            with average.in_place_of(runner.params):
+                losses["loss_ema"] = self._mean(runner, training=False)
         if self.batch_statistics:
             buffers = runner.buffers
             losses["loss_batch_statistics"] = self._mean(runner, training=True)

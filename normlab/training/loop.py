@@ -36,6 +36,7 @@ from normlab.stats.statistic import CORE
 from normlab.store.format import DIVERGED, RUNNING
 from normlab.store.status import Status
 from normlab.training import checkpoint
+from normlab.training.average import WeightAverage
 from normlab.training.evaluate import Validation
 from normlab.training.graph import ReplayedSteps, Take
 from normlab.training.machine import PeakMemory, RuntimeSettings
@@ -113,6 +114,8 @@ class Loop:
             project=config.placement.project if projects(config.placement) else None,
             measure=self.statistics_schedule.measure,
             ranks=self.ranks,
+            average=None if config.eval.ema is None else WeightAverage(self.runner.params, config.eval.ema),
+            qk_clip=config.optim.qk_clip,
             loss_scale=LossScale(device) if self.settings.precision == "fp16" else None,
         )
 
@@ -154,7 +157,8 @@ class Loop:
         rest = {"alive": self.step.alive, "count": optimizer.count}
         if self.step.loss_scale is not None:
             rest |= self.step.loss_scale.tensors()
-        return {"param/": self.runner.params, "buffer/": self.runner.buffers, **moments, "": rest}
+        means = {} if self.step.average is None else {"average/": self.step.average.tensors}
+        return {"param/": self.runner.params, "buffer/": self.runner.buffers, **moments, **means, "": rest}
 
     def tensors(self, index: int) -> dict[str, Tensor]:
         """Return the state of one run by name, as its checkpoint holds it; for stacked runs, views of the stacks."""
@@ -360,7 +364,7 @@ class Loop:
                 run.record_statistics(tier, profiles)
 
     def _evaluate(self) -> None:
-        losses = self.validation(self.runner)
+        losses = self.validation(self.runner, self.step.average)
         for index, run in enumerate(self.runs):
             if run.diverged is None:
                 run.record_evaluation({name: by_run[index] for name, by_run in losses.items()})

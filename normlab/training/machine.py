@@ -23,6 +23,7 @@ from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SlurmOptions
 from normlab.data.files import find_sources
 from normlab.errors import ConfigError, NormlabError, OutOfMemoryError, is_out_of_memory
+from normlab.model.groups import check_groups
 from normlab.openmp import wait_policy
 from normlab.ranks import Ranks
 
@@ -191,16 +192,19 @@ def resolve_device(config: RunConfig, has_gpu: bool | None = None) -> str:
     return ("cuda" if has_gpu else "cpu") if config.device == "auto" else config.device
 
 
-def check_machine(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu | None = None) -> None:
-    """Check that this machine, or a Slurm task, has the device, the memory and the corpus files.
+def check_run(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu | None = None) -> None:
+    """Check that this machine, or a Slurm task, can train a validated config: the device, the memory, the corpus files.
+
+    Also that the model has the groups of parameters with options of their own.
 
     Args:
         slurm: The resources of the task in Slurm; None for a run on this machine.
         gpu: The GPU that trains the run, if it trains on a GPU of this machine; None for torch's current GPU.
 
     Raises:
-        ConfigError: The device, the memory or a corpus file is missing.
+        ConfigError: The device, the memory, a corpus file or a group is missing.
     """
+    check_groups(config)
     if slurm is not None and (
         config.device == ("cpu" if slurm.gpus else "cuda") or slurm.gpus not in (0, config.devices)
     ):

@@ -118,8 +118,8 @@ def families(options: Sequence[OptimConfig], groups: Mapping[str, str], factors:
         undecayed = [group for group, decay in same.items() if not any(decay)]
         for decay in dict.fromkeys(decay for decay in same.values() if any(decay)) or [decays[undecayed[0]]]:
             decayed = [group for group in same if any(decay) and same[group] == decay]
-            names = ([name for name in groups if groups[name] in each] for each in (decayed, undecayed))
-            found.append(Family(*names, by_group[(decayed or undecayed)[0]]))
+            chosen, others = ([name for name in groups if groups[name] in each] for each in (decayed, undecayed))
+            found.append(Family(chosen, others, by_group[(decayed or undecayed)[0]]))
             undecayed = []
     return found
 

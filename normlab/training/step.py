@@ -18,9 +18,12 @@ from normlab.model.runner import ModelRunner, Tensors
 from normlab.model.stack import Stack, norms_of_each, storages
 from normlab.ranks import Ranks, sum_in_backward
 from normlab.stats.measure.core import CoreStatistics, Measurement
+from normlab.training.average import WeightAverage
 from normlab.training.optim import Hyperparameters, Optimizer
 
 INITIAL_SCALE = 2.0**16
+LARGEST_SCORE = ("largest_score", lambda attention: attention.largest_H)
+"""The statistic that `qk_clip` needs: its name, and its function of an `AttentionView`."""
 GROWTH_INTERVAL = 2000
 """Updates in succession after which the loss scale doubles; a gradient that is not finite halves it."""
 SMALLEST_SCALE = 1.0
@@ -92,6 +95,10 @@ class Step:
     """Computes the core statistics of measured steps."""
     ranks: Ranks = Ranks()
     """The ranks that share each batch."""
+    average: WeightAverage | None = None
+    """The mean of the parameters over the updates; part of the state."""
+    qk_clip: float | None = None
+    """Largest attention score of a head (`OptimConfig.qk_clip`), or None."""
     loss_scale: LossScale | None = None
     """The loss scale of a single run in float16; part of the state."""
     alive: Tensor = field(init=False)
@@ -129,7 +136,7 @@ class Step:
         assert self.measure is not None
         buffers = self.runner.buffers
         self.runner.train(True)
-        _, grads, micro_batches = self._gradients(tokens, targets, self.measure)
+        _, grads, micro_batches, _ = self._gradients(tokens, targets, self.measure)
         _, norms = self._norms(grads, each="grad_norm" in self.measure.names)
         measurement = self.measure.after_update(micro_batches, self.measure.before_update(norms))
         self.runner.set_buffers(buffers)
@@ -140,7 +147,7 @@ class Step:
         old_buffers: Tensors, measure: CoreStatistics | None,
     ) -> StepOutput:  # fmt: skip
         self.runner.train(True)
-        loss, grads, micro_batches = self._gradients(tokens, targets, measure)
+        loss, grads, micro_batches, scores_LRH = self._gradients(tokens, targets, measure)
         grad_norm, norms = self._norms(grads, each=measure is not None and "grad_norm" in measure.names)
         before = None if measure is None else measure.before_update(norms)
         factor = self._clip(grads, grad_norm)
@@ -156,14 +163,20 @@ class Step:
             self.optimizer.update(self.runner.params, grads, hyperparameters, updated)
             if self.project is not None:
                 self._project(self.project, updated)
+            if scores_LRH is not None:
+                self._clip_scores(scores_LRH, updated)
+            if self.average is not None:
+                self.average.update(self.runner.params, self.optimizer.count, updated)
         measurement = None if measure is None or before is None else measure.after_update(micro_batches, before)
         self._update_buffers(old_buffers)
         return StepOutput(torch.stack([loss, grad_norm, factor, self.alive.to(loss.dtype)]), measurement)
 
     def _gradients(
         self, tokens: Tensor, targets: Tensor, measure: CoreStatistics | None
-    ) -> tuple[Tensor, Tensors, list[Measurement]]:
+    ) -> tuple[Tensor, Tensors, list[Measurement], Tensor | None]:
         """Return the mean loss and gradient over the micro-batches of all ranks, and the measurements of this rank's.
+
+        With `qk_clip` also the largest attention score of each head, (L, ...R, H) for L blocks.
 
         The gradients are summed over ranks while the backward pass of the last micro-batch goes on.
         """
@@ -172,10 +185,13 @@ class Step:
         params = list(runner.params.values())
         scale = None if self.loss_scale is None else self.loss_scale.scale
         selection, has_taps = (None, False) if measure is None else (measure.selection, measure.taps)
+        if self.qk_clip is not None:
+            selection = {**(selection or {}), "attention": (*(selection or {}).get("attention", ()), LARGEST_SCORE)}
         batch_axis = len(runner.run_shape)
         loss: Tensor | None = None
         sums: Tensors = {}
         micro_batches: list[Measurement] = []
+        largest: list[Tensor] = []
         for part, (part_tokens, part_targets) in enumerate(
             zip(tokens.chunk(parts, batch_axis), targets.chunk(parts, batch_axis), strict=True), 1
         ):
@@ -183,6 +199,9 @@ class Step:
                 part_loss, statistics, taps = runner.loss(
                     part_tokens, part_targets, selection, taps=has_taps, scale=scale
                 )
+            if self.qk_clip is not None:
+                columns = sorted((c for c in statistics if c.statistic == LARGEST_SCORE[0]), key=lambda c: c.layer)
+                largest.append(torch.stack([statistics.pop(column) for column in columns]))
             segments = runner.params_by_segment() if part == parts and self.ranks.count > 1 else []
             with sum_in_backward(segments, sums) as in_backward:
                 scaled = part_loss.sum() if scale is None else part_loss * scale
@@ -207,7 +226,9 @@ class Step:
         self.ranks.sum_(loss)
         if self.loss_scale is not None:
             self.loss_scale.unscale_(storages(sums))
-        return loss, sums, micro_batches
+        if not largest:
+            return loss, sums, micro_batches, None
+        return loss, sums, micro_batches, self.ranks.largest(torch.stack(largest).amax(0))
 
     @torch.no_grad()
     def _norms(self, grads: Tensors, *, each: bool) -> tuple[Tensor, Tensor | None]:
@@ -231,6 +252,19 @@ class Step:
         else:
             torch._foreach_mul_(list(grads.values()), factor)
         return factor
+
+    def _clip_scores(self, scores_LRH: Tensor, updated: Tensor) -> None:
+        """Scale queries and keys of each head whose largest score is above `qk_clip`, so that it would be `qk_clip`.
+
+        Both have the factor sqrt(qk_clip / score). Source: Kimi Team 2025, arXiv:2507.20534, section 2.1 (QK-Clip).
+        """
+        assert self.qk_clip is not None
+        factors_LRH = (self.qk_clip / scores_LRH.clamp(min=self.qk_clip)).sqrt().where(updated[..., None], 1)
+        for layer, factors_RH in enumerate(factors_LRH):
+            for name in (f"blocks.{layer}.attn.{site}.{leaf}" for site in "qk" for leaf in ("weight", "bias")):
+                if (parameter := self.runner.params.get(name)) is not None:
+                    by_head = parameter.unflatten(updated.dim(), (scores_LRH.shape[-1], -1))
+                    by_head.mul_(factors_RH.view(*factors_RH.shape, *[1] * (by_head.dim() - factors_RH.dim())))
 
     def _project(self, project: Callable[[Mapping[str, Tensor]], None], updated: Tensor) -> None:
         """Project the parameters of the runs that were updated; the other runs keep their bits."""

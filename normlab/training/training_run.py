@@ -59,6 +59,7 @@ class Progress:
     train_loss: float | None = None
     val_loss: float | None = None
     val_loss_batch_statistics: float | None = None
+    val_loss_ema: float | None = None
     best_val_loss: float | None = None
     best_val_step: int | None = None
     seconds: float = 0.0
@@ -122,6 +123,7 @@ class TrainingRun:
         progress = self.progress
         progress.val_loss = losses["loss"]
         progress.val_loss_batch_statistics = losses.get("loss_batch_statistics")
+        progress.val_loss_ema = losses.get("loss_ema")
         best = math.inf if progress.best_val_loss is None else progress.best_val_loss
         if losses["loss"] < best:  # false for NaN
             progress.best_val_loss, progress.best_val_step = losses["loss"], progress.step

@@ -210,12 +210,14 @@ def stacked_muon(options: Orthogonal, group: StackedGroup) -> None:
 
 def _update(options: Orthogonal, group: Matrices) -> None:
     """Update the matrices of one shape together."""
-    for units in _units_by_shape(options, group.names, group.params):
-        params, grads, momenta, *rows = (_stack(each, units) for each in (group.params, group.grads, *group.moments))
-        lr, decay_factor, momentum, row_weight, alive = (
+    for units, heads in _units_by_shape(options, group.names, group.params):
+        states = (group.params, group.grads, *group.moments)
+        params, grads, momenta, *rows = (_stack(state, units, heads) for state in states)
+        lr, decay_factor, momentum, row_weight = (
             number.view(*number.shape, 1, 1) if isinstance(number, Tensor) else number
-            for number in (group.lr, group.decay_factor, group.momentum, group.row_weight, group.alive)
+            for number in (group.lr, group.decay_factor, group.momentum, group.row_weight)
         )
+        alive = group.alive.view(*group.alive.shape, 1, 1)
         new_momenta = momenta + (1 - momentum) * (grads - momenta)
         direction = grads + momentum * (new_momenta - grads) if options.nesterov else new_momenta
         update = orthogonalise(direction, options.ns_steps, options.polynomial)
@@ -232,7 +234,7 @@ def _update(options: Orthogonal, group: Matrices) -> None:
         states = (group.params, *group.moments)
         values = (new, new_momenta, *new_rows)
         for state, value, old in zip(states, values, (params, momenta, *rows), strict=True):
-            _unstack(state, units, torch.where(alive, value, old))
+            _unstack(state, units, heads, torch.where(alive, value, old))
 
 
 ROW_EPS = 1e-10
@@ -247,27 +249,37 @@ Unit = tuple[int, ...]
 """The numbers of the parameters that are one matrix for the update."""
 
 
-def _units_by_shape(options: Orthogonal, names: Sequence[str], params: State) -> list[list[Unit]]:
-    """Return the units of each shape: every parameter, or with qkv=together those of attention's input as one."""
+def _units_by_shape(options: Orthogonal, names: Sequence[str], params: State) -> list[tuple[list[Unit], int]]:
+    """Return the units of each shape, and the number of heads whose rows are matrices of their own.
+
+    A unit is a parameter, or with qkv=together those of q, k and v.
+    """
     together: dict[str, list[int]] = {}
+    heads: dict[str, int] = {}
     for number, name in enumerate(names):
         block, _, leaf = name.rpartition(".attn.")
-        is_joint = options.qkv == "together" and leaf in ("q.weight", "k.weight", "v.weight")
-        together.setdefault(block if is_joint else name, []).append(number)
+        is_qkv = leaf in ("q.weight", "k.weight", "v.weight")
+        unit = block if is_qkv and options.qkv == "together" else name
+        together.setdefault(unit, []).append(number)
+        heads[unit] = (options.heads or 1) if is_qkv else 1
     by_shape: dict[Any, list[Unit]] = {}
-    for unit in map(tuple, together.values()):
-        by_shape.setdefault((params[unit[0]].shape[-2:], len(unit)), []).append(unit)
-    return list(by_shape.values())
+    for name, unit in together.items():
+        by_shape.setdefault((params[unit[0]].shape[-2:], len(unit), heads[name]), []).append(tuple(unit))
+    return [(units, count) for (_, _, count), units in by_shape.items()]
 
 
-def _stack(state: State, units: Sequence[Unit]) -> Tensor:
-    """Return the matrices of units, (L, ...R, n, m)."""
+def _stack(state: State, units: Sequence[Unit], heads: int) -> Tensor:
+    """Return the matrices of units, (L, ...R, n, m); with heads L counts them, and n is a head's width."""
     matrices, parts = torch.stack([state[n] for unit in units for n in unit]), len(units[0])
+    if heads > 1:
+        return matrices.unflatten(-2, (heads, -1)).movedim(-3, 1).flatten(0, 1)
     return matrices if parts == 1 else matrices.unflatten(0, (-1, parts)).movedim(1, -3).flatten(-3, -2)
 
 
-def _unstack(state: State, units: Sequence[Unit], values: Tensor) -> None:
+def _unstack(state: State, units: Sequence[Unit], heads: int, values: Tensor) -> None:
     """Write the matrices of units into their parameters."""
+    if heads > 1:
+        values = values.unflatten(0, (-1, heads)).movedim(1, -3).flatten(-3, -2)
     targets = [state[n] for unit in units for n in unit]
     pieces = [piece for value, unit in zip(values, units, strict=True) for piece in value.chunk(len(unit), -2)]
     torch._foreach_copy_(targets, pieces)
@@ -285,7 +297,7 @@ class Update(NamedTuple):
     """Of a single run, by a fused kernel where torch has one."""
     stacked: Callable[[Any, StackedGroup], None]
     """Of stacked runs, in as many operations for any number of them."""
-    coefficients: Callable[[Any, float, int], tuple[float, ...]]
+    coefficients: Callable[[Any, float, int], tuple[Any, ...]]
     """The coefficients of a stacked run, from its options, the learning rate and the number of the update, from 1."""
 
 

@@ -57,6 +57,7 @@ DEFAULTS: dict[str, tuple[str, str]] = {
         "Nguyen & Salazar 2019, arXiv:1910.05895: one learned length, from sqrt(D)",
     ),
     "seednorm": ("eps=1e-06 alpha=1.0 unit_offset=False", "arXiv:2510.22777, as reported by others: alpha=1"),
+    "ssnorm": ("eps=1e-06", "as rmsnorm"),
     "zscore": (f"{BARE} eps=1e-06 sigma=population", PLAIN),
 }
 """Every option of each norm, and the source of its default."""

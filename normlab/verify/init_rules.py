@@ -105,7 +105,7 @@ def rule_checks(rule: str) -> Iterator[Check]:
             numbers = generator.standard_normal(weight.numel(), dtype=np.float32)
             expected = std * torch.from_numpy(numbers).view_as(weight)
             location = f"{name} of {depth} blocks of width {width}"
-            largest.compare(weight, expected, location, float(expected.abs().max()))
+            largest.compare(weight, expected, location, float(expected.abs().max()) or 1.0)
     parts = "token embedding, positions, head, queries and keys, values and MLP, outputs"
     yield largest.check(f"init {rule}", f"draws {parts} with {', '.join(CLOSED_FORMS[rule])}", "self")
 

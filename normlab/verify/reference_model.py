@@ -52,10 +52,13 @@ class ReferenceModel:
         self.config, self.model, self.norm_order = config, model, norm_order
         self.pending: deque[nn.Module] = deque()
         """Norms of the current segment that the formula has not used yet."""
+        self.first_values: Tensor | None = None
+        """The values of attention in the first block."""
+        self.tokens_BT = torch.empty(0)
         self.constants = FUNCTIONS | {"L": config.model.depth, "D": config.model.width}
 
     def __call__(self, tokens_BT: Tensor) -> Tensor:
-        model = self.model
+        model, self.first_values, self.tokens_BT = self.model, None, tokens_BT
         x_BTD = self.config.model.embed_scale * model.embed.tokens.weight[tokens_BT]
         if model.embed.positions is not None:
             x_BTD = x_BTD + model.embed.positions.weight[: tokens_BT.shape[1]]
@@ -131,13 +134,15 @@ class ReferenceModel:
         def project(site: str, x_BTD: Tensor, *, inner: bool) -> Tensor:
             layer = getattr(weights, site)
             y_BTD = linear(x_BTD, layer.weight, layer.bias)
+            if site == "v" and model.shares_values:
+                y_BTD = self._mixed_values(block, x_BTD, y_BTD)
             qk_norm = model.qk_norm if site in "qk" else "off"
             if qk_norm == "full":
                 y_BTD = self._norm(y_BTD)
             y_BTHK = y_BTD.reshape(*y_BTD.shape[:-1], model.heads, -1)
             if qk_norm == "head" and not model.qk_norm_after_rope:
                 y_BTHK = self._norm(y_BTHK)
-            return self._norm(y_BTHK) if inner else y_BTHK
+            return self._norm(y_BTHK) if inner or (site == "v" and model.v_norm) else y_BTHK
 
         def heads(x_BTD: Tensor, inner: bool = False) -> Tensor:
             q_BTHK, k_BTHK, v_BTHK = (project(site, x_BTD, inner=inner) for site in "qkv")
@@ -155,6 +160,8 @@ class ReferenceModel:
                 scores_BHTS = self._apply_inside("a", scores_BHTS, None)
             else:
                 scores_BHTS = scores_BHTS / math.sqrt(q_BTHK.shape[-1])
+            if model.attn_softcap is not None:
+                scores_BHTS = model.attn_softcap * torch.tanh(scores_BHTS / model.attn_softcap)
             earlier_TS = torch.ones(scores_BHTS.shape[-2:], dtype=torch.bool).tril()
             scores_BHTS = torch.where(earlier_TS, scores_BHTS, -math.inf)
             weights_BHTS = (scores_BHTS - scores_BHTS.amax(-1, keepdim=True)).exp()
@@ -180,6 +187,21 @@ class ReferenceModel:
             "A": lambda x: w_out(heads(x)),
             "A_qkv": lambda x: w_out(heads(x, inner=True)),
         }
+
+    def _mixed_values(self, block: Block, x_BTD: Tensor, v_BTD: Tensor) -> Tensor:
+        """Return the mean of a block's values and those of the first block, weighted by m, plus the value embedding."""
+        parameters = dict(block.attn.named_parameters())
+        if self.config.model.value_residual != "off":
+            if self.first_values is None:
+                self.first_values = v_BTD
+            v_BTD = v_BTD + parameters.get("value_mix", 0.5) * (self.first_values - v_BTD)
+        if "value_gate.weight" in parameters:
+            weight_HC = parameters["value_gate.weight"]
+            gate_BTH = 2 / (1 + torch.exp(-(x_BTD[..., : weight_HC.shape[1]] @ weight_HC.T)))
+            head_width = v_BTD.shape[-1] // len(weight_HC)
+            embed_BTD = parameters["value_embed.weight"][self.tokens_BT]
+            v_BTD = v_BTD + gate_BTH.repeat_interleave(head_width, -1) * embed_BTD
+        return v_BTD
 
     def _mlp(self, block: Block) -> dict[str, Map]:
         weights = block.mlp

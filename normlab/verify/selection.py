@@ -28,7 +28,7 @@ OTHER_DEPTHS = (8, 40)
 """Further depths, for placements whose blocks depend on the depth."""
 MODELS = (
     {"positions": "rope", "mlp": "swiglu", "qk_norm": "full", "bias": False, "embed_scale": 3.0, "logit_softcap": 2.0},
-    {"positions": "rope", "qk_norm": "head", "attn_gate": "channel"},
+    {"positions": "rope", "qk_norm": "head", "attn_gate": "channel", "attn_softcap": 0.5, "value_residual": "fixed"},
     {
         "positions": "rope",
         "rope_fraction": 0.5,
@@ -37,6 +37,9 @@ MODELS = (
         "qk_norm_after_rope": True,
         "qk_scale": 1.2,
         "attn_gate": "head",
+        "v_norm": True,
+        "value_residual": "learned",
+        "value_embed": True,
     },
 )
 """Options of further models that every placement is checked with."""

@@ -85,19 +85,34 @@ class Record:
         norm = {"name": self.norm, "gain": True, "unit_offset": False, "bias": False, "eps": 1e-6}
         norm |= {"eps_mode": "inside_ms"}
         model = {"depth": self.depth, "width": self.width, "heads": 4, "context": self.context}
-        model |= {"positions": "learned", "rope_theta": None, "mlp": "gelu", "mlp_width": 4 * self.width}
+        model |= {"positions": "learned", "rope_theta": None, "rope_fraction": 1.0}
+        model |= {"mlp": "gelu", "mlp_width": 4 * self.width}
         model |= {"bias": True, "tie_embeddings": True, "qk_norm": "off", "qk_norm_after_rope": False, "qk_scale": 1.0}
         model |= {"attn_gate": "off", "embed_scale": 1.0, "logit_softcap": None, "scaling": "none", "z_loss": 0.0}
-        model |= {"base_width": None, "base_depth": None}
+        model |= {
+            "base_width": None,
+            "base_depth": None,
+            "attn_softcap": None,
+            "v_norm": False,
+            "value_residual": "off",
+            "value_embed": False,
+        }
         data = {"name": "stdlib", "tokenizer": "bytes", "seed": self.seed, "val_fraction": 0.05}
         optim = {"name": "adamw", "lr": self.lr, "schedule": "cosine", "warmup_steps": self.warmup_steps}
         optim |= {"groups": plain_tree(ParameterGroups())}
         optim |= {"final_lr_fraction": 0.1, "decay_fraction": None, "clip": 1.0, "weight_decay": 0.1}
-        optim |= {"decay_mode": "proportional", "decay": "matrices", "beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
+        optim |= {
+            "decay_mode": "proportional",
+            "decay": "matrices",
+            "qk_clip": None,
+            "beta1": 0.9,
+            "beta2": 0.95,
+            "eps": 1e-8,
+        }
         train = {"steps": self.steps, "batch_size": self.batch_size, "accumulation": 1}
         return {
             "norm": norm, "placement": {"name": self.placement}, "model": model, "data": data, "optim": optim,
-            "train": train, "eval": {"sequences": 64}, "seed": self.seed, "init": "gpt2_scaled",
+            "train": train, "eval": {"sequences": 64, "ema": None}, "seed": self.seed, "init": "gpt2_scaled",
         }  # fmt: skip
 
     @cached_property
@@ -123,7 +138,7 @@ class Record:
                 **config["train"], "start_from": None, "log_every": LOG_EVERY, "checkpoint_every": CHECKPOINT_EVERY,
                 "graph": "auto",
             },
-            "eval": {"every": EVAL_EVERY, "sequences": 64},
+            "eval": {"every": EVAL_EVERY, **config["eval"]},
             "stats": {
                 "preset": "core" if on else "off", "tiers": ["core"] if on else [], "also": [],
                 "every": self.stats_every, "extended_every": None,
@@ -327,6 +342,7 @@ def _status(record: Record, numbers: Series, speed: float) -> dict[str, Any]:
         "train_loss": float(finite[-1]) if len(finite) else None,
         "val_loss": numbers.validation[max(numbers.validation)],
         "val_loss_batch_statistics": None,
+        "val_loss_ema": None,
         "best_val_loss": numbers.validation[best],
         "best_val_step": best,
         "seconds": tokens / speed,

@@ -12,6 +12,7 @@ A mutant is an entry with one mistake of a kind that public code has made:
 - in a row of the algebra: a norm at another site, a missing norm, an additional norm; another factor of depth;
 - in any placement: the init rule of another placement;
 - in any norm: another default, or twice its output;
+- in the updates of the optimisers, as in the code of a norm;
 - in a built module: a buffer of zeros, as after a round trip through the meta device.
 
 Names, declarations of an entry and references are not mutated. Each mutant runs in a process of its own. A failed

@@ -52,6 +52,12 @@ LAUNCHES = {
     "model=gpt2_tiny optim=normuon": {1: (597, 659), 2: (638, 721), 16: (638, 721)},
     "model=gpt2_tiny optim=hyperball": {1: (573, 635), 2: (614, 697), 16: (614, 697)},
     "model=gpt2_tiny optim.decay_mode=cautious": {1: (446, 508), 2: (483, 566), 16: (483, 566)},
+    "model=gpt2_tiny optim.qk_clip=100 eval.ema=0.99": {1: (512, 574), 2: (550, 633), 16: (550, 657)},
+    "model=gpt2_tiny model.value_residual=learned model.attn_softcap=30": {
+        1: (597, 659),
+        2: (621, 707),
+        16: (621, 707),
+    },
     "model=gpt2_124m": {1: (1148, 1551), 2: (1244, 2327), 16: (1244, 2336)},
 }
 """By shape of the model and number of runs, the launches of a plain and of a measured step. A measured step of large
@@ -181,7 +187,12 @@ REPLAYS = ["train.graph=on", "stats.every=2", ONE_LAYER]
 @pytest.mark.parametrize("runs", [1, 2])
 @pytest.mark.parametrize(
     "overrides",
-    [["norm=batchnorm"], ["train.accumulation=2", "optim=sgd"], ["placement=ngpt", "norm=none"]],
+    [
+        ["norm=batchnorm"],
+        ["train.accumulation=2", "optim=sgd"],
+        ["placement=ngpt", "norm=none"],
+        ["optim.qk_clip=100", "eval.ema=0.9"],
+    ],
     ids=" ".join,
 )
 def test_a_replayed_step_is_a_few_launches(overrides: list[str], runs: int, take_steps: TakeSteps) -> None:

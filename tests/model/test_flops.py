@@ -24,6 +24,7 @@ SHAPES = {
     "llama_124m": ("model=llama_124m", 32000),
     "untied": ("model=gpt2_mini model.tie_embeddings=false model.bias=false", 257),
     "one layer and one head": ("model=gpt2_nano model.depth=1 model.heads=1", 11),
+    "value embeddings": ("model=gpt2_nano model.value_embed=true model.value_residual=learned model.depth=3", 257),
     "odd sizes": (
         "model=gpt2_nano model.width=33 model.heads=3 model.mlp_width=71 model.context=37 model.depth=3",
         101,

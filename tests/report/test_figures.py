@@ -219,6 +219,8 @@ def test_one_seed_and_two_seeds_have_no_interval(results):
             "--statistic resid_rsm: unknown statistic by layer .*did you mean 'resid_rms'",
         ),
         ("layers", {"statistic": "resid_growth"}, "--statistic resid_growth: "),
+        ("layers", {"moment": "middle"}, "--at middle: must be a step, first or last"),
+        ("layers", {"moment": "99999"}, r"--at 99999: not measured at this step; choose \d+ or \d+$"),
     ],
 )
 def test_unknown_kinds_and_statistics(table, kind, options, message):

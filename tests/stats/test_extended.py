@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from normlab.model import attention
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.norms.base import NORMS
@@ -71,22 +72,31 @@ def batch(placement: str, *overrides: str) -> tuple[Tensor, Tensor]:
     return tokens[0, :5], targets[0, :5]
 
 
-@pytest.mark.parametrize("overrides", [(), ("model.qk_norm=head", "model.positions=rope")], ids=["plain", "qk"])
-def test_attention_statistics_equal_a_loop_over_queries(overrides: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "overrides",
+    [(), ("model.qk_norm=head", "model.positions=rope"), ("model.attn_softcap=0.1",)],
+    ids=["plain", "qk", "softcap"],
+)
+def test_attention_statistics_equal_a_loop_over_queries(
+    overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     measured, model, _ = extended_statistics("pre", "norm=rmsnorm", *overrides)
     tokens, _ = batch("pre")
     calls: list[tuple[Tensor, Tensor, float]] = []
-    real = nn.functional.scaled_dot_product_attention
+    cap = (lambda z: 0.1 * torch.tanh(z / 0.1)) if "model.attn_softcap=0.1" in overrides else (lambda z: z)
+    real, with_softcap = nn.functional.scaled_dot_product_attention, attention.attend
 
     def listening(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, scale: float) -> Tensor:
         calls.append((q.detach(), k.detach(), scale))
         return real(q, k, v, is_causal=is_causal, scale=scale)
 
-    nn.functional.scaled_dot_product_attention = listening
-    try:
-        model(tokens)
-    finally:
-        nn.functional.scaled_dot_product_attention = real
+    def listening_with_softcap(q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float) -> Tensor:
+        calls.append((q.detach(), k.detach(), scale))
+        return with_softcap(q, k, v, scale, softcap)
+
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", listening)
+    monkeypatch.setattr(attention, "attend", listening_with_softcap)
+    model(tokens)
     for place, (q, k, scale) in enumerate(calls, start=1):
         largest, entropies, sinks = -math.inf, [], []
         examples, heads, length, _ = q.shape
@@ -94,7 +104,7 @@ def test_attention_statistics_equal_a_loop_over_queries(overrides: tuple[str, ..
             of_head = []
             for example in range(examples):
                 for query in range(length):
-                    z = scale * k[example, head, : query + 1] @ q[example, head, query]
+                    z = cap(scale * k[example, head, : query + 1] @ q[example, head, query])
                     p = z.exp() / z.exp().sum()
                     largest = max(largest, z.max().item())
                     of_head.append(-(p * p.log()).sum().item())

@@ -126,6 +126,8 @@ def test_power_is_that_of_the_deviation_of_the_choosing_seeds(results):
         ]
         assert stated == pytest.approx(np.mean(supported), abs=0.08)
     assert power.text.endswith(f"(sd from {CHOOSING_SEEDS} seeds)")
+    at_one_rate = [run for run in found if run.lr == 3e-3]  # whose first seeds judge too
+    assert verdict(dataclasses.replace(STUDY, claims=[claim]), at_one_rate).power == power
 
 
 def test_verdicts_are_corrected_for_all_claims_of_the_study(results):

@@ -16,9 +16,9 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "prove" / "kill_and_resume.py"
 OVERRIDES = [
     "norm=batchnorm", "placement=pre", "model=gpt2_nano", "data=files", f"data.path=[{CORPUS}]", "device=cpu",
     "tracking.wandb=off", "eval.sequences=8", "train.batch_size=4", "train.steps=16",
-    "train.checkpoint_every=4", "eval.every=4", "train.log_every=3",
+    "train.checkpoint_every=4", "eval.every=4", "eval.ema=0.9", "train.log_every=3",
 ]  # fmt: skip
-"""Overrides of a run whose state has buffers and two moments. Checkpoints at 4, 8, 12 and 16."""
+"""Overrides of a run whose state has buffers, two moments and a mean of the weights. Checkpoints at 4, 8, 12 and 16."""
 
 
 def contents(folder: Path) -> dict[str, bytes]:

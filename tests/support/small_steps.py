@@ -11,6 +11,7 @@ from normlab.model.runner import ModelRunner
 from normlab.placements.base import load_all
 from normlab.stats.measure.core import CoreStatistics
 from normlab.stats.statistic import CORE
+from normlab.training.average import WeightAverage
 from normlab.training.optim import Optimizer
 from normlab.training.step import Step, StepOutput
 
@@ -27,7 +28,11 @@ def step_of(config: RunConfig, runner: ModelRunner) -> Step:
         torch.full(runner.run_shape, config.optim.clip, dtype=torch.float64) if runner.run_shape else config.optim.clip
     )
     measure = CoreStatistics(runner, config.stats.names(CORE))
-    return Step(runner, optimizer, clip=clip, project=config.placement.project, measure=measure)
+    average = None if config.eval.ema is None else WeightAverage(runner.params, config.eval.ema)
+    return Step(
+        runner, optimizer, clip=clip, project=config.placement.project, measure=measure, average=average,
+        qk_clip=config.optim.qk_clip,
+    )  # fmt: skip
 
 
 def assert_same_measurements(found: Sequence[StepOutput], expected: Sequence[StepOutput]) -> None:

@@ -69,7 +69,7 @@ def record_of(run: RunFolder) -> dict[str, np.ndarray]:
 
 CASES = {
     "batchnorm": ["norm=batchnorm", "placement=pre"],
-    "layernorm": ["norm=layernorm", "placement=pre", "train.accumulation=4"],
+    "layernorm": ["norm=layernorm", "placement=pre", "train.accumulation=4", "eval.ema=0.9", "optim.qk_clip=0.01"],
     "normuon": ["norm=rmsnorm", "placement=pre", "optim=normuon", "optim.qkv=together", "optim.decay_mode=cautious"],
     # Keys without biases, whose gradient is rounding alone, of which lion takes the sign.
     "lion": ["norm=dyt", "placement=pre", "optim=lion", "optim.groups.embed.lr=3", "model.bias=false"],

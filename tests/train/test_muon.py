@@ -30,6 +30,7 @@ OPTIONS = {
     "normuon": NorMuon(**COMMON, scale="shape", row_decay=0.9),
     "hyperball": Hyperball(**COMMON),
     "together": Muon(**COMMON, qkv="together"),
+    "heads": NorMuon(**COMMON, qkv="heads", heads=2),
 }
 with_options = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
@@ -128,6 +129,18 @@ def test_together_q_k_and_v_are_one_matrix() -> None:
     for name, expected in zip(names, joint.detach().chunk(3), strict=True):
         torch.testing.assert_close(found[name], expected, atol=1e-12, rtol=1e-12)
         assert not torch.allclose(found[name], updated(OPTIONS["muon"], steps=1)[name])
+
+
+def test_heads_of_q_k_and_v_are_matrices_of_their_own() -> None:
+    options = Muon(**COMMON, qkv="heads", heads=2)
+    start, grads, found = drawn(0), drawn(1), updated(options, steps=1)
+    for name in HIDDEN:
+        parts = 2 if ".attn." in name else 1
+        rows = [part.clone().requires_grad_() for part in start[name].chunk(parts)]
+        for part, grad in zip(rows, grads[name].chunk(parts), strict=True):
+            part.grad = grad
+        torch.optim.Muon(rows, lr=options.lr, momentum=options.momentum, adjust_lr_fn="match_rms_adamw").step()
+        torch.testing.assert_close(found[name], torch.cat(rows).detach(), atol=1e-12, rtol=1e-12)
 
 
 @with_options

@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from normlab.model.init import build_model
-from normlab.model.runner import SingleRun, StackedRuns
+from normlab.model.runner import SingleRun, StackedRuns, Tensors
 from normlab.norms.base import load_all as load_norms
 from normlab.placements.algebra import AlgebraPlacement
 from normlab.placements.base import load_all as load_placements
 from normlab.training.machine import KINDS_OF_BLOCKS
 from normlab.training.optim import coefficients_of, hyperparameters_at
+from normlab.training.step import Step
 from support.small_steps import VOCAB, assert_same_measurements, config_of, cyclic_batch, norm_in, step_of
 
 # The default of prmsnorm uses two of 32 channels, whose norm may be tiny: then rounding grows to 1e-1.
@@ -61,11 +62,15 @@ def assert_pack_equals_single_runs(
             assert_same_measurements([together], outputs)
     # Without this assertion, the compared models could have learned nothing.
     assert steps < 50 or losses.max() < math.log(VOCAB)
-    for kind in () if losses_only else ("params", "buffers"):
-        for r, single in enumerate(singles):
-            for name, tensor in getattr(single.runner, kind).items():
-                stacked = getattr(pack.runner, kind)[name][r]
-                torch.testing.assert_close(stacked, tensor, atol=1e-9, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+    for r, single in enumerate(() if losses_only else singles):
+        for expected, stacked in zip(state_of(single), state_of(pack), strict=True):
+            for name, tensor in expected.items():
+                values = stacked[name][r]
+                torch.testing.assert_close(values, tensor, atol=1e-9, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def state_of(step: Step) -> list[Tensors]:
+    return [step.runner.params, step.runner.buffers, {} if step.average is None else step.average.tensors]
 
 
 @pytest.mark.few(1)
@@ -90,6 +95,18 @@ def test_the_blocks_of_a_pack_share_their_compiled_code(overrides: tuple[str, ..
 @pytest.mark.parametrize("name", OWN_WIRING)
 def test_pack_equals_single_runs(name: str, norm: str) -> None:
     assert_pack_equals_single_runs((norm_in(name, norm), f"placement={name}", "model.depth=2"), 10)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("optim.qk_clip=1e-4", "eval.ema=0.9", "model.depth=2"),
+        ("model.value_residual=learned", "model.attn_softcap=0.1", "model.v_norm=true", "model.depth=3"),
+    ],
+    ids=" ".join,
+)
+def test_pack_with_options_equals_single_runs(overrides: tuple[str, ...]) -> None:
+    assert_pack_equals_single_runs(overrides, 10)
 
 
 @pytest.mark.exhaustive

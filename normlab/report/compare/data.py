@@ -171,7 +171,7 @@ def _variants(
 
 def _statistics(layout: Layout, cache: ReadCache) -> list[str]:
     measured = [cache.profiles(run) for cell in layout.cells for run in cell.runs_at_best]
-    sizes = {key: len(profile.get("last", ())) for each in measured for key, profile in each.items()}
+    sizes = {key: len(profile.layers) for each in measured for key, profile in each.items()}
     names = [" ".join(filter(None, key)) for key, size in sizes.items() if size > 1]
     return sorted(names, key=lambda name: {"dresid_rms": 0, "resid_rms": 1}.get(name, 2))
 

@@ -1,11 +1,14 @@
 """The entries of the catalogue, each with its mutants and its checks."""
 
+import contextlib
 import dataclasses
 import importlib
+import io
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
 
+import pytest
 from torch import nn
 
 from mutants.code import TABLES, code_mutants
@@ -93,6 +96,15 @@ def affine_checks() -> Iterator[Check]:
     yield from placement_checks("depth_scaled_sandwich")
 
 
+def update_checks() -> Iterator[Check]:
+    """Run the tests of the updates, which compare them with other implementations, in this process."""
+    tests = Path(__file__).parents[3] / "tests" / "train"
+    names = [str(tests / name) for name in ("test_muon.py", "test_optim.py")]
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", *names])
+    yield Check("updates", "equal other implementations", passed=code == pytest.ExitCode.OK, result=str(code))
+
+
 SHARED: dict[str, Checks] = {
     "affine": affine_checks,
     "wiring": partial(algebra_checks, "rezero", "lns", "b2t"),
@@ -130,6 +142,8 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
     for row in table.ROWS:
         mutants = [*row_mutants(row), *buffer_mutants(row.name, _built("placements", row.name))]
         entries[row.name] = mutants, partial(placement_checks, row.name)
+    updates = importlib.import_module("normlab.training.updates")
+    entries["updates"] = list(code_mutants("updates", updates)), update_checks
     rules = importlib.import_module("normlab.placements.init_rules")
     for rule in INIT_RULES:
         mutants = list(code_mutants(f"init {rule}", rules, [rule]))

@@ -93,8 +93,10 @@ def test_layers_are_medians_and_ranges_of_the_seeds(trained, compare, tmp_path):
     for key in figure["variants"]:
         name, _, site = key.partition(" ")
         (points,) = lines_of(data, "layers", key).values()
-        first = make_figure("layers", table, statistic=key, moment="first").panels[0].lines[0].points
-        drawn = {-1: points, 0: [(point.x, point.y, point.low, point.high) for point in first]}
+        drawn = {-1: points}
+        for at, moment in {0: "first", 3: "6"}.items():
+            line = make_figure("layers", table, statistic=key, moment=moment).panels[0].lines[0]
+            drawn[at] = [(point.x, point.y, point.low, point.high) for point in line.points]
         for at, values_of_layers in drawn.items():
             for layer, mean, low, high in values_of_layers:
                 values = [float(run[name, site].values[at, int(layer)]) for run in measured]

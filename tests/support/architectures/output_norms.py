@@ -77,8 +77,9 @@ OUTPUT_NORMS = [
     Architecture(
         name="Gemma 2",
         transformers_class="Gemma2ForCausalLM",
-        overrides=f"{LLAMA} norm=rmsnorm_gemma placement=peri model.embed_scale={WIDTH**0.5} model.logit_softcap=3",
-        config=GEMMA | {"final_logit_softcapping": 3.0},
+        overrides=f"{LLAMA} norm=rmsnorm_gemma placement=peri model.embed_scale={WIDTH**0.5} model.logit_softcap=3 "
+        "model.attn_softcap=0.2",
+        config=GEMMA | {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 0.2, "attn_implementation": "eager"},
         model_weights=LLAMA_ENDS,
         block_weights=LLAMA_ATTN | GATED | GEMMA_PERI,
     ),

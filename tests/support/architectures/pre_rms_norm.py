@@ -1,5 +1,10 @@
 """`pre` with RMS norm."""
 
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+
 from support.architectures.architecture import (
     DEPTH,
     GATED,
@@ -24,6 +29,19 @@ from support.architectures.architecture import (
 )
 from support.transformers_models import CONTEXT
 
+
+def resformer(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the values of each layer by their mean with those of the first, as Zcchill/Value-Residual-Learning."""
+    first: list[Tensor] = []
+
+    def record(module: nn.Module, inputs: object, values: Tensor) -> None:
+        first[:] = [values]
+
+    model.model.layers[0].self_attn.v_proj.register_forward_hook(record)
+    for layer in model.model.layers[1:]:
+        layer.self_attn.v_proj.register_forward_hook(lambda *args: 0.5 * first[0] + 0.5 * args[-1])
+
+
 PRE_RMS_NORM = [
     Architecture(
         name="Llama",
@@ -31,6 +49,14 @@ PRE_RMS_NORM = [
         overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre",
         model_weights=LLAMA_ENDS,
         block_weights=LLAMA_ATTN | GATED | LLAMA_PRE,
+    ),
+    Architecture(
+        name="ResFormer",
+        transformers_class="LlamaForCausalLM",
+        overrides=f"{LLAMA} norm=rmsnorm_llama placement=pre model.value_residual=fixed",
+        model_weights=LLAMA_ENDS,
+        block_weights=LLAMA_ATTN | GATED | LLAMA_PRE,
+        patch=resformer,
     ),
     Architecture(
         name="Helium",

@@ -102,6 +102,7 @@ def test_pack_equals_single_runs(name: str, norm: str) -> None:
     [
         ("optim.qk_clip=1e-4", "eval.ema=0.9", "model.depth=2"),
         ("model.value_residual=learned", "model.attn_softcap=0.1", "model.v_norm=true", "model.depth=3"),
+        ("model.value_embed=true", "model.depth=3"),
     ],
     ids=" ".join,
 )

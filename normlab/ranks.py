@@ -40,17 +40,20 @@ class Ranks:
 
     def largest(self, tensor: Tensor) -> Tensor:
         """Return the maximum over ranks of each number."""
-        return self.merge(tensor, len(tensor))
+        if self.count == 1:
+            return tensor
+        largest = tensor.clone()
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return largest
 
     @torch.no_grad()
     def merge(self, values: Tensor, maxima: int) -> Tensor:
         """Return the maximum over ranks of the first `maxima` values, and the mean of the others."""
         if self.count == 1:
             return values
-        largest, mean = values[:maxima].clone(), values[maxima:].clone()
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        mean = values[maxima:].clone()
         dist.all_reduce(mean)
-        return torch.cat([largest, mean / self.count])
+        return torch.cat([self.largest(values[:maxima]), mean / self.count])
 
     def any(self, value: bool, device: torch.device | str = "cpu") -> bool:
         if self.count == 1:

@@ -131,7 +131,7 @@ class OptimConfig:
     qk_clip: float | None = option(
         None, above=0,
         help="Largest score q k of a head in a step: after the update, the matrices of queries and keys of each head "
-        "above it are scaled down to it (QK-Clip, arXiv:2507.20534); 100 there.",
+        "above it are scaled down to it (QK-Clip). The paper has 100 (arXiv:2507.20534).",
     )  # fmt: skip
     groups: ParameterGroups = field(default_factory=ParameterGroups)
 

@@ -348,6 +348,8 @@ class RunConfig:
                 f"{scaling}: placement={self.placement.name} has norms or factors on its sums or sub-layers, which "
                 "undo the factor on a sub-layer; choose placement=pre, or another with norms only before sub-layers"
             )
+        if self.model.value_embed:
+            raise ConfigError(f"{scaling}: has no rule for model.value_embed=true; leave one of them out")
         if self.optim.name != "adamw":
             raise ConfigError(f"{scaling}: its learning rates are those of optim=adamw, not of optim={self.optim.name}")
         if self.init_rule not in WIDTH_FREE:
@@ -355,12 +357,11 @@ class RunConfig:
 
     def _check_qk_clip(self) -> None:
         """Check that the matrices of queries and keys determine the size of the scores."""
-        inner = {site for n in range(self.model.depth) for site in self.placement.inner_sites(n, self.model.depth)}
         if self.optim.qk_clip is None:
             return
         if self.model.qk_norm != "off":
             raise no_effect(f"optim.qk_clip={self.optim.qk_clip}", f"model.qk_norm={self.model.qk_norm}")
-        if inner & {"q", "k"} or "q = " in self.placement.inside:
+        if self._inner_sites & {"q", "k"} or "q = " in self.placement.inside:
             reason = f"placement={self.placement.name}, which normalises queries and keys"
             raise no_effect(f"optim.qk_clip={self.optim.qk_clip}", reason)
 
@@ -405,7 +406,7 @@ class RunConfig:
             raise no_effect(f"model.qk_norm={model.qk_norm}", "norm=none")
         if model.v_norm and self.norm.name == "none":
             raise no_effect("model.v_norm=true", "norm=none")
-        if model.v_norm and any("v" in self.placement.inner_sites(n, model.depth) for n in range(model.depth)):
+        if model.v_norm and "v" in self._inner_sites:
             raise no_effect("model.v_norm=true", f"placement={self.placement.name}, which has this norm")
         self.placement.reject_unused_options(self.norm, self.model.depth)
 
@@ -426,9 +427,14 @@ class RunConfig:
             )
         return warnings
 
+    @property
+    def _inner_sites(self) -> set[str]:
+        """The sites of the placement's norms inside the sub-layers of any block."""
+        depth = self.model.depth
+        return {site for layer in range(depth) for site in self.placement.inner_sites(layer, depth)}
+
     def _norm_widths(self) -> set[int]:
-        model, widths = self.model, {self.model.width}
-        inner = {site for layer in range(model.depth) for site in self.placement.inner_sites(layer, model.depth)}
+        model, widths, inner = self.model, {self.model.width}, self._inner_sites
         if model.qk_norm == "head" or model.v_norm or inner & {"q", "k", "v"}:
             widths.add(model.width // model.heads)
         if "mlp_inner" in inner and model.mlp_width is not None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.config.schema import ModelConfig
-from normlab.model.attention import Attention
+from normlab.model.attention import Attention, capped
 from normlab.model.mlp import MLP
 from normlab.placements.base import MakeNorm, Placement
 from normlab.placements.wiring import Branch
@@ -136,9 +136,7 @@ class Head(nn.Module):
         if self.logits is not None:
             logits_BTV = self.logits(logits_BTV)
         if self.softcap is not None:
-            logits_BTV = self.softcap * torch.tanh(
-                logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32)) / self.softcap
-            )
+            logits_BTV = capped(logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32)), self.softcap)
         observe("head", "", logits_BTV)
         return logits_BTV
 

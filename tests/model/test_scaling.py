@@ -75,6 +75,7 @@ def test_factors_are_those_of_the_public_code(rule: str) -> None:
         (["placement=peri"], "placement=peri has norms or factors on its sums"),
         (["optim=muon"], "its learning rates are those of optim=adamw"),
         (["init=xavier"], "scales the init rule itself"),
+        (["model.value_embed=true"], "has no rule for model.value_embed=true"),
         (["model.base_depth=2"], "model.base_depth=2"),
     ],
 )

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.config.schema import ModelConfig
+from normlab.config.model import ModelConfig
 from normlab.model.stack import StackedLinear
 from normlab.placements.base import MakeNorm
 from normlab.stats.instrument import observe

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normlab.config.schema import ModelConfig
+from normlab.config.model import ModelConfig
 from normlab.model.attention import Attention, capped
 from normlab.model.mlp import MLP
 from normlab.placements.base import MakeNorm, Placement

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.config.schema import ModelConfig
+from normlab.config.model import ModelConfig
 from normlab.placements.base import MakeNorm
 from normlab.stats.instrument import observe
 

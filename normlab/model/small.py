@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from normlab.config.corpora import StdlibData
+from normlab.config.model import ModelConfig
 from normlab.config.optim import AdamW
-from normlab.config.schema import ModelConfig, RunConfig
+from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
 from normlab.model.attention import attend
 from normlab.model.gpt import GPT, Block

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from normlab.config.corpora import StdlibData
+from normlab.config.model import ModelConfig
 from normlab.config.optim import AdamW
-from normlab.config.schema import ModelConfig, RunConfig, TrainConfig
+from normlab.config.schema import RunConfig, TrainConfig
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model, derive_seed, initialise
 from normlab.model.runner import SingleRun

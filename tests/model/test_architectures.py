@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from normlab.config.schema import ModelConfig
+from normlab.config.model import ModelConfig
 from normlab.model.gpt import GPT
 from normlab.placements.base import load_all
 from support.architectures import ARCHITECTURES

@@ -40,7 +40,7 @@ from normlab.training.optim import (
 from normlab.training.step import Step
 from normlab.training.updates import UPDATES
 
-STEPS = 6
+STEPS = 50
 
 
 def drawn(*lead: int) -> dict[str, torch.Tensor]:

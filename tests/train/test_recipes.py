@@ -1,4 +1,4 @@
-"""Recipes of conf/recipe against what the public code that they are from gives its optimisers and its init.
+"""Recipes of conf/recipe against the public code that they are from: init, options and updates of each parameter.
 
 `scripts/prove/record_recipes.py` has run that code and written recipes.json, which names the commits.
 """
@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from normlab.config.compose import compose_run
 from normlab.errors import ConfigError
 from normlab.model.groups import groups_of
 from normlab.model.init import build_model, standard_deviation
 from normlab.paths import config_dir
+from normlab.training.optim import Optimizer, hyperparameters_at
+from support.drawn_updates import STEPS, drawn_gradients, drawn_start, sums_of
 
 RECORDED = json.loads((Path(__file__).parent / "recipes.json").read_text())
 DEPTH, WIDTH, VOCAB = 2, 768, 60
@@ -51,6 +54,24 @@ def test_a_recipe_trains_each_parameter_as_its_source(recipe: str) -> None:
         ours["sd"] = pytest.approx(0 if std is None else std, rel=6 / math.sqrt(2 * p.numel()))
         ours["mean"] = pytest.approx(p.mean().item() if std is None else 0, abs=0.03)
         assert row == ours, name
+
+
+@pytest.mark.parametrize("recipe", RECORDED)
+def test_updates_of_a_recipe_are_those_of_its_source(recipe: str) -> None:
+    recorded = RECORDED[recipe]
+    constant = ["optim.schedule=constant", "optim.decay_fraction=null"]
+    config = compose_run([f"recipe={recipe}", "model=llama_nano", f"model.depth={DEPTH}", *constant])
+    groups = groups_of(build_model(config, VOCAB))
+    start = drawn_start({name: row["shape"] for name, row in recorded["parameters"].items()})
+    params = {name: p.clone() for name, p in start.items() if name not in LEFT_OUT[recipe]}
+    optimizer = Optimizer([config.optim], params, {name: groups[name] for name in params})
+    for step in range(STEPS):
+        grads = drawn_gradients(start, step)
+        own = [hyperparameters_at(family.options[0], STEPS, step) for family in optimizer.families]
+        optimizer.update(params, {name: grads[name] for name in params}, own, torch.tensor(True))
+    for name, sums in sums_of(start | params).items():
+        if name not in LEFT_OUT[recipe]:
+            assert sums == pytest.approx(recorded["updated"][name], rel=1e-11, abs=1e-11), name
 
 
 def test_every_recipe_has_a_source() -> None:

@@ -33,7 +33,8 @@ register_study(
         limits=(
             "Depth 16 and 300 steps show only which placement learns first. They do not say which one is better after "
             "long training, nor what happens at a depth of 100 and more. Keel's paper has 64 layers and more. The best "
-            "rate of each arm is one of five."
+            "rate of each arm is one of five. Placement and init rule differ together: a part of a difference may be "
+            "the rule's."
         ),
         grids=[
             Grid("depth", f"{GRID} placement=pre,post,keel model.depth=4,8,16"),

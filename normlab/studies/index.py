@@ -25,9 +25,10 @@ they hold at every number of seeds. Six seeds choose the learning rates; blocks 
 claim is decided or 24 are not expected to decide it. *replicated?*: the verdict of the same criterion on fresh seeds.
 *other settings*: width 128 and another corpus. `normlab study show NAME` prints the criteria. They are fixed before the
 replications; a study with an amendment was changed after its first seeds had been seen. *source*: who prompted the
-claim; depths, steps and margins are ours. A placement has its own init rule, so that a claim on two placements is one
-on two pairs. *power below 30 %*: with the noise of the choosing seeds, the study could hardly have supported the claim
-at the effect stated, so that it is not counted, whatever its verdict.
+claim; depths, steps and margins are ours. Unless a claim names an init rule, a placement has its own, so that a claim
+on two placements is one on two pairs of placement and rule. *power below 30 %*: with the noise of the first six seeds,
+the study could hardly have supported the claim at its stated effect, so that it is not counted, whatever its verdict.
+Later seeds may be noisier, and then the power is lower than stated.
 
 **What small models cannot tell.** These models have 2 to 48 blocks of width 32 to 128 (the step times: up to 1024) and
 train on less than half a million bytes. They decide signs, whether a model learns at all within some hundred steps,
@@ -132,10 +133,15 @@ def _rate(reports: Sequence[dict[str, Any]]) -> str:
     replicated = f"{sum(again)} of {len(again)} decided claims were decided in the same way on fresh seeds"
     wrong = 0.05 * len(reports)
     low = len(every) - len(claims)
+    unknown = sum(row["power"] is None for row in claims)
+    amended = sum(bool(report.get("amendments")) for report in reports)
     return (
         f"{len(claims)} claims, {decided} decided and {undecided} undecided; {low} more have a power below 30 %. "
-        f"{replicated if again else 'None is replicated'}. The verdicts of a study are corrected for all of them, "
-        "so that one of them is wrong with a probability of at most 5 %: "
-        f"in {len(reports)} studies at most {wrong:.2g} with a wrong verdict are expected. By simulation the choice of "
-        "learning rates keeps this: of two equal arms one has the lower loss in at most 3 % of studies."
+        f"{unknown} of the {len(claims)} have no known power, because they state no effect or are not about a mean. "
+        f"{replicated if again else 'None is replicated'}. The verdicts of a study are corrected for all its claims: "
+        "with a criterion fixed beforehand, one of them or more is wrong with a probability of at most 5 %, and of "
+        f"{len(reports)} studies at most {wrong:.2g} are expected to have a wrong one. {amended} of them were amended "
+        "after their first seeds had been seen, so that this holds for their fresh seeds only. By simulation the "
+        "choice of learning rates keeps this: where two arms are equal, at most 3 % of studies decide that one has the "
+        "lower loss."
     )

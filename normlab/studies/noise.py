@@ -106,8 +106,9 @@ register_study(
         limits=(
             "The runs are among those of the study depth. The false positives need 28 seeds, so that the deviations "
             "are of a fixed number. The splits of the same seeds are not independent, and the rate of false positives "
-            "applies to these runs. Other arms, above all those close to instability, have more noise over seeds than "
-            "pre-norm."
+            "applies to these runs. The deviation is that at the chosen learning rates: of the same runs, those at a "
+            "lower rate may vary less at the same mean loss. Other arms, above all those close to instability, have "
+            "more noise over seeds than pre-norm."
         ),
         grids=[Grid("pre", f"{NANO} placement=pre model.depth=4,8,16 {RATES}")],
         claims=[

@@ -25,7 +25,8 @@ from normlab.studies.estimators import (
 NEAR = 0.1
 """How far from the lowest loss of its seed a run may be that has trained well, nats/token."""
 NUMBERS = {
-    "sensitivity": "mean of min(loss, ln V) over the grid, minus the lowest loss, nats/token",
+    "sensitivity": "mean of min(loss, ln V) over the grid, minus the lowest loss (for a seed that learns at no rate, "
+    "that of the other arm), nats/token",
     "highest_rate": f"highest learning rate within {NEAR} nats/token of the lowest loss",
 }
 
@@ -68,8 +69,15 @@ class OverGrid:
         return f"{'difference in ' if self.minus else ''}S, nats/token"
 
     def estimate(self, runs: StudyRuns) -> Estimate:
-        """Return the estimate over the seeds that have all runs of the grid."""
+        """Return the estimate over the seeds that have all runs of the grid.
+
+        Raises:
+            ConfigError: No run of an arm has learned: a flat curve would have a small S.
+        """
         arms = [runs.arm_of_grid(where) for where in (self.where, self.minus) if where is not None]
+        for arm in arms:
+            if any(run.has_loss for run in arm.runs) and not any(run.has_learned for run in arm.runs):
+                raise ConfigError(f"no run of [{arm.where}] has learned")
         by_arm = [complete_seeds(arm) for arm in arms]
         number = _highest_rate if self.number == "highest_rate" else _sensitivity
         values: dict[Replicate, float] = {}

@@ -44,11 +44,11 @@ LEGEND = (
     "n: seeds in the estimate, or seeds of a share. left out: seeds without the quantity, because a run diverged or, "
     "for a loss, has not learned. bad: judged runs that have not learned; of a share, those that count. p: the "
     "smallest level at which the claim is decided, corrected for all claims of the study. power: the probability of "
-    "the verdict supported, if the effect is as stated, with the standard deviation of the choosing seeds (with a "
-    "single learning rate: of the first six) and at the ends of its interval of 80 %. learning rates: those of each "
-    "arm whose loss is above that at the best one by at most one standard error of the choosing seeds; a seed's value "
-    "is its mean over them. The table of arms has the judging seeds, or the choosing ones where no others were "
-    "needed."
+    "the verdict supported, if the effect is the number after at; with the standard deviation of the choosing seeds "
+    "(with a single learning rate: of the first six), and at the ends of its interval of 80 %. learning rates: those "
+    "of each arm whose loss is above that at the best one by at most one standard error of the choosing seeds; a "
+    "seed's value is its mean over them. The table of arms has the judging seeds, or the choosing ones where no "
+    "others were needed."
 )
 OUTCOMES = (
     "A run has learned if it finished with a loss below the band around the unigram entropy, the loss of a model that "
@@ -253,10 +253,11 @@ def _table(judgements: Sequence[Judgement]) -> str:
     for each in judgements:
         e, claim = each.estimate, each.claim
         rates = sorted({rate for rates in e.rates.values() for rate in rates})
+        power = f"{each.power.text}, at {claim.effect:g}" if each.power else ""
         rows.append(
             (
                 claim.text, claim.source, each.verdict + each.notes, claim.criterion.text, each.interval, str(e.n),
-                str(e.left_out), str(e.bad), f"{each.p:.2g}", each.power.text if each.power else "",
+                str(e.left_out), str(e.bad), f"{each.p:.2g}", power,
                 ", ".join(map(format_setting, rates)), each.at_best,
                 "" if each.common is None else f"{each.common[0]:.3g} at {each.common[1]:g}",
             )

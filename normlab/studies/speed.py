@@ -28,7 +28,9 @@ register_study(
         limits=(
             "The target is a loss of 2.7 nats/byte, early in training; 600 steps (154 thousand tokens) are far from "
             "convergence. The best rate of each arm is one of six from 3e-4 to 0.1, and that of the lowest final loss. "
-            "Both papers study translation. Both statements may be reversed in long training."
+            "Each placement has its own init rule, GPT-2's or Xavier's, and a part of the difference may be the "
+            "rule's: it is not tested here. Both papers study translation. Both statements may be reversed in long "
+            "training."
         ),
         grids=[Grid("speed", GRID)],
         claims=[

@@ -4,7 +4,7 @@ from normlab.studies.base import NANO, AtLeast, AtMost, Claim, Grid, Picture, St
 from normlab.studies.estimators import Share
 from normlab.studies.over_grid import OverGrid
 
-GRID = f"{NANO} model.depth=4 optim.lr=3e-4,1e-3,3e-3,1e-2,3e-2,1e-1,3e-1,1"
+GRID = f"{NANO} model.depth=4 optim.lr=3e-4,1e-3,3e-3,1e-2,3e-2,1e-1,3e-1,1,3"
 FIXED = "optim.decay_mode=independent"
 THIS = "this project"
 
@@ -34,7 +34,7 @@ register_study(
             "rate also decays more; with optim.decay_mode=independent it is 1e-4 a step at every rate."
         ),
         limits=(
-            "S depends on the grid: eight learning rates from 3e-4 to 1. Many of these runs diverge and count as ln V, "
+            "S depends on the grid: nine learning rates from 3e-4 to 3. Many of these runs diverge and count as ln V, "
             "the loss of a uniform guess. So S tells more about which rates train at all than about small differences, "
             "and does not tell which arm has the lower loss at its best rate. Depth 4, 300 steps (77 thousand tokens)."
         ),
@@ -118,6 +118,10 @@ register_study(
                 "the claim over all init rules counted the runs of the claim learning_rate again, and is now on "
                 "Xavier's rule alone; other arms have one init rule, which no other claim used. The grid has a lower "
                 "rate, for models whose best rate is low. Protocol 3 adds seeds until the claims are decided."
+            ),
+            "803df143f441": (
+                "the best rate of Peri-LN with a fixed decay was 1 for fresh seeds, the highest of the grid, which now "
+                "goes to 3. The first seeds are now from 1000 on, and the fresh ones from 2000 on."
             ),
             "23cb22f774fa": (
                 "an arm of which no run learns has no S: DyT had learned at none of these rates, and its claim was "

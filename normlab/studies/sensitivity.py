@@ -119,13 +119,13 @@ register_study(
                 "Xavier's rule alone; other arms have one init rule, which no other claim used. The grid has a lower "
                 "rate, for models whose best rate is low. Protocol 3 adds seeds until the claims are decided."
             ),
-            "803df143f441": (
-                "the best rate of Peri-LN with a fixed decay was 1 for fresh seeds, the highest of the grid, which now "
-                "goes to 3. The first seeds are now from 1000 on, and the fresh ones from 2000 on."
-            ),
             "23cb22f774fa": (
                 "an arm of which no run learns has no S: DyT had learned at none of these rates, and its claim was "
                 "supported because its losses were all alike. S is defined in the first claim."
+            ),
+            "803df143f441": (
+                "the best rate of Peri-LN with a fixed decay was 1 for fresh seeds, the highest of the grid, which now "
+                "goes to 3. The first seeds are now from 1000 on, and the fresh ones from 2000 on."
             ),
         },
         pictures=[

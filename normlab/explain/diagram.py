@@ -20,6 +20,8 @@ FUNCTIONS = {
     "N": "norm", "stop": "no gradient",
 }  # fmt: skip
 """Labels of the functions in a formula, by name."""
+OF_STREAMS = {"copies": "copies", "read": "weighted sum", "write": "to each stream", "mix": "mixed streams"}
+"""Labels of the functions of several streams, whose weights, the first argument, are not drawn."""
 OTHER_STREAM = 3
 """The column of a second stream, to the right of all branches."""
 ROW_HEIGHT, COLUMN_GAP, LEFT_MARGIN, END_HEIGHT, LETTER_WIDTH = 52.0, 22.0, 26.0, 20.0, 7.2
@@ -140,14 +142,19 @@ class Diagram:
             case ast.Call(func=ast.Name(id=name), args=[argument]) if name in FUNCTIONS:
                 source, kind = self._draw(argument, column), {"N": "norm", "stop": "function"}.get(name, "box")
                 return self._add(kind, [source], column, FUNCTIONS[name], name)
+            case ast.Call(func=ast.Name(id=name), args=[_, argument]) if name in OF_STREAMS:
+                return self._add("function", [self._draw(argument, column)], column, OF_STREAMS[name], name)
         raise NotImplementedError(f"{ast.unparse(value)!r} of placement {self.placement.name!r} cannot be drawn")
 
     def set_numbers(self, norms: Sequence[Sequence[str]]) -> None:
         """Write a text into each norm of the embeddings, the block and the head, given in the order of their calls."""
         queues = [iter(part) for part in norms]
         for node in self.nodes:
-            queue = queues[(node.row >= self.start) + (node.row > self.end)]
+            part = (node.row >= self.start) + (node.row > self.end)
+            queue = queues[part]
             if node.kind == "norm":
+                for _ in range(self.placement.weights.count("N(") if part == 1 else 0):
+                    next(queue, "")
                 node.number = next(queue, "")  # norm=none is not instrumented
             elif node.expression.endswith("_qkv"):
                 node.number = f"{len([next(queue, '') for _ in 'qkv'])} norms: q, k, v"

@@ -14,6 +14,7 @@ from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
 from normlab.model.gpt import GPT
 from normlab.model.init import standard_deviation
+from normlab.placements.wiring import MIXING
 from normlab.stats.instrument import InstrumentedNorm, instrument
 
 
@@ -43,7 +44,7 @@ def _group_outside_norms(name: str, dim: int) -> str:
     segment, _, leaf = name.partition(".")
     if name.endswith("attn.value_embed.weight"):
         return "embed"
-    if dim >= 2:
+    if dim >= 2 and leaf.rpartition(".")[2] != MIXING:
         return {"embed": "embed", "head": "head"}.get(segment, "matrices")
     return "biases" if leaf.endswith("bias") else "scalars"
 

@@ -18,6 +18,9 @@ from normlab.model.gpt import GPT
 from normlab.placements.init_rules import INIT_RULES, Weight
 from normlab.stats.instrument import instrument
 
+STREAMS_STD = 0.02
+"""Standard deviation of the matrices that compute the weights of several streams, by every rule."""
+
 
 def derive_seed(seed: int, name: str) -> int:
     """Return a 64-bit seed for the tensor or module `name`: the first bytes of a SHA-256."""
@@ -25,7 +28,10 @@ def derive_seed(seed: int, name: str) -> int:
 
 
 def role_of(name: str) -> str | None:
-    """Return the role of a weight for init rules, from its name; None for norms and biases."""
+    """Return the role of a weight, from its name; None for norms and biases.
+
+    Init rules have all roles but `streams`.
+    """
     parts = name.split(".")
     if parts[-1] != "weight":
         return None
@@ -33,6 +39,8 @@ def role_of(name: str) -> str | None:
         return f"embed.{parts[1]}"
     if name == "head.weight":
         return "head"
+    if parts[-2] == "fn":
+        return "streams"
     if parts[0] == "blocks" and len(parts) == 5 and parts[2] in ("attn", "mlp"):
         leaf = {"value_embed": "v", "norm": None, "value_gate": None}.get(parts[3], parts[3])
         return leaf and f"{parts[2]}.{leaf}"
@@ -49,6 +57,8 @@ def standard_deviation(
     """
     if (role := role_of(name)) is None:
         return None
+    if role == "streams":
+        return STREAMS_STD
     fan_out, fan_in = shape if "value_embed" not in name else (shape[1], shape[1])  # as W_v
     layer = int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 0
     weight = Weight(role=role, fan_in=fan_in, fan_out=fan_out, depth=depth, width=width, layer=layer)

@@ -24,6 +24,7 @@ from normlab.model.attention import attend
 from normlab.model.gpt import GPT, Block
 from normlab.norms.base import NormConfig
 from normlab.placements.base import Placement
+from normlab.placements.wiring import MIXING
 
 BATCH, TIME, VOCAB = 2, 6, 11
 WIDTHS = (16, 24, 32, 48, 64, 96, 128, 256)
@@ -57,7 +58,7 @@ def fill(module: nn.Module, name: str) -> None:
     """Set matrices to hashed numbers over sqrt(fan-in); add 0.3 times such numbers to the rest."""
     for leaf, parameter in module.named_parameters():
         noise = hashed_numbers(f"{name}/{leaf}", *parameter.shape)
-        if parameter.dim() == 2:
+        if parameter.dim() == 2 and leaf.rpartition(".")[2] != MIXING:
             parameter.copy_(noise / math.sqrt(parameter.shape[-1]))
         else:
             parameter.add_(0.3 * noise.to(parameter.dtype))

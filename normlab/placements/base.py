@@ -60,6 +60,14 @@ class Placement:
     """The init rule of the placement, which `init=auto` selects."""
     embedding_formula: ClassVar[str] = ""
     """Statements that make the streams from x, the embeddings; empty if x is the stream."""
+    weights: ClassVar[str] = ""
+    """Statements before `formula`, for each sub-layer: numbers by which several streams are read, written and mixed.
+
+    Of n streams, x (B, T, n, D), `read(a, x)` is sum_i a_i x_i, `write(b, y)` is y b_i in stream i, and `mix(c, x)` is
+    sum_i c_ij x_i in stream j. More functions are `copies`, `ones`, `tanh`, `sigmoid`, `sinkhorn` and `rms`, over the
+    last axis, with 1e-6 added to the square. The placement's options are known by their names."""
+    head_weights: ClassVar[str] = ""
+    """Statements before `head_formula`, as `weights`."""
     head_formula: ClassVar[str] = ""
     """Statements that make x, the input of the head, from the streams."""
     inside: ClassVar[str] = ""
@@ -93,6 +101,11 @@ class Placement:
     final_norm: bool | None = option(
         None, "A norm on the stream, before the LM head; null for the placement's default."
     )
+
+    @property
+    def full_formula(self) -> str:
+        """`weights` and `formula`."""
+        return "; ".join(filter(None, (self.weights, self.formula)))
 
     @property
     def is_plain_sum(self) -> bool:
@@ -173,6 +186,14 @@ class Placement:
     def head_scale(self) -> bool:
         """Return whether heads' outputs have learned factors (initially 1), before `attn_inner`."""
         return False
+
+    def matmul_weights(self, depth: int, width: int) -> int:
+        """Return the products of all wirings for each token, each counted as a weight of a linear layer."""
+        return 0
+
+    def kept_numbers(self, width: int) -> int:
+        """Return the float32 numbers of a token that a block's wiring keeps for the backward pass, at least."""
+        return 0
 
     def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module | None:
         """Return the module from embeddings to stream, `forward(x) -> stream`, or None.

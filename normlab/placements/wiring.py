@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from normlab.placements.algebra import SubLayer
 
 
+MIXING = "mixing"
+"""The name of a matrix of numbers by which streams are mixed: a table of scalars near 0 or 1, not a weight matrix."""
+
+
 class Branch:
     """A sub-layer times a factor, (B, T, D) to (B, T, D), that records the tensor added to the stream.
 

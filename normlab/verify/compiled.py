@@ -105,7 +105,7 @@ def bf16_check(small: SmallModel, subject: str, settings: RuntimeSettings) -> Ch
     The check is skipped if the bound of the median tensor is 200 % or more: a wrong sign would pass.
     """
     compiled = "compiled" if settings.compile == "on" else "not compiled"
-    claim = f"{compiled}, bf16, on {settings.device_name}: equals {small.config.placement.formula}"
+    claim = f"{compiled}, bf16, on {settings.device_name}: equals {small.config.placement.full_formula}"
     try:
         expected = _of_formula(small)
         changes = [_of_formula(_with_changed_weights(small, number)) for number in range(CHANGES)]

@@ -169,9 +169,9 @@ def initial_values_check(norm: NormConfig, subject: str, width: int) -> Iterator
 
 def compare_initial(largest: LargestError, value: Tensor, text: str, known: Mapping[str, Any], location: str) -> None:
     """Compare an initial value with an expression of `initial_values`, by relative error."""
-    names = {"sqrt": math.sqrt, "max": max, "normal": torch.randn, **known}
+    names = {"sqrt": math.sqrt, "max": max, "range": range, "normal": torch.randn, **known}
     try:
-        expected = torch.as_tensor(eval(text, {"__builtins__": {}}, names), dtype=torch.float64)  # noqa: S307
+        expected = torch.as_tensor(eval(text, {"__builtins__": {}, **names}), dtype=torch.float64)  # noqa: S307
     except Exception as error:  # a plugin's expression may raise anything
         reason = f"cannot be evaluated ({type(error).__name__}: {error}); it may use {', '.join(names)}"
         largest.fail(f"`{text}` of {location} {reason}")

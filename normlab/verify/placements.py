@@ -48,7 +48,7 @@ def formula_check(small: SmallModel, subject: str) -> Check:
     placement, model = small.config.placement, small.gpt
     # A row of the algebra is an identity of the algebra; any other placement is compared with its own formula.
     reference_kind = "identity" if isinstance(placement, AlgebraPlacement) else "self"
-    claim = f"computes {placement.formula}"
+    claim = f"computes {placement.full_formula}"
     with record_norm_order(model, small.norms) as norm_order:
         model_results = _logits_and_gradients(model.train(), model)
     try:

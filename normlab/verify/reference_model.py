@@ -23,6 +23,7 @@ from torch.nn.functional import linear
 
 from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT, Block
+from normlab.options import plain_tree
 
 Map = Callable[[Tensor], Tensor]
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -31,6 +32,15 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "silu": lambda t: t * torch.sigmoid(t),
     "stop": torch.Tensor.detach,
     "norm2": lambda t: t.square().sum(-1, keepdim=True).sqrt(),
+    "tanh": lambda t: 1 - 2 / (torch.exp(2 * t) + 1),
+    "sigmoid": lambda t: 1 / (1 + torch.exp(-t)),
+    "rms": lambda t: t / (t.square().mean(-1, keepdim=True) + 1e-6).sqrt(),
+    "ones": lambda n: torch.ones(n, dtype=torch.float64),
+    "copies": lambda n, x: torch.stack([x] * n, -2),
+    "read": lambda a, x: torch.einsum("...n,...nd->...d", a, x),
+    "write": lambda b, y: torch.einsum("...n,...d->...nd", b, y),
+    "mix": lambda c, x: torch.einsum("...ij,...id->...jd", c, x),
+    "sinkhorn": lambda t, k: _sinkhorn(t, k),
 }
 """Functions that a formula may call."""
 
@@ -55,7 +65,8 @@ class ReferenceModel:
         self.first_values: Tensor | None = None
         """The values of attention in the first block."""
         self.tokens_BT = torch.empty(0)
-        self.constants = FUNCTIONS | {"L": config.model.depth, "D": config.model.width}
+        options = plain_tree(config.placement)
+        self.constants = FUNCTIONS | options | {"L": config.model.depth, "D": config.model.width}
 
     def __call__(self, tokens_BT: Tensor) -> Tensor:
         model, self.first_values, self.tokens_BT = self.model, None, tokens_BT
@@ -68,7 +79,8 @@ class ReferenceModel:
         for layer, block in enumerate(model.blocks, start=1):
             assert isinstance(block, Block)
             self._run_block(layer, block, streams)
-        self._run("head", head_formula, streams, (model.head, {}))
+        statements = filter(None, (self.config.placement.head_weights, head_formula))
+        self._run("head", "; ".join(statements), streams, (model.head, {}))
         logits_BTV = linear(streams["x"], model.head.weight) / self.config.model.width_ratio
         logits_BTV = self._apply_inside("z", logits_BTV, model.head.logits)
         softcap = self.config.model.logit_softcap
@@ -77,7 +89,7 @@ class ReferenceModel:
     def _run_block(self, layer: int, block: Block, streams: dict[str, Any]) -> None:
         attention, mlp = self._attention(block), self._mlp(block)
         names = {**attention, **mlp, "l": layer}
-        segment, formula = f"block {layer}", self.config.placement.formula
+        segment, formula = f"block {layer}", self.config.placement.full_formula
         if "F(" not in formula:
             self._run(segment, formula, streams, (block.wiring, names))
             return
@@ -226,6 +238,19 @@ class ReferenceModel:
 @cache
 def _compiled(formula: str) -> CodeType:
     return compile(formula, "<formula>", "exec")
+
+
+def _sinkhorn(scores: Tensor, iterations: int) -> Tensor:
+    """Return the doubly stochastic matrix as factors u_i K_ij v_j of the softmax K of each row, plus 1e-6."""
+    kernel = torch.exp(scores - scores.amax(-1, keepdim=True))
+    kernel = kernel / kernel.sum(-1, keepdim=True) + 1e-6
+    u, v = torch.ones_like(kernel[..., :1]), torch.ones_like(kernel[..., :1, :])
+    for number in range(2 * iterations - 1):
+        if number % 2:
+            u = u / (u * (kernel * v).sum(-1, keepdim=True) + 1e-6)
+        else:
+            v = v / (v * (u * kernel).sum(-2, keepdim=True) + 1e-6)
+    return u * kernel * v
 
 
 def _rotate(x_BTHK: Tensor, theta: float, fraction: float) -> Tensor:

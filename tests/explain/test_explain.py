@@ -83,6 +83,8 @@ PARTS = {
     "W_out": lambda x: 1.7 * x + 0.1, "W_down": lambda x: 0.6 * x - 0.9, "stop": lambda x: x + 0.01,
     "norm2": lambda x: abs(x) + 0.5, "silu": lambda x: x / (1 + math.exp(-x)), "sqrt": math.sqrt, "ln": math.log,
     "abs": abs, "L": 5, "l": 3, "D": 7, "alpha": 0.8, "gate": 0.3, "scale": 1.9, "r": 1.1, "z": 0.7,
+    "copies": lambda *args: 1.2 * args[-1], "read": lambda *args: args[-1] + 0.2, "write": lambda *args: 0.9 * args[-1],
+    "mix": lambda *args: args[-1] - 0.6, "a": 1, "b": 2, "c": 3, "streams": 4,
 }  # fmt: skip
 """Functions of a number, no two alike, in place of sub-layers."""
 START = 0.65

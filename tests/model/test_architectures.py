@@ -31,9 +31,12 @@ NO_DECODER_HAS = (
     "gpas",
     "hybridnorm",
     "hybridnorm_star",
+    "hyper_connections",
+    "identity_hc",
     "keel",
     "layerscale",
     "lns",
+    "mhc",
     "mix_ln",
     "ngpt",
     "normformer",
@@ -44,7 +47,8 @@ NO_DECODER_HAS = (
     "skipinit",
     "x0_lambdas",
 )
-"""Placements that no decoder of transformers has. Only its models of images and sound have LayerScale."""
+"""Placements that no decoder of transformers has. Only its models of images and sound have LayerScale, and the one with
+mhc has another attention: tests/placements/test_streams.py compares the mixing of its streams."""
 
 
 def shape_of(config: ModelConfig) -> dict[str, Any]:

@@ -71,8 +71,10 @@ def test_every_norm_and_placement_in_bf16_is_within_the_bound(norm: str, placeme
     norm = norm or ("rmsnorm" if PLACEMENTS[placement].has_norms(depth) else "none")
     check = check_without_compiler(config_of(norm, placement, depth))
     assert check.passed, check
-    # In pre-norm without a norm the stream of 24 blocks explodes, and so do the gradients of seednorm's slopes.
-    assert check.skipped == (placement == "pre" and depth == 24 and norm in {"none", "seednorm"}), check
+    # In pre-norm without a norm the stream of 24 blocks explodes, and so do the gradients of seednorm's slopes. Weights
+    # that depend on the streams and are not bounded amplify the rounding of the streams at these large random numbers.
+    explodes = placement == "pre" and depth == 24 and norm in {"none", "seednorm"}
+    assert check.skipped == (explodes or placement == "hyper_connections"), check
 
 
 # Wrong blocks

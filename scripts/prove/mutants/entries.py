@@ -107,7 +107,7 @@ def update_checks() -> Iterator[Check]:
 
 SHARED: dict[str, Checks] = {
     "affine": affine_checks,
-    "wiring": partial(algebra_checks, "rezero", "lns", "b2t"),
+    "wiring": partial(algebra_checks, "pre", "rezero", "lns", "b2t"),
     "algebra": partial(algebra_checks, "rezero", "normformer", "keel", "depth_scaled_sandwich"),
 }
 """Checks of files that several entries share."""

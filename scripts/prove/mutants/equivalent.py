@@ -22,11 +22,12 @@ REPLACES = (
 )  # fmt: skip
 """Lines of algebra, each with the fields that it replaces."""
 JOINED = "return y_TND.unflatten(1, (len(like), *like.shape[2:-1]))"
+SCALED = "branch_BTD if self.factor == 1 else branch_BTD * self.factor"
 INSTRUMENTATION = "records a sub-layer's update for the statistics, which tests/stats checks"
 NOTES = (
     ("ngpt", "return unit(unit_BTD + {}rate_D * (unit(sublayer(x_BTD)) - unit_BTD){})", "sublayer.mark_update(", ")"),
     (TWO_STREAMS, "return (x_BTD + {}branch_BTD / self.root{}, y_BTD + branch_BTD)", "sublayer.mark_update(", ")"),
-    ("wiring", "return {}self.sublayer(x_BTD){}", "self.mark_update(", ")"),
+    ("wiring", f"return {{}}{SCALED}{{}}", "self.mark_update(", ")"),
 )
 """Lines with instrumentation, with the code before and after the instrumented expression."""
 COUNT = "self.update_running_statistics(mean_D, var_D, x_D.numel() // x_D.shape[-1]"
@@ -114,9 +115,12 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     },
     (
         "wiring",
-        "return self.mark_update(self.sublayer(x_BTD))  ->  "
-        "return self.mark_update(self.mark_update(self.sublayer(x_BTD)))",
+        f"return self.mark_update({SCALED})  ->  return self.mark_update(self.mark_update({SCALED}))",
     ): INSTRUMENTATION,
+    **{
+        ("wiring", f"return self.mark_update({SCALED})  ->  return self.mark_update({text})"): "a product with 1"
+        for text in ("branch_BTD * self.factor", SCALED.replace("== 1", "== 2"), SCALED.replace("== 1", "== -1"))
+    },
     ("wiring", "self.last_update = branch_BTD  ->  pass"): INSTRUMENTATION,
     **{
         ("wiring", f"branch_BTD = sublayer.mark_update(branch_BTD)  ->  {text}"): INSTRUMENTATION

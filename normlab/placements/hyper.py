@@ -1,0 +1,349 @@
+"""Placements of n streams that weights mix: hyper-connections and their descendants.
+
+A sub-layer F reads a weighted sum of the streams, and its output is added to each of them:
+
+    x <- mix(c, x) + write(b, F(N(read(a, x))))
+
+with n numbers a, n numbers b and an n x n matrix c, learned or computed from the streams of each token. A placement
+here is a way to make a, b and c (`Placement.weights`).
+
+Shapes: B batch, T time, n streams, D width. A weight that is the same for all tokens lacks the axes B and T.
+"""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normlab.options import option
+from normlab.placements.base import MakeNorm, Placement, register_placement
+from normlab.placements.wiring import Branch, Sequential
+
+EPS = 1e-6
+"""Added to the mean square of a token's streams, to the weights `a` of `IdentityHC`, and in `sinkhorn`."""
+
+
+def in_full_precision(x: Tensor) -> AbstractContextManager[object]:
+    """Switch autocast off: the streams are mixed in their own precision, in which other placements add."""
+    return torch.autocast(x.device.type, enabled=False)
+
+
+def read(a: Tensor, x_BTnD: Tensor) -> Tensor:
+    """Return sum_i a_i x_i, (B, T, D), in the dtype of the streams."""
+    return (a[..., None] * x_BTnD).sum(-2).to(x_BTnD.dtype)
+
+
+def rms_normed(x: Tensor) -> Tensor:
+    """Return x / sqrt(mean(x^2) + eps) over the last axis, in float32 or wider."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
+
+
+def sinkhorn(scores: Tensor, iterations: int) -> Tensor:
+    """Return a positive matrix whose rows and columns sum to 1, nearly, from scores (..., n, n).
+
+    It starts as the softmax of each row; then its columns, and alternately rows and columns, are divided by their sums.
+
+    Source: Sinkhorn & Knopp 1967; with these eps DeepSeek-V4 of transformers.
+    """
+    matrix = scores.softmax(-1) + EPS
+    matrix = matrix / (matrix.sum(-2, keepdim=True) + EPS)
+    for _ in range(iterations - 1):
+        matrix = matrix / (matrix.sum(-1, keepdim=True) + EPS)
+        matrix = matrix / (matrix.sum(-2, keepdim=True) + EPS)
+    return matrix
+
+
+class MixedStreams(nn.Module):
+    """x <- mix(c, x) + write(b, F(N(read(a, x)))) for one sub-layer F; a subclass makes a, b and c."""
+
+    def __init__(self, width: int, make_norm: MakeNorm):
+        super().__init__()
+        self.norm = make_norm(width)
+
+    def weights(self, x_BTnD: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return a (..., n), b (..., n) and c (..., n, n), or None for the identity."""
+        raise NotImplementedError
+
+    def forward(self, x_BTnD: Tensor, sublayer: Branch) -> Tensor:
+        with in_full_precision(x_BTnD):
+            a, b, c = self.weights(x_BTnD)
+            read_BTD = read(a, x_BTnD)
+        branch_BTD = sublayer(self.norm(read_BTD))
+        with in_full_precision(x_BTnD):
+            kept_BTnD = x_BTnD if c is None else c.mT.to(x_BTnD.dtype) @ x_BTnD
+            added_BTnD = (b[..., None] * branch_BTD[..., None, :]).to(x_BTnD.dtype)
+            return kept_BTnD + sublayer.mark_update(added_BTnD)
+
+
+class Copies(nn.Module):
+    """n copies of the embeddings."""
+
+    def __init__(self, streams: int):
+        super().__init__()
+        self.streams = streams
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD[..., None, :].repeat_interleave(self.streams, -2)
+
+
+@dataclass(kw_only=True, slots=True)
+class Streams(Placement):
+    """The base class of the placements of this file."""
+
+    formula: ClassVar[str] = "x = mix(c, x) + write(b, F(N(read(a, x))))"
+    embedding_formula: ClassVar[str] = "x = copies(streams, x)"
+    head_formula: ClassVar[str] = "x = N(read(a, x))"
+
+    streams: int = option(4, "Number n of streams.", at_least=1, at_most=64)
+
+    def embed_stream(self, width: int, make_norm: MakeNorm) -> nn.Module:
+        return Copies(self.streams)
+
+
+@dataclass(kw_only=True, slots=True)
+class HyperConnections(Streams):
+    """x <- mix(c, x) + write(b, F(N(read(a, x)))): n streams and learned a, b and c.
+
+    The streams start as copies of the embeddings, and the head reads their sum. At first sub-layer k of the model reads
+    stream k mod n, it is added to all streams, and c is the identity. With `dynamic` the weights depend on the token: a
+    learned number times the tanh of products with each of its normed streams is added to them. These products start at
+    0, the numbers at 0.01.
+    """
+
+    head_weights: ClassVar[str] = "a = ones(streams)"
+    source: ClassVar[str] = "Zhu et al. 2024, arXiv:2409.19606 (Hyper-Connections), static and dynamic"
+    note: ClassVar[str] = "placement.dynamic=false are the static hyper-connections of the paper"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "The head reads n times the stream of pre at the start; the norm before the head removes the factor.",
+        "On the streams lucidrains/hyper-connections has RMSNorm where the paper has LayerNorm; here it is the run's.",
+    )
+    init: ClassVar[str] = "gpt2_scaled"
+
+    name: str = "hyper_connections"
+    dynamic: bool = option(True, "Whether the weights depend on the token.")
+
+    @property
+    def weights(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        if not self.dynamic:
+            return "a = mixing[:, 0]; c = mixing[:, 1:]; b = beta"
+        return (
+            "t = tanh(N(x) @ fn.mT); a = mixing[:, 0] + mixing_scale * t[..., 1]; "
+            "c = mixing[:, 1:] + mixing_scale * t[..., 2:]; b = beta + beta_scale * t[..., 0]"
+        )
+
+    @property
+    def initial_values(self) -> Mapping[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        values = {}
+        for number, part in enumerate(("attn", "mlp")):
+            stream, row = f"(2 * (l - 1) + {number}) % streams", "[1.0 * (i == j) for j in range(streams)]"
+            values[f"wiring.{part}.mixing"] = f"[[1.0 * (i == {stream})] + {row} for i in range(streams)]"
+            values[f"wiring.{part}.beta"] = "[1] * streams"
+            if self.dynamic:
+                values[f"wiring.{part}.fn"] = "[[0] * D] * (streams + 2)"
+                values |= {f"wiring.{part}.{name}_scale": "0.01" for name in ("mixing", "beta")}
+        return values
+
+    @property
+    def parameters(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        n = self.streams
+        return f"2 * L * ({n * (n + 2)} + {n + 2} * D + 2)" if self.dynamic else f"2 * L * {n * (n + 2)}"
+
+    def matmul_weights(self, depth: int, width: int) -> int:
+        computed = self.streams * (self.streams + 2) if self.dynamic else 0
+        return 2 * depth * width * (computed + self.streams**2)
+
+    def kept_numbers(self, width: int) -> int:
+        return 2 * self.streams * width * (1 + self.dynamic)
+
+    def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
+        return Sequential(*(HyperSubLayer(self, 2 * layer + number, width, make_norm) for number in (0, 1)))
+
+    def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module:
+        return SumOfStreams(width, make_norm)
+
+
+class HyperSubLayer(MixedStreams):
+    """One sub-layer of `HyperConnections`, number `number` of the model, from 0."""
+
+    def __init__(self, placement: HyperConnections, number: int, width: int, make_norm: MakeNorm):
+        super().__init__(width, make_norm)
+        n = placement.streams
+        first_n1 = F.one_hot(torch.tensor(number % n), n).float()[:, None]
+        self.mixing = nn.Parameter(torch.cat([first_n1, torch.eye(n)], -1))
+        """a, then the columns of c."""
+        self.beta = nn.Parameter(torch.ones(n))
+        self.fn: nn.Parameter | None = None
+        if placement.dynamic:
+            self.stream_norm = make_norm(width)
+            self.fn = nn.Parameter(torch.zeros(n + 2, width))
+            self.mixing_scale = nn.Parameter(torch.tensor(0.01))
+            self.beta_scale = nn.Parameter(torch.tensor(0.01))
+
+    def weights(self, x_BTnD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mixing, beta = self.mixing, self.beta
+        if self.fn is not None:
+            t_BTnm = torch.tanh(self.stream_norm(x_BTnD) @ self.fn.mT)
+            mixing, beta = mixing + self.mixing_scale * t_BTnm[..., 1:], beta + self.beta_scale * t_BTnm[..., 0]
+        return mixing[..., 0], beta, mixing[..., 1:]
+
+
+class SumOfStreams(nn.Module):
+    """N(sum of the streams)."""
+
+    def __init__(self, width: int, make_norm: MakeNorm):
+        super().__init__()
+        self.norm = make_norm(width)
+
+    def forward(self, x_BTnD: Tensor) -> Tensor:
+        return self.norm(x_BTnD.sum(-2))
+
+
+register_placement(HyperConnections())
+
+
+@dataclass(kw_only=True, slots=True)
+class IdentityHC(Streams):
+    """x <- x + write(b, F(N(read(a, x)))): n streams, each kept as it is, and a and b of each token.
+
+    a is a sigmoid and b twice a sigmoid of numbers that one matrix computes from a token's streams, all n D numbers
+    divided by their root mean square. The streams start as copies of the embeddings, and the head reads a sum of them
+    with sigmoids of its own. The factors on what the matrix gives start at `start`, the numbers added to it at 0: a
+    starts near a half, and b near 1. It is the control of `mhc`: what streams give without being mixed.
+    """
+
+    formula: ClassVar[str] = "x = x + write(b, F(N(read(a, x))))"
+    head_weights: ClassVar[str] = (
+        "a = sigmoid(close_scale * (rms(x.flatten(-2)) @ close_fn_weight.mT) + close_base) + 1e-6"
+    )
+    source: ClassVar[str] = "marin-community/marin, experiment 7409: mHC with the identity for c"
+    init: ClassVar[str] = "gpt2"
+
+    name: str = "identity_hc"
+    start: float = option(1.0, "Initial value of the factors on what the matrix gives.")
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """How many numbers of a token a sub-layer needs for a, for b, and for c if there is one."""
+        return self.streams, self.streams
+
+    @property
+    def weights(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return (
+            "w = rms(x.flatten(-2)) @ fn_weight.mT; "
+            "a = sigmoid(scale[0] * w[..., :streams] + base[:streams]) + 1e-6; "
+            "b = 2 * sigmoid(scale[1] * w[..., streams:2 * streams] + base[streams:2 * streams])"
+        )
+
+    @property
+    def initial_values(self) -> Mapping[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        values = {"head.close.base": "[0] * streams", "head.close.scale": "[start]"}
+        for part in ("attn", "mlp"):
+            values[f"wiring.{part}.base"] = f"[0] * {sum(self.parts)}"
+            values[f"wiring.{part}.scale"] = f"[start] * {len(self.parts)}"
+        return values
+
+    @property
+    def parameters(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return f"2 * L * {sum(self.parts) + len(self.parts)} + {self.streams + 1}"
+
+    def matmul_weights(self, depth: int, width: int) -> int:
+        return self.streams * width * (2 * depth * sum(self.parts) + self.streams)
+
+    def kept_numbers(self, width: int) -> int:
+        return 4 * self.streams * width
+
+    def mixing_matrix(self, scores_BTm: Tensor) -> Tensor:
+        """Return c, (B, T, n, n), from the numbers that are computed for it."""
+        raise NotImplementedError
+
+    def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
+        return Sequential(*(ComputedWeights(self, width, make_norm) for _ in range(2)))
+
+    def read_stream(self, width: int, make_norm: MakeNorm) -> nn.Module:
+        return WeightedStreams(self, width, make_norm)
+
+
+@dataclass(kw_only=True, slots=True)
+class ManifoldHC(IdentityHC):
+    """x <- mix(c, x) + write(b, F(N(read(a, x)))): `identity_hc` with a c whose rows and columns sum to 1.
+
+    c is made by Sinkhorn's iterations from n^2 more numbers of the same matrix, so that mixing keeps the sum of the
+    streams. All its entries start near 1 / n.
+    """
+
+    formula: ClassVar[str] = Streams.formula
+    source: ClassVar[str] = "Xie et al. 2025, arXiv:2512.24880 (mHC), as DeepSeek-V4 in transformers 5.23"
+    note: ClassVar[str] = (
+        "Megatron-LM has placement.start=0.01, and adds eps to the root mean square, not to the square"
+    )
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "Megatron-LM multiplied by c, not by its transpose, until its pull request 4839.",
+        "In an older transformers b and c were sigmoids, and c was not transposed.",
+        "c starts near 1 / n in all its entries, not at the identity: every sub-layer averages the streams.",
+    )
+
+    name: str = "mhc"
+    iterations: int = option(20, "Number of Sinkhorn's iterations.", at_least=1, at_most=1000)
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        return self.streams, self.streams, self.streams**2
+
+    @property
+    def weights(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        own = super(ManifoldHC, type(self)).weights.fget(self)  # pyright: ignore[reportAttributeAccessIssue]
+        scores = "scale[2] * w[..., 2 * streams:] + base[2 * streams:]"
+        return f"{own}; c = sinkhorn(({scores}).unflatten(-1, (streams, streams)), iterations)"
+
+    def mixing_matrix(self, scores_BTm: Tensor) -> Tensor:
+        return sinkhorn(scores_BTm.unflatten(-1, (self.streams, self.streams)), self.iterations)
+
+    def matmul_weights(self, depth: int, width: int) -> int:
+        return super(ManifoldHC, self).matmul_weights(depth, width) + 2 * depth * self.streams**2 * width
+
+    def kept_numbers(self, width: int) -> int:
+        return super(ManifoldHC, self).kept_numbers(width) + 4 * self.iterations * self.streams**2
+
+
+class ComputedWeights(MixedStreams):
+    """One sub-layer of `IdentityHC` or `ManifoldHC`."""
+
+    def __init__(self, placement: IdentityHC, width: int, make_norm: MakeNorm):
+        super().__init__(width, make_norm)
+        self.parts = placement.parts
+        self.mixing_matrix = placement.mixing_matrix
+        self.fn = nn.Linear(placement.streams * width, sum(self.parts), bias=False)
+        self.base = nn.Parameter(torch.zeros(sum(self.parts)))
+        self.scale = nn.Parameter(torch.full((len(self.parts),), placement.start))
+
+    def weights(self, x_BTnD: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        numbers = self.fn(rms_normed(x_BTnD.flatten(-2))).split(self.parts, -1)
+        scaled = zip(self.scale, numbers, self.base.split(self.parts), strict=True)
+        a, b, *c = (scale * number + base for scale, number, base in scaled)
+        return torch.sigmoid(a) + EPS, 2 * torch.sigmoid(b), self.mixing_matrix(*c) if c else None
+
+
+class WeightedStreams(nn.Module):
+    """N(read(a, x)), a the sigmoids of numbers computed from the streams."""
+
+    def __init__(self, placement: IdentityHC, width: int, make_norm: MakeNorm):
+        super().__init__()
+        self.fn = nn.Linear(placement.streams * width, placement.streams, bias=False)
+        self.base = nn.Parameter(torch.zeros(placement.streams))
+        self.scale = nn.Parameter(torch.full((1,), placement.start))
+        self.norm = make_norm(width)
+
+    def forward(self, x_BTnD: Tensor) -> Tensor:
+        with in_full_precision(x_BTnD):
+            a_BTn = torch.sigmoid(self.scale * self.fn(rms_normed(x_BTnD.flatten(-2))) + self.base) + EPS
+            read_BTD = read(a_BTn, x_BTnD)
+        return self.norm(read_BTD)
+
+
+register_placement(IdentityHC())
+register_placement(ManifoldHC())

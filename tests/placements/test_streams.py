@@ -1,0 +1,135 @@
+"""Placements of several streams against public code, with the same sub-layers, norms and weights."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import hyper_connections
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection, DeepseekV4HyperHead
+
+from normlab.model.gpt import GPT, Block
+from normlab.model.small import build_small, small_config, tokens
+from normlab.norms.rmsnorm import RMSNormConfig
+from normlab.placements.hyper import HyperConnections, ManifoldHC
+
+NORM, EPS = RMSNormConfig(), 1e-6
+TheirModel = Callable[[Tensor], Tensor]
+
+
+def results(forward: TheirModel, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the logits, and the gradient of their weighted sum for each of our parameters."""
+    logits_BTV = forward(tokens())
+    weights_BTV = torch.linspace(-1, 1, logits_BTV.numel(), dtype=torch.float64).reshape(logits_BTV.shape)
+    grads = torch.autograd.grad((logits_BTV * weights_BTV).sum(), list(parameters.values()))
+    return {"logits": logits_BTV, **dict(zip(parameters, grads, strict=True))}
+
+
+def rms_norm(gain_D: Tensor, x_BTD: Tensor) -> Tensor:
+    return nn.functional.rms_norm(x_BTD, x_BTD.shape[-1:], gain_D, NORM.eps)
+
+
+def embedded(model: GPT, tokens_BT: Tensor) -> Tensor:
+    assert model.embed.positions is not None
+    return model.embed.tokens(tokens_BT) + model.embed.positions.weight[: tokens_BT.shape[1]]
+
+
+def sub_layers(model: GPT) -> list[tuple[Any, Callable[[Tensor], Tensor]]]:
+    """Return the wiring of each sub-layer, and the function of the sub-layer after its norm."""
+    found = []
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        for wiring, part in ((block.wiring.attn, lambda x, b=block: b.attn(x, {})), (block.wiring.mlp, block.mlp)):
+            found.append((wiring, part))
+    return found
+
+
+def with_parameters(module: nn.Module, values: Mapping[str, Tensor], *inputs: Tensor) -> Any:
+    """Call their module with our parameters."""
+    return torch.func.functional_call(module, dict(values), inputs)
+
+
+def deepseek_v4(model: GPT, iterations: int) -> TheirModel:
+    width = model.embed.tokens.embedding_dim
+    config = DeepseekV4Config(hidden_size=width, hc_mult=4, hc_sinkhorn_iters=iterations, hc_eps=EPS, rms_norm_eps=EPS)
+    connection, head = DeepseekV4HyperConnection(config).double(), DeepseekV4HyperHead(config).double()
+
+    def forward(tokens_BT: Tensor) -> Tensor:
+        x_BTnD = embedded(model, tokens_BT).unsqueeze(2).repeat(1, 1, 4, 1)
+        for wiring, sub_layer in sub_layers(model):
+            own = {"fn": wiring.fn.weight, "base": wiring.base, "scale": wiring.scale}
+            post, comb, collapsed = with_parameters(connection, own, x_BTnD)
+            y_BTD = sub_layer(rms_norm(wiring.norm.affine.gain, collapsed))
+            x_BTnD = post.unsqueeze(-1) * y_BTD.unsqueeze(-2) + torch.matmul(comb.transpose(-1, -2), x_BTnD)
+        close = model.head.close
+        own = {"hc_fn": close.fn.weight, "hc_base": close.base, "hc_scale": close.scale}
+        x_BTD = rms_norm(close.norm.affine.gain, with_parameters(head, own, x_BTnD))
+        return nn.functional.linear(x_BTD, model.head.weight)
+
+    return forward
+
+
+def lucidrains(model: GPT, streams: int) -> TheirModel:
+    width = model.embed.tokens.embedding_dim
+
+    def forward(tokens_BT: Tensor) -> Tensor:
+        expand, reduce = hyper_connections.HyperConnections.get_expand_reduce_stream_functions(streams)
+        x = expand(embedded(model, tokens_BT))
+        for wiring, sub_layer in sub_layers(model):
+            theirs = hyper_connections.HyperConnections(streams, dim=width).double()
+            theirs.norm.forward = partial(rms_norm, wiring.stream_norm.affine.gain)
+            own = {
+                "static_alpha": wiring.mixing, "dynamic_alpha_fn": wiring.fn[1:].mT, "static_beta": wiring.beta,
+                "dynamic_beta_fn": wiring.fn[0], "dynamic_alpha_scale": wiring.mixing_scale,
+                "dynamic_beta_scale": wiring.beta_scale,
+            }  # fmt: skip
+            read, add = with_parameters(theirs, own, x)
+            x = add(sub_layer(rms_norm(wiring.norm.affine.gain, read)))
+        x_BTD = rms_norm(model.head.close.norm.affine.gain, reduce(x))
+        return nn.functional.linear(x_BTD, model.head.weight)
+
+    return forward
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the other implementation compute in float64 where it asks for float32."""
+    monkeypatch.setattr(Tensor, "float", lambda self: self)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("iterations", [1, 20])
+def test_mhc_equals_deepseek_v4(depth: int, iterations: int) -> None:
+    placement = ManifoldHC(iterations=iterations)
+    model = build_small(small_config(NORM, placement, depth=depth)).gpt
+    check_equal(model, deepseek_v4(model, iterations))
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("streams", [1, 3])
+def test_hyper_connections_equal_lucidrains(depth: int, streams: int) -> None:
+    placement = HyperConnections(streams=streams)
+    model = build_small(small_config(NORM, placement, depth=depth)).gpt
+    check_equal(model, lucidrains(model, streams))
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_hyper_connections_start_as_lucidrains(depth: int) -> None:
+    blocks = build_small(small_config(NORM, HyperConnections(), depth=depth), filled=False).gpt.blocks
+    for number, wiring in enumerate(part for block in blocks for part in (block.wiring.attn, block.wiring.mlp)):
+        theirs = hyper_connections.HyperConnections(4, dim=16, layer_index=number).double()
+        torch.testing.assert_close(wiring.mixing, theirs.static_alpha)
+        torch.testing.assert_close(wiring.beta, theirs.static_beta)
+        torch.testing.assert_close(wiring.fn[1:].mT, theirs.dynamic_alpha_fn)
+        for ours, name in ((wiring.mixing_scale, "dynamic_alpha_scale"), (wiring.beta_scale, "dynamic_beta_scale")):
+            torch.testing.assert_close(ours, getattr(theirs, name))
+
+
+def check_equal(model: GPT, theirs: TheirModel) -> None:
+    parameters = dict(model.named_parameters())
+    found, expected = results(model, parameters), results(theirs, parameters)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, atol=1e-12, rtol=1e-11, msg=lambda text, n=name: f"{n}: {text}")

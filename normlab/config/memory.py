@@ -71,7 +71,7 @@ def estimate(
     norms = 2 if has_norms and not compiled else 0
     mlp = (2 if model.mlp == "swiglu" else 1) * (1 if compiled else 2) * model.mlp_width
     layer = tokens * size * ((5 + norms) * model.width + mlp)
-    layer += 0 if compiled else tokens * 4 * config.placement.kept_numbers(model.width)
+    layer += 0 if compiled else tokens * 4 * config.placement.kept_numbers(model.depth, model.width)
     if (runs > 1 and device == "cpu" and not compiled) or model.attn_softcap is not None:
         layer += sequences * model.heads * model.context**2 * size
     # The copies of the weights in autocast's dtype live as long.

@@ -21,6 +21,8 @@ FUNCTIONS = {
 }  # fmt: skip
 """Labels of the functions in a formula, by name."""
 OF_STREAMS = {"copies": "copies", "read": "weighted sum", "write": "to each stream", "mix": "mixed streams"}
+OF_STATES = {"states": "no states", "store": "store", "recall": "average over depth"}
+"""Labels of the functions of stored states."""
 """Labels of the functions of several streams, whose weights, the first argument, are not drawn."""
 OTHER_STREAM = 3
 """The column of a second stream, to the right of all branches."""
@@ -144,6 +146,11 @@ class Diagram:
                 return self._add(kind, [source], column, FUNCTIONS[name], name)
             case ast.Call(func=ast.Name(id=name), args=[_, argument]) if name in OF_STREAMS:
                 return self._add("function", [self._draw(argument, column)], column, OF_STREAMS[name], name)
+            case ast.Call(func=ast.Name(id=name), args=args) if name in OF_STATES:
+                known = [each for each in args if isinstance(each, ast.Name) and each.id in self.node_of]
+                return self._add(
+                    "function", [self._draw(each, column) for each in known], column, OF_STATES[name], name
+                )
         raise NotImplementedError(f"{ast.unparse(value)!r} of placement {self.placement.name!r} cannot be drawn")
 
     def set_numbers(self, norms: Sequence[Sequence[str]]) -> None:
@@ -153,7 +160,7 @@ class Diagram:
             part = (node.row >= self.start) + (node.row > self.end)
             queue = queues[part]
             if node.kind == "norm":
-                for _ in range(self.placement.weights.count("N(") if part == 1 else 0):
+                for _ in range(self.placement.weights_formula.count("N(") if part == 1 else 0):
                     next(queue, "")
                 node.number = next(queue, "")  # norm=none is not instrumented
             elif node.expression.endswith("_qkv"):

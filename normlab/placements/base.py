@@ -60,14 +60,14 @@ class Placement:
     """The init rule of the placement, which `init=auto` selects."""
     embedding_formula: ClassVar[str] = ""
     """Statements that make the streams from x, the embeddings; empty if x is the stream."""
-    weights: ClassVar[str] = ""
+    weights_formula: ClassVar[str] = ""
     """Statements before `formula`, for each sub-layer: numbers by which several streams are read, written and mixed.
 
     Of n streams, x (B, T, n, D), `read(a, x)` is sum_i a_i x_i, `write(b, y)` is y b_i in stream i, and `mix(c, x)` is
     sum_i c_ij x_i in stream j. More functions are `copies`, `ones`, `tanh`, `sigmoid`, `sinkhorn` and `rms`, over the
     last axis, with 1e-6 added to the square. The placement's options are known by their names."""
-    head_weights: ClassVar[str] = ""
-    """Statements before `head_formula`, as `weights`."""
+    head_weights_formula: ClassVar[str] = ""
+    """Statements before `head_formula`, as `weights_formula`."""
     head_formula: ClassVar[str] = ""
     """Statements that make x, the input of the head, from the streams."""
     inside: ClassVar[str] = ""
@@ -104,8 +104,8 @@ class Placement:
 
     @property
     def full_formula(self) -> str:
-        """`weights` and `formula`."""
-        return "; ".join(filter(None, (self.weights, self.formula)))
+        """`weights_formula` and `formula`."""
+        return "; ".join(filter(None, (self.weights_formula, self.formula)))
 
     @property
     def is_plain_sum(self) -> bool:
@@ -191,7 +191,7 @@ class Placement:
         """Return the products of all wirings for each token, each counted as a weight of a linear layer."""
         return 0
 
-    def kept_numbers(self, width: int) -> int:
+    def kept_numbers(self, depth: int, width: int) -> int:
         """Return the float32 numbers of a token that a block's wiring keeps for the backward pass, at least."""
         return 0
 

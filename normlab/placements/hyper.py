@@ -5,7 +5,7 @@ A sub-layer F reads a weighted sum of the streams, and its output is added to ea
     x <- mix(c, x) + write(b, F(N(read(a, x))))
 
 with n numbers a, n numbers b and an n x n matrix c, learned or computed from the streams of each token. A placement
-here is a way to make a, b and c (`Placement.weights`).
+here is a way to make a, b and c (`Placement.weights_formula`).
 
 Shapes: B batch, T time, n streams, D width. A weight that is the same for all tokens lacks the axes B and T.
 """
@@ -115,7 +115,7 @@ class HyperConnections(Streams):
     0, the numbers at 0.01.
     """
 
-    head_weights: ClassVar[str] = "a = ones(streams)"
+    head_weights_formula: ClassVar[str] = "a = ones(streams)"
     source: ClassVar[str] = "Zhu et al. 2024, arXiv:2409.19606 (Hyper-Connections), static and dynamic"
     note: ClassVar[str] = "placement.dynamic=false are the static hyper-connections of the paper"
     pitfalls: ClassVar[tuple[str, ...]] = (
@@ -128,7 +128,7 @@ class HyperConnections(Streams):
     dynamic: bool = option(True, "Whether the weights depend on the token.")
 
     @property
-    def weights(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def weights_formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         if not self.dynamic:
             return "a = mixing[:, 0]; c = mixing[:, 1:]; b = beta"
         return (
@@ -157,7 +157,7 @@ class HyperConnections(Streams):
         computed = self.streams * (self.streams + 2) if self.dynamic else 0
         return 2 * depth * width * (computed + self.streams**2)
 
-    def kept_numbers(self, width: int) -> int:
+    def kept_numbers(self, depth: int, width: int) -> int:
         return 2 * self.streams * width * (1 + self.dynamic)
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
@@ -217,7 +217,7 @@ class IdentityHC(Streams):
     """
 
     formula: ClassVar[str] = "x = x + write(b, F(N(read(a, x))))"
-    head_weights: ClassVar[str] = (
+    head_weights_formula: ClassVar[str] = (
         "a = sigmoid(close_scale * (rms(x.flatten(-2)) @ close_fn_weight.mT) + close_base) + 1e-6"
     )
     source: ClassVar[str] = "marin-community/marin, experiment 7409: mHC with the identity for c"
@@ -232,7 +232,7 @@ class IdentityHC(Streams):
         return self.streams, self.streams
 
     @property
-    def weights(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def weights_formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         return (
             "w = rms(x.flatten(-2)) @ fn_weight.mT; "
             "a = sigmoid(scale[0] * w[..., :streams] + base[:streams]) + 1e-6; "
@@ -254,7 +254,7 @@ class IdentityHC(Streams):
     def matmul_weights(self, depth: int, width: int) -> int:
         return self.streams * width * (2 * depth * sum(self.parts) + self.streams)
 
-    def kept_numbers(self, width: int) -> int:
+    def kept_numbers(self, depth: int, width: int) -> int:
         return 4 * self.streams * width
 
     def mixing_matrix(self, scores_BTm: Tensor) -> Tensor:
@@ -295,8 +295,8 @@ class ManifoldHC(IdentityHC):
         return self.streams, self.streams, self.streams**2
 
     @property
-    def weights(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        own = super(ManifoldHC, type(self)).weights.fget(self)  # pyright: ignore[reportAttributeAccessIssue]
+    def weights_formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        own = super(ManifoldHC, self).weights_formula
         scores = "scale[2] * w[..., 2 * streams:] + base[2 * streams:]"
         return f"{own}; c = sinkhorn(({scores}).unflatten(-1, (streams, streams)), iterations)"
 
@@ -306,8 +306,8 @@ class ManifoldHC(IdentityHC):
     def matmul_weights(self, depth: int, width: int) -> int:
         return super(ManifoldHC, self).matmul_weights(depth, width) + 2 * depth * self.streams**2 * width
 
-    def kept_numbers(self, width: int) -> int:
-        return super(ManifoldHC, self).kept_numbers(width) + 4 * self.iterations * self.streams**2
+    def kept_numbers(self, depth: int, width: int) -> int:
+        return super(ManifoldHC, self).kept_numbers(depth, width) + 4 * self.iterations * self.streams**2
 
 
 class ComputedWeights(MixedStreams):

@@ -39,6 +39,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "copies": lambda n, x: torch.stack([x] * n, -2),
     "read": lambda a, x: torch.einsum("...n,...nd->...d", a, x),
     "write": lambda b, y: torch.einsum("...n,...d->...nd", b, y),
+    "states": lambda x: (),
+    "store": lambda s, x: (*s, x),
+    "recall": lambda q, s, x: _recall(q, torch.stack((*s, x))),
+    "max": max,
     "mix": lambda c, x: torch.einsum("...ij,...id->...jd", c, x),
     "sinkhorn": lambda t, k: _sinkhorn(t, k),
 }
@@ -79,7 +83,7 @@ class ReferenceModel:
         for layer, block in enumerate(model.blocks, start=1):
             assert isinstance(block, Block)
             self._run_block(layer, block, streams)
-        statements = filter(None, (self.config.placement.head_weights, head_formula))
+        statements = filter(None, (self.config.placement.head_weights_formula, head_formula))
         self._run("head", "; ".join(statements), streams, (model.head, {}))
         logits_BTV = linear(streams["x"], model.head.weight) / self.config.model.width_ratio
         logits_BTV = self._apply_inside("z", logits_BTV, model.head.logits)
@@ -251,6 +255,13 @@ def _sinkhorn(scores: Tensor, iterations: int) -> Tensor:
         else:
             v = v / (v * (u * kernel).sum(-2, keepdim=True) + 1e-6)
     return u * kernel * v
+
+
+def _recall(query_D: Tensor, states_MBTD: Tensor) -> Tensor:
+    """Return the average of some states, weighted by exp(query . state / root mean square)."""
+    sizes_MBT1 = (states_MBTD.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    weights_MBT1 = torch.exp((states_MBTD / sizes_MBT1) @ query_D)[..., None]
+    return (weights_MBT1 * states_MBTD).sum(0) / weights_MBT1.sum(0)
 
 
 def _rotate(x_BTHK: Tensor, theta: float, fraction: float) -> Tensor:

@@ -84,7 +84,9 @@ PARTS = {
     "norm2": lambda x: abs(x) + 0.5, "silu": lambda x: x / (1 + math.exp(-x)), "sqrt": math.sqrt, "ln": math.log,
     "abs": abs, "L": 5, "l": 3, "D": 7, "alpha": 0.8, "gate": 0.3, "scale": 1.9, "r": 1.1, "z": 0.7,
     "copies": lambda *args: 1.2 * args[-1], "read": lambda *args: args[-1] + 0.2, "write": lambda *args: 0.9 * args[-1],
-    "mix": lambda *args: args[-1] - 0.6, "a": 1, "b": 2, "c": 3, "streams": 4,
+    "mix": lambda *args: args[-1] - 0.6, "states": lambda x: x * x, "store": lambda s, x: 0.4 * s + x,
+    "recall": lambda *args: args[-2] - 0.3 * args[-1], "attn_recall_query": 1, "mlp_recall_query": 2,
+    "close_recall_query": 3, "a": 1, "b": 2, "c": 3, "streams": 4,
 }  # fmt: skip
 """Functions of a number, no two alike, in place of sub-layers."""
 START = 0.65
@@ -117,7 +119,7 @@ def evaluate(diagram: Diagram) -> float:
                 return inputs[0] / eval(node.expression, dict(PARTS))  # noqa: S307
             case "unit":
                 return inputs[0] / PARTS["norm2"](inputs[0])
-        return known[node.expression](inputs[0])
+        return known[node.expression](*inputs)
 
     for node in diagram.nodes:
         results[id(node)] = value_of(node, [results[id(each)] for each in node.inputs])
@@ -132,7 +134,7 @@ def forms(formula: str) -> list[str]:
     for statement in formula.split("; "):
         name, _, value = statement.partition(" = ")
         first, _, rest = value.partition(" if ")
-        pairs.append((f"{name} = {first}", f"{name} = {rest.partition(' else ')[2]}"))
+        pairs.append((f"{name} = {first}", f"{name} = {rest.partition(' else ')[2] or first}"))
     return ["; ".join(side) for side in zip(*pairs, strict=True)]
 
 

@@ -25,6 +25,7 @@ from support.tolerance import assert_equal, float32_as_float64
 from support.transformers_models import VOCAB, assert_equal_gradients, config_of, randomised
 
 NO_DECODER_HAS = (
+    "attn_res",
     "b2t",
     "deepnorm",
     "depth_scaled_sandwich",

@@ -1,7 +1,10 @@
 """Placements of several streams against public code, with the same sub-layers, norms and weights."""
 
+import importlib.util
+import runpy
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import hyper_connections
@@ -14,6 +17,7 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Hyper
 from normlab.model.gpt import GPT, Block
 from normlab.model.small import build_small, small_config, tokens
 from normlab.norms.rmsnorm import RMSNormConfig
+from normlab.placements.attn_res import AttnRes
 from normlab.placements.hyper import HyperConnections, ManifoldHC
 
 NORM, EPS = RMSNormConfig(), 1e-6
@@ -94,6 +98,34 @@ def lucidrains(model: GPT, streams: int) -> TheirModel:
     return forward
 
 
+def fla(model: GPT, every: int) -> TheirModel:
+    """Return a model with the function of fla-core, whose package cannot be imported without triton."""
+    package = importlib.util.find_spec("fla")
+    assert package is not None
+    assert package.origin is not None
+    attend = runpy.run_path(str(Path(package.origin).parent / "ops" / "attnres" / "naive.py"))["naive_attnres"]
+
+    def forward(tokens_BT: Tensor) -> Tensor:
+        x_BTD, states = embedded(model, tokens_BT), list[Tensor]()
+        ones_D = torch.ones(x_BTD.shape[-1], dtype=torch.float64)
+        for number, block in enumerate(model.blocks):
+            wiring = block.wiring
+            read_BTD = attend(wiring.attn_recall.query, [*states, x_BTD], ones_D, wiring.attn_norm.affine.gain)
+            y_BTD = block.attn(read_BTD, {})
+            if number % every == 0:
+                states.append(x_BTD)
+                x_BTD = y_BTD
+            else:
+                x_BTD = x_BTD + y_BTD
+            read_BTD = attend(wiring.mlp_recall.query, [*states, x_BTD], ones_D, wiring.mlp_norm.affine.gain)
+            x_BTD = x_BTD + block.mlp(read_BTD)
+        close = model.head.close
+        x_BTD = attend(close.recall.query, [*states, x_BTD], ones_D, close.norm.affine.gain)
+        return nn.functional.linear(x_BTD, model.head.weight)
+
+    return forward
+
+
 @pytest.fixture(autouse=True)
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the other implementation compute in float64 where it asks for float32."""
@@ -126,6 +158,13 @@ def test_hyper_connections_start_as_lucidrains(depth: int) -> None:
         torch.testing.assert_close(wiring.fn[1:].mT, theirs.dynamic_alpha_fn)
         for ours, name in ((wiring.mixing_scale, "dynamic_alpha_scale"), (wiring.beta_scale, "dynamic_beta_scale")):
             torch.testing.assert_close(ours, getattr(theirs, name))
+
+
+@pytest.mark.parametrize("depth", [1, 5])
+@pytest.mark.parametrize("every", [1, 2])
+def test_attention_residuals_equal_fla(depth: int, every: int) -> None:
+    model = build_small(small_config(RMSNormConfig(eps=EPS), AttnRes(every=every), depth=depth)).gpt
+    check_equal(model, fla(model, every))
 
 
 def check_equal(model: GPT, theirs: TheirModel) -> None:

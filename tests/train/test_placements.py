@@ -63,8 +63,8 @@ def test_compiled_equals_eager(name: str) -> None:
         # The loss and the gradient norm.
         torch.testing.assert_close(*(out.scalars[:2] for out in outputs), atol=1e-12, rtol=1e-9)
         assert_same_measurements(*([out] for out in outputs))
-    # One graph for every layer, each way.
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
+    # One graph for every layer, each way; the first block of attn_res makes room for the states.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3 + (name == "attn_res")
     assert not torch._dynamo.utils.counters["graph_break"]
 
 

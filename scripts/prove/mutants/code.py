@@ -60,9 +60,9 @@ COMMUTATIVE = ("max", "min", "torch.promote_types", "torch.maximum")
 """Functions that ignore the order of their arguments."""
 EXCLUDED = ("validate", "check_width", "check_norm", "reject_unused_options", "without_defaults",
               "register_row", "factors", "early",
-              "formula", "initial_values", "has_norms", "is_plain_sum", "all_sub_layers", "layers",
+              "formula", "weights_formula", "initial_values", "has_norms", "is_plain_sum", "all_sub_layers", "layers",
               "all_initial_values",
-              "matmul_flops", *REFERENCES)  # fmt: skip
+              "matmul_flops", "matmul_weights", "kept_numbers", "parameters", *REFERENCES)  # fmt: skip
 """Functions outside a run's computation, and functions that mutants are compared with."""
 TABLES = {"normlab.norms.pointwise": ("FUNCTIONS",), "normlab.placements.ngpt": ("ROWS", "COLUMNS")}
 TABLES["normlab.placements.init_rules"] = ("OUTPUTS", "EMBEDDINGS", "UNSCALED")

@@ -1,12 +1,14 @@
 """What a norm, placement or init rule computes changes only together with its `version`.
 
-`fingerprints.json` holds the version of each entry and a hash of its rounded outputs. After raising a version, run
-`python tests/test_versions.py` in the checkout to record the new fingerprints.
+`fingerprints.json` holds the version of each entry, and a hash of its rounded outputs with its defaults and with the
+other values of each option. After raising a version, or adding an option, run `python tests/test_versions.py` in the
+checkout to record the new fingerprints.
 """
 
 import dataclasses
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +34,17 @@ load_norms()
 load_placements()
 
 
-def norm_fingerprint(name: str) -> str:
-    """Return a hash of the norm with its default options, and with every other value of each option."""
-    norm = NORMS[name]()  # pyright: ignore[reportCallIssue]
-    return _hash([fingerprint(small_config(each, PLACEMENTS["pre"], depth=1)) for each in _each_option(norm)])
+Entry = dict[str, Any]
+"""The `version` of an entry, its `fingerprint` with its defaults, and those of its `options`."""
 
 
-def placement_fingerprint(name: str) -> str:
-    """Return a hash of the placement with its default options, and with every other value of each option."""
-    norm = NORMS["layernorm" if PLACEMENTS[name].has_norms(DEPTH) else "none"]()  # pyright: ignore[reportCallIssue]
-    return _hash([fingerprint(small_config(norm, each, depth=DEPTH)) for each in _each_option(PLACEMENTS[name])])
+def norm_fingerprint(norm: Any) -> str:
+    return fingerprint(small_config(norm, PLACEMENTS["pre"], depth=1))
+
+
+def placement_fingerprint(placement: Any) -> str:
+    norm = NORMS["layernorm" if placement.has_norms(DEPTH) else "none"]()  # pyright: ignore[reportCallIssue]
+    return fingerprint(small_config(norm, placement, depth=DEPTH))
 
 
 def init_fingerprint(name: str) -> str:
@@ -50,22 +53,25 @@ def init_fingerprint(name: str) -> str:
     return _hash([f"{std:.8e}" for size in sizes for std in standard_deviations(name, vocab_size=100, **size)])
 
 
-def _each_option(thing: Any) -> list[Any]:
+def with_options(thing: Any, fingerprint_of: Callable[[Any], str]) -> Entry:
+    """Return the fingerprint of a norm or placement with its defaults, and a hash of those of each option's values."""
     fields = [field for field in dataclasses.fields(thing) if field.name not in (*NAME_FIELDS, *SWITCHES)]
-    return [thing, *(other for field in fields for other in other_values(thing, field, WIDTH))]
+    options = {field.name: list(other_values(thing, field, WIDTH)) for field in fields}
+    hashes = {name: _hash(list(map(fingerprint_of, others))) for name, others in options.items() if others}
+    return {"version": thing.version, "fingerprint": fingerprint_of(thing)} | ({"options": hashes} if hashes else {})
 
 
 def _hash(parts: list[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def current(kind: str, name: str) -> dict[str, int | str]:
-    """Return the version and the fingerprint of an entry, as the code has them now."""
+def current(kind: str, name: str) -> Entry:
+    """Return the version and the fingerprints of an entry, as the code has them now."""
     match kind:
         case "norm":
-            return {"version": NORMS[name].version, "fingerprint": norm_fingerprint(name)}
+            return with_options(NORMS[name](), norm_fingerprint)  # pyright: ignore[reportCallIssue]
         case "placement":
-            return {"version": PLACEMENTS[name].version, "fingerprint": placement_fingerprint(name)}
+            return with_options(PLACEMENTS[name], placement_fingerprint)
         case _:
             return {"version": INIT_RULE_VERSIONS.get(name, 1), "fingerprint": init_fingerprint(name)}
 
@@ -78,18 +84,26 @@ ENTRIES = [
 ]
 
 
-def problem(kind: str, name: str, recorded: dict[str, int | str] | None, now: dict[str, int | str]) -> str | None:
+def problem(kind: str, name: str, recorded: Entry | None, now: Entry) -> str | None:
     """Return what is wrong with an entry and what to do about it, or None."""
     if recorded is None:
         return f"{kind} {name}: has no recorded fingerprint; run `{REFRESH}`"
     if now == recorded:
         return None
+    if is_extended(recorded, now):
+        return f"{kind} {name}: has an option without a recorded fingerprint; run `{REFRESH}`"
     if now["version"] == recorded["version"]:
         return (
             f"{kind} {name}: computes something else than version {now['version']} did; raise its `version`, "
             f"then run `{REFRESH}`"
         )
     return f"{kind} {name}: version {now['version']} is not recorded; run `{REFRESH}`"
+
+
+def is_extended(recorded: Entry, now: Entry) -> bool:
+    """Return whether an entry computes the same as recorded, and has other options."""
+    known = {name: value for name, value in now.get("options", {}).items() if name in recorded.get("options", {})}
+    return now | {"options": known} == recorded | {"options": known}
 
 
 @pytest.mark.few(10)
@@ -107,11 +121,12 @@ def test_no_fingerprint_of_a_removed_entry_is_recorded() -> None:
 def refresh() -> None:
     """Record the fingerprints of the code as it is; refuse a changed one whose version is not raised."""
     recorded = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
-    found: dict[str, dict[str, dict[str, int | str]]] = {}
+    found: dict[str, dict[str, Entry]] = {}
     refused: list[str] = []
     for kind, name in ENTRIES:
         before, now = recorded.get(kind, {}).get(name), current(kind, name)
-        if before is not None and before != now and before["version"] == now["version"]:
+        is_same = before is None or before == now or is_extended(before, now)
+        if before is not None and not is_same and before["version"] == now["version"]:
             refused.append(str(problem(kind, name, before, now)))
             now = before
         found.setdefault(kind, {})[name] = now

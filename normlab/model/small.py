@@ -24,7 +24,7 @@ from normlab.model.attention import attend
 from normlab.model.gpt import GPT, Block
 from normlab.norms.base import NormConfig
 from normlab.placements.base import Placement
-from normlab.placements.wiring import MIXING
+from normlab.placements.wiring import MIXING, UPDATES
 
 BATCH, TIME, VOCAB = 2, 6, 11
 WIDTHS = (16, 24, 32, 48, 64, 96, 128, 256)
@@ -137,6 +137,9 @@ def build_small(config: RunConfig, *, alike: bool = False, filled: bool = True) 
     initial_values = {f"{layer} {name}": value.flatten().tolist() for layer, name, value in extra_parameters(model)}
     for name, segment in model.segments() if filled else ():
         fill(segment, "block" if alike and name.startswith("blocks.") else name)
+    for name, buffer in model.named_buffers():
+        if name.endswith(f".{UPDATES}"):
+            buffer.fill_(1.5)  # some branches have grown, others not
     with torch.no_grad():
         config.placement.project(dict(model.named_parameters()))
     for block in model.blocks:

@@ -2,10 +2,11 @@
 
 With sub-layer F, block l of L (1-based),
 
-    x <- C( a_l x + g b_l B( F( A(x) / s_l ) ) )
+    x <- C( a_l x + r g b_l B( F( A(x) / s_l ) ) )
 
 A is the `in` norm, B the `out` norm, C the residual norm (`res`), each a norm or nothing; a_l, b_l and s_l
-are numbers, g a learned number, a learned vector or nothing. A placement of this kind is one `Row`.
+are numbers, g a learned number, a learned vector or nothing, and r a number that grows to 1 in training, or nothing. A
+placement of this kind is one `Row`.
 
 Shapes: B batch, T time, D width.
 """
@@ -145,8 +146,21 @@ def _of_row(name: str) -> Any:
 
 @dataclass(kw_only=True, slots=True)
 class AlgebraPlacement(Placement):
+    branch_warmup: int | None = option(
+        None, at_least=1, at_most=10**9,
+        help="Updates W over which branches grow from 0 to 1: after t updates the branch of block l has a factor "
+        "min(t / (W l / L), 1) (ProRes, arXiv:2603.05369).",
+    )  # fmt: skip
+
     version = _of_row("version")
-    formula = _of_row("formula")
+
+    @property
+    def formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        formula = self.row.formula
+        if self.branch_warmup is None:
+            return formula
+        return formula.replace(" + ", f" + min(t / ({self.branch_warmup} * l / L), 1) * ")
+
     source = _of_row("source")
     init = _of_row("init")
     incompatible_inits = _of_row("incompatible_inits")
@@ -189,7 +203,7 @@ class AlgebraPlacement(Placement):
 
     @property
     def is_plain_sum(self) -> bool:
-        return all(
+        return self.branch_warmup is None and all(
             sub.scale is None and sub.skip is sub.branch is sub.shrink is unit_factor for sub in self.row.all_sub_layers
         )
 
@@ -209,7 +223,10 @@ class AlgebraPlacement(Placement):
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
         from normlab.placements.wiring import Residual, Sequential
 
-        attn, mlp = (Residual(sub, layer + 1, depth, width, make_norm) for sub in self.sub_layers(layer + 1, depth))
+        attn, mlp = (
+            Residual(sub, layer + 1, depth, width, make_norm, self.branch_warmup)
+            for sub in self.sub_layers(layer + 1, depth)
+        )
         if self.row.shared_scale:
             mlp.scale = attn.scale
         return Sequential(attn, mlp)

@@ -21,6 +21,10 @@ MIXING = "mixing"
 """The name of a matrix of numbers by which streams are mixed: a table of scalars near 0 or 1, not a weight matrix."""
 
 
+UPDATES = "updates"
+"""The name of a buffer into which the training step writes the number of updates made."""
+
+
 class Branch:
     """A sub-layer times a factor, (B, T, D) to (B, T, D), that records the tensor added to the stream.
 
@@ -45,14 +49,25 @@ class Branch:
 
 
 class Residual(nn.Module):
-    """x <- C(a x + g b B(F(A(x) / s))) for one sub-layer F, without absent norms and factors."""
+    """x <- C(a x + r g b B(F(A(x) / s))) for one sub-layer F, without absent norms and factors.
+
+    With `warmup` r grows with the number of updates, which the training step writes into `updates`.
+    """
 
     skip: Tensor | None
     branch: Tensor | None
     shrink: Tensor | None
+    updates: Tensor
+    rate: Tensor
 
-    def __init__(self, sub: SubLayer, layer: int, depth: int, width: int, make_norm: MakeNorm):
+    def __init__(
+        self, sub: SubLayer, layer: int, depth: int, width: int, make_norm: MakeNorm, warmup: int | None = None
+    ):
         super().__init__()
+        self.grows = warmup is not None
+        if warmup is not None:
+            self.register_buffer(UPDATES, torch.zeros((), dtype=torch.float64))
+            self.register_buffer("rate", torch.tensor(depth / (warmup * layer), dtype=torch.float64))
         self.norms = nn.ModuleDict({site: make_norm(width) for site in ("in", "out", "res") if site in sub.norms})
         for name in ("skip", "branch", "shrink"):
             schedule = getattr(sub, name)
@@ -80,6 +95,8 @@ class Residual(nn.Module):
         if self.scale is not None:
             # The vector is float32; the stream keeps its own dtype.
             branch_BTD = (branch_BTD * self.scale).to(x_BTD.dtype)
+        if self.grows:
+            branch_BTD = branch_BTD * (self.updates * self.rate).clamp(max=1)
         branch_BTD = sublayer.mark_update(branch_BTD)
         skip_BTD = x_BTD if self.skip is None else x_BTD * self.skip
         sum_BTD = skip_BTD + branch_BTD

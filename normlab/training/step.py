@@ -16,6 +16,7 @@ from torch import Tensor
 
 from normlab.model.runner import ModelRunner, Tensors
 from normlab.model.stack import Stack, norms_of_each, storages
+from normlab.placements.wiring import UPDATES
 from normlab.ranks import Ranks, sum_in_backward
 from normlab.stats.measure.core import CoreStatistics, Measurement
 from normlab.training.average import WeightAverage
@@ -276,11 +277,14 @@ class Step:
 
     @torch.no_grad()
     def _update_buffers(self, old: dict[str, Tensor]) -> None:
-        """Write the running statistics of the forward pass into the old tensors, for the runs that are alive."""
+        """Write running statistics and the number of updates into the old tensors, for the runs that are alive."""
         changed = {name: new for name, new in self.runner.buffers.items() if new is not old[name]}
         for name, new in changed.items():
             torch.where(self._mask(self.alive, new), new.to(old[name].dtype), old[name], out=old[name])
         self.runner.set_buffers({name: old[name] for name in changed})
+        for name, buffer in old.items():
+            if name.endswith(f".{UPDATES}"):
+                torch.where(self.alive, self.optimizer.count.to(buffer.dtype), buffer, out=buffer)
 
     def _mask(self, by_run: Tensor, tensor: Tensor) -> Tensor:
         """Return a mask of the runs, (...R), in a shape that broadcasts against the tensor."""

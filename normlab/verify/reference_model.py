@@ -24,6 +24,7 @@ from torch.nn.functional import linear
 from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT, Block
 from normlab.options import plain_tree
+from normlab.placements.wiring import UPDATES
 
 Map = Callable[[Tensor], Tensor]
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -43,6 +44,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "store": lambda s, x: (*s, x),
     "recall": lambda q, s, x: _recall(q, torch.stack((*s, x))),
     "max": max,
+    "min": min,
     "mix": lambda c, x: torch.einsum("...ij,...id->...jd", c, x),
     "sinkhorn": lambda t, k: _sinkhorn(t, k),
 }
@@ -93,6 +95,7 @@ class ReferenceModel:
     def _run_block(self, layer: int, block: Block, streams: dict[str, Any]) -> None:
         attention, mlp = self._attention(block), self._mlp(block)
         names = {**attention, **mlp, "l": layer}
+        names["t"] = next((b.item() for name, b in block.wiring.named_buffers() if name.endswith(f".{UPDATES}")), None)
         segment, formula = f"block {layer}", self.config.placement.full_formula
         if "F(" not in formula:
             self._run(segment, formula, streams, (block.wiring, names))

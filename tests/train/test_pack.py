@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import nn
 
+from normlab.model.groups import groups_of
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun, StackedRuns, Tensors
 from normlab.norms.base import load_all as load_norms
 from normlab.placements.algebra import AlgebraPlacement
 from normlab.placements.base import load_all as load_placements
 from normlab.training.machine import KINDS_OF_BLOCKS
-from normlab.training.optim import coefficients_of, hyperparameters_at
+from normlab.training.optim import coefficients_of, families, hyperparameters_at
 from normlab.training.step import Step
 from support.small_steps import VOCAB, assert_same_measurements, config_of, cyclic_batch, norm_in, step_of
 
@@ -47,7 +48,9 @@ def assert_pack_equals_single_runs(
     configs = [config_of(*overrides, *numbers) for numbers in (first, second)]
     models = [build_model(config, VOCAB).double() for config in configs]
     singles = [step_of(c, SingleRun(copy.deepcopy(m), compiled=compiled)) for c, m in zip(configs, models, strict=True)]
-    pack = step_of(configs[0], StackedRuns(models, compiled=compiled))
+    groups = groups_of(models[0])
+    order = [name for family in families([configs[0].optim], groups) for name in family.names]
+    pack = step_of(configs[0], StackedRuns(models, order=order, compiled=compiled))
     pack.clip = torch.tensor([config.optim.clip for config in configs], dtype=torch.float64)
     generator, losses = torch.Generator().manual_seed(0), torch.empty(2)
     for step in range(steps):
@@ -103,6 +106,7 @@ def test_pack_equals_single_runs(name: str, norm: str) -> None:
         ("optim.qk_clip=1e-4", "eval.ema=0.9", "model.depth=2"),
         ("model.value_residual=learned", "model.attn_softcap=0.1", "model.v_norm=true", "model.depth=3"),
         ("model.value_embed=true", "model.depth=3"),
+        ("placement=post", "placement.branch_warmup=7", "model.depth=3"),
     ],
     ids=" ".join,
 )

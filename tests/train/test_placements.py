@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from normlab.model.init import build_model
 from normlab.model.runner import SingleRun
 from normlab.placements.algebra import AlgebraPlacement
 from normlab.placements.base import load_all
+from normlab.placements.wiring import Branch
 from normlab.training import start as training
 from normlab.training.optim import hyperparameters_at
 from support.run_folders import differences
@@ -73,8 +75,13 @@ def test_compiled_equals_eager(name: str) -> None:
 def test_resumed_run_is_bit_identical(
     name: str, overrides: list[str], tmp_path: Path, interrupt: Callable[..., None]
 ) -> None:
+    resume(overrides, tmp_path, interrupt, norm_in(name, "batchnorm"), f"placement={name}")
+
+
+def resume(overrides: list[str], tmp_path: Path, interrupt: Callable[..., None], *own: str) -> None:
+    """Train a run at once, and in two parts, and compare."""
     overrides = [override for override in overrides if not override.startswith("results_dir")]
-    overrides += [norm_in(name, "batchnorm"), f"placement={name}", "train.log_every=1", "train.checkpoint_every=3"]
+    overrides += [*own, "train.log_every=1", "train.checkpoint_every=3"]
     whole = training.train(compose_run([*overrides, f"results_dir={tmp_path / 'whole'}"]))
     interrupt(5)
     again = [*overrides, f"results_dir={tmp_path / 'parts'}"]
@@ -84,3 +91,32 @@ def test_resumed_run_is_bit_identical(
     assert (whole.state, second.state) == ("finished", "finished")
     assert first.folder.path == second.folder.path
     assert differences(whole.folder.path, second.folder.path) == []
+
+
+@pytest.mark.few(1)
+def test_a_resumed_run_continues_to_grow_its_branches(
+    overrides: list[str], tmp_path: Path, interrupt: Callable[..., None]
+) -> None:
+    resume(overrides, tmp_path, interrupt, "norm=rmsnorm", "placement=peri", "placement.branch_warmup=9")
+
+
+@pytest.mark.parametrize("placement", ["pre", "post", "deepnorm", "peri", "lns"])
+def test_branches_grow_as_in_prores(placement: str) -> None:
+    depth, warmup = 4, 8
+    growth = f"placement.branch_warmup={warmup}"
+    config = config_of("norm=rmsnorm", f"placement={placement}", growth, "model.depth=4", "optim.lr=1e-12")
+    step = step_of(config, SingleRun(build_model(config, VOCAB).double(), compiled=False))
+    model, generator = step.runner.model, torch.Generator().manual_seed(0)
+    for made in range(2 * warmup):
+        # As set_prores_alpha of dandingsky/ProRes at 5253e0d has it before update `made`.
+        theirs = np.clip(made / np.linspace(warmup // depth, warmup, depth), 0.0, 1.0)
+        for block, factor in zip(model.blocks, theirs, strict=True):
+            for part in (block.wiring.attn, block.wiring.mlp):
+                branch = Branch(torch.ones_like)  # 1, and still 1 after a norm
+                part(torch.randn(1, 1, config.model.width, generator=generator).double(), branch)
+                assert branch.last_update is not None
+                torch.testing.assert_close(
+                    branch.last_update, torch.full_like(branch.last_update, factor), atol=1e-6, rtol=0
+                )
+        tokens, targets = (t[0] for t in cyclic_batch(generator, 1))
+        step(tokens, targets, [hyperparameters_at(config.optim, 50, made)])

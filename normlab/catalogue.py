@@ -22,7 +22,8 @@ Entry = dict[str, Any]
 CAUSAL = "if the norm is"
 """Whether a placement is causal: a placement never mixes tokens, as `normlab verify` checks."""
 _DECLARED = (
-    "formula", "formulas", "embedding_formula", "head_formula", "inside", "incompatible_inits", "source", "note",
+    "formula", "formulas", "weights_formula", "embedding_formula", "head_weights_formula", "head_formula", "inside",
+    "incompatible_inits", "source", "note",
     "verified_by", "reference_kind", "parameters", "initial_values", "unit_length",
     "invariant_to", "equals", "pitfalls", "causal", "init", "embedding_norm", "final_norm", "hub",
     "batch_statistics",

@@ -84,7 +84,11 @@ def placement_card(entry: catalogue.Entry, norm: str) -> Element:
     """Return a placement with its diagrams, and with the numbers of a forward pass if it can have the norm."""
     placement = load_placements()[entry["name"]]
     diagrams = [Diagram(placement, holds) for holds in (True, False)[: 1 + (" if " in placement.formula)]]
-    facts = {"embeddings": placement.embedding_formula, "LM head": placement.head_formula, "inside": placement.inside}
+    facts = {
+        "embeddings": placement.embedding_formula, "weights": placement.weights_formula,
+        "LM head": "; ".join(filter(None, (placement.head_weights_formula, placement.head_formula))),
+        "inside": placement.inside,
+    }  # fmt: skip
     try:
         segments = forward(norm, placement.name)
     except ConfigError as error:

@@ -37,10 +37,11 @@ def read(a: Tensor, x_BTnD: Tensor) -> Tensor:
     return (a[..., None] * x_BTnD).sum(-2).to(x_BTnD.dtype)
 
 
-def rms_normed(x: Tensor) -> Tensor:
-    """Return x / sqrt(mean(x^2) + eps) over the last axis, in float32 or wider."""
+def rms_normed(x: Tensor, *, eps_outside: bool = False) -> Tensor:
+    """Return x / sqrt(mean(x^2) + eps), or x / (sqrt(mean(x^2)) + eps), over the last axis, in float32 or wider."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
+    square = x.square().mean(-1, keepdim=True)
+    return x / (square.sqrt() + EPS) if eps_outside else x * torch.rsqrt(square + EPS)
 
 
 def sinkhorn(scores: Tensor, iterations: int) -> Tensor:
@@ -257,6 +258,10 @@ class IdentityHC(Streams):
     def kept_numbers(self, depth: int, width: int) -> int:
         return 4 * self.streams * width
 
+    def normed(self, x: Tensor) -> Tensor:
+        """Return what the matrix multiplies: the numbers of a token's streams over their root mean square."""
+        return rms_normed(x)
+
     def mixing_matrix(self, scores_BTm: Tensor) -> Tensor:
         """Return c, (B, T, n, n), from the numbers that are computed for it."""
         raise NotImplementedError
@@ -276,19 +281,26 @@ class ManifoldHC(IdentityHC):
     streams. All its entries start near 1 / n.
     """
 
-    formula: ClassVar[str] = Streams.formula
     source: ClassVar[str] = "Xie et al. 2025, arXiv:2512.24880 (mHC), as DeepSeek-V4 in transformers 5.23"
-    note: ClassVar[str] = (
-        "Megatron-LM has placement.start=0.01, and adds eps to the root mean square, not to the square"
-    )
+    note: ClassVar[str] = "placement.variant names what other code computes; Megatron-LM also has placement.start=0.01"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "Megatron-LM multiplied by c, not by its transpose, until its pull request 4839.",
+        "Megatron-LM multiplied by c, not by its transpose, until its pull request 4839: variant=untransposed.",
         "In an older transformers b and c were sigmoids, and c was not transposed.",
         "c starts near 1 / n in all its entries, not at the identity: every sub-layer averages the streams.",
     )
 
     name: str = "mhc"
     iterations: int = option(20, "Number of Sinkhorn's iterations.", at_least=1, at_most=1000)
+    variant: str = option(
+        "deepseek_v4", choices=("deepseek_v4", "megatron", "untransposed"),
+        help="What is called mHC: as DeepSeek-V4 in transformers; as Megatron-LM, which adds eps to the root mean "
+        "square of the streams; or with the streams multiplied by c instead of its transpose.",
+    )  # fmt: skip
+
+    @property
+    def formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        formula = Streams.formula
+        return formula.replace("mix(c,", "mix(c.mT,") if self.variant == "untransposed" else formula
 
     @property
     def parts(self) -> tuple[int, ...]:
@@ -297,11 +309,16 @@ class ManifoldHC(IdentityHC):
     @property
     def weights_formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         own = super(ManifoldHC, self).weights_formula
+        own = own.replace("rms(", "rms_eps_outside(") if self.variant == "megatron" else own
         scores = "scale[2] * w[..., 2 * streams:] + base[2 * streams:]"
         return f"{own}; c = sinkhorn(({scores}).unflatten(-1, (streams, streams)), iterations)"
 
+    def normed(self, x: Tensor) -> Tensor:
+        return rms_normed(x, eps_outside=self.variant == "megatron")
+
     def mixing_matrix(self, scores_BTm: Tensor) -> Tensor:
-        return sinkhorn(scores_BTm.unflatten(-1, (self.streams, self.streams)), self.iterations)
+        matrix = sinkhorn(scores_BTm.unflatten(-1, (self.streams, self.streams)), self.iterations)
+        return matrix.mT if self.variant == "untransposed" else matrix
 
     def matmul_weights(self, depth: int, width: int) -> int:
         return super(ManifoldHC, self).matmul_weights(depth, width) + 2 * depth * self.streams**2 * width
@@ -316,13 +333,13 @@ class ComputedWeights(MixedStreams):
     def __init__(self, placement: IdentityHC, width: int, make_norm: MakeNorm):
         super().__init__(width, make_norm)
         self.parts = placement.parts
-        self.mixing_matrix = placement.mixing_matrix
+        self.normed, self.mixing_matrix = placement.normed, placement.mixing_matrix
         self.fn = nn.Linear(placement.streams * width, sum(self.parts), bias=False)
         self.base = nn.Parameter(torch.zeros(sum(self.parts)))
         self.scale = nn.Parameter(torch.full((len(self.parts),), placement.start))
 
     def weights(self, x_BTnD: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        numbers = self.fn(rms_normed(x_BTnD.flatten(-2))).split(self.parts, -1)
+        numbers = self.fn(self.normed(x_BTnD.flatten(-2))).split(self.parts, -1)
         scaled = zip(self.scale, numbers, self.base.split(self.parts), strict=True)
         a, b, *c = (scale * number + base for scale, number, base in scaled)
         return torch.sigmoid(a) + EPS, 2 * torch.sigmoid(b), self.mixing_matrix(*c) if c else None

@@ -333,7 +333,11 @@ ROWS: tuple[Row, ...] = (
         name="hybridnorm_star",
         formula="h = x + A_qkv(N(x)) if l == 1 else N(x + A_qkv(x)); x = h + M(N(h)) if l == 1 else h + M(h)",
         equals="hybridnorm with placement.early_blocks=0",
-        pitfalls=("The improvement over pre depends on the init, and the comparison includes the method's own init.",),
+        pitfalls=(
+            "The improvement over pre depends on the init, and the comparison includes the method's own init.",
+            "With RMSNorm and without biases the norm before the first attention changes nothing but for eps: those on "
+            "each head's q, k and v undo it.",
+        ),
         source="Zhuo et al. 2025, arXiv:2503.04598 (HybridNorm*), the first block as in its public code",
         note="The first block is pre with a norm on each head's q, k and v",
         init="smallinit_scaled",

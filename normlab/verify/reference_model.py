@@ -37,6 +37,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sigmoid": lambda t: 1 / (1 + torch.exp(-t)),
     "rms": lambda t: t / (t.square().mean(-1, keepdim=True) + 1e-6).sqrt(),
     "ones": lambda n: torch.ones(n, dtype=torch.float64),
+    "rms_eps_outside": lambda t: t / (t.square().mean(-1, keepdim=True).sqrt() + 1e-6),
     "copies": lambda n, x: torch.stack([x] * n, -2),
     "read": lambda a, x: torch.einsum("...n,...nd->...d", a, x),
     "write": lambda b, y: torch.einsum("...n,...d->...nd", b, y),

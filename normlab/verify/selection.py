@@ -20,6 +20,7 @@ from normlab.verify.init_laws import law_checks
 from normlab.verify.init_rules import placement_init_check, rule_checks
 from normlab.verify.norm_contract import contract_checks, options_have_effect
 from normlab.verify.norms import large_sizes, oracle_checks, reference_checks, size_of_run
+from normlab.verify.redundancy import redundancy_check
 from normlab.verify.variants import LARGE_EPS, label_of, option_fields, other_values
 
 DEPTH = 5
@@ -80,6 +81,7 @@ def checks_of_run(config: RunConfig) -> Iterator[Check]:
     subject = _block(config)
     yield placements.formula_check(small, subject)
     yield from placements.logits_checks(small, subject)
+    yield redundancy_check(config, subject)
     yield Check(subject, "has a fingerprint", passed=True, result=fingerprint(config))
     plain = PLACEMENTS[placement.name]
     yield from checks_of_placement(plain)

@@ -1,0 +1,58 @@
+"""Norms that change nothing: by the identity of FlashNorm, and in no other placement."""
+
+import pytest
+import torch
+
+from normlab.config.compose import compose_run
+from normlab.placements.base import load_all
+from normlab.verify.redundancy import redundancy_check, redundant_norms
+
+ALL_NORMED = ("model.qk_norm=head", "model.v_norm=true")
+
+
+def sites(*overrides: str) -> list[str]:
+    return redundant_norms(compose_run(["model=llama_nano", "model.depth=3", *overrides]))
+
+
+@pytest.mark.parametrize("placement", ["pre", "peri"])
+def test_the_norm_before_normed_queries_keys_and_values_changes_nothing(placement: str) -> None:
+    overrides = ("norm=rmsnorm", f"placement={placement}", *ALL_NORMED)
+    assert sites(*overrides) == ["attn.in"]
+    config = compose_run(["model=llama_nano", "model.depth=3", *overrides])
+    assert redundancy_check(config, "block").result == (
+        "but for eps, attn.in changes nothing: the norms behind it undo it"
+    )
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("norm=rmsnorm", "placement=peri", "model.qk_norm=head"),  # the values of Gemma 3 have no norm
+        ("norm=rmsnorm", "placement=pre", *ALL_NORMED, "model.bias=true"),
+        ("norm=rmsnorm", "placement=pre", *ALL_NORMED, "model.attn_gate=head"),
+        ("norm=layernorm", "placement=pre", *ALL_NORMED),  # the mean of its input does not cancel
+        ("norm=dyt", "placement=pre", *ALL_NORMED),
+        ("norm=none", "placement=pre"),
+    ],
+    ids=" ".join,
+)
+def test_other_norms_are_needed(overrides: tuple[str, ...]) -> None:
+    assert sites(*overrides) == []
+
+
+@pytest.mark.parametrize("placement", [name for name, known in load_all().items() if known.has_norms(3)])
+def test_which_placements_have_a_redundant_norm_of_their_own(placement: str) -> None:
+    expected = {"hybridnorm_star": ["attn.in"]}  # that of its first block
+    assert sites("norm=rmsnorm", f"placement={placement}") == expected.get(placement, [])
+
+
+def test_the_identity() -> None:
+    """RMSNorm, a linear layer without a bias and RMSNorm are the layer and RMSNorm, by torch."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(*size, generator=generator, dtype=torch.float64) for size in ((5, 8), (6, 8)))
+    gain = torch.rand(8, generator=generator, dtype=torch.float64)
+
+    def norm(y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(y, y.shape[-1:], eps=1e-30)
+
+    torch.testing.assert_close(norm((gain * norm(x)) @ weight.T), norm((gain * x) @ weight.T), atol=1e-13, rtol=1e-13)

@@ -21,6 +21,7 @@ from normlab.options import plain_tree
 from normlab.placements.base import PLACEMENTS
 from normlab.verify.check import Check, LargestError, check_equal, check_no_problems
 from normlab.verify.norms import TOLERANCES, Size, batch_size, input_of, module_of, parameters_and_buffers
+from normlab.verify.signed_error import signed_error_check
 from normlab.verify.variants import is_valid, label_of, option_fields, other_values, variants
 
 RUNS = 2
@@ -37,6 +38,7 @@ def contract_checks(norm: NormConfig, subject: str, width: int, sizes: Sequence[
     yield from initial_values_check(norm, subject, width)
     yield from running_statistics_check(norm, subject, width)
     yield pack_check(norm, subject, width)
+    yield signed_error_check(norm, subject)
 
 
 def causality_check(norm: NormConfig, subject: str, width: int, sizes: Sequence[Size]) -> Check:

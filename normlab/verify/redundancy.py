@@ -1,7 +1,7 @@
 """Which norms of a model change nothing, because the norms behind them undo what they do.
 
-RMSNorm multiplies a token by a number. If only linear layers without biases read it, and a norm of the same kind follows
-each of them, that number cancels, but for eps (FlashNorm: Graef et al. 2024, arXiv:2407.09577).
+RMSNorm multiplies a token by a number. If only linear layers without biases read it, and a norm of the same kind is
+behind each of them, that number cancels, but for eps (FlashNorm: Graef et al. 2024, arXiv:2407.09577).
 """
 
 import dataclasses

@@ -12,6 +12,7 @@ from normlab.norms.base import NORMS, REFERENCE_KINDS, NormConfig
 from normlab.placements.base import PLACEMENTS, SWITCHES, Placement
 from normlab.placements.init_rules import INIT_RULES
 from normlab.plugins import plugin_file, registered_by_plugins
+from normlab.training.machine import resolve
 from normlab.verify import placements
 from normlab.verify.check import Check
 from normlab.verify.compiled import compiled_check, graphs_check
@@ -21,6 +22,7 @@ from normlab.verify.init_rules import placement_init_check, rule_checks
 from normlab.verify.norm_contract import contract_checks, options_have_effect
 from normlab.verify.norms import large_sizes, oracle_checks, reference_checks, size_of_run
 from normlab.verify.redundancy import redundancy_check
+from normlab.verify.signed_error import signed_error_check
 from normlab.verify.variants import LARGE_EPS, label_of, option_fields, other_values
 
 DEPTH = 5
@@ -66,11 +68,15 @@ def select_checks(config: RunConfig, overrides: Sequence[str]) -> Iterator[Check
 
 
 def all_checks_of_run(config: RunConfig) -> Iterator[Check]:
-    """Yield the checks of one run, and those of its compiled block, which take seconds."""
+    """Yield the checks of one run, and those of its compiled block and norm, which take seconds."""
     yield from checks_of_run(config)
     yield (check := graphs_check(config, _block(config)))
-    if check.passed:
-        yield compiled_check(config, _block(config))
+    if not check.passed:
+        return
+    yield (check := compiled_check(config, _block(config)))
+    if check.passed and not check.skipped:
+        device = str(resolve(config).torch_device)
+        yield signed_error_check(config.norm, f"norm {label_of(config.norm)}, compiled", compiled=True, device=device)
 
 
 def checks_of_run(config: RunConfig) -> Iterator[Check]:

@@ -1,7 +1,7 @@
 """Whether rounding in a norm has a direction.
 
-Largest errors do not show it: with every output within one unit in the last place, a stream that each of 72 norms rounds
-towards 0 becomes 9 % smaller (ROCm/aiter, issue 5151).
+Largest errors do not show it: with every output within one unit in the last place, a stream that each of 72 norms
+rounds towards 0 becomes 9 % smaller (ROCm/aiter, issue 5151).
 
 Shapes: B batch, T time, D width.
 """

@@ -229,7 +229,7 @@ RUN_ROWS: dict[str, Row] = {
     "model.attn_softcap": Row("null", "0.001", losses),
     "model.value_residual": Row("fixed", "learned", shapes, ("model.depth=2",)),
     "model.value_embed": Row("false", "true", shapes),
-    "model.v_norm": Row("false", "true", shapes),
+    "model.v_norm": Row("false", "true", losses),
     "model.embed_scale": Row("1", "3", losses),
     "model.logit_softcap": Row("null", "0.1", losses),
     "model.scaling": Row("mup", "completep", losses),

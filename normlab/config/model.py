@@ -43,7 +43,9 @@ class ModelConfig:
     attn_softcap: float | None = option(
         None, "Bound c of the scores of attention before its softmax: c tanh(scores / c).", above=0
     )
-    v_norm: bool = option(False, "Whether the run's norm is on the values of each head.")
+    v_norm: bool = option(
+        False, "Whether the run's norm, without gain and bias, is on the values of each head (Gemma 4)."
+    )
     value_residual: str = option(
         "off", choices=("off", "fixed", "learned"),
         help="Values of attention in each block after the first: (1 - m) v + m v_1, v_1 those of the first block. m is "

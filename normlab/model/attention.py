@@ -120,8 +120,9 @@ class Attention(nn.Module):
         self.gate = nn.Linear(width, gates, bias=False) if gates else None
         """W_g: sigmoid(W_g x) multiplies the output of each head or channel (Qiu et al. 2025, arXiv:2505.06708)."""
         self.head_scale = nn.Parameter(torch.ones(config.heads)) if head_scale else None
-        sites |= {"v"} if config.v_norm else set()
         self.norms = nn.ModuleDict({s: make_norm(width // config.heads) for s in ("q", "k", "v") if s in sites})
+        if config.v_norm:
+            self.norms["v"] = make_norm(width // config.heads, plain=True)
         if "attn_inner" in sites:
             self.norms["attn_inner"] = make_norm(width)
         qk_width = {"head": width // config.heads, "full": width}.get(config.qk_norm)

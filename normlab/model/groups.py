@@ -63,8 +63,12 @@ def check_groups(config: RunConfig) -> None:
         return
     structure = repr((config.norm, config.placement, config.model))
     if structure not in _groups:  # a grid has the same structures again and again
+
+        def make_norm(width: int, *, plain: bool = False) -> nn.Module:
+            return instrument((config.norm.plain() if plain else config.norm).build(width))
+
         with torch.device("meta"):
-            model = GPT(config.model, config.placement, lambda width: instrument(config.norm.build(width)), 1)
+            model = GPT(config.model, config.placement, make_norm, 1)
         _groups[structure] = set(groups_of(model).values())
     for group in GROUPS.keys() - _groups[structure]:
         if config.optim.groups.of(group) != GroupOptions():

@@ -127,8 +127,8 @@ def build_small(config: RunConfig, *, alike: bool = False, filled: bool = True) 
     """
     norms: list[nn.Module] = []
 
-    def make_norm(width: int) -> nn.Module:
-        norms.append(config.norm.build(width))
+    def make_norm(width: int, *, plain: bool = False) -> nn.Module:
+        norms.append((config.norm.plain() if plain else config.norm).build(width))
         return norms[-1]
 
     with torch.random.fork_rng(devices=[]):

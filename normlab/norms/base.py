@@ -20,7 +20,7 @@ import importlib
 import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from normlab.errors import ConfigError, unknown
 from normlab.options import option
@@ -105,6 +105,10 @@ class NormConfig:
         self.check_width(width)
         return self.module(width, self)
 
+    def plain(self) -> Self:
+        """Return the norm without a gain and a bias per channel, if it has them (`affine.Affine`)."""
+        return self
+
     def matmul_flops(self, shape: Sequence[int]) -> int:
         """Return the FLOPs of the norm's matrix products, forward and backward, for an input of this shape.
 
@@ -151,6 +155,9 @@ class AffineNormConfig(NormConfig):
     def validate(self) -> None:
         if self.unit_offset and not self.gain:
             raise ConfigError("norm.unit_offset=true: has no effect with norm.gain=false; leave one of them out")
+
+    def plain(self) -> Self:
+        return dataclasses.replace(self, gain=False, unit_offset=False, bias=False)
 
     def reference_affine(self, y_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Return y * gain + bias, or y * (1 + gain) + bias with a unit offset."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 from normlab.errors import ConfigError
 from normlab.options import option
@@ -24,8 +24,14 @@ if TYPE_CHECKING:
 
     from normlab.norms.base import NormConfig
 
-MakeNorm = Callable[[int], "nn.Module"]
-"""Builds the run's norm for a width. A placement receives this function and never imports a norm."""
+
+class MakeNorm(Protocol):
+    """Builds the run's norm for a width. A placement receives this function and never imports a norm."""
+
+    def __call__(self, width: int, *, plain: bool = False) -> nn.Module:
+        """Return the module; `plain`: without a gain and a bias for each channel (`NormConfig.plain`)."""
+        ...
+
 
 INNER_SITES = ("q", "k", "v", "attn_inner", "mlp_inner")
 """Sites of norms inside the sub-layers. `q`, `k`, `v`: the vectors of each head, before RoPE; `attn_inner`: the joined

@@ -101,7 +101,9 @@ ROWS: tuple[Row, ...] = (
             "Levanter and marin call it hybrid norm; that name belongs to hybridnorm.",
         ),
         source="Kim et al. 2025, arXiv:2502.02732 (Peri-LN)",
-        note="Called sandwich before, and hybrid norm in levanter; the norm on the embeddings is embedding_norm=true",
+        note="Called sandwich before, and hybrid norm in levanter; the norm on the embeddings is embedding_norm=true. "
+        "Gemma 3 has model.qk_norm=head too, Gemma 4 also model.v_norm=true and scores that are not divided, AFMoE "
+        "(Arcee Trinity) model.qk_norm=head model.attn_gate=channel",
         init="gpt2",
         incompatible_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
         attn=SubLayer(norms=("in", "out")),

@@ -23,6 +23,7 @@ from torch.nn.functional import linear
 
 from normlab.config.schema import RunConfig
 from normlab.model.gpt import GPT, Block
+from normlab.norms.base import NormConfig
 from normlab.options import plain_tree
 from normlab.placements.wiring import UPDATES
 
@@ -137,14 +138,18 @@ class ReferenceModel:
         exec(_compiled(statements[0]), known, streams)  # noqa: S102
         return streams[name]
 
-    def _norm(self, x_D: Tensor) -> Tensor:
-        """Apply the segment's next norm by its reference, or by its module if it has no reference."""
+    def _norm(self, x_D: Tensor, norm: NormConfig | None = None) -> Tensor:
+        """Apply the segment's next norm by its reference, or by its module if it has no reference.
+
+        Args:
+            norm: That of the module, if it is not the run's.
+        """
         if not self.pending:
             raise FormulaMismatch("the formula has more norms than the model")
         module = self.pending.popleft()
         weights = dict(module.named_parameters()) | dict(module.named_buffers())
         try:
-            return self.config.norm.reference(x_D, weights)
+            return (norm or self.config.norm).reference(x_D, weights)
         except NotImplementedError:
             return module(x_D)
 
@@ -162,7 +167,9 @@ class ReferenceModel:
             y_BTHK = y_BTD.reshape(*y_BTD.shape[:-1], model.heads, -1)
             if qk_norm == "head" and not model.qk_norm_after_rope:
                 y_BTHK = self._norm(y_BTHK)
-            return self._norm(y_BTHK) if inner or (site == "v" and model.v_norm) else y_BTHK
+            if site == "v" and model.v_norm:
+                return self._norm(y_BTHK, self.config.norm.plain())
+            return self._norm(y_BTHK) if inner else y_BTHK
 
         def heads(x_BTD: Tensor, inner: bool = False) -> Tensor:
             q_BTHK, k_BTHK, v_BTHK = (project(site, x_BTD, inner=inner) for site in "qkv")

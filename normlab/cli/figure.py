@@ -46,7 +46,7 @@ def figure(
     Example: normlab figure factor first --x model.depth --color placement -o depth.pdf
 
     A coordinate check of a rule of transfer: sweep model.width (or model.depth) with model.scaling=none,mup
-    train.steps=10 stats.every=1, then draw layers with --color model.width --panel model.scaling --at 10.
+    train.steps=11 stats.every=1, then draw layers with --color model.width --panel model.scaling --at 10.
     """
     from normlab.analysis.table import summarize_by
     from normlab.report.figure_data import make_figure

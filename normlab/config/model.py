@@ -60,7 +60,7 @@ class ModelConfig:
     scaling: str = option(
         "none", choices=("none", "mup", "completep"),
         help="Factors by which hyperparameters of a small model fit a wider one (mup), or a wider and deeper one "
-        "(completep): `normlab train --cfg optim` prints them.",
+        "(completep): `normlab train --cfg optim` prints those of the optimiser. init=auto is gpt2 then.",
     )  # fmt: skip
     base_width: int | None = option(None, "Width of the small model; 256 unless set. With scaling.", at_least=1)
     base_depth: int | None = option(None, "Depth of the small model; 2 unless set. With completep.", at_least=1)
@@ -131,7 +131,7 @@ class ModelConfig:
             )
         if self.positions == "rope":
             self.rope_theta = 10000.0 if self.rope_theta is None else self.rope_theta
-            rotated = self.rope_fraction * (self.width // self.heads)
+            rotated = round(self.rope_fraction * (self.width // self.heads), 6)
             if rotated % 2:
                 raise ConfigError(
                     f"model.heads={self.heads}: {rotated:g} channels of a head rotate, and model.positions=rope "

@@ -74,6 +74,11 @@ class ParameterGroups:
         """Return the options of a group of `GROUPS`."""
         return attrgetter(group)(self)
 
+    @property
+    def have_decay(self) -> bool:
+        """Whether a group has a weight decay of its own that is not 0."""
+        return any(self.of(group).decay for group in GROUPS)
+
 
 @dataclass(kw_only=True, slots=True)
 class OptimConfig:
@@ -140,7 +145,9 @@ class OptimConfig:
         own = self.groups.of(group)
         applies = self.decay == "all" or group in MATRIX_GROUPS
         decay = own.decay if own.decay is not None else self.weight_decay if applies else 0.0
-        return replace(self, lr=self.lr * own.lr * factors.lr, weight_decay=decay * factors.decay)
+        if self.decay_mode != "independent":  # where the learning rate multiplies the decay, the factor makes up for it
+            decay *= factors.decay
+        return replace(self, lr=self.lr * own.lr * factors.lr, weight_decay=decay)
 
     @property
     def decay_per_lr(self) -> float:
@@ -186,7 +193,7 @@ class OptimConfig:
         elif self.decay_fraction is not None:
             raise no_effect(f"optim.decay_fraction={self.decay_fraction}", f"optim.schedule={self.schedule}")
         for name, default in (("decay", "matrices"), ("decay_mode", "proportional")):
-            if self.weight_decay == 0 and (value := getattr(self, name)) != default:
+            if not (self.weight_decay or self.groups.have_decay) and (value := getattr(self, name)) != default:
                 raise no_effect(f"optim.{name}={value}", "optim.weight_decay=0")
 
 

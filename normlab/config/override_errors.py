@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -91,6 +92,13 @@ def _explain(error: BaseException, job: Sequence[Override], typed: str) -> Confi
         if isinstance(cause, ConfigKeyError | ConfigAttributeError):
             return no_such_option(key, job, cause.object_type)
         return ConfigError(f"{_typed(key, job)}: {reason}; set another value")
+    if lacking := re.match(r"In '(\w+)/(\w+)': ConfigKeyError .*: Key '(\w+)' not in '(\w+)'", reason):
+        group, name, key, kind = lacking.groups()
+        of_kind = [
+            part for part, kinds in GROUPS.items() if kind in {getattr(k, "__name__", "") for k in kinds.values()}
+        ]
+        chosen = next((o.input_line for o in job if o.key_or_group in of_kind), kind)
+        return ConfigError(f"{group}={name}: sets {key!r}, which {chosen} does not have; leave out one of the two")
     for override in job if reason.startswith("Could not override") else ():
         if override.key_or_group.partition(".")[0] not in SECTIONS:
             return no_such_option(override.key_or_group, job)

@@ -20,7 +20,7 @@ from normlab.errors import ConfigError, no_effect, unknown
 from normlab.norms.base import NORMS, NormConfig
 from normlab.norms.base import load_all as load_norms
 from normlab.options import check, identity_tree, option
-from normlab.placements.base import PLACEMENTS, Placement
+from normlab.placements.base import NORM_UPDATE, PLACEMENTS, Placement
 from normlab.placements.base import load_all as load_placements
 from normlab.placements.init_rules import INIT_RULES
 from normlab.plugins import load_plugins
@@ -28,8 +28,8 @@ from normlab.stats.config import StatsConfig
 from normlab.stats.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS, UPDATE_STATISTICS
 
 T = TypeVar("T")
-WIDTH_FREE = ("gpt2", "gpt2_scaled")
-"""Init rules whose numbers do not depend on the width."""
+INITS_OF_SCALING = {"mup": ("gpt2", "gpt2_scaled"), "completep": ("gpt2",)}
+"""Init rules whose numbers do not depend on what a rule of transfer scales."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -201,7 +201,12 @@ class RunConfig:
         scaling = f"model.scaling={self.model.scaling}"
         if self.model.scaling == "none":
             return
-        if not self.placement.has_free_branches:
+        if not self.placement.has_standard_matrices:
+            raise ConfigError(
+                f"{scaling}: has no rule for the wiring of placement={self.placement.name}; choose placement=pre, or "
+                "another whose formula has only norms and numbers beside the sub-layers"
+            )
+        if self.model.scaling == "completep" and not self.placement.has_free_branches:
             raise ConfigError(
                 f"{scaling}: placement={self.placement.name} has norms or factors on its sums or sub-layers, which "
                 "undo the factor on a sub-layer; choose placement=pre, or another with norms only before sub-layers"
@@ -210,13 +215,18 @@ class RunConfig:
             raise ConfigError(f"{scaling}: has no rule for model.value_embed=true; leave one of them out")
         if self.optim.name != "adamw":
             raise ConfigError(f"{scaling}: its learning rates are those of optim=adamw, not of optim={self.optim.name}")
-        if self.init_rule not in WIDTH_FREE:
-            raise ConfigError(f"{scaling}: scales the init rule itself; choose init={' or init='.join(WIDTH_FREE)}")
+        if self.init_rule not in (rules := INITS_OF_SCALING[self.model.scaling]):
+            raise ConfigError(f"{scaling}: scales the init rule itself; choose init={' or init='.join(rules)}")
 
     def _check_qk_clip(self) -> None:
         """Check that the matrices of queries and keys determine the size of the scores."""
         if self.optim.qk_clip is None:
             return
+        if self.optim.name == "hyperball":
+            raise ConfigError(
+                f"optim.qk_clip={self.optim.qk_clip}: contradicts optim=hyperball, which keeps the norm of each matrix; "
+                "leave out one of the two"
+            )
         if self.model.qk_norm != "off":
             raise no_effect(f"optim.qk_clip={self.optim.qk_clip}", f"model.qk_norm={self.model.qk_norm}")
         if self._inner_sites & {"q", "k"} or "q = " in self.placement.inside:
@@ -259,6 +269,13 @@ class RunConfig:
         if self.norm.name != "none" and not in_attention and not self.placement.has_norms(model.depth):
             raise ConfigError(
                 f"placement={self.placement.name}: has no norms, so norm={self.norm.label} has no effect; set norm=none"
+            )
+        # Learned positions are added to the scaled embeddings.
+        is_normed = self.placement.end_formulas[0] == NORM_UPDATE and "scale" in self.norm.invariant_to
+        if model.embed_scale != 1 and is_normed and model.positions == "rope":
+            raise no_effect(
+                f"model.embed_scale={model.embed_scale}",
+                f"the norm of placement={self.placement.name} on the embeddings",
             )
         if self.norm.name == "none" and model.qk_norm != "off":
             raise no_effect(f"model.qk_norm={model.qk_norm}", "norm=none")

@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,17 +67,18 @@ def _outcomes(config: RunConfig) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in norm.named_parameters():
             if parameter.dim() > 1:  # its values come from torch's generator, which may differ between versions
                 yield f"norm {number} {name}", torch.tensor(parameter.shape)
-    stream = small.gpt.embed(tokens())
+    start = stream = small.gpt.embed(tokens())
     for layer, block in enumerate(small.gpt.blocks, start=1):
         modes = ("train", "eval") if config.norm.batch_statistics else ("train",)
         for mode, scale in product(modes, SCALES):
             getattr(block, mode)()
-            # Every block gets the same input, of the stream's own shape.
+            # Every block gets the same input, of the shape of its own.
             inputs = [
                 (hashed_numbers(f"stream {i}", *y.shape) * scale).requires_grad_()
-                for i, y in enumerate(_tensors(stream))
+                for i, y in enumerate(_numbers(stream))
             ]
-            outputs = _tensors(block(inputs[0] if isinstance(stream, Tensor) else tuple(inputs)))
+            after = block(_with_numbers(stream, iter(inputs)))
+            outputs = _numbers(after)
             loss = sum((y * hashed_numbers(f"cotangent {i}", *y.shape)).sum() for i, y in enumerate(outputs))
             assert isinstance(loss, Tensor)
             names, parameters = zip(*block.named_parameters(), strict=True)
@@ -85,11 +87,25 @@ def _outcomes(config: RunConfig) -> Iterator[tuple[str, Tensor]]:
             for name, grad in zip([*(f"input {i}" for i in range(len(inputs))), *names], grads, strict=True):
                 yield f"{layer} {mode} {scale} {name}", torch.zeros(1) if grad is None else grad
         yield from ((f"{layer} {name}", buffer) for name, buffer in block.named_buffers())
-    yield "logits", small.gpt.head(stream).detach()
+        stream = _with_numbers(after, (y.detach() for y in _numbers(after)))
+    yield "logits", small.gpt.head(start).detach()
 
 
-def _tensors(stream: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
-    return [stream] if isinstance(stream, Tensor) else list(stream)
+def _numbers(stream: Any) -> list[Tensor]:
+    """Return the tensors in a stream, a tensor or tuples and dicts of tensors, without integers."""
+    if isinstance(stream, Tensor):
+        return [stream] if stream.is_floating_point() else []
+    parts = stream.values() if isinstance(stream, dict) else stream
+    return [y for part in parts for y in _numbers(part)]
+
+
+def _with_numbers(stream: Any, numbers: Iterator[Tensor]) -> Any:
+    """Return a stream with other tensors in place of `_numbers`."""
+    if isinstance(stream, Tensor):
+        return next(numbers) if stream.is_floating_point() else stream
+    if isinstance(stream, dict):
+        return {name: _with_numbers(part, numbers) for name, part in stream.items()}
+    return tuple(_with_numbers(part, numbers) for part in stream)
 
 
 def _digest(value: Tensor) -> str:

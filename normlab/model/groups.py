@@ -14,6 +14,7 @@ from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
 from normlab.model.gpt import GPT
 from normlab.model.init import standard_deviation
+from normlab.placements.base import projects
 from normlab.placements.wiring import MIXING
 from normlab.stats.instrument import InstrumentedNorm, instrument
 
@@ -49,17 +50,18 @@ def _group_outside_norms(name: str, dim: int) -> str:
     return "biases" if leaf.endswith("bias") else "scalars"
 
 
-_groups: dict[str, set[str]] = {}
-"""The groups that a model has, by its options."""
+_groups: dict[str, dict[str, tuple[str, torch.Size]]] = {}
+"""The group and the shape of each parameter of a model, by the model's options."""
 
 
 def check_groups(config: RunConfig) -> None:
-    """Check that each group with options of its own has a parameter in the model of a validated config.
+    """Check that the optimiser's options fit the parameters of the model of a validated config.
 
     Raises:
-        ConfigError: The message names the group, and what the model lacks.
+        ConfigError: A group with options of its own has no parameter, hyperball has a matrix that starts at 0, or a
+            rule of transfer has a norm with matrices.
     """
-    if config.optim.groups == ParameterGroups():
+    if config.optim.groups == ParameterGroups() and config.optim.name != "hyperball" and config.model.scaling == "none":
         return
     structure = repr((config.norm, config.placement, config.model))
     if structure not in _groups:  # a grid has the same structures again and again
@@ -69,8 +71,23 @@ def check_groups(config: RunConfig) -> None:
 
         with torch.device("meta"):
             model = GPT(config.model, config.placement, make_norm, 1)
-        _groups[structure] = set(groups_of(model).values())
-    for group in GROUPS.keys() - _groups[structure]:
+        shapes = {name: p.shape for name, p in model.named_parameters()}
+        _groups[structure] = {name: (group, shapes[name]) for name, group in groups_of(model).items()}
+    parameters = _groups[structure]
+    present = {group for group, _ in parameters.values()}
+    if config.model.scaling != "none" and "norm_matrices" in present:
+        raise ConfigError(
+            f"model.scaling={config.model.scaling}: has no rule for the matrices of norm={config.norm.label}; choose "
+            "another norm"
+        )
+    for name, (group, shape) in parameters.items() if config.optim.name == "hyperball" else ():
+        std = standard_deviation(config.init_rule, name, shape, config.model.depth, config.model.width)
+        if group == "matrices" and (std == 0 or name.endswith("value_gate.weight")):
+            raise ConfigError(
+                f"optim=hyperball: keeps the norm of each matrix, and {name} starts at 0 (init={config.init_rule}); "
+                "choose another init rule or optimiser"
+            )
+    for group in GROUPS.keys() - present:
         if config.optim.groups.of(group) != GroupOptions():
             raise ConfigError(f"optim.groups.{group}: the model has no {GROUPS[group]}; leave it out")
 
@@ -119,8 +136,8 @@ def _sorted_rows(config: RunConfig, model: nn.Module) -> Iterator[ParameterRow]:
         shape = tuple(parameters[name].shape)
         sizes = config.model.depth, config.model.width, config.model.width_ratio
         std = standard_deviation(config.init_rule, name, shape, *sizes)
-        eps = getattr(own, "eps", None)
-        init = _init(std, parameters[name])
+        eps = None if own.adam_constants is None else getattr(own, "eps", None)
+        init = _init(None if projects(config.placement) else std, parameters[name])
         yield ParameterRow(name, groups[name], shape, own.lr, own.weight_decay, eps, own.name, init)
 
 
@@ -144,6 +161,8 @@ def _merged(rows: list[ParameterRow]) -> ParameterRow:
 def _init(std: float | None, values: Tensor) -> str:
     if std is not None:
         return f"normal, sd {std:.4g}"
+    if not values.numel():  # the vocabulary is not known
+        return ""
     lowest, highest = values.min().item(), values.max().item()
     if lowest == highest:
         return f"{lowest:g}"

@@ -202,6 +202,10 @@ class AlgebraPlacement(Placement):
         return any(sub.norms for subs in self.layers(depth) for sub in subs) or any(self.end_formulas)
 
     @property
+    def has_standard_matrices(self) -> bool:
+        return True
+
+    @property
     def is_plain_sum(self) -> bool:
         return self.branch_warmup is None and all(
             sub.scale is None and sub.skip is sub.branch is sub.shrink is unit_factor for sub in self.row.all_sub_layers

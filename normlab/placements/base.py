@@ -119,6 +119,11 @@ class Placement:
         return False
 
     @property
+    def has_standard_matrices(self) -> bool:
+        """Whether only the linear layers of the sub-layers, embeddings and head are matrices, with the usual scores."""
+        return False
+
+    @property
     def has_free_branches(self) -> bool:
         """Whether a block is x = x + F(N(x)), or without norms, so that no norm undoes a factor on F."""
         return False

@@ -111,6 +111,10 @@ class Parallel(Placement):
     name: str = "parallel"
 
     @property
+    def has_standard_matrices(self) -> bool:
+        return True
+
+    @property
     def has_free_branches(self) -> bool:
         return True
 

@@ -39,8 +39,9 @@ TOO_MANY_GRAPHS = (
     "the blocks do not share their compiled code, since a Python number in the norm or the placement differs from "
     "block to block; make it a buffer (self.register_buffer)"
 )
-KINDS_OF_BLOCKS = 2
-"""Most kinds of blocks of a model: a placement may wire some layers in another way."""
+KINDS_OF_BLOCKS = 4
+"""Most kinds of blocks of a model: a placement may wire some layers in another way, and some layers have an embedding
+for the values."""
 MOST_GRAPHS = 6 * KINDS_OF_BLOCKS
 """Most compiled graphs of the blocks. Each kind is compiled for plain and measured steps, and for evaluation in either
 mode, whose last batch may be smaller."""

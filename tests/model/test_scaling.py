@@ -8,7 +8,7 @@ import torch
 
 from normlab.config.compose import compose_run
 from normlab.errors import ConfigError
-from normlab.model.groups import parameter_rows
+from normlab.model.groups import check_groups, parameter_rows
 from normlab.model.init import build_model
 
 SMALL = ("model=gpt2_nano", "model.width=16", "model.heads=2", "model.tie_embeddings=false", "norm=layernorm")
@@ -68,11 +68,32 @@ def test_factors_are_those_of_the_public_code(rule: str) -> None:
             assert row.init == f"normal, sd {sd:g}"
 
 
+def test_widths_transfer_with_a_norm_anywhere() -> None:
+    config = compose_run([*SMALL, "model.scaling=mup", "placement=post", "init=gpt2"])
+    assert config.model.factors_of("matrices").lr == 1 / config.model.width_ratio
+
+
+def test_a_decay_that_the_learning_rate_does_not_multiply_is_that_of_the_small_model() -> None:
+    overrides = [*SMALL, "model.scaling=completep", "model.base_width=4", "optim.weight_decay=0.1"]
+    for mode, expected in (("proportional", 0.1 * 4), ("independent", 0.1)):
+        config = compose_run([*overrides, f"optim.decay_mode={mode}", "model.width=16"])
+        own = config.optim.of_group("matrices", config.model.factors_of("matrices"))
+        assert own.weight_decay == pytest.approx(expected)
+
+
+def test_norms_with_matrices_have_no_rule_of_transfer() -> None:
+    with pytest.raises(ConfigError, match="no rule for the matrices of norm=gatednorm"):
+        check_groups(compose_run([*SMALL, "model.scaling=mup", "norm=gatednorm"]))
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["placement=post"], "placement=post has norms or factors on its sums"),
-        (["placement=peri"], "placement=peri has norms or factors on its sums"),
+        (["model.scaling=completep", "placement=post"], "placement=post has norms or factors on its sums"),
+        (["model.scaling=completep", "placement=peri"], "placement=peri has norms or factors on its sums"),
+        (["model.scaling=completep", "init=gpt2_scaled"], "scales the init rule itself; choose init=gpt2"),
+        (["placement=ngpt", "norm=none"], "has no rule for the wiring of placement=ngpt"),
+        (["placement=mhc"], "has no rule for the wiring of placement=mhc"),
         (["optim=muon"], "its learning rates are those of optim=adamw"),
         (["init=xavier"], "scales the init rule itself"),
         (["model.value_embed=true"], "has no rule for model.value_embed=true"),

@@ -3,17 +3,16 @@
 import pytest
 
 from normlab.config.compose import compose_run
-from normlab.config.optim import GROUPS
+from normlab.config.optim import GROUPS, OPTIMIZERS
 from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
 from normlab.model.groups import groups_of, parameter_rows
 from normlab.model.init import build_model
-from normlab.norms.base import NORMS
-from normlab.placements.base import PLACEMENTS, load_all
+from normlab.norms.base import load_all as load_norms
+from normlab.placements.base import load_all as load_placements
 from normlab.training.machine import check_run
 from normlab.training.optim import families
 
-load_all()
 NANO = ("model=gpt2_nano", "model.depth=3")
 
 
@@ -25,9 +24,11 @@ def composed(*overrides: str) -> RunConfig:
 
 
 CASES = [
-    *(f"norm={name}" for name in NORMS),
-    *(f"placement={name}" for name in PLACEMENTS),
+    *(f"norm={name}" for name in load_norms()),
+    *(f"placement={name}" for name in load_placements()),
+    *(f"optim={name}" for name in OPTIMIZERS),
     "model.qk_norm=head", "model.tie_embeddings=false", "model=llama_nano",
+    "model.scaling=mup", "model.scaling=completep",
 ]  # fmt: skip
 
 
@@ -37,7 +38,7 @@ def test_every_parameter_is_in_one_group_and_in_one_family(case: str) -> None:
     groups = groups_of(model := build_model(config, 20))
     assert list(groups) == [name for name, _ in model.named_parameters()]
     assert set(groups.values()) <= set(GROUPS)
-    made = families([config.optim], groups)
+    made = families([config.optim], groups, config.model.factors_of)
     names = [name for family in made for name in family.names]
     assert sorted(names) == sorted(groups)
     # What is printed is what the update uses.
@@ -46,12 +47,14 @@ def test_every_parameter_is_in_one_group_and_in_one_family(case: str) -> None:
         first, _, last = row.parameter.partition(".")[2].partition(".")[0].partition("-")
         blocks = range(int(first), int(last) + 1) if last else ()
         for name in [row.parameter.replace(f"{first}-{last}", str(block)) for block in blocks] or [row.parameter]:
-            printed[name] = row.lr, row.decay
+            printed[name] = row.update, row.lr, row.decay, row.eps
     used = {}
     for family in made:
         (options,) = family.options
-        used |= dict.fromkeys(family.decayed, (options.lr, options.weight_decay))
-        used |= dict.fromkeys(family.undecayed, (options.lr, 0.0))
+        constants = options.adam_constants
+        eps = None if constants is None else constants[-1]
+        used |= dict.fromkeys(family.decayed, (options.name, options.lr, options.weight_decay, eps))
+        used |= dict.fromkeys(family.undecayed, (options.name, options.lr, 0.0, eps))
     assert printed == used
 
 

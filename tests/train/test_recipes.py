@@ -29,8 +29,8 @@ FROZEN = {"nanochat": set(), "modded_track3": {"attn.qk_norms.q.affine.gain", "a
 
 @pytest.mark.parametrize("recipe", RECORDED)
 def test_a_recipe_trains_each_parameter_as_its_source(recipe: str) -> None:
-    sizes = [f"model.depth={DEPTH}", f"model.width={WIDTH}", "model.heads=6", "model.context=8"]
-    config = compose_run([f"recipe={recipe}", *sizes])
+    config = compose_run([f"recipe={recipe}", f"model.depth={DEPTH}", "model.context=8"])
+    assert (config.model.width, config.model.heads) == (WIDTH, 6)
     model = build_model(config, VOCAB)
     theirs = RECORDED[recipe]["parameters"]
     groups, parameters = groups_of(model), dict(model.named_parameters())
@@ -86,5 +86,7 @@ def test_options_of_the_command_are_stronger_than_a_recipe() -> None:
     config = compose_run(["recipe=nanochat", "norm=layernorm", "model=llama_nano", "optim.lr=0.01"])
     assert (config.norm.name, config.model.width, config.optim.lr) == ("layernorm", 32, 0.01)
     assert (config.model.mlp, config.optim.name, config.init) == ("relu2", "muon", "nanochat")
+    with pytest.raises(ConfigError, match=r"recipe=nanochat: sets 'scale', which optim=adamw does not have"):
+        compose_run(["recipe=nanochat", "optim=adamw"])
     with pytest.raises(ConfigError, match=r"unknown recipe 'nanogpt'.*choose one of modded_track3, nanochat"):
         compose_run(["recipe=nanogpt"])

@@ -225,9 +225,9 @@ def is_config_option(name: str) -> bool:
 def differing_settings(runs: Iterable[Mapping[str, Setting]]) -> dict[str, list[str]]:
     """Return the settings (of `settings_of`) in which runs differ, each with its sorted values.
 
-    Different norms, placements or optimisers are reported by name, without their options. Different init rules are
-    reported if the option `init` differs, not if they follow from the placement. Different code is reported if no
-    option explains the difference.
+    Different norms, placements or optimisers are reported by name, and of their options only those in which runs of one
+    name differ. Different init rules are reported if the option `init` differs, not if they follow from the placement.
+    Different code is reported if no option explains the difference.
     """
     runs = list({tuple(run.items()): run for run in runs}.values())  # most runs have equal settings
     different: dict[str, list[str]] = {}
@@ -239,12 +239,18 @@ def differing_settings(runs: Iterable[Mapping[str, Setting]]) -> dict[str, list[
         different.pop("init", None)
     for group in ("norm", "placement", "optim"):
         if names := different.pop(f"{group}.name", None):
-            different = {name: values for name, values in different.items() if not name.startswith(f"{group}.")}
-            different[group] = names
+            own = {name: values for name, values in different.items() if name.startswith(f"{group}.")}
+            different = {name: values for name, values in different.items() if name not in own} | {group: names}
+            different |= {name: own[name] for name in own if _differs_within(name, f"{group}.name", runs)}
     for part, name in _CODE.items():
         if {part, "init", "model"} & {other.partition(".")[0] for other in different}:
             different.pop(name, None)
     return different
+
+
+def _differs_within(name: str, kind: str, runs: Sequence[Mapping[str, Setting]]) -> bool:
+    """Return whether runs with the same value of `kind` differ in a setting."""
+    return len({(run.get(kind), run.get(name)) for run in runs}) > len({run.get(kind) for run in runs})
 
 
 def _sorted_values(values: Iterable[Setting]) -> list[str]:

@@ -224,8 +224,8 @@ class RunConfig:
             return
         if self.optim.name == "hyperball":
             raise ConfigError(
-                f"optim.qk_clip={self.optim.qk_clip}: contradicts optim=hyperball, which keeps the norm of each matrix; "
-                "leave out one of the two"
+                f"optim.qk_clip={self.optim.qk_clip}: contradicts optim=hyperball, which keeps the norm of each matrix;"
+                " leave out one of the two"
             )
         if self.model.qk_norm != "off":
             raise no_effect(f"optim.qk_clip={self.optim.qk_clip}", f"model.qk_norm={self.model.qk_norm}")

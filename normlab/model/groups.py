@@ -18,16 +18,21 @@ from normlab.placements.base import projects
 from normlab.placements.wiring import MIXING
 from normlab.stats.instrument import InstrumentedNorm, instrument
 
+GAINS = ("gain", "gamma", "scale", "radius")
+"""Names of a norm's factors on its output, for each channel or for all; its other numbers are `scalars`."""
+
 
 def groups_of(model: nn.Module) -> dict[str, str]:
     """Return the group of each parameter of a GPT by the parameter's name, in the order of the model."""
     of_norms: dict[str, str] = {}
     for name, module in model.named_modules():
         if isinstance(module, InstrumentedNorm):
-            gains = f"gains.{_place_of(name, model)}"
             for leaf, parameter in module.named_parameters():
-                groups = {0: "scalars", 1: "biases" if leaf.endswith("bias") else gains}
-                of_norms[f"{name}.{leaf}"] = groups.get(parameter.dim(), "norm_matrices")
+                last = leaf.rpartition(".")[2]
+                group = (
+                    f"gains.{_place_of(name, model)}" if last in GAINS else "biases" if last == "bias" else "scalars"
+                )
+                of_norms[f"{name}.{leaf}"] = "norm_matrices" if parameter.dim() > 1 else group
     return {name: of_norms.get(name) or _group_outside_norms(name, p.dim()) for name, p in model.named_parameters()}
 
 

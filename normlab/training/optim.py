@@ -125,8 +125,9 @@ def families(options: Sequence[OptimConfig], groups: Mapping[str, str], factors:
 
 
 def decayed_groups(options: OptimConfig, groups: Mapping[str, str]) -> str:
-    """Return the names of the groups of a model that have weight decay."""
-    return ", ".join(group for group in GROUPS if group in groups.values() and options.of_group(group).weight_decay)
+    """Return the names of the groups of a model that have weight decay, or `none`."""
+    present = [group for group in GROUPS if group in groups.values()]
+    return ", ".join(group for group in present if options.of_group(group).weight_decay) or "none"
 
 
 @dataclass(slots=True)

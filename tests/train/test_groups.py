@@ -1,5 +1,7 @@
 """The group of every parameter, and what is printed of it against what the update uses."""
 
+import re
+
 import pytest
 
 from normlab.config.compose import compose_run
@@ -74,7 +76,10 @@ EXPECTED = {
     "model.qk_norm=head": {"attn.qk_norms.k.affine.gain": "gains.qk"},
     "norm=dyt": {"wiring.attn.norms.in.alpha": "scalars", "wiring.attn.norms.in.affine.bias": "biases"},
     "norm=gatednorm": {"wiring.attn.norms.in.down": "norm_matrices"},
-    "norm=scalenorm": {"wiring.attn.norms.in.radius": "scalars"},
+    "norm=scalenorm": {"wiring.attn.norms.in.radius": "gains.input"},
+    "norm=ssnorm": {"wiring.attn.norms.in.scale": "gains.input"},
+    "placement=hyper_connections": {"wiring.attn.mixing": "scalars", "wiring.attn.fn": "matrices"},
+    "placement=mhc": {"wiring.attn.base": "scalars", "wiring.attn.fn.weight": "matrices"},
 }
 
 
@@ -94,3 +99,35 @@ def test_options_of_a_group_without_parameters_are_rejected(group: str) -> None:
     config = compose_run([*NANO, f"optim.groups.{group}"])
     with pytest.raises(ConfigError, match=rf"^optim\.groups\.{group.rpartition('.')[0]}: the model has no "):
         check_run(config)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["optim=hyperball", "init=nanochat"], "starts at 0"),
+        (["optim=hyperball", "model.value_embed=true"], "value_gate.weight starts at 0"),
+        (["optim=hyperball", "optim.qk_clip=1"], "contradicts optim=hyperball"),
+        (
+            ["model=llama_nano", "placement.embedding_norm=true", "model.embed_scale=4"],
+            "embed_scale=4.0: has no effect",
+        ),
+        (["optim.weight_decay=0", "optim.decay_mode=cautious"], "optim.decay_mode=cautious: has no effect"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_have_an_effect_is_rejected(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        check_run(compose_run([*NANO, *overrides]))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["optim.weight_decay=0", "optim.groups.embed.decay=0.1", "optim.decay_mode=cautious"],
+        ["model=llama_nano", "model.width=100", "model.heads=2", "model.rope_fraction=0.28"],
+        ["placement.embedding_norm=true", "model.embed_scale=4"],  # learned positions are added to the embeddings
+    ],
+    ids=" ".join,
+)
+def test_what_has_an_effect_is_accepted(overrides: list[str]) -> None:
+    check_run(compose_run([*NANO, *overrides]))

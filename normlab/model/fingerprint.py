@@ -69,6 +69,7 @@ def _outcomes(config: RunConfig) -> Iterator[tuple[str, Tensor]]:
                 yield f"norm {number} {name}", torch.tensor(parameter.shape)
     start = stream = small.gpt.embed(tokens())
     for layer, block in enumerate(small.gpt.blocks, start=1):
+        after = stream
         modes = ("train", "eval") if config.norm.batch_statistics else ("train",)
         for mode, scale in product(modes, SCALES):
             getattr(block, mode)()

@@ -78,7 +78,7 @@ class DeviationRatio:
             return low, high
 
         method = "F, at a fixed number of seeds"
-        return Estimate(ratio, interval, min(above.n, below.n), method, rates=above.rates | below.rates)
+        return Estimate(ratio, interval, min(above.n, below.n), method, rates={**above.rates, **below.rates})
 
 
 def deviation(losses: Sequence[float]) -> Estimate:

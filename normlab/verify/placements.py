@@ -140,7 +140,11 @@ def factor_check(placement: Placement, subject: str) -> Iterator[Check]:
     """
     if not isinstance(placement, AlgebraPlacement):
         return
-    wrong, make_norm = [], _norms_for(placement)[0].build
+    wrong, norm = [], _norms_for(placement)[0]
+
+    def make_norm(width: int, *, plain: bool = False) -> nn.Module:
+        return (norm.plain() if plain else norm).build(width)
+
     x_BTD = hashed_numbers("stream", 1, 2, 16).bfloat16()
     for depth in DEPTHS:
         wirings = [placement.wire(layer, depth, 16, make_norm) for layer in range(depth)]

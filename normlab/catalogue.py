@@ -8,6 +8,8 @@ a YAML file in `conf/` whose first line is a comment that describes it.
 import dataclasses
 import inspect
 import json
+import re
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,8 @@ placements = partial(entries, "placements")
 """Every placement: the rows of the algebra, then those with their own wiring."""
 models = partial(entries, "models")
 """Every preset of the model, with the options that it sets."""
+recipes = partial(entries, "recipes")
+"""Every recipe: presets, and options beside them."""
 data = partial(entries, "data")
 optim = partial(entries, "optim")
 init = partial(entries, "init")
@@ -123,6 +127,26 @@ def _presets(group: str) -> list[Entry]:
     return entries
 
 
+def _recipes() -> list[Entry]:
+    """Return each recipe with its comment, and the presets and options that it sets, as on the command line."""
+    import yaml
+
+    entries: list[Entry] = []
+    for path in sorted((config_dir() / "recipe").glob("*.yaml")):
+        text = path.read_text(encoding="utf-8")
+        sets = yaml.load(text, yaml.BaseLoader)
+        groups = [pair for each in sets.pop("defaults") if isinstance(each, dict) for pair in each.items()]
+        comment = [line.lstrip("# ") for line in text.splitlines() if re.match(r"# (?!@|normlab )", line)]
+        chosen = [f"{group.removeprefix('override /')}={preset}" for group, preset in groups]
+        entries.append({"name": path.stem, "about": " ".join(comment), "sets": [*chosen, *_overrides(sets)]})
+    return entries
+
+
+def _overrides(sets: Any, prefix: str = "") -> Iterator[str]:
+    for name, value in sets.items():
+        yield from _overrides(value, f"{prefix}{name}.") if isinstance(value, dict) else [f"{prefix}{name}={value}"]
+
+
 def declared_entries() -> dict[str, list[Entry]]:
     from normlab.config.compose import norm_presets
     from normlab.config.override_errors import GROUPS
@@ -141,7 +165,8 @@ def declared_entries() -> dict[str, list[Entry]]:
     placements = [describe(known[name], name) | {"causal": CAUSAL} for name in rows + sorted(known.keys() - rows)]
     options = _options(RunConfig) + _options(SweepOptions, "sweep.")
     return {
-        "norms": norms, "placements": placements, "models": _presets("model"), "stats": _presets("stats"),
+        "norms": norms, "placements": placements, "models": _presets("model"),
+        "recipes": _recipes(), "stats": _presets("stats"),
         "data": [describe(kind, name) for name, kind in GROUPS["data"].items()],
         "optim": [describe(kind, name) for name, kind in GROUPS["optim"].items()],
         "init": [_rule(name, inspect.getdoc(rule) or "", placements) for name, rule in INIT_RULES.items()],

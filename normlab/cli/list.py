@@ -9,7 +9,7 @@ from normlab.cli.app import Json, app, echo
 from normlab.errors import ConfigError
 from normlab.plugins import load_plugins
 
-Kind = Literal["norms", "placements", "models", "data", "optim", "init", "options", "stats", "auto"]
+Kind = Literal["norms", "placements", "models", "recipes", "data", "optim", "init", "options", "stats", "auto"]
 
 
 @app.command("list")

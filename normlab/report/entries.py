@@ -42,6 +42,7 @@ ENTRIES: dict[str, Callable[[], list[Entry]]] = {
     "norms": _norms,
     "placements": _placements,
     "models": catalogue.models,
+    "recipes": catalogue.recipes,
     "data": catalogue.data,
     "optim": catalogue.optim,
     "init": catalogue.init,
@@ -68,6 +69,7 @@ _COLUMNS: dict[str, dict[str, str | Callable[[Entry], Any]]] = {
         },
         "about": "about",
     },
+    "recipes": {"recipe": "name", "about": lambda entry: entry["about"].partition(": ")[0]},
     "data": {"data": "name", "about": "about"},
     "optim": {"optim": "name", "formula": "formula", "source": "source"},
     "init": {

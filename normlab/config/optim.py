@@ -192,8 +192,11 @@ class OptimConfig:
             self.decay_fraction = 0.2 if self.decay_fraction is None else self.decay_fraction
         elif self.decay_fraction is not None:
             raise no_effect(f"optim.decay_fraction={self.decay_fraction}", f"optim.schedule={self.schedule}")
-        for name, default in (("decay", "matrices"), ("decay_mode", "proportional")):
-            if not (self.weight_decay or self.groups.have_decay) and (value := getattr(self, name)) != default:
+        for name, default, has_decay in (
+            ("decay", "matrices", self.weight_decay),
+            ("decay_mode", "proportional", self.weight_decay or self.groups.have_decay),
+        ):
+            if not has_decay and (value := getattr(self, name)) != default:
                 raise no_effect(f"optim.{name}={value}", "optim.weight_decay=0")
 
 

@@ -21,9 +21,9 @@ FUNCTIONS = {
 }  # fmt: skip
 """Labels of the functions in a formula, by name."""
 OF_STREAMS = {"copies": "copies", "read": "weighted sum", "write": "to each stream", "mix": "mixed streams"}
+"""Labels of the functions of several streams, whose weights, the first argument, are not drawn."""
 OF_STATES = {"states": "no states", "store": "store", "recall": "average over depth"}
 """Labels of the functions of stored states."""
-"""Labels of the functions of several streams, whose weights, the first argument, are not drawn."""
 OTHER_STREAM = 3
 """The column of a second stream, to the right of all branches."""
 ROW_HEIGHT, COLUMN_GAP, LEFT_MARGIN, END_HEIGHT, LETTER_WIDTH = 52.0, 22.0, 26.0, 20.0, 7.2

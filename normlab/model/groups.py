@@ -18,7 +18,7 @@ from normlab.placements.base import projects
 from normlab.placements.wiring import MIXING
 from normlab.stats.instrument import InstrumentedNorm, instrument
 
-GAINS = ("gain", "gamma", "scale", "radius")
+GAINS = ("gain", "gamma", "scale", "radius", "weight")
 """Names of a norm's factors on its output, for each channel or for all; its other numbers are `scalars`."""
 
 
@@ -87,7 +87,7 @@ def check_groups(config: RunConfig) -> None:
         )
     for name, (group, shape) in parameters.items() if config.optim.name == "hyperball" else ():
         std = standard_deviation(config.init_rule, name, shape, config.model.depth, config.model.width)
-        if group == "matrices" and (std == 0 or name.endswith("value_gate.weight")):
+        if group == "matrices" and (std == 0 or name.endswith(("value_gate.weight", ".fn"))):
             raise ConfigError(
                 f"optim=hyperball: keeps the norm of each matrix, and {name} starts at 0 (init={config.init_rule}); "
                 "choose another init rule or optimiser"

@@ -39,7 +39,7 @@ def role_of(name: str) -> str | None:
         return f"embed.{parts[1]}"
     if name == "head.weight":
         return "head"
-    if parts[-2] == "fn":
+    if parts[-2] == "fn" and {"wiring", "close"} & set(parts):
         return "streams"
     if parts[0] == "blocks" and len(parts) == 5 and parts[2] in ("attn", "mlp"):
         leaf = {"value_embed": "v", "norm": None, "value_gate": None}.get(parts[3], parts[3])

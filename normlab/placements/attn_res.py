@@ -98,7 +98,7 @@ class Recall(nn.Module):
         with in_full_precision(x_BTD):
             v_BTMD = torch.cat([states_BTND, x_BTD[..., None, :]], -2)
             scores_BTM = (rms_normed(v_BTMD) * self.query).sum(-1)
-            is_known_M = torch.cat([is_stored_N, torch.ones_like(is_stored_N[:1])])
+            is_known_M = torch.cat([is_stored_N, is_stored_N.new_ones(1)])
             return read(scores_BTM.masked_fill(~is_known_M, -torch.inf).softmax(-1), v_BTMD)
 
 

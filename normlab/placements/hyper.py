@@ -111,8 +111,8 @@ class HyperConnections(Streams):
     """x <- mix(c, x) + write(b, F(N(read(a, x)))): n streams and learned a, b and c.
 
     The streams start as copies of the embeddings, and the head reads their sum. At first sub-layer k of the model reads
-    stream k mod n, it is added to all streams, and c is the identity. With `dynamic` the weights depend on the token: a
-    learned number times the tanh of products with each of its normed streams is added to them. These products start at
+    stream k mod n, its output is added to all streams, and c is the identity. With `dynamic` the weights depend on the
+    token: a learned number times the tanh of products with each of its normed streams is added. These products start at
     0, the numbers at 0.01.
     """
 
@@ -293,8 +293,8 @@ class ManifoldHC(IdentityHC):
     iterations: int = option(20, "Number of Sinkhorn's iterations.", at_least=1, at_most=1000)
     variant: str = option(
         "deepseek_v4", choices=("deepseek_v4", "megatron", "untransposed"),
-        help="What is called mHC: as DeepSeek-V4 in transformers; as Megatron-LM, which adds eps to the root mean "
-        "square of the streams; or with the streams multiplied by c instead of its transpose.",
+        help="What is called mHC: as DeepSeek-V4 in transformers; as Megatron-LM at 023f5cf, which adds eps to the "
+        "root mean square of the streams; or with the streams multiplied by c instead of its transpose.",
     )  # fmt: skip
 
     @property

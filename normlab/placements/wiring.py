@@ -21,7 +21,7 @@ MIXING = "mixing"
 """The name of a matrix of numbers by which streams are mixed: a table of scalars near 0 or 1, not a weight matrix."""
 
 
-UPDATES = "updates"
+UPDATES = "branch_updates"
 """The name of a buffer into which the training step writes the number of updates made."""
 
 
@@ -51,13 +51,13 @@ class Branch:
 class Residual(nn.Module):
     """x <- C(a x + r g b B(F(A(x) / s))) for one sub-layer F, without absent norms and factors.
 
-    With `warmup` r grows with the number of updates, which the training step writes into `updates`.
+    With `warmup` r grows with the number of updates, which the training step writes into `branch_updates`.
     """
 
     skip: Tensor | None
     branch: Tensor | None
     shrink: Tensor | None
-    updates: Tensor
+    branch_updates: Tensor
     rate: Tensor
 
     def __init__(
@@ -96,7 +96,7 @@ class Residual(nn.Module):
             # The vector is float32; the stream keeps its own dtype.
             branch_BTD = (branch_BTD * self.scale).to(x_BTD.dtype)
         if self.grows:
-            branch_BTD = branch_BTD * (self.updates * self.rate).clamp(max=1)
+            branch_BTD = branch_BTD * (self.branch_updates * self.rate).clamp(max=1)
         branch_BTD = sublayer.mark_update(branch_BTD)
         skip_BTD = x_BTD if self.skip is None else x_BTD * self.skip
         sum_BTD = skip_BTD + branch_BTD

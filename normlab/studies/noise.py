@@ -150,8 +150,8 @@ register_study(
         limits=(
             "The runs are among those of the study depth. The false positives need 28 seeds, so that the deviations "
             "are of a fixed number. The splits of the same seeds are not independent, and the rate of false positives "
-            "applies to these runs. Other arms, above all those close to instability, have "
-            "more noise over seeds than pre-norm."
+            "applies to these runs. Other arms, above all those close to instability, have more noise over seeds than "
+            "pre-norm."
         ),
         grids=[Grid("pre", f"{NANO} placement=pre model.depth=4,8,16 {RATES}")],
         claims=[

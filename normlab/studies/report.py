@@ -44,7 +44,7 @@ LEGEND = (
     "n: seeds in the estimate, or seeds of a share. left out: seeds without the quantity, because a run diverged or, "
     "for a loss, has not learned. bad: judged runs that have not learned; of a share, those that count. p: the "
     "smallest level at which the claim is decided, corrected for all claims of the study. power: the probability of "
-    "the verdict supported, if the effect is the number after at; with the standard deviation of the choosing seeds "
+    "the verdict supported, if the effect is the number behind it; with the standard deviation of the choosing seeds "
     "(with a single learning rate: of the first six), and at the ends of its interval of 80 %. learning rates: those "
     "of each arm whose loss is above that at the best one by at most one standard error of the choosing seeds; a "
     "seed's value is its mean over them. The table of arms has the judging seeds, or the choosing ones where no "

@@ -38,7 +38,7 @@ def contract_checks(norm: NormConfig, subject: str, width: int, sizes: Sequence[
     yield from initial_values_check(norm, subject, width)
     yield from running_statistics_check(norm, subject, width)
     yield pack_check(norm, subject, width)
-    yield signed_error_check(norm, subject)
+    yield signed_error_check(norm, subject, width)
 
 
 def causality_check(norm: NormConfig, subject: str, width: int, sizes: Sequence[Size]) -> Check:

@@ -23,7 +23,11 @@ SMALL_EPS = 1e-14
 def redundancy_check(config: RunConfig, subject: str) -> Check:
     """Return a line that names the norms that change nothing; it always passes."""
     sites = redundant_norms(config)
-    result = f"but for eps, {', '.join(sites)} changes nothing: the norms behind it undo it" if sites else "all of them"
+    result = (
+        f"but for eps, {' or '.join(sites)} alone changes nothing: the norms behind it undo it"
+        if sites
+        else "all of them"
+    )
     return Check(subject, "needs each of its norms", passed=True, result=result)
 
 
@@ -36,13 +40,14 @@ def redundant_norms(config: RunConfig) -> list[str]:
     """
     if config.norm.name == "none":
         return []
-    if getattr(config.norm, "eps", 0) > SMALL_EPS:
+    if (getattr(config.norm, "eps", 0) or 0) > SMALL_EPS:
         config = dataclasses.replace(config, norm=dataclasses.replace(config.norm, eps=SMALL_EPS))  # pyright: ignore[reportCallIssue]
     small = build_small(shrink(config))
     expected = small.gpt(tokens())
     is_redundant: dict[str, list[bool]] = defaultdict(list)
     for name, module in small.gpt.named_modules():
         affine = getattr(module, "affine", None)
+        affine = affine if isinstance(affine, nn.Module) else None
         if module not in small.norms or (affine is None and list(module.parameters())):
             continue
         site = norm_site(name.partition(".")[2].partition(".")[2] if name.startswith("blocks.") else name)

@@ -76,7 +76,9 @@ def all_checks_of_run(config: RunConfig) -> Iterator[Check]:
     yield (check := compiled_check(config, _block(config)))
     if check.passed and not check.skipped:
         device = str(resolve(config).torch_device)
-        yield signed_error_check(config.norm, f"norm {label_of(config.norm)}, compiled", compiled=True, device=device)
+        yield signed_error_check(
+            config.norm, f"norm {label_of(config.norm)}, compiled", config.model.width, compiled=True, device=device
+        )
 
 
 def checks_of_run(config: RunConfig) -> Iterator[Check]:

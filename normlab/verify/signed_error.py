@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from normlab.norms.base import NormConfig
 from normlab.verify.check import Check, check_no_problems
 from normlab.verify.norms import module_of
+from normlab.verify.variants import is_valid
 
-SHAPE = (8, 64, 512)
-"""Batch, time and width of the input."""
+BATCH, TIME, WIDTH = 8, 64, 512
+"""Size of the input; a norm that does not allow the width gets the next multiple of its own."""
 ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
 """Unit roundoff of each dtype."""
 SIGMAS = 6
@@ -34,7 +35,9 @@ def signed_error(module: nn.Module, x: Tensor, dtype: torch.dtype, *, compiled: 
     return float(((y - r) * r).sum() / r.square().sum())
 
 
-def signed_error_check(norm: NormConfig, subject: str, *, compiled: bool = False, device: str = "cpu") -> Check:
+def signed_error_check(
+    norm: NormConfig, subject: str, width: int, *, compiled: bool = False, device: str = "cpu"
+) -> Check:
     """Check that the signed error of a norm in float32 and bfloat16 is one of rounding to nearest.
 
     A rounding to nearest changes a number by at most u times its size, in no direction: its standard deviation is at
@@ -43,13 +46,14 @@ def signed_error_check(norm: NormConfig, subject: str, *, compiled: bool = False
     that all tokens and channels share.
     """
     generator = torch.Generator().manual_seed(0)
-    sizes_BT1 = 0.5 + torch.rand(*SHAPE[:-1], 1, generator=generator, dtype=torch.float64)
-    x_BTD = sizes_BT1 * torch.randn(*SHAPE, generator=generator, dtype=torch.float64)
-    fewest = min(math.prod(SHAPE[:-1]), SHAPE[-1])
+    wide = next(each for each in (WIDTH, width * -(-WIDTH // width), width) if is_valid(norm, each))
+    sizes_BT1 = 0.5 + torch.rand(BATCH, TIME, 1, generator=generator, dtype=torch.float64)
+    x_BTD = sizes_BT1 * torch.randn(BATCH, TIME, wide, generator=generator, dtype=torch.float64)
+    fewest = min(BATCH * TIME, wide)
     found, problems = [], []
     for dtype, roundoff in ROUNDOFF.items():
         name, bound = str(dtype).removeprefix("torch."), SIGMAS * roundoff / math.sqrt(3 * fewest) + 2.0**-24
-        error = signed_error(module_of(norm, SHAPE[-1]).train().to(device), x_BTD.to(device), dtype, compiled=compiled)
+        error = signed_error(module_of(norm, wide).train().to(device), x_BTD.to(device), dtype, compiled=compiled)
         found.append(f"{error:+.1e} in {name}, bound {bound:.0e}")
         if not abs(error) <= bound:
             problems.append(f"expected at most {bound:.0e}, found {error:+.1e} in {name}")

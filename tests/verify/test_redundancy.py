@@ -20,7 +20,7 @@ def test_the_norm_before_normed_queries_keys_and_values_changes_nothing(placemen
     assert sites(*overrides) == ["attn.in"]
     config = compose_run(["model=llama_nano", "model.depth=3", *overrides])
     assert redundancy_check(config, "block").result == (
-        "but for eps, attn.in changes nothing: the norms behind it undo it"
+        "but for eps, attn.in alone changes nothing: the norms behind it undo it"
     )
 
 

@@ -31,7 +31,7 @@ class Rounded(nn.Module):
 def test_rounding_towards_zero_is_found(monkeypatch: pytest.MonkeyPatch, towards_zero: bool) -> None:
     norm = RMSNormConfig(gain=False)
     monkeypatch.setattr(RMSNormConfig, "build", lambda self, width: Rounded(towards_zero))
-    check = signed_error_check(norm, "norm")
+    check = signed_error_check(norm, "norm", 16)
     assert check.passed != towards_zero, check
     if towards_zero:
         assert "in bfloat16" in check.result
@@ -40,4 +40,4 @@ def test_rounding_towards_zero_is_found(monkeypatch: pytest.MonkeyPatch, towards
 
 def test_the_error_is_that_of_the_module_with_its_options() -> None:
     for norm in (RMSNormConfig(), dataclasses.replace(RMSNormConfig(), unit_offset=True)):
-        assert signed_error_check(norm, "norm").passed
+        assert signed_error_check(norm, "norm", 16).passed

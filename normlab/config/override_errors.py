@@ -92,7 +92,7 @@ def _explain(error: BaseException, job: Sequence[Override], typed: str) -> Confi
         if isinstance(cause, ConfigKeyError | ConfigAttributeError):
             return no_such_option(key, job, cause.object_type)
         return ConfigError(f"{_typed(key, job)}: {reason}; set another value")
-    if lacking := re.match(r"In '(\w+)/(\w+)': ConfigKeyError .*: Key '(\w+)' not in '(\w+)'", reason):
+    if lacking := re.match(r"In '(recipe)/(\w+)': ConfigKeyError .*: Key '(\w+)' not in '(\w+)'", reason):
         group, name, key, kind = lacking.groups()
         of_kind = [
             part for part, kinds in GROUPS.items() if kind in {getattr(k, "__name__", "") for k in kinds.values()}

@@ -131,7 +131,7 @@ class Record:
         return {
             **config,
             "norm": {"preset": "", **config["norm"], "compute": "fp32", "rounding": "scale_then_cast"},
-            "placement": {**config["placement"], "embedding_norm": None, "final_norm": None},
+            "placement": {**config["placement"], "embedding_norm": None, "final_norm": None, "branch_warmup": None},
             "data": {**config["data"], "vocab_size": None, "max_tokens": None},
             "model": {"preset": "gpt2_tiny", **config["model"]},
             "train": {

@@ -186,9 +186,13 @@ def test_sensitivity_is_the_mean_of_that_of_the_seeds(runs, table):
     pre, post = bounded.mean(1) - table[:, 0].min(1)
     assert estimate.value == pytest.approx((post - pre).mean())
     assert estimate.bounds == ends(post - pre)
-    table[1, 0] = 3.2  # learns nowhere: compared with the other arm
+    table[1, 0, :, 4] = 3.2  # learns nowhere: compared with the other arm
+    post[4] = 3.2 - table[0, 0, :, 4].min()
     estimate = OverGrid("sensitivity", "placement=post", "placement=pre").estimate(runs(loss_in(table)))
-    assert estimate.value == pytest.approx((3.2 - table[0, 0].mean(0)).mean())
+    assert estimate.value == pytest.approx((post - pre).mean())
+    table[1, 0] = 3.2
+    with pytest.raises(ConfigError, match=r"no run of \[placement=post\] has learned"):
+        OverGrid("sensitivity", "placement=post", "placement=pre").estimate(runs(loss_in(table)))
 
 
 def test_highest_learning_rate(runs, table):

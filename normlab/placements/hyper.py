@@ -262,9 +262,9 @@ class IdentityHC(Streams):
         """Return what the matrix multiplies: the numbers of a token's streams over their root mean square."""
         return rms_normed(x)
 
-    def mixing_matrix(self, scores_BTm: Tensor) -> Tensor:
-        """Return c, (B, T, n, n), from the numbers that are computed for it."""
-        raise NotImplementedError
+    def mixing_matrix(self, scores_BTm: Tensor | None = None) -> Tensor | None:
+        """Return c, (B, T, n, n), from the numbers that are computed for it; None for the identity."""
+        return None
 
     def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
         return Sequential(*(ComputedWeights(self, width, make_norm) for _ in range(2)))
@@ -316,7 +316,8 @@ class ManifoldHC(IdentityHC):
     def normed(self, x: Tensor) -> Tensor:
         return rms_normed(x, eps_outside=self.variant == "megatron")
 
-    def mixing_matrix(self, scores_BTm: Tensor) -> Tensor:
+    def mixing_matrix(self, scores_BTm: Tensor | None = None) -> Tensor:
+        assert scores_BTm is not None
         matrix = sinkhorn(scores_BTm.unflatten(-1, (self.streams, self.streams)), self.iterations)
         return matrix.mT if self.variant == "untransposed" else matrix
 
@@ -342,7 +343,7 @@ class ComputedWeights(MixedStreams):
         numbers = self.fn(self.normed(x_BTnD.flatten(-2))).split(self.parts, -1)
         scaled = zip(self.scale, numbers, self.base.split(self.parts), strict=True)
         a, b, *c = (scale * number + base for scale, number, base in scaled)
-        return torch.sigmoid(a) + EPS, 2 * torch.sigmoid(b), self.mixing_matrix(*c) if c else None
+        return torch.sigmoid(a) + EPS, 2 * torch.sigmoid(b), self.mixing_matrix(*c)
 
 
 class WeightedStreams(nn.Module):

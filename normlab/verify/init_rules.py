@@ -47,7 +47,7 @@ INITS = (
     ("gpt2_scaled", "pre", "GPT-2: Radford et al. 2019, section 2.3"),
     ("gpt2_scaled", "parallel parallel_two_norms", "our choice: that of pre; only the sub-layers' inputs differ"),
     ("gpt2_scaled", "siamese", "our choice: that of pre, whose recipes its abstract recommends (arXiv:2602.08064)"),
-    ("gpt2_scaled", "hyper_connections", "our choice: that of pre, whose stream its n streams start as copies of"),
+    ("gpt2_scaled", "hyper_connections", "our choice: that of pre; each stream starts as that of pre"),
     ("gpt2", "attn_res", "our choice: the source names no rule, and the stream begins again in some blocks"),
     ("gpt2", "mhc identity_hc", "DeepSeek-V4 of transformers: N(0, 0.02) for every matrix"),
     ("gpt2_scaled", "x0_lambdas", "our choice: that of pre; in nanochat outputs start at zero"),

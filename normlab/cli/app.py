@@ -79,12 +79,12 @@ def read_arguments(
 def _update_texts(overrides: Sequence[str], configs: UserConfigs) -> Iterator[str]:
     """Yield for each run of a grid how each of its parameters is updated, as a table."""
     from normlab.config.compose import compose_sweep
-    from normlab.model.groups import check_groups, parameter_rows
+    from normlab.model.groups import check_parameters, parameter_rows
     from normlab.model.init import build_model
     from normlab.report.tables import render
 
     for varied, config in compose_sweep(overrides, configs)[1]:
-        check_groups(config)
+        check_parameters(config)
         rows = [row.cells for row in parameter_rows(config, build_model(config, vocab_size=0))]
         yield (f"# {' '.join(varied)}\n" if varied else "") + render(rows, fixed=rows[0].keys())
 

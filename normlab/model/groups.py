@@ -22,6 +22,10 @@ GAINS = ("gain", "gamma", "scale", "radius", "weight")
 """Names of a norm's factors on its output, for each channel or for all; its other numbers are `scalars`."""
 
 
+DEFAULTS = {"lr": "1", "decay": "null"}
+"""The options of a group that change nothing, as overrides."""
+
+
 def groups_of(model: nn.Module) -> dict[str, str]:
     """Return the group of each parameter of a GPT by the parameter's name, in the order of the model."""
     of_norms: dict[str, str] = {}
@@ -59,7 +63,7 @@ _groups: dict[str, dict[str, tuple[str, torch.Size]]] = {}
 """The group and the shape of each parameter of a model, by the model's options."""
 
 
-def check_groups(config: RunConfig) -> None:
+def check_parameters(config: RunConfig) -> None:
     """Check that the optimiser's options fit the parameters of the model of a validated config.
 
     Raises:
@@ -93,8 +97,11 @@ def check_groups(config: RunConfig) -> None:
                 "choose another init rule or optimiser"
             )
     for group in GROUPS.keys() - present:
-        if config.optim.groups.of(group) != GroupOptions():
-            raise ConfigError(f"optim.groups.{group}: the model has no {GROUPS[group]}; leave it out")
+        own, default = config.optim.groups.of(group), GroupOptions()
+        if own != default:
+            changed = [(name, text) for name, text in DEFAULTS.items() if getattr(own, name) != getattr(default, name)]
+            resets = " ".join(f"optim.groups.{group}.{name}={text}" for name, text in changed)
+            raise ConfigError(f"optim.groups.{group}: the model has no {GROUPS[group]}; set {resets}")
 
 
 @dataclass(frozen=True, slots=True)

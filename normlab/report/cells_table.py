@@ -3,6 +3,7 @@
 JSON and CSV have every value, not rounded. A text has few columns (`columns_of`), each with its definition below.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from normlab.analysis.table import CellsTable
 from normlab.errors import ConfigError, printable, unknown
 from normlab.report.tables import Row, escape_markdown, fold_lines, format_p, render, terminal_width
 from normlab.store.format import FINISHED
-from normlab.store.outcome import DESCRIPTIONS
+from normlab.store.outcome import DESCRIPTIONS, format_loss
 from normlab.store.record import RESULTS, RunRecord
 from normlab.store.throughput import format_mfu, format_tflops
 
@@ -115,6 +116,7 @@ def columns_of(table: CellsTable, *, is_text: bool) -> list[Column]:
         Column("val_loss_low", _loss("low")),
         Column("val_loss_high", _loss("high")),
         Column("val_loss_of_others", lambda cell: cell.final.mean_of_others),
+        Column("val_loss_ema", _averaged_loss, "val ema", format_loss, EMA_NOTE),
     ]
     rates = [
         Column("learning_rates", lambda cell: list(cell.losses)),
@@ -200,6 +202,11 @@ def _mean_of(read: Callable[[RunRecord], float | None]) -> Callable[[Cell], floa
     return lambda cell: mean(cell.values(read))
 
 
+def _averaged_loss(cell: Cell) -> float | None:
+    losses = [run.status.val_loss_ema for run in cell.runs_at_best if math.isfinite(run.loss)]
+    return mean([loss for loss in losses if loss is not None])
+
+
 def json_rows(table: CellsTable) -> list[Row]:
     """Return the values of each cell: levels, counts, losses in nats/token, costs, comparisons and warnings."""
     columns = columns_of(table, is_text=False)
@@ -208,6 +215,7 @@ def json_rows(table: CellsTable) -> list[Row]:
 
 # Texts
 
+EMA_NOTE = "val ema: validation loss with the average of the weights (`eval.ema`) at the best lr, mean over seeds"
 TARGET_NOTE = "steps and training time until an evaluation reaches this loss, at the best lr, mean over seeds"
 PACK_NOTE = "tok/s: of one run; the runs of a pack train together, so a pack of n runs processes n times as many"
 FLOPS_NOTE = "TFLOP/s: of one run: tok/s times the model FLOPs per token, 6 N + 12 L T D (PaLM, appendix B)"

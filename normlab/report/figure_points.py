@@ -29,6 +29,7 @@ from normlab.store.series import evaluations_of, series_of
 
 SERIES = {
     "val_loss": "validation loss, nats/token",
+    "val_loss_ema": "validation loss of the averaged weights, nats/token",
     "train_loss": "training loss, nats/token",
     "grad_norm": "norm of the gradient",
 }
@@ -128,11 +129,17 @@ def read_curves(record: RunRecord, problems: list[str]) -> dict[str, Curve]:
 def _curves_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
     trained = series_of([row for row in rows if row["kind"] == "train"])
     measured = evaluations_of(rows)
+    averaged = [(each.step, each.loss_ema) for each in measured if each.loss_ema is not None]
     return {
-        "val_loss": Curve(np.array([e.step for e in measured], float), np.array([e.loss for e in measured], float)),
+        "val_loss": _curve([(each.step, each.loss) for each in measured]),
+        "val_loss_ema": _curve(averaged),
         "train_loss": Curve(trained["step"], trained["loss"]),
         "grad_norm": Curve(trained["step"], trained["grad_norm"]),
     }
+
+
+def _curve(points: Sequence[tuple[int, float]]) -> Curve:
+    return Curve(*np.array(points, float).reshape(-1, 2).T)
 
 
 def mean_curve(curves: Sequence[Curve]) -> list[Point]:

@@ -18,9 +18,9 @@ from normlab.store.record import RunEntry, RunRecord
 _OPTIONS_IN_COLUMNS = ("norm", "placement", "model.depth", "model.width", "device", "precision", "pack size")
 """Settings that a row has under other names."""
 _VALUES = (
-    "norm", "placement", "depth", "width", "seed", "lr", "step", "steps", "val_loss", "best_val_loss",
-    "train_loss", "vs_bigram", "corpus", "corpus_sha256", "device", "precision", "tokens_per_s", "flops_per_token",
-    "flops_per_s", "mfu", "seconds", "pack",
+    "norm", "placement", "depth", "width", "seed", "lr", "step", "steps", "val_loss", "val_loss_ema",
+    "best_val_loss", "train_loss", "vs_bigram", "corpus", "corpus_sha256", "device", "precision", "tokens_per_s",
+    "flops_per_token", "flops_per_s", "mfu", "seconds", "pack",
 )  # fmt: skip
 """Keys of a row between `state` and `note`."""
 
@@ -64,6 +64,7 @@ def row_of(run: RunEntry) -> Row:
 
     `state`: the outcome of a completed run (`store/outcome.py`), else running, interrupted, killed, failed or damaged.
     `val_loss`: the final validation loss, or the latest of an unfinished run; None for a diverged run.
+    `val_loss_ema`: the same with the average of the weights (`eval.ema`).
     `vs_bigram`: `val_loss` minus the bigram entropy.
     `flops_per_token`: model FLOPs of a training step per token; `flops_per_s`: of this run alone; `mfu`: from 0 to 1,
     of the device with all runs of a pack, None if its peak is not known (`store/throughput.py`).
@@ -76,12 +77,14 @@ def row_of(run: RunEntry) -> Row:
         return row | dict.fromkeys(_VALUES) | {"note": note}
     status, config = run.status, run.config
     val_loss, _ = final_losses(run.outcome, status.val_loss)
+    averaged, _ = final_losses(run.outcome, status.val_loss_ema)
     values = (
         setting(run, "norm"), config.placement.name, config.model.depth, config.model.width, config.seed,
-        config.optim.lr, status.step, config.train.steps, val_loss, status.best_val_loss,
-        status.train_loss, None if val_loss is None else val_loss - run.corpus.baselines.bigram, run.corpus.name,
-        run.corpus.sha256, run.machine.device, run.machine.precision, status.tokens_per_s, run.compute.flops_per_token,
-        run.flops_per_s, run.mfu, status.seconds, status.pack_size if status.pack_size > 1 else None,
+        config.optim.lr, status.step, config.train.steps, val_loss, averaged,
+        status.best_val_loss, status.train_loss, None if val_loss is None else val_loss - run.corpus.baselines.bigram,
+        run.corpus.name, run.corpus.sha256, run.machine.device, run.machine.precision, status.tokens_per_s,
+        run.compute.flops_per_token, run.flops_per_s, run.mfu, status.seconds,
+        status.pack_size if status.pack_size > 1 else None,
     )  # fmt: skip
     row |= {"state": run.outcome or run.state, **dict(zip(_VALUES, values, strict=True))}
     notes = [_state_note(run), *(f"resumed {text}" for text in status.changes_at_resume)]

@@ -147,6 +147,7 @@ COLUMNS = {
     "step": Column(format="{:.0f}".format),
     "steps": Column(format="{:.0f}".format),
     "val_loss": Column("val loss", format_loss),
+    "val_loss_ema": Column("val ema", format_loss),
     "best_val_loss": Column("best val", format_loss),
     "train_loss": Column("train loss", format_loss),
     "vs_bigram": Column("vs bigram", partial(format_loss, sign="+")),

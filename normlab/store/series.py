@@ -52,6 +52,8 @@ class Evaluation(NamedTuple):
     """Training time until then, without evaluations and checkpoints; None if its row was damaged."""
     loss: float
     """Nats/token."""
+    loss_ema: float | None = None
+    """With the average of the weights (`eval.ema`)."""
 
 
 def evaluations(folder: RunFolder) -> list[Evaluation]:
@@ -66,5 +68,5 @@ def evaluations_of(rows: Iterable[Mapping[str, Any]]) -> list[Evaluation]:
         if row["kind"] == "pace":
             seconds[row["step"]] = row["seconds"]
         elif row["kind"] == "eval":
-            result.append(Evaluation(row["step"], seconds.get(row["step"]), row["loss"]))
+            result.append(Evaluation(row["step"], seconds.get(row["step"]), row["loss"], row.get("loss_ema")))
     return result

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from normlab.config.schema import RunConfig, canonical_hash
 from normlab.config.sweep_options import SweepOptions
 from normlab.data.corpus import Corpus, open_corpus
 from normlab.errors import ConfigError, StoreError
+from normlab.model.fingerprint import fingerprint
 from normlab.options import plain_tree
 from normlab.store.format import COMPLETED_STATES, RUNS_FOLDER
 from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
@@ -36,6 +37,8 @@ from normlab.training.training_run import identity, run_id_of
 
 _LONGEST_KEYS = 60
 """Most characters of a generated name before its hash."""
+_MOST_FINGERPRINTS = 32
+"""A larger grid of blocks is not searched for equal ones; a block takes a tenth of a second."""
 _OTHER_NAME = "choose another name, or leave it out: runs that are completed are not trained again"
 
 
@@ -131,7 +134,29 @@ def _resolve_runs(
     if len(rules) > 1:
         texts = "; ".join(f"{rule} ({', '.join(placements)})" for rule, placements in rules.items())
         warnings[f"the placements also differ in their init rules: {texts}; init=... gives all of them one"] = None
-    return list(runs.values()), list(warnings)
+    return list(runs.values()), [*warnings, *_same_functions(runs.values())]
+
+
+def _same_functions(runs: Iterable[ResolvedRun]) -> Iterator[str]:
+    """Yield a warning for each norm and placement that computes what an earlier one does, with equal parameters."""
+    by_model: dict[str, dict[str, ResolvedRun]] = {}
+    for run in runs:
+        block = repr((run.config.norm, run.config.placement))
+        by_model.setdefault(repr(run.config.model), {}).setdefault(block, run)
+    blocks = [list(runs_of.values()) for runs_of in by_model.values() if len(runs_of) > 1]
+    if sum(map(len, blocks)) > _MOST_FINGERPRINTS:
+        return
+    for runs_of_model in blocks:
+        seen: dict[str, str] = {}
+        for run in runs_of_model:
+            varied = [text for text in run.planned.overrides if text.startswith(("norm", "placement"))]
+            name, block = " ".join(varied or run.planned.overrides), fingerprint(run.config)
+            if block and block in seen:
+                yield (
+                    f"{name}: is the function of {seen[block]} at depth {run.config.model.depth}; their runs differ "
+                    "at most in the init"
+                )
+            seen.setdefault(block, name)
 
 
 def _grouped(options: SweepOptions, plan: Plan, folder: Path, runs: Sequence[ResolvedRun], gpus: Sequence[Gpu]) -> Plan:

@@ -66,7 +66,7 @@ class Console:
                 speeds = {"tok/s": speed, "flop/s": self._compute.flops(speed), "mfu": self._compute.mfu(speed)}
                 self._latest |= {name: value for name, value in speeds.items() if value is not None}
             else:
-                self._latest["val"] = row["loss"]
+                self._latest |= {name: row[key] for name, key in _LOSSES.items() if key in row}
                 if not self._is_terminal:
                     self._print_line(now)
         if self._pace_start is None and "loss" in self._latest:
@@ -106,7 +106,10 @@ class Console:
     def _print_line(self, now: float) -> None:
         self._printed_step = self._step
         self._print(self._line(now))
-        self._latest.pop("val", None)  # plain lines print each validation loss once; the moving line keeps the latest
+        for name in _LOSSES:
+            self._latest.pop(
+                name, None
+            )  # plain lines print each validation loss once; the moving line keeps the latest
 
     def _line(self, now: float) -> str:
         numbers = dict(self._latest)
@@ -149,9 +152,12 @@ def format_duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
+_LOSSES = {"val": "loss", "ema": "loss_ema"}
+"""The losses of an evaluation in a line, by their keys."""
 _FORMS: dict[str, Callable[[float], str]] = {
     "loss": lambda value: f"loss {format_loss(value)}",
     "val": lambda value: f"val {format_loss(value)}",
+    "ema": lambda value: f"ema {format_loss(value)}",
     "lr": lambda value: f"lr {value:.1e}",
     "tok/s": lambda value: f"{value:,.0f} tok/s",
     "left": lambda value: f"left {format_duration(value)}",

@@ -23,7 +23,7 @@ from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SlurmOptions
 from normlab.data.files import find_sources
 from normlab.errors import ConfigError, NormlabError, OutOfMemoryError, is_out_of_memory
-from normlab.model.groups import check_groups
+from normlab.model.groups import check_parameters
 from normlab.openmp import wait_policy
 from normlab.ranks import Ranks
 
@@ -205,7 +205,7 @@ def check_run(config: RunConfig, slurm: SlurmOptions | None = None, gpu: Gpu | N
     Raises:
         ConfigError: The device, the memory, a corpus file or a group is missing.
     """
-    check_groups(config)
+    check_parameters(config)
     if slurm is not None and (
         config.device == ("cpu" if slurm.gpus else "cuda") or slurm.gpus not in (0, config.devices)
     ):

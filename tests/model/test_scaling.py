@@ -8,7 +8,7 @@ import torch
 
 from normlab.config.compose import compose_run
 from normlab.errors import ConfigError
-from normlab.model.groups import check_groups, parameter_rows
+from normlab.model.groups import check_parameters, parameter_rows
 from normlab.model.init import build_model
 
 SMALL = ("model=gpt2_nano", "model.width=16", "model.heads=2", "model.tie_embeddings=false", "norm=layernorm")
@@ -83,7 +83,7 @@ def test_a_decay_that_the_learning_rate_does_not_multiply_is_that_of_the_small_m
 
 def test_norms_with_matrices_have_no_rule_of_transfer() -> None:
     with pytest.raises(ConfigError, match="no rule for the matrices of norm=gatednorm"):
-        check_groups(compose_run([*SMALL, "model.scaling=mup", "norm=gatednorm"]))
+        check_parameters(compose_run([*SMALL, "model.scaling=mup", "norm=gatednorm"]))
 
 
 @pytest.mark.parametrize(

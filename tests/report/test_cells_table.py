@@ -40,8 +40,8 @@ def rows(path, by="norm", **options):
 
 def test_cell_has_losses_at_its_best_learning_rate(make, tmp_path):
     for seed, (low, high) in enumerate([(2.1, 2.3), (2.2, 2.35), (2.15, 2.25)]):
-        make("rmsnorm", 1e-3, seed, low)
-        make("rmsnorm", 3e-3, seed, high)
+        make("rmsnorm", 1e-3, seed, low, status={"val_loss_ema": low - 0.1})
+        make("rmsnorm", 3e-3, seed, high, status={"val_loss_ema": high - 0.2})
         make("layernorm", 1e-3, seed, low + 0.4)
         make("layernorm", 3e-3, seed, high - 0.2)
         make("dyt", 1e-3, seed, 2.1)
@@ -53,6 +53,8 @@ def test_cell_has_losses_at_its_best_learning_rate(make, tmp_path):
     low, high = stats.t.interval(0.95, 2, loc=2.15, scale=stats.sem([2.1, 2.2, 2.15]))
     assert (rms["val_loss"], rms["val_loss_low"], rms["val_loss_high"]) == pytest.approx((2.15, low, high))
     assert layer["val_loss"] == pytest.approx(2.1)
+    assert rms["val_loss_ema"] == pytest.approx(2.15 - 0.1)
+    assert layer["val_loss_ema"] is None
     assert (rms["runs"], rms["finished"], rms["seeds"], rms["learning_rates"]) == (6, 6, 3, [1e-3, 3e-3])
     assert rms["lr_sensitivity"] == pytest.approx((2.15 + 2.3) / 2 - 2.15)
     assert rows(tmp_path, where=["lr=3e-3"])["rmsnorm"]["val_loss"] == pytest.approx(2.3)

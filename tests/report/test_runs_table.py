@@ -23,6 +23,7 @@ def test_row_has_settings_and_losses(make_run, tmp_path):
             "step": 100,
             "steps": 100,
             "val_loss": 2.0,
+            "val_loss_ema": None,
             "best_val_loss": 2.0,
             "train_loss": 1.9,
             "vs_bigram": -0.5,

@@ -96,6 +96,14 @@ def test_placements_with_other_init_rules_are_named(plan: Callable[..., PlannedS
     assert not any("init rules" in each for each in plan("placement=pre,peri", "init=gpt2").warnings)
 
 
+def test_blocks_that_are_one_function_are_named(plan: Callable[..., PlannedSweep]) -> None:
+    """mix_ln has post-norm in the first quarter of the blocks, which no block of two is in."""
+    made = plan("placement=pre,mix_ln,peri", "model.depth=2,4", "seed=0,1", "init=gpt2")
+    assert [each for each in made.warnings if "is the function" in each] == [
+        "placement=mix_ln: is the function of placement=pre at depth 2; their runs differ at most in the init"
+    ]
+
+
 def test_completed_runs_get_no_pack_and_interrupted_ones_their_own(
     plan: Callable[..., PlannedSweep], overrides: list[str]
 ) -> None:

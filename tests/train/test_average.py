@@ -1,5 +1,7 @@
 """The mean of the weights against the written sum; its validation loss; a pack; runs that are not updated."""
 
+import io
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,6 +9,9 @@ from torch import Tensor
 from normlab.config.compose import compose_run
 from normlab.model.init import build_model
 from normlab.model.runner import ModelRunner, SingleRun, StackedRuns
+from normlab.report.figure_points import read_curves
+from normlab.report.runs_table import summarize
+from normlab.tracking.console import Console
 from normlab.training.average import WeightAverage
 from normlab.training.evaluate import Validation
 from normlab.training.start import train
@@ -74,3 +79,14 @@ def test_loss_of_the_average_is_recorded(overrides: list[str]) -> None:
     rows = folder.rows("eval").rows
     assert [row["loss_ema"] for row in rows] == [row["loss"] for row in rows]
     assert folder.status()["val_loss_ema"] == folder.status()["val_loss"]
+
+
+def test_loss_of_the_average_is_shown(overrides: list[str]) -> None:
+    stream = io.StringIO()
+    config = compose_run([*overrides, "eval.ema=0.9", "train.steps=2", "eval.every=1"])
+    record = train(config, trackers=[Console(stream)])
+    *_, last = losses = [row["loss_ema"] for row in record.folder.rows("eval").rows]
+    assert f"ema {last:.4f}" in stream.getvalue()
+    (row,) = summarize(record.folder.path)
+    assert row["val_loss_ema"] == last
+    assert read_curves(record, [])["val_loss_ema"].values.tolist() == losses

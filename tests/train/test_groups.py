@@ -97,8 +97,9 @@ def test_groups_of_named_parameters(case: str) -> None:
 @pytest.mark.parametrize("group", ["head.lr=2", "gains.output.decay=0", "norm_matrices.lr=0"])
 def test_options_of_a_group_without_parameters_are_rejected(group: str) -> None:
     config = compose_run([*NANO, f"optim.groups.{group}"])
-    with pytest.raises(ConfigError, match=rf"^optim\.groups\.{group.rpartition('.')[0]}: the model has no "):
+    with pytest.raises(ConfigError, match=rf"^optim\.groups\.{group.rpartition('.')[0]}: the model has no ") as caught:
         check_run(config)
+    check_run(compose_run([*NANO, f"optim.groups.{group}", str(caught.value).rpartition("; set ")[2]]))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from normlab.model.attention import Attention, capped
 from normlab.model.mlp import MLP
 from normlab.placements.base import MakeNorm, Placement
 from normlab.placements.wiring import Branch
-from normlab.stats.instrument import assign_sites, main_stream, observe
+from normlab.stats.instrument import assign_sites, main_stream, observe, observe_streams
 
 SMALL_VOCAB = 1024
 """Largest vocabulary whose output matrix is not padded. Estimated: its product takes less time than the launches of the
@@ -81,6 +81,7 @@ class Block(nn.Module):
         if self.shares_values:
             stream, shared = stream[0], dict(stream[1])
         observe("resid", "", main_stream(stream))
+        observe_streams(stream)
         attn = Branch(partial(self.attn, shared=shared), self.branch_factor)
         mlp = Branch(self.mlp, self.branch_factor)
         after = self.wiring(stream, attn, mlp)
@@ -121,6 +122,7 @@ class Head(nn.Module):
         if self.shares_values:
             stream = stream[0]
         observe("resid", "", main_stream(stream))
+        observe_streams(stream)
         x_BTD = stream if self.close is None else self.close(stream)
         return x_BTD if part == "read" else self._unembed(x_BTD)
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from normlab.stats.registry import STATISTICS
@@ -80,6 +81,18 @@ def observe(kind: str, site: str, *tensors: Any) -> None:
     """
     if _collector is not None:
         _collector.add(kind, site, *tensors)
+
+
+def observe_streams(stream: Any) -> None:
+    """Offer each of several streams, if they have one shape, and their sum; its site is its number, from 0."""
+    if _collector is None or "streams" not in _collector.selection:
+        return
+    streams = stream.unbind(-2) if isinstance(stream, Tensor) and stream.dim() == 4 else stream
+    if not isinstance(streams, tuple) or len({x.shape for x in streams}) > 1:
+        return
+    total = torch.stack(streams).sum(0)
+    for number, x in enumerate(streams):
+        observe("streams", str(number), x, total)
 
 
 class InstrumentedNorm(nn.Module):

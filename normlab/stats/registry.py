@@ -164,6 +164,17 @@ ENTRIES = (
         source="after Pennington et al. 2017, arXiv:1711.04735",
     ),
 
+    Statistic(
+        name="stream_rms", of="streams", unit="1", merge="rms", value=lambda x, total: x.mean_square,
+        formula="sqrt(mean x^2) of each stream",
+        question="Does the model use all of its streams, or is one much larger than the others?", source="normlab",
+    ),
+    Statistic(
+        name="stream_cos", of="streams", unit="1", merge="mean", value=lambda x, total: x.cosine(total),
+        formula="mean_N cos(x, s), s the sum of the streams",
+        question="Do several streams carry different things? 1 if they are equal.", source="normlab",
+    ),
+
     *sizes("attn"),
     ratio_to_stream("attn"),
     *sizes("mlp"),

@@ -16,6 +16,7 @@ TIERS = {
 
 OF = {
     "resid": "the residual stream that enters each layer and the LM head",
+    "streams": "each of the streams of a placement that has several, and their sum",
     "attn": "the tensor that attention adds to the residual stream, after norms, learned scales and factors",
     "mlp": "the tensor that the MLP adds to the residual stream, after norms, learned scales and factors",
     "block": "the residual stream before and after a layer",

@@ -63,6 +63,25 @@ def test_statistics_of_a_pass_in_autocast_are_those_of_its_tensors() -> None:
         assert all(torch.equal(found[column], value) for column, value in expected.items())
 
 
+@pytest.mark.parametrize("runs", [1, 3], ids=["single", "stacked"])
+@pytest.mark.parametrize("placement", ["mhc", "resi_dual"])
+def test_statistics_of_streams_are_those_of_each_stream(placement: str, runs: int) -> None:
+    setup = case(placement, runs, "stats.tiers=[]", "stats.also=[stream_rms,stream_cos]")
+    tokens, _ = setup.batch(0)
+    for found, model, of_run in zip(setup.measured(1), setup.models(), tokens, strict=True):
+        stream, expected = model.embed(of_run), dict[Any, float]()
+        for layer, segment in enumerate([*model.blocks, model.head], start=1):
+            streams = stream.unbind(2) if isinstance(stream, torch.Tensor) else stream
+            total = sum(streams)
+            for number, x in enumerate(streams):
+                cosine = torch.nn.functional.cosine_similarity(x, total, dim=-1)
+                expected["stream_rms", str(number), layer] = x.square().mean().sqrt().item()
+                expected["stream_cos", str(number), layer] = cosine.mean().item()
+            stream = segment(stream)
+        assert len(expected) == 2 * 4 * (4 if placement == "mhc" else 2)
+        compare([found], [expected], 1e-10)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("runs", [1, 3], ids=["single", "stacked"])
 def test_every_compiled_statistic_equals_the_reference(runs: int) -> None:

@@ -1,4 +1,4 @@
-"""Placements of one stream with their own wiring: B2T, GPAS and parallel sub-layers.
+"""Placements of one stream with their own wiring: B2T, GPAS, the norm-preserving one and parallel sub-layers.
 
 Shapes: B batch, T time, D width.
 """
@@ -88,6 +88,54 @@ class GPASWiring(TwoNorms):
 
 
 register_placement(GPAS())
+
+
+@dataclass(kw_only=True, slots=True)
+class NormPreserving(Placement):
+    """x <- sqrt(1 - b) x + sqrt(b) F(N(x)), b = softplus(theta) / L, at most `LARGEST_SHARE`.
+
+    The squares of the two factors sum to 1, so that the stream keeps its size if sub-layers add what is as large as it
+    and orthogonal to it. Each block has one number theta, shared by its two sub-layers, which starts at 0: b is
+    ln(2) / L. There is a norm before the LM head.
+    """
+
+    formula: ClassVar[str] = (
+        "b = min(softplus(theta) / L, 0.999999); x = (1 - b) ** 0.5 * x + b ** 0.5 * A(N(x)); "
+        "x = (1 - b) ** 0.5 * x + b ** 0.5 * M(N(x))"
+    )
+    head_formula: ClassVar[str] = "x = N(x)"
+    source: ClassVar[str] = "marin-community/marin, issue 8860 (2026); its cap on b is only called just below 1"
+    parameters: ClassVar[str] = "L"
+    pitfalls: ClassVar[tuple[str, ...]] = (
+        "Its authors stopped it: they report 1.018 times the speed of their baseline at width 512, and 0.950 at 768.",
+    )
+    init: ClassVar[str] = "gpt2"
+    initial_values: ClassVar[Mapping[str, str]] = {"wiring.theta": "0"}
+
+    name: str = "norm_preserving"
+
+    def wire(self, layer: int, depth: int, width: int, make_norm: MakeNorm) -> nn.Module:
+        return NormPreservingWiring(depth, width, make_norm)
+
+
+LARGEST_SHARE = 0.999999
+"""The largest b of `NormPreserving`: the square root has no gradient at 0."""
+
+
+class NormPreservingWiring(TwoNorms):
+    def __init__(self, depth: int, width: int, make_norm: MakeNorm):
+        super().__init__(width, make_norm)
+        self.depth = depth
+        self.theta = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x_BTD: Tensor, attn: Branch, mlp: Branch) -> Tensor:
+        share = (F.softplus(self.theta) / self.depth).clamp(max=LARGEST_SHARE)
+        kept, added = (1 - share).sqrt(), share.sqrt()
+        x_BTD = kept * x_BTD + attn.mark_update(added * attn(self.attn_norm(x_BTD)))
+        return kept * x_BTD + mlp.mark_update(added * mlp(self.mlp_norm(x_BTD)))
+
+
+register_placement(NormPreserving())
 
 
 @dataclass(kw_only=True, slots=True)

@@ -61,7 +61,7 @@ INITS = (
     ("gpt2", "mix_ln", "our choice: its first blocks are post, the others pre, and neither rule suits both"),
     ("gpt2", "keel", "a public torchtitan fork of arXiv:2601.19895: N(0, 0.02) for linear layers and embeddings"),
     ("gpt2", "lns", "the authors' README (arXiv:2502.05795): outputs are not scaled, because 1 / sqrt(l) does that"),
-    ("gpt2", "layerscale gpas", "our choice: the source names no rule"),
+    ("gpt2", "layerscale gpas norm_preserving", "our choice: the source names no rule"),
     ("gpt2", "normformer", "our choice: one of its two branches ends in a norm, which cancels smaller outputs"),
     ("gpt2", "ngpt", "our choice: rows are normalised to length 1, so the rule has no effect"),
     ("deepnorm", "deepnorm", "Wang et al. 2022, arXiv:2203.00555"),

@@ -35,6 +35,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "stop": torch.Tensor.detach,
     "norm2": lambda t: t.square().sum(-1, keepdim=True).sqrt(),
     "tanh": lambda t: 1 - 2 / (torch.exp(2 * t) + 1),
+    "softplus": lambda t: torch.log(1 + torch.exp(t)),
     "sigmoid": lambda t: 1 / (1 + torch.exp(-t)),
     "rms": lambda t: t / (t.square().mean(-1, keepdim=True) + 1e-6).sqrt(),
     "ones": lambda n: torch.ones(n, dtype=torch.float64),

@@ -40,6 +40,7 @@ NO_DECODER_HAS = (
     "mhc",
     "mix_ln",
     "ngpt",
+    "norm_preserving",
     "normformer",
     "pre_post",
     "resi_dual",

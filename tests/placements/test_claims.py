@@ -14,6 +14,8 @@ from normlab.model.gpt import GPT
 from normlab.model.init import build_model
 from normlab.norms.base import NORMS
 from normlab.placements.base import PLACEMENTS, load_all
+from normlab.placements.one_stream import NormPreservingWiring
+from normlab.placements.wiring import Branch
 from support.reference_blocks import DEPTH, VOCAB, WIDTH, composed, config_of
 
 load_all()
@@ -161,3 +163,19 @@ def test_pitfalls_are_sentences() -> None:
     pitfalls = [sentence for entry in OURS.values() for sentence in entry["pitfalls"]]
     assert len(pitfalls) > 20
     assert all(sentence.endswith(".") and sentence == sentence.strip() for sentence in pitfalls)
+
+
+@pytest.mark.parametrize("theta", [-3.0, 0.0, 1e3])
+def test_norm_preserving_keeps_the_size_of_the_stream(theta: float) -> None:
+    """The sub-layers turn pairs of channels by a right angle: what they add is as large as x and orthogonal to it."""
+    wiring = NormPreservingWiring(2, 8, lambda width, plain=False: nn.Identity()).double()
+    x_TD = torch.randn(5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with torch.no_grad():
+        wiring.theta.fill_(theta)
+    turn = Branch(lambda x: torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2))
+    out_TD = wiring(x_TD, turn, turn)
+    torch.testing.assert_close(out_TD.norm(dim=-1), x_TD.norm(dim=-1), rtol=1e-12, atol=0)
+    assert not torch.allclose(out_TD, x_TD, rtol=0.1)
+    out_TD.sum().backward()
+    assert wiring.theta.grad is not None
+    assert wiring.theta.grad.isfinite()

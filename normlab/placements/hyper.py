@@ -60,23 +60,28 @@ def sinkhorn(scores: Tensor, iterations: int) -> Tensor:
 
 
 class MixedStreams(nn.Module):
-    """x <- mix(c, x) + write(b, F(N(read(a, x)))) for one sub-layer F; a subclass makes a, b and c."""
+    """x <- mix(c, x) + write(b, F(N(read(a, x)))) for one sub-layer F; a subclass makes a, b and c.
+
+    One product reads and mixes, since on a GPU its start takes longer than its work.
+    """
 
     def __init__(self, width: int, make_norm: MakeNorm):
         super().__init__()
         self.norm = make_norm(width)
 
-    def weights(self, x_BTnD: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return a (..., n), b (..., n) and c (..., n, n), or None for the identity."""
+    def weights(self, x_BTnD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return [a, c], (..., n, 1 + n), or [a], (..., n, 1), if every stream is kept as it is; and b, (..., n)."""
         raise NotImplementedError
 
     def forward(self, x_BTnD: Tensor, sublayer: Branch) -> Tensor:
         with in_full_precision(x_BTnD):
-            a, b, c = self.weights(x_BTnD)
-            read_BTD = read(a, x_BTnD)
-        branch_BTD = sublayer(self.norm(read_BTD))
+            mixing, b = self.weights(x_BTnD)
+            read_BT1D, *mixed = (mixing.mT.to(x_BTnD.dtype) @ x_BTnD).split_with_sizes(
+                [1] if mixing.shape[-1] == 1 else [1, mixing.shape[-1] - 1], -2
+            )
+            kept_BTnD = mixed[0] if mixed else x_BTnD
+        branch_BTD = sublayer(self.norm(read_BT1D.squeeze(-2)))
         with in_full_precision(x_BTnD):
-            kept_BTnD = x_BTnD if c is None else c.mT.to(x_BTnD.dtype) @ x_BTnD
             added_BTnD = (b[..., None] * branch_BTD[..., None, :]).to(x_BTnD.dtype)
             return kept_BTnD + sublayer.mark_update(added_BTnD)
 
@@ -185,12 +190,12 @@ class HyperSubLayer(MixedStreams):
             self.mixing_scale = nn.Parameter(torch.tensor(0.01))
             self.beta_scale = nn.Parameter(torch.tensor(0.01))
 
-    def weights(self, x_BTnD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def weights(self, x_BTnD: Tensor) -> tuple[Tensor, Tensor]:
         mixing, beta = self.mixing, self.beta
         if self.fn is not None:
             t_BTnm = torch.tanh(self.stream_norm(x_BTnD) @ self.fn.mT)
             mixing, beta = mixing + self.mixing_scale * t_BTnm[..., 1:], beta + self.beta_scale * t_BTnm[..., 0]
-        return mixing[..., 0], beta, mixing[..., 1:]
+        return mixing, beta
 
 
 class SumOfStreams(nn.Module):
@@ -339,11 +344,13 @@ class ComputedWeights(MixedStreams):
         self.base = nn.Parameter(torch.zeros(sum(self.parts)))
         self.scale = nn.Parameter(torch.full((len(self.parts),), placement.start))
 
-    def weights(self, x_BTnD: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        numbers = self.fn(self.normed(x_BTnD.flatten(-2))).split(self.parts, -1)
-        scaled = zip(self.scale, numbers, self.base.split(self.parts), strict=True)
-        a, b, *c = (scale * number + base for scale, number, base in scaled)
-        return torch.sigmoid(a) + EPS, 2 * torch.sigmoid(b), self.mixing_matrix(*c)
+    def weights(self, x_BTnD: Tensor) -> tuple[Tensor, Tensor]:
+        numbers_BTm = self.fn(self.normed(x_BTnD.flatten(-2)))
+        scale_m = torch.cat([scale.expand(size) for scale, size in zip(self.scale, self.parts, strict=True)])
+        a, b, *c = torch.addcmul(self.base, scale_m, numbers_BTm).split(self.parts, -1)
+        a_BTn1 = (torch.sigmoid(a) + EPS)[..., None]
+        c_BTnn = self.mixing_matrix(*c)
+        return a_BTn1 if c_BTnn is None else torch.cat([a_BTn1, c_BTnn], -1), 2 * torch.sigmoid(b)
 
 
 class WeightedStreams(nn.Module):

@@ -30,9 +30,9 @@ register_study(
             "steps can show its effect."
         ),
         limits=(
-            "Depth 8, 300 steps (77 thousand tokens), five learning rates from 3e-4 to 3e-2. A decay of 0.1, as in "
-            "long training, moves the gains by a few percent within these steps. In longer training the sign may be "
-            "another."
+            "Depth 8, 300 steps (77 thousand tokens), five learning rates from 3e-4 to 3e-2 in pre-norm and seven from "
+            "1e-3 to 1 in Peri-LN. A decay of 0.1, as in long training, moves the gains by a few percent within these "
+            "steps. In longer training the sign may be another."
         ),
         grids=[
             Grid("pre", f"{GRID} placement=pre optim.groups.gains.input.decay=0,1.0"),

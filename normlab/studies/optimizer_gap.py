@@ -4,7 +4,8 @@ from normlab.studies.base import NANO, AtLeast, AtMost, Claim, Grid, Picture, St
 from normlab.studies.estimators import Share, difference, interaction
 
 GRID = f"{NANO} placement=pre model.depth=4"
-ADAMW, MUON = "optim=adamw optim.lr=3e-4,1e-3,3e-3,1e-2,3e-2", "optim=muon optim.lr=3e-4,1e-3,3e-3,1e-2,3e-2"
+RATES = "optim.lr=3e-4,1e-3,3e-3,1e-2,3e-2,1e-1"
+ADAMW, MUON = f"optim=adamw {RATES}", f"optim=muon {RATES}"
 SOURCE, THIS = "arXiv:2604.01563", "this project"
 NORMS = {
     "derf": "norm=derf,norm.alpha=0.5", "derf_3": "norm=derf,norm.alpha=0.3", "dyt": "norm=dyt,norm.alpha=0.5",
@@ -39,7 +40,7 @@ register_study(
             "updates the size of AdamW's, and AdamW with the same learning rate for the other parameters."
         ),
         limits=(
-            "Depth 4, 300 steps (77 thousand tokens), five learning rates from 3e-4 to 3e-2 for each norm and "
+            "Depth 4, 300 steps (77 thousand tokens), six learning rates from 3e-4 to 0.1 for each norm and "
             "optimiser. A gap that appears in larger models or in longer training is not seen here."
         ),
         grids=[*grids("adamw", ADAMW), *grids("muon", MUON)],

@@ -1,0 +1,86 @@
+"""Do several residual streams, or attention over depth, lower the loss at equal cost?"""
+
+from normlab.studies.base import NANO, RATES, AtMost, Claim, Grid, Picture, Study, register_study
+from normlab.studies.estimators import Share, difference
+from normlab.studies.measures import Statistic
+
+GRID = f"{NANO} init=gpt2 {RATES}"
+HC, MHC = "Zhu et al. 2024, arXiv:2409.19606", "Xie et al. 2025, arXiv:2512.24880"
+ATTN_RES, PRORES = "Kimi Team 2026, arXiv:2603.15031", "arXiv:2603.05369"
+WARMUP = 100
+"""Updates until the branches of the last block are whole."""
+
+
+def arm(placement: str, depth: int, width: int = 32, warmup: str = "null") -> str:
+    return f"placement={placement},model.depth={depth},model.width={width},placement.branch_warmup={warmup}"
+
+
+def streams(placement: str, depth: int) -> str:
+    return f"placement={placement},model.depth={depth}"
+
+
+register_study(
+    Study(
+        name="streams",
+        question="Do several residual streams, or attention over depth, lower the loss at equal cost?",
+        background=(
+            "Hyper-connections, mHC and attention residuals report lower losses than pre-norm at equal width. The "
+            "weights that read, write and mix streams are parameters and products of their own, which weigh more in a "
+            "small model: at width 32 and depth 24 hyper-connections have 17 % more FLOPs than pre-norm, the identity "
+            "14 % and mHC 49 %. Hyper-connections and the identity are compared with pre-norm of width 36, mHC with "
+            "pre-norm of width 40, which have more FLOPs and more parameters than they; the others with width 32, "
+            "since they have as many FLOPs. All have 300 steps."
+        ),
+        limits=(
+            "Depths 8 and 24, 300 steps (77 thousand tokens), five learning rates from 3e-4 to 3e-2, init=gpt2 in "
+            "every arm, four streams. In wider models the weights of streams cost less, so that the comparison at "
+            "equal width there is nearer to that at equal cost. How much time a step takes is not tested: an eager "
+            "step on a CPU is not what an optimised kernel takes."
+        ),
+        grids=[
+            Grid("streams", f"{GRID} model.depth=8,24 placement=hyper_connections,identity_hc,mhc,attn_res"),
+            Grid("pre", f"{GRID} model.depth=8,24 placement=pre placement.branch_warmup=null,{WARMUP}"),
+            Grid("wider", f"{GRID} model.depth=8,24 placement=pre model.width=36,40"),
+        ],
+        claims=[
+            *(
+                Claim(
+                    f"{name}_{depth}",
+                    f"{title} {verb} a lower loss than pre-norm of width {width} at depth {depth}.",
+                    difference(streams(name, depth), arm("pre", depth, width)), AtMost(0.0), source, effect=-0.05,
+                )
+                for name, title, verb, width, source in (
+                    ("hyper_connections", "Hyper-connections of width 32", "have", 36, HC),
+                    ("mhc", "mHC of width 32", "has", 40, MHC),
+                    ("attn_res", "Pre-norm with attention residuals", "has", 32, ATTN_RES),
+                )
+                for depth in (8, 24)
+            ),
+            Claim(
+                "mixing", "mHC has a lower loss than the same streams without mixing, at depth 24.",
+                difference(streams("mhc", 24), streams("identity_hc", 24)), AtMost(0.0), MHC, effect=-0.05,
+            ),
+            Claim(
+                "warmup", f"Branches that grow over {WARMUP} updates give pre-norm a lower loss at depth 24.",
+                difference(arm("pre", 24, warmup=str(WARMUP)), arm("pre", 24)), AtMost(0.0), PRORES, effect=-0.05,
+            ),
+            Claim(
+                "growth", "After 200 steps the streams of mHC are smaller in the last block than that of pre-norm, "
+                "both of width 32 and depth 24.",
+                difference(streams("mhc", 24), arm("pre", 24), Statistic("resid_rms", over="last", log=True)),
+                AtMost(0.0), MHC,
+            ),
+        ],
+        controls=[
+            Claim("trains", "Pre-norm learns at depth 24.", Share(arm("pre", 24), lr="every"), AtMost(0.5)),
+        ],
+        settings=("small",),
+        pictures=[
+            Picture(
+                "lr",
+                {"color": "placement", "style": "placement.branch_warmup", "panel": ["model.depth", "model.width"]},
+                by=["placement", "model.depth", "model.width", "placement.branch_warmup"],
+            )
+        ],
+    )
+)  # fmt: skip

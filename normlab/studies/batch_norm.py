@@ -41,28 +41,32 @@ register_study(
         limits=(
             "Depth 4, 131 thousand tokens in every run, that is 64 steps at batch size 64; seven learning rates from "
             "3e-4 to 0.3. The number of updates falls with the batch size. Momentum is torch's default, 0.1; another "
-            "one changes the gap. At batch size 1 most runs with batch norm have not learned; their gap is that of "
-            "stuck models, and it makes nearly all of the slope of the gap on the batch size, so that this claim "
-            "repeats the first. Batch norm may differ from its causal form by using the future or by averaging more "
-            "tokens."
+            "one changes the gap. At batch size 1 and learning rate 0.001 every seed of batch norm has "
+            "learned by its loss with batch statistics, and none by its loss in evaluation. Batch norm may differ from "
+            "its causal form by using the future or by averaging more tokens."
         ),
         grids=[grid(batch) for batch in BATCHES],
         claims=[
-            *(
-                Claim(
-                    f"gap_at_{batch}",
-                    f"At batch size {batch} batch norm's loss in evaluation is 0.1 nats/token or more above that with "
-                    "batch statistics.",
-                    Contrast({arm("batchnorm", batch): 1.0}, EvalGap()),
-                    AtLeast(0.1),
-                    WANG,
-                )
-                for batch in (1, 4)
+            Claim(
+                "gap_at_1",
+                "At batch size 1 and learning rate 0.001 batch norm's loss in evaluation is 0.1 nats/token or more "
+                "above that with batch statistics.",
+                Contrast({f"{arm('batchnorm', 1)},optim.lr=0.001": 1.0}, EvalGap()),
+                AtLeast(0.1),
+                WANG,
+            ),
+            Claim(
+                "gap_at_4",
+                "At batch size 4 batch norm's loss in evaluation is 0.1 nats/token or more above that with batch "
+                "statistics.",
+                Contrast({arm("batchnorm", 4): 1.0}, EvalGap()),
+                AtLeast(0.1),
+                WANG,
             ),
             Claim(
                 "gap_falls",
-                "The gap of batch norm falls with the batch size: its slope on ln B, from 1 to 64, is below 0.",
-                Slope(arm("batchnorm"), "train.batch_size", EvalGap()),
+                "The gap of batch norm falls with the batch size: its slope on ln B, from 4 to 64, is below 0.",
+                Slope(f"{arm('batchnorm')},train.batch_size>=4", "train.batch_size", EvalGap()),
                 AtMost(0.0),
                 THIS,
             ),
@@ -106,6 +110,15 @@ register_study(
             "61d90269a59d": (
                 "loss_falls is no longer listed: 2 of 20 seeds learn with batch norm at batch size 1, and a slope from "
                 "there would be theirs. leak has a stated effect, so that its power is known."
+            ),
+            "a3e3c3b42158": (
+                "gap_falls starts at batch size 4. From 1 its slope was that of the gap at 1, which another claim has, "
+                "and most of those runs have not learned."
+            ),
+            "5a26011458ea": (
+                "gap_at_1 names the learning rate. At the rate that the seeds chose, 0.1, most models have not "
+                "learned, and single gaps of 5 and 25 nats/token made the same seeds support the claim on one machine "
+                "and leave it undecided on another. At 0.001 every seed learns with batch statistics."
             ),
         },
         pictures=[Picture("factor", {"x": "train.batch_size", "color": "norm"}, by=["norm", "train.batch_size"])],

@@ -113,7 +113,7 @@ def _is_counted(row: dict[str, Any]) -> bool:
 def _again(row: dict[str, Any], other: dict[str, Any]) -> str:
     """Return how a replication on fresh seeds judged a claim."""
     same = "yes" if other["verdict"] == row["verdict"] else f"no, {other['verdict']}"
-    return f"{same}: {other['interval']}"
+    return f"{same}: {other['interval']}" if other["interval"] else same
 
 
 def _rate(reports: Sequence[dict[str, Any]]) -> str:

@@ -99,10 +99,8 @@ class NormPreserving(Placement):
     ln(2) / L. There is a norm before the LM head.
     """
 
-    formula: ClassVar[str] = (
-        "b = min(softplus(theta) / L, 0.999999); x = (1 - b) ** 0.5 * x + b ** 0.5 * A(N(x)); "
-        "x = (1 - b) ** 0.5 * x + b ** 0.5 * M(N(x))"
-    )
+    weights_formula: ClassVar[str] = "b = min(softplus(theta) / L, 0.999999); kept = (1 - b) ** 0.5; added = b ** 0.5"
+    formula: ClassVar[str] = "x = kept * x + added * A(N(x)); x = kept * x + added * M(N(x))"
     head_formula: ClassVar[str] = "x = N(x)"
     source: ClassVar[str] = "marin-community/marin, issue 8860 (2026); its cap on b is only called just below 1"
     parameters: ClassVar[str] = "L"

@@ -86,7 +86,7 @@ PARTS = {
     "copies": lambda *args: 1.2 * args[-1], "read": lambda *args: args[-1] + 0.2, "write": lambda *args: 0.9 * args[-1],
     "mix": lambda *args: args[-1] - 0.6, "states": lambda x: x * x, "store": lambda s, x: 0.4 * s + x,
     "recall": lambda *args: args[-2] - 0.3 * args[-1], "attn_recall_query": 1, "mlp_recall_query": 2,
-    "close_recall_query": 3, "a": 1, "b": 2, "c": 3, "streams": 4,
+    "close_recall_query": 3, "a": 1, "b": 2, "c": 3, "streams": 4, "kept": 0.9, "added": 0.45,
 }  # fmt: skip
 """Functions of a number, no two alike, in place of sub-layers."""
 START = 0.65

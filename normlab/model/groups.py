@@ -20,8 +20,6 @@ from normlab.stats.instrument import InstrumentedNorm, instrument
 
 GAINS = ("gain", "gamma", "scale", "radius", "weight")
 """Names of a norm's factors on its output, for each channel or for all; its other numbers are `scalars`."""
-
-
 DEFAULTS = {"lr": "1", "decay": "null"}
 """The options of a group that change nothing, as overrides."""
 

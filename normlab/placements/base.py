@@ -67,7 +67,7 @@ class Placement:
     embedding_formula: ClassVar[str] = ""
     """Statements that make the streams from x, the embeddings; empty if x is the stream."""
     weights_formula: ClassVar[str] = ""
-    """Statements before `formula`, for each sub-layer: numbers by which streams are read, written and mixed.
+    """Statements before `formula`, whenever it is evaluated: numbers by which streams are read, written and mixed.
 
     Of n streams, x (B, T, n, D), `read(a, x)` is sum_i a_i x_i, `write(b, y)` is y b_i in stream i, and `mix(c, x)` is
     sum_i c_ij x_i in stream j. More functions are `copies`, `ones`, `tanh`, `sigmoid`, `sinkhorn` and `rms`, over the

@@ -76,10 +76,9 @@ class MixedStreams(nn.Module):
     def forward(self, x_BTnD: Tensor, sublayer: Branch) -> Tensor:
         with in_full_precision(x_BTnD):
             mixing, b = self.weights(x_BTnD)
-            read_BT1D, *mixed = (mixing.mT.to(x_BTnD.dtype) @ x_BTnD).split_with_sizes(
-                [1] if mixing.shape[-1] == 1 else [1, mixing.shape[-1] - 1], -2
-            )
-            kept_BTnD = mixed[0] if mixed else x_BTnD
+            product_BTmD = mixing.mT.to(x_BTnD.dtype) @ x_BTnD
+            read_BT1D, mixed_BTnD = product_BTmD.split_with_sizes([1, mixing.shape[-1] - 1], -2)
+            kept_BTnD = mixed_BTnD if mixed_BTnD.shape[-2] else x_BTnD
         branch_BTD = sublayer(self.norm(read_BT1D.squeeze(-2)))
         with in_full_precision(x_BTnD):
             added_BTnD = (b[..., None] * branch_BTD[..., None, :]).to(x_BTnD.dtype)

@@ -92,7 +92,7 @@ register_placement(GPAS())
 
 @dataclass(kw_only=True, slots=True)
 class NormPreserving(Placement):
-    """x <- sqrt(1 - b) x + sqrt(b) F(N(x)), b = softplus(theta) / L, at most `LARGEST_SHARE`.
+    """x <- sqrt(1 - b) x + sqrt(b) F(N(x)), b = softplus(theta) / L, at most 0.999999.
 
     The squares of the two factors sum to 1, so that the stream keeps its size if sub-layers add what is as large as it
     and orthogonal to it. Each block has one number theta, shared by its two sub-layers, which starts at 0: b is

@@ -203,8 +203,9 @@ def _mean_of(read: Callable[[RunRecord], float | None]) -> Callable[[Cell], floa
 
 
 def _averaged_loss(cell: Cell) -> float | None:
-    losses = [run.status.val_loss_ema for run in cell.runs_at_best if math.isfinite(run.loss)]
-    return mean([loss for loss in losses if loss is not None])
+    """Return the mean at the best learning rate; None if a run there diverged or has no average."""
+    losses = [run.status.val_loss_ema if math.isfinite(run.loss) else None for run in cell.runs_at_best]
+    return None if None in losses else mean([loss for loss in losses if loss is not None])
 
 
 def json_rows(table: CellsTable) -> list[Row]:
@@ -215,7 +216,10 @@ def json_rows(table: CellsTable) -> list[Row]:
 
 # Texts
 
-EMA_NOTE = "val ema: validation loss with the average of the weights (`eval.ema`) at the best lr, mean over seeds"
+EMA_NOTE = (
+    "val ema: validation loss with the average of the weights (`eval.ema`) at the best lr, mean over seeds; empty if a "
+    "seed diverged"
+)
 TARGET_NOTE = "steps and training time until an evaluation reaches this loss, at the best lr, mean over seeds"
 PACK_NOTE = "tok/s: of one run; the runs of a pack train together, so a pack of n runs processes n times as many"
 FLOPS_NOTE = "TFLOP/s: of one run: tok/s times the model FLOPs per token, 6 N + 12 L T D (PaLM, appendix B)"

@@ -37,8 +37,8 @@ from normlab.training.training_run import identity, run_id_of
 
 _LONGEST_KEYS = 60
 """Most characters of a generated name before its hash."""
-_MOST_FINGERPRINTS = 32
-"""A larger grid of blocks is not searched for equal ones; a block takes a tenth of a second."""
+_MOST_BLOCKS = 100
+"""With more blocks in all models that differ, equal ones are not searched for: it would take more than some seconds."""
 _OTHER_NAME = "choose another name, or leave it out: runs that are completed are not trained again"
 
 
@@ -143,10 +143,10 @@ def _same_functions(runs: Iterable[ResolvedRun]) -> Iterator[str]:
     for run in runs:
         block = repr((run.config.norm, run.config.placement))
         by_model.setdefault(repr(run.config.model), {}).setdefault(block, run)
-    blocks = [list(runs_of.values()) for runs_of in by_model.values() if len(runs_of) > 1]
-    if sum(map(len, blocks)) > _MOST_FINGERPRINTS:
+    models = [list(runs_of.values()) for runs_of in by_model.values() if len(runs_of) > 1]
+    if sum(run.config.model.depth for runs_of_model in models for run in runs_of_model) > _MOST_BLOCKS:
         return
-    for runs_of_model in blocks:
+    for runs_of_model in models:
         seen: dict[str, str] = {}
         for run in runs_of_model:
             varied = [text for text in run.planned.overrides if text.startswith(("norm", "placement"))]

@@ -106,10 +106,8 @@ class Console:
     def _print_line(self, now: float) -> None:
         self._printed_step = self._step
         self._print(self._line(now))
-        for name in _LOSSES:
-            self._latest.pop(
-                name, None
-            )  # plain lines print each validation loss once; the moving line keeps the latest
+        for name in _LOSSES:  # plain lines print each validation loss once; the moving line keeps the latest
+            self._latest.pop(name, None)
 
     def _line(self, now: float) -> str:
         numbers = dict(self._latest)

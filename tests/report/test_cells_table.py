@@ -62,7 +62,7 @@ def test_cell_has_losses_at_its_best_learning_rate(make, tmp_path):
 
 def test_diverged_runs_are_outcomes_and_failed_runs_are_not(make, tmp_path):
     for seed, loss in enumerate([2.0, math.inf, 2.1]):
-        make("rmsnorm", 1e-3, seed, loss)
+        make("rmsnorm", 1e-3, seed, loss, status={"val_loss_ema": 1.9})
     make("rmsnorm", 1e-3, 3, 2.0, "failed")
     make("rmsnorm", 1e-3, 4, 2.0, "interrupted")
     make("rmsnorm", 1e-3, 5, math.nan)  # finished with a final loss of NaN
@@ -71,6 +71,7 @@ def test_diverged_runs_are_outcomes_and_failed_runs_are_not(make, tmp_path):
     assert counted == {"runs": 6, "finished": 2, "diverged": 2, "failed": 1, "unfinished": 1, "seeds": 4}
     assert (row["val_loss"], row["val_loss_low"]) == (math.inf, None)
     assert row["val_loss_of_others"] == pytest.approx(2.05)
+    assert row["val_loss_ema"] is None
     report = summarize_by(tmp_path, ["norm"])
     assert table_rows(report)[0]["val loss"] == "2 of 4 diverged, others 2.0500"
     assert "RMSNorm: unfinished runs, left out: 1 of 6" in report.warnings

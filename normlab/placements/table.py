@@ -123,6 +123,19 @@ ROWS: tuple[Row, ...] = (
         final_norm=True,
     ),
     Row(
+        name="peri_raw_attn",
+        formula="h = x + N(A(x)); x = h + N(M(N(h)))",
+        equals="peri, but for eps and a gain, with norm=rmsnorm model.qk_norm=head model.v_norm=true model.bias=false",
+        source="normlab: peri without the norm before attention, which changes nothing in Gemma 4 (FlashNorm, "
+        "arXiv:2407.09577)",
+        note="The norms on each head's q, k and v undo what a norm before attention does",
+        init="gpt2",
+        incompatible_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
+        attn=SubLayer(norms=("out",)),
+        mlp=SubLayer(norms=("in", "out")),
+        final_norm=True,
+    ),
+    Row(
         name="depth_scaled_sandwich",
         formula="x = x + N(F(N(x)))",
         equals="peri with the same gains",

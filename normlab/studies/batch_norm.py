@@ -2,7 +2,7 @@
 
 from normlab.studies.base import AtLeast, AtMost, Claim, Grid, Picture, Study, register_study
 from normlab.studies.estimators import Contrast, Share, Slope, difference
-from normlab.studies.measures import FINAL_LOSS, BatchStatisticsLoss, EvalGap
+from normlab.studies.measures import BatchStatisticsLoss, EvalGap
 
 WINDOWS = 4096
 """Training windows of every run: equal tokens at every batch size."""

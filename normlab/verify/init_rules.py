@@ -55,7 +55,7 @@ INITS = (
     ("xavier", "pre_post", "our choice: that of post, since it has the same norm on the stream"),
     ("xavier", "resi_dual", "our choice: that of post; the authors' code keeps fairseq's (arXiv:2304.14802)"),
     ("xavier", "skipinit rezero", "our choice: branches start at 0, so the rule has no effect at the start"),
-    ("gpt2", "peri sandwich", OUT_NORM),
+    ("gpt2", "peri sandwich peri_raw_attn", OUT_NORM),
     ("gpt2", "depth_scaled_sandwich", f"{OUT_NORM}; the paper's own, tinyinit, is known from a secondary source"),
     ("gpt2", "res_post", "OLMo 2, arXiv:2501.00656: N(0, 0.02) for every matrix"),
     ("gpt2", "mix_ln", "our choice: its first blocks are post, the others pre, and neither rule suits both"),

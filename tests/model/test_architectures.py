@@ -42,6 +42,7 @@ NO_DECODER_HAS = (
     "ngpt",
     "norm_preserving",
     "normformer",
+    "peri_raw_attn",
     "pre_post",
     "resi_dual",
     "rezero",

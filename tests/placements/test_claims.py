@@ -122,9 +122,26 @@ def rezero_equals() -> None:
     torch.testing.assert_close(one(tokens), two(tokens), rtol=1e-12, atol=1e-12)
 
 
+def peri_raw_attn_equals() -> None:
+    """Equal with norms on each head's queries, keys and values, while gains are 1; not without that on values."""
+
+    def logits(name: str, *, v_norm: bool) -> torch.Tensor:
+        config = config_with(name, norm="rmsnorm")
+        model = dataclasses.replace(config.model, bias=False, qk_norm="head", v_norm=v_norm)
+        norm = dataclasses.replace(config.norm, eps=1e-24)  # pyright: ignore[reportCallIssue]
+        return build_model(dataclasses.replace(config, model=model, norm=norm), VOCAB).double()(torch.arange(5)[None])
+
+    with torch.no_grad():
+        raw, peri = (logits(name, v_norm=True) for name in ("peri_raw_attn", "peri"))
+        torch.testing.assert_close(raw, peri, rtol=1e-9, atol=1e-14)
+        raw, peri = (logits(name, v_norm=False) for name in ("peri_raw_attn", "peri"))
+        assert (raw - peri).abs().max() > 1e-3
+
+
 PROOFS: dict[str, Callable[[], None]] = {
     "peri": lambda: assert_equal(config_with("peri"), config_with("sandwich")),
     "sandwich": lambda: assert_equal(config_with("sandwich"), config_with("peri")),
+    "peri_raw_attn": peri_raw_attn_equals,
     "depth_scaled_sandwich": lambda: assert_equal(config_with("depth_scaled_sandwich"), config_with("peri")),
     "mix_ln": mix_ln_equals,
     "lns": lambda: assert_equal(config_with("lns", 1), config_with("pre", 1)),

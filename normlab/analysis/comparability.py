@@ -7,6 +7,7 @@ cells.
 from collections.abc import Iterable, Sequence
 
 from normlab.analysis.settings import (
+    ARM,
     differing_settings,
     is_config_option,
     settings_of,
@@ -31,16 +32,24 @@ def mixed_settings(runs: Sequence[RunRecord], ignored: Iterable[str] = ()) -> di
     """Return the settings besides learning rate and seeds in which runs differ.
 
     The keys are names, the values phrases: `model.depth` -> `model.depth 4 and 8`. The options `ignored` may differ,
-    and so may the options below them (norm: norm.eps).
+    and so may the options below them (norm: norm.eps) and those that follow from them (arm: all that arms differ in).
     """
     ignored = tuple(ignored)
     phrases: dict[str, str] = {}
     for name, values in differing_settings(map(settings_of, runs)).items():
+        if ARM in ignored and _follows_from_arm(name, runs):
+            continue
         if not any(name == option or name.startswith((f"{option}.", f"the {option}'s")) for option in ignored):
             more = [f"{len(values) - MAX_VALUES} more"] if len(values) > MAX_VALUES else []
             *first, last = [*values[:MAX_VALUES], *more]
             phrases[name] = f"{name} {', '.join(first)} and {last}"
     return phrases
+
+
+def _follows_from_arm(name: str, runs: Sequence[RunRecord]) -> bool:
+    """Whether a setting is an option with one value in each arm."""
+    values = {(run.arm, settings_of(run).get(name)) for run in runs}
+    return is_config_option(name) and len(values) == len({run.arm for run in runs})
 
 
 def comparability_warnings(runs: Sequence[RunRecord]) -> list[str]:

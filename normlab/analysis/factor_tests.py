@@ -5,25 +5,30 @@ Interactions and trends are contrasts (`contrasts`) of the final validation loss
 - interaction of m factors: the weight is the product over the factors of +1 at a level and -1 at the baseline, which
   for two factors is a difference of differences;
 - trend over a numeric factor t: the weights (t_c - mean(t)) / sum((t - mean(t))^2), the least-squares slope.
+
+The sensitivity to the learning rate and the range of rates that train are means over seeds of `rate_range`'s numbers.
 """
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from normlab.analysis.cells import Cell, count_bad, resolved_differences
-from normlab.analysis.contrasts import Key, Pool, contrast, fisher_p, pool_cells, slope_weights
+from normlab.analysis.contrasts import Key, Pool, contrast, fisher_p, pool_cells, slope_weights, weighted_sums
 from normlab.analysis.factors import Factor, label, level_label
-from normlab.analysis.intervals import holm
+from normlab.analysis.intervals import Interval, PairedTest, Replicate, holm, mean_interval, paired_test
+from normlab.analysis.rate_range import HIGHEST, SENSITIVITY, WIDTH, RateNumber, by_seed, complete_seeds
 from normlab.analysis.settings import LR, format_setting, parse_conditions, resolve_options, sort_key
 from normlab.config.option_names import meanings
 from normlab.errors import ConfigError, unknown
-from normlab.store.record import Setting
+from normlab.store.record import RunRecord, Setting
 
 Row = dict[str, Any]
+Values = dict[Replicate, float]
+"""A number of each seed."""
 LOGARITHMIC = ("model.depth", "model.width", "model.context", "train.batch_size", "train.steps", LR)
 """Options whose trend is over the natural logarithm of their value."""
 
@@ -185,4 +190,81 @@ def _counts(question: Question) -> Iterator[Row]:
                 }
 
 
-TESTS = {"interaction": _interactions, "trend": _trends, "counts": _counts}
+RATE_TESTS = {"sensitivity": (SENSITIVITY,), "range": (HIGHEST, WIDTH)}
+"""The numbers of the tests about learning rates."""
+
+
+def _rate_rows(question: Question, test: str) -> Iterator[Row]:
+    """Yield each number of each cell, then of each level minus its baseline, or over it if the number is a ratio."""
+    if all(len(cell.losses) < 2 for cell in question.cells):
+        raise ConfigError(f"--test {test}: needs several learning rates; sweep them, such as optim.lr=1e-3,3e-3,1e-2")
+    everything = by_seed([run for cell in question.cells for run in cell.runs if run.has_loss])
+    for number in RATE_TESTS[test]:
+        numbers_of = {cell.key: _of_seeds(number, cell, everything) for cell in question.cells}
+        for cell in question.cells:
+            labels = {"test": test, "where": "", "contrast": f"{number.title}: {cell.label}", "unit": number.unit}
+            yield labels | _rate_row(number, mean_interval, numbers_of[cell.key], [cell])
+        sign, unit = (" / ", "ratio") if number.is_log else (" - ", number.unit)
+        for factor in question.over or question.factors:
+            for where, group in question.groups([factor]):
+                for change in question.changes(factor):
+                    if not all((level,) in group for level in change):
+                        continue
+                    cells = [group[level,] for level in change]
+                    values = weighted_sums((1.0, -1.0), [numbers_of[cell.key] for cell in cells])
+                    text = sign.join(level_label(factor.option, level) for level in change)
+                    labels = {"test": test, "where": where, "contrast": f"{number.title}: {text}", "unit": unit}
+                    yield labels | _rate_row(number, paired_test, values, cells)
+
+
+def _of_seeds(number: RateNumber, cell: Cell, everything: Mapping[Replicate, Sequence[RunRecord]]) -> Values:
+    """Return the number of each seed with every learning rate of the cell; none if no run of the cell has learned."""
+    if not any(run.has_learned for run in cell.runs):
+        return {}
+    found = {seed: number.of(runs, everything[seed]) for seed, runs in complete_seeds(cell.runs).items()}
+    return {seed: value for seed, value in found.items() if not math.isnan(value)}
+
+
+def _cut_off(number: RateNumber, cell: Cell) -> tuple[bool, bool]:
+    """Return whether the number of a seed may be larger than the grid shows, and whether it may be smaller."""
+    if number.is_open is None:
+        return False, False
+    seeds = complete_seeds(cell.runs).values()
+    return any(map(number.is_open, seeds)), any(not any(run.has_learned for run in runs) for runs in seeds)
+
+
+def _rate_row(
+    number: RateNumber,
+    interval_of: Callable[[Values], Interval | PairedTest],
+    values: Values,
+    cells: Sequence[Cell],
+) -> Row:
+    """Return the mean over seeds; if the grid cuts a number off, without the bound on that side and without p."""
+    runs = [run for cell in cells for run in cell.runs if run.has_loss]
+    result = interval_of(values) if values else None
+    estimate, low, high = (result.estimate, result.low, result.high) if result else (None, None, None)
+    above, below = zip(*(_cut_off(number, cell) for cell in cells), strict=True)
+    low = None if below[0] or any(above[1:]) else low
+    high = None if above[0] or any(below[1:]) else high
+    if number.is_log:
+        estimate, low, high = (None if each is None else math.exp(each) for each in (estimate, low, high))
+    return {
+        "estimate": estimate,
+        "low": low,
+        "high": high,
+        "n": len(values),
+        "n_crossed": result and result.design.crossing,
+        "p": result.p if isinstance(result, PairedTest) and not any(above + below) else None,
+        "method": result.test if isinstance(result, PairedTest) else None,
+        "lr": None,
+        "bad": count_bad(runs),
+        "runs": len(runs),
+    }
+
+
+TESTS = {
+    "interaction": _interactions,
+    "trend": _trends,
+    "counts": _counts,
+    **{name: partial(_rate_rows, test=name) for name in RATE_TESTS},
+}

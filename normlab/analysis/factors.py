@@ -11,6 +11,7 @@ from pathlib import Path
 
 from normlab.analysis.comparability import intact_runs
 from normlab.analysis.settings import (
+    ARM,
     LR,
     SEEDS,
     differing_settings,
@@ -90,18 +91,20 @@ def factors_of(
 
 
 def distinguishing_options(runs: Sequence[RunRecord]) -> list[str]:
-    """Return the options in which runs differ, `MAIN_OPTIONS` first; no learning rate or seeds.
+    """Return the options in which runs differ, arm and `MAIN_OPTIONS` first; no learning rate or seeds.
 
     An option that separates no more runs than the options before it is left out, such as an MLP width that follows from
-    the model width.
+    the model width, or a placement that follows from the arm.
     """
+    has_arms = len({run.arm for run in runs}) > 1
     options = [option for option in differing_settings(map(settings_of, runs)) if is_config_option(option)]
     keys: list[tuple[Setting, ...]] = [() for _ in runs]
     distinguishing: list[str] = []
-    for option in dict.fromkeys([*MAIN_OPTIONS, *options]):
+    for option in dict.fromkeys([ARM, *MAIN_OPTIONS, *options]):
         values = [setting(run, option) for run in runs]
         longer_keys = [(*key, value) for key, value in zip(keys, values, strict=True)]
-        if len(set(values)) > 1 and (option in MAIN_OPTIONS or len(set(longer_keys)) > len(set(keys))):
+        is_main = option in MAIN_OPTIONS and not has_arms
+        if len(set(values)) > 1 and (is_main or len(set(longer_keys)) > len(set(keys))):
             distinguishing.append(option)
             keys = longer_keys
     return distinguishing
@@ -140,7 +143,7 @@ def level_title(option: str, value: Setting) -> str:
 
 def level_label(option: str, value: Setting) -> str:
     """Return a level with the name of its option: `DeepNorm`, `depth 8`, `no warm-up`."""
-    if option in DEFAULT_OPTIONS:
+    if option in (ARM, *DEFAULT_OPTIONS):
         return level_title(option, value)
     name = option_name(option)
     if value is None or value is False or value in ("none", "off") or (option in _ZERO_IS_NONE and value == 0):

@@ -18,6 +18,8 @@ from normlab.store.record import RunEntry, RunRecord, Setting, flatten
 
 Entry = TypeVar("Entry", bound=RunEntry)
 
+ARM = "arm"
+"""The arm of a sweep, a named set of overrides; a setting like an option."""
 LR = "optim.lr"
 SEEDS = ("seed", "data.seed")
 """The options in which replicates differ: the seeds of the initial weights and of the data order."""
@@ -76,6 +78,8 @@ _INIT_RULE = "init rule"
 
 def setting(run: RunEntry, option: str) -> Setting:
     """Return a run's value of an option by its dotted name; None if it has no such option, or no value yet."""
+    if option == ARM:
+        return run.arm or None
     if option in _OF_CONFIG:
         return _OF_CONFIG[option](run.options)
     if option in _READERS:
@@ -106,7 +110,8 @@ def resolve_options(names: Iterable[str], runs: Sequence[RunEntry], flag: str) -
     Raises:
         ConfigError: No run has an option, or a short name is ambiguous; the message suggests the nearest options.
     """
-    known, resolved = {*_OF_CONFIG, *_READERS}.union(*(run.options for run in runs)), []
+    arm = [ARM] if any(run.arm for run in runs) else []
+    known, resolved = {*arm, *_OF_CONFIG, *_READERS}.union(*(run.options for run in runs)), []
     for name in names:
         options = [name] if name in known else meanings(name, known) if "." not in name else []
         if len(options) > 1:
@@ -114,7 +119,7 @@ def resolve_options(names: Iterable[str], runs: Sequence[RunEntry], flag: str) -
         if not options:
             raise ConfigError(
                 f"{flag} {name}: no run has this option{hint(name, known)}; "
-                f"choose one of {', '.join([*_OF_CONFIG, *_READERS])} or a config option such as model.depth"
+                f"choose one of {', '.join([*arm, *_OF_CONFIG, *_READERS])} or a config option such as model.depth"
             )
         resolved += options
     return resolved

@@ -99,6 +99,9 @@ def sweep(
 
     The same command resumes the sweep. Exit code 1 if a run failed; a diverged run has not failed.
 
+    Arms are named sets of overrides, which multiply with the grid and are compared by name: 'arm=[pre: placement=pre,
+    peri: placement=peri init=gpt2]'.
+
     Runs that differ only in numbers train stacked, in packs of up to sweep.pack runs; `normlab list auto` shows the
     default sizes and numbers of packs. `normlab list options` describes sweep.name, sweep.pack, sweep.jobs,
     sweep.timeout_minutes, sweep.on (local or slurm) and sweep.slurm.*. CUDA_VISIBLE_DEVICES=0,2 selects GPUs.

@@ -23,6 +23,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
+from normlab.config import arms
 from normlab.config.override_errors import GROUPS, SECTIONS, explaining_errors, no_such_option, text_options
 from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SweepOptions
@@ -81,6 +82,8 @@ def register_plugins(overrides: Sequence[str]) -> None:
 
 def compose_run(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> RunConfig:
     for text in overrides:
+        if text.startswith(arms.PREFIX):
+            raise ConfigError(f"{text}: is for normlab sweep only; give the overrides of one arm")
         if _parse(text).is_sweep_override():
             raise ConfigError(
                 f"{text}: several values for one run; choose one, train each with normlab sweep, or quote a text with "
@@ -98,7 +101,10 @@ def compose_grid(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> l
 def compose_sweep(
     overrides: Sequence[str], configs: UserConfigs = PACKAGED
 ) -> tuple[SweepOptions, list[tuple[list[str], RunConfig]]]:
-    """Return the options of a sweep (`sweep.option=value`) and, for each run, its varied overrides and its config."""
+    """Return the options of a sweep (`sweep.option=value`); and of each run the varied overrides and the config.
+
+    An arm comes first, as `arm=NAME`.
+    """
     grid = _without_sweep(overrides)
     options = _sweep_options([text for text in overrides if text not in grid])
     return options, [(varied, to_config(cfg, job)) for job, varied, cfg in _compose_jobs(grid, configs)]
@@ -212,7 +218,17 @@ def _sweep_options(overrides: Sequence[str]) -> SweepOptions:
 
 
 def _jobs(overrides: Sequence[str]) -> Iterator[tuple[Job, list[str]]]:
-    """Yield the overrides of each run of a grid, and the varied ones as texts; the last option varies fastest."""
+    """Yield the overrides of each run of a grid, and as texts its arm and the varied overrides.
+
+    The last option varies fastest, and the arm slowest.
+    """
+    by_arm, shared = arms.read_arms(overrides)
+    for name, own in by_arm.items():
+        for job, varied in _jobs_of_arm([*shared, *own]):
+            yield job, [f"{arms.PREFIX}{name}", *varied] if name else varied
+
+
+def _jobs_of_arm(overrides: Sequence[str]) -> Iterator[tuple[Job, list[str]]]:
     choices: dict[str, list[Override]] = {}
     for override in map(_read, overrides):
         key = override.get_key_element()

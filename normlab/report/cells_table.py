@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from normlab.analysis.best import Comparison
 from normlab.analysis.cells import Cell, SeedMean, Target, mean
 from normlab.analysis.contrasts import MIN_P_EQUAL, POOLED
+from normlab.analysis.factor_tests import RATE_TESTS
 from normlab.analysis.factors import level_title, option_name
 from normlab.analysis.intervals import LEVEL, Design, PairedTest, design_of, format_losses
 from normlab.analysis.learning_rates import SENSITIVITY
@@ -363,10 +364,12 @@ def format_tests(rows: Sequence[Row]) -> list[Row]:
 
 def _estimate_text(row: Row) -> str:
     if row["estimate"] is None:
-        return "no common seed"
-    # A slope per step or per channel may be far below 0.0001.
-    form = "+#.3g" if row["test"] == "trend" else "+.4f"
-    interval = "" if row["low"] is None else f" [{row['low']:{form}}, {row['high']:{form}}]"
+        return "no seed that trains" if row["test"] in RATE_TESTS else "no common seed"
+    # A slope per step or per channel may be far below 0.0001, and so may a learning rate.
+    form = {"trend": "+#.3g", "range": "#.3g", "sensitivity": ".4f"}.get(row["test"], "+.4f")
+    bounds = [row["low"], row["high"]]
+    texts = ["beyond the grid" if bound is None else f"{bound:{form}}" for bound in bounds]
+    interval = "" if bounds == [None, None] else f" [{', '.join(texts)}]"
     levels = row["n_crossed"] or (row["n"], row["n"])
     return f"{row['estimate']:{form}}{interval} (n={Design(row['n'], tuple(levels))})"
 
@@ -380,13 +383,23 @@ def _counts_text(row: Row) -> Row:
 
 def notes_on_tests(rows: Sequence[Row]) -> list[str]:
     test, differences = rows[0]["test"], rows[0]["resolved_differences"]
-    corrected = f"two-sided, corrected by Holm's method (number of tests: {len(rows)})"
+    tests = len(rows) if test not in RATE_TESTS else sum(row["p"] is not None for row in rows)
+    corrected = f"two-sided, corrected by Holm's method (number of tests: {tests})"
     baseline = "after a minus sign: the baseline, by default the first level of a factor; --against chooses another"
     if test == "counts":
         return [
             "bad: runs that diverged, are stuck or regressed, at all learning rates",
             f"p: Fisher's exact test, which takes the runs as independent; {corrected}",
             baseline,
+            *differences,
+        ]
+    if test in RATE_TESTS:
+        bounds = [row[bound] for row in rows if row["n"] > 1 for bound in ("low", "high")]
+        return [
+            *(number.text for number in RATE_TESTS[test]),
+            f"estimate: {'geometric ' if test == 'range' else ''}mean over n seeds with its {LEVEL:.0%} interval; p: "
+            f"paired t test{' of the logarithms' if test == 'range' else ''}, {corrected}",
+            *(["beyond the grid: the learning rates end before the number does"] if None in bounds else []),
             *differences,
         ]
     rates, units = {row["lr"] for row in rows}, ", ".join(dict.fromkeys(row["unit"] for row in rows))

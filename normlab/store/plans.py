@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from normlab.config.arms import PREFIX
 from normlab.errors import StoreError
 from normlab.store.files import is_file_name
 from normlab.store.format import PLAN_FILE, RUNS_FOLDER, SWEEPS_FOLDER
@@ -24,9 +25,14 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 class PlannedRun:
     run_id: str
     overrides: list[str]
-    """The overrides that the sweep varies."""
+    """Its arm, as `arm=NAME`, if the sweep has arms; then the overrides that the sweep varies."""
     config: dict[str, Any]
     """The complete config, as in run.json."""
+
+    @property
+    def arm(self) -> str:
+        """The name of its arm; empty without one."""
+        return next((text.removeprefix(PREFIX) for text in self.overrides[:1] if text.startswith(PREFIX)), "")
 
 
 @dataclass(frozen=True, slots=True)

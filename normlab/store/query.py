@@ -160,17 +160,17 @@ def _sweep(folder: Path) -> Selection:
     name = one_line(plan.name)
     records: list[RunEntry] = []
     for planned in plan.runs:
-        run = run_of(folder.absolute(), planned)
+        run, arm = run_of(folder.absolute(), planned), one_line(planned.arm)
         if is_run(run.path):
             # Another sweep may have trained the run; the notes of this plan report other pack sizes.
             record = RunRecord.read(run)
             if isinstance(record, RunRecord):
                 pack = replace(record.run.pack, sweep=plan.name)
                 record = replace(record, run=replace(record.run, pack=pack))
-            records.append(record)
+            records.append(replace(record, arm=arm))
         else:
             problem = f"planned by the sweep {name}, not started"
-            records.append(RunEntry(run, NOT_STARTED, problem=problem, options=flatten(planned.config)))
+            records.append(RunEntry(run, NOT_STARTED, problem=problem, options=flatten(planned.config), arm=arm))
     return Selection(records, name, folder)
 
 

@@ -171,6 +171,8 @@ class RunEntry:
     """What cannot be read, or why there is no run; empty for a `RunRecord`."""
     options: Mapping[str, Setting] = field(default_factory=dict, kw_only=True)
     """Every option of the config, by dotted name; none for a damaged run."""
+    arm: str = field(default="", kw_only=True)
+    """The arm of the sweep by whose name it was selected; empty without one."""
 
     @property
     def run_id(self) -> str:

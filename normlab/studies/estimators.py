@@ -13,10 +13,11 @@ from typing import Protocol
 
 import numpy as np
 
-from normlab.analysis.arms import Arm, StudyRuns
+from normlab.analysis.arms import StudyRuns
 from normlab.analysis.cells import count_bad
 from normlab.analysis.contrasts import slope_weights, weighted_sums
 from normlab.analysis.intervals import Replicate, design_of
+from normlab.analysis.rate_range import by_seed, complete_seeds
 from normlab.analysis.sequences import mean_sequence, share_sequence
 from normlab.analysis.settings import LR
 from normlab.errors import ConfigError
@@ -278,7 +279,7 @@ class Share:
     def estimate(self, runs: StudyRuns) -> Estimate:
         select = runs.arm if self.lr == "chosen" else runs.arm_of_grid
         arms = [select(where) for where in (self.where, self.minus) if where is not None]
-        judged = [[*chain(*complete_seeds(arm).values())] if self.lr == "every" else arm.judged() for arm in arms]
+        judged = [[*chain(*complete_seeds(arm.runs).values())] if self.lr == "every" else arm.judged() for arm in arms]
         rates = {arm.where: arm.learning_rates if self.lr == "every" else arm.chosen_lrs for arm in arms}
         groups = [self._counted(each) for each in judged]
         if not all(groups):
@@ -306,23 +307,6 @@ def _difference(share: Estimate, other: Estimate) -> Estimate:
 
     method = f"{share.method} minus {other.method.rpartition(', ')[2]}"
     return Estimate(share.value - other.value, interval, share.n + other.n, method)
-
-
-def complete_seeds(arm: Arm) -> dict[Replicate, list[RunRecord]]:
-    """Return the completed runs of the seeds that have all runs of the arm's grid.
-
-    The others are those of later seeds, which have the chosen learning rates only.
-    """
-    seeds = by_seed([run for run in arm.runs if run.has_loss])
-    most = max(map(len, seeds.values()), default=0)
-    return {seed: runs for seed, runs in seeds.items() if len(runs) == most}
-
-
-def by_seed(runs: Sequence[RunRecord]) -> dict[Replicate, list[RunRecord]]:
-    found: dict[Replicate, list[RunRecord]] = {}
-    for run in runs:
-        found.setdefault(run.replicate, []).append(run)
-    return found
 
 
 # Contrasts with a name

@@ -3,27 +3,23 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
 from normlab.analysis.arms import Arm, StudyRuns
 from normlab.analysis.contrasts import slope_weights
 from normlab.analysis.intervals import Replicate
+from normlab.analysis.rate_range import NEAR, complete_seeds, log_highest_rate, reaches_top, sensitivity
 from normlab.errors import ConfigError, unknown
-from normlab.store.record import RunRecord
 from normlab.studies.estimators import (
     Bounds,
     Estimate,
-    complete_seeds,
     exponential,
     minus_text,
     outcomes,
     over_seeds,
 )
 
-NEAR = 0.1
-"""How far from the lowest loss of its seed a run may be that has trained well, nats/token."""
 NUMBERS = {
     "sensitivity": "mean of min(loss, ln V) over the grid, minus the lowest loss (for a seed that learns at no rate, "
     "that of the other arm), nats/token",
@@ -78,8 +74,8 @@ class OverGrid:
         for arm in arms:
             if any(run.has_loss for run in arm.runs) and not any(run.has_learned for run in arm.runs):
                 raise ConfigError(f"no run of [{arm.where}] has learned")
-        by_arm = [complete_seeds(arm) for arm in arms]
-        number = _highest_rate if self.number == "highest_rate" else _sensitivity
+        by_arm = [complete_seeds(arm.runs) for arm in arms]
+        number = log_highest_rate if self.number == "highest_rate" else sensitivity
         values: dict[Replicate, float] = {}
         for seed in sorted(set.intersection(*map(set, by_arm)), key=str):
             of_seed = [each[seed] for each in by_arm]
@@ -92,47 +88,13 @@ class OverGrid:
 
 def _open_ended(estimate: Estimate, arms: Sequence[Arm]) -> Estimate:
     """Return the estimate without a bound on the side where the highest rate of an arm may be above its grid."""
-    tops = [math.log(arm.learning_rates[-1]) for arm in arms]
-    is_open = [
-        any(_highest_rate(runs, ()) == top for runs in complete_seeds(arm).values())
-        for arm, top in zip(arms, tops, strict=True)
-    ]
+    is_open = [any(map(reaches_top, complete_seeds(arm.runs).values())) for arm in arms]
 
     def interval(alpha: float) -> Bounds:
         low, high = estimate.interval(alpha)
         return -math.inf if any(is_open[1:]) else low, math.inf if is_open[0] else high
 
     return replace(estimate, interval=interval)
-
-
-def _highest_rate(runs: Sequence[RunRecord], _: Sequence[RunRecord]) -> float:
-    """Return ln of the highest learning rate that trains well; below the grid by one step if none does."""
-    start, lowest = _start(runs), min((run.loss for run in runs if run.has_learned), default=math.nan)
-    losses = sorted((math.log(run.lr), min(run.loss, start)) for run in runs)
-    good = [index for index, (_, loss) in enumerate(losses) if loss <= lowest + NEAR]
-    if not good:
-        return losses[0][0] - _step(sorted({run.lr for run in runs}))
-    if good[-1] == len(losses) - 1:
-        return losses[-1][0]
-    (rate, loss), (next_rate, next_loss) = losses[good[-1] : good[-1] + 2]
-    return rate + (next_rate - rate) * (lowest + NEAR - loss) / (next_loss - loss)
-
-
-def _start(runs: Sequence[RunRecord]) -> float:
-    """Return ln V, the loss of a uniform guess, nats/token."""
-    return max(run.corpus.baselines.uniform for run in runs)
-
-
-def _sensitivity(runs: Sequence[RunRecord], others: Sequence[RunRecord]) -> float:
-    start = _start(runs)
-    reference = runs if any(run.has_learned for run in runs) else [*runs, *others]
-    lowest = min(run.loss for run in reference)
-    return float(np.mean([min(run.loss, start) for run in runs])) - lowest if lowest < math.inf else math.nan
-
-
-def _step(rates: Sequence[float]) -> float:
-    """Return the logarithm of the largest ratio of successive learning rates."""
-    return max((math.log(b / a) for a, b in pairwise(rates)), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +143,7 @@ def _best_rates(arm: Arm) -> dict[Replicate, float]:
     """Return ln of the best learning rate of each seed that has all runs of the arm and learns."""
     x = np.log(arm.learning_rates)
     found: dict[Replicate, float] = {}
-    for seed, runs in complete_seeds(arm).items():
+    for seed, runs in complete_seeds(arm.runs).items():
         losses = [run.loss if run.has_learned else math.inf for run in sorted(runs, key=lambda run: run.lr)]
         if not any(map(math.isfinite, losses)):
             continue

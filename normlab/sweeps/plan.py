@@ -130,10 +130,11 @@ def _resolve_runs(
     show_progress("")
     rules: dict[str, dict[str, None]] = {}
     for run in runs.values() if all(run.config.init == "auto" for run in runs.values()) else ():
-        rules.setdefault(run.config.init_rule, {})[run.config.placement.name] = None
+        rules.setdefault(run.config.init_rule, {})[run.planned.arm or run.config.placement.name] = None
     if len(rules) > 1:
-        texts = "; ".join(f"{rule} ({', '.join(placements)})" for rule, placements in rules.items())
-        warnings[f"the placements also differ in their init rules: {texts}; init=... gives all of them one"] = None
+        texts = "; ".join(f"{rule} ({', '.join(names)})" for rule, names in rules.items())
+        kind = "arms" if any(run.planned.arm for run in runs.values()) else "placements"
+        warnings[f"the {kind} also differ in their init rules: {texts}; init=... gives all of them one"] = None
     return list(runs.values()), [*warnings, *_same_functions(runs.values())]
 
 
@@ -149,7 +150,7 @@ def _same_functions(runs: Iterable[ResolvedRun]) -> Iterator[str]:
     for runs_of_model in models:
         seen: dict[str, str] = {}
         for run in runs_of_model:
-            varied = [text for text in run.planned.overrides if text.startswith(("norm", "placement"))]
+            varied = [text for text in run.planned.overrides if text.startswith(("arm=", "norm", "placement"))]
             name, block = " ".join(varied or run.planned.overrides), fingerprint(run.config)
             if block and block in seen:
                 yield (

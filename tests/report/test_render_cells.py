@@ -238,7 +238,10 @@ def test_tests_in_json_and_csv(losses, summarize, test):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--test", "anova"], "--test anova: unknown test 'anova': choose one of counts, interaction, trend"),
+        (
+            ["--test", "anova"],
+            "--test anova: unknown test 'anova': choose one of counts, interaction, range, sensitivity, trend",
+        ),
         (["--over", "depth"], "--over: has no effect without --test; add, for example, --test interaction"),
         (["--test", "trend", "--over", "placement"], "--test trend: needs a numeric factor"),
         (

@@ -1,0 +1,140 @@
+"""What the losses of one seed at all learning rates of a grid say: how much the rate matters, and which rates train.
+
+Each number is of one seed, so that its interval is that of a mean over seeds. A loss counts as at most ln V, that of a
+uniform guess. Between two rates of the grid the loss is interpolated, linearly in ln rate.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from normlab.analysis.intervals import Replicate
+from normlab.store.record import RunRecord
+
+NEAR = 0.1
+"""How far from the lowest loss of its seed a run may be that has trained well, nats/token."""
+BAND = 0.02
+"""How far from the lowest loss of its seed the loss is in the band of best rates, nats/token."""
+
+
+def by_seed(runs: Sequence[RunRecord]) -> dict[Replicate, list[RunRecord]]:
+    found: dict[Replicate, list[RunRecord]] = {}
+    for run in runs:
+        found.setdefault(run.replicate, []).append(run)
+    return found
+
+
+def complete_seeds(runs: Sequence[RunRecord]) -> dict[Replicate, list[RunRecord]]:
+    """Return the completed runs of the seeds that have as many of them as any seed.
+
+    The others have not trained every run of the grid yet; in a study, later seeds have the chosen learning rates only.
+    """
+    seeds = by_seed([run for run in runs if run.has_loss])
+    most = max(map(len, seeds.values()), default=0)
+    return {seed: runs for seed, runs in seeds.items() if len(runs) == most}
+
+
+def sensitivity(runs: Sequence[RunRecord], others: Sequence[RunRecord] = ()) -> float:
+    """Return S = mean_r min(loss_r, ln V) - min_r loss_r over the runs of a seed, nats/token.
+
+    If no run has learned, the lowest loss is that of `others` too: a flat curve of losses near the start would have a
+    small S. It is the S of Wortsman et al. 2023 (arXiv:2309.14322) for each seed.
+    """
+    start = _start(runs)
+    reference = runs if any(run.has_learned for run in runs) else [*runs, *others]
+    lowest = min(run.loss for run in reference)
+    return math.fsum(min(run.loss, start) for run in runs) / len(runs) - lowest if lowest < math.inf else math.nan
+
+
+def log_highest_rate(runs: Sequence[RunRecord], _: Sequence[RunRecord] = ()) -> float:
+    """Return ln of the highest rate whose loss is within `NEAR` of the lowest; below the grid by one step if none is.
+
+    It is ln of the highest rate of the grid if that is such a rate.
+    """
+    rates, losses, limit = _curve(runs, NEAR)
+    good = [index for index, loss in enumerate(losses) if loss <= limit]
+    if not good:
+        return rates[0] - max((b - a for a, b in pairwise(sorted({*rates}))), default=0.0)
+    return _crossing(rates, losses, good[-1], 1, limit)
+
+
+def log_band(runs: Sequence[RunRecord], _: Sequence[RunRecord] = ()) -> float:
+    """Return ln of the ratio of the ends of the band around the best rate with losses within `BAND` of the lowest.
+
+    The band ends with the grid. It is NaN if no run has learned.
+    """
+    rates, losses, limit = _curve(runs, BAND)
+    if math.isnan(limit):
+        return math.nan
+    ends = []
+    for step in (1, -1):
+        index = losses.index(min(losses))
+        while 0 <= index + step < len(losses) and losses[index + step] <= limit:
+            index += step
+        ends.append(_crossing(rates, losses, index, step, limit))
+    return ends[0] - ends[1]
+
+
+def reaches_top(runs: Sequence[RunRecord]) -> bool:
+    """Whether the highest rate of the grid is within `NEAR` of the lowest loss, so that a higher one may be."""
+    return log_highest_rate(runs) == math.log(max(run.lr for run in runs))
+
+
+def band_reaches_an_end(runs: Sequence[RunRecord]) -> bool:
+    """Whether the band around the best rate holds an end of the grid, so that it may be wider."""
+    _, losses, limit = _curve(runs, BAND)
+    best = losses.index(min(losses))
+    return all(loss <= limit for loss in losses[: best + 1]) or all(loss <= limit for loss in losses[best:])
+
+
+def _curve(runs: Sequence[RunRecord], margin: float) -> tuple[list[float], list[float], float]:
+    """Return ln of the rates in order, the losses, and the lowest loss of a run that has learned plus a margin."""
+    start, lowest = _start(runs), min((run.loss for run in runs if run.has_learned), default=math.nan)
+    points = sorted((math.log(run.lr), min(run.loss, start)) for run in runs)
+    return [rate for rate, _ in points], [loss for _, loss in points], lowest + margin
+
+
+def _crossing(rates: Sequence[float], losses: Sequence[float], index: int, step: int, limit: float) -> float:
+    """Return where the loss rises above a limit between a rate and the next one, in ln rate; at an end that rate."""
+    after = index + step
+    if not 0 <= after < len(losses):
+        return rates[index]
+    return rates[index] + (rates[after] - rates[index]) * (limit - losses[index]) / (losses[after] - losses[index])
+
+
+def _start(runs: Sequence[RunRecord]) -> float:
+    """Return ln V, the loss of a uniform guess, nats/token."""
+    return max(run.corpus.baselines.uniform for run in runs)
+
+
+@dataclass(frozen=True, slots=True)
+class RateNumber:
+    """One of these numbers, as the tests of `normlab summarize` show it."""
+
+    title: str
+    unit: str
+    text: str
+    of: Callable[[Sequence[RunRecord], Sequence[RunRecord]], float]
+    """The number of a seed, from its runs and those of the other cells."""
+    is_log: bool = False
+    """Whether it is a logarithm: then its mean is geometric, and two cells are compared by their ratio."""
+    is_open: Callable[[Sequence[RunRecord]], bool] | None = None
+    """Whether the number of a seed may be larger than the grid shows."""
+
+
+SENSITIVITY = RateNumber(
+    "S", "nats/token",
+    "S: of each seed the mean over the learning rates of min(loss, ln V), minus the lowest loss, that of any cell if "
+    "the seed trains at no rate (Wortsman et al. 2023, arXiv:2309.14322); it depends on the grid", sensitivity,
+)  # fmt: skip
+HIGHEST = RateNumber(
+    "highest rate", "learning rate",
+    f"highest rate: the highest learning rate whose loss is within {NEAR} nats/token of the lowest of its seed, "
+    "interpolated in ln rate", log_highest_rate, is_log=True, is_open=reaches_top,
+)  # fmt: skip
+WIDTH = RateNumber(
+    "band", "ratio of rates",
+    f"band: the ratio of the ends of the band around the best learning rate where the loss is within {BAND} nats/token "
+    "of the lowest of its seed, interpolated in ln rate", log_band, is_log=True, is_open=band_reaches_an_end,
+)  # fmt: skip

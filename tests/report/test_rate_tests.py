@@ -1,0 +1,111 @@
+"""Tests about the learning rate, against numpy and scipy: sensitivity, the highest rate that trains, the band."""
+
+import itertools
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+Command = Callable[..., tuple[int, str, str]]
+RATES = (1e-3, 3e-3, 1e-2, 3e-2)
+UNIFORM, UNIGRAM = 5.5, 3.2
+"""Of `make_run`; losses up to 5 % above the unigram entropy are of runs that are stuck."""
+
+
+@pytest.fixture
+def losses() -> np.ndarray:
+    """Losses by placement (pre, post), learning rate and seed; the second rate is the best."""
+    noise = np.random.default_rng(0).normal(0, 0.004, (2, len(RATES), 5))
+    return np.array([[2.2, 2.0, 2.05, 2.4], [2.3, 2.1, 2.6, 2.9]])[..., None] + noise
+
+
+@pytest.fixture
+def rows(tmp_path: Path, make_run: Callable[..., object], run_command: Command) -> Callable[..., dict[str, Any]]:
+    """Write the runs of some losses, unless there are runs; return the rows of a test by their contrast."""
+
+    def call(test: str, losses: np.ndarray) -> dict[str, Any]:
+        runs = itertools.product(enumerate(("pre", "post")), enumerate(RATES), range(5))
+        for (i, placement), (j, lr), seed in () if (tmp_path / "runs").exists() else runs:
+            loss = float(losses[i, j, seed])
+            status = {"val_loss": loss, "best_val_loss": loss}
+            make_run(f"{placement}{j}{seed}", status=status, placement=placement, lr=lr, seed=seed)
+        arguments = ("--by", "placement", "--against", "placement=pre", "--test", test, "--format", "json")
+        code, out, err = run_command("summarize", str(tmp_path), *arguments)
+        assert code == 0, err
+        return {row["contrast"]: row for row in json.loads(out)}
+
+    return call
+
+
+def check(row: dict[str, Any], values: np.ndarray, scale: Callable[[float], float] = float) -> None:
+    """Compare a row with the t interval of the values."""
+    low, high = stats.t.interval(0.95, len(values) - 1, values.mean(), stats.sem(values))
+    assert (row["n"], row["lr"]) == (len(values), None)
+    assert [row["estimate"], row["low"], row["high"]] == pytest.approx([*map(scale, (values.mean(), low, high))])
+
+
+def crossing(losses: np.ndarray, limit: float) -> float:
+    """Return ln of the rate where the rising losses of successive rates reach a limit."""
+    return float(np.interp(limit, losses, np.log(RATES)[-len(losses) :]))
+
+
+def test_sensitivity(rows: Callable[..., dict[str, Any]], losses: np.ndarray) -> None:
+    losses[1, 3] = 9.0  # counts as ln V
+    found = rows("sensitivity", losses)
+    pre, post = np.minimum(losses, UNIFORM).mean(1) - losses.min(1)
+    assert list(found) == ["S: post-norm", "S: pre-norm", "S: post-norm - pre-norm"]
+    check(found["S: pre-norm"], pre)
+    check(found["S: post-norm"], post)
+    check(found["S: post-norm - pre-norm"], post - pre)
+    assert found["S: post-norm - pre-norm"]["p"] == pytest.approx(stats.ttest_rel(post, pre).pvalue)
+
+
+def test_range(rows: Callable[..., dict[str, Any]], losses: np.ndarray) -> None:
+    found = rows("range", losses)
+    highest, band = np.empty((2, 5)), np.empty((2, 5))
+    for i, seed in itertools.product(range(2), range(5)):
+        curve, lowest = losses[i, :, seed], losses[i, :, seed].min()
+        highest[i, seed] = crossing(curve[1:], lowest + 0.1)
+        below = float(np.interp(-lowest - 0.02, -curve[:2], np.log(RATES)[:2]))
+        band[i, seed] = crossing(curve[1:], lowest + 0.02) - below
+    for name, values in {"highest rate": highest, "band": band}.items():
+        check(found[f"{name}: pre-norm"], values[0], math.exp)
+        check(found[f"{name}: post-norm"], values[1], math.exp)
+        check(found[f"{name}: post-norm / pre-norm"], values[1] - values[0], math.exp)
+        assert found[f"{name}: post-norm / pre-norm"]["p"] == pytest.approx(stats.ttest_rel(*values).pvalue)
+
+
+def test_a_grid_that_ends_too_early_leaves_no_bound_there(
+    rows: Callable[..., dict[str, Any]], losses: np.ndarray
+) -> None:
+    losses[0, 3, 0] = 2.0  # pre-norm still trains well at the highest rate
+    losses[1, :, 0] = UNIGRAM  # one seed of post-norm trains at no rate
+    found = rows("range", losses)
+    pre, post, ratio = (found[f"highest rate: {name}"] for name in ("pre-norm", "post-norm", "post-norm / pre-norm"))
+    assert (pre["high"], post["low"], ratio["low"], ratio["p"]) == (None, None, None, None)
+    assert None not in (pre["low"], post["high"], ratio["high"])
+    assert (found["band: post-norm"]["n"], found["band: post-norm / pre-norm"]["n"]) == (4, 4)
+
+
+def test_a_cell_that_never_trains_has_no_number(
+    rows: Callable[..., dict[str, Any]], losses: np.ndarray, tmp_path: Path, run_command: Command
+) -> None:
+    losses[1] = UNIGRAM
+    for test in ("sensitivity", "range"):
+        assert all(row["estimate"] is None for name, row in rows(test, losses).items() if "post" in name)
+    code, out, _ = run_command("summarize", str(tmp_path), "--by", "placement", "--test", "range")
+    assert code == 0
+    assert "no seed that trains" in out
+    assert "0.0" in out
+
+
+def test_one_learning_rate_is_an_error(tmp_path: Path, make_run: Callable[..., object], run_command: Command) -> None:
+    make_run("one")
+    code, _, err = run_command("summarize", str(tmp_path), "--by", "placement", "--test", "sensitivity")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--test sensitivity: needs several learning rates" in err

@@ -1,0 +1,50 @@
+"""Arms are a factor of tables, which explains the options that follow from it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from normlab.analysis.cells import table_warnings
+from normlab.analysis.comparability import intact_runs
+from normlab.analysis.factors import distinguishing_options, factors_of
+from normlab.analysis.table import summarize_by
+from normlab.store.plans import Plan, PlannedRun
+from normlab.store.query import select_runs
+from normlab.sweeps.files import write_plan
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, make_run: Callable[..., object]) -> str:
+    """Write a sweep of three arms and two depths."""
+    arms = {"b": ("pre", "off"), "a": ("pre", "head"), "c": ("peri", "off")}
+    runs = []
+    for arm, (placement, qk_norm) in arms.items():
+        for depth in (2, 4):
+            config = {"placement": {"name": placement}, "model": {"qk_norm": qk_norm, "depth": depth}}
+            make_run(f"{arm}{depth}", run={"config": config})
+            runs.append(PlannedRun(f"{arm}{depth}", [f"arm={arm}", f"model.depth={depth}"], {}))
+    folder = tmp_path / "sweeps" / "arms"
+    folder.mkdir(parents=True)
+    write_plan(folder, Plan("arms", "auto", runs, []))
+    return str(folder)
+
+
+def test_arms_are_a_factor(sweep: str, run_command: Callable[..., tuple[int, str, str]]) -> None:
+    """Without arms, the same runs differ in the options that follow from them."""
+    records, _ = intact_runs(select_runs([sweep], "results").records)
+    assert [record.arm for record in records] == ["b", "b", "a", "a", "c", "c"]
+    table = summarize_by(sweep)
+    assert list(table.by) == ["arm", "model.depth"]
+    assert [cell.label for cell in table.cells][:2] == ["a, depth 2", "a, depth 4"]
+    assert not table_warnings(table.cells, table.by)
+    assert [factor.levels for factor in factors_of(records)] == [("a", "b", "c"), (2, 4)]
+    bare, _ = intact_runs(select_runs([str(Path(sweep).parent.parent / "runs")], "results").records)
+    assert distinguishing_options(bare) == ["placement", "model.depth", "model.qk_norm"]
+    code, out, err = run_command("summarize", sweep, "--where", "arm=c", "--format", "json")
+    assert code == 0, err
+    assert [row["run_ids"] for row in json.loads(out)] == [["c2"], ["c4"]]
+    code, _, err = run_command("summarize", sweep, "--where", "arm=d")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "arm is a, b, c" in err

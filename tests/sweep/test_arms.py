@@ -1,0 +1,66 @@
+"""Arms: named sets of overrides that multiply with a grid."""
+
+from collections.abc import Callable
+
+import pytest
+
+from normlab.config.compose import compose_run, compose_sweep
+from normlab.errors import ConfigError
+from normlab.options import plain_tree
+from normlab.sweeps.plan import make_plan
+
+ARMS = "arm=[pre: placement=pre, qk: placement=pre model.qk_norm=head, peri-2: placement=peri optim.lr=1e-2,3e-2]"
+
+
+def test_arms_multiply_with_the_grid() -> None:
+    """Each config is that of a run with the arm's overrides; an arm's own grid replaces that of the others."""
+    _, runs = compose_sweep(["optim.lr=1e-3,3e-3", ARMS, "seed=0,1"])
+    expected = [
+        ([f"arm={name}", f"optim.lr={lr}", f"seed={seed}"], [*own, f"optim.lr={lr}", f"seed={seed}"])
+        for name, own, rates in (
+            ("pre", ["placement=pre"], ("0.001", "0.003")),
+            ("qk", ["placement=pre", "model.qk_norm=head"], ("0.001", "0.003")),
+            ("peri-2", ["placement=peri"], ("0.01", "0.03")),
+        )
+        for lr in rates
+        for seed in (0, 1)
+    ]
+    assert [varied for varied, _ in runs] == [varied for varied, _ in expected]
+    assert [plain_tree(config) for _, config in runs] == [plain_tree(compose_run(own)) for _, own in expected]
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["arm=pre"], "arm=pre: not a list of arms; write 'arm=["),
+        (["arm=[placement=pre, peri: placement=peri]"], "not a list of arms"),
+        (["arm=[]"], "not a list of arms"),
+        (["arm=[a: placement=pre, a: placement=peri]"], "two arms have the name a"),
+        (["arm=[a: placement=pre]", "arm=[b: placement=peri]"], "a sweep has one list of arms"),
+        (["arm=[a: run.name='x]"], "No closing quotation; close each quote"),
+        (["arm=[a: placement=per]"], "placement=per: unknown placement"),
+    ],
+)
+def test_errors(texts: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose_sweep(texts)
+    assert message in str(error.value)
+
+
+def test_one_run_has_no_arms(run_command: Callable[..., tuple[int, str, str]]) -> None:
+    code, _, err = run_command("train", ARMS, "--cfg", "job")
+    assert code == 0, err  # it prints the config of each run of a grid
+    code, _, err = run_command("train", ARMS)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "is for normlab sweep only; give the overrides of one arm" in err
+
+
+def test_equal_arms_and_their_init_rules_are_named(overrides: list[str]) -> None:
+    arms = "arm=[pre: placement=pre, peri: placement=peri, same: placement=pre]"
+    planned = make_plan(*compose_sweep([*overrides, arms, "init=auto"]))
+    assert [run.arm for run in planned.plan.runs] == ["pre", "peri"]
+    assert "arm=same: is the same run as arm=pre, and is trained once" in planned.warnings
+    assert any(
+        warning.startswith("the arms also differ in their init rules: gpt2_scaled (pre); gpt2 (peri)")
+        for warning in planned.warnings
+    )

@@ -6,7 +6,6 @@ a text with commas.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,12 +15,12 @@ from normlab.errors import NormlabError, warn
 from normlab.loaded_run import LoadedRun, load
 from normlab.report.cells_table import json_rows
 from normlab.report.runs_table import summarize as rows_of_runs
+from normlab.store.query import Folder
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-Folder = str | os.PathLike[str]
 Names = str | Sequence[str]
 
 
@@ -69,8 +68,10 @@ def sweep(*overrides: str, retry_failed: bool = False) -> pd.DataFrame:
     return runs(folder)
 
 
-def runs(path: Folder = "results", *, where: Names = (), results_dir: Folder = "results") -> pd.DataFrame:
-    """Return a row for each run of a sweep or folder, with a column for each option in which the runs differ.
+def runs(
+    path: Folder | Sequence[Folder] = "results", *, where: Names = (), results_dir: Folder = "results"
+) -> pd.DataFrame:
+    """Return a row for each run of sweeps or folders, with a column for each option in which the runs differ.
 
     Raises:
         ConfigError: A condition is invalid, or no run meets it.
@@ -82,7 +83,7 @@ def runs(path: Folder = "results", *, where: Names = (), results_dir: Folder = "
 
 
 def summarize(
-    path: Folder,
+    path: Folder | Sequence[Folder],
     *,
     by: Names | None = None,
     against: str | None = None,
@@ -112,7 +113,7 @@ def summarize(
 
 def figure(
     kind: str,
-    path: Folder,
+    path: Folder | Sequence[Folder],
     output: Folder | None = None,
     *,
     x: str | None = None,
@@ -126,7 +127,7 @@ def figure(
     columns: int = 2,
     results_dir: Folder = "results",
 ) -> Figure:
-    """Return a figure of a sweep (kind: loss, lr, factor or layers), and write it to `output` if given.
+    """Return a figure of a sweep, or of several (kind: loss, lr, factor or layers), and write it to `output` if given.
 
     Raises:
         ConfigError: The kind, an option or a condition is unknown, or a factor has no channel.

@@ -5,7 +5,6 @@ order. A pair is one run of each cell with the same seeds. The difference of a p
 0 if both diverged. Runs without an outcome form no pair.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +17,7 @@ from normlab.analysis.factors import DEFAULT_OPTIONS, Factor, distinguishing_opt
 from normlab.analysis.phrases import name_some
 from normlab.analysis.settings import resolve_options, select_where
 from normlab.errors import ConfigError, StoreError
-from normlab.store.query import Selection, select_runs
+from normlab.store.query import Folder, Selection, select_runs
 from normlab.store.record import RunRecord
 from normlab.store.series import Evaluation, evaluations
 
@@ -56,17 +55,17 @@ class CellsTable:
 
 
 def summarize_by(
-    path: str | os.PathLike[str] | Selection,
+    path: Folder | Sequence[Folder] | Selection,
     by: Sequence[str] | None = None,
     *,
     where: Sequence[str] = (),
-    results_dir: str | os.PathLike[str] = "results",
+    results_dir: Folder = "results",
     **options: Any,
 ) -> CellsTable:
-    """Return the table of cells of a results folder, a `runs` folder, a run or a sweep.
+    """Return the table of cells of results folders, `runs` folders, runs or sweeps, of all together.
 
     Args:
-        path: A folder, or the name of a sweep or a run, as for `query.select_runs`; or the selected runs.
+        path: A folder, or the name of a sweep or a run, or several, as for `query.select_runs`; or the selected runs.
         by: The options that define cells; by default those in which the runs differ.
         where: Conditions that the runs must meet.
         results_dir: The folder in which names are looked up.
@@ -76,7 +75,7 @@ def summarize_by(
         ConfigError: An option of `by`, a condition or the baseline is unknown.
         StoreError: There is no run with a readable record.
     """
-    selection = path if isinstance(path, Selection) else select_runs([os.fspath(path)], results_dir)
+    selection = path if isinstance(path, Selection) else select_runs(path, results_dir)
     results, warnings = intact_runs(selection.records)
     if not results:
         raise StoreError(

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 ResultsDir = Annotated[str, Option(metavar="FOLDER", help="Folder of the results.")]
 Run = Annotated[str, Argument(metavar="RUN", help="A run: its folder, id, beginning of the id, or name; or a sweep.")]
+Paths = Annotated[
+    list[str] | None,
+    Argument(metavar="SWEEP|RUN", help="Sweeps, runs or results folders, by folder, name or id. Default: all."),
+]
 Trust = Annotated[bool, Option("--trust", help="Allow execution of the plugins in the run's folder.")]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 RetryFailed = Annotated[bool, Option("--retry-failed", help="Train failed runs again.")]

@@ -3,12 +3,13 @@
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Option
 
 from normlab.cli.app import (
     By,
     Color,
     Panel,
+    Paths,
     ResultsDir,
     Style,
     Where,
@@ -22,10 +23,7 @@ from normlab.errors import one_line
 
 @app.command()
 def compare(
-    paths: Annotated[
-        list[str] | None,
-        Argument(metavar="SWEEP|RUN", help="Sweeps, runs or results folders, by folder, name or id. Default: all."),
-    ] = None,
+    paths: Paths = None,
     by: By = None,
     where: Where = None,
     x: X = None,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from normlab.cli.app import By, Color, Panel, ResultsDir, Style, Where, X, app, echo, split_names
+from normlab.cli.app import By, Color, Panel, Paths, ResultsDir, Style, Where, X, app, echo, split_names
 from normlab.errors import warn
 
 Statistic = Annotated[
@@ -21,7 +21,7 @@ Statistic = Annotated[
 @app.command()
 def figure(
     kind: Annotated[str, Argument(metavar="KIND", help="loss, lr, factor or layers.")],
-    path: Annotated[str, Argument(metavar="SWEEP", help="A sweep, run or results folder: its folder, name or id.")],
+    paths: Paths = None,
     output: Annotated[str, Option("--output", "-o", metavar="FILE", help="A .pdf, .svg or .png.")] = "figure.pdf",
     x: X = None,
     color: Color = None,
@@ -34,7 +34,7 @@ def figure(
     columns: Annotated[int, Option(metavar="1|2", help="Width of the figure in text columns.")] = 2,
     results_dir: ResultsDir = "results",
 ) -> None:
-    """Draw a figure of a sweep for a paper.
+    """Draw a figure of one sweep or several for a paper.
 
     loss: the loss (or the gradient norm) during training. lr: final loss against the learning rate. factor: final loss
     against a factor. layers: a statistic by layer.
@@ -52,7 +52,7 @@ def figure(
     from normlab.report.figure_data import make_figure
     from normlab.report.figure_draw import write_figure
 
-    table = summarize_by(path, split_names(by), where=where or (), results_dir=results_dir)
+    table = summarize_by(paths or (), split_names(by), where=where or (), results_dir=results_dir)
     channels = {"x": x, "color": color, "style": style, "panel": split_names(panel)}
     drawn = make_figure(kind, table, **channels, statistic=statistic, moment=at)
     write_figure(drawn, Path(output), columns)

@@ -2,14 +2,11 @@
 
 from typing import Annotated, Literal
 
-from typer import Argument, Option
+from typer import Option
 
-from normlab.cli.app import By, ResultsDir, Where, app, echo, split_names
+from normlab.cli.app import By, Paths, ResultsDir, Where, app, echo, split_names
 from normlab.errors import ConfigError, warn
 
-Path = Annotated[
-    str | None, Argument(metavar="SWEEP|RUN", help="A sweep, run or results folder: its folder, name or id.")
-]
 Format = Annotated[
     Literal["table", "json", "csv", "markdown", "latex"],
     Option(metavar="FORMAT", help="table, json, csv, markdown or latex."),
@@ -28,7 +25,7 @@ Columns = Annotated[str | None, Option(metavar="COLUMNS", help="Columns to show 
 
 @app.command()
 def summarize(
-    path: Path = None,
+    paths: Paths = None,
     format: Format = "table",
     runs: Annotated[bool, Option("--runs", help="One row for each run of a sweep.")] = False,
     by: By = None,
@@ -45,7 +42,7 @@ def summarize(
     A cell is a group of runs with equal values of some options, its factors: by default those in which the runs
     differ, apart from learning rate and seeds. The table shows the mean and interval of each cell over seeds, at its
     best learning rate (selected on the same validation loss; --where lr=0.001 selects a rate for all cells). A results
-    folder, a single run, or --runs gives one row for each run.
+    folder, single runs, or --runs gives one row for each run. Several sweeps are one table.
 
     Tests: interaction, the difference of differences over two factors or more; trend, the slope of the loss over a
     numeric factor (over its logarithm for depth, width, batch size and steps); counts, Fisher's exact test of the
@@ -67,7 +64,7 @@ def summarize(
     other = "--runs" if runs else "--test"
     if ignored := given if runs else [name for name in given if name in untested] if test else []:
         raise ConfigError(f"{', '.join(ignored)}: has no effect with {other}; leave out one or the other")
-    selection = select_runs([path or results_dir], results_dir)
+    selection = select_runs(paths or (), results_dir)
     if runs or not (given or selection.name):
         return echo(render(rows_of(selection, where or ()), format), keep="\n")
     from normlab.analysis.table import summarize_by

@@ -12,7 +12,7 @@ from normlab.analysis.settings import RESOLVED, select_where, setting
 from normlab.report.tables import Row
 from normlab.store.format import DAMAGED, DIVERGED, FAILED, INTERRUPTED, KILLED
 from normlab.store.outcome import OUTCOMES, final_losses
-from normlab.store.query import Selection, select_runs
+from normlab.store.query import Folder, Selection, select_runs
 from normlab.store.record import RunEntry, RunRecord
 
 _OPTIONS_IN_COLUMNS = ("norm", "placement", "model.depth", "model.width", "device", "precision", "pack size")
@@ -28,7 +28,7 @@ _VALUES = (
 def summarize(
     path: str | os.PathLike[str] | Selection,
     where: Sequence[str] = (),
-    results_dir: str | os.PathLike[str] = "results",
+    results_dir: Folder = "results",
 ) -> list[Row]:
     """Return a row (`row_of`) for each run of a results folder, `runs` folder, sweep or run.
 
@@ -37,14 +37,14 @@ def summarize(
     Rows are sorted by corpus, then by final loss, lowest first, then runs without a final loss. A run that diverged,
     failed, was killed or cannot be read also has a row, with a note.
 
-    `path` is a folder, or a name as for `query.select_runs`, or the selected runs; `where` are conditions that the runs
-    must meet, such as `model.depth>=8`.
+    `path` is a folder or a name, or several, as for `query.select_runs`, or the selected runs; `where` are conditions
+    that the runs must meet, such as `model.depth>=8`.
 
     Raises:
         ConfigError: A condition is invalid, or no run meets it.
         StoreError: There is no run.
     """
-    selection = path if isinstance(path, Selection) else select_runs([os.fspath(path)], results_dir)
+    selection = path if isinstance(path, Selection) else select_runs(path, results_dir)
     runs = select_where(selection.started, where)
     records = [run for run in runs if isinstance(run, RunRecord)]
     resolved = {name: read for name, read in RESOLVED.items() if len({*map(read, records)} - {None}) > 1}

@@ -14,6 +14,7 @@ from normlab.store.plans import has_plan, read_plan, run_of, sweep_folder
 from normlab.store.record import RunEntry, RunRecord, flatten
 from normlab.store.runs import RunFolder
 
+Folder = str | os.PathLike[str]
 NOT_STARTED = "not started"
 """State of a run that a sweep has planned and that has no record yet."""
 
@@ -23,36 +24,38 @@ class Selection:
     records: Sequence[RunEntry]
     """Each run once, including those that have not started."""
     name: str
-    """The name of the sweep if the runs are those of one sweep, else empty."""
+    """The name of the sweep if the runs are those of one, `a + b` for those of several; else empty."""
     home: Path
-    """The folder for a page about the runs."""
+    """The folder for a page about the runs: of the sweep if there is one, else the results folder."""
 
     @property
     def started(self) -> list[RunEntry]:
         return [record for record in self.records if record.state != NOT_STARTED]
 
 
-def select_runs(names: Sequence[str], results_dir: str | os.PathLike[str]) -> Selection:
+def select_runs(names: Folder | Sequence[Folder], results_dir: Folder) -> Selection:
     """Return the runs of all names together.
 
     Args:
-        names: Each is a results folder, its `runs` folder, a run (folder, id, prefix of the id, or name), or a sweep
-            (folder or name). Empty: the results folder.
+        names: One, or several. Each is a results folder, its `runs` folder, a run (folder, id, prefix of the id, or
+            name), or a sweep (folder or name). None: the results folder. A run of several sweeps has its arm in the
+            first.
         results_dir: The folder in which names are looked up.
 
     Raises:
         StoreError: A name matches nothing, a sweep's plan cannot be read, or no run has started.
     """
+    names = [names] if isinstance(names, str | os.PathLike) else names
     with _without_garbage_collection():
-        selections = [_select(name, results_dir) for name in names or [os.fspath(results_dir)]]
+        selections = [_select(os.fspath(name), results_dir) for name in names or [results_dir]]
     records: dict[Path, RunEntry] = {}
     for record in (record for selection in selections for record in selection.records):
         records.setdefault(record.folder.path.resolve(), record)
-    first = selections[0]
-    one = len(selections) == 1
-    result = Selection(list(records.values()), first.name if one else "", first.home if one else Path(results_dir))
+    sweeps = [selection.name for selection in selections]
+    home = selections[0].home if len(selections) == 1 else Path(results_dir)
+    result = Selection(list(records.values()), " + ".join(sweeps) if all(sweeps) else "", home)
     if not result.started:
-        where = ", ".join(names) or os.fspath(results_dir)
+        where = ", ".join(map(str, names)) or os.fspath(results_dir)
         waiting = count_not_started(result.records)
         raise StoreError(
             f"{where}: none of the sweep's {waiting} runs has started" if waiting else no_runs_message(where)

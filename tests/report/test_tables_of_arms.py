@@ -1,11 +1,12 @@
 """Arms are a factor of tables, which explains the options that follow from it."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+import normlab
 from normlab.analysis.cells import table_warnings
 from normlab.analysis.comparability import intact_runs
 from normlab.analysis.factors import distinguishing_options, factors_of
@@ -13,6 +14,13 @@ from normlab.analysis.table import summarize_by
 from normlab.store.plans import Plan, PlannedRun
 from normlab.store.query import select_runs
 from normlab.sweeps.files import write_plan
+
+
+def plan_runs(results: Path, name: str, runs: Sequence[PlannedRun]) -> str:
+    folder = results / "sweeps" / name
+    folder.mkdir(parents=True)
+    write_plan(folder, Plan(name, "auto", list(runs), []))
+    return str(folder)
 
 
 @pytest.fixture
@@ -25,10 +33,7 @@ def sweep(tmp_path: Path, make_run: Callable[..., object]) -> str:
             config = {"placement": {"name": placement}, "model": {"qk_norm": qk_norm, "depth": depth}}
             make_run(f"{arm}{depth}", run={"config": config})
             runs.append(PlannedRun(f"{arm}{depth}", [f"arm={arm}", f"model.depth={depth}"], {}))
-    folder = tmp_path / "sweeps" / "arms"
-    folder.mkdir(parents=True)
-    write_plan(folder, Plan("arms", "auto", runs, []))
-    return str(folder)
+    return plan_runs(tmp_path, "arms", runs)
 
 
 def test_arms_are_a_factor(sweep: str, run_command: Callable[..., tuple[int, str, str]]) -> None:
@@ -48,3 +53,25 @@ def test_arms_are_a_factor(sweep: str, run_command: Callable[..., tuple[int, str
     code, _, err = run_command("summarize", sweep, "--where", "arm=d")
     assert (code, err.count("\n")) == (2, 1)
     assert "arm is a, b, c" in err
+
+
+def test_several_sweeps_are_one_table(
+    sweep: str, make_run: Callable[..., object], run_command: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    """Runs that two sweeps share count once, with the arm of the first sweep."""
+    make_run("d2", run={"config": {"placement": {"name": "post"}, "model": {"depth": 2}}})
+    shared, new = PlannedRun("a2", ["arm=other"], {}), PlannedRun("d2", ["arm=d"], {})
+    second = plan_runs(tmp_path, "second", [shared, new])
+    assert select_runs([sweep, second], tmp_path).name == "arms + second"
+    cells = ["a 2", "a 4", "b 2", "b 4", "c 2", "c 4", "d 2"]
+    assert [cell.name for cell in summarize_by([sweep, second]).cells] == cells
+    assert [cell.name for cell in summarize_by(["arms", "second"], results_dir=tmp_path).cells] == cells
+    code, out, err = run_command("summarize", sweep, second, "--format", "json")
+    assert code == 0, err
+    assert [row["cell"] for row in json.loads(out)] == cells
+    assert len(normlab.runs([sweep, second])) == len(cells)
+    for arguments in (["figure", "factor", sweep, second, "-o", str(tmp_path / "f.svg")], ["compare", sweep, second]):
+        code, _, err = run_command(*arguments, "--results-dir", str(tmp_path))
+        assert code == 0, err
+    assert (tmp_path / "f.svg").exists()
+    assert (tmp_path / "compare.html").exists()

@@ -67,7 +67,7 @@ class ComparePage:
         """
         selection = select_runs(self.names, self.results_dir)
         path = self.output or selection.home / PAGE
-        if self.output is None and selection.name:
+        if self.output is None and selection.name and len(self.names) == 1:
             check_links(selection.home)
         data = self.data(selection)
         for line in [*data["warnings"], *data["problems"]]:

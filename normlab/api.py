@@ -43,7 +43,7 @@ def train(*overrides: str) -> LoadedRun:
         wait_for_followers()
 
 
-def sweep(*overrides: str, retry_failed: bool = False) -> pd.DataFrame:
+def sweep(*overrides: str, retry_failed: bool = False, extend: bool = False) -> pd.DataFrame:
     """Train a grid of runs, or resume it, and return its `runs`: `normlab.sweep("norm=rmsnorm,dyt", "seed=range(3)")`.
 
     Raises:
@@ -57,7 +57,7 @@ def sweep(*overrides: str, retry_failed: bool = False) -> pd.DataFrame:
     from normlab.tracking.background import report_uploads
 
     options, configs = compose_sweep(overrides)
-    planned = make_plan(options, configs)
+    planned = make_plan(options, configs, extend=extend)
     for warning in planned.warnings:
         warn(warning)
     folder = planned.folder

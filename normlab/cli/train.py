@@ -90,6 +90,9 @@ def sweep(
     overrides: Overrides = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Print the plan without training.")] = False,
     retry_failed: RetryFailed = False,
+    extend: Annotated[
+        bool, Option("--extend", help="Add runs to the sweep of sweep.name: seeds, rates, arms.")
+    ] = False,
     cfg: Cfg = None,
     config_dir: ConfigDir = None,
     config_name: ConfigName = "train",
@@ -97,7 +100,8 @@ def sweep(
 ) -> int:
     """Train a grid of runs, or resume it.
 
-    The same command resumes the sweep. Exit code 1 if a run failed; a diverged run has not failed.
+    The same command resumes the sweep; with more values and --extend it adds runs. Exit code 1 if a run failed; a
+    diverged run has not failed.
 
     Arms are named sets of overrides, which multiply with the grid and are compared by name: 'arm=[pre: placement=pre,
     peri: placement=peri init=gpt2]'.
@@ -114,7 +118,7 @@ def sweep(
 
     texts, configs = read_arguments(_with_folder(overrides, results_dir), cfg, config_dir, config_name)
     options, runs = compose_sweep(texts, configs)
-    planned = make_plan(options, runs, show_progress)
+    planned = make_plan(options, runs, show_progress, extend=extend)
     print_plan(planned, options, with_packs=dry_run)
     if dry_run:
         return 0

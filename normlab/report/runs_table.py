@@ -1,7 +1,6 @@
 """Summarize runs, one row each: settings, state, losses and speed."""
 
 import math
-import os
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -26,7 +25,7 @@ _VALUES = (
 
 
 def summarize(
-    path: str | os.PathLike[str] | Selection,
+    path: Folder | Sequence[Folder] | Selection,
     where: Sequence[str] = (),
     results_dir: Folder = "results",
 ) -> list[Row]:

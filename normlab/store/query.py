@@ -15,6 +15,8 @@ from normlab.store.record import RunEntry, RunRecord, flatten
 from normlab.store.runs import RunFolder
 
 Folder = str | os.PathLike[str]
+MOST_NAMES = 3
+"""The most sweeps that the name of a selection lists."""
 NOT_STARTED = "not started"
 """State of a run that a sweep has planned and that has no record yet."""
 
@@ -24,7 +26,7 @@ class Selection:
     records: Sequence[RunEntry]
     """Each run once, including those that have not started."""
     name: str
-    """The name of the sweep if the runs are those of one, `a + b` for those of several; else empty."""
+    """The name of the sweep if the runs are those of one, as `a + b` those of several; else empty."""
     home: Path
     """The folder for a page about the runs: of the sweep if there is one, else the results folder."""
 
@@ -52,8 +54,9 @@ def select_runs(names: Folder | Sequence[Folder], results_dir: Folder) -> Select
     for record in (record for selection in selections for record in selection.records):
         records.setdefault(record.folder.path.resolve(), record)
     sweeps = [selection.name for selection in selections]
+    name = " + ".join(sweeps) if len(sweeps) <= MOST_NAMES else f"{len(sweeps)} sweeps"
     home = selections[0].home if len(selections) == 1 else Path(results_dir)
-    result = Selection(list(records.values()), " + ".join(sweeps) if all(sweeps) else "", home)
+    result = Selection(list(records.values()), name if all(sweeps) else "", home)
     if not result.started:
         where = ", ".join(map(str, names)) or os.fspath(results_dir)
         waiting = count_not_started(result.records)

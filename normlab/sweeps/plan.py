@@ -69,18 +69,24 @@ class PlannedSweep:
     """Warnings of the configs, and a warning for each repeated run."""
     gpus: list[Gpu]
     """The GPUs of the packs; empty if all train on a CPU or in Slurm."""
+    extended: Plan | None = None
+    """The stored plan, if this one adds runs to it."""
 
 
 def make_plan(
     options: SweepOptions,
     composed: Sequence[tuple[list[str], RunConfig]],
     show_progress: Callable[[str], None] = lambda _: None,
+    *,
+    extend: bool = False,
 ) -> PlannedSweep:
     """Return the plan of runs from `compose_sweep`, with the packs of the stored plan, if any; write no file.
 
+    `extend` adds the runs that the stored plan does not have to it, in packs of their own.
+
     Raises:
-        ConfigError: There is no run, the runs have several results folders or run.fresh=true, or another sweep has
-            the same name.
+        ConfigError: There is no run, the runs have several results folders or run.fresh=true, another sweep has the
+            same name, or there is no sweep to extend.
         DataError: A corpus does not exist.
         StoreError: An existing run or plan cannot be read.
     """
@@ -94,9 +100,21 @@ def make_plan(
     name = options.name or _default_name(options, [run.planned for run in runs])
     folder = sweep_folder(runs[0].config.results_dir, name)
     plan = Plan(name, options.pack, [run.planned for run in runs], [])
-    plan = (
-        reconcile(read_plan(folder), plan, folder) if has_plan(folder) else _grouped(options, plan, folder, runs, gpus)
-    )
+    if has_plan(folder):
+        stored = read_plan(folder)
+        ids = {run.run_id for run in stored.runs}
+        added = [run for run in runs if extend and run.planned.run_id not in ids]
+        old = [run.planned for run in runs if run not in added]
+        plan = reconcile(stored, replace(plan, runs=old), folder)
+        if added:
+            plan = _grouped(options, plan, folder, added, gpus)
+            return PlannedSweep(plan, folder, warnings, gpus, extended=stored)
+    elif extend:
+        raise ConfigError(
+            f"--extend: there is no sweep {name}; give sweep.name=... of the sweep, or leave out --extend"
+        )
+    else:
+        plan = _grouped(options, replace(plan, runs=[]), folder, runs, gpus)
     return PlannedSweep(plan, folder, warnings, gpus)
 
 
@@ -161,19 +179,30 @@ def _same_functions(runs: Iterable[ResolvedRun]) -> Iterator[str]:
 
 
 def _grouped(options: SweepOptions, plan: Plan, folder: Path, runs: Sequence[ResolvedRun], gpus: Sequence[Gpu]) -> Plan:
-    folders, configs = [run_of(folder, run) for run in plan.runs], [run.config for run in runs]
+    """Return the plan with more runs, and packs of those that are not completed."""
+    first = len(plan.runs)
+    folders, configs = [run_of(folder, run.planned) for run in runs], [run.config for run in runs]
     for run in folders:
         _check_not_in_another_pack(run, plan.name)
     jobs = _jobs(options, runs)
     size, memory_bytes = _pack_size(options, runs, gpus, jobs)
     left = [index for index, run in enumerate(folders) if not is_completed(run)]
     alone = {index for index in left if folders[index].exists()}
-    packs = [Pack(number, pack) for number, pack in enumerate(sorted(make_packs(configs, left, alone, size)), 1)]
+    number = max((pack.number for pack in plan.packs), default=0) + 1
+    packs = [
+        Pack(number, [first + index for index in pack])
+        for number, pack in enumerate(sorted(make_packs(configs, left, alone, size)), number)
+    ]
     reasons = dict.fromkeys(map(reason_to_train_alone, configs)) if (options.largest_pack or 1) > 1 else ()
     notes = [f"sweep.pack={options.pack} does not apply to all runs: {reason}" for reason in reasons if reason]
+    if first:
+        notes.append(f"extended from {first} to {first + len(runs)} runs")
+    plan = replace(plan, runs=[*plan.runs, *(run.planned for run in runs)], packs=[*plan.packs, *packs])
+    if first:  # with other threads, the new runs would differ from the old ones by more than their options
+        return replace(plan, notes=[*plan.notes, *notes])
     jobs = jobs if gpus else max(1, min(jobs, len(packs)))
     threads = None if options.on == "slurm" else threads_of((options.jobs or jobs) * max(1, len(gpus)))
-    return replace(plan, packs=packs, notes=notes, memory_bytes=memory_bytes, parallel_packs=jobs, threads=threads)
+    return replace(plan, notes=notes, memory_bytes=memory_bytes, parallel_packs=jobs, threads=threads)
 
 
 def threads_of(processes: int) -> int:
@@ -245,9 +274,10 @@ def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:
     planned = {run.run_id: run for run in plan.runs}
     stored_ids = {run.run_id for run in stored.runs}
     if stored_ids != planned.keys():
+        more = "add --extend, or " if stored_ids < planned.keys() else ""
         raise ConfigError(
             f"sweep.name={stored.name}: the existing sweep of this name has other runs ({len(stored_ids)}, these "
-            f"overrides make {len(planned)}, {len(stored_ids & planned.keys())} in common); {_OTHER_NAME}"
+            f"overrides make {len(planned)}, {len(stored_ids & planned.keys())} in common); {more}{_OTHER_NAME}"
         )
     if stored.pack != plan.pack:
         raise ConfigError(

@@ -53,7 +53,7 @@ def supervise(
         # Another supervisor may have changed the plan since the command read it.
         stored = read_plan(folder) if has_plan(folder) else None
         if stored is not None:
-            plan = reconcile(stored, plan, folder)
+            plan = plan if stored == planned.extended else reconcile(stored, plan, folder)
         elif (outcomes := folder / files.OUTCOMES_FILE).exists():  # of a deleted plan, whose numbers this one reuses
             outcomes.replace(folder / f"before_{files.OUTCOMES_FILE}")
         if plan != stored:

@@ -102,13 +102,18 @@ class FakeSweeps:
         monkeypatch.setattr(supervisor, "POLL_EVERY_S", 0.001)
 
     def __call__(
-        self, *more: str, ways: dict[int, str] | None = None, on: Sequence[Gpu] = (), retry: bool = False
+        self,
+        *more: str,
+        ways: dict[int, str] | None = None,
+        on: Sequence[Gpu] = (),
+        retry: bool = False,
+        extend: bool = False,
     ) -> tuple[Supervision, list[Any], Path]:
         """Return the result, the calls of the display and the folder of a sweep on some GPUs."""
         for name, value in {"ways": ways or {}, "all": [], "most_at_once": 0}.items():
             self.monkeypatch.setattr(FakeWorker, name, value, raising=False)
         name = [] if "sweep.name=y" in more else ["sweep.name=x"]
         options, composed = compose_sweep([*self.overrides, *one_run_at_a_time(more), *name, *more])
-        planned, display = make_plan(options, composed), RecordingDisplay()
+        planned, display = make_plan(options, composed, extend=extend), RecordingDisplay()
         result = supervise(replace(planned, gpus=list(on)), options, display, retry_failed=retry)
         return result, display.events, planned.folder

@@ -301,6 +301,36 @@ def test_sweep_started_by_another_command_in_between(fake_sweep: FakeSweeps, ove
         supervise(ours, options, RecordingDisplay())
 
 
+def test_a_sweep_is_extended(fake_sweep: FakeSweeps) -> None:
+    """The new runs have packs of their own, with the threads of the old ones; a failed old run is not trained again."""
+    first, _, folder = fake_sweep("seed=range(3)", "sweep.pack=2", ways={2: "raise"})
+    with pytest.raises(ConfigError, match=r"has other runs \(3, .* make 5, 3 in common\); add --extend, or choose"):
+        fake_sweep("seed=range(5)", "sweep.pack=2")
+    result, _, _ = fake_sweep("seed=4,3,2,1,0", "sweep.pack=2", extend=True)
+    plan = result.plan
+    assert [run.config["seed"] for run in plan.runs] == [0, 1, 2, 4, 3]
+    assert [(pack.number, pack.runs) for pack in plan.packs] == [(1, [0, 1]), (2, [2]), (3, [3, 4])]
+    assert (plan.threads, plan.parallel_packs) == (first.plan.threads, first.plan.parallel_packs)
+    assert plan.notes == ["extended from 3 to 5 runs"]
+    assert [end.pack for end in read_outcomes(folder)] == [1, 2, 3]
+    assert (list(result.failed), result.code) == ([2], 1)
+    assert fake_sweep("seed=range(5)", "sweep.pack=2")[0].plan.packs == plan.packs
+    assert fake_sweep("seed=range(5)", "sweep.pack=2", extend=True)[0].plan == plan
+    with pytest.raises(ConfigError, match="has other runs"):
+        fake_sweep("seed=0,7", "sweep.pack=2", extend=True)
+    with pytest.raises(ConfigError, match="--extend: there is no sweep y"):
+        fake_sweep("seed=0", "sweep.name=y", extend=True)
+
+
+def test_a_sweep_that_another_command_changes_is_not_extended(fake_sweep: FakeSweeps, overrides: list[str]) -> None:
+    fake_sweep("seed=0")
+    options, composed = compose_sweep([*overrides, "sweep.name=x", "sweep.pack=off", "seed=0,5"])
+    ours = make_plan(options, composed, extend=True)
+    fake_sweep("seed=0,1", extend=True)
+    with pytest.raises(ConfigError, match=r"has other runs \(2, .* make 2, 1 in common"):
+        supervise(ours, options, RecordingDisplay())
+
+
 def test_hung_process_is_stopped(fake_sweep: FakeSweeps) -> None:
     result, _, _ = fake_sweep("seed=0", "sweep.timeout_minutes=0.0001", ways={0: "hang"})
     assert [end.detail.partition(" for")[0] for end in result.failed.values()] == ["wrote nothing"]

@@ -40,9 +40,9 @@ def ids(page: str) -> list[str]:
         (["results/runs"], "results/compare.html", ["abc0", "abc1", "abc2"], "3 runs"),
         (["first"], "results/sweeps/first/compare.html", ["abc0", "abc1"], "first"),
         (["results/sweeps/second"], "results/sweeps/second/compare.html", ["abc1", "abc2"], "second"),
-        (["first", "second"], "results/compare.html", ["abc0", "abc1", "abc2"], "3 runs"),
+        (["first", "second"], "results/compare.html", ["abc0", "abc1", "abc2"], "first + second"),
         (["abc0", "results/runs/abc2"], "results/compare.html", ["abc0", "abc2"], "2 runs"),
-        (["first", "later"], "results/compare.html", ["abc0", "abc1", "xyz0"], "3 runs"),
+        (["first", "later"], "results/compare.html", ["abc0", "abc1", "xyz0"], "first + later"),
     ],
 )
 def test_names_select_runs(sweeps, run_command, names, page, runs, title):

@@ -1,12 +1,14 @@
 """A run read from its folder (`normlab.load`): its config, its metrics, and its model in evaluation mode.
 
-Shapes: T time, V vocabulary.
+Shapes: N tokens of a text, T time, V vocabulary.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -57,6 +59,27 @@ def load(
         StoreError: No run or several runs match, or the record cannot be read.
     """
     return LoadedRun(find_run(os.fspath(run), [where] if where else [], results_dir), trust=trust)
+
+
+@dataclass(frozen=True, slots=True)
+class TextLoss:
+    """The loss of a model on a text."""
+
+    nats: float
+    """Sum over the tokens."""
+    tokens: int
+    bytes: int
+    """In UTF-8."""
+
+    @property
+    def loss(self) -> float:
+        """In nats/token."""
+        return self.nats / self.tokens
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Comparable between tokenizers."""
+        return self.nats / math.log(2) / self.bytes
 
 
 class LoadedRun:
@@ -251,6 +274,34 @@ class LoadedRun:
                         )
                     tensor.copy_(values)
         return model.eval()
+
+    @torch.no_grad()
+    def evaluate(self, *texts: str) -> TextLoss:
+        """Return the loss of the model on some texts, each a document of its own.
+
+        A document is read in successive windows of the model's context, after the token that separates documents in
+        training: every token is predicted once, from those before it in its window.
+
+        Raises:
+            ConfigError: The texts have no token.
+            StoreError: The model's logits are not finite.
+        """
+        length, nats, count = self.model.context, 0.0, 0
+        for text in texts:
+            tokens_N = torch.as_tensor(self.tokenizer.encode(text).astype("int64"))
+            inputs_N = torch.cat([torch.tensor([self.tokenizer.end_of_document]), tokens_N[:-1]])[: len(tokens_N)]
+            for inputs_T, targets_T in zip(inputs_N.split(length), tokens_N.split(length), strict=True):
+                logits_TV = self.model(inputs_T[None])[0].double()
+                nats += float(torch.nn.functional.cross_entropy(logits_TV, targets_T, reduction="sum"))
+            count += len(tokens_N)
+        if count == 0:
+            raise ConfigError("the text is empty; give one with at least one character")
+        if not math.isfinite(nats):
+            raise StoreError(
+                f"run {self.folder.run_id}: its model's logits are not finite, because the run diverged; evaluate "
+                "another run, or train one with a lower optim.lr"
+            )
+        return TextLoss(nats, count, sum(len(text.encode()) for text in texts))
 
     @torch.no_grad()
     def sample(self, prompt: str, *, tokens: int = 200, temperature: float = 0.8, seed: int = 0) -> str:

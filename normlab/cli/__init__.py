@@ -16,7 +16,19 @@ from normlab.errors import NormlabError, one_line
 from normlab.openmp import limit_spinning
 from normlab.plugins import plugin_line
 
-for _module in ("train", "summarize", "compare", "figure", "list", "verify", "explain", "inspect", "sample", "study"):
+for _module in (
+    "train",
+    "summarize",
+    "compare",
+    "figure",
+    "list",
+    "verify",
+    "explain",
+    "inspect",
+    "sample",
+    "eval",
+    "study",
+):
     import_module(f"normlab.cli.{_module}")  # in the order of `normlab --help`
 for _module in ("sync", "doctor"):
     import_module(f"normlab.cli.{_module}")

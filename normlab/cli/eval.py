@@ -1,0 +1,64 @@
+"""`normlab eval`."""
+
+from typing import Annotated
+
+from typer import Argument, Option
+
+from normlab.cli.app import Json, ResultsDir, Run, Trust, app, echo
+
+
+@app.command("eval")
+def evaluate(
+    run: Run,
+    factors: Annotated[
+        list[str] | None, Argument(metavar="FACTORS", help="Of a sweep, the run with these: 'depth=8,seed=0'.")
+    ] = None,
+    data: Annotated[list[str] | None, Option(metavar="FILE", help="A file or folder of text; several times.")] = None,
+    json: Json = False,
+    trust: Trust = False,
+    results_dir: ResultsDir = "results",
+) -> None:
+    """Print the loss of a run's model on other text.
+
+    Each file is a document, which is read in windows of the model's context; every token counts once. Bits per byte
+    compare models with different tokenizers.
+
+    Example: normlab eval outside --data README.md
+    """
+    from pathlib import Path
+
+    from normlab.config.compose import compose_run, quote
+    from normlab.data.files import FilesText
+    from normlab.errors import ConfigError
+    from normlab.loaded_run import load
+    from normlab.report.tables import render
+    from normlab.training.machine import limit_threads
+
+    if not data:
+        raise ConfigError("--data: names no text; add --data FILE")
+    texts = [(name, FilesText(compose_run(["data=files", f"data.path=[{quote(name)}]"]).data)) for name in data]
+    limit_threads()
+    loaded = load(run, results_dir, where=",".join(factors or ()), trust=trust)
+    losses = [(name, loaded.evaluate(*text.documents(Path()))) for name, text in texts]
+    if json:
+        rows = [
+            {
+                "data": name,
+                "loss": each.loss,
+                "bits_per_byte": each.bits_per_byte,
+                "tokens": each.tokens,
+                "bytes": each.bytes,
+            }
+            for name, each in losses
+        ]
+        return echo(render(rows, "json"), keep="\n")
+    rows = [
+        {
+            "data": name,
+            "loss": f"{each.loss:.4f}",
+            "bits/byte": f"{each.bits_per_byte:.4f}",
+            "tokens": f"{each.tokens:,}",
+        }
+        for name, each in losses
+    ]
+    echo(render(rows, fixed=("data",)) + "\n\nloss: nats/token", keep="\n")

@@ -1,0 +1,86 @@
+"""`normlab eval`: the loss of a run's model on other text, against one token after the other."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import normlab
+from normlab.errors import ConfigError
+from support.run_folders import Command
+
+TEXTS = ("def first(x):\n    return x + 1\n" * 3, "café", "x")
+"""One of several windows of 32 bytes, and short ones; é has two bytes."""
+
+
+def expected_nats(model: torch.nn.Module, tokens: list[int], separator: int, context: int) -> float:
+    """Return the sum of -log p of each token, from the tokens before it in its window."""
+    stream, total = [separator, *tokens], 0.0
+    for index, token in enumerate(tokens):
+        start = index // context * context
+        with torch.no_grad():
+            logits = model(torch.tensor([stream[start : index + 1]]))[0, -1].numpy().astype(np.float64)
+        total += np.logaddexp.reduce(logits) - logits[token]
+    return total
+
+
+def test_loss_of_texts(reference: Path) -> None:
+    run = normlab.load(reference)
+    tokens = [run.tokenizer.encode(text).tolist() for text in TEXTS]
+    nats = sum(
+        expected_nats(run.model, each, run.tokenizer.end_of_document, run.config.model.context) for each in tokens
+    )
+    found = run.evaluate(*TEXTS)
+    assert (found.tokens, found.bytes) == (sum(map(len, tokens)), sum(len(text.encode()) for text in TEXTS))
+    assert found.loss == pytest.approx(nats / found.tokens, rel=1e-5)
+    assert found.bits_per_byte == pytest.approx(nats / math.log(2) / found.bytes, rel=1e-5)
+    with pytest.raises(ConfigError, match="the text is empty"):
+        run.evaluate("", "")
+
+
+def test_command(reference: Path, tmp_path: Path, run_command: Command) -> None:
+    """Each file of a folder is a document."""
+    (tmp_path / "texts").mkdir()
+    for number, text in enumerate(TEXTS):
+        (tmp_path / "texts" / f"{number}.txt").write_text(text)
+    data = [f"--data={tmp_path / 'texts'}", f"--data={tmp_path / 'texts' / '1.txt'}"]
+    code, out, err = run_command("eval", str(reference), *data, "--json")
+    assert (code, err) == (0, "")
+    run = normlab.load(reference)
+    for row, texts in zip(json.loads(out), (TEXTS, TEXTS[1:2]), strict=True):
+        loss = run.evaluate(*texts)
+        assert row == {
+            "data": row["data"], "loss": loss.loss, "bits_per_byte": loss.bits_per_byte, "tokens": loss.tokens,
+            "bytes": loss.bytes,
+        }  # fmt: skip
+    code, out, err = run_command("eval", str(reference), *data)
+    assert (code, err) == (0, "")
+    assert f"{run.evaluate(*TEXTS).loss:.4f}" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--data: names no text; add --data FILE"),
+        (["--data", "missing.txt"], "missing.txt: no such file or folder"),
+        (["--data", "table.parquet"], "table.parquet"),
+        (["--data", "empty.txt"], "the text is empty"),
+    ],
+)
+def test_errors(
+    reference: Path,
+    tmp_path: Path,
+    run_command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("table.parquet", "empty.txt"):
+        (tmp_path / name).write_text("")
+    code, out, err = run_command("eval", str(reference), *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert message in err

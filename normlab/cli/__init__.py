@@ -16,21 +16,9 @@ from normlab.errors import NormlabError, one_line
 from normlab.openmp import limit_spinning
 from normlab.plugins import plugin_line
 
-for _module in (
-    "train",
-    "summarize",
-    "compare",
-    "figure",
-    "list",
-    "verify",
-    "explain",
-    "inspect",
-    "sample",
-    "eval",
-    "study",
-):
+for _module in ("train", "summarize", "compare", "figure", "list", "verify", "explain", "inspect"):
     import_module(f"normlab.cli.{_module}")  # in the order of `normlab --help`
-for _module in ("sync", "doctor"):
+for _module in ("sample", "eval", "export", "study", "sync", "doctor"):
     import_module(f"normlab.cli.{_module}")
 
 

@@ -91,7 +91,7 @@ def table_rows(kind: str, entries: list[Entry]) -> list[Row]:
 
 # One entry
 
-INDENT = 21
+INDENT = 24
 
 
 def entry_text(kind: str, name: str, width: int) -> str:

@@ -24,7 +24,7 @@ from normlab.analysis.rate_range import HIGHEST, SENSITIVITY, WIDTH, RateNumber,
 from normlab.analysis.settings import LR, format_setting, parse_conditions, resolve_options, sort_key
 from normlab.config.option_names import meanings
 from normlab.errors import ConfigError, unknown
-from normlab.store.record import RunRecord, Setting
+from normlab.store.record import Setting
 
 Row = dict[str, Any]
 Values = dict[Replicate, float]
@@ -198,9 +198,8 @@ def _rate_rows(question: Question, test: str) -> Iterator[Row]:
     """Yield each number of each cell, then of each level minus its baseline, or over it if the number is a ratio."""
     if all(len(cell.losses) < 2 for cell in question.cells):
         raise ConfigError(f"--test {test}: needs several learning rates; sweep them, such as optim.lr=1e-3,3e-3,1e-2")
-    everything = by_seed([run for cell in question.cells for run in cell.runs if run.has_loss])
     for number in RATE_TESTS[test]:
-        numbers_of = {cell.key: _of_seeds(number, cell, everything) for cell in question.cells}
+        numbers_of = _numbers_of(number, question.cells)
         for cell in question.cells:
             labels = {"test": test, "where": "", "contrast": f"{number.title}: {cell.label}", "unit": number.unit}
             yield labels | _rate_row(number, mean_interval, numbers_of[cell.key], [cell])
@@ -217,12 +216,21 @@ def _rate_rows(question: Question, test: str) -> Iterator[Row]:
                     yield labels | _rate_row(number, paired_test, values, cells)
 
 
-def _of_seeds(number: RateNumber, cell: Cell, everything: Mapping[Replicate, Sequence[RunRecord]]) -> Values:
-    """Return the number of each seed with every learning rate of the cell; none if no run of the cell has learned."""
-    if not any(run.has_learned for run in cell.runs):
-        return {}
-    found = {seed: number.of(runs, everything[seed]) for seed, runs in complete_seeds(cell.runs).items()}
-    return {seed: value for seed, value in found.items() if not math.isnan(value)}
+def highest_rates(cells: Sequence[Cell]) -> list[Row]:
+    """Return for each cell the highest learning rate that trains, as a row of the test `range`."""
+    numbers_of = _numbers_of(HIGHEST, cells)
+    return [_rate_row(HIGHEST, mean_interval, numbers_of[cell.key], [cell]) for cell in cells]
+
+
+def _numbers_of(number: RateNumber, cells: Sequence[Cell]) -> dict[Key, Values]:
+    """Return for each cell the number of each seed with every learning rate; none if no run of the cell has learned."""
+    everything = by_seed([run for cell in cells for run in cell.runs if run.has_loss])
+    numbers: dict[Key, Values] = {}
+    for cell in cells:
+        seeds = complete_seeds(cell.runs) if any(run.has_learned for run in cell.runs) else {}
+        found = {seed: number.of(runs, everything[seed]) for seed, runs in seeds.items()}
+        numbers[cell.key] = {seed: value for seed, value in found.items() if not math.isnan(value)}
+    return numbers
 
 
 def _cut_off(number: RateNumber, cell: Cell) -> tuple[bool, bool]:
@@ -244,17 +252,18 @@ def _rate_row(
     result = interval_of(values) if values else None
     estimate, low, high = (result.estimate, result.low, result.high) if result else (None, None, None)
     above, below = zip(*(_cut_off(number, cell) for cell in cells), strict=True)
-    low = None if below[0] or any(above[1:]) else low
-    high = None if above[0] or any(below[1:]) else high
+    is_open = {"below": below[0] or any(above[1:]), "above": above[0] or any(below[1:])}
+    low, high = None if is_open["below"] else low, None if is_open["above"] else high
     if number.is_log:
         estimate, low, high = (None if each is None else math.exp(each) for each in (estimate, low, high))
     return {
         "estimate": estimate,
         "low": low,
         "high": high,
+        "beyond_grid": [side for side, open_there in is_open.items() if open_there],
         "n": len(values),
         "n_crossed": result and result.design.crossing,
-        "p": result.p if isinstance(result, PairedTest) and not any(above + below) else None,
+        "p": result.p if isinstance(result, PairedTest) and not any(is_open.values()) else None,
         "method": result.test if isinstance(result, PairedTest) else None,
         "lr": None,
         "bad": count_bad(runs),

@@ -367,9 +367,12 @@ def _estimate_text(row: Row) -> str:
         return "no seed that trains" if row["test"] in RATE_TESTS else "no common seed"
     # A slope per step or per channel may be far below 0.0001, and so may a learning rate.
     form = {"trend": "+#.3g", "range": "#.3g", "sensitivity": ".4f"}.get(row["test"], "+.4f")
-    bounds = [row["low"], row["high"]]
-    texts = ["beyond the grid" if bound is None else f"{bound:{form}}" for bound in bounds]
-    interval = "" if bounds == [None, None] else f" [{', '.join(texts)}]"
+    beyond = row.get("beyond_grid", ())
+    low, high = (
+        "beyond the grid" if side in beyond else "" if row[bound] is None else f"{row[bound]:{form}}"
+        for side, bound in (("below", "low"), ("above", "high"))
+    )
+    interval = f" [{low}, {high}]" if low and high else ""
     levels = row["n_crossed"] or (row["n"], row["n"])
     return f"{row['estimate']:{form}}{interval} (n={Design(row['n'], tuple(levels))})"
 
@@ -394,12 +397,12 @@ def notes_on_tests(rows: Sequence[Row]) -> list[str]:
             *differences,
         ]
     if test in RATE_TESTS:
-        bounds = [row[bound] for row in rows if row["n"] > 1 for bound in ("low", "high")]
+        beyond = any(row["beyond_grid"] for row in rows)
         return [
             *(number.text for number in RATE_TESTS[test]),
             f"estimate: {'geometric ' if test == 'range' else ''}mean over n seeds with its {LEVEL:.0%} interval; p: "
             f"paired t test{' of the logarithms' if test == 'range' else ''}, {corrected}",
-            *(["beyond the grid: the learning rates end before the number does"] if None in bounds else []),
+            *(["beyond the grid: the learning rates end before the number does"] if beyond else []),
             *differences,
         ]
     rates, units = {row["lr"] for row in rows}, ", ".join(dict.fromkeys(row["unit"] for row in rows))

@@ -12,13 +12,17 @@ from typing import NamedTuple
 from normlab.analysis.best import Comparison, compare_with_best, rank_by_size
 from normlab.analysis.cells import Cell, resolved_differences
 from normlab.analysis.comparability import reason_not_comparable
+from normlab.analysis.factor_tests import highest_rates
 from normlab.analysis.intervals import LEVEL, PairedTest, design_of, format_losses
 from normlab.analysis.phrases import counted, name_some
+from normlab.analysis.rate_range import NEAR
 from normlab.analysis.settings import format_setting
 from normlab.store.format import DAMAGED, DIVERGED, FAILED
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.record import UNFINISHED
 
+FEWEST_RATES = 3
+"""The fewest learning rates of a grid whose highest one that trains is named."""
 NO_RESULT = "No run has a final loss yet: there is nothing to compare."
 BAD_STATES = {state: state for state in (DIVERGED, FAILED, STUCK, REGRESSED, DAMAGED)} | {"not finished": UNFINISHED}
 """The states of runs that the summary counts, by their names in text."""
@@ -73,6 +77,7 @@ def summary_facts(cells: Sequence[Cell], missing: Sequence[str] = ()) -> list[Fa
         facts = [Fact(reason, strong=reason, text=" ")]
     else:
         facts = [fact for size, ranked in sizes.items() for fact in _best_of_size(cells, size, ranked)]
+    facts += [*_rates_that_train(cells)]
     facts += [Fact(f"{line[0].upper()}{line[1:]}.", "also differs") for line in resolved_differences(cells)]
     return [*facts, _count_outcomes(cells, missing), *map(Fact, _selection_note(cells))]
 
@@ -94,6 +99,21 @@ def _best_of_size(cells: Sequence[Cell], size: str, ranked: Sequence[int]) -> It
             yield Fact(margin_text(cells[ranked[1]], margin), "by how much", badges=[badge])
         else:
             yield Fact("No other cell has a result.")
+
+
+def _rates_that_train(cells: Sequence[Cell]) -> Iterator[Fact]:
+    """Yield the highest learning rate that trains in each cell, if several cells have a grid of three or more."""
+    swept = [cell for cell in cells if len(cell.losses) >= FEWEST_RATES]
+    if len(swept) < 2:
+        return
+    texts = []
+    for cell, row in zip(swept, highest_rates(swept), strict=True):
+        more = " or more" if "above" in row["beyond_grid"] else ""
+        rate = "none" if row["estimate"] is None else f"{row['estimate']:.2g}{more}"
+        texts.append(f"{cell.label} ({rate})")
+    name = "highest learning rate that trains"
+    text = f"{name_some(texts)}; `normlab summarize --test range` has the intervals."
+    yield Fact(f"{name.capitalize()}, to {NEAR} nats/token of the lowest loss: {text}", name, text=text)
 
 
 def _difference_text(test: PairedTest) -> str:

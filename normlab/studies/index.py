@@ -20,15 +20,17 @@ INTRODUCTION = """\
 One line for each claim that `normlab study run` has tested. *supported* and *refuted*: the 95 % interval is on one side
 of the criterion (for "between", the 90 % interval is inside), corrected for all claims of the study by Holm's method.
 *undecided*: neither, within the seeds of the study. *void*: a control failed, `normlab verify` rejects a block, or the
-best learning rate is at the edge of its grid, so that the runs cannot answer. The intervals are confidence sequences:
-they hold at every number of seeds. Six seeds choose the learning rates; blocks of four judge, up to 24, until each
-claim is decided or 24 are not expected to decide it. *replicated?*: the verdict of the same criterion on fresh seeds.
-*other settings*: width 128 and another corpus. `normlab study show NAME` prints the criteria. They are fixed before the
-replications; a study with an amendment was changed after its first seeds had been seen. *source*: who prompted the
-claim; depths, steps and margins are ours. Unless a claim names an init rule, a placement has its own, so that a claim
-on two placements is one on two pairs of placement and rule. *power below 30 %*: with the noise of the first six seeds,
-the study could hardly have supported the claim at its stated effect, so that it is not counted, whatever its verdict.
-Later seeds may be noisier, and then the power is lower than stated.
+best learning rate is at the edge of its grid, so that the runs cannot answer. The intervals shown are of 95 %, not
+corrected; those of means and shares are confidence sequences, which hold at every number of seeds, and each report
+names the others. Six seeds choose the learning rates; blocks of four judge, up to 24, until each claim is decided or 24
+are not expected to decide it. *replicated?*: the verdict of the same criterion on fresh seeds. *other settings*: width
+128 and another corpus. `normlab study show NAME` prints the criteria. They are fixed before the replications; a study
+with an amendment was changed after its first seeds had been seen. *source*: who prompted the claim; depths, steps,
+batch sizes, learning rates and margins are ours. Each placement has its own init rule unless the claim names one: a
+claim on two placements compares both at once. *power below 30 %*: with the noise of the first six seeds, the study
+could hardly have supported the claim at its stated effect, so that it is not counted, whatever its verdict. Later seeds
+may be noisier, and then the power is lower than stated. Studies with equal grids share runs, such as depth, deepnorm
+and bounded_stream, so that their claims are not independent.
 
 **What small models cannot tell.** These models have 2 to 48 blocks of width 32 to 128 (the step times: up to 1024) and
 train on less than half a million bytes. They decide signs, whether a model learns at all within some hundred steps,
@@ -135,13 +137,14 @@ def _rate(reports: Sequence[dict[str, Any]]) -> str:
     low = len(every) - len(claims)
     unknown = sum(row["power"] is None for row in claims)
     amended = sum(bool(report.get("amendments")) for report in reports)
+    seen = "All of them were" if amended == len(reports) else f"{amended} of them were"
     return (
         f"{len(claims)} claims, {decided} decided and {undecided} undecided; {low} more have a power below 30 %. "
-        f"{unknown} of the {len(claims)} have no known power, because they state no effect or are not about a mean. "
+        f"{unknown} of the {len(claims)} have no known power: they state no effect, or are not contrasts of losses. "
         f"{replicated if again else 'None is replicated'}. The verdicts of a study are corrected for all its claims: "
         "with a criterion fixed beforehand, one of them or more is wrong with a probability of at most 5 %, and of "
-        f"{len(reports)} studies at most {wrong:.2g} are expected to have a wrong one. {amended} of them were amended "
-        "after their first seeds had been seen, so that this holds for their fresh seeds only. By simulation the "
-        "choice of learning rates keeps this: where two arms are equal, at most 3 % of studies decide that one has the "
-        "lower loss."
+        f"{len(reports)} studies at most {wrong:.2g} are expected to have a wrong one. {seen} amended after their "
+        "first seeds had been seen, so that this holds for their fresh seeds only. The choice of learning rates adds "
+        "to it, by simulation: where two arms have the same losses at every rate, at most 4 % of studies decide that "
+        "the first one has the lower loss; where only their best losses are the same, up to 10 %."
     )

@@ -1,7 +1,7 @@
 """Do Derf and DyT lose more against RMSNorm under Muon than under AdamW?"""
 
 from normlab.studies.base import NANO, AtLeast, AtMost, Claim, Grid, Picture, Study, register_study
-from normlab.studies.estimators import Share, difference, interaction
+from normlab.studies.estimators import Share, difference
 
 GRID = f"{NANO} placement=pre model.depth=4"
 RATES = "optim.lr=3e-4,1e-3,3e-3,1e-2,3e-2,1e-1"
@@ -12,14 +12,11 @@ NORMS = {
     "dyt_3": "norm=dyt,norm.alpha=0.3", "rmsnorm": "norm=rmsnorm",
 }  # fmt: skip
 
+TITLES = {"derf": "Derf", "dyt": "DyT"}
+
 
 def arm(norm: str, optimizer: str) -> str:
     return f"{NORMS[norm]},optim={optimizer}"
-
-
-def gap(norm: str) -> tuple[str, str, str, str]:
-    """Return the arms of the gap under Muon minus that under AdamW."""
-    return arm(norm, "muon"), arm("rmsnorm", "muon"), arm(norm, "adamw"), arm("rmsnorm", "adamw")
 
 
 def grids(name: str, optimizer: str) -> list[Grid]:
@@ -41,17 +38,28 @@ register_study(
         ),
         limits=(
             "Depth 4, 300 steps (77 thousand tokens), six learning rates from 3e-4 to 0.1 for each norm and "
-            "optimiser. A gap that appears in larger models or in longer training is not seen here."
+            "optimiser. Under AdamW Derf and DyT do not leave the unigram entropy within these steps, so that their "
+            "gaps to RMSNorm there have no number; scaled embeddings, as in the papers' code, did not change that in a "
+            "trial of one seed. A gap that appears in larger models or in longer training is not seen here."
         ),
         grids=[*grids("adamw", ADAMW), *grids("muon", MUON)],
         claims=[
-            Claim(
-                "derf", "The gap of Derf to RMSNorm is larger under Muon than under AdamW.",
-                interaction(*gap("derf")), AtLeast(0.0), SOURCE, effect=0.1,
+            *(
+                Claim(
+                    f"{norm}_adamw",
+                    f"Under AdamW half of the seeds of {title} or more stay stuck at six learning rates from 3e-4 to "
+                    "0.1 within 300 steps.",
+                    Share(arm(norm, "adamw"), lr="every"), AtLeast(0.5), THIS,
+                )
+                for norm, title in TITLES.items()
             ),
-            Claim(
-                "dyt", "The gap of DyT to RMSNorm grows by less than 0.05 nats/token under Muon.",
-                interaction(*gap("dyt")), AtMost(0.05), SOURCE, effect=0.0,
+            *(
+                Claim(
+                    f"{norm}_muon",
+                    f"Under Muon the loss of {title} is 0.05 nats/token or more above that of RMSNorm.",
+                    difference(arm(norm, "muon"), arm("rmsnorm", "muon")), AtLeast(0.05), SOURCE,
+                )
+                for norm, title in TITLES.items()
             ),
             Claim(
                 "alpha", "Under Muon Derf with an initial alpha of 0.3 has a lower loss than with 0.5.",
@@ -69,6 +77,13 @@ register_study(
         controls=[
             Claim("trains", "RMSNorm learns under Muon.", Share(arm("rmsnorm", "muon"), lr="every"), AtMost(0.5)),
         ],
+        amendments={
+            "0c67cfee3ed9": (
+                "the claims on the difference of the gaps are dropped: with AdamW no seed of Derf or DyT has learned, "
+                "so that it is not defined. What was seen instead, stuck under AdamW and a gap under Muon, is claimed, "
+                "and is new for the fresh seeds only."
+            ),
+        },
         pictures=[Picture("lr", {"color": "norm", "panel": ["optim"]}, by=["norm", "optim", "norm.alpha"])],
     )
 )  # fmt: skip

@@ -235,7 +235,13 @@ def _blocks(study: Study, tested: Sequence[Tested], captions: Sequence[str]) -> 
         yield _list(f"after the criterion {hash}: {reason}" for hash, reason in study.amendments.items())
     yield "## Estimators and criteria"
     claims = (*study.claims, *study.controls)
-    yield _list(f"{c.text} Estimator: {c.estimator.text}. Criterion: {c.criterion.text}." for c in claims)
+    judged = [row for each in tested for row in (*each.verdicts.claims, *each.verdicts.controls)]
+    methods = {row.claim.name: row.estimate.method for row in judged if row.estimate.method}
+    yield _list(
+        f"{c.text} Estimator: {c.estimator.text}. Interval: {methods.get(c.name) or 'none'}. Criterion: "
+        f"{c.criterion.text}."
+        for c in claims
+    )
     yield "## Commands"
     plugins = list(dict.fromkeys(name for each in tested for name in each.plugins))
     more = " " + shlex.quote(f"plugins=[{','.join(plugins)}]") if plugins else ""

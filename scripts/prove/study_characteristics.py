@@ -11,7 +11,7 @@ with 1 if a number is outside its bounds.
 import argparse
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -53,19 +53,22 @@ def shares(p: float, draws: int, seed: int) -> Iterator[Looks]:
         yield [share(int((counts[:n] < p).sum()), n) for n in LOOKS]
 
 
-def equal_arms(gap: float, wider: float, draws: int, seed: int, *, lowest: bool = False) -> Iterator[Looks]:
-    """Yield the estimated differences of two equal arms, each at the learning rates that its first seeds choose.
+Shape = tuple[float, float]
+"""How much higher the loss at the second best rate is, in SD, and the noise of the best rate, by that of the others."""
 
-    The second best learning rate has a loss higher by `gap`, and the best one `wider` times the noise of the others.
+
+def equal_arms(shapes: Sequence[Shape], draws: int, seed: int, *, lowest: bool = False) -> Iterator[Looks]:
+    """Yield the estimated differences of two arms of equal best losses, each at the rates that its first seeds choose.
 
     Args:
+        shapes: Of the first arm, and of the second.
         lowest: Judge an arm at the lowest of its chosen rates, and not by its mean over them.
     """
     rng, rates = np.random.default_rng(seed), (3e-4, 1e-3, 3e-3, 1e-2)
-    loss, scale = 2.5 + np.array([0.3, gap, 0.0, 0.3]), SD * np.array([1, 1, wider, 1])
     for _ in range(draws):
         arms = []
-        for _ in range(2):
+        for gap, wider in shapes:
+            loss, scale = 2.5 + np.array([0.3, gap * SD, 0.0, 0.3]), SD * np.array([1, 1, wider, 1])
             losses = loss[:, None] + scale[:, None] * rng.normal(0, 1, (len(rates), CHOOSING_SEEDS + LOOKS[-1]))
             first = {
                 lr: {(k, k): float(x) for k, x in enumerate(row[:CHOOSING_SEEDS])}
@@ -104,15 +107,22 @@ def rows(draws: int) -> Iterator[tuple[str, float, float, float]]:
     for p in (0.05, 0.5, 0.9):
         wrong = ever(shares(p, draws, 2), lambda e, p=p: excludes(e, p))
         yield f"true share of {p:g} outside the interval at any look", wrong, 0, limit
-    lower = AtMost(0.0)
+    lower, few = AtMost(0.0), draws // 2
     for gap, wider in ((0.0, 1.0), (0.5, 1.0), (1.0, 1.0), (1.5, 1.0), (2.0, 1.0), (0.1, 6.0), (2.0, 3.0)):
         name = f"two learning rates {gap:g} standard deviations apart, the better one with {wider:g} times the noise"
-        few = draws // 2
         for lowest, most in ((False, 0.05 + 3 * math.sqrt(0.05 * 0.95 / few)), (True, 1.0)):
-            found = equal_arms(gap * SD, wider, few, 3, lowest=lowest)
+            found = equal_arms([(gap, wider)] * 2, few, 3, lowest=lowest)
             wrong = ever(found, lambda e: lower.verdict(e.interval) == "supported")
             rule = "for comparison, at the lowest chosen rate" if lowest else "with the choice of the learning rates"
             yield f"false support of a lower loss at any look, {rule}, {name}", wrong, 0, most
+    for gap, wider in ((0.0, 1.0), (1.0, 1.0), (2.0, 1.0), (2.0, 3.0)):
+        name = (
+            f"whose second rates are 10 and {gap:g} standard deviations worse, the second best {wider:g} times as noisy"
+        )
+        wrong = ever(
+            equal_arms([(10.0, 1.0), (gap, wider)], few, 3), lambda e: lower.verdict(e.interval) == "supported"
+        )
+        yield f"false support of a lower loss at any look, for comparison, of arms {name}", wrong, 0, 1.0
     rng = np.random.default_rng(8)
     losses = [deviation(each) for each in rng.normal(2.5, SD, (draws, 14)).tolist()]
     yield (

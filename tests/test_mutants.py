@@ -28,7 +28,7 @@ def catalogue() -> dict[str, Any]:
         ("post", "row: attn has out for res"),
         ("post", "row: init=gpt2"),
         ("peri", "row: init=gpt2_scaled"),
-        ("b2t/gpas/parallel/parallel_two_norms", "return x_BTD - F.silu(self.gate) * x_BTD"),
+        ("b2t/gpas/norm_preserving/parallel/parallel_two_norms", "return x_BTD - F.silu(self.gate) * x_BTD"),
         ("ngpt", "'mlp.up.weight')"),
         ("init deepnorm", "(8 * weight.depth) ** (--0.25)"),
     ],

@@ -160,7 +160,7 @@ class HyperConnections(Streams):
 
     def matmul_weights(self, depth: int, width: int) -> int:
         computed = self.streams * (self.streams + 2) if self.dynamic else 0
-        return 2 * depth * width * (computed + self.streams**2)
+        return 2 * depth * width * (computed + self.streams * (self.streams + 1))
 
     def kept_numbers(self, depth: int, width: int) -> int:
         return 2 * self.streams * width * (1 + self.dynamic)
@@ -257,7 +257,7 @@ class IdentityHC(Streams):
         return f"2 * L * {sum(self.parts) + len(self.parts)} + {self.streams + 1}"
 
     def matmul_weights(self, depth: int, width: int) -> int:
-        return self.streams * width * (2 * depth * sum(self.parts) + self.streams)
+        return self.streams * width * (2 * depth * (sum(self.parts) + 1) + self.streams)
 
     def kept_numbers(self, depth: int, width: int) -> int:
         return 4 * self.streams * width

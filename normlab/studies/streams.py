@@ -26,8 +26,8 @@ register_study(
         background=(
             "Hyper-connections, mHC and attention residuals report lower losses than pre-norm at equal width. The "
             "weights that read, write and mix streams are parameters and products of their own, which weigh more in a "
-            "small model: at width 32 and depth 24 hyper-connections have 17 % more FLOPs than pre-norm, the identity "
-            "14 % and mHC 49 %. Hyper-connections and the identity are compared with pre-norm of width 36, mHC with "
+            "small model: at width 32 and depth 24 hyper-connections have 19 % more FLOPs than pre-norm, the identity "
+            "16 % and mHC 51 %. Hyper-connections and the identity are compared with pre-norm of width 36, mHC with "
             "pre-norm of width 40, which have more FLOPs and more parameters than they; the others with width 32, "
             "since they have as many FLOPs. All have 300 steps."
         ),

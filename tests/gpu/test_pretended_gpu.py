@@ -32,11 +32,21 @@ TakeSteps = Callable[..., Parts]
 NORMS = [name for name, norm in load_norms().items() if norm.__module__.startswith("normlab.")]
 PLACEMENTS = [name for name, entry in load_placements().items() if type(entry).__module__.startswith("normlab.")]
 WITH_NORMS = [name for name in PLACEMENTS if load_placements()[name].has_norms(4)]
-# It needs a norm with a gain per channel. The last placements get the first norms, which have one.
-WITH_NORMS.sort(key="depth_scaled_sandwich".__eq__)
+
+
+def accepts(placement: str, norm: str) -> bool:
+    """Return whether a placement accepts a norm; one needs a gain per channel."""
+    with contextlib.suppress(ConfigError):
+        load_placements()[placement].check_norm(load_norms()[norm]())
+        return True
+    return False
+
+
 COUNT = max(len(NORMS), len(WITH_NORMS))
+CYCLED = list(zip(islice(cycle(WITH_NORMS), COUNT), islice(cycle(NORMS), COUNT), strict=True))
 PAIRS = [
-    *zip(islice(cycle(WITH_NORMS), COUNT), islice(cycle(NORMS), COUNT), strict=True),
+    *(pair for pair in CYCLED if accepts(*pair)),
+    *(other for pair in CYCLED if not accepts(*pair) for other in ((pair[0], "rmsnorm"), ("pre", pair[1]))),
     *((name, "none") for name in PLACEMENTS if name not in WITH_NORMS),
 ]
 """Placements and norms, so that each of them is in a pair."""
@@ -153,14 +163,6 @@ def test_between_steps(norm: str, runs: int, take_steps: TakeSteps) -> None:
     assert [wait.rpartition(":")[0] for wait in parts["evaluation"]["waits"]] == [
         "aten::_local_scalar_dense at training/evaluate.py"
     ] * losses
-
-
-def accepts(placement: str, norm: str) -> bool:
-    """Return whether a placement accepts a norm; one needs a gain per channel."""
-    with contextlib.suppress(ConfigError):
-        load_placements()[placement].check_norm(load_norms()[norm]())
-        return True
-    return False
 
 
 @pytest.mark.exhaustive

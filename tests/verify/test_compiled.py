@@ -237,7 +237,7 @@ def number_per_layer(tmp_path: Path) -> str:
 def test_a_python_number_that_differs_between_blocks_fails_at_any_depth(choice: str, number_per_layer: str) -> None:
     check = graphs_check(compose_run([number_per_layer, choice, "model.depth=1", "device=cpu"]), "block")
     assert not check.passed
-    assert check.result.startswith("expected at most 4 graphs, found 10 graphs at depth 8: the blocks do not share")
+    assert check.result.startswith("expected at most 6 graphs, found 10 graphs at depth 8: the blocks do not share")
 
 
 @pytest.mark.exhaustive
@@ -320,7 +320,8 @@ def test_a_run_is_compiled_and_a_study_is_not(monkeypatch: pytest.MonkeyPatch) -
     only = Check("block", "compiled", passed=True, result="")
     monkeypatch.setattr(selection, "compiled_check", lambda config, subject: only)
     monkeypatch.setattr(selection, "graphs_check", lambda config, subject: only)
+    monkeypatch.setattr(selection, "signed_error_check", lambda *_, **__: only)
     config = compose_run(["norm=none", "placement=pre", "device=cpu"])
     assert only not in list(selection.checks_of_run(config))
     monkeypatch.setattr(selection, "checks_of_run", lambda config: iter(()))
-    assert list(selection.select_checks(config, ["norm=none"])) == [only, only]
+    assert list(selection.select_checks(config, ["norm=none"])) == [only, only, only]

@@ -28,6 +28,7 @@ from normlab.store.record import flatten
 from normlab.version import __version__
 
 END_OF_DOCUMENT = "<|end_of_document|>"
+UNKNOWN = "<|unknown|>"
 Options = Mapping[str, Any]
 
 FREE = (
@@ -170,7 +171,7 @@ def _scaled_embeddings(config: RunConfig) -> str:
     scale, root = config.model.embed_scale, math.sqrt(config.model.width)
     if math.isclose(scale, root, rel_tol=1e-12):
         return ""
-    return f"its embeddings are multiplied by the root of the width, and model.embed_scale={scale:g} is not {root!r}"
+    return f"the class multiplies embeddings by the root of the width: model.embed_scale={root!r}, not {scale:g}"
 
 
 def _family(name: str, model_type: str, overrides: str, norms: Mapping[str, str]) -> NativeClass:
@@ -232,7 +233,7 @@ def class_of(config: RunConfig) -> NativeClass:
     known = ", ".join(each.name for each in CLASSES)
     raise ConfigError(
         f"no class of transformers that normlab knows ({known}) computes this model; the nearest is {nearest.name}: "
-        f"{verb}{different}"
+        f"{verb}{different}; train a model without the difference"
     )
 
 
@@ -267,6 +268,7 @@ def write_folder(
         "eos_token_id": tokenizer.end_of_document, "pad_token_id": None, "dtype": "float32",
     }  # fmt: skip
     weights = {name: tensor.contiguous() for name, tensor in native.tensors(config, model)}
+    definition = _tokenizer_json(tokenizer)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as made:
@@ -274,9 +276,10 @@ def write_folder(
             new.mkdir()
             save_file(weights, new / "model.safetensors", metadata={"format": "pt"})
             _write_json(new / "config.json", options | sizes | dict(native.config(config)))
-            (new / "tokenizer.json").write_text(_tokenizer_json(tokenizer), encoding="utf-8")
+            (new / "tokenizer.json").write_text(definition, encoding="utf-8")
             _write_json(new / "tokenizer_config.json", _TOKENIZER_OPTIONS | {"model_max_length": config.model.context})
             (new / "README.md").write_text(card, encoding="utf-8")
+            shutil.copymode(new / "config.json", new / "model.safetensors")  # which safetensors hides from others
             if folder.exists():
                 folder.rmdir()
             shutil.move(new, folder)
@@ -295,7 +298,7 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def _tokenizer_json(tokenizer: Tokenizer) -> str:
-    """Return the tokenizer as a tokenizer.json, with the same tokens.
+    """Return the tokenizer as a tokenizer.json, with the same tokens for a text without `END_OF_DOCUMENT`.
 
     Raises:
         StoreError: Its end of a document cannot have the same number.
@@ -307,8 +310,8 @@ def _tokenizer_json(tokenizer: Tokenizer) -> str:
         made = Definition.from_str(tokenizer.definition)
     elif isinstance(tokenizer, CharsTokenizer):
         vocab = {character: token for token, character in enumerate(tokenizer.characters)}
-        vocab |= {END_OF_DOCUMENT: tokenizer.end_of_document, "\ufffd": tokenizer.unknown}
-        made = Definition(models.WordLevel(vocab, unk_token="\ufffd"))
+        vocab |= {END_OF_DOCUMENT: tokenizer.end_of_document, UNKNOWN: tokenizer.unknown}
+        made = Definition(models.WordLevel(vocab, unk_token=UNKNOWN))
         made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         made.decoder = decoders.Fuse()
     else:
@@ -348,6 +351,6 @@ def _card(run: LoadedRun, native: NativeClass) -> str:
     return (
         f"# {native.name} of a normlab run\n\n{table}\n\n```python\nfrom transformers import AutoModelForCausalLM, "
         'AutoTokenizer\n\nmodel = AutoModelForCausalLM.from_pretrained(".")\n'
-        'tokenizer = AutoTokenizer.from_pretrained(".")\n```\n\nThe model saw documents that start with '
+        'tokenizer = AutoTokenizer.from_pretrained(".")\n```\n\nIn training each document started with '
         f"`{END_OF_DOCUMENT}`.\n"
     )

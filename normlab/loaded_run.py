@@ -61,6 +61,10 @@ def load(
     return LoadedRun(find_run(os.fspath(run), [where] if where else [], results_dir), trust=trust)
 
 
+WINDOWS = 16
+"""Windows of a text that are evaluated at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class TextLoss:
     """The loss of a model on a text."""
@@ -286,14 +290,22 @@ class LoadedRun:
             ConfigError: The texts have no token.
             StoreError: The model's logits are not finite.
         """
-        length, nats, count = self.model.context, 0.0, 0
+        length, nats, count, unknowns = self.model.context, 0.0, 0, 0
         for text in texts:
             tokens_N = torch.as_tensor(self.tokenizer.encode(text).astype("int64"))
             inputs_N = torch.cat([torch.tensor([self.tokenizer.end_of_document]), tokens_N[:-1]])[: len(tokens_N)]
-            for inputs_T, targets_T in zip(inputs_N.split(length), tokens_N.split(length), strict=True):
-                logits_TV = self.model(inputs_T[None])[0].double()
-                nats += float(torch.nn.functional.cross_entropy(logits_TV, targets_T, reduction="sum"))
+            whole = len(tokens_N) // length * length
+            for part in (slice(whole), slice(whole, None)):
+                windows = [
+                    x[part].view(-1, min(length, len(x[part])) or 1).split(WINDOWS) for x in (inputs_N, tokens_N)
+                ]
+                for inputs_BT, targets_BT in zip(*windows, strict=True) if len(tokens_N[part]) else ():
+                    logits = self.model(inputs_BT).flatten(0, 1).double()
+                    nats += float(torch.nn.functional.cross_entropy(logits, targets_BT.flatten(), reduction="sum"))
             count += len(tokens_N)
+            unknowns += int((tokens_N == getattr(self.tokenizer, "unknown", -1)).sum())
+        if unknowns:
+            warn(f"{unknowns} of {count} characters are unknown to the run's tokenizer: each counts as the unknown one")
         if count == 0:
             raise ConfigError("the text is empty; give one with at least one character")
         if not math.isfinite(nats):

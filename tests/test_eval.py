@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import normlab
+from normlab.config.compose import compose_run
 from normlab.errors import ConfigError
+from normlab.training.start import train
 from support.run_folders import Command
 
 TEXTS = ("def first(x):\n    return x + 1\n" * 3, "café", "x")
@@ -41,6 +43,12 @@ def test_loss_of_texts(reference: Path) -> None:
         run.evaluate("", "")
 
 
+def test_unknown_characters_are_counted(overrides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = train(compose_run([*overrides, "data.tokenizer=chars", "train.steps=1"]), trackers=[]).folder
+    normlab.load(folder.path).evaluate("a\u4e00b\u4e8c")
+    assert "2 of 4 characters are unknown to the run's tokenizer" in capsys.readouterr().err
+
+
 def test_command(reference: Path, tmp_path: Path, run_command: Command) -> None:
     """Each file of a folder is a document."""
     (tmp_path / "texts").mkdir()
@@ -67,7 +75,7 @@ def test_command(reference: Path, tmp_path: Path, run_command: Command) -> None:
         ([], "--data: names no text; add --data FILE"),
         (["--data", "missing.txt"], "missing.txt: no such file or folder"),
         (["--data", "table.parquet"], "table.parquet"),
-        (["--data", "empty.txt"], "the text is empty"),
+        (["--data", "empty.txt"], "--data empty.txt: has no text; leave it out"),
     ],
 )
 def test_errors(

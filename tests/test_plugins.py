@@ -230,7 +230,7 @@ def test_list_includes_entries_of_plugins(run_command: Command, tmp_path: Path) 
     assert "x * gain" in next(line for line in out.splitlines() if line.startswith("listed"))
     whole = run_command("list", "norms", "listed", override)[1]
     for part in (
-        "parameters         D + 1\n",
+        "parameters            D + 1\n",
         "- gain: [2] * D\n    - shift: 0",
         "gentle=0.5: How gentle",
         "x times a gain.",

@@ -210,10 +210,13 @@ def _rate_rows(question: Question, test: str) -> Iterator[Row]:
                     if not all((level,) in group for level in change):
                         continue
                     cells = [group[level,] for level in change]
-                    values = weighted_sums((1.0, -1.0), [numbers_of[cell.key] for cell in cells])
+                    comparable = number.is_log or len({tuple(cell.losses) for cell in cells}) == 1
+                    pairs = weighted_sums((1.0, -1.0), [numbers_of[cell.key] for cell in cells])
+                    values = pairs if comparable else {}  # S depends on the grid
                     text = sign.join(level_label(factor.option, level) for level in change)
                     labels = {"test": test, "where": where, "contrast": f"{number.title}: {text}", "unit": unit}
-                    yield labels | _rate_row(number, paired_test, values, cells)
+                    missing = "no common seed" if comparable else "other learning rates"
+                    yield labels | _rate_row(number, paired_test, values, cells) | {"missing": missing}
 
 
 def highest_rates(cells: Sequence[Cell]) -> list[Row]:
@@ -260,6 +263,7 @@ def _rate_row(
         "estimate": estimate,
         "low": low,
         "high": high,
+        "missing": "no seed that trains",
         "beyond_grid": [side for side, open_there in is_open.items() if open_there],
         "n": len(values),
         "n_crossed": result and result.design.crossing,

@@ -26,13 +26,14 @@ def by_seed(runs: Sequence[RunRecord]) -> dict[Replicate, list[RunRecord]]:
 
 
 def complete_seeds(runs: Sequence[RunRecord]) -> dict[Replicate, list[RunRecord]]:
-    """Return the completed runs of the seeds that have as many of them as any seed.
+    """Return the completed runs of the seeds that have all learning rates, and as many runs as any seed.
 
     The others have not trained every run of the grid yet; in a study, later seeds have the chosen learning rates only.
     """
-    seeds = by_seed([run for run in runs if run.has_loss])
+    completed = [run for run in runs if run.has_loss]
+    seeds, rates = by_seed(completed), {run.lr for run in completed}
     most = max(map(len, seeds.values()), default=0)
-    return {seed: runs for seed, runs in seeds.items() if len(runs) == most}
+    return {seed: own for seed, own in seeds.items() if len(own) == most and {run.lr for run in own} == rates}
 
 
 def sensitivity(runs: Sequence[RunRecord], others: Sequence[RunRecord] = ()) -> float:
@@ -131,7 +132,8 @@ SENSITIVITY = RateNumber(
 HIGHEST = RateNumber(
     "highest rate", "learning rate",
     f"highest rate: the highest learning rate whose loss is within {NEAR} nats/token of the lowest of its seed, "
-    "interpolated in ln rate", log_highest_rate, is_log=True, is_open=reaches_top,
+    "interpolated in ln rate; one step below the grid if the seed trains at no rate",
+    log_highest_rate, is_log=True, is_open=reaches_top,
 )  # fmt: skip
 WIDTH = RateNumber(
     "band", "ratio of rates",

@@ -39,7 +39,10 @@ def evaluate(
     texts = [(name, FilesText(compose_run(["data=files", f"data.path=[{quote(name)}]"]).data)) for name in data]
     limit_threads()
     loaded = load(run, results_dir, where=",".join(factors or ()), trust=trust)
-    losses = [(name, loaded.evaluate(*text.documents(Path()))) for name, text in texts]
+    documents = [(name, list(text.documents(Path()))) for name, text in texts]
+    if empty := [name for name, found in documents if not any(found)]:
+        raise ConfigError(f"--data {empty[0]}: has no text; leave it out")
+    losses = [(name, loaded.evaluate(*found)) for name, found in documents]
     if json:
         rows = [
             {

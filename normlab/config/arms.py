@@ -4,14 +4,15 @@
 """
 
 import re
-import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from normlab.errors import ConfigError
 
 PREFIX = "arm="
-_NAME = re.compile(r"(?:^|,)\s*([\w.+-]+):(?=\s|,|$)")
-"""An arm's name with its colon, at the start of a list or after a comma."""
+EXAMPLE = "'arm=[pre: placement=pre, peri: placement=peri init=gpt2]'"
+_NAME = re.compile(r"\s*([\w.+-]+):(?=\s|$)")
+"""An arm's name with its colon."""
+_PAIRS = {"[": "]", "{": "}", "(": ")"}
 
 
 def read_arms(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
@@ -21,7 +22,8 @@ def read_arms(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]
     a grid of that arm, such as its own learning rates. They follow the shared ones and so replace them.
 
     Raises:
-        ConfigError: There are two lists, a list is not one of arms, or two arms have one name.
+        ConfigError: There are two lists, a list is not one of arms, two arms have one name, or an arm has an option of
+            the sweep or plugins.
     """
     lists = [text for text in overrides if text.startswith(PREFIX)]
     shared = [text for text in overrides if not text.startswith(PREFIX)]
@@ -30,17 +32,42 @@ def read_arms(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]
     if len(lists) > 1:
         raise ConfigError(f"{lists[1]}: a sweep has one list of arms; write all arms in {lists[0]}")
     body = lists[0].removeprefix(PREFIX).strip()
-    names = list(_NAME.finditer(body[1:-1])) if body[:1] + body[-1:] == "[]" else []
-    if not names or names[0].start() > 0:
-        raise ConfigError(
-            f"{lists[0]}: not a list of arms; write 'arm=[pre: placement=pre, peri: placement=peri init=gpt2]'"
-        )
-    arms: dict[str, list[str]] = {}
-    for name, end in zip(names, [*(each.start() for each in names[1:]), len(body) - 2], strict=True):
-        if name[1] in arms:
-            raise ConfigError(f"{lists[0]}: two arms have the name {name[1]}; give each its own")
-        try:
-            arms[name[1]] = shlex.split(body[1:-1][name.end() : end])
-        except ValueError as error:
-            raise ConfigError(f"{lists[0]}: {error}; close each quote") from error
+    parts = list(_split(body[1:-1], ",")) if body[:1] + body[-1:] == "[]" else [""]
+    texts: dict[str, str] = {}
+    for part in parts:
+        if name := _NAME.match(part):
+            if name[1] in texts:
+                raise ConfigError(f"{lists[0]}: two arms have the name {name[1]}; give each its own")
+            texts[name[1]] = part[name.end() :]
+        elif texts:
+            texts[next(reversed(texts))] += f",{part}"  # of several values, as in optim.lr=1e-3,3e-3
+        else:
+            raise ConfigError(f"{lists[0]}: not a list of arms; write {EXAMPLE}")
+    arms = {name: [text for text in _split(body, " ") if text] for name, body in texts.items()}
+    for text in (text for own in arms.values() for text in own):
+        if text.lstrip("+-").startswith(("sweep.", "plugins=")):
+            raise ConfigError(f"{text}: is for all arms; write it outside of arm=[...]")
     return arms, shared
+
+
+def _split(text: str, separator: str) -> Iterator[str]:
+    """Yield the parts of a text between separators that are in no quotes and no brackets."""
+    start, quote, closing = 0, "", list[str]()
+    index = 0
+    while index < len(text):
+        character = text[index]
+        if character == "\\":
+            index += 1
+        elif quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character in _PAIRS:
+            closing.append(_PAIRS[character])
+        elif closing and character == closing[-1]:
+            closing.pop()
+        elif character == separator and not closing:
+            yield text[start:index]
+            start = index + 1
+        index += 1
+    yield text[start:]

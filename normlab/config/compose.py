@@ -223,8 +223,12 @@ def _jobs(overrides: Sequence[str]) -> Iterator[tuple[Job, list[str]]]:
     The last option varies fastest, and the arm slowest.
     """
     by_arm, shared = arms.read_arms(overrides)
+    count = 0
     for name, own in by_arm.items():
         for job, varied in _jobs_of_arm([*shared, *own]):
+            count += 1
+            if count > MOST_RUNS:
+                raise ConfigError(f"arm={name}: the arms make a grid of more than {MOST_RUNS} runs; sweep fewer")
             yield job, [f"{arms.PREFIX}{name}", *varied] if name else varied
 
 

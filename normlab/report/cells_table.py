@@ -364,7 +364,7 @@ def format_tests(rows: Sequence[Row]) -> list[Row]:
 
 def _estimate_text(row: Row) -> str:
     if row["estimate"] is None:
-        return "no seed that trains" if row["test"] in RATE_TESTS else "no common seed"
+        return row.get("missing", "no common seed")
     # A slope per step or per channel may be far below 0.0001, and so may a learning rate.
     form = {"trend": "+#.3g", "range": "#.3g", "sensitivity": ".4f"}.get(row["test"], "+.4f")
     beyond = row.get("beyond_grid", ())
@@ -397,12 +397,12 @@ def notes_on_tests(rows: Sequence[Row]) -> list[str]:
             *differences,
         ]
     if test in RATE_TESTS:
-        beyond = any(row["beyond_grid"] for row in rows)
+        beyond = any(row["beyond_grid"] and row["estimate"] is not None for row in rows)
         return [
             *(number.text for number in RATE_TESTS[test]),
-            f"estimate: {'geometric ' if test == 'range' else ''}mean over n seeds with its {LEVEL:.0%} interval; p: "
-            f"paired t test{' of the logarithms' if test == 'range' else ''}, {corrected}",
-            *(["beyond the grid: the learning rates end before the number does"] if beyond else []),
+            f"estimate: {'geometric ' if test == 'range' else ''}mean over n seeds with its {LEVEL:.0%} interval",
+            *([f"p: paired t test{' of the logarithms' if test == 'range' else ''}, {corrected}"] if tests else []),
+            *(["beyond the grid: the bound is at a learning rate that was not trained"] if beyond else []),
             *differences,
         ]
     rates, units = {row["lr"] for row in rows}, ", ".join(dict.fromkeys(row["unit"] for row in rows))

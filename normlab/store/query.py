@@ -40,19 +40,25 @@ def select_runs(names: Folder | Sequence[Folder], results_dir: Folder) -> Select
 
     Args:
         names: One, or several. Each is a results folder, its `runs` folder, a run (folder, id, prefix of the id, or
-            name), or a sweep (folder or name). None: the results folder. A run of several sweeps has its arm in the
-            first.
+            name), or a sweep (folder or name). None: the results folder.
         results_dir: The folder in which names are looked up.
 
     Raises:
-        StoreError: A name matches nothing, a sweep's plan cannot be read, or no run has started.
+        StoreError: A name matches nothing, a sweep's plan cannot be read, no run has started, or a run has arms of two
+            names.
     """
     names = [names] if isinstance(names, str | os.PathLike) else names
     with _without_garbage_collection():
         selections = [_select(os.fspath(name), results_dir) for name in names or [results_dir]]
     records: dict[Path, RunEntry] = {}
     for record in (record for selection in selections for record in selection.records):
-        records.setdefault(record.folder.path.resolve(), record)
+        first = records.setdefault(path := record.folder.path.resolve(), record)
+        if first.arm != record.arm and first.arm and record.arm:
+            raise StoreError(
+                f"run {record.run_id}: is in arm {first.arm} of one sweep and in arm {record.arm} of another, so that "
+                "they are one arm; summarize one of the sweeps, or give the arms one name"
+            )
+        records[path] = first if first.arm else record
     sweeps = [selection.name for selection in selections]
     name = " + ".join(sweeps) if len(sweeps) <= MOST_NAMES else f"{len(sweeps)} sweeps"
     home = selections[0].home if len(selections) == 1 else Path(results_dir)

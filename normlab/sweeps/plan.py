@@ -82,7 +82,7 @@ def make_plan(
 ) -> PlannedSweep:
     """Return the plan of runs from `compose_sweep`, with the packs of the stored plan, if any; write no file.
 
-    `extend` adds the runs that the stored plan does not have to it, in packs of their own.
+    With `extend`, runs that the stored plan lacks are added to it, in packs of their own.
 
     Raises:
         ConfigError: There is no run, the runs have several results folders or run.fresh=true, another sweep has the
@@ -104,7 +104,12 @@ def make_plan(
         stored = read_plan(folder)
         ids = {run.run_id for run in stored.runs}
         added = [run for run in runs if extend and run.planned.run_id not in ids]
-        old = [run.planned for run in runs if run not in added]
+        old = [run.planned for run in runs if not extend or run.planned.run_id in ids]
+        if extend and len(old) < len(ids):
+            raise ConfigError(
+                f"--extend: {len(ids) - len(old)} of the {len(ids)} runs of sweep {name} are not in these overrides; "
+                "give the old values too, beside the new ones"
+            )
         plan = reconcile(stored, replace(plan, runs=old), folder)
         if added:
             plan = _grouped(options, plan, folder, added, gpus)
@@ -188,10 +193,10 @@ def _grouped(options: SweepOptions, plan: Plan, folder: Path, runs: Sequence[Res
     size, memory_bytes = _pack_size(options, runs, gpus, jobs)
     left = [index for index, run in enumerate(folders) if not is_completed(run)]
     alone = {index for index in left if folders[index].exists()}
-    number = max((pack.number for pack in plan.packs), default=0) + 1
+    first_number = max((pack.number for pack in plan.packs), default=0) + 1
     packs = [
         Pack(number, [first + index for index in pack])
-        for number, pack in enumerate(sorted(make_packs(configs, left, alone, size)), number)
+        for number, pack in enumerate(sorted(make_packs(configs, left, alone, size)), first_number)
     ]
     reasons = dict.fromkeys(map(reason_to_train_alone, configs)) if (options.largest_pack or 1) > 1 else ()
     notes = [f"sweep.pack={options.pack} does not apply to all runs: {reason}" for reason in reasons if reason]
@@ -268,7 +273,8 @@ def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:
     The configs, and so the plugins that are executed, come from the command's overrides: a stored plan is only data.
 
     Raises:
-        ConfigError: The stored plan has other runs or another `sweep.pack`, or some of its completed runs were deleted.
+        ConfigError: The stored plan has other runs, other names of arms or another `sweep.pack`, or some of its
+            completed runs were deleted.
         StoreError: The status of a run cannot be read.
     """
     planned = {run.run_id: run for run in plan.runs}
@@ -284,6 +290,12 @@ def reconcile(stored: Plan, plan: Plan, folder: Path) -> Plan:
             f"sweep.pack={plan.pack}: sweep {stored.name} started with sweep.pack={stored.pack}, and other packs "
             f"would change its losses; use sweep.pack={stored.pack}, or choose another sweep.name"
         )
+    for run in stored.runs:
+        if run.arm and run.arm != (now := planned[run.run_id].arm):
+            raise ConfigError(
+                f"sweep.name={stored.name}: its arm {run.arm} is called {now or 'nothing'} here; keep its name, or "
+                "choose another sweep.name"
+            )
     runs = [run_of(folder, run) for run in stored.runs]
     completed = {index for index, run in enumerate(runs) if is_completed(run)}
     # A run without a pack was completed when the plan was made, and the runs of a pack start and end together.

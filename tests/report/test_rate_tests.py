@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,20 @@ def test_a_cell_that_never_trains_has_no_number(
     assert code == 0
     assert "no seed that trains" in out
     assert "0.0" in out
+
+
+def test_other_grids_are_not_compared_by_their_sensitivity(
+    rows: Callable[..., dict[str, Any]], losses: np.ndarray, tmp_path: Path
+) -> None:
+    """And a seed without every learning rate is left out."""
+    rows("sensitivity", losses)
+    for seed in range(5):
+        shutil.rmtree(tmp_path / "runs" / f"post3{seed}")
+    shutil.rmtree(tmp_path / "runs" / "pre00")
+    found = rows("sensitivity", losses)
+    difference = found["S: post-norm - pre-norm"]
+    assert (difference["estimate"], difference["p"], difference["missing"]) == (None, None, "other learning rates")
+    check(found["S: pre-norm"], (np.minimum(losses[0], UNIFORM).mean(0) - losses[0].min(0))[1:])
 
 
 def test_one_learning_rate_is_an_error(tmp_path: Path, make_run: Callable[..., object], run_command: Command) -> None:

@@ -58,9 +58,9 @@ def test_arms_are_a_factor(sweep: str, run_command: Callable[..., tuple[int, str
 def test_several_sweeps_are_one_table(
     sweep: str, make_run: Callable[..., object], run_command: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
-    """Runs that two sweeps share count once, with the arm of the first sweep."""
+    """Runs that two sweeps share count once; an arm of two names is an error."""
     make_run("d2", run={"config": {"placement": {"name": "post"}, "model": {"depth": 2}}})
-    shared, new = PlannedRun("a2", ["arm=other"], {}), PlannedRun("d2", ["arm=d"], {})
+    shared, new = PlannedRun("a2", ["arm=a"], {}), PlannedRun("d2", ["arm=d"], {})
     second = plan_runs(tmp_path, "second", [shared, new])
     assert select_runs([sweep, second], tmp_path).name == "arms + second"
     cells = ["a 2", "a 4", "b 2", "b 4", "c 2", "c 4", "d 2"]
@@ -73,5 +73,9 @@ def test_several_sweeps_are_one_table(
     for arguments in (["figure", "factor", sweep, second, "-o", str(tmp_path / "f.svg")], ["compare", sweep, second]):
         code, _, err = run_command(*arguments, "--results-dir", str(tmp_path))
         assert code == 0, err
+    third = plan_runs(tmp_path, "third", [PlannedRun("a2", ["arm=other"], {})])
+    code, _, err = run_command("summarize", sweep, third)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "run a2: is in arm a of one sweep and in arm other of another" in err
     assert (tmp_path / "f.svg").exists()
     assert (tmp_path / "compare.html").exists()

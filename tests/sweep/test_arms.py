@@ -7,7 +7,8 @@ import pytest
 from normlab.config.compose import compose_run, compose_sweep
 from normlab.errors import ConfigError
 from normlab.options import plain_tree
-from normlab.sweeps.plan import make_plan
+from normlab.sweeps.files import write_plan
+from normlab.sweeps.plan import PlannedSweep, make_plan
 
 ARMS = "arm=[pre: placement=pre, qk: placement=pre model.qk_norm=head, peri-2: placement=peri optim.lr=1e-2,3e-2]"
 
@@ -37,7 +38,11 @@ def test_arms_multiply_with_the_grid() -> None:
         (["arm=[]"], "not a list of arms"),
         (["arm=[a: placement=pre, a: placement=peri]"], "two arms have the name a"),
         (["arm=[a: placement=pre]", "arm=[b: placement=peri]"], "a sweep has one list of arms"),
-        (["arm=[a: run.name='x]"], "No closing quotation; close each quote"),
+        (
+            ["arm=[a: plugins=[x.py], b: placement=pre]"],
+            "plugins=[x.py]: is for all arms; write it outside of arm=[...]",
+        ),
+        (["arm=[a: sweep.pack=2]"], "sweep.pack=2: is for all arms"),
         (["arm=[a: placement=per]"], "placement=per: unknown placement"),
     ],
 )
@@ -45,6 +50,24 @@ def test_errors(texts: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         compose_sweep(texts)
     assert message in str(error.value)
+
+
+def test_quotes_and_brackets_hold_separators_together() -> None:
+    _, runs = compose_sweep(["""arm=[a: run.name="x, y" stats.also=[token_cos, angular], b: run.name='c: d']"""])
+    assert [(varied, config.run.name) for varied, config in runs] == [(["arm=a"], "x, y"), (["arm=b"], "c: d")]
+    assert runs[0][1].stats.also == ["token_cos", "angular"]
+
+
+def test_the_arms_of_a_stored_sweep_keep_their_names(overrides: list[str]) -> None:
+    def planned(arms: str) -> PlannedSweep:
+        return make_plan(*compose_sweep([*overrides, "sweep.name=x", arms]))
+
+    first = planned("arm=[pre: placement=pre, peri: placement=peri]")
+    first.folder.mkdir(parents=True)
+    write_plan(first.folder, first.plan)
+    assert planned("arm=[peri: placement=peri, pre: placement=pre]").plan == first.plan
+    with pytest.raises(ConfigError, match=r"sweep.name=x: its arm pre is called peri here; keep its name, or choose"):
+        planned("arm=[peri: placement=pre, pre: placement=peri]")
 
 
 def test_one_run_has_no_arms(run_command: Callable[..., tuple[int, str, str]]) -> None:

@@ -77,7 +77,8 @@ def summary_facts(cells: Sequence[Cell], missing: Sequence[str] = ()) -> list[Fa
         facts = [Fact(reason, strong=reason, text=" ")]
     else:
         facts = [fact for size, ranked in sizes.items() for fact in _best_of_size(cells, size, ranked)]
-    facts += [*_rates_that_train(cells)]
+    if not not_comparable(cells):
+        facts += _rates_that_train(cells)
     facts += [Fact(f"{line[0].upper()}{line[1:]}.", "also differs") for line in resolved_differences(cells)]
     return [*facts, _count_outcomes(cells, missing), *map(Fact, _selection_note(cells))]
 

@@ -15,16 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normlab.analysis.cells import BAD_OUTCOMES
 from normlab.config.compose import compose_run
 from normlab.config.schema import RunConfig
 from normlab.data.tokenizers import BytesTokenizer, CharsTokenizer, SubwordTokenizer, Tokenizer
-from normlab.errors import ConfigError, StoreError
+from normlab.errors import ConfigError, StoreError, warn
 from normlab.loaded_run import LoadedRun
 from normlab.model.gpt import GPT
 from normlab.options import plain_tree
 from normlab.store.files import io_error
 from normlab.store.outcome import format_loss
 from normlab.store.record import flatten
+from normlab.training import checkpoint
 from normlab.version import __version__
 
 END_OF_DOCUMENT = "<|end_of_document|>"
@@ -49,7 +51,7 @@ class NativeClass:
     """A model that it computes; another one may differ from it in `FREE` and `free`."""
     free: tuple[str, ...] = ()
     config: Callable[[RunConfig], Options]
-    """Its options besides the sizes of `SIZES`."""
+    """Its options besides the sizes."""
     sizes: Mapping[str, str]
     """Its name of each size."""
     linears: Mapping[str, tuple[str, ...]]
@@ -250,6 +252,8 @@ def export(run: LoadedRun, folder: Path) -> NativeClass:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"-o {folder}: exists; give the name of a new folder")
     native = class_of(run.config)
+    if run.record.result in BAD_OUTCOMES:
+        warn(f"run {run.folder.run_id}: {run.record.result}; its model is exported as it is")
     write_folder(folder, native, run.config, run.model, run.tokenizer, _card(run, native))
     return native
 
@@ -259,6 +263,7 @@ def write_folder(
     folder: Path, native: NativeClass, config: RunConfig, model: GPT, tokenizer: Tokenizer, card: str
 ) -> None:
     """Write the folder, whole or not at all; errors as for `export`."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     sizes = {native.sizes[name]: getattr(config.model, name) for name in native.sizes}
@@ -283,8 +288,9 @@ def write_folder(
             if folder.exists():
                 folder.rmdir()
             shutil.move(new, folder)
-    except OSError as error:
-        raise io_error(folder, "written", error, setting="-o") from error
+    except (OSError, SafetensorError) as error:
+        reason = error if isinstance(error, OSError) else OSError(str(error))
+        raise io_error(folder, "written", reason, setting="-o") from error
 
 
 _TOKENIZER_OPTIONS = {
@@ -335,7 +341,9 @@ def _byte_names() -> dict[str, int]:
 def _card(run: LoadedRun, native: NativeClass) -> str:
     record, config, status = run.record, run.config, run.status
     corpus, train = record.corpus, config.train
-    step = status.step if run.step is None else run.step
+    saved, _ = checkpoint.read_newest(run.folder.path / checkpoint.FOLDER)
+    step = saved.step if saved else status.step
+    loss = format_loss(status.val_loss) if step == status.step else ""
     lines = {
         "block": f"norm={record.options['norm.preset'] or config.norm.name} placement={config.placement.name}, "
         f"fingerprint {record.run.fingerprint} (`normlab verify` checks it)",
@@ -343,8 +351,8 @@ def _card(run: LoadedRun, native: NativeClass) -> str:
         "text": f"{corpus.name}, SHA-256 {corpus.sha256}, tokenizer {corpus.tokenizer}",
         "training": f"{step} updates of {train.batch_size} x {config.model.context} tokens, {config.optim.name}, "
         f"learning rate {config.optim.lr:g}, seed {config.seed}",
-        "outcome": f"{record.outcome or status.state}, validation loss {format_loss(status.val_loss) or 'unknown'} "
-        "nats/token",
+        "outcome": f"{record.outcome or status.state}, "
+        f"{f'validation loss {loss} nats/token' if loss else f'this is its checkpoint of step {step}'}",
         "run": f"{record.run_id}, by normlab {__version__}",
     }
     table = "\n".join(f"- {name}: {text}" for name, text in lines.items())

@@ -112,6 +112,19 @@ def test_a_model_of_no_class_is_refused(overrides: str, nearest: str, reason: st
     assert reason in str(error.value)
 
 
+def test_the_card_is_about_the_exported_checkpoint(overrides: list[str], tmp_path: Path, run_command: Command) -> None:
+    options = ["norm=rmsnorm", "model=llama_nano", "train.steps=4", "train.checkpoint_every=2"]
+    run = train(compose_run([*overrides, *options]), trackers=[]).folder
+    newest = sorted((run.path / "checkpoints").iterdir())[-1]
+    (newest / "manifest.json").unlink()
+    code, _, err = run_command("export", str(run.path), "-o", str(tmp_path / "model"))
+    assert (code, "using the previous checkpoint" in err) == (0, True)
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "training: 2 updates" in card
+    assert "this is its checkpoint of step 2" in card
+    assert "validation loss" not in card
+
+
 def test_command(overrides: list[str], tmp_path: Path, run_command: Command) -> None:
     """The card names the run; an existing folder and a model of no class are left alone."""
     run = train(compose_run([*overrides, "norm=rmsnorm", "model=llama_nano", "train.steps=2"]), trackers=[]).folder

@@ -210,9 +210,9 @@ def _rate_rows(question: Question, test: str) -> Iterator[Row]:
                     if not all((level,) in group for level in change):
                         continue
                     cells = [group[level,] for level in change]
-                    comparable = number.is_log or len({tuple(cell.losses) for cell in cells}) == 1
+                    comparable = number is HIGHEST or len({tuple(cell.losses) for cell in cells}) == 1
                     pairs = weighted_sums((1.0, -1.0), [numbers_of[cell.key] for cell in cells])
-                    values = pairs if comparable else {}  # S depends on the grid
+                    values = pairs if comparable else {}  # S and the band depend on the grid
                     text = sign.join(level_label(factor.option, level) for level in change)
                     labels = {"test": test, "where": where, "contrast": f"{number.title}: {text}", "unit": unit}
                     missing = "no common seed" if comparable else "other learning rates"
@@ -226,11 +226,15 @@ def highest_rates(cells: Sequence[Cell]) -> list[Row]:
 
 
 def _numbers_of(number: RateNumber, cells: Sequence[Cell]) -> dict[Key, Values]:
-    """Return for each cell the number of each seed with every learning rate; none if no run of the cell has learned."""
+    """Return for each cell the number of each seed with every learning rate.
+
+    None if no run of the cell has learned, or if it has several runs of a seed at one learning rate.
+    """
     everything = by_seed([run for cell in cells for run in cell.runs if run.has_loss])
     numbers: dict[Key, Values] = {}
     for cell in cells:
         seeds = complete_seeds(cell.runs) if any(run.has_learned for run in cell.runs) else {}
+        seeds = {} if any(len(runs) > len(cell.losses) for runs in seeds.values()) else seeds
         found = {seed: number.of(runs, everything[seed]) for seed, runs in seeds.items()}
         numbers[cell.key] = {seed: value for seed, value in found.items() if not math.isnan(value)}
     return numbers
@@ -263,7 +267,7 @@ def _rate_row(
         "estimate": estimate,
         "low": low,
         "high": high,
-        "missing": "no seed that trains",
+        "missing": "no seed that trains" if not any(run.has_learned for run in runs) else "several runs at one rate",
         "beyond_grid": [side for side, open_there in is_open.items() if open_there],
         "n": len(values),
         "n_crossed": result and result.design.crossing,

@@ -22,7 +22,7 @@ def export(
     It holds the weights, config.json, the tokenizer and a card. Models that GPT2LMHeadModel, LlamaForCausalLM,
     Qwen3ForCausalLM, Olmo2ForCausalLM, Gemma2ForCausalLM or Gemma3ForCausalLM computes can be exported.
 
-    Example: normlab export outside -o model
+    Example: normlab train model=llama_tiny run.name=mine, then normlab export mine -o model
     """
     from pathlib import Path
 

@@ -48,7 +48,7 @@ def summarize(
     numeric factor (over its logarithm for depth, width, batch size and steps); counts, Fisher's exact test of the
     number of runs that diverged, are stuck or regressed (outcomes: see the README); sensitivity, how much the loss
     depends on the learning rate; range, which learning rates train. In paired tests a diverged run counts as worse
-    than any finite loss; it is never dropped.
+    than any finite loss (in sensitivity and range as ln V); it is never dropped.
 
     The last part of an option is enough if it is unique: depth for model.depth.
     """

@@ -403,6 +403,7 @@ def notes_on_tests(rows: Sequence[Row]) -> list[str]:
             f"estimate: {'geometric ' if test == 'range' else ''}mean over n seeds with its {LEVEL:.0%} interval",
             *([f"p: paired t test{' of the logarithms' if test == 'range' else ''}, {corrected}"] if tests else []),
             *(["beyond the grid: the bound is at a learning rate that was not trained"] if beyond else []),
+            baseline.replace("a minus sign", "- or /"),
             *differences,
         ]
     rates, units = {row["lr"] for row in rows}, ", ".join(dict.fromkeys(row["unit"] for row in rows))

@@ -102,7 +102,18 @@ def test_a_cell_that_never_trains_has_no_number(
     code, out, _ = run_command("summarize", str(tmp_path), "--by", "placement", "--test", "range")
     assert code == 0
     assert "no seed that trains" in out
-    assert "0.0" in out
+
+
+def test_several_runs_at_one_rate_have_no_number(
+    rows: Callable[..., dict[str, Any]], losses: np.ndarray, make_run: Callable[..., object]
+) -> None:
+    """As of two models in one cell, whose curves would be mixed."""
+    rows("range", losses)
+    for lr in RATES:
+        make_run(f"other{lr}", placement="post", lr=lr, seed=0, depth=8)
+    found = rows("range", losses)
+    assert found["band: post-norm"]["missing"] == "several runs at one rate"
+    assert [found[name]["estimate"] for name in ("band: post-norm", "highest rate: post-norm")] == [None, None]
 
 
 def test_other_grids_are_not_compared_by_their_sensitivity(

@@ -111,6 +111,7 @@ def _rates_that_train(cells: Sequence[Cell]) -> Iterator[Fact]:
     for cell, row in zip(swept, highest_rates(swept), strict=True):
         more = " or more" if "above" in row["beyond_grid"] else ""
         rate = "none" if row["estimate"] is None else f"{row['estimate']:.2g}{more}"
+        rate = "none in some seeds" if "below" in row["beyond_grid"] and rate != "none" else rate
         texts.append(f"{cell.label} ({rate})")
     name = "highest learning rate that trains"
     text = f"{name_some(texts)}; `normlab summarize --test range` has the intervals."

@@ -26,7 +26,6 @@ from normlab.options import plain_tree
 from normlab.store.files import io_error
 from normlab.store.outcome import format_loss
 from normlab.store.record import flatten
-from normlab.training import checkpoint
 from normlab.version import __version__
 
 END_OF_DOCUMENT = "<|end_of_document|>"
@@ -243,7 +242,7 @@ def class_of(config: RunConfig) -> NativeClass:
 
 
 def export(run: LoadedRun, folder: Path) -> NativeClass:
-    """Write the model of a run's newest checkpoint to a new folder.
+    """Write a run's model to a new folder: that of its newest checkpoint, or of the one of `run.at`.
 
     Raises:
         ConfigError: The folder exists and is not empty, or no class computes the model.
@@ -254,7 +253,8 @@ def export(run: LoadedRun, folder: Path) -> NativeClass:
     native = class_of(run.config)
     if run.record.result in BAD_OUTCOMES:
         warn(f"run {run.folder.run_id}: {run.record.result}; its model is exported as it is")
-    write_folder(folder, native, run.config, run.model, run.tokenizer, _card(run, native))
+    model = run.model
+    write_folder(folder, native, run.config, model, run.tokenizer, _card(run, native))
     return native
 
 
@@ -341,18 +341,16 @@ def _byte_names() -> dict[str, int]:
 def _card(run: LoadedRun, native: NativeClass) -> str:
     record, config, status = run.record, run.config, run.status
     corpus, train = record.corpus, config.train
-    saved, _ = checkpoint.read_newest(run.folder.path / checkpoint.FOLDER)
-    step = saved.step if saved else status.step
-    loss = format_loss(status.val_loss) if step == status.step else ""
+    loss = format_loss(status.val_loss) if run.step == status.step else ""
     lines = {
         "block": f"norm={record.options['norm.preset'] or config.norm.name} placement={config.placement.name}, "
         f"fingerprint {record.run.fingerprint} (`normlab verify` checks it)",
         "size": f"depth {config.model.depth}, width {config.model.width}, context {config.model.context}",
         "text": f"{corpus.name}, SHA-256 {corpus.sha256}, tokenizer {corpus.tokenizer}",
-        "training": f"{step} updates of {train.batch_size} x {config.model.context} tokens, {config.optim.name}, "
+        "training": f"{run.step} updates of {train.batch_size} x {config.model.context} tokens, {config.optim.name}, "
         f"learning rate {config.optim.lr:g}, seed {config.seed}",
         "outcome": f"{record.outcome or status.state}, "
-        f"{f'validation loss {loss} nats/token' if loss else f'this is its checkpoint of step {step}'}",
+        f"{f'validation loss {loss} nats/token' if loss else f'this is its checkpoint of step {run.step}'}",
         "run": f"{record.run_id}, by normlab {__version__}",
     }
     table = "\n".join(f"- {name}: {text}" for name, text in lines.items())

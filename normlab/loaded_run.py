@@ -10,6 +10,7 @@ import os
 import shlex
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,6 +44,7 @@ def load(
     results_dir: str | os.PathLike[str] = "results",
     *,
     where: str = "",
+    at: int | None = None,
     trust: bool = False,
 ) -> LoadedRun:
     """Return a run by its folder, id, beginning of its id, or name; or a run of a sweep by its factors.
@@ -50,15 +52,17 @@ def load(
     Args:
         run: The folder, id or name of a run or a sweep.
         where: Conditions that only this run of the sweep meets, such as `placement=post,depth=8,seed=0`.
+        at: The step of the model, as in `LoadedRun.at`; by default that of the newest checkpoint.
         results_dir: The folder in which to find ids and names.
         trust: Whether the copies of plugins in the run's folder, which are Python files, may be executed. `config`,
             `model` and `sample` need them; the record, the metrics and the tokenizer never do.
 
     Raises:
         ConfigError: A condition is invalid, or no run or several runs of the sweep meet it.
-        StoreError: No run or several runs match, or the record cannot be read.
+        StoreError: No run or several runs match, the record cannot be read, or it has no weights of the step.
     """
-    return LoadedRun(find_run(os.fspath(run), [where] if where else [], results_dir), trust=trust)
+    loaded = LoadedRun(find_run(os.fspath(run), [where] if where else [], results_dir), trust=trust)
+    return loaded if at is None else loaded.at(at)
 
 
 WINDOWS = 16
@@ -93,7 +97,7 @@ class LoadedRun:
         self.folder = folder
         self.trust = trust
         self.step = step
-        """The step of the checkpoint of `model`; None for the newest one."""
+        """The step of the checkpoint of `model`; of the newest one, None until it is read."""
         self.record = RunRecord.load(folder)
 
     def __repr__(self) -> str:
@@ -193,16 +197,22 @@ class LoadedRun:
         return next(iter(tables.values())) if len(tables) == 1 else pd.concat(tables, axis=1, names=["site"])
 
     def at(self, step: int) -> LoadedRun:
-        """Return the same run with the model of the checkpoint of a step: `run.at(200).model`.
+        """Return the same run with the model of a step of which there is a checkpoint, or weights (`train.keep`).
 
         Raises:
-            StoreError: There is no checkpoint of this step.
+            StoreError: There is neither.
         """
-        known = checkpoint.steps(self.folder.path / checkpoint.FOLDER)
-        if step not in known:
-            kept = ", ".join(map(str, known)) or "none"
-            raise StoreError(f"run {self.folder.run_id}: has no checkpoint of step {step}; kept steps: {kept}")
+        if step not in (known := self._kept()):
+            kept = ", ".join(map(str, sorted(known))) or "none"
+            raise StoreError(
+                f"run {self.folder.run_id}: has no weights of step {step}, only of these: {kept}; train.keep keeps more"
+            )
         return LoadedRun(self.folder, trust=self.trust, step=step)
+
+    def _kept(self) -> dict[int, Path]:
+        """Return for each step whose weights are on disk their folder."""
+        folders = [self.folder.path / name for name in (checkpoint.WEIGHTS_FOLDER, checkpoint.FOLDER)]
+        return {step: folder for folder in folders for step in checkpoint.steps(folder)}
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -226,7 +236,7 @@ class LoadedRun:
         path = self.folder.path / checkpoint.FOLDER
         try:
             if self.step is not None:
-                return self.model_at(checkpoint.read(path, self.step))
+                return self._model_at(checkpoint.read(self._kept()[self.step], self.step))
             saved, problems = checkpoint.read_newest(path)
         except OSError as error:
             raise io_error(path, "read", error) from error
@@ -239,9 +249,10 @@ class LoadedRun:
                 f"run {self.folder.run_id} has no checkpoint: if the run has ended, put them back or {FRESH}; if not, "
                 "the same `normlab train` makes one"
             )
-        return self.model_at(saved)
+        self.step = saved.step
+        return self._model_at(saved)
 
-    def model_at(self, saved: checkpoint.Checkpoint) -> GPT:
+    def _model_at(self, saved: checkpoint.Checkpoint) -> GPT:
         """Return the model of one of the run's checkpoints, on the CPU, in evaluation mode.
 
         The number of weights is compared with the checkpoint's before anything is allocated.
@@ -320,7 +331,7 @@ class LoadedRun:
         """Return the prompt and its continuation by the model.
 
         Args:
-            prompt: The text to continue; an empty one starts a document.
+            prompt: The start of a document, which is continued.
             tokens: The number of tokens to add.
             temperature: Divides the logits; 0 selects the most likely token each time.
             seed: The seed of the random draws.
@@ -337,7 +348,7 @@ class LoadedRun:
             raise ConfigError(f"seed={seed}: must be at least 0 and at most {2**63 - 1}")
         generator = torch.Generator().manual_seed(seed)
         start = [int(token) for token in self.tokenizer.encode(prompt)]
-        context_T = torch.tensor([start or [self.tokenizer.end_of_document]])
+        context_T = torch.tensor([[self.tokenizer.end_of_document, *start]])
         for _ in range(tokens):
             logits_V = self.model(context_T[:, -self.model.context :])[0, -1].double()
             if not logits_V.isfinite().all():
@@ -353,7 +364,7 @@ class LoadedRun:
                 token = torch.multinomial(weights_V, 1, generator=generator)[0]
             context_T = torch.cat([context_T, token.view(1, 1)], dim=1)
         # Some tokenizers mark the starts of words and drop a blank when they decode from the middle of a text.
-        text, decoded_prompt = (self.tokenizer.decode(tokens) for tokens in (context_T[0].tolist(), start))
-        if start and text.startswith(decoded_prompt):
+        text, decoded_prompt = (self.tokenizer.decode(tokens) for tokens in (context_T[0, 1:].tolist(), start))
+        if text.startswith(decoded_prompt):
             return prompt + text[len(decoded_prompt) :]
-        return prompt + self.tokenizer.decode(context_T[0, max(1, len(start)) :].tolist())
+        return prompt + self.tokenizer.decode(context_T[0, 1 + len(start) :].tolist())

@@ -201,5 +201,5 @@ def test_the_model_of_an_earlier_checkpoint(reference: Path) -> None:
         assert not loaded.model.training
     earlier = dict(run.at(first).model.named_parameters())
     assert not all(tensor.equal(earlier[name]) for name, tensor in weights.items())
-    with pytest.raises(StoreError, match=f"has no checkpoint of step 3; kept steps: .*{last}"):
+    with pytest.raises(StoreError, match=f"has no weights of step 3, only of these: .*{last}"):
         run.at(3)

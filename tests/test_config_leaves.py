@@ -71,6 +71,11 @@ def checkpoints(config: RunConfig) -> Any:
     return sorted(path.name for path in (train(config, trackers=[]).folder.path / "checkpoints").iterdir())
 
 
+def kept(config: RunConfig) -> Any:
+    folder = train(config, trackers=[]).folder.path / "weights"
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
 def paces(config: RunConfig) -> Any:
     return [row["step"] for row in train(config, trackers=[]).folder.rows("pace").rows]
 
@@ -241,6 +246,7 @@ RUN_ROWS: dict[str, Row] = {
     "train.accumulation": Row("1", "2", losses, ("norm=batchnorm",)),
     "train.log_every": Row("1", "2", paces),
     "train.checkpoint_every": Row("0", "1", checkpoints),
+    "train.keep": Row("[]", "[1]", kept),
     "eval.every": Row("0", "2", eval_steps),
     "eval.sequences": Row("2", "4", validation),
     "eval.ema": Row("0.5", "0.9", ema_losses),

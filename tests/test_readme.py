@@ -48,6 +48,7 @@ def folder(tmp_path: Path) -> Path:
     """A folder with the files that the README speaks of, and one run."""
     text = "a line of text for a small model to learn\n" * 60
     Path("my_text.txt").write_text(text)
+    Path("README.md").write_text(README)
     # What the README has from the hub: a folder of a dataset's name is taken for it, and so is a tokenizer's.
     for name in ("roneneldan/TinyStories", "stanfordnlp/imdb"):
         Path(name).mkdir(parents=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from normlab.analysis.comparability import mixed_settings
 from normlab.analysis.factors import label, level_label
 from normlab.analysis.intervals import Interval, Replicate, mean_interval
-from normlab.analysis.learning_rates import Losses, Ranking, arrange, best_lr, ranking, sensitivity
+from normlab.analysis.learning_rates import Losses, Ranking, arrange, best_lr, ranking
 from normlab.analysis.phrases import name_some
 from normlab.analysis.settings import LR, NUMERICS, RESOLVED, format_setting, setting, sort_key
 from normlab.store.format import DIVERGED
@@ -165,11 +165,6 @@ class Cell:
         return max(run.corpus.baselines.uniform for run in self.runs)
 
     @cached_property
-    def sensitivity(self) -> float | None:
-        """S, as `learning_rates.sensitivity`."""
-        return sensitivity(self.losses, self.loss_at_start, self.bad_lrs)
-
-    @cached_property
     def warnings(self) -> list[str]:
         """The reasons why the cell's numbers are unreliable, one per line."""
         warnings = [f"mixes {mixture}" for mixture in mixed_settings(self.runs).values()]
@@ -245,5 +240,5 @@ def table_warnings(cells: Sequence[Cell], by: Sequence[str]) -> list[str]:
     if different := mixed_settings([run for cell in cells for run in cell.runs], [*by, *within, *implied, *resolved]):
         warnings.append(f"the cells differ in more than {', '.join(by)}: {'; '.join(different.values())}")
     if LR not in by and len({tuple(cell.losses) for cell in cells if cell.losses}) > 1:
-        warnings.append("the cells have different learning rates: their best losses and their S are not comparable")
+        warnings.append("the cells have different learning rates: their best losses are not comparable")
     return warnings

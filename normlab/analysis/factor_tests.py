@@ -72,9 +72,25 @@ class Question:
             "runs": len(runs),
         }
 
-    def changes(self, factor: Factor) -> list[tuple[Setting, Setting]]:
-        baseline = self.baselines[factor.option]
-        return [(level, baseline) for level in factor.levels if level != baseline]
+    def changes(self, factors: Sequence[Factor]) -> Iterator[tuple[str, list[tuple[Setting, Setting]], list[Cell]]]:
+        """Yield each change of some factors from their baselines that a group has all cells of.
+
+        It is the group's label, the new level and the baseline of each factor, and the cells of all combinations of
+        these, in the order of `itertools.product`.
+        """
+        levels = [
+            [
+                (level, self.baselines[factor.option])
+                for level in factor.levels
+                if level != self.baselines[factor.option]
+            ]
+            for factor in factors
+        ]
+        for where, group in self.groups(factors):
+            for change in itertools.product(*levels):
+                corners = list(itertools.product(*change))
+                if all(corner in group for corner in corners):
+                    yield where, list(change), [group[corner] for corner in corners]
 
 
 def run_test(
@@ -137,17 +153,14 @@ def _interactions(question: Question) -> Iterator[Row]:
         raise ConfigError("--test interaction: needs two factors or more; name them in --by, or in --over")
     for factors in sets:
         weights = [math.prod(signs) for signs in itertools.product(*[(1.0, -1.0)] * len(factors))]
-        for where, group in question.groups(factors):
-            for changes in itertools.product(*map(question.changes, factors)):
-                corners = list(itertools.product(*changes))  # of each factor, the level (+1) or the baseline (-1)
-                if all(corner in group for corner in corners):
-                    text = " x ".join(f"({_change(*each)})" for each in zip(factors, changes, strict=True))
-                    labels = {"test": "interaction", "where": where, "contrast": text, "unit": "nats/token"}
-                    yield question.contrast(map(group.__getitem__, corners), weights, **labels)
+        for where, change, cells in question.changes(factors):
+            text = " x ".join(f"({_difference(*each)})" for each in zip(factors, change, strict=True))
+            labels = {"test": "interaction", "where": where, "contrast": text, "unit": "nats/token"}
+            yield question.contrast(cells, weights, **labels)
 
 
-def _change(factor: Factor, levels: tuple[Setting, Setting]) -> str:
-    return " - ".join(level_label(factor.option, level) for level in levels)
+def _difference(factor: Factor, levels: tuple[Setting, Setting], sign: str = " - ") -> str:
+    return sign.join(level_label(factor.option, level) for level in levels)
 
 
 def _trends(question: Question) -> Iterator[Row]:
@@ -169,25 +182,22 @@ def _trends(question: Question) -> Iterator[Row]:
 def _counts(question: Question) -> Iterator[Row]:
     """Yield Fisher's exact tests of the counts of bad outcomes, over all learning rates of a cell."""
     for factor in question.over or question.factors:
-        for where, group in question.groups([factor]):
-            for change in question.changes(factor):
-                if not all((level,) in group for level in change):
-                    continue
-                ended = [[run for run in group[level,].runs if run.has_loss] for level in change]
-                (bad, runs), (other_bad, others) = ((count_bad(each), len(each)) for each in ended)
-                yield {
-                    "test": "counts",
-                    "where": where,
-                    "contrast": _change(factor, change),
-                    "unit": "share of runs",
-                    "estimate": bad / runs - other_bad / others if runs and others else None,
-                    "bad": bad,
-                    "runs": runs,
-                    "baseline_bad": other_bad,
-                    "baseline_runs": others,
-                    "p": fisher_p(bad, runs, other_bad, others) if runs and others else None,
-                    "method": "Fisher's exact test",
-                }
+        for where, [change], cells in question.changes([factor]):
+            ended = [[run for run in cell.runs if run.has_loss] for cell in cells]
+            (bad, runs), (other_bad, others) = ((count_bad(each), len(each)) for each in ended)
+            yield {
+                "test": "counts",
+                "where": where,
+                "contrast": _difference(factor, change),
+                "unit": "share of runs",
+                "estimate": bad / runs - other_bad / others if runs and others else None,
+                "bad": bad,
+                "runs": runs,
+                "baseline_bad": other_bad,
+                "baseline_runs": others,
+                "p": fisher_p(bad, runs, other_bad, others) if runs and others else None,
+                "method": "Fisher's exact test",
+            }
 
 
 RATE_TESTS = {"sensitivity": (SENSITIVITY,), "range": (HIGHEST, WIDTH)}
@@ -205,18 +215,14 @@ def _rate_rows(question: Question, test: str) -> Iterator[Row]:
             yield labels | _rate_row(number, mean_interval, numbers_of[cell.key], [cell])
         sign, unit = (" / ", "ratio") if number.is_log else (" - ", number.unit)
         for factor in question.over or question.factors:
-            for where, group in question.groups([factor]):
-                for change in question.changes(factor):
-                    if not all((level,) in group for level in change):
-                        continue
-                    cells = [group[level,] for level in change]
-                    comparable = number is HIGHEST or len({tuple(cell.losses) for cell in cells}) == 1
-                    pairs = weighted_sums((1.0, -1.0), [numbers_of[cell.key] for cell in cells])
-                    values = pairs if comparable else {}  # S and the band depend on the grid
-                    text = sign.join(level_label(factor.option, level) for level in change)
-                    labels = {"test": test, "where": where, "contrast": f"{number.title}: {text}", "unit": unit}
-                    missing = "no common seed" if comparable else "other learning rates"
-                    yield labels | _rate_row(number, paired_test, values, cells) | {"missing": missing}
+            for where, [change], cells in question.changes([factor]):
+                comparable = number is HIGHEST or len({tuple(cell.losses) for cell in cells}) == 1
+                pairs = weighted_sums((1.0, -1.0), [numbers_of[cell.key] for cell in cells])
+                values = pairs if comparable else {}  # S and the band depend on the grid
+                contrast = f"{number.title}: {_difference(factor, change, sign)}"
+                labels = {"test": test, "where": where, "contrast": contrast, "unit": unit}
+                missing = "no common seed" if comparable else "other learning rates"
+                yield labels | _rate_row(number, paired_test, values, cells) | {"missing": missing}
 
 
 def highest_rates(cells: Sequence[Cell]) -> list[Row]:

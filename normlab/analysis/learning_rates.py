@@ -1,4 +1,4 @@
-"""The best learning rate of a cell, and the sensitivity of its loss to the learning rate.
+"""The best learning rate of a cell.
 
 The loss of a diverged run is infinity. A learning rate is bad if one of its runs diverged, is stuck, regressed, or
 ended above the band around the unigram entropy (`store/outcome.py`). Runs with the same learning rate and replicate (a
@@ -8,20 +8,12 @@ seed and a data seed) count as one value, their mean, because on a CPU in the sa
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from normlab.analysis.intervals import Replicate, mean_interval
+from normlab.analysis.intervals import Replicate
 
 Losses = Mapping[float, Mapping[Replicate, float]]
 """Loss by learning rate and replicate."""
 Ranking = Mapping[float, tuple[bool, float, float]]
 """Sort key of each learning rate; the best has the smallest."""
-
-SENSITIVITY = (
-    "bad learning rate: one at which a run diverged, is stuck, regressed, or ended above the band around the unigram "
-    "entropy; S: sensitivity to the learning rate: with l = min(loss, ln V), the mean of l over all learning rates "
-    "minus the lowest l among those that are not bad; a diverged run counts as ln V, so read S together with the "
-    "number of diverged runs; -: every learning rate is bad"
-)
-"""The definition of S."""
 
 
 def arrange(values: Iterable[tuple[float, Replicate, float]]) -> dict[float, dict[Replicate, float]]:
@@ -66,25 +58,3 @@ def shared_lr(rankings: Sequence[Ranking]) -> float | None:
             # Twice the rank, because ties share their mean rank, which may be half-integral.
             ranks[lr].append(sum((other < key) + (other <= key) for other in keys) + 1)
     return min(common, key=lambda lr: (sum(ranks[lr]), max(ranks[lr]), lr), default=None)
-
-
-def sensitivity(losses: Losses, loss_at_start: float, bad: Collection[float] = ()) -> float | None:
-    """Return S, the sensitivity of a cell; None with fewer than two learning rates, or if every one is bad.
-
-    S = mean over the grid of max(l(lr), l*) - l*, in nats/token.
-
-    l(lr) is the mean over replicates of min(loss, l0), so that a diverged run counts as the loss of a uniform guess,
-    l0 = ln V.
-    l* is the lowest l(lr) of the learning rates that are not bad. S depends on the grid and on the number of
-    divergences: report it with both.
-
-    Source: Wortsman et al. 2023, arXiv:2309.14322, who sweep 3e-4 to 3e-1.
-    """
-    best = best_lr(ranking(losses, bad))
-    if len(losses) < 2 or best is None or best in bad:
-        return None
-    means = {
-        lr: mean_interval({key: min(loss, loss_at_start) for key, loss in by_replicate.items()}).estimate
-        for lr, by_replicate in sorted(losses.items())
-    }
-    return math.fsum(max(mean, means[best]) for mean in means.values()) / len(means) - means[best]

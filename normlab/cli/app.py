@@ -24,6 +24,7 @@ Paths = Annotated[
     list[str] | None,
     Argument(metavar="SWEEP|RUN", help="Sweeps, runs or results folders, by folder, name or id. Default: all."),
 ]
+At = Annotated[int | None, Option(metavar="STEP", help="The step of the model, of which train.keep kept the weights.")]
 Trust = Annotated[bool, Option("--trust", help="Allow execution of the plugins in the run's folder.")]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 RetryFailed = Annotated[bool, Option("--retry-failed", help="Train failed runs again.")]

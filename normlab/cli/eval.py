@@ -4,7 +4,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from normlab.cli.app import Json, ResultsDir, Run, Trust, app, echo
+from normlab.cli.app import At, Json, ResultsDir, Run, Trust, app, echo
 
 
 @app.command("eval")
@@ -15,6 +15,7 @@ def evaluate(
     ] = None,
     data: Annotated[list[str] | None, Option(metavar="FILE", help="A file or folder of text; several times.")] = None,
     json: Json = False,
+    at: At = None,
     trust: Trust = False,
     results_dir: ResultsDir = "results",
 ) -> None:
@@ -38,7 +39,7 @@ def evaluate(
         raise ConfigError("--data: names no text; add --data FILE")
     texts = [(name, FilesText(compose_run(["data=files", f"data.path=[{quote(name)}]"]).data)) for name in data]
     limit_threads()
-    loaded = load(run, results_dir, where=",".join(factors or ()), trust=trust)
+    loaded = load(run, results_dir, where=",".join(factors or ()), at=at, trust=trust)
     documents = [(name, list(text.documents(Path()))) for name, text in texts]
     if empty := [name for name, found in documents if not any(found)]:
         raise ConfigError(f"--data {empty[0]}: has no text; leave it out")

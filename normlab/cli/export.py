@@ -4,7 +4,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from normlab.cli.app import ResultsDir, Run, Trust, app, echo
+from normlab.cli.app import At, ResultsDir, Run, Trust, app, echo
 
 
 @app.command()
@@ -14,6 +14,7 @@ def export(
     factors: Annotated[
         list[str] | None, Argument(metavar="FACTORS", help="Of a sweep, the run with these: 'depth=8,seed=0'.")
     ] = None,
+    at: At = None,
     trust: Trust = False,
     results_dir: ResultsDir = "results",
 ) -> None:
@@ -31,6 +32,6 @@ def export(
     from normlab.training.machine import limit_threads
 
     limit_threads()
-    native = export_run(load(run, results_dir, where=",".join(factors or ()), trust=trust), Path(output))
+    native = export_run(load(run, results_dir, where=",".join(factors or ()), at=at, trust=trust), Path(output))
     echo(f"{native.name}: AutoModelForCausalLM.from_pretrained({output!r})")
     echo(output)

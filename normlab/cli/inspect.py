@@ -21,6 +21,7 @@ Arguments = Annotated[
 def inspect(
     run: Run,
     arguments: Arguments = None,
+    at: Annotated[int | None, Option(metavar="STEP", help="Only this measured step.")] = None,
     json: Annotated[bool, Option("--json", help="Print JSON, with every step and layer.")] = False,
     results_dir: ResultsDir = "results",
 ) -> None:
@@ -47,7 +48,7 @@ def inspect(
         spikes = statistics.spike_rows(folder)
         table = f"{statistics.SPIKES_READING}\n\n{render(statistics.spike_table(spikes))}"
         return echo(render(spikes, "json") if json else table, keep="\n")
-    rows = statistics.inspect(folder, statistic)
+    rows = statistics.inspect(folder, statistic, at)
     if json:
         return echo(render(rows, "json"), keep="\n")
     if statistic is None:

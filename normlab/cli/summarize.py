@@ -72,7 +72,7 @@ def summarize(
     table = summarize_by(selection, split_names(by), where=where or (), against=against, target=target)
     if test is not None:
         from normlab.analysis.factor_tests import run_test
-        from normlab.report.cells_table import render_tests
+        from normlab.report.tests_table import render_tests
 
         rows = run_test(test, table.cells, table.factors, over=split_names(over) or (), against=against)
         text = render_tests(rows, format)

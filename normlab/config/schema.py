@@ -32,6 +32,10 @@ INITS_OF_SCALING = {"mup": ("gpt2", "gpt2_scaled"), "completep": ("gpt2",)}
 """Init rules whose numbers do not depend on what a rule of transfer scales."""
 
 
+LOG = "log"
+"""The value of `train.keep` for powers of two."""
+
+
 @dataclass(kw_only=True, slots=True)
 class TrainConfig:
     """Number of steps, batch size, and how often the run is logged and checkpointed."""
@@ -45,12 +49,28 @@ class TrainConfig:
     checkpoint_every: int = option(
         200, "Steps between two checkpoints; 0 for a final one only.", at_least=0, at_most=10**9, identity=False
     )
+    keep: Any = option(
+        [], "Updates after which the weights are kept: a list, or log for 0, 1, 2, 4, 8, ...", identity=False
+    )
     start_from: str | None = option(
         None, "Start from the newest checkpoint of RUN, or from RUN@STEP, with the record up to there.", longest=4096
     )
     graph: str = option(
         "auto", "Replay steps as CUDA graphs; same numbers.", choices=("auto", "on", "off"), identity=False
     )
+
+    def keeps(self, step: int) -> bool:
+        """Whether the weights after `step` updates are kept."""
+        return step & (step - 1) == 0 if self.keep == LOG else step in self.keep
+
+    def resolve(self) -> None:
+        """Make `keep` a list of steps, or log."""
+        if self.keep == LOG:
+            return
+        steps = [*map(str, self.keep if isinstance(self.keep, list) else [self.keep])]
+        if not all(step.isdecimal() for step in steps):
+            raise ConfigError(f"train.keep={self.keep}: must be {LOG} or a list of steps, such as train.keep=[0,100]")
+        self.keep = [*map(int, steps)]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -173,6 +193,7 @@ class RunConfig:
         self.results_dir = os.path.expanduser(self.results_dir)  # a shell does not expand results_dir=~/x
         self.model.resolve()
         self.data.resolve()
+        self.train.resolve()
         self.data.seed = self.data_seed
         self.optim.resolve(self.train.steps)
         if isinstance(self.optim, Orthogonal):

@@ -1,4 +1,4 @@
-"""The tables of `normlab summarize`: the cells of a sweep, and the rows of `--test`.
+"""The table of `normlab summarize`: the cells of a sweep.
 
 JSON and CSV have every value, not rounded. A text has few columns (`columns_of`), each with its definition below.
 """
@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 from normlab.analysis.best import Comparison
 from normlab.analysis.cells import Cell, SeedMean, Target, mean
 from normlab.analysis.contrasts import MIN_P_EQUAL, POOLED
-from normlab.analysis.factor_tests import RATE_TESTS
 from normlab.analysis.factors import level_title, option_name
-from normlab.analysis.intervals import LEVEL, Design, PairedTest, design_of, format_losses
-from normlab.analysis.learning_rates import SENSITIVITY
+from normlab.analysis.intervals import LEVEL, PairedTest, design_of, format_losses
 from normlab.analysis.settings import format_setting
 from normlab.analysis.table import CellsTable
 from normlab.errors import ConfigError, printable, unknown
@@ -121,7 +119,6 @@ def columns_of(table: CellsTable, *, is_text: bool) -> list[Column]:
     ]
     rates = [
         Column("learning_rates", lambda cell: list(cell.losses)),
-        Column("lr_sensitivity", lambda cell: cell.sensitivity, "S", note=SENSITIVITY, shown=_sensitivity_text),
         Column("loss_at_start", lambda cell: cell.loss_at_start),
         Column("bad_lrs", lambda cell: sorted(cell.bad_lrs)),
     ]
@@ -245,11 +242,6 @@ def table_rows(table: CellsTable, columns: Sequence[str] = ()) -> list[Row]:
     ]
 
 
-def _sensitivity_text(cell: Cell) -> str:
-    value = cell.sensitivity
-    return f"{value:.4f}" if value is not None else "-" if len(cell.losses) > 1 else ""
-
-
 def _target_text(target: Target) -> str:
     if target.steps is None:
         return f"{len(target.reached)} of {target.runs}"
@@ -334,92 +326,3 @@ def _design_notes(cells: Sequence[Cell]) -> list[str]:
     if any(design.crossed and not design.complete for design in designs):
         notes.append("n=k of a x b: an incomplete crossing: the variances of both factors are added (conservative)")
     return notes
-
-
-# Tests
-
-
-def render_tests(rows: Sequence[Row], format: str) -> str:
-    """Render the rows of `factor_tests.run_test` in one of `tables.FORMATS`; JSON and CSV have every value."""
-    if format in ("json", "csv") or not rows:
-        return render(rows, format)
-    return add_notes(render(format_tests(rows), format, fixed=("where", "contrast")), notes_on_tests(rows), format)
-
-
-def format_tests(rows: Sequence[Row]) -> list[Row]:
-    has_bad, has_units = any(row["bad"] for row in rows), len({row["unit"] for row in rows}) > 1
-    return [
-        {
-            "where": row["where"],
-            "contrast": row["contrast"],
-            **(_counts_text(row) if row["test"] == "counts" else {"estimate": _estimate_text(row)}),
-            **({"unit": row["unit"]} if has_units else {}),
-            "p": format_p(row["p"]),
-            "p (Holm)": format_p(row["p_holm"]),
-            **({"bad": f"{row['bad']} of {row['runs']}"} if has_bad and row["test"] != "counts" else {}),
-        }
-        for row in rows
-    ]
-
-
-def _estimate_text(row: Row) -> str:
-    if row["estimate"] is None:
-        return row.get("missing", "no common seed")
-    # A slope per step or per channel may be far below 0.0001, and so may a learning rate.
-    form = {"trend": "+#.3g", "range": "#.3g", "sensitivity": ".4f"}.get(row["test"], "+.4f")
-    beyond = row.get("beyond_grid", ())
-    low, high = (
-        "beyond the grid" if side in beyond else "" if row[bound] is None else f"{row[bound]:{form}}"
-        for side, bound in (("below", "low"), ("above", "high"))
-    )
-    interval = f" [{low}, {high}]" if low and high else ""
-    levels = row["n_crossed"] or (row["n"], row["n"])
-    return f"{row['estimate']:{form}}{interval} (n={Design(row['n'], tuple(levels))})"
-
-
-def _counts_text(row: Row) -> Row:
-    return {
-        "bad": f"{row['bad']} of {row['runs']}",
-        "bad, baseline": f"{row['baseline_bad']} of {row['baseline_runs']}",
-    }
-
-
-def notes_on_tests(rows: Sequence[Row]) -> list[str]:
-    test, differences = rows[0]["test"], rows[0]["resolved_differences"]
-    tests = len(rows) if test not in RATE_TESTS else sum(row["p"] is not None for row in rows)
-    corrected = f"two-sided, corrected by Holm's method (number of tests: {tests})"
-    baseline = "after a minus sign: the baseline, by default the first level of a factor; --against chooses another"
-    if test == "counts":
-        return [
-            "bad: runs that diverged, are stuck or regressed, at all learning rates",
-            f"p: Fisher's exact test, which takes the runs as independent; {corrected}",
-            baseline,
-            *differences,
-        ]
-    if test in RATE_TESTS:
-        beyond = any(row["beyond_grid"] and row["estimate"] is not None for row in rows)
-        return [
-            *(number.text for number in RATE_TESTS[test]),
-            f"estimate: {'geometric ' if test == 'range' else ''}mean over n seeds with its {LEVEL:.0%} interval",
-            *([f"p: paired t test{' of the logarithms' if test == 'range' else ''}, {corrected}"] if tests else []),
-            *(["beyond the grid: the bound is at a learning rate that was not trained"] if beyond else []),
-            baseline.replace("a minus sign", "- or /"),
-            *differences,
-        ]
-    rates, units = {row["lr"] for row in rows}, ", ".join(dict.fromkeys(row["unit"] for row in rows))
-    [rate] = rates if len(rates) == 1 else [None]
-    at = "the best learning rate of each cell" if rate is None else f"learning rate {format_setting(rate)}"
-    lines = [f"estimate: {units}, at {at}, with its {LEVEL:.0%} interval over n seeds; p: {corrected}"]
-    if test == "interaction":
-        lines += [
-            "(A - B) x (C - D): loss(A, C) - loss(B, C) - loss(A, D) + loss(B, D); negative: C instead of D lowers the "
-            "loss more in A than in B; x (E - F): this number in E minus that in F",
-            baseline,
-        ]
-    if any(row["bad"] for row in rows):
-        lines.append(
-            "bad: runs of these cells that diverged, are stuck or regressed; the loss of a stuck run stays near the "
-            "unigram entropy, so an estimate with stuck runs may be far too small"
-        )
-    methods = dict.fromkeys(row["method"] for row in rows if row["method"])
-    return [*lines, f"tests: {'; '.join(methods)}", *pool_notes(methods), *differences]

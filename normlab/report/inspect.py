@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
-from normlab.errors import StatisticsError, warn
+from normlab.errors import ConfigError, StatisticsError, warn
 from normlab.report.histories import SPIKES as SPIKES
 from normlab.report.histories import History, histories, history, read_statistics
 from normlab.report.tables import Row
@@ -29,15 +29,15 @@ spikes: steps at which the loss or the gradient norm leaves the range of other s
 to read: a row is a rule, which is a definition of a spike; of steps: the number of steps that the rule applies to"""
 
 
-def inspect(folder: RunFolder, name: str | None = None) -> list[Row]:
-    """Return the rows of one statistic, or of every statistic that was measured.
+def inspect(folder: RunFolder, name: str | None = None, at: int | None = None) -> list[Row]:
+    """Return the rows of one statistic, or of every statistic that was measured, at all steps or at one.
 
     A row is one site and one layer: `statistic`, `site`, `layer`, `steps`, `values`, `formula`, `unit`. A
     statistic that is averaged also has `n`, the number of measured steps per value; a statistic with warnings has
     `notes`. Damage is reported on stderr.
 
     Raises:
-        ConfigError: The statistic is unknown.
+        ConfigError: The statistic is unknown, or none was measured at the step.
         StatisticsError: The statistic was not measured.
         StoreError: The record cannot be read.
     """
@@ -45,8 +45,10 @@ def inspect(folder: RunFolder, name: str | None = None) -> list[Row]:
     try:
         profiles = read_statistics(folder, problems)
         if name is not None:
-            return [row for part in history(profiles, name) for row in _rows(name, part)]
-        return [row for statistic, part in histories(profiles) for row in _rows(statistic, part)]
+            rows = [row for part in history(profiles, name) for row in _rows(name, part)]
+        else:
+            rows = [row for statistic, part in histories(profiles) for row in _rows(statistic, part)]
+        return rows if at is None else _at(rows, at)
     except StatisticsError as error:
         if name not in STATISTICS or STATISTICS[name].tier == CORE:
             raise
@@ -54,6 +56,17 @@ def inspect(folder: RunFolder, name: str | None = None) -> list[Row]:
     finally:
         for problem in problems:
             warn(problem)
+
+
+def _at(rows: Sequence[Row], step: int) -> list[Row]:
+    """Return the rows at a step, with one value each, of the statistics that were measured there."""
+    found = [(row, list(row["steps"]).index(step)) for row in rows if step in row["steps"]]
+    if not found:
+        steps = sorted({each for row in rows for each in row["steps"]}, key=lambda each: abs(each - step))[:2]
+        nearest = " or ".join(map(str, sorted(steps)))
+        raise ConfigError(f"--at {step}: not measured at this step; choose {nearest}")
+    series = ("steps", "values", "n")
+    return [{key: value[i : i + 1] if key in series else value for key, value in row.items()} for row, i in found]
 
 
 def _rows(name: str, part: History) -> list[Row]:

@@ -32,6 +32,8 @@ from normlab.store.reading import LARGEST_RECORD, parse_record
 
 FOLDER = "checkpoints"
 """The name of the checkpoints folder in a run's folder."""
+WEIGHTS_FOLDER = "weights"
+"""The name of the folder of checkpoints that hold the weights only, from which no run resumes."""
 _NAME = re.compile(r"step_(\d{8,})")
 
 

@@ -218,6 +218,19 @@ class Loop:
         if self.settings.device == "cuda":
             torch.cuda.current_stream().synchronize()  # here, so that the time of the next steps is theirs alone
 
+    @torch.no_grad()
+    def _keep_weights(self) -> None:
+        """Copy the weights to the host, and keep those of each run that has not diverged."""
+        jobs: list[Callable[[], None]] = []
+        weights = {f"param/{name}": tensor for name, tensor in self.runner.params.items()}
+        weights |= {f"buffer/{name}": tensor for name, tensor in self.runner.buffers.items()}
+        for index, run in enumerate(self.runs):
+            if run.diverged is None and not self.ranks.rank:
+                own = {name: tensor if self.is_single else tensor[index] for name, tensor in weights.items()}
+                copies = {name: tensor.to("cpu", copy=True) for name, tensor in own.items()}
+                jobs.append(partial(run.keep, self.step_count, copies))
+        self.writer.add(*jobs)
+
     # The loop.
 
     def run(self, stop: StopRequest) -> str:
@@ -234,6 +247,8 @@ class Loop:
         self._write_status()
         if steps == 0 and self.runs[0].saved_step is None:  # a checkpoint of step 0 follows the measurement
             self._measure_initialisation()
+        if self.step_count == 0 and self.config.train.keeps(0):
+            self._keep_weights()
         schedule, start, stopping = self.statistics_schedule, time.perf_counter(), self._is_stopping(stop)
         while self.step_count < steps and not stopping:
             if schedule.before_step(self.step_count):
@@ -242,7 +257,8 @@ class Loop:
             self.step_count += 1
             evaluation_due, checkpoint_due = self._due(self.step_count)
             log_due = len(self._pending) == self.config.train.log_every
-            is_due = evaluation_due or checkpoint_due or log_due or schedule.is_due(self.step_count)
+            is_kept = self.config.train.keeps(self.step_count)
+            is_due = evaluation_due or checkpoint_due or is_kept or log_due or schedule.is_due(self.step_count)
             # Several ranks must stop after the same step. To agree on it, the host waits for a GPU.
             agrees = self.ranks.count == 1 or self.settings.device == "cpu" or self.step_count % AGREE_EVERY == 0
             stopping = self._is_stopping(stop) if is_due or agrees else False
@@ -255,6 +271,8 @@ class Loop:
                 if not self.active:
                     return "diverged"
                 self._write_status()
+            if is_kept:
+                self._keep_weights()
             if evaluation_due:
                 self._evaluate()
             if self.step_count == steps:

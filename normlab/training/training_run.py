@@ -198,6 +198,12 @@ class TrainingRun:
         )  # fmt: skip
         self.saved_step = step
 
+    def keep(self, step: int, tensors: Mapping[str, Tensor]) -> None:
+        """Write the weights of a step, beside all those kept before."""
+        self.folder.check_place()
+        meta = {"run_id": self.folder.run_id, "diverged": None}
+        checkpoint.save(self.folder.path / checkpoint.WEIGHTS_FOLDER, step, tensors, meta, keep=range(step))
+
     def restore(self, saved: checkpoint.Checkpoint, tensors: Mapping[str, Tensor]) -> None:
         """Restore the progress, and the state into `tensors` in place, from a checkpoint of this run.
 

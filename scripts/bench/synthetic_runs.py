@@ -136,7 +136,7 @@ class Record:
             "model": {"preset": "gpt2_tiny", **config["model"]},
             "train": {
                 **config["train"], "start_from": None, "log_every": LOG_EVERY, "checkpoint_every": CHECKPOINT_EVERY,
-                "graph": "auto",
+                "graph": "auto", "keep": [],
             },
             "eval": {"every": EVAL_EVERY, **config["eval"]},
             "stats": {

@@ -1,8 +1,6 @@
 import math
 
-import pytest
-
-from normlab.analysis.learning_rates import arrange, best_lr, ranking, sensitivity, shared_lr
+from normlab.analysis.learning_rates import arrange, best_lr, ranking, shared_lr
 
 inf = math.inf
 
@@ -37,23 +35,3 @@ def test_repeated_runs_count_as_one_value():
     found = arrange([(1e-3, (0, 0), 2.0), (1e-3, (0, 0), 3.0), (1e-4, (0, 0), 2.0), (1e-3, (1, 0), inf)])
     assert found == {1e-4: {(0, 0): 2.0}, 1e-3: {(0, 0): 2.5, (1, 0): inf}}
     assert list(found) == [1e-4, 1e-3]
-
-
-def test_sensitivity_counts_divergence_as_the_loss_at_the_start():
-    found = sensitivity(grid(a=[2.3], b=[2.01], c=[2.0], d=[2.015], e=[inf]), 5.5, {1e-2})
-    assert found == pytest.approx((2.3 + 2.01 + 2.0 + 2.015 + 5.5) / 5 - 2.0)
-
-
-def test_no_sensitivity_if_every_learning_rate_is_bad():
-    for losses in (grid(a=[inf], b=[inf]), grid(a=[3.2], b=[3.2]), grid(a=[4.9], b=[4.93])):
-        assert sensitivity(losses, 5.5, losses.keys()) is None
-
-
-def test_bad_learning_rate_with_a_lower_mean_counts_as_the_best():
-    """One of two seeds is stuck at 3e-4, so it is not the best, and it adds nothing negative to S."""
-    found = sensitivity(grid(a=[2.9, 2.9], b=[2.0, 3.2], c=[3.0, 3.0]), 5.5, {3e-4})
-    assert found == pytest.approx((0 + 0 + 0.1) / 3)
-
-
-def test_no_sensitivity_with_one_learning_rate():
-    assert sensitivity(grid(a=[2.0]), 5.5) is None

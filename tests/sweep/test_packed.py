@@ -55,8 +55,8 @@ def test_each_run_of_a_packed_sweep_has_the_numbers_that_it_has_alone(
     assert code == 0
     rows = json.loads(out)
     # At 1e30 every run diverges, and of twelve steps at 1e-3 none has learned: every rate is bad.
-    assert [(row["norm"], row["lr"], row["lr_sensitivity"]) for row in rows] == [
-        ("layernorm", 1e-3, None), ("rmsnorm", 1e-3, None),
+    assert [(row["norm"], row["lr"], row["bad_lrs"]) for row in rows] == [
+        ("layernorm", 1e-3, [1e-3, 1e30]), ("rmsnorm", 1e-3, [1e-3, 1e30]),
     ]  # fmt: skip
     assert [row["pairs"] for row in rows] == [0, 2]
 

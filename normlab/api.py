@@ -50,21 +50,20 @@ def sweep(*overrides: str, retry_failed: bool = False, extend: bool = False) -> 
         ConfigError, DataError, StoreError: The message says what to do.
         NormlabError: A pack failed or was stopped.
     """
-    from normlab.config.compose import compose_sweep
-    from normlab.sweeps.plan import make_plan
     from normlab.sweeps.progress import result_lines
+    from normlab.sweeps.search import planned_sweeps
     from normlab.sweeps.supervisor import supervise
     from normlab.tracking.background import report_uploads
 
-    options, configs = compose_sweep(overrides)
-    planned = make_plan(options, configs, extend=extend)
-    for warning in planned.warnings:
-        warn(warning)
-    folder = planned.folder
-    result = supervise(planned, options, retry_failed=retry_failed)
-    report_uploads(folder, result.plan)
-    if result.code:
-        raise NormlabError("; ".join(result_lines(result.plan, folder, result.failed)))
+    folder = Path()
+    for options, planned in planned_sweeps(overrides, extend=extend):
+        for warning in planned.warnings:
+            warn(warning)
+        folder = planned.folder
+        result = supervise(planned, options, retry_failed=retry_failed)
+        report_uploads(folder, result.plan)
+        if result.code:
+            raise NormlabError("; ".join(result_lines(result.plan, folder, result.failed)))
     return runs(folder)
 
 

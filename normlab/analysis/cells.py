@@ -239,6 +239,9 @@ def table_warnings(cells: Sequence[Cell], by: Sequence[str]) -> list[str]:
     resolved = [text for name in RESOLVED for text in (name, f"{NUMERICS}{name})")]
     if different := mixed_settings([run for cell in cells for run in cell.runs], [*by, *within, *implied, *resolved]):
         warnings.append(f"the cells differ in more than {', '.join(by)}: {'; '.join(different.values())}")
-    if LR not in by and len({tuple(cell.losses) for cell in cells if cell.losses}) > 1:
-        warnings.append("the cells have different learning rates: their best losses are not comparable")
+    rates = {tuple(cell.losses) for cell in cells if cell.losses}
+    if LR not in by and len(rates) > 1:
+        one = "each cell has one learning rate, and not the same: compare them only if each was chosen for its cell"
+        several = "the cells have different learning rates: their best losses are not comparable"
+        warnings.append(one if all(len(each) == 1 for each in rates) else several)
     return warnings

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+from normlab.analysis.best_rate import best_rate
 from normlab.analysis.cells import Cell, count_bad, resolved_differences
 from normlab.analysis.contrasts import Key, Pool, contrast, fisher_p, pool_cells, slope_weights, weighted_sums
 from normlab.analysis.factors import Factor, label, level_label
@@ -225,6 +226,30 @@ def _rate_rows(question: Question, test: str) -> Iterator[Row]:
                 yield labels | _rate_row(number, paired_test, values, cells) | {"missing": missing}
 
 
+def _optima(question: Question) -> Iterator[Row]:
+    """Yield the best learning rate of each cell, and what its runs have cost."""
+    for cell in question.cells:
+        found, runs = best_rate(cell.runs), [run for run in cell.runs if run.has_loss]
+        yield {
+            "test": "optimum",
+            "where": "",
+            "contrast": f"optimum: {cell.label}",
+            "unit": "learning rate",
+            "estimate": found and found.estimate,
+            "low": found and found.low,
+            "high": found and found.high,
+            "missing": "no minimum between the rates",
+            "n": found.n if found else 0,
+            "n_crossed": None,
+            "p": None,
+            "method": None,
+            "lr": None,
+            "bad": count_bad(runs),
+            "runs": len(runs),
+            "tokens": sum(run.status.tokens for run in runs),
+        }
+
+
 def highest_rates(cells: Sequence[Cell]) -> list[Row]:
     """Return for each cell the highest learning rate that trains, as a row of the test `range`."""
     numbers_of = _numbers_of(HIGHEST, cells)
@@ -289,5 +314,6 @@ TESTS = {
     "interaction": _interactions,
     "trend": _trends,
     "counts": _counts,
+    "optimum": _optima,
     **{name: partial(_rate_rows, test=name) for name in RATE_TESTS},
 }

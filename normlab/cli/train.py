@@ -106,24 +106,28 @@ def sweep(
     Arms are named sets of overrides, which multiply with the grid and are compared by name: 'arm=[pre: placement=pre,
     peri: placement=peri init=gpt2]'.
 
+    A searched option, 'optim.lr=search(1e-4,1e-1)', has sweep.trials trials in each cell, with a seed of their own, in
+    the sweep NAME-search; then the seeds of the command are trained with each cell's best values.
+
     Runs that differ only in numbers train stacked, in packs of up to sweep.pack runs; `normlab list auto` shows the
     default sizes and numbers of packs. `normlab list options` describes sweep.name, sweep.pack, sweep.jobs,
     sweep.timeout_minutes, sweep.on (local or slurm) and sweep.slurm.*. CUDA_VISIBLE_DEVICES=0,2 selects GPUs.
 
     Example: normlab sweep norm=rmsnorm,dyt 'seed=range(3)'
     """
-    from normlab.config.compose import compose_sweep
-    from normlab.sweeps.plan import make_plan
+    from normlab.sweeps.search import planned_sweeps
     from normlab.tracking.background import report_uploads
 
     texts, configs = read_arguments(_with_folder(overrides, results_dir), cfg, config_dir, config_name)
-    options, runs = compose_sweep(texts, configs)
-    planned = make_plan(options, runs, show_progress, extend=extend)
-    print_plan(planned, options, with_packs=dry_run)
-    if dry_run:
-        return 0
-    code = train_planned(planned, options, retry_failed=retry_failed)
-    report_uploads(planned.folder, planned.plan)
+    code = 0
+    for options, planned in planned_sweeps(texts, configs, show_progress, extend=extend):
+        print_plan(planned, options, with_packs=dry_run)
+        if dry_run:
+            return 0
+        code = train_planned(planned, options, retry_failed=retry_failed)
+        report_uploads(planned.folder, planned.plan)
+        if code:
+            return code
     return code
 
 

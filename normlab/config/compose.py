@@ -9,7 +9,7 @@ import copy
 import itertools
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -99,15 +99,18 @@ def compose_grid(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> l
 
 
 def compose_sweep(
-    overrides: Sequence[str], configs: UserConfigs = PACKAGED
+    overrides: Sequence[str],
+    configs: UserConfigs = PACKAGED,
+    more: Callable[[list[str]], Iterable[Sequence[str]]] = lambda varied: [()],
 ) -> tuple[SweepOptions, list[tuple[list[str], RunConfig]]]:
     """Return the options of a sweep (`sweep.option=value`); and of each run the varied overrides and the config.
 
-    An arm comes first, as `arm=NAME`.
+    An arm comes first, as `arm=NAME`. `more` may return several lists of overrides to add, from the varied ones: a run
+    for each.
     """
     grid = _without_sweep(overrides)
     options = _sweep_options([text for text in overrides if text not in grid])
-    return options, [(varied, to_config(cfg, job)) for job, varied, cfg in _compose_jobs(grid, configs)]
+    return options, [(varied, to_config(cfg, job)) for job, varied, cfg in _compose_jobs(grid, configs, more)]
 
 
 def config_texts(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> Iterator[str]:
@@ -248,7 +251,11 @@ def _jobs_of_arm(overrides: Sequence[str]) -> Iterator[tuple[Job, list[str]]]:
         yield job, [str(each.input_line) for each in job if each.get_key_element() in varied]
 
 
-def _compose_jobs(overrides: Sequence[str], configs: UserConfigs) -> Iterator[tuple[Job, list[str], DictConfig]]:
+def _compose_jobs(
+    overrides: Sequence[str],
+    configs: UserConfigs,
+    more: Callable[[list[str]], Iterable[Sequence[str]]] = lambda varied: [()],
+) -> Iterator[tuple[Job, list[str], DictConfig]]:
     """Yield the overrides, the varied overrides and the composed config of each run of a grid.
 
     Loading and merging the config groups takes nearly all the time of a composition. So Hydra composes each combination
@@ -259,7 +266,9 @@ def _compose_jobs(overrides: Sequence[str], configs: UserConfigs) -> Iterator[tu
         raise ConfigError(f"--config-dir={configs.folder}: no such folder; choose the folder with your configs")
     if configs.folder is not None or any("hydra.searchpath" in text for text in overrides):
         _compose_choices.cache_clear()  # the user's files may have changed since the last command of this process
-    for job, varied in _jobs(overrides):
+    added = ((grid_job, each, texts) for grid_job, each in _jobs(overrides) for texts in more(each))
+    for grid_job, each, texts in added:
+        job, varied = (*grid_job, *map(_read, texts)), [*each, *texts]
         values = [override for override in job if _sets_value(override)]
         with explaining_errors(job):
             chosen = tuple(str(each.input_line) for each in job if each not in values)

@@ -52,6 +52,9 @@ class SweepOptions:
     name: str | None = option(
         None, "Name, and folder in results/sweeps; default: the varied options and a hash.", longest=100
     )
+    trials: int = option(
+        12, "Trials for each cell, if an option is searched: 'optim.lr=search(1e-4,1e-1)'.", at_least=1, at_most=1000
+    )
     pack: str = option("auto", "Most runs that train stacked: a number, off, or auto (`normlab list auto`).")
     on: str = option("local", "This machine, or an array job with a task per pack.", choices=("local", "slurm"))
     jobs: int | None = option(

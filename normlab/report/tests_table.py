@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from normlab.analysis.factor_tests import RATE_TESTS
 from normlab.analysis.intervals import LEVEL, Design
+from normlab.analysis.rate_range import NEAR
 from normlab.analysis.settings import format_setting
 from normlab.report.cells_table import add_notes, pool_notes
 from normlab.report.tables import Row, format_p, render
@@ -24,8 +25,8 @@ def format_tests(rows: Sequence[Row]) -> list[Row]:
             "contrast": row["contrast"],
             **(_counts_text(row) if row["test"] == "counts" else {"estimate": _estimate_text(row)}),
             **({"unit": row["unit"]} if has_units else {}),
-            "p": format_p(row["p"]),
-            "p (Holm)": format_p(row["p_holm"]),
+            **({"p": format_p(row["p"]), "p (Holm)": format_p(row["p_holm"])} if row["test"] != "optimum" else {}),
+            **({"tokens": f"{row['tokens']:,}"} if "tokens" in row else {}),
             **({"bad": f"{row['bad']} of {row['runs']}"} if has_bad and row["test"] != "counts" else {}),
         }
         for row in rows
@@ -36,7 +37,7 @@ def _estimate_text(row: Row) -> str:
     if row["estimate"] is None:
         return row.get("missing", "no common seed")
     # A slope per step or per channel may be far below 0.0001, and so may a learning rate.
-    form = {"trend": "+#.3g", "range": "#.3g", "sensitivity": ".4f"}.get(row["test"], "+.4f")
+    form = {"trend": "+#.3g", "range": "#.3g", "optimum": "#.3g", "sensitivity": ".4f"}.get(row["test"], "+.4f")
     beyond = row.get("beyond_grid", ())
     low, high = (
         "beyond the grid" if side in beyond else "" if row[bound] is None else f"{row[bound]:{form}}"
@@ -64,6 +65,14 @@ def notes_on_tests(rows: Sequence[Row]) -> list[str]:
             "bad: runs that diverged, are stuck or regressed, at all learning rates",
             f"p: Fisher's exact test, which takes the runs as independent; {corrected}",
             baseline,
+            *differences,
+        ]
+    if test == "optimum":
+        return [
+            "optimum: the learning rate with the lowest loss, by a parabola in ln(rate) through the n losses of runs "
+            f"that have learned, within {NEAR} nats/token of the lowest; with Fieller's {LEVEL:.0%} interval, if it "
+            "has ends",
+            "tokens: of all runs of the cell, which the optimum has cost",
             *differences,
         ]
     if test in RATE_TESTS:

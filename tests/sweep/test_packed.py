@@ -64,16 +64,21 @@ def test_each_run_of_a_packed_sweep_has_the_numbers_that_it_has_alone(
 KILLS = 10
 
 
+SEARCH = ["norm=layernorm,rmsnorm", "optim.lr=search(1e-4,1e-1)", "sweep.trials=8"]
+
+
 @pytest.mark.process
+@pytest.mark.parametrize(("grid", "steps"), [(GRID, 4000), (SEARCH, 2000)], ids=["grid", "search"])
 def test_killed_at_any_time_with_all_its_processes_it_ends_as_if_undisturbed(
-    overrides: list[str], tmp_path: Path
+    grid: list[str], steps: int, overrides: list[str], tmp_path: Path
 ) -> None:
     """SIGKILL to the supervisor and its workers, ten times at random; then to the end: every record bit for bit.
 
-    Two packs at once, each of two runs that train and two that diverge; killed while they start and while they train.
+    Two packs at once, those of the grid each of two runs that train and two that diverge; killed while they start and
+    while they train. A search makes the same trials.
     """
-    command = [sys.executable, "-m", "normlab", "sweep", "sweep.name=packed", "sweep.pack=4", *GRID, *overrides]
-    command += ["train.steps=4000", "train.checkpoint_every=50", "deterministic=true", "sweep.jobs=2"]
+    command = [sys.executable, "-m", "normlab", "sweep", "sweep.name=packed", "sweep.pack=4", *grid, *overrides]
+    command += [f"train.steps={steps}", "train.checkpoint_every=50", "deterministic=true", "sweep.jobs=2"]
     subprocess.run([*command, f"results_dir={tmp_path / 'calm'}"], check=True, capture_output=True, timeout=600)
     draws, reached = random.Random(0), [0]
     command.append(f"results_dir={tmp_path / 'wild'}")

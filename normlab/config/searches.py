@@ -1,0 +1,78 @@
+"""Options whose value is searched: `optim.lr=search(1e-4,1e-1)`."""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from normlab.errors import ConfigError
+
+_SEARCH = re.compile(r"([\w.]+)=search\(([^(),]*),([^(),]*)\)")
+EXAMPLE = "'optim.lr=search(1e-4,1e-1)'"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values of one option that a search may try."""
+
+    option: str
+    low: float
+    high: float
+    is_whole: bool
+    """Whether both limits are whole numbers, and so all values."""
+
+    @property
+    def is_log(self) -> bool:
+        """Whether the values are searched by their logarithm."""
+        return self.low > 0
+
+    def at(self, share: float) -> float:
+        """Return the value at a share of the range, 0 to 1."""
+        if self.is_log:
+            return self.low * (self.high / self.low) ** share
+        return self.low + (self.high - self.low) * share
+
+    def text(self, value: float) -> str:
+        """Return the override that sets a value, of four digits unless it is a limit."""
+        number = round(value) if self.is_whole else float(f"{value:.4g}")
+        return f"{self.option}={min(max(number, self.low), self.high):.12g}"
+
+    @staticmethod
+    def value(text: str) -> float:
+        """Return the value that `text` gave an override."""
+        return float(text.partition("=")[2])
+
+
+def read_searches(overrides: Sequence[str]) -> tuple[list[Range], list[str]]:
+    """Return the ranges of the searched options, and the other overrides.
+
+    Raises:
+        ConfigError: A range is none, is that of an arm, or its option has a value too.
+    """
+    searches = [text for text in overrides if "=search(" in text]
+    rest = [text for text in overrides if text not in searches]
+    ranges = [_range(text) for text in searches]
+    taken = {text.lstrip("+").partition("=")[0] for text in rest}
+    for each in ranges:
+        if each.option in taken:
+            raise ConfigError(f"{each.option}: is searched, and given a second time; leave one of them out")
+        taken.add(each.option)
+    return ranges, rest
+
+
+def _range(text: str) -> Range:
+    found = _SEARCH.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"{text}: not a search; write {EXAMPLE}, outside of arm=[...]")
+    option, limits = found[1], [each.strip() for each in found.groups()[1:]]
+    try:
+        low, high = map(float, limits)
+    except ValueError:
+        low = high = math.nan
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ConfigError(f"{text}: the limits must be two numbers, the lower one first, as in {EXAMPLE}")
+    return Range(option, low, high, all(each.lstrip("-").isdecimal() for each in limits))
+
+
+def without_seeds(overrides: Iterable[str]) -> list[str]:
+    return [text for text in overrides if not text.startswith(("seed=", "data.seed="))]

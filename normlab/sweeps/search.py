@@ -1,0 +1,185 @@
+"""The sweeps of one command: a plain sweep, or a search and the sweep that judges what it has found.
+
+`optim.lr=search(1e-4,1e-1)` has two sweeps. NAME-search has the trials: `sweep.trials` for each cell of the grid, a few
+at a time, all with one seed. NAME has the runs with the seeds of the command, each cell with the values of its best
+trial. Optuna chooses the values of a trial from the losses of the trials before it alone, so that a search that was
+killed makes the same trials.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from normlab.config.compose import PACKAGED, UserConfigs, compose_sweep
+from normlab.config.schema import canonical_hash
+from normlab.config.searches import EXAMPLE, Range, read_searches, without_seeds
+from normlab.config.sweep_options import SweepOptions
+from normlab.errors import ConfigError
+from normlab.store.files import write_atomic
+from normlab.store.outcome import format_loss
+from normlab.store.plans import has_plan, read_plan, run_of, sweep_folder
+from normlab.store.record import RunRecord
+from normlab.sweeps.plan import PlannedSweep, all_completed, is_completed, make_plan
+
+AT_ONCE = 4
+"""Trials of a cell that are made at once. Optuna knows no loss of the first ones, which are spread evenly."""
+SEED = 1_000_000
+"""The seed of every trial, which judges nothing."""
+JOURNAL = "search.journal"
+"""The trials as Optuna's journal, in the folder of the search."""
+
+Cell = tuple[str, ...]
+"""The varied overrides of a cell, without the seed."""
+Values = tuple[str, ...]
+"""The searched options of a trial, as overrides."""
+Trial = tuple[Values, float]
+"""The values of a trial, and its loss; a diverged one has that of a uniform guess, ln V."""
+
+
+def planned_sweeps(
+    overrides: Sequence[str],
+    configs: UserConfigs = PACKAGED,
+    show_progress: Callable[[str], None] = lambda _: None,
+    *,
+    extend: bool = False,
+) -> Iterator[tuple[SweepOptions, PlannedSweep]]:
+    """Yield each sweep of a command with its options; the caller trains it before it asks for the next one.
+
+    Raises:
+        ConfigError, DataError, StoreError: As `make_plan`; or a search is none.
+    """
+    ranges, rest = read_searches(overrides)
+    if not ranges:
+        if given := [text for text in rest if text.startswith("sweep.trials=")]:
+            raise ConfigError(f"{given[0]}: nothing is searched; search an option, as in {EXAMPLE}")
+        options, composed = compose_sweep(rest, configs)
+        yield options, make_plan(options, composed, show_progress, extend=extend)
+        return
+    options, composed = compose_sweep(rest, configs)
+    cells = list(dict.fromkeys(_cell_of(varied) for varied, _ in composed))
+    texts = [*map(repr, ranges), *(text for text in rest if not text.startswith("sweep."))]
+    name = options.name or f"search-{canonical_hash(sorted(texts))[:8]}"
+    folder = sweep_folder(composed[0][1].results_dir, f"{name}-search")
+    trials: dict[Cell, list[Trial]] = {cell: [] for cell in cells}
+    for first in range(0, options.trials, AT_ONCE):
+        count = min(AT_ONCE, options.trials - first)
+        asked = {
+            cell: [*(values for values, _ in trials[cell]), *_ask(ranges, cell, trials[cell], count)] for cell in cells
+        }
+        losses, is_new = _losses(folder), not has_plan(folder)
+        # The last time every run is planned, so that all trials are those of these overrides.
+        is_last = first + count == options.trials
+        if is_last or any((*cell, *values) not in losses for cell in cells for values in asked[cell]):
+            _, composed = compose_sweep([*without_seeds(rest), f"seed={SEED}"], configs, partial(_of_cell, asked))
+            search = replace(options, name=folder.name)
+            planned = make_plan(search, composed, show_progress, extend=not is_new)
+            if planned.extended and has_plan(folder.with_name(name)):
+                raise ConfigError(
+                    f"sweep.trials={options.trials}: sweep {name} has been judged with fewer trials; choose another "
+                    "sweep.name: runs that are completed are not trained again"
+                )
+            if planned.extended or is_new or not all_completed(folder, planned.plan.runs):
+                yield search, planned
+            losses = _losses(folder)
+        trials = {cell: [(values, losses[*cell, *values]) for values in asked[cell]] for cell in cells}
+        _write_journal(folder / JOURNAL, ranges, trials)
+    best = {cell: min(trials[cell], key=lambda trial: trial[1]) for cell in cells}
+    values_of = {cell: [values] for cell, (values, _) in best.items()}
+    _, composed = compose_sweep(rest, configs, partial(_of_cell, values_of))
+    planned = make_plan(replace(options, name=name), composed, show_progress, extend=extend)
+    if not has_plan(planned.folder):
+        notes = [
+            f"{' '.join([*cell, *values])}: the best of {len(trials[cell])} trials (loss {format_loss(loss)})"
+            for cell, (values, loss) in best.items()
+        ]
+        planned = replace(planned, plan=replace(planned.plan, notes=[*planned.plan.notes, *notes]))
+    yield options, planned
+
+
+def _cell_of(varied: Sequence[str]) -> Cell:
+    return tuple(without_seeds(varied))
+
+
+def _of_cell(values: Mapping[Cell, list[Values]], varied: list[str]) -> list[Values]:
+    return values[_cell_of(varied)]
+
+
+def _ask(ranges: Sequence[Range], cell: Cell, made: Sequence[Trial], count: int) -> list[Values]:
+    """Return the values of the next trials of a cell.
+
+    The first ones are the centres of equal parts of the ranges, in an order of its own for each option; later ones are
+    those of a tree-structured Parzen estimator (Bergstra et al. 2011, NeurIPS 24).
+
+    Raises:
+        ConfigError: Optuna is not installed.
+    """
+    seed = int(canonical_hash([*cell, len(made)])[:8], 16)
+    if not made:
+        random = np.random.default_rng(seed)
+        columns = [[each.at((part + 0.5) / count) for part in random.permutation(count)] for each in ranges]
+        return [_texts(ranges, values) for values in zip(*columns, strict=True)]
+    optuna = _optuna()
+    sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=0, constant_liar=True)
+    study = optuna.create_study(sampler=sampler)
+    _add(study, ranges, made)
+    asked = [study.ask(_distributions(ranges)) for _ in range(count)]
+    return [_texts(ranges, [trial.params[each.option] for each in ranges]) for trial in asked]
+
+
+def _texts(ranges: Sequence[Range], values: Sequence[float]) -> Values:
+    return tuple(each.text(value) for each, value in zip(ranges, values, strict=True))
+
+
+def _losses(folder: Path) -> dict[tuple[str, ...], float]:
+    """Return the losses of the trials that have ended, by their overrides; at most that of a uniform guess, ln V."""
+    losses: dict[tuple[str, ...], float] = {}
+    for planned in read_plan(folder).runs if has_plan(folder) else ():
+        run = run_of(folder, planned)
+        if is_completed(run):
+            record = RunRecord.load(run)
+            losses[tuple(planned.overrides)] = min(record.loss, record.corpus.baselines.uniform)
+    return losses
+
+
+def _optuna() -> Any:
+    try:
+        import optuna  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "search(...): needs Optuna, which is not installed; pip install optuna, or sweep some values instead"
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def _distributions(ranges: Sequence[Range]) -> dict[str, Any]:
+    kinds = _optuna().distributions
+    return {
+        each.option: kinds.IntDistribution(int(each.low), int(each.high), log=each.is_log)
+        if each.is_whole
+        else kinds.FloatDistribution(each.low, each.high, log=each.is_log)
+        for each in ranges
+    }
+
+
+def _add(study: Any, ranges: Sequence[Range], trials: Sequence[Trial]) -> None:
+    """Add completed trials to a study of Optuna."""
+    for values, loss in trials:
+        params = {each.option: each.value(text) for each, text in zip(ranges, values, strict=True)}
+        study.add_trial(_optuna().trial.create_trial(params=params, distributions=_distributions(ranges), value=loss))
+
+
+def _write_journal(path: Path, ranges: Sequence[Range], trials: Mapping[Cell, Sequence[Trial]]) -> None:
+    """Write the trials of all cells as a file that `optuna-dashboard` reads."""
+    optuna = _optuna()
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        new = Path(folder) / path.name
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(new)))
+        for cell, made in trials.items():
+            _add(optuna.create_study(storage=storage, study_name=" ".join(cell) or "all runs"), ranges, made)
+        write_atomic(path, new.read_bytes())

@@ -1,0 +1,248 @@
+"""`optim.lr=search(LOW,HIGH)`: the trials of each cell, and the sweep that judges what they found."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import optuna
+import pytest
+from scipy import stats
+from synthetic_runs import Record
+
+from normlab.analysis.best_rate import best_rate
+from normlab.config.searches import read_searches
+from normlab.errors import ConfigError
+from normlab.store.plans import read_plan, run_of
+from normlab.store.record import Corpus, RunRecord
+from normlab.store.runs import RunFolder
+from normlab.store.status import Status
+from normlab.sweeps.files import write_plan
+from normlab.sweeps.plan import PlannedSweep
+from normlab.sweeps.search import SEED, planned_sweeps
+from support.made_runs import merged
+
+OPTIMUM = {"rmsnorm": 2e-3, "dyt": 1e-2}
+UNIFORM = 5.5
+GRID = ["norm=rmsnorm,dyt", "seed=0,1,2", "sweep.name=found", "optim.lr=search(1e-4,1e-1)"]
+
+
+def loss_at(norm: str, lr: float) -> float:
+    """A parabola in ln(rate); far above its minimum, the run diverges."""
+    distance = math.log(lr / OPTIMUM[norm])
+    return math.inf if distance > 2 else 2 + 0.05 * distance**2
+
+
+def write_run(folder: RunFolder, config: dict[str, Any], loss: float) -> None:
+    """Write the record of a run that has ended with a loss, as the trainer does."""
+    record = merged(Record(stats_every=None).run(), {"config": config, "run_id": folder.run_id})
+    record["corpus"]["baselines"] = {"uniform": UNIFORM, "unigram": 3.2, "bigram": 2.5}
+    record["identity"]["config"] = {name: record["config"][name] for name in record["identity"]["config"]}
+    RunFolder.create(folder.path, record)
+    numbers = {"step": 3, "steps": 3, "train_loss": 2.0, "tokens": 1000, "val_loss": loss, "best_val_loss": 2.0}
+    if loss == math.inf:
+        numbers |= {"diverged": {"step": 3, "loss": math.nan, "grad_norm": math.nan}, "val_loss": 2.5}
+    status = msgspec.convert({"state": "diverged" if loss == math.inf else "finished", **numbers}, Status, strict=False)
+    references = msgspec.convert(record["corpus"], Corpus).references(status.initial_val_loss)
+    folder.write_status(asdict(status.completed(references, None)))
+
+
+def train(planned: PlannedSweep, most: int | None = None) -> int:
+    """Write the plan and the records of the packs that have none, at most some of them; return their number."""
+    planned.folder.mkdir(parents=True, exist_ok=True)
+    write_plan(planned.folder, planned.plan)
+    packs = [planned.plan.runs_of(pack) for pack in planned.plan.packs]
+    left = [pack for pack in packs if not run_of(planned.folder, pack[0]).exists()][:most]
+    for run in (run for pack in left for run in pack):
+        norm, lr = run.config["norm"]["name"], run.config["optim"]["lr"]
+        write_run(run_of(planned.folder, run), run.config, loss_at(norm, lr))
+    return len(left)
+
+
+def rates(plan: Any) -> list[tuple[str, float, int]]:
+    return [(run.config["norm"]["name"], run.config["optim"]["lr"], run.config["seed"]) for run in plan.runs]
+
+
+@pytest.fixture
+def searched(overrides: list[str]) -> Callable[..., list[PlannedSweep]]:
+    """Return a function that makes all the sweeps of a search, and returns their plans."""
+
+    def call(*more: str) -> list[PlannedSweep]:
+        made = []
+        for _, planned in planned_sweeps([*overrides, *GRID, *more]):
+            train(planned)
+            made.append(planned)
+        return made
+
+    return call
+
+
+def test_each_cell_is_judged_at_its_best_trial(searched: Callable[..., list[PlannedSweep]]) -> None:
+    """The trials have another seed than the runs that judge; a diverged one counts as the worst."""
+    *rounds, judged = searched("sweep.trials=10")
+    assert [len(each.plan.runs) for each in rounds] == [8, 16, 20]
+    assert {each.folder.name for each in rounds} == {"found-search"}
+    trials = rates(rounds[-1].plan)
+    assert {seed for _, _, seed in trials} == {SEED}
+    assert all(1e-4 <= lr <= 1e-1 for _, lr, _ in trials)
+    for norm in OPTIMUM:
+        tried = [lr for name, lr, _ in trials if name == norm]
+        assert len(tried) == 10
+        # The first four are the centres of four equal parts of the range.
+        assert sorted(tried[:4]) == pytest.approx([1e-4 * 10 ** (3 * (part + 0.5) / 4) for part in range(4)], rel=1e-3)
+        best = min(tried, key=lambda lr: loss_at(norm, lr))
+        assert loss_at(norm, best) < 2.02
+        assert [lr for name, lr, _ in rates(judged.plan) if name == norm] == [best] * 3
+    assert [seed for _, _, seed in rates(judged.plan)] == [0, 1, 2, 0, 1, 2]
+    assert "norm=dyt optim.lr=0.0" in judged.plan.notes[1]
+    assert "the best of 10 trials (loss 2.0" in judged.plan.notes[1]
+
+
+def test_a_search_that_is_stopped_ten_times_makes_the_same_trials(
+    overrides: list[str], searched: Callable[..., list[PlannedSweep]], tmp_path: Path
+) -> None:
+    *_, search, judged = searched("sweep.trials=10", f"results_dir={tmp_path / 'calm'}")
+    command = [*overrides, *GRID, "sweep.trials=10", f"results_dir={tmp_path / 'wild'}"]
+    for _ in range(10):
+        for _, planned in planned_sweeps(command):
+            if train(planned, most=1):  # then it is killed
+                break
+    ends = [planned for _, planned in planned_sweeps(command) if train(planned) >= 0]
+    wild = {each.folder.name: read_plan(each.folder) for each in ends}
+    wild["found-search"] = read_plan(tmp_path / "wild" / "sweeps" / "found-search")
+    for calm in (search, judged):
+        assert rates(wild[calm.folder.name]) == rates(calm.plan)
+
+
+def test_more_trials_keep_the_first_ones(overrides: list[str], searched: Callable[..., list[PlannedSweep]]) -> None:
+    *_, few, _ = searched("sweep.trials=4")
+    command = [text for text in GRID if not text.startswith("sweep.name")]
+    more = [
+        planned
+        for _, planned in planned_sweeps([*overrides, *command, "sweep.name=more", "sweep.trials=8"])
+        if train(planned) >= 0
+    ]
+    assert {run.run_id for run in few.plan.runs} <= {run.run_id for run in more[-2].plan.runs}
+    with pytest.raises(ConfigError, match=r"sweep\.trials=8: sweep found has been judged with fewer trials"):
+        searched("sweep.trials=8")
+
+
+def test_several_options_and_whole_numbers(searched: Callable[..., list[PlannedSweep]]) -> None:
+    *_, search, judged = searched(
+        "optim.weight_decay=search(0,0.2)", "optim.warmup_steps=search(0,2)", "sweep.trials=6"
+    )
+    configs = [run.config["optim"] for run in search.plan.runs]
+    assert {each["warmup_steps"] for each in configs} <= {0, 1, 2}
+    assert len({each["weight_decay"] for each in configs}) > 3
+    assert len(judged.plan.runs) == 6
+
+
+def test_optuna_reads_the_journal(searched: Callable[..., list[PlannedSweep]]) -> None:
+    *_, search, _ = searched("sweep.trials=5")
+    backend = optuna.storages.journal.JournalFileBackend(str(search.folder / "search.journal"))
+    storage = optuna.storages.JournalStorage(backend)
+    for norm in OPTIMUM:
+        study = optuna.load_study(study_name=f"norm={norm}", storage=storage)
+        assert [trial.value for trial in study.trials] == pytest.approx(
+            [min(loss_at(norm, trial.params["optim.lr"]), UNIFORM) for trial in study.trials]
+        )
+        assert len(study.trials) == 5
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["optim.lr=search(1e-4)"], "optim.lr=search(1e-4): not a search; write 'optim.lr=search(1e-4,1e-1)'"),
+        (["optim.lr=search(1e-1,1e-4)"], "the limits must be two numbers, the lower one first"),
+        (["optim.lr=search(a,b)"], "the limits must be two numbers"),
+        (["optim.lr=search(1e-4,inf)"], "the limits must be two numbers"),
+        (["optim.lr=search(1e-4,1e-1)", "optim.lr=1e-3"], "optim.lr: is searched, and given a second time"),
+        (["optim.lr=search(1e-4,1e-1)", "optim.lr=search(1e-4,1)"], "optim.lr: is searched, and given a second time"),
+        (["arm=[a: optim.lr=search(1e-4,1e-1)]"], "outside of arm=[...]"),
+    ],
+)
+def test_errors(texts: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read_searches(texts)
+    assert message in str(error.value)
+
+
+def test_trials_without_a_search_are_refused(overrides: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"sweep\.trials=5: nothing is searched"):
+        next(planned_sweeps([*overrides, "sweep.trials=5"]))
+
+
+def runs_at(points: list[tuple[float, float]], tmp_path: Path) -> list[RunRecord]:
+    base = Record(stats_every=None).run()["config"]
+    runs = []
+    for index, (lr, loss) in enumerate(points):
+        folder = RunFolder(tmp_path / f"run-{index}")
+        write_run(folder, merged(base, {"optim": {"lr": float(lr)}}), float(loss))
+        runs.append(RunRecord.load(folder))
+    return runs
+
+
+def test_the_optimum_of_a_parabola_with_fiellers_interval(tmp_path: Path) -> None:
+    """The limits are where an F test of two nested fits, by numpy, just rejects."""
+    random = np.random.default_rng(0)
+    rates_N = np.geomspace(3e-3, 3e-2, 9)
+    losses_N = 2 + 0.05 * np.log(rates_N / 1e-2) ** 2 + 0.003 * random.standard_normal(9)
+    found = best_rate(runs_at([*zip(rates_N, losses_N, strict=True), (0.3, 5.0), (0.5, math.inf)], tmp_path))
+    assert found is not None
+    assert found.n == 9
+    _, b, c = np.polynomial.Polynomial.fit(np.log(rates_N), losses_N, 2).convert().coef
+    assert math.log(found.estimate) == pytest.approx(-b / (2 * c), abs=1e-9)
+
+    def p_value(rate: float) -> float:
+        """Compare the parabola with the one whose minimum is at this rate."""
+        free = np.vander(np.log(rates_N), 3)
+        fixed = np.stack([np.ones(9), (np.log(rates_N) - math.log(rate)) ** 2], 1)
+        rss = [float(np.linalg.lstsq(design, losses_N)[1][0]) for design in (free, fixed)]
+        return float(stats.f.sf((rss[1] - rss[0]) / (rss[0] / 6), 1, 6))
+
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < found.estimate < found.high
+    assert [p_value(found.low), p_value(found.high)] == pytest.approx([0.05, 0.05], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [(1e-3, 2.0), (2e-3, 2.01), (4e-3, 2.02)],  # too few
+        [(1e-3, 2.0), (2e-3, 2.01), (4e-3, 2.02), (8e-3, 2.04)],  # the lowest is at the end
+        [(1e-3, 2.0), (2e-3, 2.05), (4e-3, 2.05), (8e-3, 2.0)],  # a maximum
+    ],
+)
+def test_no_optimum(points: list[tuple[float, float]], tmp_path: Path) -> None:
+    assert best_rate(runs_at(points, tmp_path)) is None
+
+
+def test_an_interval_without_ends(tmp_path: Path) -> None:
+    """Noise of the size of the curvature."""
+    points = [(1e-3, 2.03), (2e-3, 2.0), (4e-3, 2.02), (8e-3, 2.0), (16e-3, 2.05), (32e-3, 2.02)]
+    found = best_rate(runs_at(points, tmp_path))
+    assert found is not None
+    assert (found.low, found.high) == (None, None)
+
+
+def test_summarize_prints_the_optimum_and_its_cost(
+    searched: Callable[..., list[PlannedSweep]], run_command: Any, tmp_path: Path
+) -> None:
+    search = searched("sweep.trials=12")[-2]
+    code, out, _ = run_command("summarize", str(search.folder), "--test", "optimum", "--format", "json")
+    assert code == 0
+    by_cell = {row["contrast"]: row for row in json.loads(out)}
+    for norm, title in (("rmsnorm", "RMSNorm"), ("dyt", "DyT")):
+        row = by_cell[f"optimum: {title}"]
+        assert (row["runs"], row["tokens"]) == (12, 12_000)
+        if row["estimate"] is not None:
+            assert row["estimate"] == pytest.approx(OPTIMUM[norm], rel=1e-3)
+    assert any(row["estimate"] for row in by_cell.values())
+    code, out, _ = run_command("summarize", str(search.folder), "--test", "optimum")
+    assert code == 0
+    assert "tokens: of all runs of the cell" in out

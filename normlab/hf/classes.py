@@ -6,7 +6,8 @@ model by it, and import reads those of a folder.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -200,12 +201,10 @@ def _with_rotation(options: Options) -> Options:
         ConfigError: The rotation is scaled.
     """
     rotation = options.get("rope_parameters") or options.get("rope_scaling") or {}
-    if isinstance(rotation, dict):
-        rotation = rotation.get("full_attention", rotation)
-    if not isinstance(rotation, dict) or {*rotation} - {"rope_theta", "rope_type", "type"}:
-        raise ConfigError(f"rope_parameters={rotation!s:.100}: normlab does not scale the rotation")
-    if (kind := rotation.get("rope_type", rotation.get("type", "default"))) != "default":
-        raise ConfigError(f"rope_type={kind!s:.60}: normlab has only rope_type=default")
+    rotation = rotation.get("full_attention", rotation) if isinstance(rotation, dict) else {"rope_type": rotation}
+    kind = rotation.get("rope_type", rotation.get("type", "default"))
+    if kind != "default" or {*rotation} - {"rope_theta", "rope_type", "type"}:
+        raise ConfigError(f"rope_parameters={rotation!s:.100}: normlab has only rope_type=default")
     return {**options, **rotation}
 
 
@@ -226,7 +225,6 @@ _OUT = {"post_attention_layernorm": "wiring.attn.norms.out", "post_feedforward_l
 _PERI = _OUT | {"input_layernorm": "wiring.attn.norms.in", "pre_feedforward_layernorm": "wiring.mlp.norms.in"}
 _QK = {"self_attn.q_norm": "attn.qk_norms.q", "self_attn.k_norm": "attn.qk_norms.k"}
 _ENDS = {"model.embed_tokens": "embed.tokens", "model.norm": "head.close", "lm_head": "head"}
-_LLAMA = "model=llama_nano norm=rmsnorm"
 
 
 def _gpt2(config: RunConfig) -> dict[str, Any]:
@@ -245,49 +243,22 @@ def _llama(config: RunConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _with_kinds_of_layers(config: RunConfig) -> dict[str, Any]:
-    model = config.model
-    return _llama(config) | {"sliding_window": model.context, "layer_types": ["full_attention"] * model.depth}
+def _kinds_of_layers(config: RunConfig, **options: Any) -> dict[str, Any]:
+    model, kinds = config.model, {"layer_types": ["full_attention"] * config.model.depth}
+    return _llama(config) | kinds | {"sliding_window": model.context} | options
 
 
-def _with_rotations(config: RunConfig) -> dict[str, Any]:
+def _rotations(config: RunConfig, **options: Any) -> dict[str, Any]:
     """Return the options of a class that has a rotation for each kind of layer."""
-    options = _with_kinds_of_layers(config)
-    return options | {"rope_parameters": {"full_attention": options["rope_parameters"]}}
+    rotations = {"full_attention": _llama(config)["rope_parameters"]}
+    return _kinds_of_layers(config, rope_parameters=rotations) | options
 
 
 def _gemma(config: RunConfig) -> dict[str, Any]:
-    options = _with_rotations(config) if config.model.qk_norm == "head" else _with_kinds_of_layers(config)
-    scalar = config.model.width // config.model.heads
-    return options | {
-        "hidden_activation": "silu", "query_pre_attn_scalar": scalar, "use_bidirectional_attention": False,
-    }  # fmt: skip
-
-
-def _family(
-    name: str,
-    model_type: str,
-    overrides: str,
-    norms: Mapping[str, str],
-    *optional: str,
-    fixed: Callable[[RunConfig], Options] = _llama,
-) -> NativeClass:
-    return NativeClass(
-        name=name, model_type=model_type, overrides=f"{_LLAMA} {overrides}", free=("model.rope_theta",),
-        options=_OPTIONS, fixed=fixed, optional=(*_OPTIONAL, *optional), linears=_QKVO | _GATED, norms=norms,
-        ends=_ENDS,
-    )  # fmt: skip
-
-
-def _gemma_family(
-    name: str, model_type: str, overrides: str, norms: Mapping[str, str], free: tuple[str, ...], *optional: str
-) -> NativeClass:
-    return NativeClass(
-        name=name, model_type=model_type,
-        overrides=f"{_LLAMA} norm.unit_offset=true placement=peri model.tie_embeddings=true {overrides}".rstrip(),
-        free=("model.rope_theta", "model.embed_scale", "model.logit_softcap", *free), options=_OPTIONS | _SOFTCAPS,
-        fixed=_gemma, optional=(*_OPTIONAL, *optional), linears=_QKVO | _GATED, norms=norms, ends=_ENDS,
-        gain_offset=1.0, scales_embeddings=True,
+    model = config.model
+    return (_rotations if model.qk_norm == "head" else _kinds_of_layers)(
+        config, hidden_activation="silu", query_pre_attn_scalar=model.width // model.heads,
+        use_bidirectional_attention=False,
     )  # fmt: skip
 
 
@@ -314,23 +285,35 @@ _GPT2 = NativeClass(
     blocks="transformer.h", has_biases=True, transposes=True,
 )  # fmt: skip
 
-CLASSES = (
-    _GPT2,
-    _family("LlamaForCausalLM", "llama", "placement=pre", _IN, "rope_theta", *_ONE_HEAD),
-    _family(
-        "Qwen3ForCausalLM", "qwen3", "placement=pre model.qk_norm=head", _IN | _QK, "rope_theta", "layer_types",
-        "use_sliding_window", fixed=lambda config: _with_kinds_of_layers(config) | {"use_sliding_window": False},
-    ),
-    _family(
-        "Olmo2ForCausalLM", "olmo2", "placement=res_post model.qk_norm=full", _OUT | _QK, "rope_theta", *_ONE_HEAD
-    ),
-    _family(
-        "Olmo3ForCausalLM", "olmo3", "placement=res_post model.qk_norm=full", _OUT | _QK, *_ONE_HEAD,
-        fixed=_with_rotations,
-    ),
-    _gemma_family("Gemma2ForCausalLM", "gemma2", "", _PERI, ("model.attn_softcap",), "rope_theta"),
-    _gemma_family("Gemma3ForCausalLM", "gemma3_text", "model.qk_norm=head", _PERI | _QK, (), *_SOFTCAPS),
+_LLAMA = NativeClass(
+    name="LlamaForCausalLM", model_type="llama", overrides="model=llama_nano norm=rmsnorm placement=pre",
+    free=("model.rope_theta",), options=_OPTIONS, fixed=_llama, optional=(*_OPTIONAL, "rope_theta", *_ONE_HEAD),
+    linears=_QKVO | _GATED, norms=_IN, ends=_ENDS,
 )  # fmt: skip
+_QWEN3 = replace(
+    _LLAMA, name="Qwen3ForCausalLM", model_type="qwen3", overrides=f"{_LLAMA.overrides} model.qk_norm=head",
+    fixed=partial(_kinds_of_layers, use_sliding_window=False), norms=_IN | _QK,
+    optional=(*_OPTIONAL, "rope_theta", "layer_types", "use_sliding_window"),
+)  # fmt: skip
+_OLMO2 = replace(
+    _LLAMA, name="Olmo2ForCausalLM", model_type="olmo2", norms=_OUT | _QK,
+    overrides="model=llama_nano norm=rmsnorm placement=res_post model.qk_norm=full",
+)  # fmt: skip
+_OLMO3 = replace(
+    _OLMO2, name="Olmo3ForCausalLM", model_type="olmo3", fixed=_rotations, optional=(*_OPTIONAL, *_ONE_HEAD)
+)
+_GEMMA2 = replace(
+    _LLAMA, name="Gemma2ForCausalLM", model_type="gemma2", options=_OPTIONS | _SOFTCAPS, fixed=_gemma, norms=_PERI,
+    overrides="model=llama_nano norm=rmsnorm norm.unit_offset=true placement=peri model.tie_embeddings=true",
+    free=("model.rope_theta", "model.embed_scale", "model.logit_softcap", "model.attn_softcap"),
+    optional=(*_OPTIONAL, "rope_theta"), gain_offset=1.0, scales_embeddings=True,
+)  # fmt: skip
+_GEMMA3 = replace(
+    _GEMMA2, name="Gemma3ForCausalLM", model_type="gemma3_text", overrides=f"{_GEMMA2.overrides} model.qk_norm=head",
+    free=_GEMMA2.free[:-1], norms=_PERI | _QK, optional=(*_OPTIONAL, *_SOFTCAPS),
+)  # fmt: skip
+
+CLASSES = (_GPT2, _LLAMA, _QWEN3, _OLMO2, _OLMO3, _GEMMA2, _GEMMA3)
 """The classes, in the order in which they are tried. Olmo3ForCausalLM with full attention computes what
 Olmo2ForCausalLM does, so that only import uses it."""
 

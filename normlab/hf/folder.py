@@ -7,13 +7,13 @@ config.json, or a model of the hub (`hf://OWNER/NAME`).
 import hashlib
 import os
 import re
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -51,7 +51,6 @@ def is_model(name: str) -> bool:
 class ModelFolder:
     """A model in a folder, of which config.json is read."""
 
-    name: str
     path: Path
     native: NativeClass
     overrides: Sequence[str]
@@ -59,8 +58,8 @@ class ModelFolder:
     config: RunConfig
     """The config with these overrides."""
     vocab_size: int
-    end_of_text: int | None
-    """The token after a text."""
+    end_of_text: object
+    """The `eos_token_id`: the token after a text."""
 
     @classmethod
     def open(cls, name: str) -> "ModelFolder":
@@ -68,25 +67,26 @@ class ModelFolder:
 
         Raises:
             ConfigError: normlab has no model that computes the same.
-            StoreError: The file cannot be read.
-            DataError: The hub does not have the model.
+            DataError, StoreError: The hub does not have the model, or the file cannot be read.
         """
-        path = _folder(name)
+        file = (path := _folder(name)) / "config.json"
         try:
-            options = from_json(read_at_most(path / "config.json", LARGEST_CONFIG))
+            options = from_json(read_at_most(file, LARGEST_CONFIG))
         except (OSError, ValueError) as error:
-            raise StoreError(f"{path / 'config.json'}: cannot be read ({error}); choose another folder") from error
+            raise StoreError(f"{file}: cannot be read ({error}); choose another folder") from error
+        names, end, vocab_size = (options.get(each) for each in ("architectures", "eos_token_id", "vocab_size"))
+        class_name = str(names[0] if isinstance(names, list) and names else options.get("model_type"))
+        known = {each.model_type: each for each in CLASSES} | {each.name: each for each in CLASSES}
         try:
-            native, vocab_size = _class_of(options), options.get("vocab_size")
+            if class_name not in known:
+                raise ConfigError(unknown("class", f"{class_name:.60}", (each.name for each in CLASSES)))
             if not isinstance(vocab_size, int) or not 1 <= vocab_size <= MAX_VOCAB_SIZE:
                 raise ConfigError(f"vocab_size={vocab_size!r:.60}: must be 1 to {MAX_VOCAB_SIZE}")
-            overrides, config = native.read_options(options)
+            overrides, config = known[class_name].read_options(options)
         except ConfigError as error:
-            raise ConfigError(f"{path / 'config.json'}: {error}; choose another model") from error
-        ends = options.get("eos_token_id")
-        end = ends[0] if isinstance(ends, list) and ends else ends
-        end = end if isinstance(end, int) and 0 <= end < vocab_size else None
-        return cls(name, path, native, overrides, config, vocab_size, end)
+            raise ConfigError(f"{file}: {error}; choose another model") from error
+        end = end[0] if isinstance(end, list) and end else end
+        return cls(path, known[class_name], overrides, config, vocab_size, end)
 
     def check(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         """Check that a run can start from this model.
@@ -99,107 +99,86 @@ class ModelFolder:
         if (context := self.config.model.context) < config.model.context:
             different.append(f"model.context={config.model.context} (at most {context})")
         if different:
-            raise ConfigError(
-                f"train.start_from={self.name}: holds another model than {', '.join(different)}; set "
-                f"{' '.join(self.overrides)}"
-            )
-        self._check_tokenizer(config, tokenizer)
-        self.check_tensors()
-
-    def _check_tokenizer(self, config: RunConfig, tokenizer: Tokenizer) -> None:
-        path = self.path / "tokenizer.json"
+            needed = f"holds another model than {', '.join(different)}; set {' '.join(self.overrides)}"
+            raise ConfigError(f"train.start_from={self.path}: {needed}")
+        file = self.path / "tokenizer.json"
         try:
-            definition = read_at_most(path, LARGEST_TOKENIZER).decode("utf-8-sig")
+            definition = read_at_most(file, LARGEST_TOKENIZER).decode("utf-8-sig")
         except (OSError, ValueError) as error:
-            raise StoreError(f"{path}: cannot be read ({error}); put the model's tokenizer there") from error
+            raise StoreError(f"{file}: cannot be read ({error}); put the model's tokenizer there") from error
         is_same = isinstance(tokenizer, SubwordTokenizer) and tokenizer.definition == definition
         if not is_same and tokenizer_json(tokenizer) != definition:
             raise ConfigError(
-                f"data.tokenizer={config.data.tokenizer}: is not the tokenizer of train.start_from={self.name}; set "
-                f"data.tokenizer={self.name.removeprefix(HUB)}"
+                f"data.tokenizer={config.data.tokenizer}: is not the tokenizer of train.start_from={self.path}; set "
+                f"data.tokenizer={file}"
             )
         if (largest := int(self._tokens(tokenizer).max())) >= self.vocab_size:
             raise ConfigError(
-                f"data.tokenizer={config.data.tokenizer}: has a token {largest}, and train.start_from={self.name} has "
+                f"data.tokenizer={config.data.tokenizer}: has a token {largest}, and train.start_from={self.path} has "
                 f"vocab_size={self.vocab_size}; choose a model that has all tokens"
             )
+        self.tensors(self.config)
 
     def _tokens(self, tokenizer: Tokenizer) -> Tensor:
         """Return the token of the folder for each token of a run, (V,).
 
         Many folders have no token that separates documents only, so that it is the one after a text.
         """
-        if self.end_of_text is None:
-            raise ConfigError(
-                f"{self.path / 'config.json'}: has no valid eos_token_id, whose embedding the token after each "
-                "document takes; add it"
-            )
+        end = self.end_of_text
+        if not isinstance(end, int) or not 0 <= end < self.vocab_size:
+            needed = "choose the token whose embedding the token after each document takes"
+            raise ConfigError(f"{self.path / 'config.json'}: eos_token_id={end!s:.60}: is no token; {needed}")
         tokens_V = torch.arange(tokenizer.vocab_size)
-        tokens_V[tokenizer.end_of_document] = self.end_of_text
+        tokens_V[tokenizer.end_of_document] = end
         return tokens_V
-
-    def check_tensors(self) -> None:
-        """Check that the folder has the tensors of the model, by the headers of its files.
-
-        Raises:
-            StoreError: A tensor is missing, or has another shape or dtype; or there is one more.
-        """
-        with ExitStack() as files:
-            self._tensors(self.config, files)
 
     def read(self, config: RunConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:
         """Return the weights of a run that `check` accepts, in float32 by the names of its model.
 
-        A shorter context has the first of the learned positions.
-
-        Raises:
-            StoreError: As `check_tensors`.
+        A shorter context has the first of the learned positions. Errors as for `tensors`.
         """
         tokens_V, positions_T = self._tokens(tokenizer), torch.arange(config.model.context)
         rows = {"embed.tokens.weight": tokens_V, "head.weight": tokens_V, "embed.positions.weight": positions_T}
         # The norm of the run, because its unit offset may differ.
-        stored_as = replace(self.config, norm=config.norm)
-        weights: dict[str, Tensor] = {}
-        with ExitStack() as files:
-            for stored, (file, name) in self._tensors(stored_as, files):
-                for ours, values in stored.split(file.get_tensor(name).float()):
-                    weights[ours] = values[rows[ours]] if ours in rows else values.contiguous()
-        return weights
+        return {
+            ours: values[rows[ours]] if ours in rows else values.contiguous()
+            for stored, file, name in self.tensors(replace(self.config, norm=config.norm))
+            for ours, values in stored.split(file.get_tensor(name).float())
+        }
 
-    def _tensors(self, config: RunConfig, files: ExitStack) -> list[tuple[StoredTensor, tuple[Any, str]]]:
-        """Return each tensor of the class with its file and its name there."""
-        paths, found = _weight_files(self.path), dict[str, tuple[Any, str]]()
-        prefix = f"{self.native.blocks.partition('.')[0]}."
+    def tensors(self, config: RunConfig) -> list[tuple[StoredTensor, Any, str]]:
+        """Return each tensor of the class, with its file and its name there.
+
+        Raises:
+            StoreError: By the headers of the files, one is missing, is one more, or has another shape or dtype.
+        """
+        paths, prefix = _weight_files(self.path), f"{self.native.blocks.partition('.')[0]}."
         try:
-            for path in paths:
-                file = files.enter_context(safe_open(path, "pt"))
-                # A file of the model without its head has names without the prefix.
-                found |= {name.removeprefix(prefix): (file, name) for name in file.keys()}  # noqa: SIM118
-            expected, problem = dict[str, StoredTensor](), ""
-            if config.model.depth <= len(found):  # else the list of tensors may be long
-                expected = {
-                    each.name.removeprefix(prefix): each for each in self.native.tensors(config, self.vocab_size)
-                }
-            extra = [name for name in found if name not in expected and not NOT_USED.fullmatch(name)]
-            if missing := [name for name in expected if name not in found]:
-                problem = f"has no tensor {missing[0]}"
-            elif extra or not expected:
-                problem = f"its tensor {extra[0] if extra else ''} is not one of the model in config.json"
-            for name, stored in expected.items() if not problem else ():
-                values = found[name][0].get_slice(found[name][1])
-                if values.get_shape() != stored.shape:
-                    problem = (
-                        f"its tensor {name} has the shape {values.get_shape()}, and config.json gives {stored.shape}"
-                    )
-                elif values.get_dtype() not in DTYPES:
-                    problem = (
-                        f"its tensor {name} has the dtype {values.get_dtype()}, and normlab reads {', '.join(DTYPES)}"
-                    )
+            files: list[Any] = [safe_open(path, "pt") for path in paths]
         except (OSError, SafetensorError) as error:
             raise StoreError(f"{paths[0]}: cannot be read ({error}); restore a copy") from error
-        if problem:
+        # A file of the model without its head has names without the prefix.
+        found = {name.removeprefix(prefix): (file, name) for file in files for name in file.keys()}  # noqa: SIM118
+        if (depth := config.model.depth) > len(found):  # before a long list of tensors is made
+            raise StoreError(f"{paths[0]}: has {len(found)} tensors, too few for model.depth={depth}; restore a copy")
+        expected = {each.name.removeprefix(prefix): each for each in self.native.tensors(config, self.vocab_size)}
+        for problem in _problems(found, expected):
             raise StoreError(f"{paths[0]}: {problem}; choose another model")
-        return [(stored, found[name]) for name, stored in expected.items()]
+        return [(stored, *found[name]) for name, stored in expected.items()]
+
+
+def _problems(found: Mapping[str, tuple[Any, str]], expected: Mapping[str, StoredTensor]) -> Iterator[str]:
+    """Yield how the tensors of a folder differ from those of its model."""
+    for name in {**expected, **found}:
+        if name not in found:
+            yield f"has no tensor {name}"
+        elif name in expected:
+            values, shape = found[name][0].get_slice(found[name][1]), expected[name].shape
+            dtype, actual = values.get_dtype(), values.get_shape()
+            if actual != shape or dtype not in DTYPES:
+                yield f"its tensor {name} is {dtype} {actual}, and must be {' or '.join(DTYPES)} {shape}"
+        elif not NOT_USED.fullmatch(name):
+            yield f"its tensor {name} is not one of the model in config.json"
 
 
 def weights_sha256(name: str) -> str:
@@ -210,9 +189,9 @@ def weights_sha256(name: str) -> str:
     """
     paths = _weight_files(_folder(name))
     try:
-        return _sha256(tuple((path, (status := path.stat()).st_size, status.st_mtime_ns) for path in paths))
-    except OSError as error:
-        raise StoreError(f"{paths[0]}: cannot be read ({error.strerror}); choose another folder") from error
+        return _sha256(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths))
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{paths[0]}: cannot be read ({error}); choose another folder") from error
 
 
 @lru_cache
@@ -220,19 +199,8 @@ def _sha256(files: Sequence[tuple[Path, int, int]]) -> str:
     """Return the SHA-256 of files of these sizes and times: the runs of a sweep start from the same ones."""
     digest = hashlib.sha256()
     for path, _, _ in files:
-        with path.open("rb") as file:
-            while block := file.read(2**20):
-                digest.update(block)
+        digest.update(np.memmap(path, mode="r").data)
     return digest.hexdigest()
-
-
-def _class_of(options: dict[str, Any]) -> NativeClass:
-    names = options.get("architectures")
-    name = str(names[0] if isinstance(names, list) and names else options.get("model_type"))
-    known = {each.model_type: each for each in CLASSES} | {each.name: each for each in CLASSES}
-    if name not in known:
-        raise ConfigError(unknown("class", f"{name:.60}", (each.name for each in CLASSES)))
-    return known[name]
 
 
 def _folder(name: str) -> Path:

@@ -68,6 +68,7 @@ def made_by_transformers(name: str, folder: Path, **options: Any) -> transformer
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    model = model.bfloat16() if "Olmo2" in name else model
     model.save_pretrained(folder, **options)
     return model
 
@@ -185,7 +186,7 @@ def pickle_only(folder: Path) -> None:
         (change(rms_norm_eps=float("nan")), "norm.eps=nan: must be a finite number"),
         (change(rms_norm_eps=...), "config.json: has no rms_norm_eps; choose another model"),
         (change(vocab_size=[61]), "vocab_size=[61]: must be 1 to 1048576"),
-        (change(vocab_size=62), "its tensor lm_head.weight is F32 [61, 32], and must be F32 or BF16 or F16 [62"),
+        (change(vocab_size=62), "embed_tokens.weight is F32 [61, 32], and must be F32 or BF16 or F16 [62, 32]"),
         (change_tensor("model.norm.weight", None), "model.safetensors: has no tensor norm.weight"),
         (change_tensor("model.norm.bias", torch.clone), "its tensor norm.bias is not one of the model in config.json"),
         (change_tensor("model.norm.weight", torch.Tensor.double), "norm.weight is F64 [32], and must be F32 or BF16"),

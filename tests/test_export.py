@@ -31,7 +31,7 @@ VARIANTS = {
         "norm.gain=false norm.eps=1e-3",
     ),
     "LlamaForCausalLM": ("", "model.tie_embeddings=true model.rope_theta=500", "norm=rmsnorm_gemma norm.eps=1e-3"),
-    "Qwen3ForCausalLM": ("", "norm.gain=false"),
+    "Qwen3ForCausalLM": ("", "norm=rmsnorm_simple"),
     "Olmo2ForCausalLM": ("", "norm.unit_offset=true model.heads=2"),
     "Olmo3ForCausalLM": ("norm.eps=1e-5",),
     "Gemma2ForCausalLM": (
@@ -40,7 +40,7 @@ VARIANTS = {
     ),
     "Gemma3ForCausalLM": (
         f"model.embed_scale={ROOT}",
-        f"model.embed_scale={ROOT} norm.gain=false norm.unit_offset=false model.depth=3",
+        f"model.embed_scale={ROOT} norm=rmsnorm_simple model.depth=3",
     ),
 }
 """Models of each class that differ in its free options."""

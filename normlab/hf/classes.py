@@ -74,11 +74,11 @@ class NativeClass:
     """A model that it computes; another one may differ from it in `FREE` and `free`."""
     free: tuple[str, ...] = ()
     options: Mapping[str, str]
-    """For each of its options that holds an option of normlab that one."""
+    """Its names of options, each with the option of normlab that has the same value."""
     fixed: Callable[[RunConfig], Options]
-    """Its other options."""
+    """Its other options, for a model that it computes."""
     optional: tuple[str, ...]
-    """Its options that config.json may lack: their default is that of normlab, or is `fixed`."""
+    """Its options that config.json may lack, because their default is a model that normlab has."""
     linears: Mapping[str, tuple[str, ...]]
     """For each linear layer of a block ours, or those that are joined in it."""
     norms: Mapping[str, str]
@@ -114,7 +114,7 @@ class NativeClass:
         """Return the overrides and the config of a run whose model the class computes with these options.
 
         Raises:
-            ConfigError: An option is missing or has a value that normlab has not.
+            ConfigError: An option is missing or has a value that no model of normlab has.
         """
         options = _with_rotation(options)
         texts = self.overrides.split()
@@ -200,11 +200,14 @@ def _with_rotation(options: Options) -> Options:
     Raises:
         ConfigError: The rotation is scaled.
     """
-    rotation = options.get("rope_parameters") or options.get("rope_scaling") or {}
-    rotation = rotation.get("full_attention", rotation) if isinstance(rotation, dict) else {"rope_type": rotation}
-    kind = rotation.get("rope_type", rotation.get("type", "default"))
-    if kind != "default" or {*rotation} - {"rope_theta", "rope_type", "type"}:
-        raise ConfigError(f"rope_parameters={rotation!s:.100}: normlab has only rope_type=default")
+    rotation: dict[str, Any] = {}
+    for name in ("rope_parameters", "rope_scaling"):
+        part = options.get(name) or {}
+        part = part.get("full_attention", part) if isinstance(part, dict) else part
+        is_plain = isinstance(part, dict) and not {*part} - {"rope_theta", "rope_type", "type"}
+        if not is_plain or part.get("rope_type", part.get("type", "default")) != "default":
+            raise ConfigError(f"{name}={part!s:.100}: normlab has only rope_type=default")
+        rotation |= part
     return {**options, **rotation}
 
 
@@ -217,7 +220,7 @@ _OPTIONS = {
 }  # fmt: skip
 _SOFTCAPS = {"attn_logit_softcapping": "model.attn_softcap", "final_logit_softcapping": "model.logit_softcap"}
 _OPTIONAL = ("tie_word_embeddings", "hidden_act", "attention_bias", "mlp_bias", "use_bidirectional_attention")
-_ONE_HEAD = ("num_key_value_heads", "head_dim")
+_HEADS = ("num_key_value_heads", "head_dim")
 _QKVO = {f"self_attn.{part}_proj": (f"attn.{part}",) for part in "qkv"} | {"self_attn.o_proj": ("attn.out",)}
 _GATED = {f"mlp.{part}_proj": (f"mlp.{part}",) for part in ("gate", "up", "down")}
 _IN = {"input_layernorm": "wiring.attn.norms.in", "post_attention_layernorm": "wiring.mlp.norms.in"}
@@ -286,25 +289,24 @@ _GPT2 = NativeClass(
 )  # fmt: skip
 
 _LLAMA = NativeClass(
-    name="LlamaForCausalLM", model_type="llama", overrides="model=llama_nano norm=rmsnorm placement=pre",
-    free=("model.rope_theta",), options=_OPTIONS, fixed=_llama, optional=(*_OPTIONAL, "rope_theta", *_ONE_HEAD),
+    name="LlamaForCausalLM", model_type="llama", overrides="model=llama_nano norm=rmsnorm_llama placement=pre",
+    free=("model.rope_theta",), options=_OPTIONS, fixed=_llama, optional=(*_OPTIONAL, "rope_theta", *_HEADS),
     linears=_QKVO | _GATED, norms=_IN, ends=_ENDS,
 )  # fmt: skip
 _QWEN3 = replace(
-    _LLAMA, name="Qwen3ForCausalLM", model_type="qwen3", overrides=f"{_LLAMA.overrides} model.qk_norm=head",
-    fixed=partial(_kinds_of_layers, use_sliding_window=False), norms=_IN | _QK,
+    _LLAMA, name="Qwen3ForCausalLM", model_type="qwen3", norms=_IN | _QK,
+    overrides="model=llama_nano norm=rmsnorm_qwen3 placement=pre model.qk_norm=head",
+    fixed=partial(_kinds_of_layers, use_sliding_window=False),
     optional=(*_OPTIONAL, "rope_theta", "layer_types", "use_sliding_window"),
 )  # fmt: skip
 _OLMO2 = replace(
     _LLAMA, name="Olmo2ForCausalLM", model_type="olmo2", norms=_OUT | _QK,
-    overrides="model=llama_nano norm=rmsnorm placement=res_post model.qk_norm=full",
+    overrides="model=llama_nano norm=rmsnorm_olmo2 placement=res_post model.qk_norm=full",
 )  # fmt: skip
-_OLMO3 = replace(
-    _OLMO2, name="Olmo3ForCausalLM", model_type="olmo3", fixed=_rotations, optional=(*_OPTIONAL, *_ONE_HEAD)
-)
+_OLMO3 = replace(_OLMO2, name="Olmo3ForCausalLM", model_type="olmo3", fixed=_rotations, optional=(*_OPTIONAL, *_HEADS))
 _GEMMA2 = replace(
     _LLAMA, name="Gemma2ForCausalLM", model_type="gemma2", options=_OPTIONS | _SOFTCAPS, fixed=_gemma, norms=_PERI,
-    overrides="model=llama_nano norm=rmsnorm norm.unit_offset=true placement=peri model.tie_embeddings=true",
+    overrides="model=llama_nano norm=rmsnorm_gemma placement=peri model.tie_embeddings=true",
     free=("model.rope_theta", "model.embed_scale", "model.logit_softcap", "model.attn_softcap"),
     optional=(*_OPTIONAL, "rope_theta"), gain_offset=1.0, scales_embeddings=True,
 )  # fmt: skip

@@ -170,6 +170,7 @@ def pickle_only(folder: Path) -> None:
         (change(head_dim=16), "head_dim=16: normlab has this model only with head_dim=8"),
         (change(rope_parameters={"rope_type": "yarn", "factor": 4.0}), "normlab has only rope_type=default"),
         (change(rope_parameters=None, rope_scaling={"type": "linear"}), "normlab has only rope_type=default"),
+        (change(rope_parameters={"full_attention": 3}), "rope_parameters=3: normlab has only rope_type=default"),
         (change(rope_parameters="yarn"), "normlab has only rope_type=default"),
         (change(architectures=["MambaForCausalLM"]), "unknown class 'MambaForCausalLM'"),
         (change(architectures=["GPT2LMHeadModel"]), "config.json: has no n_layer; choose another model"),
@@ -216,7 +217,7 @@ def test_verify_prints_the_class_and_the_overrides(
     code, out, err = run_command("verify", "link")
     assert (code, err) == (0, "")
     assert out.splitlines()[0] == (
-        "ok    model link: is a LlamaForCausalLM  model=llama_nano norm=rmsnorm placement=pre model.depth=2 "
+        "ok    model link: is a LlamaForCausalLM  model=llama_nano norm=rmsnorm_llama placement=pre model.depth=2 "
         "model.width=32 model.heads=4 model.mlp_width=96 model.context=24 norm.eps=1e-06 model.rope_theta=10000.0 "
         "model.tie_embeddings=false"
     )
@@ -228,12 +229,12 @@ def test_verify_prints_the_class_and_the_overrides(
 
 def test_a_run_needs_the_model_and_the_tokenizer_of_the_folder(llama: Path) -> None:
     folder = ModelFolder.open(str(llama))
-    fitting = [*folder.overrides, "norm.unit_offset=true", "norm.rounding=cast_then_scale", "model.context=8"]
+    fitting = [*folder.overrides, "norm.unit_offset=true", "norm.rounding=scale_then_cast", "model.context=8"]
     folder.check(config_of(*fitting), CHARS)
     for overrides, message in (
-        (["norm=layernorm"], "holds another model than norm.name=layernorm; set model=llama_nano norm=rmsnorm"),
+        (["norm=layernorm"], "holds another model than norm.name=layernorm; set model=llama_nano norm=rmsnorm_llama"),
         (["model.width=64"], "holds another model than model.width=64; set"),
-        (["norm.gain=false"], "than norm.gain=false; set"),
+        (["norm=rmsnorm_simple"], "than norm.gain=false; set"),
         (["model.context=48"], "than model.context=48 (at most 24); set"),
     ):
         with pytest.raises(NormlabError) as error:

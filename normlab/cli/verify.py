@@ -14,7 +14,9 @@ from normlab.errors import ConfigError, NormlabError, warn
 def verify(
     overrides: Annotated[
         list[str] | None,
-        Argument(metavar="OVERRIDE|RUN|SWEEP", help="A run by its overrides (norm=rmsnorm), or recorded runs."),
+        Argument(
+            metavar="OVERRIDE|RUN|SWEEP|FOLDER", help="A run by its overrides, recorded runs, or a transformers model."
+        ),
     ] = None,
     json: Json = False,
     trust: Trust = False,
@@ -32,23 +34,32 @@ def verify(
     With the names of recorded runs or sweeps, checks each different block of them once. One of the checks is that this
     version of the code computes what the run trained.
 
+    With a folder that transformers has saved, or hf://OWNER/NAME, prints its class and the overrides of its norm,
+    placement and model, and checks this block.
+
     The block of a run is also checked as a GPU trains it: compiled, in bf16 autocast, on the device of this machine.
     """
+    from itertools import chain
+
     import torch
 
     from normlab.config.compose import UserConfigs, compose_run, norm_presets
+    from normlab.hf.folder import is_model
     from normlab.report.tables import render
     from normlab.store.query import select_runs
-    from normlab.verify.runs import load_runs, verify_runs
+    from normlab.verify.runs import load_runs, verify_folder, verify_runs
     from normlab.verify.selection import checks_of_catalogue, select_checks, verdict
 
     texts, configs = read_arguments(overrides, cfg, config_dir, config_name)
     names = texts if all(os.path.exists(each) or "=" not in each for each in texts) else None
-    if trust and not names:
+    models = bool(names) and all(map(is_model, texts))
+    if trust and (models or not names):
         raise ConfigError("--trust: has no effect without a recorded run; leave it out")
     torch.set_num_threads(1)  # the tensors are small, and more threads would wait for each other
     problems: list[NormlabError] = []
-    if names:
+    if models:
+        checks = chain.from_iterable(map(verify_folder, texts))
+    elif names:
         folders = [record.folder for record in select_runs(names, results_dir).started]
         runs, problems = load_runs(folders, trust=trust)
         if not runs:

@@ -7,6 +7,7 @@ changes the config.
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
@@ -30,6 +31,8 @@ from normlab.stats.registry import ADAM_STATISTICS, PER_EXAMPLE_STATISTICS, UPDA
 T = TypeVar("T")
 INITS_OF_SCALING = {"mup": ("gpt2", "gpt2_scaled"), "completep": ("gpt2",)}
 """Init rules whose numbers do not depend on what a rule of transfer scales."""
+FOLDER_OF_WEIGHTS = re.compile(r"(.+)@([0-9a-f]{64})")
+"""A resolved `train.start_from` that is a folder of transformers: FOLDER@SHA256, the hash of its weights."""
 
 
 LOG = "log"
@@ -53,8 +56,10 @@ class TrainConfig:
         [], "Updates after which the weights are kept: a list, or log for 0, 1, 2, 4, 8, ...", identity=False
     )
     start_from: str | None = option(
-        None, "Start from the newest checkpoint of RUN, or from RUN@STEP, with the record up to there.", longest=4096
-    )
+        None, longest=4096,
+        help="Start from the newest checkpoint of RUN, or from RUN@STEP, with the record up to there. Or from the "
+        "weights of a model of transformers: FOLDER, or hf://OWNER/NAME on the hub.",
+    )  # fmt: skip
     graph: str = option(
         "auto", "Replay steps as CUDA graphs; same numbers.", choices=("auto", "on", "off"), identity=False
     )
@@ -338,9 +343,15 @@ class RunConfig:
         return widths
 
     def identity(self) -> dict[str, Any]:
-        """Return the options that can change the numbers, with `init` resolved."""
+        """Return the options that can change the numbers, with `init` resolved.
+
+        Of a folder of weights it has the hash, not the path.
+        """
         placement = identity_tree(self.placement.without_defaults(self.model.depth))
-        return identity_tree(self) | {"init": self.init_rule, "placement": placement}
+        tree = identity_tree(self) | {"init": self.init_rule, "placement": placement}
+        if weights := FOLDER_OF_WEIGHTS.fullmatch(self.train.start_from or ""):
+            tree["train"]["start_from"] = weights[2]
+        return tree
 
     @property
     def config_hash(self) -> str:

@@ -92,6 +92,8 @@ class Loop:
         models = [build_model(run.config, vocab_size) for run in self.runs]
         for run, model in zip(self.runs, models, strict=True):
             run.new_run_json["parameters"] = [row.cells for row in parameter_rows(run.config, model)]
+            for name, values in run.weights.items():
+                model.get_parameter(name).data.copy_(values)
             model.to(device)
         options, self.groups = [run.config.optim for run in self.runs], groups_of(models[0])
         if self.is_single:
@@ -242,10 +244,11 @@ class Loop:
         steps = self.config.train.steps
         if not self.active:  # killed after that checkpoint and before the last status
             return "diverged"
-        if any(run.progress.val_loss is None for run in self.active):
+        is_new = any(run.progress.val_loss is None for run in self.active)
+        if is_new:
             self._evaluate()
         self._write_status()
-        if steps == 0 and self.runs[0].saved_step is None:  # a checkpoint of step 0 follows the measurement
+        if steps == 0 and is_new:
             self._measure_initialisation()
         if self.step_count == 0 and self.config.train.keeps(0):
             self._keep_weights()

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import msgspec
+from torch import Tensor
 
 from normlab.config.schema import TrackingConfig, canonical_hash
 from normlab.data.corpus import Corpus
@@ -86,15 +87,27 @@ def check_pack(run: TrainingRun) -> None:
 # The folder of a run.
 
 
-def prepare_folder(run: TrainingRun, corpus: Corpus) -> None:
-    """Create the folder of a new run, and read its run.json. The folder is locked."""
+def has_started(folder: RunFolder) -> bool:
+    """Return whether a run has a status or rows."""
+    return (folder.path / STATUS_FILE).exists() or folder.metrics_path.exists()
+
+
+def prepare_folder(run: TrainingRun, corpus: Corpus, state: Mapping[str, Tensor]) -> None:
+    """Create the folder of a new run, with the checkpoint that it starts from, and read its run.json.
+
+    The folder is locked. The state is that of a run that starts from the weights in a folder.
+    """
     folder = run.folder
     if not folder.exists():
         _create(run)
     run.run_json = folder.run()
     write_atomic(folder.path / TOKENIZER_FILE, to_json(corpus.tokenizer.state()))
-    has_started = (folder.path / STATUS_FILE).exists() or folder.metrics_path.exists()
-    if run.config.train.start_from is not None and not has_started:
+    if run.config.train.start_from is None or has_started(folder):
+        return
+    if run.weights:
+        run.save(0, run.meta(), lambda: {name: tensor.cpu() for name, tensor in state.items()})
+        run.weights = {}
+    else:
         copy_start(run.config, folder)
 
 

@@ -38,9 +38,16 @@ from normlab.training.launch import train_on_devices
 from normlab.training.loop import Loop
 from normlab.training.machine import RuntimeSettings, apply, convert_torch_errors, resolve
 from normlab.training.optim import decayed_groups
-from normlab.training.resume import check_pack, prepare_folder, report_changes, resume, status_if_completed
+from normlab.training.resume import (
+    check_pack,
+    has_started,
+    prepare_folder,
+    report_changes,
+    resume,
+    status_if_completed,
+)
 from normlab.training.signals import StopRequest
-from normlab.training.start_from import check_start, read_start, resolve_start
+from normlab.training.start_from import check_start, read_start, read_weights, resolve_start
 from normlab.training.training_run import TrainingRun, describe
 
 
@@ -126,8 +133,8 @@ def train_pack(
         for run in runs:
             contexts.enter_context(run.folder.lock())
         with convert_torch_errors():  # reading a checkpoint can exhaust the memory
-            for run in runs:
-                prepare_folder(run, corpus)
+            for index, run in enumerate(runs):
+                prepare_folder(run, corpus, loop.tensors(index))
             resume(loop)
             loop.share_state()
         for index, run in enumerate(runs):
@@ -173,8 +180,8 @@ def open_runs(
         pack: The pack's `sweep`, `number` and, if they are planned, the ids of its `runs`.
 
     Raises:
-        ConfigError: A run's id is not the planned one, or a new run cannot start from the run that it names.
-        StoreError: The checkpoint from which a new run starts is missing or damaged.
+        ConfigError: A run's id is not the planned one, or a new run cannot start from the run or folder that it names.
+        StoreError: The checkpoint or the weights from which a new run starts are missing or damaged.
     """
     runs = [_open(config, settings, corpus) for config in configs]
     if pack is not None or len(runs) > 1:
@@ -188,8 +195,11 @@ def open_runs(
         for run in runs:
             run.new_run_json["pack"] = {**(pack or {}), "runs": ids}
     for run in runs:
-        if run.config.train.start_from is not None and not run.folder.exists():
-            check_start(run.config, run.new_run_json["identity"])
+        if run.config.train.start_from is None or has_started(run.folder):
+            continue
+        check_start(run.config, run.new_run_json["identity"], corpus.tokenizer)
+        run.weights = read_weights(run.config, corpus.tokenizer)
+        if not run.weights:
             read_start(run.config)
     return runs
 

@@ -1,8 +1,11 @@
-"""`train.start_from=RUN@STEP`: a new run starts from a checkpoint of another run, with its record.
+"""`train.start_from`: a new run starts from a checkpoint of another run, or from the weights in a folder.
 
-The new folder gets RUN's rows, statistics and checkpoint of that step, as if the run had made those steps itself: its
-steps, tokens, seconds and FLOPs count from step 0 of RUN, and it needs RUN no longer. All options that changed the
-numbers of those steps must be equal, except `train.steps` and those of the optimiser.
+RUN@STEP: the new folder gets RUN's rows, statistics and checkpoint of that step, as if the run had made those steps
+itself: its steps, tokens, seconds and FLOPs count from step 0 of RUN, and it needs RUN no longer. All options that
+changed the numbers of those steps must be equal, except `train.steps` and those of the optimiser.
+
+FOLDER, as transformers saves a model: the run makes its first update to these weights. Its checkpoint of step 0 holds
+them, so that it needs the folder no longer. The run id depends on the SHA-256 of the weights, not on the path.
 """
 
 import os
@@ -12,11 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from normlab.config.schema import RunConfig
+from torch import Tensor
+
+from normlab.config.schema import FOLDER_OF_WEIGHTS, RunConfig
+from normlab.data.tokenizers import Tokenizer
 from normlab.errors import ConfigError, StoreError
 from normlab.store.files import write_atomic
 from normlab.store.format import RUNS_FOLDER, STATISTICS_FOLDER
-from normlab.store.query import is_run, resolve_run
+from normlab.store.query import find_runs, is_run, resolve_run
 from normlab.store.record import Setting, flatten
 from normlab.store.runs import RunFolder
 from normlab.training import checkpoint
@@ -24,14 +30,22 @@ from normlab.training.checkpoint import Checkpoint
 
 
 def resolve_start(config: RunConfig) -> RunConfig:
-    """Return the config with `train.start_from` as RUN_ID@STEP; a run without a step is given its newest checkpoint.
+    """Return the config with `train.start_from` as RUN_ID@STEP or as FOLDER@SHA256.
+
+    A run without a step is given its newest checkpoint. If the folder is gone, its hash is that which a run recorded.
 
     Raises:
-        StoreError: There is no such run in the results folder, or it has no checkpoint.
+        StoreError: There is no such run in the results folder and no such folder, or it has no checkpoint or weights.
     """
     text = config.train.start_from
-    if text is None:
+    if text is None or FOLDER_OF_WEIGHTS.fullmatch(text):
         return config
+    # In the function, because it imports Hydra, which is slow.
+    from normlab.hf.folder import HUB, is_model, weights_sha256
+
+    place = text if text.startswith(HUB) else os.path.abspath(os.path.expanduser(text))
+    if is_model(text):
+        return _with_start(config, f"{place}@{weights_sha256(text)}")
     name, _, step = text.rpartition("@")
     if not step.isdecimal():
         name, step = text, ""
@@ -39,23 +53,42 @@ def resolve_start(config: RunConfig) -> RunConfig:
     try:  # the id first: a search by name reads every run
         folder = resolve_run(os.fspath(runs / name) if is_run(runs / name) else name, config.results_dir)
     except StoreError as error:
+        recorded = {str(each.options.get("train.start_from")) for each in find_runs(config.results_dir)}
+        matches = [FOLDER_OF_WEIGHTS.fullmatch(start) for start in recorded]
+        if len(known := [match[0] for match in matches if match and match[1] == place]) == 1:
+            return _with_start(config, known[0])
         raise StoreError(f"train.start_from={text}: {error}") from error
     if folder.path.resolve().parent != runs.resolve():
         raise StoreError(f"train.start_from={text}: is in another results folder; copy it to {runs}")
     steps = [int(step)] if step else checkpoint.steps(folder.path / checkpoint.FOLDER)
     if not steps:
         raise StoreError(f"train.start_from={text}: has no checkpoint yet; wait for one, or choose another run")
-    return replace(config, train=replace(config.train, start_from=f"{folder.run_id}@{steps[-1]}"))
+    return _with_start(config, f"{folder.run_id}@{steps[-1]}")
 
 
-def check_start(config: RunConfig, identity: Mapping[str, Any]) -> None:
-    """Check that a new run can start from the checkpoint that its resolved `train.start_from` names.
+def _with_start(config: RunConfig, start: str) -> RunConfig:
+    return replace(config, train=replace(config.train, start_from=start))
+
+
+def check_start(config: RunConfig, identity: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+    """Check that a new run can start from what its resolved `train.start_from` names.
 
     Raises:
-        ConfigError: The other run differs in an option that must be equal, or has made all the steps of this one.
-        StoreError: The other run has no checkpoint of that step, or its record cannot be read.
+        ConfigError: The other run differs in an option that must be equal, or has made all the steps of this one. Or
+            the folder holds another model.
+        StoreError: The other run has no checkpoint of that step, or its record or the folder cannot be read.
     """
     if config.train.start_from is None:
+        return
+    if weights := FOLDER_OF_WEIGHTS.fullmatch(config.train.start_from):
+        from normlab.hf.folder import ModelFolder, weights_sha256
+
+        ModelFolder.open(weights[1]).check(config, tokenizer)
+        if weights_sha256(weights[1]) != weights[2]:
+            raise StoreError(
+                f"train.start_from={weights[1]}: its weights have changed since the run was planned; restore them, or "
+                "plan the run again"
+            )
         return
     other, step = _start(config)
     option = f"train.start_from={config.train.start_from}"
@@ -74,6 +107,19 @@ def check_start(config: RunConfig, identity: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"{option}: differs in {values}; set it as there (only train.steps and options of an optimiser may differ)"
         )
+
+
+def read_weights(config: RunConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:
+    """Return the weights in the folder that a resolved `train.start_from` names, by name; none if it names a run.
+
+    Raises:
+        StoreError: A file cannot be read.
+    """
+    if not (weights := FOLDER_OF_WEIGHTS.fullmatch(config.train.start_from or "")):
+        return {}
+    from normlab.hf.folder import ModelFolder
+
+    return ModelFolder.open(weights[1]).read(config, tokenizer)
 
 
 def read_start(config: RunConfig) -> Checkpoint:

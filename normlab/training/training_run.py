@@ -80,6 +80,8 @@ class TrainingRun:
     """The run.json that a start today would write."""
     run_json: dict[str, Any] = field(default_factory=dict)
     """The run.json that the folder holds: `new_run_json`, or that of the first start."""
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    """The weights of a new run that does not draw them, by name, until its first checkpoint holds them."""
     trackers: Sequence[Console] = ()
     writer: Writer = field(default_factory=Writer)
     """The writer of all runs of the loop."""

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from normlab.errors import NormlabError
+from normlab.hf.folder import ModelFolder
 from normlab.loaded_run import LoadedRun
 from normlab.model.fingerprint import fingerprint
 from normlab.options import plain_tree
@@ -25,6 +26,18 @@ def load_runs(folders: Sequence[RunFolder], *, trust: bool) -> tuple[list[Loaded
         except NormlabError as error:
             problems.append(error)
     return runs, problems
+
+
+def verify_folder(name: str) -> Iterator[Check]:
+    """Yield the checks of a folder of transformers: its tensors, and the block of its model.
+
+    Raises:
+        NormlabError: The folder cannot be read, or normlab has no model that computes the same.
+    """
+    folder = ModelFolder.open(name)
+    folder.tensors(folder.config)
+    yield Check(f"model {name}", f"is a {folder.native.name}", passed=True, result=" ".join(folder.overrides))
+    yield from all_checks_of_run(folder.config)
 
 
 def verify_runs(runs: Sequence[LoadedRun]) -> Iterator[Check]:

@@ -1,0 +1,42 @@
+"""The tokenizer of a run as the tokenizer.json of a folder."""
+
+from normlab.data.tokenizers import BytesTokenizer, CharsTokenizer, SubwordTokenizer, Tokenizer
+from normlab.errors import StoreError
+
+END_OF_DOCUMENT = "<|end_of_document|>"
+UNKNOWN = "<|unknown|>"
+
+
+def tokenizer_json(tokenizer: Tokenizer) -> str:
+    """Return the tokenizer as a tokenizer.json, with the same tokens for a text without `END_OF_DOCUMENT`.
+
+    Raises:
+        StoreError: Its end of a document cannot have the same number.
+    """
+    from tokenizers import Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Definition
+
+    if isinstance(tokenizer, SubwordTokenizer):
+        made = Definition.from_str(tokenizer.definition)
+    elif isinstance(tokenizer, CharsTokenizer):
+        vocab = {character: token for token, character in enumerate(tokenizer.characters)}
+        vocab |= {END_OF_DOCUMENT: tokenizer.end_of_document, UNKNOWN: tokenizer.unknown}
+        made = Definition(models.WordLevel(vocab, unk_token=UNKNOWN))
+        made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        made.decoder = decoders.Fuse()
+    else:
+        assert isinstance(tokenizer, BytesTokenizer)
+        made = Definition(models.BPE(_byte_names(), []))
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([END_OF_DOCUMENT])
+    if made.token_to_id(END_OF_DOCUMENT) != tokenizer.end_of_document:
+        raise StoreError("the tokenizer has no free number for the end of a document; export a run with another one")
+    return made.to_str()
+
+
+def _byte_names() -> dict[str, int]:
+    """Return the byte of each character of GPT-2's byte-level alphabet: a visible one is itself, the others follow."""
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + index): byte for index, byte in enumerate(others)}

@@ -1,0 +1,94 @@
+"""A run that starts from the weights in a folder of transformers (`train.start_from=FOLDER`)."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from normlab import load
+from normlab.export import export
+from normlab.store.runs import RunFolder
+from support.run_folders import Command, Train, contents, differences, steps_of
+
+MODEL = ["model=llama_nano", "norm=rmsnorm", "train.steps=8"]
+
+
+@pytest.fixture
+def folder(train: Train, tmp_path: Path) -> Path:
+    """The folder of a model of 8 updates."""
+    run = train(*MODEL, results="first")
+    export(load(run.path), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def initial_loss(run: RunFolder) -> float:
+    return next(row["loss"] for row in run.rows("eval").rows if row["step"] == 0)
+
+
+def test_the_run_starts_at_step_0_with_the_weights(folder: Path, train: Train, tmp_path: Path) -> None:
+    (first,) = (RunFolder(path) for path in (tmp_path / "first" / "runs").iterdir())
+    run = train(*MODEL, "train.start_from=model", "optim.lr=1e-4")
+    assert initial_loss(run) == pytest.approx(first.rows("eval").rows[-1]["loss"], abs=1e-6)
+    assert [row["step"] for row in run.rows("train").rows] == [*range(8)]
+    record = run.run()
+    path, _, digest = record["config"]["train"]["start_from"].rpartition("@")
+    assert (path, record["identity"]["config"]["train"]["start_from"]) == (str(folder), digest)
+    assert len(digest) == 64
+    # Without updates, the run measures and keeps the weights.
+    still = train(*MODEL, "train.start_from=model", "train.steps=0")
+    expected, model = load(first.path).model.state_dict(), load(still.path).model.state_dict()
+    assert all(torch.equal(model[name], expected[name]) for name in expected)
+    assert list(load(still.path).stats("resid_rms").index) == [0]
+
+
+def test_a_resume_needs_no_folder(folder: Path, train: Train, interrupt: Callable[..., None], tmp_path: Path) -> None:
+    """Bit for bit, also before the first checkpoint after an update; the path is not in the id."""
+    moved = tmp_path / "moved"
+    shutil.copytree(folder, moved)
+    whole = train(*MODEL, f"train.start_from={moved}", results="whole")
+    interrupt(2)
+    run = train(*MODEL, "train.start_from=model")
+    assert run.state() == "interrupted"
+    assert whole.run_id == run.run_id
+    shutil.rmtree(run.path / "checkpoints" / "step_00000003")
+    assert steps_of(run) == [0]
+    shutil.rmtree(folder)
+    again = train(*MODEL, "train.start_from=model")
+    assert (again.path, again.state()) == (run.path, "finished")
+    assert differences(whole.path, again.path) == []
+
+
+def test_an_impossible_start_is_one_line_and_writes_nothing(folder: Path, command: Command, tmp_path: Path) -> None:
+    for overrides, message in (
+        ([], "train.start_from={folder}: holds another model than norm.name=batchnorm, model.positions=learned"),
+        (
+            [*MODEL, "data.tokenizer=chars"],
+            "data.tokenizer=chars: is not the tokenizer of train.start_from={folder}; set",
+        ),
+        ([*MODEL, "train.start_from=modell"], "train.start_from=modell: no run 'modell'"),
+        ([*MODEL, "train.start_from=hf://a/b"], "train.start_from=hf://a/b: "),
+    ):
+        code, out, err = command("train.start_from=model", *overrides)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert message.format(folder=folder) in err
+        assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.process
+def test_the_runs_of_a_pack_start_from_the_weights(
+    folder: Path, train: Train, run_command: Command, tmp_path: Path
+) -> None:
+    from support.run_folders import OVERRIDES
+
+    results = tmp_path / "results"
+    sweep = ["sweep", *OVERRIDES, *MODEL, f"results_dir={results}", "sweep.pack=2", "seed=0,1"]
+    assert run_command(*sweep, "train.start_from=model")[0] == 0
+    runs = [RunFolder(path) for path in (results / "runs").iterdir()]
+    assert [len(run.run()["pack"]["runs"]) for run in runs] == [2, 2]
+    alone = train(*MODEL, "train.start_from=model", results="alone")
+    assert [initial_loss(run) for run in runs] == pytest.approx([initial_loss(alone)] * 2, abs=1e-5)
+    assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 2
+    assert contents(folder)

@@ -1,5 +1,6 @@
 """`normlab rm` and `normlab rename`."""
 
+import os
 import sys
 from typing import Annotated
 
@@ -46,7 +47,7 @@ def rm(
     part = "checkpoints" if checkpoints else ""
     sizes = {folder: size_of(folder / part) for folder in (*(run.path for run in removal.runs), *removal.sweeps)}
     for folder, size in sizes.items():
-        echo(f"{format_size(size):>10}  {folder}")
+        echo(f"{format_size(size):>10}  {os.path.relpath(folder)}")
     for run_id, reason in removal.kept.items():
         echo(f"run {run_id} stays as it is: {reason}")
     if not sizes:
@@ -85,4 +86,4 @@ def rename(
     """
     from normlab.sweeps.removal import rename_sweep
 
-    echo(rename_sweep(sweep, new, results_dir))
+    echo(os.path.relpath(rename_sweep(sweep, new, results_dir)))

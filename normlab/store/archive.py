@@ -24,8 +24,8 @@ _RECORD = re.compile(
     rf"plugins/[^/]+\.py)|{SWEEPS_FOLDER}/[^/]+/(plan\.json|verify\.json|compare\.html)"
 )
 _CHECKPOINT = re.compile(rf"{RUNS_FOLDER}/[^/]+/checkpoints/step_\d+/[^/]+\.(json|safetensors)")
-_MOST_FILES = 10**6
-_LARGEST, _LARGEST_RATIO = 2**30, 20
+MOST_FILES = 10**6
+LARGEST, LARGEST_RATIO = 2**30, 20
 """A file may unpack to the first number of bytes, or to more if that is at most the ratio times its own size."""
 
 
@@ -111,7 +111,7 @@ def _check_entries(archive: ZipFile, size: int) -> None:
     if not any(name.endswith(f"/{RUN_FILE}") for name in names):
         raise ValueError("it holds no run")
     total = sum(entry.file_size for entry in entries)
-    if len(names) > _MOST_FILES or total > max(_LARGEST, _LARGEST_RATIO * size):
+    if len(names) > MOST_FILES or total > max(LARGEST, LARGEST_RATIO * size):
         raise ValueError(f"{len(names)} files of {total} bytes, in a file of {size}, are too many")
 
 

@@ -52,12 +52,12 @@ def rm(
         echo(f"run {run_id} stays as it is: {reason}")
     if not sizes:
         return 0
-    what = [counted(len(removal.runs), "run"), *([counted(len(removal.sweeps), "sweep")] if removal.sweeps else [])]
-    whole = f"{' and '.join(what)} ({format_size(sum(sizes.values()))})"
-    action = f"the optimiser's state of {whole}" if checkpoints else whole
+    sweeps = [counted(len(removal.sweeps), "sweep")] if removal.sweeps else []
+    what = " and ".join([counted(len(removal.runs), "run"), *sweeps])
+    what = f"all checkpoints of {what} but the newest weights" if checkpoints else what
     if not (yes or sys.stdin.isatty()):
-        raise ConfigError(f"--yes: is needed without a terminal to delete {action}")
-    if not (yes or typer.confirm(f"Delete {action}?")):
+        raise ConfigError(f"--yes: is needed without a terminal to delete {what}")
+    if not (yes or typer.confirm(f"Delete {what}?")):
         echo("nothing is deleted")
         return 1
     if checkpoints:

@@ -3,6 +3,7 @@
 Its files have the paths that they have in a results folder, `runs/ID/run.json`; another path is an error.
 """
 
+import errno
 import os
 import re
 import shutil
@@ -34,7 +35,7 @@ def write_archive(output: Path, sweep: Path | None, runs: Sequence[RunFolder], *
 
     Raises:
         ConfigError: The file exists.
-        StoreError: It cannot be written, a record cannot be read, or a link leads out of a folder.
+        StoreError: No run has started, a link leads out of a folder, or a file cannot be read or written.
     """
     if os.path.lexists(output):
         raise ConfigError(f"-o {output}: exists; give the name of a new file")
@@ -45,6 +46,8 @@ def write_archive(output: Path, sweep: Path | None, runs: Sequence[RunFolder], *
         check_links(folder)
         paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
         files |= {f"{name}/{path.relative_to(folder).as_posix()}": path for path in paths}
+    if not any(name.endswith(f"/{RUN_FILE}") for name in files):
+        raise StoreError(f"-o {output}: there is nothing to share, because no run has started; train the sweep first")
     temporary = output.with_name(f".{output.name}.{os.urandom(4).hex()}.tmp")
     make_folder(output.parent)
     try:
@@ -88,10 +91,10 @@ def unpack_archive(path: Path, folder: Path) -> list[str]:
                             raise ValueError(f"{entry.filename} has another size than it declares")
             sweeps = sorted(each.name for each in (new / SWEEPS_FOLDER).glob("*") if has_plan(each))
             new.rename(folder)
-    except (BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
+    except (BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of an entry at an impossible position
+            raise io_error(folder, "written", error, setting="-o") from error
         raise StoreError(f"{path}: is not a file of `normlab share` ({error}); ask for another copy") from error
-    except OSError as error:
-        raise io_error(folder, "written", error, setting="-o") from error
     return sweeps
 
 
@@ -100,7 +103,7 @@ def _check_entries(archive: ZipFile, size: int) -> None:
     entries = archive.infolist()
     names = [entry.orig_filename for entry in entries]
     for name, entry in zip(names, entries, strict=True):
-        if not _is_valid(name):
+        if name != entry.filename or not _is_valid(name):  # a second name may be in an extra field
             raise ValueError(f"{name!r:.80} is no file of a record")
         if stat.S_IFMT(entry.external_attr >> 16) not in (0, stat.S_IFREG):
             raise ValueError(f"{name} is a link or a device")

@@ -7,7 +7,7 @@ next deletion in the same results folder deletes what a kill has left.
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,11 +40,13 @@ class Removal:
         Raises:
             StoreError: A run or a sweep is active by now, or a file cannot be deleted.
         """
-        for run in self.runs:
-            with _locked(run.path):
-                _delete(run.path) if change is None else change(run)
-        for sweep in self.sweeps:
-            with _locked(sweep):
+        with ExitStack() as locks:
+            for sweep in self.sweeps:
+                locks.enter_context(_locked(sweep))
+            for run in self.runs:
+                with _locked(run.path):
+                    _delete(run.path) if change is None else change(run)
+            for sweep in self.sweeps:
                 _delete(sweep)
 
 
@@ -81,13 +83,14 @@ def plan_removal(names: Sequence[str], results_dir: Folder, only_checkpoints: bo
 
 
 def finish_deletions(results_dir: Path) -> list[str]:
-    """Delete the folders that killed commands have left half deleted, and return their names."""
-    names: list[str] = []
-    for path in (path for kind in (RUNS_FOLDER, SWEEPS_FOLDER) for path in (results_dir / kind).glob(f".*{_DELETED}")):
-        if path.is_dir() and not path.is_symlink():
-            _delete_tree(path)
-            names.append(path.name[1 : -len(_DELETED)])
-    return names
+    """Delete the folders that killed commands have left half deleted, and return the names that no folder has now."""
+    left = [path for kind in (RUNS_FOLDER, SWEEPS_FOLDER) for path in (results_dir / kind).glob(f".*{_DELETED}")]
+    folders = [path for path in left if path.is_dir() and not path.is_symlink()]
+    for path in folders:
+        with suppress(FileNotFoundError):  # another command deletes it too
+            shutil.rmtree(path)
+    names = (path.name.removeprefix(".").removesuffix(_DELETED) for path in folders)
+    return [name for path, name in zip(folders, names, strict=True) if not path.with_name(name).exists()]
 
 
 def rename_sweep(name: str, new: str, results_dir: Folder) -> Path:
@@ -178,19 +181,10 @@ def _is_completed(run: RunFolder) -> bool:
 
 
 def _delete(folder: Path) -> None:
-    """Delete a folder whose lock is held; a kill leaves it with a hidden name."""
+    """Delete a folder; a kill leaves it with a hidden name."""
     hidden = folder.with_name(f".{folder.name}{_DELETED}")
     try:
         folder.rename(hidden)
-    except OSError as error:
-        raise io_error(folder, "deleted", error) from error
-    _delete_tree(hidden)
-
-
-def _delete_tree(folder: Path) -> None:
-    try:
-        shutil.rmtree(folder)
-    except FileNotFoundError:  # another command deletes it too
-        pass
+        shutil.rmtree(hidden)
     except OSError as error:
         raise io_error(folder, "deleted", error) from error

@@ -1,9 +1,12 @@
 """`normlab share` and `normlab open`: a zip file holds records only, and a hostile one leaves no file."""
 
 import os
+import shutil
 import stat
 import struct
+import sys
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -137,6 +140,25 @@ def test_a_file_that_is_twice_in_it_is_rejected(run_command: Command) -> None:
         with pytest.warns(UserWarning, match="Duplicate name"):
             made.writestr(RUN, "[]")
     check_rejected(Path("it.zip"), "two files have one name", run_command)
+
+
+def test_a_second_name_in_an_extra_field_is_rejected(run_command: Command) -> None:
+    """Newer versions of Python read the field, and older ones the name; no file is written by the second name."""
+    info, name = entry(METRICS), b"../../victim"
+    content = b"\1" + struct.pack("<I", zlib.crc32(METRICS.encode())) + name
+    info.extra = struct.pack("<HH", 0x7075, len(content)) + content
+    with zipfile.ZipFile("it.zip", "w") as made:
+        made.writestr(RUN, "{}")
+        made.writestr(info, "x")
+    code, _, _ = run_command("open", "it.zip", "-o", "new")
+    assert code == (2 if sys.version_info >= (3, 12) else 0)
+    assert not list(Path.cwd().parent.rglob("victim"))
+
+
+def test_a_sweep_without_runs_is_not_shared(sweep: Path, run_command: Command) -> None:
+    shutil.rmtree(Path("results", "runs"))
+    code, _, err = run_command("share", "first", "-o", "it.zip")
+    assert (code, "no run has started" in err, Path("it.zip").exists()) == (2, True, False)
 
 
 def test_a_bomb_is_rejected(run_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typer import Argument, Option
 from normlab.cli.app import ResultsDir, app, echo
 from normlab.errors import ConfigError
 
-Names = Annotated[list[str], Argument(metavar="SWEEP|RUN...", help="Sweeps or runs, by folder, name or id.")]
+Names = Annotated[list[str], Argument(metavar="SWEEP|RUN", help="Sweeps or runs, by folder, name or id.")]
 Checkpoints = Annotated[
     bool, Option("--checkpoints", help="Keep the runs, and delete the optimiser's state and older checkpoints.")
 ]

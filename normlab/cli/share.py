@@ -14,9 +14,9 @@ def share(
     checkpoints: Annotated[bool, Option("--checkpoints", help="Add the checkpoints.")] = False,
     results_dir: ResultsDir = "results",
 ) -> None:
-    """Write the records of a sweep or a run as a zip file, which `normlab open` unpacks.
+    """Write the records of a sweep or a run as a zip file.
 
-    It holds what the reading commands need: run.json, status, metrics, statistics, tokenizer, plugins, and the plan and
+    `normlab open` unpacks it. It holds run.json, status, metrics, statistics, tokenizer, plugins, and the plan and
     the page of the sweep.
 
     Example: normlab share first -o first.zip

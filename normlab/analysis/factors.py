@@ -7,7 +7,6 @@ replicates: results are means over them.
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from normlab.analysis.comparability import intact_runs
 from normlab.analysis.settings import (
@@ -23,8 +22,7 @@ from normlab.analysis.settings import (
     sort_key,
 )
 from normlab.errors import ConfigError
-from normlab.store.plans import has_plan, sweep_folder
-from normlab.store.query import resolve_run, select_runs
+from normlab.store.query import find_sweep, resolve_run, select_runs
 from normlab.store.record import RunRecord, Setting
 from normlab.store.runs import RunFolder
 
@@ -168,8 +166,7 @@ def find_run(name: str, where: Sequence[str] = (), results_dir: str | os.PathLik
         ConfigError: A condition is invalid, or no run or several runs meet all conditions.
         StoreError: No run matches, or several do.
     """
-    is_sweep = has_plan(Path(name)) or (len(Path(name).parts) == 1 and has_plan(sweep_folder(results_dir, name)))
-    if not where and not is_sweep:
+    if not where and find_sweep(name, results_dir) is None:
         return resolve_run(name, results_dir)
     runs = select_where(select_runs([name], results_dir).started, where, name)
     if len(runs) == 1:

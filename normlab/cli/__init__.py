@@ -18,7 +18,7 @@ from normlab.plugins import plugin_line
 
 for _module in ("train", "summarize", "compare", "figure", "list", "verify", "explain", "inspect"):
     import_module(f"normlab.cli.{_module}")  # in the order of `normlab --help`
-for _module in ("sample", "eval", "export", "study", "sync", "doctor"):
+for _module in ("sample", "eval", "export", "share", "rm", "study", "sync", "doctor"):
     import_module(f"normlab.cli.{_module}")
 
 

@@ -42,7 +42,7 @@ def file_lock(path: Path, subject: str, alternative: str = "run.fresh=true") -> 
     Args:
         path: The lock file, in an existing folder. Its content names the owner for error messages.
         subject: The name of the locked run or sweep, for the message.
-        alternative: The override that starts another one beside it, for the message.
+        alternative: The override that starts another one beside it, for the message; empty if there is none.
 
     Raises:
         StoreError: Another process, or this process, already holds the lock.
@@ -54,9 +54,8 @@ def file_lock(path: Path, subject: str, alternative: str = "run.fresh=true") -> 
     if descriptor is None:
         content = _content(path)
         owner = f"process {content.get('pid')} on {content.get('host')}" if content else "another process"
-        raise StoreError(
-            f"{subject} is active in {owner}; wait for it or stop it, or {alternative} starts another beside it"
-        )
+        other = f", or {alternative} starts another beside it" if alternative else ""
+        raise StoreError(f"{subject} is active in {owner}; wait for it or stop it{other}")
     _locked.add(descriptor)
     owner = os.getpid()
     try:

@@ -99,7 +99,8 @@ def find_runs(path: str | os.PathLike[str]) -> list[RunEntry]:
     top = Path(path)
     if is_run(top):
         return [RunRecord.read(RunFolder(top.absolute()))]
-    return [RunRecord.read(RunFolder(child)) for child in _children(_runs_folder(top)) if is_run(child)]
+    visible = (child for child in _children(_runs_folder(top)) if not child.name.startswith("."))
+    return [RunRecord.read(RunFolder(child)) for child in visible if is_run(child)]
 
 
 def resolve_run(query: str, results_dir: str | os.PathLike[str]) -> RunFolder:
@@ -126,6 +127,25 @@ def resolve_run(query: str, results_dir: str | os.PathLike[str]) -> RunFolder:
         f"no run {query!r} in {os.fspath(results_dir)}{did_you_mean(query, names)}: "
         f"give the id, its beginning or the name of one of {_list(records)}"
     )
+
+
+def find_sweep(name: str, results_dir: Folder) -> Path | None:
+    """Return the folder of the sweep with a path or a name; None if there is none."""
+    folders = [Path(name), *([sweep_folder(results_dir, name)] if len(Path(name).parts) == 1 else [])]
+    return next(filter(has_plan, folders), None)
+
+
+def find_folders(name: str, results_dir: Folder) -> tuple[Path | None, list[RunFolder]]:
+    """Return the folder of a sweep and those of its runs that exist; for the name of a run, None and its folder.
+
+    Raises:
+        StoreError: Neither a sweep nor a run matches, or the sweep's plan cannot be read.
+    """
+    if (sweep := find_sweep(name, results_dir)) is None:
+        return None, [resolve_run(name, results_dir)]
+    sweep = sweep.absolute()
+    runs = [run_of(sweep, planned) for planned in read_plan(sweep).runs]
+    return sweep, [run for run in runs if os.path.lexists(run.path)]
 
 
 def no_runs_message(path: str | os.PathLike[str]) -> str:

@@ -135,6 +135,11 @@ def read_start(config: RunConfig) -> Checkpoint:
         problem = f"run {other.run_id} diverged at step {step}; choose an earlier checkpoint"
     elif other.size() < saved.meta["metrics_bytes"]:
         problem = f"{other.metrics_path}: rows before step {step} are missing; restore a copy"
+    elif not saved.has_optimizer:
+        problem = (
+            f"step {step} has no state of the optimiser, which `normlab rm --checkpoints` deletes; restore a copy, or "
+            "train the run again with run.fresh=true"
+        )
     if problem:
         raise StoreError(f"train.start_from={config.train.start_from}: {problem}")
     return saved

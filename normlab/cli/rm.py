@@ -1,0 +1,89 @@
+"""`normlab rm` and `normlab rename`."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from normlab.cli.app import ResultsDir, app, echo
+from normlab.errors import ConfigError
+
+Names = Annotated[list[str], Argument(metavar="SWEEP|RUN", help="Sweeps or runs, by folder, name or id.")]
+Checkpoints = Annotated[
+    bool, Option("--checkpoints", help="Keep the runs, and delete the optimiser's state and older checkpoints.")
+]
+
+
+@app.command()
+def rm(
+    names: Names,
+    checkpoints: Checkpoints = False,
+    yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
+    results_dir: ResultsDir = "results",
+) -> int:
+    """Delete runs, or sweeps with their runs.
+
+    It lists what it deletes, and asks. A run that another sweep uses stays, and is refused by its own name. After a
+    kill, the same command deletes the rest.
+
+    With --checkpoints, completed runs keep the weights of their newest checkpoint: sample, eval and export still work,
+    and train.start_from=RUN does not.
+
+    Example: normlab rm first --checkpoints
+    """
+    from pathlib import Path
+
+    from normlab.analysis.phrases import counted
+    from normlab.config.memory import format_size
+    from normlab.sweeps.removal import finish_deletions, plan_removal, size_of
+
+    folders = {Path(name).absolute().parent.parent for name in names if len(Path(name).parts) > 1}
+    deleted = [name for folder in {Path(results_dir), *folders} for name in finish_deletions(folder)]
+    for name in deleted:
+        echo(f"deleted what an earlier command left of {name}")
+    removal = plan_removal([name for name in names if Path(name).name not in deleted], results_dir, checkpoints)
+    part = "checkpoints" if checkpoints else ""
+    sizes = {folder: size_of(folder / part) for folder in (*(run.path for run in removal.runs), *removal.sweeps)}
+    for folder, size in sizes.items():
+        echo(f"{format_size(size):>10}  {os.path.relpath(folder)}")
+    for run_id, reason in removal.kept.items():
+        echo(f"run {run_id} stays as it is: {reason}")
+    if not sizes:
+        return 0
+    sweeps = [counted(len(removal.sweeps), "sweep")] if removal.sweeps else []
+    what = " and ".join([counted(len(removal.runs), "run"), *sweeps])
+    what = f"all checkpoints of {what} but the newest weights" if checkpoints else what
+    if not (yes or sys.stdin.isatty()):
+        raise ConfigError(f"--yes: is needed without a terminal to delete {what}")
+    if not (yes or typer.confirm(f"Delete {what}?")):
+        echo("nothing is deleted")
+        return 1
+    if checkpoints:
+        from normlab.training.checkpoint import drop_optimizer
+
+        removal.execute(lambda run: drop_optimizer(run.path / part))
+    else:
+        removal.execute()
+    left = sum(size_of(folder / part) for folder in sizes)
+    echo(f"deleted {format_size(sum(sizes.values()) - left)}")
+    return 0
+
+
+@app.command()
+def rename(
+    sweep: Annotated[str, Argument(metavar="SWEEP", help="A sweep, by folder or name.")],
+    new: Annotated[str, Argument(metavar="NEW", help="Its new name.")],
+    results_dir: ResultsDir = "results",
+) -> None:
+    """Rename a sweep.
+
+    Its command resumes it with sweep.name=NEW. The name of a run is part of its record, and stays. Write the page again
+    with `normlab compare NEW`; W&B keeps the old group.
+
+    Example: normlab rename norm-1f0c22aa norms
+    """
+    from normlab.sweeps.removal import rename_sweep
+
+    echo(os.path.relpath(rename_sweep(sweep, new, results_dir)))

@@ -1,0 +1,54 @@
+"""`normlab share` and `normlab open`."""
+
+from typing import Annotated
+
+from typer import Argument, Option
+
+from normlab.cli.app import ResultsDir, app, echo
+
+
+@app.command()
+def share(
+    name: Annotated[str, Argument(metavar="SWEEP|RUN", help="A sweep or a run, by folder, name or id.")],
+    output: Annotated[str, Option("--output", "-o", metavar="FILE", help="The new zip file.")],
+    checkpoints: Annotated[bool, Option("--checkpoints", help="Add the checkpoints.")] = False,
+    results_dir: ResultsDir = "results",
+) -> None:
+    """Write the records of a sweep or a run as a zip file.
+
+    `normlab open` unpacks it. It holds run.json, status, metrics, statistics, tokenizer, plugins, and the plan and
+    the page of the sweep.
+
+    Example: normlab share first -o first.zip
+    """
+    from pathlib import Path
+
+    from normlab.store.archive import write_archive
+    from normlab.store.query import find_folders
+
+    write_archive(Path(output), *find_folders(name, results_dir), checkpoints=checkpoints)
+    echo(output)
+
+
+@app.command("open")
+def open_archive(
+    file: Annotated[str, Argument(metavar="FILE", help="A zip file of `normlab share`.")],
+    output: Annotated[
+        str | None, Option("--output", "-o", metavar="FOLDER", help="The new folder. Default: FILE without .zip.")
+    ] = None,
+) -> None:
+    """Unpack a zip file of `normlab share` into a new results folder. Nothing in it is executed.
+
+    Example: normlab open first.zip, then normlab summarize first --results-dir first
+    """
+    import shlex
+    from pathlib import Path
+
+    from normlab.store.archive import unpack_archive
+
+    folder = Path(Path(file).stem if output is None else output)
+    sweeps = unpack_archive(Path(file), folder)
+    for sweep in sweeps:
+        echo(f"normlab summarize {shlex.quote(sweep)} --results-dir {shlex.quote(str(folder))}")
+    if not sweeps:
+        echo(f"normlab summarize {shlex.quote(str(folder))}")

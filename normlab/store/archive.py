@@ -1,0 +1,123 @@
+"""A sweep or a run as a zip file. The file that is unpacked may be a stranger's.
+
+Its files have the paths that they have in a results folder, `runs/ID/run.json`; another path is an error.
+"""
+
+import errno
+import os
+import re
+import shutil
+import stat
+import tempfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
+
+from normlab.errors import ConfigError, StoreError
+from normlab.store.files import check_links, io_error, is_file_name, make_folder, sync
+from normlab.store.format import RUN_FILE, RUNS_FOLDER, SWEEPS_FOLDER
+from normlab.store.plans import has_plan
+from normlab.store.runs import RunFolder
+
+_RECORD = re.compile(
+    rf"{RUNS_FOLDER}/[^/]+/((run|status|verify|tokenizer)\.json|metrics\.jsonl|stats/[^/]+\.(json|bin)|"
+    rf"plugins/[^/]+\.py)|{SWEEPS_FOLDER}/[^/]+/(plan\.json|verify\.json|compare\.html)"
+)
+_CHECKPOINT = re.compile(rf"{RUNS_FOLDER}/[^/]+/(checkpoints|weights)/step_\d+/[^/]+\.(json|safetensors)")
+MOST_FILES = 10**6
+LARGEST, LARGEST_RATIO = 2**30, 20
+"""A file may unpack to the first number of bytes, or to more if that is at most the ratio times its own size."""
+
+
+def write_archive(output: Path, sweep: Path | None, runs: Sequence[RunFolder], *, checkpoints: bool = False) -> None:
+    """Write the records of runs, and the plan and page of their sweep, to a new zip file.
+
+    Raises:
+        ConfigError: The file exists.
+        StoreError: No run has started, a link leads out of a folder, or a file cannot be read or written.
+    """
+    if os.path.lexists(output):
+        raise ConfigError(f"-o {output}: exists; give the name of a new file")
+    folders = {f"{RUNS_FOLDER}/{run.run_id}": run.path for run in runs}
+    folders |= {} if sweep is None else {f"{SWEEPS_FOLDER}/{sweep.name}": sweep}
+    files: dict[str, Path] = {}
+    for name, folder in folders.items():
+        check_links(folder)
+        paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+        files |= {f"{name}/{path.relative_to(folder).as_posix()}": path for path in paths}
+    if not any(name.endswith(f"/{RUN_FILE}") for name in files):
+        raise StoreError(f"-o {output}: there is nothing to share, because no run has started; train the sweep first")
+    temporary = output.with_name(f".{output.name}.{os.urandom(4).hex()}.tmp")
+    make_folder(output.parent)
+    try:
+        with ZipFile(temporary, "x", strict_timestamps=False) as archive:
+            for name, path in files.items():
+                is_checkpoint = _CHECKPOINT.fullmatch(name) is not None
+                if _is_valid(name) and (checkpoints or not is_checkpoint):
+                    archive.write(path, name, ZIP_STORED if is_checkpoint else ZIP_DEFLATED)
+        sync(temporary)
+        temporary.rename(output)
+    except OSError as error:
+        raise io_error(output, "written", error, setting="-o") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def unpack_archive(path: Path, folder: Path) -> list[str]:
+    """Unpack a zip file of `write_archive` into a new results folder, and return the names of its sweeps.
+
+    Raises:
+        ConfigError: The folder exists.
+        StoreError: The file is damaged, holds anything but records, or is too large; or it cannot be read, or the
+            folder not be written. Nothing is left then.
+    """
+    if os.path.lexists(folder):
+        raise ConfigError(f"{folder}: exists; name a new folder with -o FOLDER")
+    if not path.is_file():
+        raise StoreError(f"{path}: is not a file; name a zip file of `normlab share`")
+    make_folder(folder.parent)
+    try:
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as made:
+            new = Path(made, "results")
+            with ZipFile(path) as archive:
+                _check_entries(archive, path.stat().st_size)
+                for entry in archive.infolist():
+                    target = new / entry.filename
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with archive.open(entry) as source, target.open("xb") as file:
+                        shutil.copyfileobj(source, file)  # stops at the size that the entry declares
+                        if file.tell() != entry.file_size:
+                            raise ValueError(f"{entry.filename} has another size than it declares")
+            sweeps = sorted(each.name for each in (new / SWEEPS_FOLDER).glob("*") if has_plan(each))
+            new.rename(folder)
+    except (BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of an entry at an impossible position
+            raise io_error(folder, "written", error, setting="-o") from error
+        raise StoreError(f"{path}: is not a file of `normlab share` ({error}); ask for another copy") from error
+    return sweeps
+
+
+def _check_entries(archive: ZipFile, size: int) -> None:
+    """Raise ValueError unless all entries are files of records, of names that differ and of a plausible size."""
+    entries = archive.infolist()
+    names = [entry.orig_filename for entry in entries]
+    for name, entry in zip(names, entries, strict=True):
+        if name != entry.filename or not _is_valid(name):  # a second name may be in an extra field
+            raise ValueError(f"{name!r:.80} is no file of a record")
+        if stat.S_IFMT(entry.external_attr >> 16) not in (0, stat.S_IFREG):
+            raise ValueError(f"{name} is a link or a device")
+        if entry.compress_type not in (ZIP_STORED, ZIP_DEFLATED) or entry.flag_bits & 1:
+            raise ValueError(f"{name} is encrypted, or compressed by another method")
+    if len({name.casefold() for name in names}) < len(names):
+        raise ValueError("two files have one name")
+    if not any(name.endswith(f"/{RUN_FILE}") for name in names):
+        raise ValueError("it holds no run")
+    total = sum(entry.file_size for entry in entries)
+    if len(names) > MOST_FILES or total > max(LARGEST, LARGEST_RATIO * size):
+        raise ValueError(f"{len(names)} files of {total} bytes, in a file of {size}, are too many")
+
+
+def _is_valid(name: str) -> bool:
+    """Whether a name is the path of a file of a record in a results folder."""
+    return bool(_RECORD.fullmatch(name) or _CHECKPOINT.fullmatch(name)) and all(map(is_file_name, name.split("/")))

@@ -1,0 +1,190 @@
+"""Delete runs and sweeps, and rename sweeps. No file outside of their real folders is changed.
+
+A folder gets a hidden name before it is deleted, so that a kill leaves no part of a record that looks complete; the
+next deletion in the same results folder deletes what a kill has left.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from normlab.config.sweep_options import SweepOptions
+from normlab.errors import ConfigError, StoreError
+from normlab.store.files import check_links, io_error, is_file_name
+from normlab.store.format import COMPLETED_STATES, LOCK_FILE, RUNS_FOLDER, SWEEPS_FOLDER
+from normlab.store.lock import file_lock
+from normlab.store.plans import has_plan, read_plan, run_of
+from normlab.store.query import Folder, find_folders, find_sweep
+from normlab.store.record import RunRecord, flatten
+from normlab.store.runs import RunFolder
+from normlab.sweeps.files import read_queue, write_plan
+from normlab.tracking.uploads import is_sending
+
+_DELETED = ".deleted"
+"""The end of a folder's name while it is deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    sweeps: Sequence[Path]
+    runs: Sequence[RunFolder]
+    kept: Mapping[str, str]
+    """Why a run of a sweep stays as it is, by run id."""
+
+    def execute(self, change: Callable[[RunFolder], None] | None = None) -> None:
+        """Delete the runs, or change each one under its lock, and then delete the sweeps.
+
+        Raises:
+            StoreError: A run or a sweep is active by now, or a file cannot be deleted.
+        """
+        with ExitStack() as locks:
+            for sweep in self.sweeps:
+                locks.enter_context(_locked(sweep))
+            for run in self.runs:
+                with _locked(run.path):
+                    _delete(run.path) if change is None else change(run)
+            for sweep in self.sweeps:
+                _delete(sweep)
+
+
+def plan_removal(names: Sequence[str], results_dir: Folder, only_checkpoints: bool = False) -> Removal:
+    """Return the sweeps and runs to delete, or the completed runs whose checkpoints are reduced; delete nothing.
+
+    A run stays if a sweep that is not deleted uses it.
+
+    Raises:
+        StoreError: A name matches nothing, a named run is used by a sweep, a plan cannot be read, a run or a sweep is
+            active, or a symbolic link leads out of its folder.
+    """
+    sweeps, runs, named = dict[Path, None](), dict[Path, RunFolder](), set[Path]()
+    for name in names:
+        sweep, found = find_folders(name, results_dir)
+        folders = {_real(run.path, RUNS_FOLDER): run for run in found}
+        runs |= {path: RunFolder(path) for path in folders}
+        if sweep is not None:
+            sweeps[_real(sweep, SWEEPS_FOLDER)] = None
+        else:
+            named |= folders.keys()
+    for path in (*sweeps, *runs):
+        with _locked(path):
+            pass
+    if only_checkpoints:
+        kept = {path: "it is not completed, and resumes from them" for path in runs if not _is_completed(runs[path])}
+    else:
+        users = _users({path.parent.parent for path in runs}, sweeps)
+        kept = {path: f"used by sweep {', '.join(users[path])}" for path in runs if path in users}
+        for path in named & kept.keys():
+            raise StoreError(f"run {path.name}: is {kept[path]}; `normlab rm {' '.join(users[path])}` deletes both")
+    left = [run for path, run in runs.items() if path not in kept]
+    return Removal([] if only_checkpoints else list(sweeps), left, {path.name: kept[path] for path in kept})
+
+
+def finish_deletions(results_dir: Path) -> list[str]:
+    """Delete the folders that killed commands have left half deleted, and return the names that no folder has now."""
+    left = [path for kind in (RUNS_FOLDER, SWEEPS_FOLDER) for path in (results_dir / kind).glob(f".*{_DELETED}")]
+    folders = [path for path in left if path.is_dir() and not path.is_symlink()]
+    for path in folders:
+        with suppress(FileNotFoundError):  # another command deletes it too
+            shutil.rmtree(path)
+    names = (path.name.removeprefix(".").removesuffix(_DELETED) for path in folders)
+    return [name for path, name in zip(folders, names, strict=True) if not path.with_name(name).exists()]
+
+
+def rename_sweep(name: str, new: str, results_dir: Folder) -> Path:
+    """Give a sweep another name, and return its new folder. After a kill, the same call finishes.
+
+    Raises:
+        ConfigError: The new name is invalid or taken, or the sweep is that of a study, which finds it by its name.
+        StoreError: There is no such sweep, it is active, a link leads out of it, or one of its packs is not completed.
+    """
+    SweepOptions(name=new).validate()
+    if (found := find_sweep(name, results_dir)) is None:
+        raise StoreError(f"{name}: is not a sweep; name one (the name of a run is part of its record, and stays)")
+    folder = _real(found.absolute(), SWEEPS_FOLDER)
+    if os.path.lexists(target := folder.with_name(new)):
+        raise ConfigError(f"{new}: exists in {folder.parent}; choose another name")
+    if folder.name.startswith("study-"):
+        raise ConfigError(f"{folder.name}: is a sweep of a study, which finds it by this name; choose another sweep")
+    with _locked(folder):
+        plan = read_plan(folder)
+        for run in (run_of(folder, planned) for planned in plan.runs):
+            if run.exists() and len(RunRecord.load(run).run.pack.runs) > 1 and not _is_completed(run):
+                raise StoreError(
+                    f"run {run.run_id}: is not completed, and its pack resumes only in a sweep named {plan.name}; "
+                    "complete the sweep first"
+                )
+        write_plan(folder, replace(plan, name=new))  # first: the old folder is still found after a kill
+        try:
+            folder.rename(target)
+        except OSError as error:
+            raise io_error(folder, "renamed", error) from error
+    return target
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of all files in a folder; links are not followed."""
+    return sum(os.lstat(os.path.join(top, name)).st_size for top, _, names in os.walk(folder) for name in names)
+
+
+def _real(path: Path, kind: str) -> Path:
+    """Return the folder of a run or a sweep in its results folder, with the links above that resolved.
+
+    Raises:
+        StoreError: It is not in a folder `runs` or `sweeps`.
+    """
+    if path.parent.name != kind or not is_file_name(path.name):
+        raise StoreError(f"{path}: is not in the folder {kind} of results, so it stays; move it there, or delete it")
+    return Path(os.path.realpath(path.parent.parent), kind, path.name)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a run or a sweep.
+
+    Raises:
+        StoreError: It is active, on this machine, in Slurm or in an upload; or a link leads out of its folder.
+    """
+    check_links(folder)
+    subject = f"{folder.parent.name.removesuffix('s')} {folder.name}"
+    with file_lock(folder / LOCK_FILE, subject, alternative=""):
+        if is_sending(folder):
+            raise StoreError(f"{subject}: a process sends it to W&B; wait for it")
+        if queue := read_queue(folder):
+            raise StoreError(f"{subject}: Slurm has its job {min(queue.values())}; wait for it or cancel it")
+        yield
+
+
+def _users(results: Collection[Path], without: Collection[Path]) -> dict[Path, list[str]]:
+    """Return the names of the sweeps that plan each run or start runs from it, by the run's folder."""
+    users: dict[Path, list[str]] = {}
+    for folder in (folder for each in results for folder in sorted((each / SWEEPS_FOLDER).glob("[!.]*"))):
+        if not has_plan(folder) or folder in without:
+            continue
+        for planned in read_plan(folder).runs:
+            start = str(flatten(planned.config).get("train.start_from")).rpartition("@")[0]
+            for run_id in dict.fromkeys((planned.run_id, start)):
+                users.setdefault(folder.parent.parent / RUNS_FOLDER / run_id, []).append(folder.name)
+    return users
+
+
+def _is_completed(run: RunFolder) -> bool:
+    """Whether nothing is left to train of a run and of the runs that resume together with it."""
+    try:
+        pack = RunRecord.load(run).status.pack.runs
+        others = [each for each in map(RunFolder, (run.path.with_name(run_id) for run_id in pack)) if each.exists()]
+        return all(each.state() in COMPLETED_STATES for each in (run, *others))
+    except StoreError:  # a damaged record
+        return False
+
+
+def _delete(folder: Path) -> None:
+    """Delete a folder; a kill leaves it with a hidden name."""
+    hidden = folder.with_name(f".{folder.name}{_DELETED}")
+    try:
+        folder.rename(hidden)
+        shutil.rmtree(hidden)
+    except OSError as error:
+        raise io_error(folder, "deleted", error) from error

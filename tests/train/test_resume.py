@@ -112,6 +112,9 @@ def test_second_signal_stops_at_once(numbers: tuple[int, ...], train: Train, ref
             for said, number in zip(("in a long step", "handled"), numbers, strict=True):
                 while said not in process.stderr.readline():
                     assert process.poll() is None
+                while not any((tmp_path / "results").glob("runs/*/checkpoints/step_*")):  # a thread writes it
+                    assert process.poll() is None
+                    time.sleep(0.02)
                 process.send_signal(number)
             _, err = process.communicate(timeout=30)
         finally:

@@ -230,6 +230,8 @@ class LoadedRun:
     def model(self) -> GPT:
         """The model of the newest intact checkpoint, or of the one of `at`, on the CPU, in evaluation mode.
 
+        Without a checkpoint, it is that of the newest weights.
+
         Raises:
             StoreError: There is no intact checkpoint, or it does not fit into memory.
         """
@@ -238,6 +240,8 @@ class LoadedRun:
             if self.step is not None:
                 return self._model_at(checkpoint.read(self._kept()[self.step], self.step))
             saved, problems = checkpoint.read_newest(path)
+            if saved is None:
+                saved, problems = checkpoint.read_newest(path.with_name(checkpoint.WEIGHTS_FOLDER))
         except OSError as error:
             raise io_error(path, "read", error) from error
         except MemoryError as error:

@@ -39,19 +39,20 @@ def rm(
     from normlab.config.memory import format_size
     from normlab.sweeps.removal import finish_deletions, plan_removal, size_of
 
-    folders = {Path(name).absolute().parent.parent for name in names if len(Path(name).parts) > 1}
-    deleted = [name for folder in {Path(results_dir), *folders} for name in finish_deletions(folder)]
+    results = {Path(results_dir), *(Path(name).absolute().parent.parent for name in names if len(Path(name).parts) > 1)}
+    deleted = [name for folder in results for name in finish_deletions(folder)]
     for name in deleted:
         echo(f"deleted what an earlier command left of {name}")
     removal = plan_removal([name for name in names if Path(name).name not in deleted], results_dir, checkpoints)
     part = "checkpoints" if checkpoints else ""
-    sizes = {folder: size_of(folder / part) for folder in (*(run.path for run in removal.runs), *removal.sweeps)}
-    for folder, size in sizes.items():
-        echo(f"{format_size(size):>10}  {os.path.relpath(folder)}")
+    folders = [*(run.path for run in removal.runs), *removal.sweeps]
+    for folder in folders:
+        echo(f"{format_size(size_of(folder / part)):>10}  {os.path.relpath(folder)}")
     for run_id, reason in removal.kept.items():
         echo(f"run {run_id} stays as it is: {reason}")
-    if not sizes:
+    if not folders:
         return 0
+    before = sum(map(size_of, folders))
     sweeps = [counted(len(removal.sweeps), "sweep")] if removal.sweeps else []
     what = " and ".join([counted(len(removal.runs), "run"), *sweeps])
     what = f"all checkpoints of {what} but the newest weights" if checkpoints else what
@@ -63,11 +64,10 @@ def rm(
     if checkpoints:
         from normlab.training.checkpoint import drop_optimizer
 
-        removal.execute(lambda run: drop_optimizer(run.path / part))
+        removal.execute(lambda run: drop_optimizer(run.path))
     else:
         removal.execute()
-    left = sum(size_of(folder / part) for folder in sizes)
-    echo(f"deleted {format_size(sum(sizes.values()) - left)}")
+    echo(f"deleted {format_size(before - sum(map(size_of, folders)))}")
     return 0
 
 

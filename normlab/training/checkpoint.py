@@ -2,8 +2,7 @@
 
 A checkpoint is a folder `step_00000200/` with `state.safetensors`, `meta.json` and `manifest.json`. The manifest holds
 the lengths and SHA-256 digests of the other two files, has a checksum like run.json, and is written last. The folder
-has a temporary name until all its files are synced to the disk. `normlab rm --checkpoints` replaces the state with
-`weights.safetensors`, which has no state of the optimiser.
+has a temporary name until all its files are synced to the disk.
 
 A kill needs no sync: what a process wrote, the system still has. Against a power cut, the record is synced before the
 checkpoint that counts its bytes, each file before the folder gets its name, and the folder of all checkpoints before
@@ -23,12 +22,11 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from normlab.errors import StoreError
 from normlab.parsing import from_json, read_at_most
-from normlab.store.files import delete_temporaries, io_error, sync, write_atomic
+from normlab.store.files import io_error, sync
 from normlab.store.format import decode, to_json, with_checksum
 from normlab.store.reading import LARGEST_RECORD, parse_record
 
@@ -36,10 +34,6 @@ FOLDER = "checkpoints"
 """The name of the checkpoints folder in a run's folder."""
 WEIGHTS_FOLDER = "weights"
 """The name of the folder of checkpoints that hold the weights only, from which no run resumes."""
-STATE, WEIGHTS = "state.safetensors", "weights.safetensors"
-"""The file of all tensors, and the one that replaces it once the optimiser's state is deleted."""
-_KEPT = ("param/", "buffer/", "average/")
-"""The names of the tensors in `WEIGHTS` start with these prefixes."""
 _NAME = re.compile(r"step_(\d{8,})")
 
 
@@ -55,11 +49,6 @@ class Checkpoint:
     """Number of completed updates."""
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
-
-    @property
-    def has_optimizer(self) -> bool:
-        """Whether a run can resume from it: `drop_optimizer` deletes all tensors but the weights."""
-        return "count" in self.tensors
 
 
 def _digest(path: Path) -> dict[str, Any]:
@@ -102,11 +91,13 @@ def save(
             shutil.rmtree(unfinished, ignore_errors=True)
         folder.mkdir(exist_ok=True)  # no parents: a run's folder that was moved is not made again
         temporary.mkdir()
-        save_file({name: _contiguous(tensor.detach()) for name, tensor in tensors.items()}, temporary / STATE)
+        save_file(
+            {name: _contiguous(tensor.detach()) for name, tensor in tensors.items()}, temporary / "state.safetensors"
+        )
         (temporary / "meta.json").write_bytes(to_json(meta))
         # safetensors ignores the umask and makes a file that only its owner can read.
-        shutil.copymode(temporary / "meta.json", temporary / STATE)
-        parts = {name: _digest(temporary / name) for name in (STATE, "meta.json")}
+        shutil.copymode(temporary / "meta.json", temporary / "state.safetensors")
+        parts = {name: _digest(temporary / name) for name in ("state.safetensors", "meta.json")}
         for name in parts:
             sync(temporary / name)
         (temporary / "manifest.json").write_bytes(with_checksum({"step": step, "files": parts}))
@@ -149,14 +140,13 @@ def read(folder: Path, step: int) -> Checkpoint:
             raise DamagedCheckpoint(f"{file}: damaged ({error})") from error
         if manifest["step"] != step:
             raise DamagedCheckpoint(f"{path}: holds the checkpoint of step {manifest['step']}")
-        tensors = WEIGHTS if WEIGHTS in manifest["files"] else STATE
-        for name in (tensors, "meta.json"):
+        for name in ("state.safetensors", "meta.json"):
             # Compare lengths first, because hashing a sparse file of terabytes takes hours.
             length = (path / name).stat().st_size
             if length != manifest["files"][name]["bytes"] or _digest(path / name) != manifest["files"][name]:
                 raise DamagedCheckpoint(f"{path / name}: damaged (its size or SHA-256 differs from the manifest)")
         meta = decode(from_json(read_at_most(path / "meta.json", LARGEST_RECORD)))
-        return Checkpoint(step, load_file(path / tensors), meta)
+        return Checkpoint(step, load_file(path / "state.safetensors"), meta)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise DamagedCheckpoint(f"{path}: damaged or incomplete ({error.filename}: {error.strerror})") from error
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -191,25 +181,15 @@ def read_newest(folder: Path, at_most: int | None = None) -> tuple[Checkpoint | 
     return None, problems
 
 
-def drop_optimizer(folder: Path) -> None:
-    """Keep the weights of the newest intact checkpoint, and delete all other files of a run's checkpoints.
-
-    A kill leaves a checkpoint that can be read: its manifest names the state until the weights are written.
+def drop_optimizer(run: Path) -> None:
+    """Keep the weights of a run's newest intact checkpoint, and delete all its checkpoints.
 
     Raises:
         StoreError: Every checkpoint is damaged, or a file cannot be read or written.
     """
-    saved, _ = read_newest(folder)
-    if saved is None:
-        return
-    path = folder / f"step_{saved.step:08d}"
-    delete_temporaries(path)
-    if saved.has_optimizer:
-        weights = {name: tensor for name, tensor in saved.tensors.items() if name.startswith(_KEPT)}
-        write_atomic(path / WEIGHTS, to_bytes(weights))
-        parts = {name: _digest(path / name) for name in (WEIGHTS, "meta.json")}
-        write_atomic(path / "manifest.json", with_checksum({"step": saved.step, "files": parts}))
-    (path / STATE).unlink(missing_ok=True)
-    for other in folder.iterdir():
-        if other != path:
-            shutil.rmtree(other, ignore_errors=True)
+    saved, _ = read_newest(run / FOLDER)
+    if saved is not None:
+        kept = ("param/", "buffer/", "average/")
+        weights = {name: tensor for name, tensor in saved.tensors.items() if name.startswith(kept)}
+        save(run / WEIGHTS_FOLDER, saved.step, weights, saved.meta, keep=range(saved.step))
+        shutil.rmtree(run / FOLDER)

@@ -194,7 +194,8 @@ def _newest_checkpoint(run: TrainingRun, at_most: int | None = None) -> Checkpoi
         has_lost_status = not (folder.path / STATUS_FILE).exists() and folder.rows("train").rows
         if saved is None and (status.checkpoint is not None or has_lost_status):
             raise StoreError(
-                f"{folder.path}: the run took steps, and its {checkpoint.FOLDER} are missing; put them back, or {FRESH}"
+                f"{folder.path}: the run took steps, and its {checkpoint.FOLDER} are missing (`normlab rm "
+                f"--checkpoints` deletes them); put them back, or {FRESH}"
             )
     if saved is not None and status.diverged is not None and saved.step == status.step:
         # The checkpoint may have been written before the step that diverged.

@@ -62,7 +62,10 @@ def resolve_start(config: RunConfig) -> RunConfig:
         raise StoreError(f"train.start_from={text}: is in another results folder; copy it to {runs}")
     steps = [int(step)] if step else checkpoint.steps(folder.path / checkpoint.FOLDER)
     if not steps:
-        raise StoreError(f"train.start_from={text}: has no checkpoint yet; wait for one, or choose another run")
+        raise StoreError(
+            f"train.start_from={text}: has no checkpoint (yet, or `normlab rm --checkpoints` deleted them); wait for "
+            "one, or choose another run"
+        )
     return _with_start(config, f"{folder.run_id}@{steps[-1]}")
 
 
@@ -135,11 +138,6 @@ def read_start(config: RunConfig) -> Checkpoint:
         problem = f"run {other.run_id} diverged at step {step}; choose an earlier checkpoint"
     elif other.size() < saved.meta["metrics_bytes"]:
         problem = f"{other.metrics_path}: rows before step {step} are missing; restore a copy"
-    elif not saved.has_optimizer:
-        problem = (
-            f"step {step} has no state of the optimiser, which `normlab rm --checkpoints` deletes; restore a copy, or "
-            "train the run again with run.fresh=true"
-        )
     if problem:
         raise StoreError(f"train.start_from={config.train.start_from}: {problem}")
     return saved

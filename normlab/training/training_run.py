@@ -216,8 +216,6 @@ class TrainingRun:
         shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
         if meta.get("run_id") != self.folder.run_id:
             problem = f"is of run {meta.get('run_id')}"
-        elif not saved.has_optimizer:
-            problem = "has no state of the optimiser, which `normlab rm --checkpoints` deletes"
         elif shapes != {name: (tensor.shape, tensor.dtype) for name, tensor in saved.tensors.items()}:
             problem = "holds other tensors than this run"
         if problem:

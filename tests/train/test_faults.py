@@ -54,11 +54,13 @@ def insert_a_row(folder: RunFolder) -> None:
     [
         (
             delete_checkpoints,
-            "{run}: the run took steps, and its checkpoints are missing; put them back, " + FRESH,
+            "{run}: the run took steps, and its checkpoints are missing (`normlab rm --checkpoints` deletes "
+            "them); put them back, " + FRESH,
         ),
         (
             delete_status_and_checkpoints,
-            "{run}: the run took steps, and its checkpoints are missing; put them back, " + FRESH,
+            "{run}: the run took steps, and its checkpoints are missing (`normlab rm --checkpoints` deletes "
+            "them); put them back, " + FRESH,
         ),
         (
             delete_run_json,

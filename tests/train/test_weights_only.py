@@ -34,12 +34,11 @@ def test_the_model_stays_and_the_moments_go(run: RunFolder, results: Path, run_c
     before, model = contents(run.path), load(run.path).model.state_dict()
     code, out, _ = run_command(*command(run, results))
     assert (code, out.splitlines()[-1].startswith("deleted ")) == (0, True)
-    (folder,) = (run.path / "checkpoints").iterdir()
-    assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "meta.json", "weights.safetensors"]
-    kinds = {name.partition("/")[0] for name in load_file(folder / "weights.safetensors")}
+    (folder,) = (run.path / "weights").iterdir()
+    kinds = {name.partition("/")[0] for name in load_file(folder / "state.safetensors")}
     assert kinds == {"param", "buffer", "average"}
     record = {name: content for name, content in before.items() if "checkpoints" not in name}
-    assert record == {name: content for name, content in contents(run.path).items() if "checkpoints" not in name}
+    assert record == {name: content for name, content in contents(run.path).items() if "weights" not in name}
     for name, tensor in load(run.path).model.state_dict().items():
         assert torch.equal(tensor, model[name])
     after = contents(run.path)
@@ -51,39 +50,31 @@ def test_the_newest_intact_checkpoint_stays(run: RunFolder, results: Path, run_c
     older, newest = steps_of(run)
     damage(run, newest)
     assert run_command(*command(run, results))[0] == 0
-    assert steps_of(run) == [older]
-    flip_a_bit(run.path / "checkpoints" / f"step_{older:08d}" / "weights.safetensors")
+    assert checkpoint.steps(run.path / "weights") == [older]
+    flip_a_bit(run.path / "weights" / f"step_{older:08d}" / "state.safetensors")
     with pytest.raises(StoreError, match="every checkpoint of this run is damaged"):
-        checkpoint.read_newest(run.path / "checkpoints")
+        _ = load(run.path).model
 
 
-@pytest.mark.parametrize("killed_at", [0, 1, 2])
+@pytest.mark.parametrize("killed_in", ["copymode", "rmtree"])
 def test_a_kill_leaves_a_model_and_the_same_command_finishes(
-    killed_at: int, run: RunFolder, results: Path, run_command: Command, monkeypatch: pytest.MonkeyPatch
+    killed_in: str, run: RunFolder, results: Path, run_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is killed before the weights are written, before the manifest, and before older files are deleted."""
-    model, calls, write = load(run.path).model.state_dict(), list[Path](), checkpoint.write_atomic
-
-    def kill(path: Path, content: bytes) -> None:
-        if len(calls) == killed_at:
-            path.with_name(f".{path.name}.01234567.tmp").write_bytes(b"part")
-            raise KeyboardInterrupt
-        calls.append(path)
-        write(path, content)
+    """It is killed while the weights are written, and before the checkpoints are deleted."""
+    model = load(run.path).model.state_dict()
 
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write_atomic", kill)
-        patch.setattr(Path, "unlink", stop)
+        patch.setattr(shutil, killed_in, stop)
         with pytest.raises(KeyboardInterrupt):
-            checkpoint.drop_optimizer(run.path / "checkpoints")
+            checkpoint.drop_optimizer(run.path)
     for name, tensor in load(run.path).model.state_dict().items():
         assert torch.equal(tensor, model[name])
     assert run_command(*command(run, results))[0] == 0
-    (folder,) = (run.path / "checkpoints").iterdir()
-    assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "meta.json", "weights.safetensors"]
+    assert not (run.path / "checkpoints").exists()
+    assert len(list((run.path / "weights").iterdir())) == 1
 
 
 def test_what_resumes_names_the_reason(train: Train, tmp_path: Path, run_command: Command) -> None:
@@ -92,13 +83,13 @@ def test_what_resumes_names_the_reason(train: Train, tmp_path: Path, run_command
     assert run_command(*command(run, run.path.parent.parent))[0] == 0
     before = contents(tmp_path)
     with pytest.raises(
-        StoreError, match=r"start_from=.*: step 8 has no state of the optimiser, which `normlab rm --ch"
+        StoreError, match=r"start_from=.*: has no checkpoint \(yet, or `normlab rm --checkpoints` deleted them"
     ):
         train(*options, "train.start_from=mine")
     assert contents(tmp_path) == before
     assert train(*options, "train.steps=8").state() == "finished"  # nothing is left to train
     (run.path / "status.json").unlink()
-    with pytest.raises(StoreError, match=r"checkpoint of step 8 has no state of the optimiser, which `normlab rm --ch"):
+    with pytest.raises(StoreError, match=r"its checkpoints are missing \(`normlab rm --checkpoints` deletes them\)"):
         train(*options, "train.steps=8")
 
 

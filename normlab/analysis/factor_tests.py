@@ -14,14 +14,16 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from statistics import stdev
 from typing import Any
 
 from normlab.analysis.best_rate import best_rate
 from normlab.analysis.cells import Cell, count_bad, resolved_differences
 from normlab.analysis.contrasts import Key, Pool, contrast, fisher_p, pool_cells, slope_weights, weighted_sums
 from normlab.analysis.factors import Factor, label, level_label
-from normlab.analysis.intervals import Interval, PairedTest, Replicate, holm, mean_interval, paired_test
+from normlab.analysis.intervals import LEVEL, Interval, PairedTest, Replicate, holm, mean_interval, paired_test
 from normlab.analysis.rate_range import HIGHEST, SENSITIVITY, WIDTH, RateNumber, by_seed, complete_seeds
+from normlab.analysis.sequences import level_of, mean_sequence
 from normlab.analysis.settings import LR, format_setting, parse_conditions, resolve_options, sort_key
 from normlab.config.option_names import meanings
 from normlab.errors import ConfigError, unknown
@@ -226,6 +228,38 @@ def _rate_rows(question: Question, test: str) -> Iterator[Row]:
                 yield labels | _rate_row(number, paired_test, values, cells) | {"missing": missing}
 
 
+def _anytime(question: Question) -> Iterator[Row]:
+    """Yield the difference of each level from its baseline, with an interval that holds at every number of seeds."""
+    for factor in question.over or question.factors:
+        for where, [change], cells in question.changes([factor]):
+            runs = [run for cell in cells for run in cell.runs_at(cell.best_lr)]
+            values = list(weighted_sums((1.0, -1.0), [cell.final.losses for cell in cells]).values())
+            has_one_rate, n = all(len(cell.losses) == 1 for cell in cells), len(values)
+            is_known = has_one_rate and n > 1 and all(map(math.isfinite, values))
+            row: Row = dict.fromkeys(("estimate", "low", "high", "p", "n_crossed", "lr"))
+            if is_known:
+                mean, (low, high) = math.fsum(values) / n, mean_sequence(values, 1 - LEVEL)
+                bounds = (low, high) if math.isfinite(low) else (None, None)
+                deviation = stdev(values)
+                p = min(1.0, level_of(n, abs(mean) / deviation)) if deviation else float(mean == 0)
+                row |= {"estimate": mean, "low": bounds[0], "high": bounds[1], "p": p}
+            yield row | {
+                "test": "anytime",
+                "where": where,
+                "contrast": _difference(factor, change),
+                "unit": "nats/token",
+                "missing": "several learning rates"
+                if not has_one_rate
+                else "a seed diverged"
+                if n
+                else "no common seed",
+                "n": n,
+                "method": "confidence sequence of the mean",
+                "bad": count_bad(runs),
+                "runs": len(runs),
+            }
+
+
 def _optima(question: Question) -> Iterator[Row]:
     """Yield the best learning rate of each cell, and what its runs have cost."""
     for cell in question.cells:
@@ -314,6 +348,7 @@ TESTS = {
     "interaction": _interactions,
     "trend": _trends,
     "counts": _counts,
+    "anytime": _anytime,
     "optimum": _optima,
     **{name: partial(_rate_rows, test=name) for name in RATE_TESTS},
 }

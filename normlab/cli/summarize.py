@@ -15,7 +15,10 @@ Against = Annotated[str | None, Option(metavar="OPTION=VALUE", help="Difference 
 Target = Annotated[float | None, Option(metavar="LOSS", help="Steps and seconds to this validation loss.")]
 Test = Annotated[
     str | None,
-    Option(metavar="TEST", help="Print a test: interaction, trend, counts, sensitivity, range or optimum (see below)."),
+    Option(
+        metavar="TEST",
+        help="Print a test: interaction, trend, counts, sensitivity, range, optimum or anytime (see below).",
+    ),
 ]
 Over = Annotated[
     str | None, Option(metavar="OPTIONS", help="The factors of --test. Default: every one, or every pair.")
@@ -47,8 +50,9 @@ def summarize(
     Tests: interaction, the difference of differences over two factors or more; trend, the slope of the loss over a
     numeric factor (over its logarithm for depth, width, batch size and steps); counts, Fisher's exact test of the
     number of runs that diverged, are stuck or regressed (outcomes: see the README); sensitivity, how much the loss
-    depends on the learning rate; range, which learning rates train; optimum, the best one, by a parabola. In paired
-    tests a diverged run counts as worse than any finite loss (in sensitivity and range as ln V); it is never dropped.
+    depends on the learning rate; range, which learning rates train; optimum, the best one, by a parabola; anytime,
+    differences from a baseline that hold at every number of seeds. In paired tests a diverged run counts as worse than
+    any finite loss (in sensitivity and range as ln V); it is never dropped.
 
     The last part of an option is enough if it is unique: depth for model.depth.
     """

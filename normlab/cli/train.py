@@ -107,7 +107,8 @@ def sweep(
     peri: placement=peri init=gpt2]'.
 
     A searched option, 'optim.lr=search(1e-4,1e-1)', has sweep.trials trials in each cell, with a seed of their own, in
-    the sweep NAME-search; then the seeds of the command are trained with each cell's best values.
+    the sweep NAME-search; then the seeds of the command are trained with each cell's best values. With
+    'seed=until(placement=pre,max=24)' seeds are added until each difference from this baseline is decided.
 
     Runs that differ only in numbers train stacked, in packs of up to sweep.pack runs; `normlab list auto` shows the
     default sizes and numbers of packs. `normlab list options` describes sweep.name, sweep.pack, sweep.jobs,

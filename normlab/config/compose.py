@@ -41,6 +41,8 @@ _registered: dict[tuple[str | None, str], Any] = {}
 """The nodes of Hydra's config store, by (group, name)."""
 
 Job = tuple[Override, ...]
+More = Callable[[list[str]], Iterable[Sequence[str]]]
+"""Returns lists of overrides to add to a run, from its varied ones: a run for each list."""
 """The overrides of one run, each with one value."""
 
 
@@ -98,15 +100,18 @@ def compose_grid(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> l
     return [to_config(cfg, job) for job, _, cfg in _compose_jobs(overrides, configs)]
 
 
+def no_more(varied: list[str]) -> list[tuple[()]]:
+    return [()]
+
+
 def compose_sweep(
     overrides: Sequence[str],
     configs: UserConfigs = PACKAGED,
-    more: Callable[[list[str]], Iterable[Sequence[str]]] = lambda varied: [()],
+    more: More = no_more,
 ) -> tuple[SweepOptions, list[tuple[list[str], RunConfig]]]:
     """Return the options of a sweep (`sweep.option=value`); and of each run the varied overrides and the config.
 
-    An arm comes first, as `arm=NAME`. `more` may return several lists of overrides to add, from the varied ones: a run
-    for each.
+    An arm comes first, as `arm=NAME`.
     """
     grid = _without_sweep(overrides)
     options = _sweep_options([text for text in overrides if text not in grid])
@@ -254,7 +259,7 @@ def _jobs_of_arm(overrides: Sequence[str]) -> Iterator[tuple[Job, list[str]]]:
 def _compose_jobs(
     overrides: Sequence[str],
     configs: UserConfigs,
-    more: Callable[[list[str]], Iterable[Sequence[str]]] = lambda varied: [()],
+    more: More = no_more,
 ) -> Iterator[tuple[Job, list[str], DictConfig]]:
     """Yield the overrides, the varied overrides and the composed config of each run of a grid.
 

@@ -1,4 +1,4 @@
-"""Options whose value is searched: `optim.lr=search(1e-4,1e-1)`."""
+"""Values that a sweep finds while it trains: `optim.lr=search(1e-4,1e-1)` and `seed=until(placement=pre,max=24)`."""
 
 import math
 import re
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from normlab.errors import ConfigError
 
 _SEARCH = re.compile(r"([\w.]+)=search\(([^(),]*),([^(),]*)\)")
+_UNTIL = re.compile(r"seed=until\((.+),\s*max=(\d+)\)")
 EXAMPLE = "'optim.lr=search(1e-4,1e-1)'"
 
 
@@ -72,6 +73,32 @@ def _range(text: str) -> Range:
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ConfigError(f"{text}: the limits must be two numbers, the lower one first, as in {EXAMPLE}")
     return Range(option, low, high, all(each.lstrip("-").isdecimal() for each in limits))
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """Seeds are added until every difference from a baseline is decided, or there are `most`."""
+
+    against: str
+    most: int
+
+
+def read_until(overrides: Sequence[str]) -> tuple[Until | None, list[str]]:
+    """Return what `seed=until(...)` says, if it is there, and the other overrides.
+
+    Raises:
+        ConfigError: It is malformed.
+    """
+    texts = [text for text in overrides if text.startswith("seed=until(")]
+    if not texts:
+        return None, list(overrides)
+    found = _UNTIL.fullmatch(texts[0])
+    if found is None or int(found[2]) < 4:
+        raise ConfigError(
+            f"{texts[0]}: must have a baseline and a largest number of seeds, at least 4: "
+            "'seed=until(placement=pre,max=24)'"
+        )
+    return Until(found[1], int(found[2])), [text for text in overrides if text not in texts]
 
 
 def without_seeds(overrides: Iterable[str]) -> list[str]:

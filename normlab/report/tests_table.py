@@ -67,6 +67,14 @@ def notes_on_tests(rows: Sequence[Row]) -> list[str]:
             baseline,
             *differences,
         ]
+    if test == "anytime":
+        return [
+            f"estimate: mean over n seeds of the differences, with a {LEVEL:.0%} interval that holds at every number of "
+            "seeds (a confidence sequence), so that seeds may be added until it is decided",
+            f"p: likewise; {corrected}",
+            baseline,
+            *differences,
+        ]
     if test == "optimum":
         return [
             "optimum: the learning rate with the lowest loss, by a parabola in ln(rate) through the n losses of runs "

@@ -1,9 +1,11 @@
-"""The sweeps of one command: a plain sweep, or a search and the sweep that judges what it has found.
+"""The sweeps of one command: a plain sweep, one that grows, or a search and the sweep that judges what it has found.
 
 `optim.lr=search(1e-4,1e-1)` has two sweeps. NAME-search has the trials: `sweep.trials` for each cell of the grid, a few
 at a time, all with one seed. NAME has the runs with the seeds of the command, each cell with the values of its best
 trial. Optuna chooses the values of a trial from the losses of the trials before it alone, so that a search that was
 killed makes the same trials.
+
+`seed=until(placement=pre,max=24)` adds seeds to the sweep until each difference from this baseline is decided.
 """
 
 import tempfile
@@ -15,9 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from normlab.config.compose import PACKAGED, UserConfigs, compose_sweep
+from normlab.analysis.factor_tests import run_test
+from normlab.analysis.intervals import LEVEL
+from normlab.analysis.table import summarize_by
+from normlab.config.compose import PACKAGED, More, UserConfigs, compose_sweep, no_more
 from normlab.config.schema import canonical_hash
-from normlab.config.searches import EXAMPLE, Range, read_searches, without_seeds
+from normlab.config.searches import EXAMPLE, Range, Until, read_searches, read_until, without_seeds
 from normlab.config.sweep_options import SweepOptions
 from normlab.errors import ConfigError
 from normlab.store.files import write_atomic
@@ -28,6 +33,8 @@ from normlab.sweeps.plan import PlannedSweep, all_completed, is_completed, make_
 
 AT_ONCE = 4
 """Trials of a cell that are made at once. Optuna knows no loss of the first ones, which are spread evenly."""
+BLOCK = 4
+"""Seeds that are added at once with `seed=until(...)`."""
 SEED = 1_000_000
 """The seed of every trial, which judges nothing."""
 JOURNAL = "search.journal"
@@ -54,11 +61,11 @@ def planned_sweeps(
         ConfigError, DataError, StoreError: As `make_plan`; or a search is none.
     """
     ranges, rest = read_searches(overrides)
+    until, rest = read_until(rest)
     if not ranges:
         if given := [text for text in rest if text.startswith("sweep.trials=")]:
             raise ConfigError(f"{given[0]}: nothing is searched; search an option, as in {EXAMPLE}")
-        options, composed = compose_sweep(rest, configs)
-        yield options, make_plan(options, composed, show_progress, extend=extend)
+        yield from _judging(rest, configs, no_more, until, show_progress, extend=extend)
         return
     options, composed = compose_sweep(rest, configs)
     cells = list(dict.fromkeys(_cell_of(varied) for varied, _ in composed))
@@ -90,15 +97,58 @@ def planned_sweeps(
         _write_journal(folder / JOURNAL, ranges, trials)
     best = {cell: min(trials[cell], key=lambda trial: trial[1]) for cell in cells}
     values_of = {cell: [values] for cell, (values, _) in best.items()}
-    _, composed = compose_sweep(rest, configs, partial(_of_cell, values_of))
-    planned = make_plan(replace(options, name=name), composed, show_progress, extend=extend)
-    if not has_plan(planned.folder):
-        notes = [
-            f"{' '.join([*cell, *values])}: the best of {len(trials[cell])} trials (loss {format_loss(loss)})"
-            for cell, (values, loss) in best.items()
-        ]
-        planned = replace(planned, plan=replace(planned.plan, notes=[*planned.plan.notes, *notes]))
-    yield options, planned
+    notes = [
+        f"{' '.join([*cell, *values])}: the best of {len(trials[cell])} trials (loss {format_loss(loss)})"
+        for cell, (values, loss) in best.items()
+    ]
+    named = [text for text in rest if not text.startswith("sweep.name=")] + [f"sweep.name={name}"]
+    more = partial(_of_cell, values_of)
+    yield from _judging(named, configs, more, until, show_progress, notes=notes, extend=extend)
+
+
+def _judging(
+    overrides: Sequence[str],
+    configs: UserConfigs,
+    more: More,
+    until: Until | None,
+    show_progress: Callable[[str], None],
+    *,
+    notes: Sequence[str] = (),
+    extend: bool,
+) -> Iterator[tuple[SweepOptions, PlannedSweep]]:
+    """Yield the sweep with the seeds of the command: once, or each time with more seeds until all is decided."""
+
+    def plan(seeds: list[str], *, extend: bool) -> tuple[SweepOptions, PlannedSweep]:
+        options, composed = compose_sweep([*overrides, *seeds], configs, more)
+        planned = make_plan(options, composed, show_progress, extend=extend)
+        if not has_plan(planned.folder):
+            planned = replace(planned, plan=replace(planned.plan, notes=[*planned.plan.notes, *notes]))
+        return options, planned
+
+    if until is None:
+        yield plan([], extend=extend)
+        return
+    options, composed = compose_sweep(overrides, configs, more)
+    if options.name is None:
+        raise ConfigError("seed=until(...): the sweep grows, so it needs a name; add sweep.name=...")
+    folder = sweep_folder(composed[0][1].results_dir, options.name)
+    stored = read_plan(folder).runs if has_plan(folder) else ()
+    seeds = max((run.config["seed"] + 1 for run in stored), default=min(BLOCK, until.most))
+    while True:
+        is_new = not has_plan(folder)
+        options, planned = plan([f"seed=range({seeds})"], extend=not is_new)
+        if planned.extended or is_new or not all_completed(folder, planned.plan.runs):
+            yield options, planned
+        if seeds >= until.most or _is_decided(folder, until):
+            return
+        seeds = min(seeds + BLOCK, until.most)
+
+
+def _is_decided(folder: Path, until: Until) -> bool:
+    """Whether the sign of every difference from the baseline is known, by intervals that hold at every look."""
+    table = summarize_by(folder)
+    rows = run_test("anytime", table.cells, table.factors, against=until.against)
+    return all(row["p_holm"] is not None and row["p_holm"] < 1 - LEVEL for row in rows)
 
 
 def _cell_of(varied: Sequence[str]) -> Cell:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import optuna
 import pytest
 from scipy import stats
+from scipy.integrate import quad
 from synthetic_runs import Record
 
 from normlab.analysis.best_rate import best_rate
@@ -51,15 +52,18 @@ def write_run(folder: RunFolder, config: dict[str, Any], loss: float) -> None:
     folder.write_status(asdict(status.completed(references, None)))
 
 
-def train(planned: PlannedSweep, most: int | None = None) -> int:
+def parabola(config: dict[str, Any]) -> float:
+    return loss_at(config["norm"]["name"], config["optim"]["lr"])
+
+
+def train(planned: PlannedSweep, most: int | None = None, loss: Callable[[dict[str, Any]], float] = parabola) -> int:
     """Write the plan and the records of the packs that have none, at most some of them; return their number."""
     planned.folder.mkdir(parents=True, exist_ok=True)
     write_plan(planned.folder, planned.plan)
     packs = [planned.plan.runs_of(pack) for pack in planned.plan.packs]
     left = [pack for pack in packs if not run_of(planned.folder, pack[0]).exists()][:most]
     for run in (run for pack in left for run in pack):
-        norm, lr = run.config["norm"]["name"], run.config["optim"]["lr"]
-        write_run(run_of(planned.folder, run), run.config, loss_at(norm, lr))
+        write_run(run_of(planned.folder, run), run.config, loss(run.config))
     return len(left)
 
 
@@ -246,3 +250,89 @@ def test_summarize_prints_the_optimum_and_its_cost(
     code, out, _ = run_command("summarize", str(search.folder), "--test", "optimum")
     assert code == 0
     assert "tokens: of all runs of the cell" in out
+
+
+# seed=until(...)
+
+UNTIL = ["norm=rmsnorm,dyt,layernorm", "sweep.name=grown", "seed=until(norm=rmsnorm,max=18)"]
+DIFFERENCES = {"rmsnorm": 0.0, "dyt": 0.05, "layernorm": -0.02}
+
+
+def noisy(config: dict[str, Any]) -> float:
+    noise = np.random.default_rng([config["seed"], *config["norm"]["name"].encode()]).standard_normal()
+    return 2 + DIFFERENCES[config["norm"]["name"]] + 0.006 * float(noise)
+
+
+def grow(command: Sequence[str], most: int | None = None) -> list[PlannedSweep]:
+    """Train the sweeps of a command, or only some packs of the first one, as if it was killed then."""
+    made: list[PlannedSweep] = []
+    for _, planned in planned_sweeps(command):
+        made.append(planned)
+        if train(planned, most, noisy) and most:
+            break
+    return made
+
+
+def evidence(t: float, n: int) -> float:
+    """Return the likelihood of a t statistic with a normal prior over effects, divided by that without an effect."""
+
+    def likelihood(effect: float) -> float:
+        return float(stats.nct.pdf(t, n - 1, effect * math.sqrt(n)) * stats.norm.pdf(effect, scale=math.sqrt(5.0)))
+
+    return quad(likelihood, -30, 30, limit=500)[0] / float(stats.t.pdf(t, n - 1))
+
+
+def test_seeds_are_added_until_every_difference_is_decided(overrides: list[str], run_command: Any) -> None:
+    made = grow([*overrides, *UNTIL])
+    seeds = [sorted({seed for _, _, seed in rates(each.plan)}) for each in made]
+    assert seeds[:-1] == [list(range(n)) for n in range(4, len(seeds[-1]), 4)]
+    assert 4 < len(seeds[-1]) < 18
+    assert not grow([*overrides, *UNTIL])  # nothing is left to train
+    command = ["summarize", str(made[-1].folder), "--test", "anytime", "--against", "norm=rmsnorm", "--format", "json"]
+    code, out, _ = run_command(*command)
+    assert code == 0
+    rows = {row["contrast"]: row for row in json.loads(out)}
+    for norm, title in (("dyt", "DyT - RMSNorm"), ("layernorm", "LayerNorm - RMSNorm")):
+        row, n = rows[title], len(seeds[-1])
+        pairs = [[noisy({"seed": seed, "norm": {"name": each}}) for each in (norm, "rmsnorm")] for seed in range(n)]
+        differences = [loss - other for loss, other in pairs]
+        assert row["estimate"] == pytest.approx(np.mean(differences), abs=1e-9)
+        assert row["low"] < DIFFERENCES[norm] < row["high"]
+        assert row["p_holm"] < 0.05
+        t = float(np.mean(differences) / stats.sem(differences))
+        assert row["p"] == pytest.approx(1 / evidence(t, n), rel=1e-3)
+
+
+def test_a_growing_sweep_that_is_killed_has_the_same_seeds(overrides: list[str], tmp_path: Path) -> None:
+    calm = grow([*overrides, *UNTIL, f"results_dir={tmp_path / 'calm'}"])
+    command = [*overrides, *UNTIL, f"results_dir={tmp_path / 'wild'}"]
+    while wild := grow(command, most=1):
+        last = wild[-1]
+    assert rates(last.plan) == rates(calm[-1].plan)
+
+
+def test_it_ends_with_the_largest_number_of_seeds(overrides: list[str]) -> None:
+    made = grow([*overrides, "norm=rmsnorm,dyt", "sweep.name=most", "seed=until(norm=dyt,max=6)", "norm.eps=1e-5"][:-1])
+    assert len(made[-1].plan.runs) in (8, 12)
+    command = [*overrides, "sweep.name=same", "norm.eps=1e-5,1e-6", "seed=until(norm.eps=1e-5,max=6)"]
+    equal = grow(command)
+    assert [len(each.plan.runs) for each in equal] == [8, 12]
+
+
+def test_a_search_may_be_judged_until_it_is_decided(overrides: list[str]) -> None:
+    command = ["norm=rmsnorm,dyt", "sweep.name=both", "optim.lr=search(1e-3,1e-2)", "sweep.trials=4"]
+    made = grow([*overrides, *command, "seed=until(norm=rmsnorm,max=12)"])
+    assert [each.folder.name for each in made[:2]] == ["both-search", "both"]
+    assert {seed for _, _, seed in rates(made[0].plan)} == {SEED}
+    assert {seed for _, _, seed in rates(made[1].plan)} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("text", ["seed=until(24)", "seed=until(norm=rmsnorm)", "seed=until(norm=rmsnorm,max=2)"])
+def test_errors_of_until(text: str, overrides: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"must have a baseline and a largest number of seeds"):
+        next(planned_sweeps([*overrides, "sweep.name=x", text]))
+
+
+def test_a_growing_sweep_needs_a_name(overrides: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"add sweep\.name"):
+        next(planned_sweeps([*overrides, "norm=rmsnorm,dyt", "seed=until(norm=rmsnorm,max=8)"]))

@@ -69,8 +69,8 @@ def notes_on_tests(rows: Sequence[Row]) -> list[str]:
         ]
     if test == "anytime":
         return [
-            f"estimate: mean over n seeds of the differences, with a {LEVEL:.0%} interval that holds at every number of "
-            "seeds (a confidence sequence), so that seeds may be added until it is decided",
+            f"estimate: mean over n seeds of the differences, with a {LEVEL:.0%} interval that holds at every number "
+            "of seeds (a confidence sequence), so that seeds may be added until it is decided",
             f"p: likewise; {corrected}",
             baseline,
             *differences,

@@ -240,7 +240,8 @@ def test_tests_in_json_and_csv(losses, summarize, test):
     [
         (
             ["--test", "anova"],
-            "--test anova: unknown test 'anova': choose one of anytime, counts, interaction, optimum, range, sensitivity, trend",
+            "--test anova: unknown test 'anova': choose one of anytime, counts, interaction, optimum, range, "
+            "sensitivity, trend",
         ),
         (["--over", "depth"], "--over: has no effect without --test; add, for example, --test interaction"),
         (["--test", "trend", "--over", "placement"], "--test trend: needs a numeric factor"),

@@ -26,7 +26,7 @@ CONFIGS: dict[str, Any] = {
 }
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("normlab.training.start", "train"),
-    "sweep": ("normlab.sweeps.plan", "make_plan"),
+    "sweep": ("normlab.sweeps.search", "make_plan"),
     "verify": ("normlab.verify.selection", "checks_of_run"),
 }
 """For each command the function that receives the config or configs."""

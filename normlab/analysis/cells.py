@@ -241,7 +241,7 @@ def table_warnings(cells: Sequence[Cell], by: Sequence[str]) -> list[str]:
         warnings.append(f"the cells differ in more than {', '.join(by)}: {'; '.join(different.values())}")
     rates = {tuple(cell.losses) for cell in cells if cell.losses}
     if LR not in by and len(rates) > 1:
-        one = "each cell has one learning rate, and not the same: compare them only if each was chosen for its cell"
+        one = "each cell has one learning rate, not the same one: compare them only if it was tuned for each"
         several = "the cells have different learning rates: their best losses are not comparable"
         warnings.append(one if all(len(each) == 1 for each in rates) else several)
     return warnings

@@ -272,7 +272,7 @@ def _optima(question: Question) -> Iterator[Row]:
             "estimate": found and found.estimate,
             "low": found and found.low,
             "high": found and found.high,
-            "missing": "no minimum between the rates",
+            "missing": "fewer than 4 losses near the lowest, or no minimum",
             "n": found.n if found else 0,
             "n_crossed": None,
             "p": None,

@@ -25,25 +25,19 @@ def rm(
 ) -> int:
     """Delete runs, or sweeps with their runs.
 
-    It lists what it deletes, and asks. A run that another sweep uses stays, and is refused by its own name. After a
-    kill, the same command deletes the rest.
+    It lists what it deletes, and asks. A run that another sweep uses is not deleted. If it is killed, the next rm in
+    the same results folder deletes what is left.
 
     With --checkpoints, completed runs keep the weights of their newest checkpoint: sample, eval and export still work,
-    and train.start_from=RUN does not.
+    but train.start_from=RUN does not.
 
     Example: normlab rm first --checkpoints
     """
-    from pathlib import Path
-
     from normlab.analysis.phrases import counted
     from normlab.config.memory import format_size
-    from normlab.sweeps.removal import finish_deletions, plan_removal, size_of
+    from normlab.sweeps.removal import plan_removal, size_of
 
-    results = {Path(results_dir), *(Path(name).absolute().parent.parent for name in names if len(Path(name).parts) > 1)}
-    deleted = [name for folder in results for name in finish_deletions(folder)]
-    for name in deleted:
-        echo(f"deleted what an earlier command left of {name}")
-    removal = plan_removal([name for name in names if Path(name).name not in deleted], results_dir, checkpoints)
+    removal = plan_removal(names, results_dir, checkpoints)
     part = "checkpoints" if checkpoints else ""
     folders = [*(run.path for run in removal.runs), *removal.sweeps]
     for folder in folders:
@@ -57,7 +51,7 @@ def rm(
     what = " and ".join([counted(len(removal.runs), "run"), *sweeps])
     what = f"all checkpoints of {what} but the newest weights" if checkpoints else what
     if not (yes or sys.stdin.isatty()):
-        raise ConfigError(f"--yes: is needed without a terminal to delete {what}")
+        raise ConfigError(f"no terminal to ask: add --yes to delete {what}")
     if not (yes or typer.confirm(f"Delete {what}?")):
         echo("nothing is deleted")
         return 1

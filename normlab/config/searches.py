@@ -28,10 +28,10 @@ class Range:
         return self.low > 0
 
     def at(self, share: float) -> float:
-        """Return the value at a share of the range, 0 to 1."""
-        if self.is_log:
-            return self.low * (self.high / self.low) ** share
-        return self.low + (self.high - self.low) * share
+        """Return the value at a share of the range, 0 to 1; each whole number has a share of its own."""
+        high = self.high + 1 if self.is_whole else self.high
+        value = self.low * (high / self.low) ** share if self.is_log else self.low + (high - self.low) * share
+        return math.floor(value) if self.is_whole else value
 
     def text(self, value: float) -> str:
         """Return the override that sets a value, of four digits unless it is a limit."""
@@ -48,7 +48,7 @@ def read_searches(overrides: Sequence[str]) -> tuple[list[Range], list[str]]:
     """Return the ranges of the searched options, and the other overrides.
 
     Raises:
-        ConfigError: A range is none, is that of an arm, or its option has a value too.
+        ConfigError: A range is malformed or that of an arm, or its option has a value too.
     """
     searches = [text for text in overrides if "=search(" in text]
     rest = [text for text in overrides if text not in searches]
@@ -56,7 +56,7 @@ def read_searches(overrides: Sequence[str]) -> tuple[list[Range], list[str]]:
     taken = {text.lstrip("+").partition("=")[0] for text in rest}
     for each in ranges:
         if each.option in taken:
-            raise ConfigError(f"{each.option}: is searched, and given a second time; leave one of them out")
+            raise ConfigError(f"{each.option}: is given twice; leave the search or the other value out")
         taken.add(each.option)
     return ranges, rest
 
@@ -64,12 +64,14 @@ def read_searches(overrides: Sequence[str]) -> tuple[list[Range], list[str]]:
 def _range(text: str) -> Range:
     found = _SEARCH.fullmatch(text)
     if found is None:
-        raise ConfigError(f"{text}: not a search; write {EXAMPLE}, outside of arm=[...]")
+        raise ConfigError(f"{text}: is not a search, or inside of arm=[...]; write {EXAMPLE} beside it")
     option, limits = found[1], [each.strip() for each in found.groups()[1:]]
     try:
         low, high = map(float, limits)
     except ValueError:
         low = high = math.nan
+    if option in ("seed", "data.seed") or option.startswith("sweep."):
+        raise ConfigError(f"{text}: only options of the model, the data and the training are searched")
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ConfigError(f"{text}: the limits must be two numbers, the lower one first, as in {EXAMPLE}")
     return Range(option, low, high, all(each.lstrip("-").isdecimal() for each in limits))

@@ -79,8 +79,8 @@ def notes_on_tests(rows: Sequence[Row]) -> list[str]:
         return [
             "optimum: the learning rate with the lowest loss, by a parabola in ln(rate) through the n losses of runs "
             f"that have learned, within {NEAR} nats/token of the lowest; with Fieller's {LEVEL:.0%} interval, if it "
-            "has ends",
-            "tokens: of all runs of the cell, which the optimum has cost",
+            "has ends: of those shown, 70 to 92 % hold the optimum (simulated, 8 and 12 rates, noise 0.01 and 0.03)",
+            "tokens: total of all runs of the cell",
             *differences,
         ]
     if test in RATE_TESTS:

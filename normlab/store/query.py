@@ -145,7 +145,7 @@ def find_folders(name: str, results_dir: Folder) -> tuple[Path | None, list[RunF
         return None, [resolve_run(name, results_dir)]
     sweep = sweep.absolute()
     runs = [run_of(sweep, planned) for planned in read_plan(sweep).runs]
-    return sweep, [run for run in runs if os.path.lexists(run.path)]
+    return sweep, [run for run in runs if is_run(run.path)]
 
 
 def no_runs_message(path: str | os.PathLike[str]) -> str:

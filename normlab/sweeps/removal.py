@@ -1,13 +1,13 @@
 """Delete runs and sweeps, and rename sweeps. No file outside of their real folders is changed.
 
-A folder gets a hidden name before it is deleted, so that a kill leaves no part of a record that looks complete; the
-next deletion in the same results folder deletes what a kill has left.
+A folder gets a hidden name before it is deleted, so that a kill leaves no half of a record. The next deletion in the
+same results folder deletes the hidden folders.
 """
 
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from normlab.store.runs import RunFolder
 from normlab.sweeps.files import read_queue, write_plan
 from normlab.tracking.uploads import is_sending
 
-_DELETED = ".deleted"
+_DELETED = ".normlab-deleted"
 """The end of a folder's name while it is deleted."""
 
 
@@ -33,16 +33,26 @@ class Removal:
     runs: Sequence[RunFolder]
     kept: Mapping[str, str]
     """Why a run of a sweep stays as it is, by run id."""
+    only_checkpoints: bool
 
     def execute(self, change: Callable[[RunFolder], None] | None = None) -> None:
         """Delete the runs, or change each one under its lock, and then delete the sweeps.
 
         Raises:
-            StoreError: A run or a sweep is active by now, or a file cannot be deleted.
+            StoreError: A run or a sweep has become active, or another sweep uses a run since the removal was planned,
+                or a file cannot be deleted.
         """
         with ExitStack() as locks:
             for sweep in self.sweeps:
                 locks.enter_context(_locked(sweep))
+            users = _users({run.path.parent.parent for run in self.runs}, self.sweeps, self.only_checkpoints)
+            for run in self.runs:
+                if run.path in users:
+                    raise StoreError(f"run {run.run_id}: sweep {users[run.path][0]} uses it since a moment; try again")
+            results = {path.parent.parent for path in (*self.sweeps, *(run.path for run in self.runs))}
+            for folder in (each / kind for each in results for kind in (RUNS_FOLDER, SWEEPS_FOLDER)):
+                for hidden in folder.glob(f".*{_DELETED}") if not folder.is_symlink() else ():  # of a killed command
+                    shutil.rmtree(hidden, ignore_errors=True)
             for run in self.runs:
                 with _locked(run.path):
                     _delete(run.path) if change is None else change(run)
@@ -71,26 +81,16 @@ def plan_removal(names: Sequence[str], results_dir: Folder, only_checkpoints: bo
     for path in (*sweeps, *runs):
         with _locked(path):
             pass
+    users = _users({path.parent.parent for path in runs}, () if only_checkpoints else sweeps, only_checkpoints)
+    kept = {path: f"used by sweep {', '.join(users[path])}" for path in runs if path in users}
     if only_checkpoints:
-        kept = {path: "it is not completed, and resumes from them" for path in runs if not _is_completed(runs[path])}
-    else:
-        users = _users({path.parent.parent for path in runs}, sweeps)
-        kept = {path: f"used by sweep {', '.join(users[path])}" for path in runs if path in users}
-        for path in named & kept.keys():
-            raise StoreError(f"run {path.name}: is {kept[path]}; `normlab rm {' '.join(users[path])}` deletes both")
+        open_runs = [path for path in runs if not _is_completed(runs[path])]
+        kept |= dict.fromkeys(open_runs, "it is not completed, and resumes from them")
+    for path in named & kept.keys() if not only_checkpoints else ():
+        raise StoreError(f"run {path.name}: is {kept[path]}; delete that sweep too, with `normlab rm SWEEP RUN`")
     left = [run for path, run in runs.items() if path not in kept]
-    return Removal([] if only_checkpoints else list(sweeps), left, {path.name: kept[path] for path in kept})
-
-
-def finish_deletions(results_dir: Path) -> list[str]:
-    """Delete the folders that killed commands have left half deleted, and return the names that no folder has now."""
-    left = [path for kind in (RUNS_FOLDER, SWEEPS_FOLDER) for path in (results_dir / kind).glob(f".*{_DELETED}")]
-    folders = [path for path in left if path.is_dir() and not path.is_symlink()]
-    for path in folders:
-        with suppress(FileNotFoundError):  # another command deletes it too
-            shutil.rmtree(path)
-    names = (path.name.removeprefix(".").removesuffix(_DELETED) for path in folders)
-    return [name for path, name in zip(folders, names, strict=True) if not path.with_name(name).exists()]
+    names = {path.name: reason for path, reason in kept.items()}
+    return Removal([] if only_checkpoints else list(sweeps), left, names, only_checkpoints)
 
 
 def rename_sweep(name: str, new: str, results_dir: Folder) -> Path:
@@ -108,6 +108,8 @@ def rename_sweep(name: str, new: str, results_dir: Folder) -> Path:
         raise ConfigError(f"{new}: exists in {folder.parent}; choose another name")
     if folder.name.startswith("study-"):
         raise ConfigError(f"{folder.name}: is a sweep of a study, which finds it by this name; choose another sweep")
+    if has_plan(search := folder.with_name(f"{folder.name}-search")):  # which the sweep's command looks for
+        rename_sweep(os.fspath(search), f"{new}-search", results_dir)
     with _locked(folder):
         plan = read_plan(folder)
         for run in (run_of(folder, planned) for planned in plan.runs):
@@ -133,10 +135,14 @@ def _real(path: Path, kind: str) -> Path:
     """Return the folder of a run or a sweep in its results folder, with the links above that resolved.
 
     Raises:
-        StoreError: It is not in a folder `runs` or `sweeps`.
+        StoreError: It is not in a folder `runs` or `sweeps`, or that folder is a link: a stranger's may lead to any
+            place, and the sweeps that use a run there are unknown.
     """
-    if path.parent.name != kind or not is_file_name(path.name):
-        raise StoreError(f"{path}: is not in the folder {kind} of results, so it stays; move it there, or delete it")
+    if path.parent.name != kind or path.parent.is_symlink() or not is_file_name(path.name):
+        raise StoreError(
+            f"{path}: stays, since it is not in a folder {kind} of results, or that folder is a link; name it by its "
+            "real folder"
+        )
     return Path(os.path.realpath(path.parent.parent), kind, path.name)
 
 
@@ -157,17 +163,23 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _users(results: Collection[Path], without: Collection[Path]) -> dict[Path, list[str]]:
-    """Return the names of the sweeps that plan each run or start runs from it, by the run's folder."""
-    users: dict[Path, list[str]] = {}
+def _users(results: Collection[Path], without: Collection[Path], only_starts: bool = False) -> dict[Path, list[str]]:
+    """Return the names of the sweeps that use each run, by the run's folder.
+
+    A sweep uses the runs of its plan, and those from which runs of its plan start. With `only_starts` it uses the
+    latter only, until all runs that start from them exist.
+    """
+    users: dict[Path, dict[str, None]] = {}
     for folder in (folder for each in results for folder in sorted((each / SWEEPS_FOLDER).glob("[!.]*"))):
         if not has_plan(folder) or folder in without:
             continue
         for planned in read_plan(folder).runs:
             start = str(flatten(planned.config).get("train.start_from")).rpartition("@")[0]
-            for run_id in dict.fromkeys((planned.run_id, start)):
-                users.setdefault(folder.parent.parent / RUNS_FOLDER / run_id, []).append(folder.name)
-    return users
+            used = [start] if only_starts else [planned.run_id, start]
+            if not (only_starts and run_of(folder, planned).exists()):
+                for run_id in used:
+                    users.setdefault(folder.parent.parent / RUNS_FOLDER / run_id, {})[folder.name] = None
+    return {path: list(names) for path, names in users.items()}
 
 
 def _is_completed(run: RunFolder) -> bool:

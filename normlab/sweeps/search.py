@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from normlab.analysis.cells import BAD_OUTCOMES
 from normlab.analysis.factor_tests import run_test
 from normlab.analysis.intervals import LEVEL
 from normlab.analysis.table import summarize_by
@@ -44,8 +45,20 @@ Cell = tuple[str, ...]
 """The varied overrides of a cell, without the seed."""
 Values = tuple[str, ...]
 """The searched options of a trial, as overrides."""
-Trial = tuple[Values, float]
-"""The values of a trial, and its loss; a diverged one has that of a uniform guess, ln V."""
+
+
+class Trial(NamedTuple):
+    values: Values
+    result: str
+    loss: float
+    """Infinite if it diverged."""
+    told: float
+    """The loss that Optuna is told: at most that of a uniform guess, ln V."""
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Sort key: diverged, stuck and regressed trials are worse than all others."""
+        return self.result in BAD_OUTCOMES, self.loss
 
 
 def planned_sweeps(
@@ -58,7 +71,7 @@ def planned_sweeps(
     """Yield each sweep of a command with its options; the caller trains it before it asks for the next one.
 
     Raises:
-        ConfigError, DataError, StoreError: As `make_plan`; or a search is none.
+        ConfigError, DataError, StoreError: As `make_plan`; or a search is malformed.
     """
     ranges, rest = read_searches(overrides)
     until, rest = read_until(rest)
@@ -76,31 +89,37 @@ def planned_sweeps(
     for first in range(0, options.trials, AT_ONCE):
         count = min(AT_ONCE, options.trials - first)
         asked = {
-            cell: [*(values for values, _ in trials[cell]), *_ask(ranges, cell, trials[cell], count)] for cell in cells
+            cell: [*(each.values for each in trials[cell]), *_ask(ranges, cell, trials[cell], count)] for cell in cells
         }
-        losses, is_new = _losses(folder), not has_plan(folder)
-        # The last time every run is planned, so that all trials are those of these overrides.
+        results, is_new = _results(folder, cells), not has_plan(folder)
+        # In the last round every run is planned, so that all trials are those of these overrides.
         is_last = first + count == options.trials
-        if is_last or any((*cell, *values) not in losses for cell in cells for values in asked[cell]):
-            _, composed = compose_sweep([*without_seeds(rest), f"seed={SEED}"], configs, partial(_of_cell, asked))
+        if is_last or any(values not in results[cell] for cell in cells for values in asked[cell]):
+            planned_before = _planned(folder, cells)
+            runs = {cell: list(dict.fromkeys([*asked[cell], *planned_before[cell]])) for cell in cells}
+            _, composed = compose_sweep([*without_seeds(rest), f"seed={SEED}"], configs, partial(_of_cell, runs))
             search = replace(options, name=folder.name)
             planned = make_plan(search, composed, show_progress, extend=not is_new)
-            if planned.extended and has_plan(folder.with_name(name)):
+            if planned.extended and has_plan(folder.with_name(name)) and not extend:
                 raise ConfigError(
-                    f"sweep.trials={options.trials}: sweep {name} has been judged with fewer trials; choose another "
+                    f"sweep.trials={options.trials}: sweep {name} has been judged after other trials; choose another "
                     "sweep.name: runs that are completed are not trained again"
                 )
+            if is_new:
+                note = f"{options.trials} trials for each of {len(cells)} cells, {AT_ONCE} at once; then sweep {name}"
+                planned = replace(planned, plan=replace(planned.plan, notes=[*planned.plan.notes, note]))
             if planned.extended or is_new or not all_completed(folder, planned.plan.runs):
                 yield search, planned
-            losses = _losses(folder)
-        trials = {cell: [(values, losses[*cell, *values]) for values in asked[cell]] for cell in cells}
+            results = _results(folder, cells)
+        trials = {cell: [results[cell][values] for values in asked[cell]] for cell in cells}
         _write_journal(folder / JOURNAL, ranges, trials)
-    best = {cell: min(trials[cell], key=lambda trial: trial[1]) for cell in cells}
-    values_of = {cell: [values] for cell, (values, _) in best.items()}
+    best = {cell: min(trials[cell], key=lambda trial: trial.rank) for cell in cells}
     notes = [
-        f"{' '.join([*cell, *values])}: the best of {len(trials[cell])} trials (loss {format_loss(loss)})"
-        for cell, (values, loss) in best.items()
+        f"{' '.join([*cell, *trial.values])}: the best of {len({*trials[cell]})} trials "
+        f"({f'all are bad, this one {trial.result}' if trial.rank[0] else f'loss {format_loss(trial.loss)}'})"
+        for cell, trial in best.items()
     ]
+    values_of = {cell: [trial.values] for cell, trial in best.items()}
     named = [text for text in rest if not text.startswith("sweep.name=")] + [f"sweep.name={name}"]
     more = partial(_of_cell, values_of)
     yield from _judging(named, configs, more, until, show_progress, notes=notes, extend=extend)
@@ -185,15 +204,25 @@ def _texts(ranges: Sequence[Range], values: Sequence[float]) -> Values:
     return tuple(each.text(value) for each, value in zip(ranges, values, strict=True))
 
 
-def _losses(folder: Path) -> dict[tuple[str, ...], float]:
-    """Return the losses of the trials that have ended, by their overrides; at most that of a uniform guess, ln V."""
-    losses: dict[tuple[str, ...], float] = {}
+def _planned(folder: Path, cells: Sequence[Cell]) -> dict[Cell, list[Values]]:
+    """Return the values of the trials of each cell that are planned."""
+    runs = [tuple(run.overrides) for run in read_plan(folder).runs] if has_plan(folder) else []
+    return {cell: [run[len(cell) :] for run in runs if run[: len(cell)] == cell] for cell in cells}
+
+
+def _results(folder: Path, cells: Sequence[Cell]) -> dict[Cell, dict[Values, Trial]]:
+    """Return the trials of each cell that have ended, by their values."""
+    results: dict[Cell, dict[Values, Trial]] = {cell: {} for cell in cells}
     for planned in read_plan(folder).runs if has_plan(folder) else ():
-        run = run_of(folder, planned)
-        if is_completed(run):
-            record = RunRecord.load(run)
-            losses[tuple(planned.overrides)] = min(record.loss, record.corpus.baselines.uniform)
-    return losses
+        run, overrides = run_of(folder, planned), tuple(planned.overrides)
+        if not is_completed(run):
+            continue
+        record = RunRecord.load(run)
+        told = min(record.loss, record.corpus.baselines.uniform)
+        for cell in (cell for cell in cells if overrides[: len(cell)] == cell):
+            values = overrides[len(cell) :]
+            results[cell][values] = Trial(values, record.result, record.loss, told)
+    return results
 
 
 def _optuna() -> Any:
@@ -219,9 +248,10 @@ def _distributions(ranges: Sequence[Range]) -> dict[str, Any]:
 
 def _add(study: Any, ranges: Sequence[Range], trials: Sequence[Trial]) -> None:
     """Add completed trials to a study of Optuna."""
-    for values, loss in trials:
-        params = {each.option: each.value(text) for each, text in zip(ranges, values, strict=True)}
-        study.add_trial(_optuna().trial.create_trial(params=params, distributions=_distributions(ranges), value=loss))
+    for trial in dict.fromkeys(trials):
+        params = {each.option: each.value(text) for each, text in zip(ranges, trial.values, strict=True)}
+        known = _optuna().trial.create_trial(params=params, distributions=_distributions(ranges), value=trial.told)
+        study.add_trial(known)
 
 
 def _write_journal(path: Path, ranges: Sequence[Range], trials: Mapping[Cell, Sequence[Trial]]) -> None:

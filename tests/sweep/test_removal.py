@@ -58,7 +58,7 @@ def test_sweeps_that_share_a_run_are_deleted_together(run_command: Command) -> N
 
 def test_a_run_of_a_sweep_is_refused_by_its_name(run_command: Command) -> None:
     code, out, err = run_command("rm", B, "--yes")
-    expected = f"error: run {B}: is used by sweep first, second; `normlab rm first second` deletes both\n"
+    expected = f"error: run {B}: is used by sweep first, second; delete that sweep too, with `normlab rm SWEEP RUN`\n"
     assert (code, out, err) == (2, "", expected)
     shutil.rmtree(SWEEPS / "second")
     assert run_command("rm", C[:-1], "--yes")[0] == 0
@@ -79,7 +79,7 @@ def test_it_asks_on_a_terminal_and_refuses_without_one(run_command: Command, mon
     before = contents(Path("results"))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
     code, _, err = run_command("rm", "first")
-    assert (code, err.startswith("error: --yes: is needed without a terminal to delete 1 run and 1 sweep")) == (2, True)
+    assert (code, err.startswith("error: no terminal to ask: add --yes to delete 1 run and 1 sweep")) == (2, True)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     questions: list[str] = []
     monkeypatch.setattr(typer, "confirm", questions.append)
@@ -105,7 +105,7 @@ def test_a_record_outside_of_a_results_folder_is_refused(run_command: Command, m
     shutil.copytree(SWEEPS / "first", "project")
     for name in ("copy", "project", "./project"):
         code, _, err = run_command("rm", name, "--yes")
-        assert (code, "of results, so it stays" in err) == (2, True), err
+        assert (code, "stays, since it is not in a folder" in err) == (2, True), err
     monkeypatch.chdir("copy")
     assert run_command("rm", ".", "--yes")[0] == 2
     assert Path("run.json").exists()
@@ -168,16 +168,55 @@ def test_a_plan_of_a_stranger_deletes_nothing_else(run_command: Command) -> None
         assert (code, "is not a run id" in err, Path("victim").exists()) == (2, True, True)
 
 
-def test_results_may_be_on_another_disk(run_command: Command) -> None:
-    shutil.move(RUNS, "disk")
-    RUNS.symlink_to(Path("disk").absolute())
+def test_results_may_be_a_link_to_another_disk(run_command: Command) -> None:
+    shutil.move("results", "disk")
+    Path("results").symlink_to(Path("disk").absolute())
     assert run_command("rm", "first", "--yes")[0] == 0
     assert left() == (["second"], [B, C])
-    assert sorted(os.listdir("disk")) == sorted([B, C])
+
+
+@pytest.mark.parametrize("kind", ["runs", "sweeps"])
+def test_a_link_of_a_stranger_deletes_nothing(kind: str, run_command: Command) -> None:
+    """A plan names a folder that a link of the results folder leads to: the user's own runs, or no run at all."""
+    shutil.copytree("results", "stranger")
+    shutil.rmtree(Path("stranger", kind))
+    Path("stranger", kind).symlink_to(Path("results", kind).absolute())
+    before = contents(Path("results"))
+    code, out, err = run_command("rm", "stranger/sweeps/first", "--yes")
+    assert (code, out) == (2, ""), err
+    assert contents(Path("results")) == before
+
+
+def test_a_folder_that_is_no_run_stays(run_command: Command) -> None:
+    shutil.rmtree(RUNS / A)
+    (RUNS / A).mkdir()
+    (RUNS / A / "thesis.txt").write_text("mine")
+    assert run_command("rm", "first", "--yes")[0] == 0
+    assert (RUNS / A / "thesis.txt").exists()
+
+
+def test_a_run_that_a_new_sweep_uses_is_not_deleted(run_command: Command) -> None:
+    """The sweep is planned while the command waits for an answer."""
+    planned = removal.plan_removal(["first"], "results")
+    shutil.copytree(SWEEPS / "first", SWEEPS / "third")
+    with pytest.raises(StoreError, match="sweep third uses it"):
+        planned.execute()
+    assert left() == (["first", "second", "third"], [A, B, C])
+
+
+def test_a_start_of_a_planned_run_keeps_its_checkpoints(run_command: Command) -> None:
+    """Until the run that starts from it exists."""
+    plan = read_plan(SWEEPS / "first")
+    config = plan.runs[0].config
+    starts = replace(plan.runs[0], config=config | {"train": config["train"] | {"start_from": f"{C}@2"}})
+    write_plan(SWEEPS / "first", replace(plan, runs=[starts, plan.runs[1]]))
+    assert C in {run.run_id for run in removal.plan_removal(["second"], "results", only_checkpoints=True).runs}
+    shutil.rmtree(RUNS / A)
+    assert C in removal.plan_removal(["second"], "results", only_checkpoints=True).kept
 
 
 @pytest.mark.parametrize("killed_at", [1, 2, 3])
-def test_after_a_kill_the_same_command_finishes(
+def test_after_a_kill_the_next_command_finishes(
     killed_at: int, run_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is killed in the deletion of the first run, of the second run, or of the sweep."""
@@ -199,14 +238,14 @@ def test_after_a_kill_the_same_command_finishes(
     assert [run.run_id for run in find_runs("results")] == [
         run for run in (A, B, C) if run in (A, B)[killed_at:] or run == C
     ]
-    code, out, _ = run_command("rm", "first", "--yes")
-    assert (code, "what an earlier command left of" in out) == (0, True)
-    assert left() == ([], [C])
+    assert run_command("rm", "first" if killed_at < 3 else C, "--yes")[0] == 0
+    assert left() == ([], [C] if killed_at < 3 else [])
+    assert not list(Path("results").glob("runs/.*"))
 
 
 def test_a_hidden_link_is_not_followed(run_command: Command) -> None:
     Path("victim").mkdir()
-    (RUNS / ".x.deleted").symlink_to(Path("victim").absolute())
+    (RUNS / ".x.normlab-deleted").symlink_to(Path("victim").absolute())
     assert run_command("rm", "first", "--yes")[0] == 0
     assert Path("victim").exists()
 

@@ -122,6 +122,16 @@ def test_a_search_that_is_stopped_ten_times_makes_the_same_trials(
         assert rates(wild[calm.folder.name]) == rates(calm.plan)
 
 
+def test_a_renamed_search_has_nothing_left_to_train(
+    overrides: list[str], searched: Callable[..., list[PlannedSweep]], run_command: Any
+) -> None:
+    folder = searched("sweep.trials=5")[-1].folder
+    assert run_command("rename", str(folder), "other")[0] == 0
+    command = [*overrides, *(text for text in GRID if not text.startswith("sweep.name")), "sweep.name=other"]
+    assert [train(planned) for _, planned in planned_sweeps([*command, "sweep.trials=5"])] == [0]
+    assert not folder.exists()
+
+
 def test_more_trials_keep_the_first_ones(overrides: list[str], searched: Callable[..., list[PlannedSweep]]) -> None:
     *_, few, _ = searched("sweep.trials=4")
     command = [text for text in GRID if not text.startswith("sweep.name")]
@@ -131,8 +141,37 @@ def test_more_trials_keep_the_first_ones(overrides: list[str], searched: Callabl
         if train(planned) >= 0
     ]
     assert {run.run_id for run in few.plan.runs} <= {run.run_id for run in more[-2].plan.runs}
-    with pytest.raises(ConfigError, match=r"sweep\.trials=8: sweep found has been judged with fewer trials"):
+    with pytest.raises(ConfigError, match=r"sweep\.trials=8: sweep found has been judged after other trials"):
         searched("sweep.trials=8")
+
+
+def test_a_diverged_trial_is_never_the_best(overrides: list[str]) -> None:
+    """Its loss counts as ln V, as that of a finished one may."""
+
+    def loss(config: dict[str, Any]) -> float:
+        return math.inf if config["optim"]["lr"] > 1e-3 else UNIFORM + 0.1
+
+    command = ["sweep.name=bad", "optim.lr=search(1e-4,1e-1)", "sweep.trials=4", "seed=0"]
+    for _, planned in planned_sweeps([*overrides, *command]):
+        train(planned, loss=loss)
+    (run,) = read_plan(planned.folder).runs
+    assert run.config["optim"]["lr"] < 1e-3
+
+
+def test_every_whole_number_is_tried() -> None:
+    (depths,), _ = read_searches(["model.depth=search(1,4)"])
+    assert [depths.at((part + 0.5) / 8) for part in range(8)] == [1, 1, 1, 2, 2, 3, 3, 4]
+    (steps,), _ = read_searches(["optim.warmup_steps=search(0,3)"])
+    assert [steps.at((part + 0.5) / 4) for part in range(4)] == [0, 1, 2, 3]
+
+
+def test_cells_are_added_to_a_search(overrides: list[str], searched: Callable[..., list[PlannedSweep]]) -> None:
+    *_, search, judged = searched("sweep.trials=8")
+    grid = [text.replace("rmsnorm,dyt", "rmsnorm,dyt,layernorm") for text in GRID]
+    for _, planned in planned_sweeps([*overrides, *grid, "sweep.trials=8"], extend=True):
+        train(planned, loss=lambda config: 2 + abs(math.log(config["optim"]["lr"] / 3e-3)))
+    assert {run.run_id for run in judged.plan.runs} < {run.run_id for run in read_plan(judged.folder).runs}
+    assert len(read_plan(search.folder).runs) == 24
 
 
 def test_several_options_and_whole_numbers(searched: Callable[..., list[PlannedSweep]]) -> None:
@@ -160,13 +199,14 @@ def test_optuna_reads_the_journal(searched: Callable[..., list[PlannedSweep]]) -
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["optim.lr=search(1e-4)"], "optim.lr=search(1e-4): not a search; write 'optim.lr=search(1e-4,1e-1)'"),
+        (["optim.lr=search(1e-4)"], "optim.lr=search(1e-4): is not a search"),
         (["optim.lr=search(1e-1,1e-4)"], "the limits must be two numbers, the lower one first"),
         (["optim.lr=search(a,b)"], "the limits must be two numbers"),
         (["optim.lr=search(1e-4,inf)"], "the limits must be two numbers"),
-        (["optim.lr=search(1e-4,1e-1)", "optim.lr=1e-3"], "optim.lr: is searched, and given a second time"),
-        (["optim.lr=search(1e-4,1e-1)", "optim.lr=search(1e-4,1)"], "optim.lr: is searched, and given a second time"),
-        (["arm=[a: optim.lr=search(1e-4,1e-1)]"], "outside of arm=[...]"),
+        (["optim.lr=search(1e-4,1e-1)", "optim.lr=1e-3"], "optim.lr: is given twice"),
+        (["optim.lr=search(1e-4,1e-1)", "optim.lr=search(1e-4,1)"], "optim.lr: is given twice"),
+        (["seed=search(1,9)"], "only options of the model, the data and the training"),
+        (["arm=[a: optim.lr=search(1e-4,1e-1)]"], "inside of arm=[...]"),
     ],
 )
 def test_errors(texts: list[str], message: str) -> None:
@@ -249,7 +289,7 @@ def test_summarize_prints_the_optimum_and_its_cost(
     assert any(row["estimate"] for row in by_cell.values())
     code, out, _ = run_command("summarize", str(search.folder), "--test", "optimum")
     assert code == 0
-    assert "tokens: of all runs of the cell" in out
+    assert "tokens: total of all runs of the cell" in out
 
 
 # seed=until(...)

@@ -111,7 +111,7 @@ def test_warnings_on_stderr_equal_those_of_summarize(trained, run_command, tmp_p
     folder = ["--results-dir", str(tmp_path)]
     code, _, err = run_command("compare", "--by", "norm", *folder)
     assert code == 0
-    assert err.splitlines()[0].startswith("warning: the cells have different learning rates")
+    assert err.splitlines()[0].startswith("warning: each cell has one learning rate, not the same one")
     assert err == run_command("summarize", str(tmp_path), "--by", "norm")[2]
 
 

@@ -197,10 +197,10 @@ class LoadedRun:
         return next(iter(tables.values())) if len(tables) == 1 else pd.concat(tables, axis=1, names=["site"])
 
     def at(self, step: int) -> LoadedRun:
-        """Return the same run with the model of a step of which there is a checkpoint, or weights (`train.keep`).
+        """Return the same run with the model of a step: of its checkpoint, or of its weights (`train.keep`).
 
         Raises:
-            StoreError: There is neither.
+            StoreError: The run has neither of this step.
         """
         if step not in (known := self._kept()):
             kept = ", ".join(map(str, sorted(known))) or "none"

@@ -69,7 +69,7 @@ def unpack_archive(path: Path, folder: Path) -> list[str]:
 
     Raises:
         ConfigError: The folder exists.
-        StoreError: The file is damaged, holds anything but records, or is too large; or it cannot be read, or the
+        StoreError: The file is damaged, holds another file than those of records, or is too large; or it cannot be read, or the
             folder not be written. Nothing is left then.
     """
     if os.path.lexists(folder):

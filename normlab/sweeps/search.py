@@ -37,7 +37,7 @@ AT_ONCE = 4
 BLOCK = 4
 """Seeds that are added at once with `seed=until(...)`."""
 SEED = 1_000_000
-"""The seed of every trial, which judges nothing."""
+"""The seed of every trial; the results have others."""
 JOURNAL = "search.journal"
 """The trials as Optuna's journal, in the folder of the search."""
 

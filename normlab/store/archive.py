@@ -69,8 +69,8 @@ def unpack_archive(path: Path, folder: Path) -> list[str]:
 
     Raises:
         ConfigError: The folder exists.
-        StoreError: The file is damaged, holds another file than those of records, or is too large; or it cannot be read, or the
-            folder not be written. Nothing is left then.
+        StoreError: The file is damaged, holds another file than those of records, or is too large; or it cannot be
+            read, or the folder not be written. Nothing is left then.
     """
     if os.path.lexists(folder):
         raise ConfigError(f"{folder}: exists; name a new folder with -o FOLDER")

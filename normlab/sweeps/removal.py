@@ -89,8 +89,8 @@ def plan_removal(names: Sequence[str], results_dir: Folder, only_checkpoints: bo
     for path in named & kept.keys() if not only_checkpoints else ():
         raise StoreError(f"run {path.name}: is {kept[path]}; delete that sweep too, with `normlab rm SWEEP RUN`")
     left = [run for path, run in runs.items() if path not in kept]
-    names = {path.name: reason for path, reason in kept.items()}
-    return Removal([] if only_checkpoints else list(sweeps), left, names, only_checkpoints)
+    reasons = {path.name: reason for path, reason in kept.items()}
+    return Removal([] if only_checkpoints else list(sweeps), left, reasons, only_checkpoints)
 
 
 def rename_sweep(name: str, new: str, results_dir: Folder) -> Path:

@@ -53,19 +53,19 @@ def read_searches(overrides: Sequence[str]) -> tuple[list[Range], list[str]]:
     searches = [text for text in overrides if "=search(" in text]
     rest = [text for text in overrides if text not in searches]
     ranges = [_range(text) for text in searches]
-    taken = {text.lstrip("+").partition("=")[0] for text in rest}
+    options = {text.lstrip("+").partition("=")[0] for text in rest}
     for each in ranges:
-        if each.option in taken:
+        if each.option in options:
             raise ConfigError(f"{each.option}: is given twice; leave the search or the other value out")
-        taken.add(each.option)
+        options.add(each.option)
     return ranges, rest
 
 
 def _range(text: str) -> Range:
-    found = _SEARCH.fullmatch(text)
-    if found is None:
+    match = _SEARCH.fullmatch(text)
+    if match is None:
         raise ConfigError(f"{text}: is not a search, or inside of arm=[...]; write {EXAMPLE} beside it")
-    option, limits = found[1], [each.strip() for each in found.groups()[1:]]
+    option, limits = match[1], [each.strip() for each in match.groups()[1:]]
     try:
         low, high = map(float, limits)
     except ValueError:
@@ -86,7 +86,7 @@ class Until:
 
 
 def read_until(overrides: Sequence[str]) -> tuple[Until | None, list[str]]:
-    """Return what `seed=until(...)` says, if it is there, and the other overrides.
+    """Return the condition of `seed=until(...)`, or None, and the other overrides.
 
     Raises:
         ConfigError: It is malformed.
@@ -94,13 +94,13 @@ def read_until(overrides: Sequence[str]) -> tuple[Until | None, list[str]]:
     texts = [text for text in overrides if text.startswith("seed=until(")]
     if not texts:
         return None, list(overrides)
-    found = _UNTIL.fullmatch(texts[0])
-    if found is None or int(found[2]) < 4:
+    match = _UNTIL.fullmatch(texts[0])
+    if match is None or int(match[2]) < 4:
         raise ConfigError(
             f"{texts[0]}: must have a baseline and a largest number of seeds, at least 4: "
             "'seed=until(placement=pre,max=24)'"
         )
-    return Until(found[1], int(found[2])), [text for text in overrides if text not in texts]
+    return Until(match[1], int(match[2])), [text for text in overrides if text not in texts]
 
 
 def without_seeds(overrides: Iterable[str]) -> list[str]:

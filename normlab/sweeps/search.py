@@ -33,7 +33,7 @@ from normlab.store.record import RunRecord
 from normlab.sweeps.plan import PlannedSweep, all_completed, is_completed, make_plan
 
 AT_ONCE = 4
-"""Trials of a cell that are made at once. Optuna knows no loss of the first ones, which are spread evenly."""
+"""Trials of a cell that are made at once. The first ones, before any loss is known, are spread evenly."""
 BLOCK = 4
 """Seeds that are added at once with `seed=until(...)`."""
 SEED = 1_000_000
@@ -52,8 +52,8 @@ class Trial(NamedTuple):
     result: str
     loss: float
     """Infinite if it diverged."""
-    told: float
-    """The loss that Optuna is told: at most that of a uniform guess, ln V."""
+    bounded_loss: float
+    """The loss, at most that of a uniform guess, ln V: Optuna takes no infinite one."""
 
     @property
     def rank(self) -> tuple[bool, float]:
@@ -86,17 +86,18 @@ def planned_sweeps(
     name = options.name or f"search-{canonical_hash(sorted(texts))[:8]}"
     folder = sweep_folder(composed[0][1].results_dir, f"{name}-search")
     trials: dict[Cell, list[Trial]] = {cell: [] for cell in cells}
+    results = _results(folder, cells)
     for first in range(0, options.trials, AT_ONCE):
         count = min(AT_ONCE, options.trials - first)
-        asked = {
+        proposals = {
             cell: [*(each.values for each in trials[cell]), *_ask(ranges, cell, trials[cell], count)] for cell in cells
         }
-        results, is_new = _results(folder, cells), not has_plan(folder)
+        is_new = not has_plan(folder)
         # In the last round every run is planned, so that all trials are those of these overrides.
         is_last = first + count == options.trials
-        if is_last or any(values not in results[cell] for cell in cells for values in asked[cell]):
+        if is_last or any(values not in results[cell] for cell in cells for values in proposals[cell]):
             planned_before = _planned(folder, cells)
-            runs = {cell: list(dict.fromkeys([*asked[cell], *planned_before[cell]])) for cell in cells}
+            runs = {cell: list(dict.fromkeys([*proposals[cell], *planned_before[cell]])) for cell in cells}
             _, composed = compose_sweep([*without_seeds(rest), f"seed={SEED}"], configs, partial(_of_cell, runs))
             search = replace(options, name=folder.name)
             planned = make_plan(search, composed, show_progress, extend=not is_new)
@@ -111,7 +112,7 @@ def planned_sweeps(
             if planned.extended or is_new or not all_completed(folder, planned.plan.runs):
                 yield search, planned
             results = _results(folder, cells)
-        trials = {cell: [results[cell][values] for values in asked[cell]] for cell in cells}
+        trials = {cell: [results[cell][values] for values in proposals[cell]] for cell in cells}
         _write_journal(folder / JOURNAL, ranges, trials)
     best = {cell: min(trials[cell], key=lambda trial: trial.rank) for cell in cells}
     notes = [
@@ -178,7 +179,7 @@ def _of_cell(values: Mapping[Cell, list[Values]], varied: list[str]) -> list[Val
     return values[_cell_of(varied)]
 
 
-def _ask(ranges: Sequence[Range], cell: Cell, made: Sequence[Trial], count: int) -> list[Values]:
+def _ask(ranges: Sequence[Range], cell: Cell, trials: Sequence[Trial], count: int) -> list[Values]:
     """Return the values of the next trials of a cell.
 
     The first ones are the centres of equal parts of the ranges, in an order of its own for each option; later ones are
@@ -187,17 +188,17 @@ def _ask(ranges: Sequence[Range], cell: Cell, made: Sequence[Trial], count: int)
     Raises:
         ConfigError: Optuna is not installed.
     """
-    seed = int(canonical_hash([*cell, len(made)])[:8], 16)
-    if not made:
+    seed = int(canonical_hash([*cell, len(trials)])[:8], 16)
+    if not trials:
         random = np.random.default_rng(seed)
         columns = [[each.at((part + 0.5) / count) for part in random.permutation(count)] for each in ranges]
         return [_texts(ranges, values) for values in zip(*columns, strict=True)]
     optuna = _optuna()
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=0, constant_liar=True)
     study = optuna.create_study(sampler=sampler)
-    _add(study, ranges, made)
-    asked = [study.ask(_distributions(ranges)) for _ in range(count)]
-    return [_texts(ranges, [trial.params[each.option] for each in ranges]) for trial in asked]
+    _add(study, ranges, trials)
+    proposals = [study.ask(_distributions(ranges)) for _ in range(count)]
+    return [_texts(ranges, [trial.params[each.option] for each in ranges]) for trial in proposals]
 
 
 def _texts(ranges: Sequence[Range], values: Sequence[float]) -> Values:
@@ -218,16 +219,16 @@ def _results(folder: Path, cells: Sequence[Cell]) -> dict[Cell, dict[Values, Tri
         if not is_completed(run):
             continue
         record = RunRecord.load(run)
-        told = min(record.loss, record.corpus.baselines.uniform)
+        bounded_loss = min(record.loss, record.corpus.baselines.uniform)
         for cell in (cell for cell in cells if overrides[: len(cell)] == cell):
             values = overrides[len(cell) :]
-            results[cell][values] = Trial(values, record.result, record.loss, told)
+            results[cell][values] = Trial(values, record.result, record.loss, bounded_loss)
     return results
 
 
 def _optuna() -> Any:
     try:
-        import optuna  # pyright: ignore[reportMissingImports]
+        import optuna
     except ModuleNotFoundError as error:
         raise ConfigError(
             "search(...): needs Optuna, which is not installed; pip install optuna, or sweep some values instead"
@@ -250,7 +251,9 @@ def _add(study: Any, ranges: Sequence[Range], trials: Sequence[Trial]) -> None:
     """Add completed trials to a study of Optuna."""
     for trial in dict.fromkeys(trials):
         params = {each.option: each.value(text) for each, text in zip(ranges, trial.values, strict=True)}
-        known = _optuna().trial.create_trial(params=params, distributions=_distributions(ranges), value=trial.told)
+        known = _optuna().trial.create_trial(
+            params=params, distributions=_distributions(ranges), value=trial.bounded_loss
+        )
         study.add_trial(known)
 
 

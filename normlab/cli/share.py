@@ -9,24 +9,24 @@ from normlab.cli.app import ResultsDir, app, echo
 
 @app.command()
 def share(
-    name: Annotated[str, Argument(metavar="SWEEP|RUN", help="A sweep or a run, by folder, name or id.")],
+    names: Annotated[list[str], Argument(metavar="SWEEP|RUN", help="Sweeps or runs, by folder, name or id.")],
     output: Annotated[str, Option("--output", "-o", metavar="FILE", help="The new zip file.")],
     checkpoints: Annotated[bool, Option("--checkpoints", help="Add the checkpoints.")] = False,
     results_dir: ResultsDir = "results",
 ) -> None:
-    """Write the records of a sweep or a run as a zip file.
+    """Write the records of sweeps and runs as a zip file.
 
     `normlab open` unpacks it. It holds run.json, status, metrics, statistics, tokenizer, plugins, and the plan and
-    the page of the sweep.
+    the page of each sweep. Name the sweep of a search, NAME-search, too.
 
-    Example: normlab share first -o first.zip
+    Example: normlab share first first-search -o first.zip
     """
     from pathlib import Path
 
     from normlab.store.archive import write_archive
     from normlab.store.query import find_folders
 
-    write_archive(Path(output), *find_folders(name, results_dir), checkpoints=checkpoints)
+    write_archive(Path(output), [find_folders(name, results_dir) for name in names], checkpoints=checkpoints)
     echo(output)
 
 

@@ -1,4 +1,4 @@
-"""A sweep or a run as a zip file. The file that is unpacked may be a stranger's.
+"""Sweeps and runs as a zip file. The file that is unpacked may be a stranger's.
 
 Its files have the paths that they have in a results folder, `runs/ID/run.json`; another path is an error.
 """
@@ -10,7 +10,7 @@ import shutil
 import stat
 import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
@@ -30,8 +30,10 @@ LARGEST, LARGEST_RATIO = 2**30, 20
 """A file may unpack to the first number of bytes, or to more if that is at most the ratio times its own size."""
 
 
-def write_archive(output: Path, sweep: Path | None, runs: Sequence[RunFolder], *, checkpoints: bool = False) -> None:
-    """Write the records of runs, and the plan and page of their sweep, to a new zip file.
+def write_archive(
+    output: Path, found: Iterable[tuple[Path | None, Sequence[RunFolder]]], *, checkpoints: bool = False
+) -> None:
+    """Write the records of runs, and the plans and pages of their sweeps, to a new zip file.
 
     Raises:
         ConfigError: The file exists.
@@ -39,8 +41,10 @@ def write_archive(output: Path, sweep: Path | None, runs: Sequence[RunFolder], *
     """
     if os.path.lexists(output):
         raise ConfigError(f"-o {output}: exists; give the name of a new file")
-    folders = {f"{RUNS_FOLDER}/{run.run_id}": run.path for run in runs}
-    folders |= {} if sweep is None else {f"{SWEEPS_FOLDER}/{sweep.name}": sweep}
+    folders: dict[str, Path] = {}
+    for sweep, runs in found:
+        folders |= {f"{RUNS_FOLDER}/{run.run_id}": run.path for run in runs}
+        folders |= {} if sweep is None else {f"{SWEEPS_FOLDER}/{sweep.name}": sweep}
     files: dict[str, Path] = {}
     for name, folder in folders.items():
         check_links(folder)

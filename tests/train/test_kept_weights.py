@@ -1,11 +1,13 @@
 """`train.keep`: the weights of some steps, beside the checkpoints."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from normlab.config.compose import compose_run
 from normlab.errors import ConfigError, StoreError
@@ -77,6 +79,20 @@ def test_commands_read_them(tmp_path: Path, run_command: Command) -> None:
     code, _, err = run_command("inspect", run, "resid_rms", "--at", "30")
     assert (code, err.count("\n")) == (2, 1)
     assert "--at 30: not measured at this step; choose 4 or 5" in err
+
+
+def test_eval_and_export_read_them(tmp_path: Path, run_command: Command) -> None:
+    (folder,) = trained(tmp_path, "train.keep=[2]", "norm=layernorm", "optim.lr=0.1")
+    run, text = str(folder.path), tmp_path / "text.txt"
+    text.write_text("one two three, and the rest of it\n" * 4)
+    for step in (2, 6):
+        code, out, _ = run_command("eval", run, "--data", str(text), "--at", str(step), "--json")
+        loss = load(folder.path, at=step).evaluate(text.read_text()).loss
+        assert (code, json.loads(out)[0]["loss"]) == (0, loss)
+        assert run_command("export", run, "--at", str(step), "-o", str(tmp_path / str(step)))[0] == 0
+        exported = load_file(tmp_path / str(step) / "model.safetensors")
+        embeddings = weights(folder, step)["embed.tokens.weight"]
+        assert any(torch.equal(tensor, embeddings) for tensor in exported.values())
 
 
 @pytest.mark.parametrize("value", ["often", "[a]", "[1.5]", "[[1]]", "true"])

@@ -203,6 +203,8 @@ def _counts(question: Question) -> Iterator[Row]:
             }
 
 
+FEWEST_RATES = 3
+"""The fewest learning rates of a grid whose highest one that trains is shown without being asked for."""
 RATE_TESTS = {"sensitivity": (SENSITIVITY,), "range": (HIGHEST, WIDTH)}
 """The numbers of the tests about learning rates."""
 
@@ -284,10 +286,14 @@ def _optima(question: Question) -> Iterator[Row]:
         }
 
 
-def highest_rates(cells: Sequence[Cell]) -> list[Row]:
-    """Return for each cell the highest learning rate that trains, as a row of the test `range`."""
-    numbers_of = _numbers_of(HIGHEST, cells)
-    return [_rate_row(HIGHEST, mean_interval, numbers_of[cell.key], [cell]) for cell in cells]
+def highest_rates(cells: Sequence[Cell]) -> list[tuple[Cell, Row]]:
+    """Return the cells with a grid of `FEWEST_RATES`, each with its highest learning rate that trains.
+
+    This is a row of the test `range`.
+    """
+    swept = [cell for cell in cells if len(cell.losses) >= FEWEST_RATES]
+    numbers_of = _numbers_of(HIGHEST, swept)
+    return [(cell, _rate_row(HIGHEST, mean_interval, numbers_of[cell.key], [cell])) for cell in swept]
 
 
 def _numbers_of(number: RateNumber, cells: Sequence[Cell]) -> dict[Key, Values]:

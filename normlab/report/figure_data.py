@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from normlab.analysis.cells import BAD_OUTCOMES, Cell
-from normlab.analysis.factor_tests import LOGARITHMIC
+from normlab.analysis.factor_tests import LOGARITHMIC, highest_rates
 from normlab.analysis.factors import Factor, level_label, level_title
+from normlab.analysis.rate_range import NEAR
 from normlab.analysis.settings import format_setting
 from normlab.analysis.table import CellsTable
 from normlab.errors import ConfigError, NormlabError, unknown, warn
@@ -51,6 +54,9 @@ class Line:
     style: str
     points: Sequence[Point]
     crosses: Sequence[float] = ()
+    """The steps at which seeds diverged."""
+    highest_rates: Sequence[Point] = ()
+    """The highest learning rate that trains in each cell, on the line; its interval is along the x axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,7 @@ class Layout:
         self,
         points: Callable[[Sequence[Cell]], Sequence[Point]],
         crosses: Callable[[Cell], Iterable[float]] | None = None,
+        highest_rates: Callable[[Sequence[Cell], Sequence[Point]], Sequence[Point]] | None = None,
     ) -> list[Panel]:
         """Return the panels with the points of the cells of each line, without lines that have none."""
         panels = []
@@ -107,7 +114,8 @@ class Layout:
             for line, cells in lines:
                 if found := points(cells):
                     steps = [step for cell in cells for step in crosses(cell)] if crosses else ()
-                    drawn.append(Line(line.label, line.color, line.style, found, steps))
+                    highest = highest_rates(cells, found) if highest_rates else ()
+                    drawn.append(Line(line.label, line.color, line.style, found, steps, highest))
             panels.append(Panel(title, drawn))
         return panels
 
@@ -319,12 +327,32 @@ def _factor(layout: Layout) -> Figure:
 
 def _learning_rates(layout: Layout) -> Figure:
     cells = layout.cells
-    panels = layout.draw(lambda members: [loss_point(cell, lr, lr) for cell in members for lr in cell.losses])
+    panels = layout.draw(
+        lambda members: [loss_point(cell, lr, lr) for cell in members for lr in cell.losses],
+        highest_rates=_highest_rates,
+    )
     rates = sorted({lr for cell in cells for lr in cell.losses})
     caption = _loss_caption(" at each learning rate", cells, lambda cell: [run for run in cell.runs if run.has_loss])
+    if any(line.highest_rates for panel in panels for line in panel.lines):
+        caption += (
+            f" Diamond: the highest rate whose loss is within {NEAR} nats/token of the lowest of its seed, with its "
+            "95% interval; none where the grid ends first."
+        )
     ticks = [(rate, format_setting(rate)) for rate in rates]
     x = _tick_axis("learning rate", ticks, is_log=all(rate > 0 for rate in rates), is_connected=True)
     return Figure("lr", x, _value_axis(SERIES["val_loss"], panels), panels, caption)
+
+
+def _highest_rates(cells: Sequence[Cell], points: Sequence[Point]) -> list[Point]:
+    """Return the highest learning rate that trains in each cell, unless the grid ends first."""
+    known = sorted((math.log(point.x), point.y) for point in points if point.y is not None and point.x > 0)
+    found = []
+    for _, row in highest_rates(cells) if known else ():
+        if row["estimate"] is not None and not row["beyond_grid"]:
+            y = float(np.interp(math.log(row["estimate"]), *zip(*known, strict=True)))
+            low, high = (row["low"], row["high"]) if row["n"] > 2 else (None, None)
+            found.append(Point(row["estimate"], y, low, high, n=row["n"]))
+    return found
 
 
 def _losses(layout: Layout, cache: ReadCache, series: str) -> Figure:

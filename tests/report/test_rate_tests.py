@@ -12,6 +12,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from normlab.analysis.table import summarize_by
+from normlab.report.figure_data import make_figure
+from normlab.report.figure_draw import draw
+
 Command = Callable[..., tuple[int, str, str]]
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 UNIFORM, UNIGRAM = 5.5, 3.2
@@ -79,6 +83,26 @@ def test_range(rows: Callable[..., dict[str, Any]], losses: np.ndarray) -> None:
         check(found[f"{name}: post-norm"], values[1], math.exp)
         check(found[f"{name}: post-norm / pre-norm"], values[1] - values[0], math.exp)
         assert found[f"{name}: post-norm / pre-norm"]["p"] == pytest.approx(stats.ttest_rel(*values).pvalue)
+
+
+def test_the_figure_of_learning_rates_marks_the_highest(
+    rows: Callable[..., dict[str, Any]], losses: np.ndarray, tmp_path: Path, run_command: Command
+) -> None:
+    """On the line, with the interval of the test; no mark where the grid ends first."""
+    losses[0, 3, 0] = 2.0
+    found = rows("range", losses)
+    figure = make_figure("lr", summarize_by(tmp_path))
+    post, pre = figure.panels[0].lines
+    assert (pre.label, pre.highest_rates, post.label) == ("pre-norm", [], "post-norm")
+    [mark], row = post.highest_rates, found["highest rate: post-norm"]
+    assert (mark.x, mark.low, mark.high, mark.n) == (row["estimate"], row["low"], row["high"], 5)
+    assert mark.y == pytest.approx(np.interp(math.log(mark.x), np.log(RATES), losses[1].mean(1)))
+    assert "Diamond: the highest rate" in figure.caption
+    drawn = [line.get_xdata() for line in draw(figure).axes[0].lines if line.get_marker() == "D"]
+    assert drawn == [[mark.x]]
+    page = tmp_path / "page.html"
+    assert run_command("compare", str(tmp_path), "-o", str(page))[0] == 0
+    assert f"highest rate that trains {mark.x:.3g} [{mark.low:.3g}, {mark.high:.3g}] (n=5)" in page.read_text()
 
 
 def test_a_grid_that_ends_too_early_leaves_no_bound_there(

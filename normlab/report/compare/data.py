@@ -213,7 +213,8 @@ def _figure_values(figure: Figure, styles: dict[tuple[str, ...], int]) -> Row:
     def values(line: Line) -> list[Any]:
         style = line.label, line.color, line.style
         points = [_band_values(point) if figure.is_band else _mark_values(point) for point in line.points]
-        return [styles.setdefault(style, len(styles)), points, *([list(line.crosses)] if line.crosses else [])]
+        extra = [*line.crosses, *map(_highest_rate_values, line.highest_rates)]
+        return [styles.setdefault(style, len(styles)), points, *([extra] if extra else [])]
 
     panels = []
     for panel in figure.panels[:MAX_PANELS]:
@@ -240,6 +241,12 @@ def _mark_values(point: Point) -> Row:
         "x": point.x, "y": point.y, "low": point.low, "high": point.high, "seeds": point.seeds if point.n > 1 else (),
         "diverged": f"{point.diverged}/{point.n}" if point.diverged else "", "is_open": point.stuck > 0, "text": text,
     }  # fmt: skip
+
+
+def _highest_rate_values(point: Point) -> Row:
+    interval = "" if point.low is None else f" [{point.low:.3g}, {point.high:.3g}]"
+    text = f"highest rate that trains {point.x:.3g}{interval} (n={point.n})"
+    return {"x": point.x, "y": point.y, "low": point.low, "high": point.high, "text": text}
 
 
 def _round(value: float) -> float:

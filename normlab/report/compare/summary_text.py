@@ -21,8 +21,6 @@ from normlab.store.format import DAMAGED, DIVERGED, FAILED
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.record import UNFINISHED
 
-FEWEST_RATES = 3
-"""The fewest learning rates of a grid whose highest one that trains is named."""
 NO_RESULT = "No run has a final loss yet: there is nothing to compare."
 BAD_STATES = {state: state for state in (DIVERGED, FAILED, STUCK, REGRESSED, DAMAGED)} | {"not finished": UNFINISHED}
 """The states of runs that the summary counts, by their names in text."""
@@ -103,12 +101,11 @@ def _best_of_size(cells: Sequence[Cell], size: str, ranked: Sequence[int]) -> It
 
 
 def _rates_that_train(cells: Sequence[Cell]) -> Iterator[Fact]:
-    """Yield the highest learning rate that trains in each cell, if several cells have a grid of three or more."""
-    swept = [cell for cell in cells if len(cell.losses) >= FEWEST_RATES]
-    if len(swept) < 2:
+    """Yield the highest learning rate that trains in each cell, if several cells have a grid."""
+    if len(rates := highest_rates(cells)) < 2:
         return
     texts = []
-    for cell, row in zip(swept, highest_rates(swept), strict=True):
+    for cell, row in rates:
         more = " or more" if "above" in row["beyond_grid"] else ""
         rate = "none" if row["estimate"] is None else f"{row['estimate']:.2g}{more}"
         rate = "none in some seeds" if "below" in row["beyond_grid"] and rate != "none" else rate

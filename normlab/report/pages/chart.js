@@ -19,7 +19,7 @@ function scaleOf({ low, high, is_log: isLog }, [from, to]) {
  * Draw line plots, one panel each.
  *
  * drawing: {x, y: {low, high, ticks: [[value, text]], is_log}, is_connected, is_band, panels: [{title, lines}]}; a line:
- * [index in DATA.lines, points, crosses]; a point: [x, y, low, high] of a band, else an object.
+ * [index in DATA.lines, points, crosses of a band or highest rates]; a point: [x, y, low, high] of a band, else an object.
  */
 function drawLines(place, drawing) {
   const { panels, x, y } = drawing;
@@ -100,8 +100,8 @@ function drawBand(svg, { label, colour, dash }, [, points, crosses = []], { toX,
   }
 }
 
-/** Draw points with intervals, seeds and diverged seeds. */
-function drawMarks(svg, { label, colour, dash }, [, points], { toX, toY, shift, frame, clip, drawing, shown, marks }) {
+/** Draw points with intervals, seeds and diverged seeds, and the highest rates that train. */
+function drawMarks(svg, { label, colour, dash }, [, points, rates = []], { toX, toY, shift, frame, clip, drawing, shown, marks }) {
   const known = points.filter(({ y }) => y !== null);
   const at = ({ x }) => toX(x) + shift;
   const inside = (value) => clamp(toY(value), frame.top, frame.bottom);
@@ -112,6 +112,16 @@ function drawMarks(svg, { label, colour, dash }, [, points], { toX, toY, shift, 
       makeSvg("path", { d: curve, stroke: colour, "stroke-dasharray": dash, class: "curve", ...clipped }),
     );
   let strokes = "";
+  for (const { x, y, low, high, text } of rates) {
+    const [px, py] = [toX(x), inside(y)];
+    for (const end of low === null ? [] : [low, high]) {
+      const to = clamp(toX(end), frame.left, frame.right);
+      strokes += `M${px},${py}H${to}M${to},${py - 3.5}V${py + 3.5}`;
+    }
+    const diamond = { d: `M${px},${py - 5}l5,5l-5,5l-5,-5Z`, fill: "var(--ground)", stroke: colour, "stroke-width": 1.3 };
+    svg.append(makeSvg("path", diamond));
+    marks.hits.push([px, py, `${label}: ${text}`]);
+  }
   for (const point of known) {
     const [px, isAbove] = [at(point), toY(point.y) < frame.top];
     marks.hits.push([px, inside(point.y), `${label}: ${point.text}`]);

@@ -62,7 +62,9 @@ def list_() -> None:
 
 @study_app.command()
 def show(name: Name, overrides: Overrides = None, results_dir: ResultsDir = "results") -> None:
-    """Print the plan of a study: its claims and criteria, and its grids with the runs of the choosing seeds."""
+    """Print the plan of a study: its claims, criteria and power, and its grids with the runs of the choosing seeds."""
+    from normlab.studies.base import LOOKS
+    from normlab.studies.judge import GOOD_POWER, largest_deviation
     from normlab.studies.run import Attempt, check_arms
 
     study = _find(name, overrides)
@@ -75,6 +77,11 @@ def show(name: Name, overrides: Overrides = None, results_dir: ResultsDir = "res
             echo(f"{kind} {claim.name}: {claim.text}{f' ({claim.source})' if claim.source else ''}")
             echo(f"  estimator: {claim.estimator.text}")
             echo(f"  supported if: {claim.criterion.text}")
+            if (deviation := largest_deviation(claim, len(study.claims))) is not None:
+                echo(
+                    f"  power: {GOOD_POWER:.0%} at {claim.effect:g} with {LOOKS[-1]} seeds whose standard deviation is "
+                    f"{deviation:.2g} or less"
+                )
     for grid, _, composed in grids:
         configs = [config for _, config in composed]
         tokens = sum(config.train.steps * config.train.batch_size * config.model.context for config in configs)

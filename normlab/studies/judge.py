@@ -25,6 +25,9 @@ from normlab.studies.run import block_of_run
 
 DRAWS = 2000
 """Simulated studies for a power."""
+GOOD_POWER = 0.8
+SMALLEST_DEVIATION = 1e-4
+"""No smaller standard deviation between seeds is looked for, nats/token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,22 +249,39 @@ def power_of(claim: Claim, runs: StudyRuns, tests: int = 1) -> Power | None:
     """
     from scipy.stats import chi2
 
-    estimator = claim.estimator
-    if not isinstance(estimator, Contrast):
+    if not isinstance(claim.estimator, Contrast):
         return None
-    pilot = estimator.pilot(runs)
+    pilot = claim.estimator.pilot(runs)
     if claim.effect is None or len(pilot) < 2 or not all(map(math.isfinite, pilot)):
         return None
     n, sd = len(pilot), float(np.std(pilot, ddof=1))
     sds = [sd, *(sd * math.sqrt((n - 1) / float(chi2.ppf(q, n - 1))) for q in (0.1, 0.9))]
-    least, most = claim.criterion.limits
-    effect = claim.effect
-    if estimator.is_ratio:
-        effect, least, most = (math.log(each) if each > 0 else -math.inf for each in (effect, least, most))
-    value, low, high = (
-        simulated_power(effect, each, (least, most), LEVEL / tests * claim.criterion.sides) for each in sds
-    )
+    value, low, high = (_power_at(claim, claim.effect, each, tests) for each in sds)
     return Power(value, low, high, n)
+
+
+def largest_deviation(claim: Claim, tests: int) -> float | None:
+    """Return the largest standard deviation between seeds with which a claim has a power of `GOOD_POWER`.
+
+    That of a ratio is of logarithms. None for claims whose power is not known (`power_of`).
+    """
+    if claim.effect is None or not isinstance(claim.estimator, Contrast):
+        return None
+    low, high = 0.0, SMALLEST_DEVIATION
+    while _power_at(claim, claim.effect, high, tests) >= GOOD_POWER:
+        low, high = high, 2 * high
+    while low and high - low > 0.01 * low:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _power_at(claim, claim.effect, middle, tests) >= GOOD_POWER else (low, middle)
+    return low or None
+
+
+def _power_at(claim: Claim, effect: float, sd: float, tests: int) -> float:
+    """Return the power of a claim at an effect; `sd` is of logarithms if its estimator is a ratio."""
+    least, most = claim.criterion.limits
+    if isinstance(claim.estimator, Contrast) and claim.estimator.is_ratio:
+        effect, least, most = (math.log(each) if each > 0 else -math.inf for each in (effect, least, most))
+    return simulated_power(effect, sd, (least, most), LEVEL / tests * claim.criterion.sides)
 
 
 def simulated_power(effect: float, sd: float, limits: tuple[float, float], alpha: float) -> float:

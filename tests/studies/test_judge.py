@@ -13,7 +13,7 @@ from normlab.analysis.sequences import mean_sequence
 from normlab.store.query import select_runs
 from normlab.studies.base import LOOKS, AtLeast, AtMost, Claim, Grid, Study, Within
 from normlab.studies.estimators import Contrast, Share, difference
-from normlab.studies.judge import judge
+from normlab.studies.judge import judge, largest_deviation
 
 RATES = (1e-3, 3e-3, 1e-2)
 POST_MINUS_PRE = difference("placement=post", "placement=pre")
@@ -128,6 +128,26 @@ def test_power_is_that_of_the_deviation_of_the_choosing_seeds(results):
     assert power.text.endswith(f"(sd from {CHOOSING_SEEDS} seeds)")
     at_one_rate = [run for run in found if run.lr == 3e-3]  # whose first seeds judge too
     assert verdict(dataclasses.replace(STUDY, claims=[claim]), at_one_rate).power == power
+
+
+@pytest.mark.parametrize(
+    ("criterion", "effect", "alpha"),
+    [(AtLeast(0.05), 0.1, 0.05), (AtMost(0.0), -0.02, 0.05), (Within(-0.1, 0.1), 0, 0.1)],
+)
+def test_the_largest_deviation_has_a_power_of_80_percent(criterion, effect, alpha):
+    claim = dataclasses.replace(CLAIM, criterion=criterion, effect=effect)
+    deviation = largest_deviation(claim, tests=3)
+    rng, (least, most) = np.random.default_rng(5), criterion.limits
+    supported = 0
+    for values in rng.normal(effect, deviation, (1000, LOOKS[-1])):
+        sequences = [mean_sequence(values[:n].tolist(), alpha / 3) for n in LOOKS]
+        supported += any(least <= low and high <= most for low, high in sequences)
+    assert supported / 1000 == pytest.approx(0.8, abs=0.06)
+
+
+def test_a_claim_without_an_effect_or_within_no_reach_has_no_largest_deviation():
+    for claim in (dataclasses.replace(CLAIM, effect=None), dataclasses.replace(CLAIM, effect=0.0), CONTROL):
+        assert largest_deviation(claim, tests=1) is None
 
 
 def test_verdicts_are_corrected_for_all_claims_of_the_study(results):

@@ -164,6 +164,8 @@ def test_show_prints_claims_criteria_and_cost(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "claim close: The losses are within 1 nat/token. (nobody)" in done.stdout
     assert "supported if: between -1 and 1 (two one-sided tests)" in done.stdout
+    [deviation] = re.findall(r"power: 80% at 0 with 24 seeds whose standard deviation is (\S+) or less\n", done.stdout)
+    assert 0.8 < float(deviation) < 1
     assert "grid norms: 24 runs, 17,664 tokens, for the choosing seeds\n" in done.stdout
 
 

@@ -26,7 +26,8 @@ register_study(
         limits=(
             "Depth 8, 300 steps; the stream is that of step 200. The learning rates go from 1e-3 to 3. Each slope is "
             "over a range that holds the best rate of its arm: up to 0.03 for pre-norm, up to 1 for Peri-LN. The "
-            "lowest rates weigh as much as the best one, and a narrower range has another slope. The sign of the "
+            "lowest rates weigh as much as the best one, and a narrower range has another slope. Where a seed still "
+            "trains well at the highest rate, the ratio of the highest rates is a lower bound. The sign of the "
             "difference in loss depends on the depth: in the study warmup Peri-LN has the lower loss at depth 4. A "
             "difference of 0.005 nats/token needs models and data of size large."
         ),

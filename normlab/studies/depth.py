@@ -1,4 +1,4 @@
-"""Does pre-norm enable depth, and does Keel rescue post-norm?"""
+"""Does pre-norm enable depth, and does Keel train where post-norm does not?"""
 
 from normlab.studies.base import (
     MEAN_OVER_RATES,
@@ -24,17 +24,17 @@ RANGE = "five learning rates from 3e-4 to 3e-2 within 300 steps (77 thousand tok
 register_study(
     Study(
         name="depth",
-        question="Does pre-norm enable depth, and does Keel rescue post-norm?",
+        question="Does pre-norm enable depth, and does Keel train where post-norm does not?",
         background=(
             "Takase et al. 2022 write that the training of post-norm with ten or more layers often fails. Keel (Chen & "
             "Wei 2026) multiplies the residual stream so that deep models train with norms after the addition; the "
             "paper reports a lower perplexity than that of pre-norm. DeepNorm has its own study, deepnorm."
         ),
         limits=(
-            "Depth 16 and 300 steps show only which placement learns first. They do not say which one is better after "
-            "long training, nor what happens at a depth of 100 and more. Keel's paper has 64 layers and more. The best "
-            "rate of each arm is one of five. Placement and init rule differ together: a part of a difference may be "
-            "the rule's."
+            "Depth 16 and 300 steps show only which placement has the lower loss by then. They do not show which one "
+            "is better after long training, nor what happens at a depth of 100 and more. Keel's paper has 64 layers "
+            "and more. The best rate of each arm is one of five. Placement and init rule differ together: a part of a "
+            "difference may be the rule's."
         ),
         grids=[
             Grid("depth", f"{GRID} placement=pre,post,keel model.depth=4,8,16"),

@@ -30,8 +30,8 @@ register_study(
         background=(
             "Normalisation is often motivated by magnitudes that grow or vanish with depth; the margins are ours. "
             "Without a norm the growth of each block depends on the initial weights: it is large under Xavier's rule "
-            "and nearly absent under that of GPT-2, whose branches are small. A higher learning rate is no lower loss: "
-            "the table of arms has the loss of each arm at its best rate."
+            "and nearly absent under that of GPT-2, whose branches are small. A higher learning rate does not mean a "
+            "lower loss: the table of arms has the loss of each arm at its best rate."
         ),
         limits=(
             "The growth at initialisation depends on the width under the rule of GPT-2, whose standard deviation is "

@@ -13,30 +13,36 @@ from normlab.store.reading import check_format
 DECIDED = ("supported", "refuted")
 LOW_POWER = 0.3
 """A claim with less power at its stated effect is not counted."""
+CLOSE_P = 0.04
+"""A decided claim with a larger p-value is close to the level, 0.05."""
 
 INTRODUCTION = """\
 # Studies
 
 One line for each claim that `normlab study run` has tested. *supported* and *refuted*: the 95 % interval is on one side
 of the criterion (for "between", the 90 % interval is inside), corrected for all claims of the study by Holm's method.
-*undecided*: neither, within the seeds of the study. *void*: a control failed, `normlab verify` rejects a block, or the
-best learning rate is at the edge of its grid, so that the runs cannot answer. The intervals shown are of 95 %, not
-corrected; those of means and shares are confidence sequences, which hold at every number of seeds, and each report
-names the others. Six seeds choose the learning rates; blocks of four judge, up to 24, until each claim is decided or 24
-are not expected to decide it. *replicated?*: the verdict of the same criterion on fresh seeds. *other settings*: width
-128 and another corpus. `normlab study show NAME` prints the criteria. They are fixed before the replications; a study
-with an amendment was changed after its first seeds had been seen. *source*: who prompted the claim; depths, steps,
-batch sizes, learning rates and margins are ours. Each placement has its own init rule unless the claim names one: a
-claim on two placements compares both at once. *power below 30 %*: with the noise of the first six seeds, the study
-could hardly have supported the claim at its stated effect, so that it is not counted, whatever its verdict. Later seeds
-may be noisier, and then the power is lower than stated. Studies with equal grids share runs, such as depth, deepnorm
-and bounded_stream, so that their claims are not independent.
+*undecided*: neither, within the seeds of the study. *void*: the runs cannot answer, because a control failed, `normlab
+verify` rejects a block, the best learning rate is at the edge of its grid, no run has learned, or runs are missing or
+not comparable. The intervals shown are of 95 % (for "between", of 90 %), not corrected. Those of means and shares are
+confidence sequences, which hold at every number of seeds, those of means if the values are normal; each report names
+the others. Where an arm has several learning rates, six seeds choose among them and up to 24 others judge, in blocks of
+four, until each claim is decided or more are not expected to decide it; where it has one, all seeds judge, up to 30.
+*replicated?*: the verdict of the same criterion on fresh seeds, with yes or no where the first seeds decided it. *other
+settings*: width 128 and another corpus. `normlab study show NAME` prints the criteria. They are fixed before the
+replications; a study with an amendment was changed after its first seeds had been seen. A claim that was rewritten
+counts in its last form only. *source*: who prompted the claim; depths, steps, batch sizes, learning rates and margins
+are ours. Each placement has its own init rule unless the claim names one: a claim on two placements compares both at
+once. *power below 30 %*: with the noise of the first six seeds, the study could hardly have supported the claim at its
+stated effect, so that it is not counted, whatever its verdict. A power from six seeds is rough: each report has its
+range, and later seeds may be noisier. Studies with equal grids share runs, such as depth, deepnorm and bounded_stream,
+so that their claims are not independent.
 
-**What small models cannot tell.** These models have 2 to 48 blocks of width 32 to 128 (the step times: up to 1024) and
-train on less than half a million bytes. They decide signs, whether a model learns at all within some hundred steps,
-laws at initialisation, and differences of a tenth of a nat/token where the noise over seeds is no larger. They do not
-decide differences of 1 % in loss, what happens after a thousand times as many tokens, or what appears in wide models
-only: outlier channels, attention sinks, loss spikes of long runs.
+**What small models cannot show.** Trained models have width 32 and 2 to 32 blocks, models at initialisation up to 48
+blocks and width 64; step times are measured up to width 1024. The models train on less than half a million bytes. They
+can decide signs, whether a model learns at all within some hundred steps, laws at initialisation, and differences of a
+tenth of a nat/token, where the noise over seeds is no larger. They cannot decide differences of 1 % in loss, what
+happens after a thousand times as many tokens, or what appears in wide models only: outlier channels, attention sinks,
+loss spikes of long runs.
 """
 
 
@@ -113,38 +119,55 @@ def _is_counted(row: dict[str, Any]) -> bool:
 
 
 def _again(row: dict[str, Any], other: dict[str, Any]) -> str:
-    """Return how a replication on fresh seeds judged a claim."""
-    same = "yes" if other["verdict"] == row["verdict"] else f"no, {other['verdict']}"
-    return f"{same}: {other['interval']}" if other["interval"] else same
+    """Return how a replication on fresh seeds judged a claim: yes or no only where the first seeds decided it."""
+    verdict = other["verdict"]
+    if row["verdict"] in DECIDED:
+        verdict = "yes" if verdict == row["verdict"] else f"no, {verdict}"
+    return f"{verdict}: {other['interval']}" if other["interval"] else verdict
 
 
 def _rate(reports: Sequence[dict[str, Any]]) -> str:
-    """Return how many decided claims a replication on fresh seeds decided in the same way, in one sentence."""
-    again = [
-        row["verdict"] == other["verdict"]
+    """Return how many claims are decided, how many of them in the same way again, and how many may be wrong."""
+    every = [row for report in reports for row in report["attempts"][0]["claims"]]
+    claims = [row for row in every if _is_counted(row)]
+    pairs = [
+        (row, other)
         for report in reports
         for each in report["attempts"][1:]
         if each["setting"] == report["attempts"][0]["setting"]
         for row, other in zip(report["attempts"][0]["claims"], each["claims"], strict=True)
         if row["verdict"] in DECIDED and _is_counted(row)
     ]
-    every = [row for report in reports for row in report["attempts"][0]["claims"]]
-    claims = [row for row in every if _is_counted(row)]
-    decided = sum(row["verdict"] in DECIDED for row in claims)
+    again = sum(row["verdict"] == other["verdict"] for row, other in pairs)
+    elsewhere = sum(
+        any(each["setting"] != report["attempts"][0]["setting"] for each in report["attempts"]) for report in reports
+    )
+    decided = [row for row in claims if row["verdict"] in DECIDED]
     undecided = sum(row["verdict"] == "undecided" for row in claims)
-    replicated = f"{sum(again)} of {len(again)} decided claims were decided in the same way on fresh seeds"
-    wrong = 0.05 * len(reports)
-    low = len(every) - len(claims)
-    unknown = sum(row["power"] is None for row in claims)
     amended = sum(bool(report.get("amendments")) for report in reports)
     seen = "All of them were" if amended == len(reports) else f"{amended} of them were"
+    replicated = "None is replicated"
+    if pairs:
+        known = len(pairs) - _unknown([row for row, _ in pairs])
+        replicated = (
+            f"{again} of {len(pairs)} decided claims were decided in the same way on fresh seeds; the power of {known} "
+            "of these is known"
+        )
     return (
-        f"{len(claims)} claims, {decided} decided and {undecided} undecided; {low} more have a power below 30 %. "
-        f"{unknown} of the {len(claims)} have no known power: they state no effect, or are not contrasts of losses. "
-        f"{replicated if again else 'None is replicated'}. The verdicts of a study are corrected for all its claims: "
-        "with a criterion fixed beforehand, one of them or more is wrong with a probability of at most 5 %, and of "
-        f"{len(reports)} studies at most {wrong:.2g} are expected to have a wrong one. {seen} amended after their "
-        "first seeds had been seen, so that this holds for their fresh seeds only. The choice of learning rates adds "
-        "to it, by simulation: where two arms have the same losses at every rate, at most 4 % of studies decide that "
-        "the first one has the lower loss; where only their best losses are the same, up to 10 %."
+        f"{len(claims)} claims count: {len(decided)} decided, {undecided} undecided, "
+        f"{len(claims) - len(decided) - undecided} void; {len(every) - len(claims)} more have a power below 30 %. "
+        f"The power of {_unknown(claims)} is not known: they state no effect, their estimator has no power, or a "
+        f"choosing seed has no finite value. {replicated}. "
+        f"In {sum(row['p'] > CLOSE_P for row in decided)} of the decided claims p is above {CLOSE_P}: they are close. "
+        f"{elsewhere or 'None'} of the {len(reports)} studies has a result in another setting.\n\n"
+        "The verdicts of a study are corrected for all its claims: with a criterion fixed beforehand, one of them or "
+        f"more is wrong with a probability of at most 5 %, and of {len(reports)} studies at most "
+        f"{0.05 * len(reports):.2g} are expected to have a wrong one. {seen} amended after their first seeds had been "
+        "seen, so that this holds for their fresh seeds only. The choice of learning rates adds to it, by simulation: "
+        "where two arms have the same losses at every rate, at most 4 % of studies decide that the first one has the "
+        "lower loss, and as many that it has the higher one; where only their best losses are the same, up to 10 %."
     )
+
+
+def _unknown(rows: Sequence[dict[str, Any]]) -> int:
+    return sum(row["power"] is None for row in rows)

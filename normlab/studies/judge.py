@@ -163,8 +163,11 @@ def _judge_all(
         if p > LEVEL:
             tests = counted(len(corrected) - corrected.count(None), "claim")
             is_open = not _is_futile(each.claim, each.estimate)
-            stop = "" if is_open else f"; {LOOKS[-1]} seeds are not expected to decide it"
-            each = replace(each, verdict=UNDECIDED, reason=f"p={p:.2g} for {tests}{stop}", is_open=is_open)
+            stop = "" if is_open else "; more seeds are not expected to decide it"
+            text = f"p={p:.2g}, corrected for {tests}{stop}"
+            if math.isnan(each.estimate.value):
+                text = f"not defined for its {counted(each.estimate.n, 'seed')}"
+            each = replace(each, verdict=UNDECIDED, reason=text, is_open=is_open)
         found[index] = each
     return found
 

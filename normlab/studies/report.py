@@ -52,7 +52,7 @@ LEGEND = (
 )
 OUTCOMES = (
     "A run has learned if it finished with a loss below the band around the unigram entropy, the loss of a model that "
-    "knows only how often each token occurs; stuck is one inside the band (5 %, `normlab list data`), regressed one "
+    "uses only the frequency of each token; stuck is one inside the band (5 %, `normlab list data`), regressed one "
     "that ended higher than it had been, diverged one whose loss is infinite or 1 nat/token above that of the start."
 )
 

@@ -162,7 +162,9 @@ def test_verdicts_are_corrected_for_all_claims_of_the_study(results):
     assert alone.verdict == "supported"
     several = [dataclasses.replace(close, name=f"claim_{number}") for number in range(5)]
     many = judge(dataclasses.replace(STUDY, claims=several), found, unverified={}).claims
-    assert {(each.verdict, each.reason) for each in many} == {("undecided", f"p={5 * alone.p:.2g} for 5 claims")}
+    assert {(each.verdict, each.reason) for each in many} == {
+        ("undecided", f"p={5 * alone.p:.2g}, corrected for 5 claims")
+    }
 
 
 @pytest.mark.parametrize(("bound", "is_open"), [(0.05, False), (0.1, False), (0.085, True)])

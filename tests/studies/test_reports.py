@@ -69,7 +69,30 @@ def test_claims_with_little_power_are_not_counted(tmp_path: Path) -> None:
     table = (tmp_path / "README.md").read_text()
     assert table.count("**; power below 30 % |") == 1
     counted = Counter(row["verdict"] in ("supported", "refuted") for row in rows[1:])
-    assert f"{len(rows) - 1} claims, {counted[True]} decided and {counted[False]} undecided; 1 more have" in table
+    count = f"{len(rows) - 1} claims count: {counted[True]} decided, {counted[False]} undecided, 0 void; 1 more have"
+    assert count in table
+    assert "None is replicated. " in table
+    assert "None of the 1 studies has a result in another setting." in table
+
+
+def test_only_decided_claims_are_replicated_or_not(tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir()
+    report = json.loads((COMMITTED / NAME / "report.json").read_text())
+    first, again = (dict(report["attempts"][0]) for _ in range(2))
+    verdicts = [("supported", "supported"), ("refuted", "undecided"), ("undecided", "supported"), ("void", "void")]
+    row = report["attempts"][0]["claims"][0] | {"interval": "1 [0, 2]", "reason": "", "power": None, "p": 0.041}
+    first["claims"], again["claims"] = ([row | {"verdict": pair[index]} for pair in verdicts] for index in (0, 1))
+    other = {**again, "setting": "prose", "first_seed": 0}
+    (tmp_path / NAME / "report.json").write_text(json.dumps(report | {"attempts": [first, again, other]}))
+    write_index(tmp_path)
+    table = (tmp_path / "README.md").read_text()
+    replicated = [line.split(" | ")[6] for line in table.splitlines() if " 1 [0, 2] |" in line]
+    texts = ("yes", "no, undecided", "supported", "void")
+    assert replicated == [f"{text}: 1 [0, 2]" for text in texts]
+    assert "4 claims count: 2 decided, 1 undecided, 1 void; 0 more" in table
+    assert "1 of 2 decided claims were decided in the same way on fresh seeds; the power of 0 of these" in table
+    assert "In 2 of the decided claims p is above 0.04" in table
+    assert "1 of the 1 studies has a result in another setting." in table
 
 
 @pytest.mark.parametrize("content", [b"", b"{}"])

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.ctypeslib  # safetensors uses it in several threads, where numpy's import at the first use may fail
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file

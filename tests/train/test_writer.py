@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -203,3 +205,11 @@ def test_an_error_ends_the_run_with_one_line_and_nothing_is_written_after_it(
     monkeypatch.undo()
     assert command()[0] == 0
     assert differences(reference, path) == []
+
+
+@pytest.mark.process
+def test_threads_find_the_modules_that_numpy_imports_at_their_first_use() -> None:
+    """Where two threads save at once, numpy's import of ctypeslib has recursed without end."""
+    code = "import sys, normlab.training.checkpoint; print('numpy.ctypeslib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

@@ -345,11 +345,12 @@ def _learning_rates(layout: Layout) -> Figure:
 
 def _highest_rates(cells: Sequence[Cell], points: Sequence[Point]) -> list[Point]:
     """Return the highest learning rate that trains in each cell, unless the grid ends first."""
-    known = sorted((math.log(point.x), point.y) for point in points if point.y is not None and point.x > 0)
+    known = sorted((point.x, point.y) for point in points if point.y is not None and point.x > 0)
+    rates, losses = [math.log(x) for x, _ in known], [y for _, y in known]
     found = []
     for _, row in highest_rates(cells) if known else ():
         if row["estimate"] is not None and not row["beyond_grid"]:
-            y = float(np.interp(math.log(row["estimate"]), *zip(*known, strict=True)))
+            y = float(np.interp(math.log(row["estimate"]), rates, losses))
             low, high = (row["low"], row["high"]) if row["n"] > 2 else (None, None)
             found.append(Point(row["estimate"], y, low, high, n=row["n"]))
     return found

@@ -148,8 +148,9 @@ def _draw_lines(axis: Axes, figure: Figure, panel: Panel) -> None:
             continue
         for point in line.highest_rates:
             ends = [end for end in (point.low, point.high) if end is not None]
-            axis.plot(ends, [point.y] * len(ends), marker="|", color=line.color, linewidth=0.9, zorder=3)
-            axis.plot([point.x], [point.y], marker="D", markerfacecolor="white", color=line.color, zorder=3)
+            y = point.y or 0.0
+            axis.plot(ends, [y] * len(ends), marker="|", color=line.color, linewidth=0.9, zorder=3)
+            axis.plot([point.x], [y], marker="D", markerfacecolor="white", color=line.color, zorder=3)
         for at, point in zip(x, points, strict=True):
             if point.stuck:
                 _draw_stuck(axis, at, point, line, high)

@@ -22,7 +22,7 @@ from normlab.analysis.cells import Cell, count_bad, resolved_differences
 from normlab.analysis.contrasts import Key, Pool, contrast, fisher_p, pool_cells, slope_weights, weighted_sums
 from normlab.analysis.factors import Factor, label, level_label
 from normlab.analysis.intervals import LEVEL, Interval, PairedTest, Replicate, holm, mean_interval, paired_test
-from normlab.analysis.rate_range import HIGHEST, SENSITIVITY, WIDTH, RateNumber, by_seed, complete_seeds
+from normlab.analysis.rate_range import HIGHEST, SENSITIVITY, WIDTH, RateNumber, by_seed, complete_seeds, has_gap
 from normlab.analysis.sequences import level_of, mean_sequence
 from normlab.analysis.settings import LR, format_setting, parse_conditions, resolve_options, sort_key
 from normlab.config.option_names import meanings
@@ -226,8 +226,10 @@ def _rate_rows(question: Question, test: str) -> Iterator[Row]:
                 values = pairs if comparable else {}  # S and the band depend on the grid
                 contrast = f"{number.title}: {_difference(factor, change, sign)}"
                 labels = {"test": test, "where": where, "contrast": contrast, "unit": unit}
-                missing = "no common seed" if comparable else "other learning rates"
-                yield labels | _rate_row(number, paired_test, values, cells) | {"missing": missing}
+                row = labels | _rate_row(number, paired_test, values, cells)
+                if all(numbers_of[cell.key] for cell in cells):
+                    row["missing"] = "no common seed" if comparable else "other learning rates"
+                yield row
 
 
 def _anytime(question: Question) -> Iterator[Row]:
@@ -331,14 +333,21 @@ def _rate_row(
     estimate, low, high = (result.estimate, result.low, result.high) if result else (None, None, None)
     above, below = zip(*(_cut_off(number, cell) for cell in cells), strict=True)
     is_open = {"below": below[0] or any(above[1:]), "above": above[0] or any(below[1:])}
-    low, high = None if is_open["below"] else low, None if is_open["above"] else high
+    # Where every seed is cut off at the end of the grid, their equal numbers say nothing of the noise.
+    is_cut_off = low is not None and low == high
+    low, high = (None if is_open[side] or is_cut_off else end for side, end in (("below", low), ("above", high)))
     if number.is_log:
         estimate, low, high = (None if each is None else math.exp(each) for each in (estimate, low, high))
     return {
         "estimate": estimate,
         "low": low,
         "high": high,
-        "missing": "no seed that trains" if not any(run.has_learned for run in runs) else "several runs at one rate",
+        "missing": "several runs at one rate"
+        if all(any(run.has_learned for run in cell.runs) for cell in cells)
+        else "no seed that trains",
+        "gaps": sum(map(has_gap, complete_seeds(cells[0].runs).values()))
+        if number is HIGHEST and len(cells) == 1
+        else 0,
         "beyond_grid": [side for side, open_there in is_open.items() if open_there],
         "n": len(values),
         "n_crossed": result and result.design.crossing,

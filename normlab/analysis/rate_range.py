@@ -60,6 +60,13 @@ def log_highest_rate(runs: Sequence[RunRecord], _: Sequence[RunRecord] = ()) -> 
     return _crossing(rates, losses, good[-1], 1, limit)
 
 
+def has_gap(runs: Sequence[RunRecord]) -> bool:
+    """Whether a rate between two whose losses are within `NEAR` of the lowest has a higher loss."""
+    _, losses, limit = _curve(runs, NEAR)
+    good = [index for index, loss in enumerate(losses) if loss <= limit]
+    return bool(good) and len(good) <= good[-1] - good[0]
+
+
 def log_band(runs: Sequence[RunRecord], _: Sequence[RunRecord] = ()) -> float:
     """Return ln of the ratio of the ends of the band around the best rate with losses within `BAND` of the lowest.
 
@@ -126,17 +133,19 @@ class RateNumber:
 
 SENSITIVITY = RateNumber(
     "S", "nats/token",
-    "S: of each seed the mean over the learning rates of min(loss, ln V), minus the lowest loss, that of any cell if "
-    "the seed trains at no rate (Wortsman et al. 2023, arXiv:2309.14322); it depends on the grid", sensitivity,
+    "S: for each seed the mean over the learning rates of min(loss, ln V), minus its lowest loss in the cell, or in "
+    "any cell if it has learned at no rate (Wortsman et al. 2023, arXiv:2309.14322); it depends on the grid",
+    sensitivity,
 )  # fmt: skip
 HIGHEST = RateNumber(
     "highest rate", "learning rate",
-    f"highest rate: the highest learning rate whose loss is within {NEAR} nats/token of the lowest of its seed, "
-    "interpolated in ln rate; one step below the grid if the seed trains at no rate",
+    f"highest rate: for each seed the highest learning rate whose loss is within {NEAR} nats/token of its lowest loss "
+    "in the cell, interpolated in ln rate; one step below the grid if it has learned at no rate",
     log_highest_rate, is_log=True, is_open=reaches_top,
 )  # fmt: skip
 WIDTH = RateNumber(
     "band", "ratio of rates",
-    f"band: the ratio of the ends of the band around the best learning rate where the loss is within {BAND} nats/token "
-    "of the lowest of its seed, interpolated in ln rate", log_band, is_log=True, is_open=band_reaches_an_end,
+    f"band: for each seed the ratio of the ends of the band around the best learning rate where the loss is within "
+    f"{BAND} nats/token of its lowest loss in the cell, interpolated in ln rate",
+    log_band, is_log=True, is_open=band_reaches_an_end,
 )  # fmt: skip

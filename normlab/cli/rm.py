@@ -23,7 +23,7 @@ def rm(
     yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
     results_dir: ResultsDir = "results",
 ) -> int:
-    """Delete runs, or sweeps with their runs.
+    """Delete runs, or sweeps with their runs and searches.
 
     It lists what it deletes, and asks. A run that another sweep uses is not deleted. If it is killed, the next rm in
     the same results folder deletes what is left.

@@ -17,16 +17,16 @@ def share(
     """Write the records of sweeps and runs as a zip file.
 
     `normlab open` unpacks it. It holds run.json, status, metrics, statistics, tokenizer, plugins, and the plan and
-    the page of each sweep. Name the sweep of a search, NAME-search, too.
+    the page of each sweep and of its search.
 
-    Example: normlab share first first-search -o first.zip
+    Example: normlab share first -o first.zip
     """
     from pathlib import Path
 
     from normlab.store.archive import write_archive
     from normlab.store.query import find_folders
 
-    write_archive(Path(output), [find_folders(name, results_dir) for name in names], checkpoints=checkpoints)
+    write_archive(Path(output), find_folders(names, results_dir), checkpoints=checkpoints)
     echo(output)
 
 

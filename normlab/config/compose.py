@@ -231,6 +231,10 @@ def _jobs(overrides: Sequence[str]) -> Iterator[tuple[Job, list[str]]]:
     The last option varies fastest, and the arm slowest.
     """
     by_arm, shared = arms.read_arms(overrides)
+    own_keys = [{_read(text).get_key_element() for text in own} for own in by_arm.values()]
+    for override in map(_read, shared):
+        if override.is_sweep_override() and all(override.get_key_element() in keys for keys in own_keys):
+            raise ConfigError(f"{override.input_line}: every arm sets this option too; leave one of them out")
     count = 0
     for name, own in by_arm.items():
         for job, varied in _jobs_of_arm([*shared, *own]):

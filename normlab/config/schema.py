@@ -76,6 +76,8 @@ class TrainConfig:
         if not all(step.isdecimal() for step in steps):
             raise ConfigError(f"train.keep={self.keep}: must be {LOG} or a list of steps, such as train.keep=[0,100]")
         self.keep = [*map(int, steps)]
+        if max(self.keep, default=0) > self.steps:
+            raise ConfigError(f"train.keep={self.keep}: has a step after the last one, train.steps={self.steps}")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -7,7 +7,7 @@ place of a mean.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ LOGARITHMIC_FROM = 30
 """The ratio of the largest and the smallest value from which an axis may be logarithmic."""
 ROOM = 0.08
 """Room beyond the values, as a share of their range."""
+MOST_RATES = 12
+"""The most learning rates that each have a tick."""
 TICKS = 6
 """Most steps between the ticks of an axis of numbers."""
 
@@ -335,11 +337,13 @@ def _learning_rates(layout: Layout) -> Figure:
     caption = _loss_caption(" at each learning rate", cells, lambda cell: [run for run in cell.runs if run.has_loss])
     if any(line.highest_rates for panel in panels for line in panel.lines):
         caption += (
-            f" Diamond: the highest rate whose loss is within {NEAR} nats/token of the lowest of its seed, with its "
-            "95% interval; none where the grid ends first."
+            f" Diamond with a horizontal bar: highest rate whose loss is within {NEAR} nats/token of the lowest of its "
+            "seed, and its 95% interval (three seeds or more); none where the grid ends first."
         )
     ticks = [(rate, format_setting(rate)) for rate in rates]
     x = _tick_axis("learning rate", ticks, is_log=all(rate > 0 for rate in rates), is_connected=True)
+    if len(rates) > MOST_RATES:  # of a search
+        x = replace(x, ticks=number_ticks(x.low, x.high, is_log=x.is_log))
     return Figure("lr", x, _value_axis(SERIES["val_loss"], panels), panels, caption)
 
 

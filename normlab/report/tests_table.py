@@ -44,6 +44,7 @@ def _estimate_text(row: Row) -> str:
         for side, bound in (("below", "low"), ("above", "high"))
     )
     interval = f" [{low}, {high}]" if low and high else ""
+    interval = {("above",): " or more", ("below",): " or less"}.get(tuple(beyond), "") + interval
     levels = row["n_crossed"] or (row["n"], row["n"])
     return f"{row['estimate']:{form}}{interval} (n={Design(row['n'], tuple(levels))})"
 
@@ -79,7 +80,7 @@ def notes_on_tests(rows: Sequence[Row]) -> list[str]:
         return [
             "optimum: the learning rate with the lowest loss, by a parabola in ln(rate) through the n losses of runs "
             f"that have learned, within {NEAR} nats/token of the lowest; with Fieller's {LEVEL:.0%} interval, if it "
-            "has ends: of those shown, 70 to 92 % hold the optimum (simulated, 8 and 12 rates, noise 0.01 and 0.03)",
+            "has ends: in simulations (8 and 12 rates, noise 0.01 and 0.03) 70 to 92 % of these hold the optimum",
             "tokens: total of all runs of the cell",
             *differences,
         ]
@@ -89,7 +90,16 @@ def notes_on_tests(rows: Sequence[Row]) -> list[str]:
             *(number.text for number in RATE_TESTS[test]),
             f"estimate: {'geometric ' if test == 'range' else ''}mean over n seeds with its {LEVEL:.0%} interval",
             *([f"p: paired t test{' of the logarithms' if test == 'range' else ''}, {corrected}"] if tests else []),
-            *(["beyond the grid: the bound is at a learning rate that was not trained"] if beyond else []),
+            *(
+                ["beyond the grid, or more, or less: the number of a seed is cut off at an end of the grid"]
+                if beyond
+                else []
+            ),
+            *(
+                f"{row['contrast']}: in {row['gaps']} of {row['n']} seeds a rate between two that train does not"
+                for row in rows
+                if row["gaps"]
+            ),
             baseline.replace("a minus sign", "- or /"),
             *differences,
         ]

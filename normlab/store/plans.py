@@ -18,6 +18,9 @@ from normlab.store.format import PLAN_FILE, RUNS_FOLDER, SWEEPS_FOLDER
 from normlab.store.reading import HOW_TO_FIX, Count, read_record
 from normlab.store.runs import RunFolder
 
+SEARCH = "-search"
+"""The end of the name of a search, after the name of the sweep that it is for."""
+
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from normlab.errors import StoreError, did_you_mean, one_line
 from normlab.store.files import io_error
 from normlab.store.format import RUN_FILE, RUNS_FOLDER, STATUS_FILE
-from normlab.store.plans import has_plan, read_plan, run_of, sweep_folder
+from normlab.store.plans import SEARCH, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.record import RunEntry, RunRecord, flatten
 from normlab.store.runs import RunFolder
 
@@ -135,17 +135,20 @@ def find_sweep(name: str, results_dir: Folder) -> Path | None:
     return next(filter(has_plan, folders), None)
 
 
-def find_folders(name: str, results_dir: Folder) -> tuple[Path | None, list[RunFolder]]:
-    """Return the folder of a sweep and those of its runs that exist; for the name of a run, None and its folder.
+def find_folders(names: Sequence[str], results_dir: Folder) -> Iterator[tuple[Path | None, list[RunFolder]]]:
+    """Yield the folder of each sweep, and of its search, with those of its runs that exist; None for the name of a run.
 
     Raises:
-        StoreError: Neither a sweep nor a run matches, or the sweep's plan cannot be read.
+        StoreError: Neither a sweep nor a run matches, or a sweep's plan cannot be read.
     """
-    if (sweep := find_sweep(name, results_dir)) is None:
-        return None, [resolve_run(name, results_dir)]
-    sweep = sweep.absolute()
-    runs = [run_of(sweep, planned) for planned in read_plan(sweep).runs]
-    return sweep, [run for run in runs if is_run(run.path)]
+    for name in names:
+        if (sweep := find_sweep(name, results_dir)) is None:
+            yield None, [resolve_run(name, results_dir)]
+            continue
+        sweep = sweep.absolute()
+        for folder in filter(has_plan, (sweep, sweep.with_name(f"{sweep.name}{SEARCH}"))):
+            runs = [run_of(folder, planned) for planned in read_plan(folder).runs]
+            yield folder, [run for run in runs if is_run(run.path)]
 
 
 def no_runs_message(path: str | os.PathLike[str]) -> str:

@@ -107,8 +107,8 @@ def make_plan(
         old = [run.planned for run in runs if not extend or run.planned.run_id in ids]
         if extend and len(old) < len(ids):
             raise ConfigError(
-                f"--extend: {len(ids) - len(old)} of the {len(ids)} runs of sweep {name} are not in these overrides; "
-                "give the old values too, beside the new ones"
+                f"sweep {name}: {len(ids) - len(old)} of its {len(ids)} runs are not in these overrides; give the old "
+                "values too, beside the new ones, or choose another sweep.name"
             )
         plan = reconcile(stored, replace(plan, runs=old), folder)
         if added:
@@ -152,10 +152,13 @@ def _resolve_runs(
         warnings |= dict.fromkeys(config.warnings())
     show_progress("")
     rules: dict[str, dict[str, None]] = {}
-    for run in runs.values() if all(run.config.init == "auto" for run in runs.values()) else ():
-        rules.setdefault(run.config.init_rule, {})[run.planned.arm or run.config.placement.name] = None
-    if len(rules) > 1:
-        texts = "; ".join(f"{rule} ({', '.join(names)})" for rule, names in rules.items())
+    for run in runs.values():
+        rules.setdefault(run.planned.arm or run.config.placement.name, {})[run.config.init_rule] = None
+    names: dict[str, list[str]] = {}
+    for name, own in rules.items():
+        names.setdefault(", ".join(own), []).append(name)
+    if len(names) > 1:
+        texts = "; ".join(f"{own} ({', '.join(having)})" for own, having in names.items())
         kind = "arms" if any(run.planned.arm for run in runs.values()) else "placements"
         warnings[f"the {kind} also differ in their init rules: {texts}; init=... gives all of them one"] = None
     return list(runs.values()), [*warnings, *_same_functions(runs.values())]

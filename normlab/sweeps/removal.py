@@ -16,7 +16,7 @@ from normlab.errors import ConfigError, StoreError
 from normlab.store.files import check_links, io_error, is_file_name
 from normlab.store.format import COMPLETED_STATES, LOCK_FILE, RUNS_FOLDER, SWEEPS_FOLDER
 from normlab.store.lock import file_lock
-from normlab.store.plans import has_plan, read_plan, run_of
+from normlab.store.plans import SEARCH, has_plan, read_plan, run_of
 from normlab.store.query import Folder, find_folders, find_sweep
 from normlab.store.record import RunRecord, flatten
 from normlab.store.runs import RunFolder
@@ -70,8 +70,7 @@ def plan_removal(names: Sequence[str], results_dir: Folder, only_checkpoints: bo
             active, or a symbolic link leads out of its folder.
     """
     sweeps, runs, named = dict[Path, None](), dict[Path, RunFolder](), set[Path]()
-    for name in names:
-        sweep, found = find_folders(name, results_dir)
+    for sweep, found in find_folders(names, results_dir):
         folders = {_real(run.path, RUNS_FOLDER): run for run in found}
         runs |= {path: RunFolder(path) for path in folders}
         if sweep is not None:
@@ -108,8 +107,8 @@ def rename_sweep(name: str, new: str, results_dir: Folder) -> Path:
         raise ConfigError(f"{new}: exists in {folder.parent}; choose another name")
     if folder.name.startswith("study-"):
         raise ConfigError(f"{folder.name}: is a sweep of a study, which finds it by this name; choose another sweep")
-    if has_plan(search := folder.with_name(f"{folder.name}-search")):  # which the sweep's command looks for
-        rename_sweep(os.fspath(search), f"{new}-search", results_dir)
+    if has_plan(search := folder.with_name(f"{folder.name}{SEARCH}")):  # which the sweep's command looks for
+        rename_sweep(os.fspath(search), f"{new}{SEARCH}", results_dir)
     with _locked(folder):
         plan = read_plan(folder)
         for run in (run_of(folder, planned) for planned in plan.runs):

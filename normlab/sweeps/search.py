@@ -28,7 +28,7 @@ from normlab.config.sweep_options import SweepOptions
 from normlab.errors import ConfigError
 from normlab.store.files import write_atomic
 from normlab.store.outcome import format_loss
-from normlab.store.plans import has_plan, read_plan, run_of, sweep_folder
+from normlab.store.plans import SEARCH, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.record import RunRecord
 from normlab.sweeps.plan import PlannedSweep, all_completed, is_completed, make_plan
 
@@ -81,10 +81,12 @@ def planned_sweeps(
         yield from _judging(rest, configs, no_more, until, show_progress, extend=extend)
         return
     options, composed = compose_sweep(rest, configs)
+    if options.name is not None and options.name.endswith(SEARCH):
+        raise ConfigError(f"sweep.name={options.name}: is the name of a search; leave {SEARCH} out")
     cells = list(dict.fromkeys(_cell_of(varied) for varied, _ in composed))
     texts = [*map(repr, ranges), *(text for text in rest if not text.startswith("sweep."))]
     name = options.name or f"search-{canonical_hash(sorted(texts))[:8]}"
-    folder = sweep_folder(composed[0][1].results_dir, f"{name}-search")
+    folder = sweep_folder(composed[0][1].results_dir, f"{name}{SEARCH}")
     trials: dict[Cell, list[Trial]] = {cell: [] for cell in cells}
     results = _results(folder, cells)
     for first in range(0, options.trials, AT_ONCE):

@@ -57,14 +57,14 @@ def status_if_completed(run: TrainingRun) -> Status | None:
 def _warn_of_kept_options(
     recorded: Mapping[str, Setting], new: Mapping[str, Setting], *, is_completed: bool = False
 ) -> None:
-    """Warn of options that have no effect: names and labels of a run that has started, statistics of one that ended."""
+    """Warn of options without effect: names of a run that has started, statistics and kept weights of an ended one."""
     ignored = {
         option: value
         for option, value in new.items()
         if value != recorded.get(option)
         and (
             (option in KEPT_OPTIONS and value != as_setting(KEPT_OPTIONS[option]))
-            or (is_completed and option.startswith("stats.") and option != "stats.preset")
+            or (is_completed and (option == "train.keep" or (option.startswith("stats.") and option != "stats.preset")))
         )
     }
     if ignored:

@@ -97,7 +97,7 @@ def test_the_figure_of_learning_rates_marks_the_highest(
     [mark], row = post.highest_rates, found["highest rate: post-norm"]
     assert (mark.x, mark.low, mark.high, mark.n) == (row["estimate"], row["low"], row["high"], 5)
     assert mark.y == pytest.approx(np.interp(math.log(mark.x), np.log(RATES), losses[1].mean(1)))
-    assert "Diamond: the highest rate" in figure.caption
+    assert "Diamond with a horizontal bar: highest rate" in figure.caption
     drawn = [line.get_xdata() for line in draw(figure).axes[0].lines if line.get_marker() == "D"]
     assert drawn == [[mark.x]]
     page = tmp_path / "page.html"
@@ -115,6 +115,24 @@ def test_a_grid_that_ends_too_early_leaves_no_bound_there(
     assert (pre["high"], post["low"], ratio["low"], ratio["p"]) == (None, None, None, None)
     assert None not in (pre["low"], post["high"], ratio["high"])
     assert (found["band: post-norm"]["n"], found["band: post-norm / pre-norm"]["n"]) == (4, 4)
+
+
+def test_a_number_that_the_grid_cuts_off_in_every_seed_has_no_interval_and_gaps_are_named(
+    rows: Callable[..., dict[str, Any]], losses: np.ndarray, tmp_path: Path, run_command: Command
+) -> None:
+    losses[0] = np.array([2.2, 2.0, 2.0, 2.0])[:, None]
+    losses[1] += np.array([0, 0.5, -0.5, 0])[:, None]  # the second rate no longer trains, the first and third do
+    losses[1, 1, 0] = 2.15
+    found = rows("range", losses)
+    pre, post = (found[f"highest rate: {name}"] for name in ("pre-norm", "post-norm"))
+    assert (pre["estimate"], pre["low"], pre["high"], pre["gaps"]) == (pytest.approx(RATES[-1]), None, None, 0)
+    assert post["gaps"] == 0
+    losses[1, 0] = 2.1
+    shutil.rmtree(tmp_path / "runs")
+    assert rows("range", losses)["highest rate: post-norm"]["gaps"] == 4
+    _, out, _ = run_command("summarize", str(tmp_path), "--by", "placement", "--test", "range")
+    assert "0.0300 or more (n=5)" in out
+    assert "highest rate: post-norm: in 4 of 5 seeds a rate between two that train does not" in out
 
 
 def test_a_cell_that_never_trains_has_no_number(

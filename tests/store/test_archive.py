@@ -46,10 +46,10 @@ def test_a_sweep_has_the_same_records_after_open(sweep: Path, run_command: Comma
     assert stat.S_IMODE(os.stat("it").st_mode) == stat.S_IMODE(os.stat("results").st_mode)
 
 
-def test_several_sweeps_and_runs_are_one_file(sweep: Path, run_command: Command) -> None:
+def test_a_sweep_with_its_search_and_a_run_are_one_file(sweep: Path, run_command: Command) -> None:
     second = write_sweep(Path("results"), "first-search", [Record(steps=20, depth=1, width=8, seed=7, warmup_steps=2)])
     run = next(Path("results", "runs").iterdir())
-    assert run_command("share", "first", str(second), run.name, "-o", "it.zip") == (0, "it.zip\n", "")
+    assert run_command("share", "first", run.name, "-o", "it.zip") == (0, "it.zip\n", "")
     lines = "normlab summarize first --results-dir it\nnormlab summarize first-search --results-dir it\n"
     assert run_command("open", "it.zip") == (0, lines, "")
     assert len(list(Path("it", "runs").iterdir())) == 3

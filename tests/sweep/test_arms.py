@@ -33,6 +33,10 @@ def test_arms_multiply_with_the_grid() -> None:
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
+        (
+            ["arm=[a: placement=pre, b: placement=peri]", "placement=post,pre"],
+            "placement=post,pre: every arm sets",
+        ),
         (["arm=pre"], "arm=pre: not a list of arms; write 'arm=["),
         (["arm=[placement=pre, peri: placement=peri]"], "not a list of arms"),
         (["arm=[]"], "not a list of arms"),
@@ -76,6 +80,21 @@ def test_one_run_has_no_arms(run_command: Callable[..., tuple[int, str, str]]) -
     code, _, err = run_command("train", ARMS)
     assert (code, err.count("\n")) == (2, 1)
     assert "is for normlab sweep only; give the overrides of one arm" in err
+
+
+@pytest.mark.parametrize(
+    ("own", "shared", "names"),
+    [
+        ("a: placement=pre, b: placement=peri init=gpt2", "init=auto", "gpt2_scaled (a); gpt2 (b)"),
+        ("a: init=xavier, b: placement=peri", "placement=pre", "xavier (a); gpt2 (b)"),
+        ("a: placement=pre, b: placement=peri", "init=gpt2", ""),
+        ("a: placement=pre, b: placement=peri", "init=gpt2,xavier", ""),
+    ],
+)
+def test_init_rules_that_only_arms_differ_in_are_named(own: str, shared: str, names: str, overrides: list[str]) -> None:
+    planned = make_plan(*compose_sweep([*overrides, f"arm=[{own}]", shared]))
+    found = [warning for warning in planned.warnings if "init rules" in warning]
+    assert [names] * bool(names) == [warning.partition("rules: ")[2].partition("; init=")[0] for warning in found]
 
 
 def test_equal_arms_and_their_init_rules_are_named(overrides: list[str]) -> None:

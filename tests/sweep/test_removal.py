@@ -51,6 +51,14 @@ def test_a_run_that_another_sweep_uses_stays(run_command: Command) -> None:
     assert deleted.startswith("deleted ")
 
 
+def test_the_search_of_a_sweep_is_deleted_with_it(run_command: Command) -> None:
+    write_sweep(Path("results"), "first-search", [replace(RECORDS[0], seed=9)])
+    code, out, _ = run_command("rm", "first", "--yes")
+    assert (code, left()) == (0, (["second"], [B, C]))
+    assert str(SWEEPS / "first-search") in out
+    assert len(list(RUNS.iterdir())) == 2
+
+
 def test_sweeps_that_share_a_run_are_deleted_together(run_command: Command) -> None:
     assert run_command("rm", "first", str(SWEEPS / "second"), "--yes")[0] == 0
     assert left() == ([], [])

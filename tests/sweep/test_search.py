@@ -196,6 +196,12 @@ def test_optuna_reads_the_journal(searched: Callable[..., list[PlannedSweep]]) -
         assert len(study.trials) == 5
 
 
+def test_the_name_of_a_search_is_refused(overrides: list[str]) -> None:
+    texts = [*overrides, "optim.lr=search(1e-4,1e-1)", "sweep.name=x-search"]
+    with pytest.raises(ConfigError, match=r"sweep\.name=x-search: is the name of a search; leave -search out"):
+        next(planned_sweeps(texts))
+
+
 @pytest.mark.parametrize(
     ("texts", "message"),
     [

@@ -107,6 +107,7 @@ def _rates_that_train(cells: Sequence[Cell]) -> Iterator[Fact]:
     texts = []
     for cell, row in rates:
         more = " or more" if "above" in row["beyond_grid"] else ""
+        more += ", with gaps below" if row["gaps"] else ""
         rate = "none" if row["estimate"] is None else f"{row['estimate']:.2g}{more}"
         rate = "none in some seeds" if "below" in row["beyond_grid"] and rate != "none" else rate
         texts.append(f"{cell.label} ({rate})")

@@ -97,12 +97,9 @@ def band_reaches_an_end(runs: Sequence[RunRecord]) -> bool:
 
 
 def _curve(runs: Sequence[RunRecord], margin: float) -> tuple[list[float], list[float], float]:
-    """Return ln of the rates in order, the losses, and the lowest loss of a run that has learned plus a margin.
-
-    A rate of 0, which has no logarithm, is left out.
-    """
+    """Return ln of the rates in order, the losses, and the lowest loss of a run that has learned plus a margin."""
     start, lowest = _start(runs), min((run.loss for run in runs if run.has_learned), default=math.nan)
-    points = sorted((math.log(run.lr), min(run.loss, start)) for run in runs if run.lr > 0)
+    points = sorted((math.log(run.lr), min(run.loss, start)) for run in runs)
     return [rate for rate, _ in points], [loss for _, loss in points], lowest + margin
 
 

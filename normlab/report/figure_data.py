@@ -1,4 +1,4 @@
-"""The description of the figures of a sweep: panels, axes, ticks, lines, points, texts and colours.
+"""The description of the figures of a sweep: panels, axes, lines, points, texts and colours.
 
 `figure_draw` (matplotlib) and the page (`chart.js`) draw it and compute nothing. Every point is a cell: loss and
 interval are those of `summarize`. A diverged run has no finite loss; a point with diverged runs shows their number in
@@ -13,38 +13,22 @@ from typing import Any
 import numpy as np
 
 from normlab.analysis.cells import BAD_OUTCOMES, Cell
-from normlab.analysis.factor_tests import LOGARITHMIC, highest_rates
+from normlab.analysis.factor_tests import highest_rates
 from normlab.analysis.factors import Factor, level_label, level_title
 from normlab.analysis.rate_range import NEAR
 from normlab.analysis.settings import format_setting
 from normlab.analysis.table import CellsTable
 from normlab.errors import ConfigError, NormlabError, unknown, warn
 from normlab.report.channels import MAX_PANELS, Channels, choose_channels
+from normlab.report.figure_axes import Axis, factor_axis, number_axis, number_ticks, tick_axis, value_axis
 from normlab.report.figure_points import MOMENTS, SERIES, Point, ReadCache, loss_point, mean_curve, median_profile
 from normlab.stats.registry import STATISTICS
 from normlab.store.format import DIVERGED
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.record import RunRecord, Setting
 
-LOGARITHMIC_FROM = 30
-"""The ratio of the largest and the smallest value from which an axis may be logarithmic."""
-ROOM = 0.08
-"""Room beyond the values, as a share of their range."""
 MOST_RATES = 12
 """The most learning rates that each have a tick."""
-TICKS = 6
-"""Most steps between the ticks of an axis of numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """The range of an axis, with the positions and the texts of its ticks."""
-
-    name: str
-    low: float
-    high: float
-    ticks: Sequence[tuple[float, str]]
-    is_log: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,102 +166,6 @@ def describe(kind: str, layout: Layout, cache: ReadCache, statistic: str | None 
     return _factor(layout) if kind == "factor" else _learning_rates(layout)
 
 
-# Axes
-
-
-def short_number(value: float) -> str:
-    """Return a number in few characters: 1.25, 12k, 3M, 1e-5."""
-    size = abs(value)
-    if 1e4 <= size < 1e12:
-        unit, letter = (1e9, "G") if size >= 1e9 else (1e6, "M") if size >= 1e6 else (1e3, "k")
-        return f"{float(f'{value / unit:.3g}'):g}{letter}"
-    return f"{value:.6g}".replace("e-0", "e-").replace("e+", "e")
-
-
-def number_ticks(low: float, high: float, *, is_log: bool = False) -> list[tuple[float, str]]:
-    """Return the round numbers of a range, about `TICKS`, with their texts."""
-    ticks: list[float] = []
-    if is_log:
-        decades = math.log10(high / low)
-        factors = (1,) if decades > 3 else (1, 3) if decades > 1.2 else (1, 2, 3, 5, 7)
-        powers = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
-        ticks = [float(f"{factor * 10.0**power:.12g}") for power in powers for factor in factors]
-        ticks = [tick for tick in ticks if low <= tick <= high]
-        ticks = ticks[:: math.ceil(len(ticks) / TICKS) or 1]
-    if len(ticks) < 2:
-        size = 10.0 ** math.floor(math.log10((high - low) / TICKS))
-        step = next(factor * size for factor in (1, 2, 5, 10) if (high - low) / (factor * size) <= TICKS)
-        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-        ticks = [float(f"{index * step:.12g}") for index in range(first, last + 1)]
-    return [(tick, short_number(tick)) for tick in ticks]
-
-
-def _value_axis(name: str, panels: Sequence[Panel], *, may_be_log: bool = False, skip: float = 0.0) -> Axis:
-    """Return the vertical axis: all values, and intervals up to the range of the values beyond them.
-
-    With `may_be_log` it is logarithmic if the values are positive and differ by `LOGARITHMIC_FROM`. In the first share
-    `skip` of the x axis values may lie above the range.
-    """
-    points = [point for panel in panels for line in panel.lines for point in line.points]
-    first = skip * max((point.x for point in points), default=0.0)
-    later = [point for point in points if point.x >= first] if skip else points
-    points = _without_stuck(later if len({point.x for point in later}) > 2 else points)
-    ends = _finite(end for point in points for end in (point.low, point.high))
-    values = _finite(value for point in points for value in (point.y, *point.seeds))
-    if not values:
-        return Axis(name, 0.0, 1.0, number_ticks(0.0, 1.0))
-    low, high = min(values), max(values)
-    if may_be_log and low > 0 and high / low > LOGARITHMIC_FROM:
-        low, high = low / 1.3, high * 1.3
-        return Axis(name, low, high, number_ticks(low, high, is_log=True), is_log=True)
-    beyond = (high - low) or 0.1 * abs(high) or 1.0
-    low, high = max(low - beyond, min([low, *ends])), min(high + beyond, max([high, *ends]))
-    room = ROOM * (high - low or beyond)
-    return Axis(name, low - room, high + room, number_ticks(low - room, high + room))
-
-
-def _without_stuck(points: Sequence[Point]) -> Sequence[Point]:
-    """Return the points without those with stuck runs if these stretch the axis to more than twice its length."""
-    others = [point for point in points if not point.stuck]
-    spans = []
-    for each in (points, others):
-        values = _finite(value for point in each for value in (point.y, *point.seeds))
-        spans.append(max(values) - min(values) if values else 0.0)
-    return others if spans[0] > 2 * spans[1] > 0 else points
-
-
-def _finite(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None and math.isfinite(value)]
-
-
-def _number_axis(name: str, panels: Sequence[Panel]) -> Axis:
-    lines = [line for panel in panels for line in panel.lines]
-    values = [value for line in lines for value in (*(point.x for point in line.points), *line.crosses)] or [0.0]
-    low, high = min(values), max(max(values), min(values) + 1)
-    return Axis(name, low, high, [tick for tick in number_ticks(low, high) if tick[0].is_integer()])
-
-
-def _tick_axis(name: str, ticks: Sequence[tuple[float, str]], *, is_log: bool, is_connected: bool) -> Axis:
-    """Return the horizontal axis of some levels, with room beyond the outer ones."""
-    low, high = ticks[0][0], ticks[-1][0]
-    if is_log:
-        factor = (high / low) ** ROOM if high > low else 2.0
-        return Axis(name, low / factor, high * factor, ticks, is_log=True)
-    room = (ROOM * (high - low) or 1.0) if is_connected else 0.5
-    return Axis(name, low - room, high + room, ticks)
-
-
-def factor_axis(factor: Factor) -> tuple[dict[Setting, float], bool]:
-    """Return the positions of a factor's levels, and whether the axis is logarithmic.
-
-    The positions are the levels themselves if they are numbers that a float can distinguish, else 0, 1, 2, ...
-    """
-    positions: dict[Setting, float] = {x: float(x) for x in factor.levels if isinstance(x, int | float)}
-    if not factor.is_numeric or len(set(positions.values())) < len(positions):
-        return {level: float(index) for index, level in enumerate(factor.levels)}, False
-    return positions, factor.option in LOGARITHMIC and all(x > 0 for x in positions.values())
-
-
 # Captions
 
 
@@ -305,6 +193,10 @@ def _loss_caption(what: str, cells: Sequence[Cell], figure_runs: Callable[[Cell]
 # Kinds of figures
 
 
+def _points(panels: Sequence[Panel]) -> list[Point]:
+    return [point for panel in panels for line in panel.lines for point in line.points]
+
+
 def _factor(layout: Layout) -> Figure:
     factor = layout.channels.x
     if factor is None:
@@ -319,8 +211,8 @@ def _factor(layout: Layout) -> Figure:
     ticks = [(x, level_title(factor.option, level)) for level, x in positions.items()]
     return Figure(
         "factor",
-        _tick_axis(factor.name, ticks, is_log=is_log, is_connected=factor.is_numeric),
-        _value_axis(SERIES["val_loss"], panels),
+        tick_axis(factor.name, ticks, is_log=is_log, is_connected=factor.is_numeric),
+        value_axis(SERIES["val_loss"], _points(panels)),
         panels,
         _loss_caption(f", {_at_best(layout.cells)}", layout.cells, lambda cell: cell.runs_at(cell.best_lr)),
         is_connected=factor.is_numeric,
@@ -341,15 +233,15 @@ def _learning_rates(layout: Layout) -> Figure:
             "seed, and its 95% interval (three seeds or more); none where the grid ends first."
         )
     ticks = [(rate, format_setting(rate)) for rate in rates]
-    x = _tick_axis("learning rate", ticks, is_log=all(rate > 0 for rate in rates), is_connected=True)
+    x = tick_axis("learning rate", ticks, is_log=True, is_connected=True)
     if len(rates) > MOST_RATES:  # of a search
-        x = replace(x, ticks=number_ticks(x.low, x.high, is_log=x.is_log))
-    return Figure("lr", x, _value_axis(SERIES["val_loss"], panels), panels, caption)
+        x = replace(x, ticks=number_ticks(x.low, x.high, is_log=True))
+    return Figure("lr", x, value_axis(SERIES["val_loss"], _points(panels)), panels, caption)
 
 
 def _highest_rates(cells: Sequence[Cell], points: Sequence[Point]) -> list[Point]:
     """Return the highest learning rate that trains in each cell, unless the grid ends first."""
-    known = sorted((point.x, point.y) for point in points if point.y is not None and point.x > 0)
+    known = sorted((point.x, point.y) for point in points if point.y is not None)
     rates, losses = [math.log(x) for x, _ in known], [y for _, y in known]
     found = []
     for _, row in highest_rates(cells) if known else ():
@@ -380,8 +272,10 @@ def _losses(layout: Layout, cache: ReadCache, series: str) -> Figure:
 
 def curve_figure(series: str, panels: Sequence[Panel], caption: str) -> Figure:
     """Return a figure of one of `SERIES` over steps; the axis fits the values after the first tenth of the steps."""
-    y = _value_axis(SERIES[series], panels, may_be_log=series == "grad_norm", skip=0.1)
-    return Figure("loss", _number_axis("step", panels), y, panels, caption, is_band=True)
+    y = value_axis(SERIES[series], _points(panels), may_be_log=series == "grad_norm", skip=0.1)
+    lines = [line for panel in panels for line in panel.lines]
+    steps = [x for line in lines for x in (*(point.x for point in line.points), *line.crosses)]
+    return Figure("loss", number_axis("step", steps), y, panels, caption, is_band=True)
 
 
 def _layers(layout: Layout, cache: ReadCache, statistic: str, moment: str) -> Figure:
@@ -407,8 +301,8 @@ def _layers(layout: Layout, cache: ReadCache, statistic: str, moment: str) -> Fi
     unit, when = STATISTICS[name].unit, f"the {moment} measured step" if moment in MOMENTS else f"step {moment}"
     return Figure(
         "layers",
-        _number_axis("layer", panels),
-        _value_axis(statistic if unit == "1" else f"{statistic}, {unit}", panels, may_be_log=True),
+        number_axis("layer", [point.x for point in _points(panels)]),
+        value_axis(statistic if unit == "1" else f"{statistic}, {unit}", _points(panels), may_be_log=True),
         panels,
         f"{statistic} of each layer at {when}, {_at_best(layout.cells)}: median and range of the seeds. "
         "Layer 0 is the embeddings, the last one the LM head.",

@@ -130,18 +130,14 @@ def _rate(reports: Sequence[dict[str, Any]]) -> str:
     """Return how many claims are decided, how many of them in the same way again, and how many may be wrong."""
     every = [row for report in reports for row in report["attempts"][0]["claims"]]
     claims = [row for row in every if _is_counted(row)]
-    pairs = [
-        (row, other)
-        for report in reports
-        for each in report["attempts"][1:]
-        if each["setting"] == report["attempts"][0]["setting"]
-        for row, other in zip(report["attempts"][0]["claims"], each["claims"], strict=True)
-        if row["verdict"] in DECIDED and _is_counted(row)
-    ]
+    pairs, settings = _decided_pairs(reports, True), _decided_pairs(reports, False)
     again = sum(row["verdict"] == other["verdict"] for row, other in pairs)
-    elsewhere = sum(
-        any(each["setting"] != report["attempts"][0]["setting"] for each in report["attempts"]) for report in reports
-    )
+    elsewhere = sum(len({each["setting"] for each in report["attempts"]}) > 1 for report in reports)
+    there = ""
+    if settings:
+        same = sum(row["verdict"] == other["verdict"] for row, other in settings)
+        opposite = sum(row["verdict"] != other["verdict"] in DECIDED for row, other in settings)
+        there = f": {same} of {len(settings)} decided claims have the same verdict there, {opposite} the opposite one"
     decided = [row for row in claims if row["verdict"] in DECIDED]
     undecided = sum(row["verdict"] == "undecided" for row in claims)
     amended = sum(bool(report.get("amendments")) for report in reports)
@@ -159,7 +155,7 @@ def _rate(reports: Sequence[dict[str, Any]]) -> str:
         f"The power of {_unknown(claims)} is not known: they state no effect, their estimator has no power, or a "
         f"choosing seed has no finite value. {replicated}. "
         f"In {sum(row['p'] > CLOSE_P for row in decided)} of the decided claims p is above {CLOSE_P}: they are close. "
-        f"{elsewhere or 'None'} of the {len(reports)} studies has a result in another setting.\n\n"
+        f"{elsewhere} of {len(reports)} studies were run in another setting{there}.\n\n"
         "The verdicts of a study are corrected for all its claims: with a criterion fixed beforehand, one of them or "
         f"more is wrong with a probability of at most 5 %, and of {len(reports)} studies at most "
         f"{0.05 * len(reports):.2g} are expected to have a wrong one. {seen} amended after their first seeds had been "
@@ -167,6 +163,18 @@ def _rate(reports: Sequence[dict[str, Any]]) -> str:
         "where two arms have the same losses at every rate, at most 4 % of studies decide that the first one has the "
         "lower loss, and as many that it has the higher one; where only their best losses are the same, up to 10 %."
     )
+
+
+def _decided_pairs(reports: Sequence[dict[str, Any]], in_first: bool) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return each decided claim that counts, with its row of each later attempt in the first setting, or in another."""
+    return [
+        (row, other)
+        for report in reports
+        for each in report["attempts"][1:]
+        if (each["setting"] == report["attempts"][0]["setting"]) == in_first
+        for row, other in zip(report["attempts"][0]["claims"], each["claims"], strict=True)
+        if row["verdict"] in DECIDED and _is_counted(row)
+    ]
 
 
 def _unknown(rows: Sequence[dict[str, Any]]) -> int:

@@ -135,18 +135,6 @@ def test_a_number_that_the_grid_cuts_off_in_every_seed_has_no_interval_and_gaps_
     assert "highest rate: post-norm: in 4 of 5 seeds a rate between two that train does not" in out
 
 
-def test_a_learning_rate_of_0_is_no_part_of_the_range(
-    rows: Callable[..., dict[str, Any]], losses: np.ndarray, make_run: Callable[..., object], tmp_path: Path
-) -> None:
-    before = rows("range", losses)
-    for placement, seed in itertools.product(("pre", "post"), range(5)):
-        status = {"val_loss": UNIFORM, "best_val_loss": UNIFORM}
-        make_run(f"{placement}-still-{seed}", status=status, placement=placement, lr=0.0, seed=seed)
-    after = rows("range", losses)
-    assert [row["estimate"] for row in after.values()] == [row["estimate"] for row in before.values()]
-    assert [len(line.highest_rates) for line in make_figure("lr", summarize_by(tmp_path)).panels[0].lines] == [1, 1]
-
-
 def test_a_cell_that_never_trains_has_no_number(
     rows: Callable[..., dict[str, Any]], losses: np.ndarray, tmp_path: Path, run_command: Command
 ) -> None:

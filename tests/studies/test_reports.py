@@ -72,7 +72,7 @@ def test_claims_with_little_power_are_not_counted(tmp_path: Path) -> None:
     count = f"{len(rows) - 1} claims count: {counted[True]} decided, {counted[False]} undecided, 0 void; 1 more have"
     assert count in table
     assert "None is replicated. " in table
-    assert "None of the 1 studies has a result in another setting." in table
+    assert "0 of 1 studies were run in another setting.\n" in table
 
 
 def test_only_decided_claims_are_replicated_or_not(tmp_path: Path) -> None:
@@ -83,6 +83,7 @@ def test_only_decided_claims_are_replicated_or_not(tmp_path: Path) -> None:
     row = report["attempts"][0]["claims"][0] | {"interval": "1 [0, 2]", "reason": "", "power": None, "p": 0.041}
     first["claims"], again["claims"] = ([row | {"verdict": pair[index]} for pair in verdicts] for index in (0, 1))
     other = {**again, "setting": "prose", "first_seed": 0}
+    other["claims"] = [*again["claims"][:1], row | {"verdict": "supported"}, *again["claims"][2:]]
     (tmp_path / NAME / "report.json").write_text(json.dumps(report | {"attempts": [first, again, other]}))
     write_index(tmp_path)
     table = (tmp_path / "README.md").read_text()
@@ -92,7 +93,8 @@ def test_only_decided_claims_are_replicated_or_not(tmp_path: Path) -> None:
     assert "4 claims count: 2 decided, 1 undecided, 1 void; 0 more" in table
     assert "1 of 2 decided claims were decided in the same way on fresh seeds; the power of 0 of these" in table
     assert "In 2 of the decided claims p is above 0.04" in table
-    assert "1 of the 1 studies has a result in another setting." in table
+    there = "2 decided claims have the same verdict there, 1 the opposite one"
+    assert f"1 of 1 studies were run in another setting: 1 of {there}.\n" in table
 
 
 @pytest.mark.parametrize("content", [b"", b"{}"])

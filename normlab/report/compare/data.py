@@ -14,18 +14,8 @@ from normlab.errors import NormlabError
 from normlab.report.cells_table import notes, table_rows
 from normlab.report.channels import MAX_PANELS, Channels, choose_channels
 from normlab.report.compare.summary_text import Fact, summary_facts
-from normlab.report.figure_data import (
-    KINDS,
-    Axis,
-    Figure,
-    Layout,
-    Line,
-    Panel,
-    curve_figure,
-    describe,
-    layout_of,
-    short_number,
-)
+from normlab.report.figure_axes import Axis, short_number
+from normlab.report.figure_data import KINDS, Figure, Layout, Line, Panel, curve_figure, describe, layout_of
 from normlab.report.figure_points import SERIES, Point, ReadCache, mean_curve
 from normlab.report.runs_table import row_of
 from normlab.report.tables import Row, column, format_value

@@ -1,0 +1,120 @@
+"""The axes of the figures: their ranges and their ticks."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from normlab.analysis.factor_tests import LOGARITHMIC
+from normlab.analysis.factors import Factor
+from normlab.report.figure_points import Point
+from normlab.store.record import Setting
+
+LOGARITHMIC_FROM = 30
+"""The ratio of the largest and the smallest value from which an axis may be logarithmic."""
+ROOM = 0.08
+"""Room beyond the values, as a share of their range."""
+TICKS = 6
+"""Most steps between the ticks of an axis of numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The range of an axis, with the positions and the texts of its ticks."""
+
+    name: str
+    low: float
+    high: float
+    ticks: Sequence[tuple[float, str]]
+    is_log: bool = False
+
+
+def short_number(value: float) -> str:
+    """Return a number in few characters: 1.25, 12k, 3M, 1e-5."""
+    size = abs(value)
+    if 1e4 <= size < 1e12:
+        unit, letter = (1e9, "G") if size >= 1e9 else (1e6, "M") if size >= 1e6 else (1e3, "k")
+        return f"{float(f'{value / unit:.3g}'):g}{letter}"
+    return f"{value:.6g}".replace("e-0", "e-").replace("e+", "e")
+
+
+def number_ticks(low: float, high: float, *, is_log: bool = False) -> list[tuple[float, str]]:
+    """Return the round numbers of a range, about `TICKS`, with their texts."""
+    ticks: list[float] = []
+    if is_log:
+        decades = math.log10(high / low)
+        factors = (1,) if decades > 3 else (1, 3) if decades > 1.2 else (1, 2, 3, 5, 7)
+        powers = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
+        ticks = [float(f"{factor * 10.0**power:.12g}") for power in powers for factor in factors]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        ticks = ticks[:: math.ceil(len(ticks) / TICKS) or 1]
+    if len(ticks) < 2:
+        size = 10.0 ** math.floor(math.log10((high - low) / TICKS))
+        step = next(factor * size for factor in (1, 2, 5, 10) if (high - low) / (factor * size) <= TICKS)
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        ticks = [float(f"{index * step:.12g}") for index in range(first, last + 1)]
+    return [(tick, short_number(tick)) for tick in ticks]
+
+
+def value_axis(name: str, points: Sequence[Point], *, may_be_log: bool = False, skip: float = 0.0) -> Axis:
+    """Return the vertical axis: all values, and intervals up to the range of the values beyond them.
+
+    With `may_be_log` it is logarithmic if the values are positive and differ by `LOGARITHMIC_FROM`. In the first share
+    `skip` of the x axis values may lie above the range.
+    """
+    first = skip * max((point.x for point in points), default=0.0)
+    later = [point for point in points if point.x >= first] if skip else points
+    points = _without_stuck(later if len({point.x for point in later}) > 2 else points)
+    ends = _finite(end for point in points for end in (point.low, point.high))
+    values = _finite(value for point in points for value in (point.y, *point.seeds))
+    if not values:
+        return Axis(name, 0.0, 1.0, number_ticks(0.0, 1.0))
+    low, high = min(values), max(values)
+    if may_be_log and low > 0 and high / low > LOGARITHMIC_FROM:
+        low, high = low / 1.3, high * 1.3
+        return Axis(name, low, high, number_ticks(low, high, is_log=True), is_log=True)
+    beyond = (high - low) or 0.1 * abs(high) or 1.0
+    low, high = max(low - beyond, min([low, *ends])), min(high + beyond, max([high, *ends]))
+    room = ROOM * (high - low or beyond)
+    return Axis(name, low - room, high + room, number_ticks(low - room, high + room))
+
+
+def _without_stuck(points: Sequence[Point]) -> Sequence[Point]:
+    """Return the points without those with stuck runs if these stretch the axis to more than twice its length."""
+    others = [point for point in points if not point.stuck]
+    spans = []
+    for each in (points, others):
+        values = _finite(value for point in each for value in (point.y, *point.seeds))
+        spans.append(max(values) - min(values) if values else 0.0)
+    return others if spans[0] > 2 * spans[1] > 0 else points
+
+
+def _finite(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def number_axis(name: str, values: Sequence[float]) -> Axis:
+    """Return the horizontal axis of some whole numbers, such as steps."""
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    high = max(high, low + 1)
+    return Axis(name, low, high, [tick for tick in number_ticks(low, high) if tick[0].is_integer()])
+
+
+def tick_axis(name: str, ticks: Sequence[tuple[float, str]], *, is_log: bool, is_connected: bool) -> Axis:
+    """Return the horizontal axis of some levels, with room beyond the outer ones."""
+    low, high = ticks[0][0], ticks[-1][0]
+    if is_log:
+        factor = (high / low) ** ROOM if high > low else 2.0
+        return Axis(name, low / factor, high * factor, ticks, is_log=True)
+    room = (ROOM * (high - low) or 1.0) if is_connected else 0.5
+    return Axis(name, low - room, high + room, ticks)
+
+
+def factor_axis(factor: Factor) -> tuple[dict[Setting, float], bool]:
+    """Return the positions of a factor's levels, and whether the axis is logarithmic.
+
+    The positions are the levels themselves if they are numbers that a float can distinguish, else 0, 1, 2, ...
+    """
+    positions: dict[Setting, float] = {x: float(x) for x in factor.levels if isinstance(x, int | float)}
+    if not factor.is_numeric or len(set(positions.values())) < len(positions):
+        return {level: float(index) for index, level in enumerate(factor.levels)}, False
+    return positions, factor.option in LOGARITHMIC and all(x > 0 for x in positions.values())

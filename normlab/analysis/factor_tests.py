@@ -313,14 +313,6 @@ def _numbers_of(number: RateNumber, cells: Sequence[Cell]) -> dict[Key, Values]:
     return numbers
 
 
-def _cut_off(number: RateNumber, cell: Cell) -> tuple[bool, bool]:
-    """Return whether the number of a seed may be larger than the grid shows, and whether it may be smaller."""
-    if number.is_open is None:
-        return False, False
-    seeds = complete_seeds(cell.runs).values()
-    return any(map(number.is_open, seeds)), any(not any(run.has_learned for run in runs) for runs in seeds)
-
-
 def _rate_row(
     number: RateNumber,
     interval_of: Callable[[Values], Interval | PairedTest],
@@ -331,7 +323,7 @@ def _rate_row(
     runs = [run for cell in cells for run in cell.runs if run.has_loss]
     result = interval_of(values) if values else None
     estimate, low, high = (result.estimate, result.low, result.high) if result else (None, None, None)
-    above, below = zip(*(_cut_off(number, cell) for cell in cells), strict=True)
+    above, below = zip(*(number.cut_off(complete_seeds(cell.runs).values()) for cell in cells), strict=True)
     is_open = {"below": below[0] or any(above[1:]), "above": above[0] or any(below[1:])}
     # Where every seed is cut off at the end of the grid, their equal numbers say nothing of the noise.
     is_cut_off = low is not None and low == high

@@ -5,7 +5,7 @@ uniform guess. Between two rates of the grid the loss is interpolated, linearly 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -129,6 +129,12 @@ class RateNumber:
     """Whether it is a logarithm: then its mean is geometric, and two cells are compared by their ratio."""
     is_open: Callable[[Sequence[RunRecord]], bool] | None = None
     """Whether the number of a seed may be larger than the grid shows."""
+
+    def cut_off(self, seeds: Collection[Sequence[RunRecord]]) -> tuple[bool, bool]:
+        """Return whether the number of one of the seeds may be larger than the grid shows, or smaller."""
+        if self.is_open is None:
+            return False, False
+        return any(map(self.is_open, seeds)), any(not any(run.has_learned for run in runs) for runs in seeds)
 
 
 SENSITIVITY = RateNumber(

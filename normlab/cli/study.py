@@ -111,15 +111,18 @@ def replicate(
     setting: Setting = "small",
     results_dir: ResultsDir = "results",
 ) -> int:
-    """Run the criterion of a study again on other seeds, and add both verdicts to its report."""
+    """Run the criterion of a study again on other seeds, or resume that, and add both verdicts to its report."""
+    from normlab.studies.judge import is_finished
     from normlab.studies.report import folder_of, read_report
-    from normlab.studies.run import REPLICATION
+    from normlab.studies.run import REPLICATION, attempts_of
 
     first = int(seeds) if seeds.isdecimal() else 0
     if seeds == "fresh":
         study = _find(name, overrides)
         reported, _ = read_report(study, folder_of(results_dir, study))
         first = REPLICATION + max((each.first_seed for each in reported if each.setting == setting), default=0)
+        started = [each for each in attempts_of(study, results_dir) if each.setting == setting and each.first_seed]
+        first = next((each.first_seed for each in reversed(started) if not is_finished(each)), first)
     if first < REPLICATION or first % REPLICATION:
         raise ConfigError(f"--seeds {seeds}: choose fresh, or a multiple of {REPLICATION}")
     return _test(name, overrides, setting, first, results_dir, retry_failed=retry_failed)
@@ -131,7 +134,7 @@ def _test(
     from normlab.cli.train import print_plan, train_planned
     from normlab.store.files import write_atomic
     from normlab.store.format import CHECKS_FILE, with_checksum
-    from normlab.studies.judge import judge
+    from normlab.studies.judge import open_claims
     from normlab.studies.run import Attempt, check_arms, read_evidence, verify_blocks
 
     study = _find(name, overrides)
@@ -150,10 +153,9 @@ def _test(
             if code := train_planned(grid.sweep, grid.options, retry_failed=retry_failed):
                 return code
             write_atomic(grid.sweep.folder / CHECKS_FILE, with_checksum(asdict(checks)))
-        evidence = read_evidence(attempt)
         # A resumed study reads each look as it was, though the runs of later ones may be there.
-        results = [run for run in evidence.results if run.config.seed < block.stop]
-        claims = judge(study, results, unverified=evidence.unverified).open_claims
+        evidence = read_evidence(attempt)
+        results, claims = evidence.results, open_claims(attempt, evidence, block)
         echo(f"seeds up to {block.stop - 1}: {len(claims)} claims and controls may be decided by more seeds")
         if not claims:
             break

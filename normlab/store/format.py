@@ -29,6 +29,7 @@ METRICS_FILE = "metrics.jsonl"
 STATISTICS_FOLDER = "stats"
 LOCK_FILE = "lock"
 CHECKS_FILE = "verify.json"
+REPORT_FILE = "report.json"
 """In the folder of a run, or of a study's sweep: the result of `normlab verify` for its blocks."""
 
 CLIP_FACTOR_KEY = "clip"

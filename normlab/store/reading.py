@@ -21,6 +21,7 @@ from normlab.store.format import (
     PLAN_FILE,
     QUEUE_FILE,
     RECORD_VERSION,
+    REPORT_FILE,
     RUN_FILE,
     STATUS_FILE,
     decode,
@@ -38,6 +39,7 @@ HOW_TO_FIX = {
     ),
     PLAN_FILE: "delete this one file and start the same `normlab sweep` again: its finished runs are used",
     CHECKS_FILE: "the same `normlab study run` writes it again",
+    REPORT_FILE: "restore a copy, or delete it: `normlab study report` writes it again from the records that are there",
     QUEUE_FILE: "check with `squeue` that none of the sweep's tasks is left, then delete this one file",
 }
 

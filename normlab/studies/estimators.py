@@ -243,18 +243,18 @@ class Slope:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The share of judged runs that have not learned.
+    """The share of seeds that have not learned.
 
     A run has learned if it finished with a loss below the band around the unigram entropy. With `minus`, the difference
-    of two shares, whose interval at level alpha is that of two intervals at alpha / 2.
+    of two shares; its interval at level alpha combines their intervals at level alpha / 2.
     """
 
     where: str
     minus: str | None = None
     lr: str = "chosen"
-    """chosen: runs at the chosen rates. every: seeds; one counts if it has not learned at any learning rate."""
+    """chosen: a seed counts if it has learned at none of the chosen learning rates. every: at none of the grid."""
     states: tuple[str, ...] = ()
-    """Count the runs with one of these outcomes instead."""
+    """Count the seeds of which all these runs have one of these outcomes instead."""
 
     @property
     def every_rate(self) -> bool:
@@ -267,10 +267,8 @@ class Share:
     @property
     def text(self) -> str:
         what = f"are {' or '.join(self.states)}" if self.states else "have not learned"
-        who = f"runs that {what}, at the chosen learning rates"
-        if self.lr == "every":
-            who = f"seeds whose runs all {what}" if self.states else "seeds that learn at no learning rate of the grid"
-        return f"share of {who}: [{self.where}]{minus_text(self.minus)}"
+        rates = "learning rates" if self.lr == "every" else "chosen learning rates"
+        return f"share of seeds whose runs at all {rates} {what}: [{self.where}]{minus_text(self.minus)}"
 
     @property
     def quantity(self) -> str:

@@ -1,6 +1,5 @@
 """The table of all reports in a folder of studies: one line for each claim."""
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,7 +7,9 @@ from typing import Any
 
 from normlab.errors import StoreError, printable, warn
 from normlab.report.pages.shell import write_output
-from normlab.store.reading import check_format
+from normlab.store.format import REPORT_FILE
+from normlab.store.reading import read_record
+from normlab.studies.base import SETTINGS
 
 DECIDED = ("supported", "refuted")
 LOW_POWER = 0.3
@@ -53,18 +54,14 @@ def write_index(folder: Path) -> None:
         StoreError: The file cannot be written.
     """
     parts, reports = [], []
-    for path in sorted(folder.glob("*/report.json")):
+    for path in sorted(folder.glob(f"*/{REPORT_FILE}")):
         try:
-            report = json.loads(path.read_text())
-            check_format(path, report["version"])
-            parts.append("\n".join(map(printable, _section(report | {"folder": path.parent.name}))))
-            reports.append(report)
+            report = read_record(path)
         except StoreError as error:
-            warn(str(error))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            warn(
-                f"{path}: is damaged ({error!r}), so {folder / 'README.md'} leaves it out; restore a copy, or delete it"
-            )
+            warn(f"{folder / 'README.md'} leaves out {error}")
+            continue
+        parts.append("\n".join(map(printable, _section(report | {"folder": path.parent.name}))))
+        reports.append(report)
     text = as_text("\n".join([INTRODUCTION, *([f"{_rate(reports)}\n"] if reports else []), *parts]) + "\n")
     write_output(folder / "README.md", f"<!-- Written by normlab. -->\n\n{text}".encode())
 
@@ -82,21 +79,24 @@ def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def _section(report: dict[str, Any]) -> Iterator[str]:
     folder, attempts = report["folder"], report["attempts"]
+    first = attempts[0]
     yield from (f"## {report['question']}", "")
     yield (
         f"{sum(each['runs'] for each in attempts)} runs, {sum(each['tokens'] for each in attempts):,.0f} tokens. "
         f"[Report]({folder}/README.md), [picture]({folder}/verdicts.svg). "
-        f"`normlab study run {report['study']}`, `normlab study replicate {report['study']} --seeds fresh`."
+        f"`{command(report['study'], first['setting'], first['first_seed'])}`, "
+        f"`normlab study replicate {report['study']} --seeds fresh`."
     )
     yield ""
-    first = attempts[0]
     rows = [("claim", "source", "verdict", "estimate, interval", "criterion", "n", "replicated?", "other settings")]
     for index, row in enumerate(first["claims"]):
         others = [(each, each["claims"][index]) for each in attempts[1:]]
         fresh = [_again(row, other) for each, other in others if each["setting"] == first["setting"]]
-        settings = [f"{each['setting']}: {other['verdict']}" for each, other in others if each["first_seed"] == 0]
-        holds = bool(settings) and all(other["verdict"] == row["verdict"] for _, other in others)
-        verdict = f"**{row['verdict']}**" + (", in all" if holds and row["verdict"] in DECIDED else "")
+        elsewhere = [(each["setting"], other) for each, other in others if each["setting"] != first["setting"]]
+        settings = [f"{setting}: {other['verdict']}" for setting, other in elsewhere]
+        holds = len({setting for setting, _ in elsewhere}) == len(SETTINGS) - 1
+        holds = holds and row["verdict"] in DECIDED and all(other["verdict"] == row["verdict"] for _, other in others)
+        verdict = f"**{row['verdict']}**" + (", in all settings" if holds else "")
         verdict += "" if _is_counted(row) else "; power below 30 %"
         rows.append(
             (
@@ -112,6 +112,14 @@ def _section(report: dict[str, Any]) -> Iterator[str]:
     yield from ("", f"Controls: {'; '.join(controls) or 'none'}.", "", f"What would change it: {report['limits']}", "")
     if amendments := report.get("amendments"):
         yield from (f"Amended: {' '.join(amendments.values())}", "")
+
+
+def command(study: str, setting: str, first_seed: int) -> str:
+    """Return the command that makes an attempt."""
+    where = "" if setting == next(iter(SETTINGS)) else f" --setting {setting}"
+    if first_seed:
+        return f"normlab study replicate {study} --seeds {first_seed}{where}"
+    return f"normlab study run {study}{where}"
 
 
 def _is_counted(row: dict[str, Any]) -> bool:
@@ -137,7 +145,10 @@ def _rate(reports: Sequence[dict[str, Any]]) -> str:
     if settings:
         same = sum(row["verdict"] == other["verdict"] for row, other in settings)
         opposite = sum(row["verdict"] != other["verdict"] in DECIDED for row, other in settings)
-        there = f": {same} of {len(settings)} decided claims have the same verdict there, {opposite} the opposite one"
+        there = (
+            f": of {len(settings)} decided claims {same} have the same verdict there, {opposite} the opposite one and "
+            f"{len(settings) - same - opposite} none (undecided or void)"
+        )
     decided = [row for row in claims if row["verdict"] in DECIDED]
     undecided = sum(row["verdict"] == "undecided" for row in claims)
     amended = sum(bool(report.get("amendments")) for report in reports)
@@ -160,8 +171,10 @@ def _rate(reports: Sequence[dict[str, Any]]) -> str:
         f"more is wrong with a probability of at most 5 %, and of {len(reports)} studies at most "
         f"{0.05 * len(reports):.2g} are expected to have a wrong one. {seen} amended after their first seeds had been "
         "seen, so that this holds for their fresh seeds only. The choice of learning rates adds to it, by simulation: "
-        "where two arms have the same losses at every rate, at most 4 % of studies decide that the first one has the "
-        "lower loss, and as many that it has the higher one; where only their best losses are the same, up to 10 %."
+        "where two arms have the same losses at every rate, at most 4 % of studies decide for the one and 4 % for the "
+        "other. An arm's loss is what six seeds of tuning find, not its best possible one: of two arms with the same "
+        "best loss, one that also has three rates two standard deviations worse and three times as noisy is judged "
+        "worse in a quarter of the studies."
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from normlab.analysis.arms import Arm, StudyRuns
+from normlab.analysis.arms import CHOOSING_SEEDS, Arm, StudyRuns
 from normlab.analysis.cells import group_cells, resolved_differences
 from normlab.analysis.comparability import comparability_warnings, reason_not_comparable
 from normlab.analysis.factors import distinguishing_options
@@ -17,11 +17,11 @@ from normlab.analysis.intervals import holm
 from normlab.analysis.phrases import counted
 from normlab.analysis.sequences import half_width, level_of
 from normlab.analysis.settings import format_setting
-from normlab.errors import ConfigError
+from normlab.errors import ConfigError, StoreError
 from normlab.store.record import RunRecord
 from normlab.studies.base import LEVEL, LOOKS, SUPPORTED, UNDECIDED, VOID, Claim, Criterion, Study
 from normlab.studies.estimators import Contrast, Estimate
-from normlab.studies.run import block_of_run
+from normlab.studies.run import Attempt, Evidence, block_of_run, read_evidence
 
 DRAWS = 2000
 """Simulated studies for a power."""
@@ -138,6 +138,28 @@ def judge(
     return Verdicts(study, claims, controls, [*notes, *more], [summary_of(arm) for arm in grids])
 
 
+def open_claims(attempt: Attempt, evidence: Evidence, block: range) -> list[Claim]:
+    """Return the claims and controls that more seeds may decide, by the runs of the seeds up to those of a block."""
+    results = [run for run in evidence.results if run.config.seed < block.stop]
+    return judge(attempt.study, results, unverified=evidence.unverified).open_claims
+
+
+def is_finished(attempt: Attempt) -> bool:
+    """Whether an attempt has no run left to train."""
+    try:
+        evidence = read_evidence(attempt)
+    except StoreError:  # no run of a sweep has started
+        return False
+    if evidence.missing or not all(run.has_loss for run in evidence.results):
+        return False
+    for block in attempt.blocks:
+        if not any(run.config.seed in block for run in evidence.results):
+            return False
+        if not open_claims(attempt, evidence, block):
+            break
+    return True
+
+
 def _judge_all(
     claims: Sequence[Claim],
     results: Sequence[RunRecord],
@@ -147,14 +169,15 @@ def _judge_all(
 ) -> list[Judgement]:
     """Return the judgements of claims, with p-values corrected for all of them, and add the arms that they use.
 
-    A claim is open if it is undecided and more seeds may decide it. A decided one stays decided: by Holm's method its
-    p-value is below those of the open claims.
+    A claim is open if it is undecided and more seeds may decide it.
     """
-    found = []
+    found, lasts = [], []
     for claim in claims:
         runs = StudyRuns(results)
         found.append(_judge(claim, runs, unverified, reason, len(claims)))
         arms |= runs.used
+        has_one_rate = all(len(arm.learning_rates) == 1 for arm in runs.used.values())
+        lasts.append(LOOKS[-1] + (CHOOSING_SEEDS if has_one_rate else 0))
     corrected = holm([None if each.verdict == VOID else each.p for each in found])
     for index, p in enumerate(corrected):
         if p is None:
@@ -162,7 +185,7 @@ def _judge_all(
         each = replace(found[index], p=p)
         if p > LEVEL:
             tests = counted(len(corrected) - corrected.count(None), "claim")
-            is_open = not _is_futile(each.claim, each.estimate)
+            is_open = not _is_futile(each.claim, each.estimate, lasts[index])
             stop = "" if is_open else "; more seeds are not expected to decide it"
             text = f"p={p:.2g}, corrected for {tests}{stop}"
             if math.isnan(each.estimate.value):
@@ -190,14 +213,14 @@ def _judge(claim: Claim, runs: StudyRuns, unverified: Mapping[str, str], reason:
     return replace(found, verdict=criterion.verdict(estimate.interval), p=criterion.p_value(estimate))
 
 
-def _is_futile(claim: Claim, estimate: Estimate) -> bool:
-    """Return whether the largest number of seeds would not decide a claim, if they are like those judged so far.
+def _is_futile(claim: Claim, estimate: Estimate, last: int) -> bool:
+    """Return whether the `last` number of seeds would not decide a claim, if they are like those judged so far.
 
-    The intervals of the mean at that number, narrower by one standard error of the estimate now, are intervals now at
-    other levels. The answer is no for shares, and with fewer than eight seeds; it is yes where fewer than four seeds of
-    eight are left.
+    The interval at that number is predicted: with the spread of now, and narrower by one standard error of the estimate
+    of now. The answer is no for shares, and with fewer than eight seeds; it is yes where eight seeds have been judged
+    and fewer than four of them have the quantity.
     """
-    n, last = estimate.n, LOOKS[-1]
+    n = estimate.n
     if n < LOOKS[1]:
         return n < LOOKS[0] and n + estimate.left_out >= LOOKS[1]
     if estimate.deviation is None or n >= last:

@@ -9,7 +9,7 @@ import numpy as np
 from normlab.analysis.arms import Arm, StudyRuns
 from normlab.analysis.contrasts import slope_weights
 from normlab.analysis.intervals import Replicate
-from normlab.analysis.rate_range import NEAR, complete_seeds, log_highest_rate, reaches_top, sensitivity
+from normlab.analysis.rate_range import HIGHEST, NEAR, complete_seeds, log_highest_rate, sensitivity
 from normlab.errors import ConfigError, unknown
 from normlab.studies.estimators import (
     Bounds,
@@ -38,7 +38,8 @@ class OverGrid:
 
     highest_rate: the ratio of the two arms' highest learning rates at which the loss of a seed is within `NEAR` of its
     lowest, interpolated between two rates of the grid: linearly in ln rate and in min(loss, ln V). If that is the
-    highest learning rate of the grid, the interval has no bound on that side.
+    highest learning rate of the grid, the ratio may be larger (of the arm `minus`, smaller), and the interval has no
+    bound there; a seed that has learned at no rate counts one step below the grid, and removes the other bound.
     """
 
     number: str
@@ -87,12 +88,12 @@ class OverGrid:
 
 
 def _open_ended(estimate: Estimate, arms: Sequence[Arm]) -> Estimate:
-    """Return the estimate without a bound on the side where the highest rate of an arm may be above its grid."""
-    is_open = [any(map(reaches_top, complete_seeds(arm.runs).values())) for arm in arms]
+    """Return the estimate without a bound on a side where the highest rate of an arm may be outside its grid."""
+    above, below = zip(*(HIGHEST.cut_off(complete_seeds(arm.runs).values()) for arm in arms), strict=True)
 
     def interval(alpha: float) -> Bounds:
         low, high = estimate.interval(alpha)
-        return -math.inf if any(is_open[1:]) else low, math.inf if is_open[0] else high
+        return -math.inf if below[0] or any(above[1:]) else low, math.inf if above[0] or any(below[1:]) else high
 
     return replace(estimate, interval=interval)
 

@@ -3,7 +3,6 @@
 Equal records give equal files, byte for byte: nothing here depends on the time or the machine.
 """
 
-import json
 import math
 import shlex
 import textwrap
@@ -22,17 +21,16 @@ from normlab.report.figure_draw import SETTINGS as STYLE
 from normlab.report.figure_draw import render_figure, write_figure
 from normlab.report.pages.shell import write_output
 from normlab.store.files import check_links
-from normlab.store.format import RECORD_VERSION, decode, to_json
-from normlab.store.reading import check_format
+from normlab.store.format import REPORT_FILE, decode, with_checksum
+from normlab.store.reading import damaged, read_record
 from normlab.store.record import RunRecord
 from normlab.studies.base import SETTINGS, Picture, Study
-from normlab.studies.index import as_text, table_lines, write_index
+from normlab.studies.index import as_text, command, table_lines, write_index
 from normlab.studies.judge import LEVELS, ArmSummary, Judgement, Verdicts, as_row, from_row, judge
 from normlab.studies.run import Attempt, Evidence
 
 FORMATS = ("svg", "pdf")
 SETTING_ORDER = list(SETTINGS)
-DATA = "report.json"
 COLOURS = {"supported": "#1f7a3d", "refuted": "#b3261e", "undecided": "#8a6d00", "void": "#5a6472"}
 COLUMNS = (
     "claim", "source", "verdict", "criterion", "estimate [95% interval, or 90%]", "n", "left out", "bad", "p (Holm)",
@@ -100,20 +98,24 @@ def write_report(study: Study, attempts: Sequence[tuple[Attempt, Evidence]], fol
     """
     check_links(folder)
     stored, captions = read_report(study, folder)
-    tested = {(each.first_seed, SETTING_ORDER.index(each.setting)): each for each in stored}
+    tested = {_place(each): each for each in stored}
     for attempt, evidence in attempts:
         verdicts = judge(
             study, evidence.results,
             unverified=evidence.unverified, missing=evidence.missing, notes=evidence.notes,
         )  # fmt: skip
-        key = attempt.first_seed, SETTING_ORDER.index(attempt.setting)
-        tested[key] = _tested(attempt, verdicts, evidence.results)
-        if key == min(tested):
+        tested[_place(attempt)] = _tested(attempt, verdicts, evidence.results)
+        if _place(attempt) == min(tested):
             captions = [_draw(picture, index, evidence, folder) for index, picture in enumerate(study.pictures, 1)]
     if not tested:
         raise StoreError(f"study {study.name}: has no runs; train them with `normlab study run {study.name}`")
     in_order = [tested[key] for key in sorted(tested)]
     return in_order, _write(study, in_order, captions, folder)
+
+
+def _place(attempt: Attempt | Tested) -> tuple[int, int]:
+    """Return the place of an attempt in a report: those of the small setting first, the others never replace these."""
+    return SETTING_ORDER.index(attempt.setting), attempt.first_seed
 
 
 def _draw(picture: Picture, index: int, evidence: Evidence, folder: Path) -> str:
@@ -141,12 +143,11 @@ def read_report(study: Study, folder: Path) -> tuple[list[Tested], list[str]]:
     Raises:
         StoreError: The file cannot be read, or is damaged.
     """
-    path, now = folder / DATA, study.criterion_hash()
+    path, now = folder / REPORT_FILE, study.criterion_hash()
     if not path.exists():
         return [], []
     try:
-        report = decode(json.loads(path.read_bytes()))
-        check_format(path, report["version"])
+        report = decode(read_record(path))
         if (criterion := report["criterion"]) != now:
             warn(f"{path}: was judged by criterion {criterion}, now {now}; its attempts without runs here are left out")
             return [], []
@@ -160,15 +161,12 @@ def read_report(study: Study, folder: Path) -> tuple[list[Tested], list[str]]:
             verdicts = Verdicts(study, claims, controls, row["notes"], arms)
             tested.append(Tested(verdicts=verdicts, **{name: row[name] for name in FACTS}))
         return tested, report["captions"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise StoreError(
-            f"{path}: cannot be read ({error!r}); restore a copy, or delete it and run `normlab study run {study.name}`"
-        ) from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise damaged(path, repr(error)) from error
 
 
 def _write(study: Study, tested: Sequence[Tested], captions: Sequence[str], folder: Path) -> Path:
     data = {
-        "version": RECORD_VERSION,
         "study": study.name,
         "question": study.question,
         "limits": study.limits or LIMITS,
@@ -193,7 +191,7 @@ def _write(study: Study, tested: Sequence[Tested], captions: Sequence[str], fold
         write_output(folder / f"verdicts.{format}", forest[format])
     page = folder / "README.md"
     write_output(page, as_text("\n\n".join(_blocks(study, tested, captions)) + "\n").encode())
-    write_output(folder / DATA, to_json(data, indent=2))
+    write_output(folder / REPORT_FILE, with_checksum(data))
     write_index(folder.parent)
     return page
 
@@ -245,7 +243,8 @@ def _blocks(study: Study, tested: Sequence[Tested], captions: Sequence[str]) -> 
     yield "## Commands"
     plugins = list(dict.fromkeys(name for each in tested for name in each.plugins))
     more = " " + shlex.quote(f"plugins=[{','.join(plugins)}]") if plugins else ""
-    commands = [f"normlab study run {study.name}{more}", f"normlab study replicate {study.name} --seeds fresh{more}"]
+    first = command(study.name, tested[0].setting, tested[0].first_seed)
+    commands = [first + more, f"normlab study replicate {study.name} --seeds fresh{more}"]
     commands += ["# its grids, with the choosing seeds", *(grid.command + more for grid in study.grids)]
     yield "\n".join(["```sh", *map(printable, commands), "```"])
 

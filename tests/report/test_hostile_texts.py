@@ -15,7 +15,7 @@ from normlab.cli.app import echo, show_progress
 from normlab.errors import notify, printable, warn
 from normlab.report.pages.shell import write_output
 from normlab.report.tables import FORMATS, render
-from normlab.store.format import RECORD_VERSION
+from normlab.store.format import with_checksum
 from normlab.store.runs import RunFolder
 from normlab.studies.base import AtLeast, Claim, Study
 from normlab.studies.estimators import Estimate, difference
@@ -142,12 +142,12 @@ def test_reports_of_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     attempt = {"setting": "small", "first_seed": 0, "runs": 1, "tokens": 1, "devices": [TEXT], "corpora": [TEXT],
                "plugins": [TEXT], "shared": {"norm": TEXT}, "claims": [row], "controls": [], "notes": [TEXT],
                "arms": [arm]}  # fmt: skip
-    report = {"version": RECORD_VERSION, "criterion": study.criterion_hash(), "captions": [TEXT], "attempts": [attempt],
+    report = {"criterion": study.criterion_hash(), "captions": [TEXT], "attempts": [attempt],
               "study": TEXT, "question": TEXT, "limits": TEXT, "amendments": {"hash": TEXT}}  # fmt: skip
-    write_output(tmp_path / "x" / "report.json", json.dumps(report).encode())
+    write_output(tmp_path / "x" / "report.json", with_checksum(report))
     page = write_report(study, [], tmp_path / "x")[1].read_text()
     row |= dict.fromkeys(("text", "source", "verdict", "criterion", "interval"), TEXT)
-    write_output(tmp_path / "study" / "report.json", json.dumps(report).encode())
+    write_output(tmp_path / "study" / "report.json", with_checksum(report))
     write_index(tmp_path)
     for text in (page, (tmp_path / "README.md").read_text()):
         assert_shown(text)

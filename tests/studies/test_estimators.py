@@ -199,14 +199,16 @@ def test_highest_learning_rate(runs, table):
     rates = np.log(RATES)
     # Where the line between the second and the third loss is 0.1 above the second, the lowest.
     highest = rates[1] + (rates[2] - rates[1]) * 0.1 / (table[:, 0, 2] - table[:, 0, 1])
-    table[1, 0, :, 4] = 3.2  # learns at no rate: one step below the grid
-    highest[1, 4] = rates[0] - np.diff(rates).max()
     estimator = OverGrid("highest_rate", "placement=post", "placement=pre")
-    estimate = estimator.estimate(runs(loss_in(table)))
-    logs = highest[1] - highest[0]
-    low, high = mean_sequence(logs.tolist(), 0.05)
-    assert estimate.value == pytest.approx(math.exp(logs.mean()))
-    assert estimate.bounds == pytest.approx((math.exp(low), math.exp(high)))
+    for learns in (True, False):
+        if not learns:
+            table[1, 0, :, 4] = 3.2  # at no rate: one step below the grid, or further
+            highest[1, 4] = rates[0] - np.diff(rates).max()
+        estimate = estimator.estimate(runs(loss_in(table)))
+        logs = highest[1] - highest[0]
+        low, high = mean_sequence(logs.tolist(), 0.05)
+        assert estimate.value == pytest.approx(math.exp(logs.mean()))
+        assert estimate.bounds == pytest.approx((math.exp(low) if learns else 0, math.exp(high)))
     table[:, 0, 2] -= 0.15
     estimate = estimator.estimate(runs(loss_in(table)))
     assert estimate.bounds == (0, math.inf)  # both arms train well at the top of the grid

@@ -12,8 +12,8 @@ from normlab.analysis.comparability import intact_runs
 from normlab.analysis.sequences import mean_sequence
 from normlab.store.query import select_runs
 from normlab.studies.base import LOOKS, AtLeast, AtMost, Claim, Grid, Study, Within
-from normlab.studies.estimators import Contrast, Share, difference
-from normlab.studies.judge import judge, largest_deviation
+from normlab.studies.estimators import Contrast, Share, difference, over_seeds
+from normlab.studies.judge import _is_futile, judge, largest_deviation
 
 RATES = (1e-3, 3e-3, 1e-2)
 POST_MINUS_PRE = difference("placement=post", "placement=pre")
@@ -174,6 +174,16 @@ def test_a_claim_is_open_while_more_seeds_may_decide_it(results, bound, is_open)
     claim = dataclasses.replace(CLAIM, criterion=AtLeast(bound))
     verdicts = judge(dataclasses.replace(STUDY, claims=[claim]), found, unverified={})
     assert (claim in verdicts.open_claims) == is_open
+
+
+def test_arms_with_one_learning_rate_have_more_seeds():
+    """With 26 seeds, a claim near its limit is futile where 24 seeds are the most, and open where 30 are."""
+    values = np.random.default_rng(0).normal(0.0, 0.02, 26)
+    values += 0.1 - values.mean()
+    estimate = over_seeds({(k, k): value for k, value in enumerate(values.tolist())})
+    low, _ = estimate.interval(0.05)
+    claim = dataclasses.replace(CLAIM, criterion=AtLeast(low + 1e-4))
+    assert [_is_futile(claim, estimate, last) for last in (24, 30)] == [True, False]
 
 
 def test_the_hash_depends_on_what_decides_a_verdict_only():

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from normlab.studies.base import STUDIES, AtLeast, Claim, load_studies
+from normlab.store.format import with_checksum
+from normlab.studies.base import AtLeast, Claim, load_studies
 from normlab.studies.estimators import Contrast, Estimate, difference
-from normlab.studies.index import write_index
+from normlab.studies.index import command, write_index
 from normlab.studies.judge import Judgement
 from normlab.studies.measures import StepsTo
 from normlab.studies.report import COLOURS, FORMATS, draw_verdicts
@@ -20,6 +21,8 @@ load_studies()
 COMMITTED = Path(__file__).parents[2] / "results" / "studies"
 NAMES = sorted(path.parent.name for path in COMMITTED.glob("*/report.json"))
 NAME, OTHER = NAMES[:2]
+EDITED = (COMMITTED / NAME / "report.json").read_bytes().replace(b"undecided", b"supported", 1)
+"""Another verdict than the recorded one."""
 Command = Callable[..., tuple[int, str, str]]
 
 
@@ -64,7 +67,7 @@ def test_claims_with_little_power_are_not_counted(tmp_path: Path) -> None:
     for row in rows:
         row["power"] = {"value": 0.31, "low": 0.1, "high": 0.5, "seeds": 6}
     rows[0]["power"]["value"] = 0.29
-    (tmp_path / NAME / "report.json").write_text(json.dumps(report))
+    (tmp_path / NAME / "report.json").write_bytes(with_checksum(report))
     write_index(tmp_path)
     table = (tmp_path / "README.md").read_text()
     assert table.count("**; power below 30 % |") == 1
@@ -84,7 +87,7 @@ def test_only_decided_claims_are_replicated_or_not(tmp_path: Path) -> None:
     first["claims"], again["claims"] = ([row | {"verdict": pair[index]} for pair in verdicts] for index in (0, 1))
     other = {**again, "setting": "prose", "first_seed": 0}
     other["claims"] = [*again["claims"][:1], row | {"verdict": "supported"}, *again["claims"][2:]]
-    (tmp_path / NAME / "report.json").write_text(json.dumps(report | {"attempts": [first, again, other]}))
+    (tmp_path / NAME / "report.json").write_bytes(with_checksum(report | {"attempts": [first, again, other]}))
     write_index(tmp_path)
     table = (tmp_path / "README.md").read_text()
     replicated = [line.split(" | ")[6] for line in table.splitlines() if " 1 [0, 2] |" in line]
@@ -93,11 +96,33 @@ def test_only_decided_claims_are_replicated_or_not(tmp_path: Path) -> None:
     assert "4 claims count: 2 decided, 1 undecided, 1 void; 0 more" in table
     assert "1 of 2 decided claims were decided in the same way on fresh seeds; the power of 0 of these" in table
     assert "In 2 of the decided claims p is above 0.04" in table
-    there = "2 decided claims have the same verdict there, 1 the opposite one"
-    assert f"1 of 1 studies were run in another setting: 1 of {there}.\n" in table
+    there = "of 2 decided claims 1 have the same verdict there, 1 the opposite one and 0 none (undecided or void)"
+    assert f"1 of 1 studies were run in another setting: {there}.\n" in table
+    assert "in all settings" not in table
+    wide = {**other, "setting": "wide"}
+    (tmp_path / NAME / "report.json").write_bytes(with_checksum(report | {"attempts": [first, again, wide, other]}))
+    write_index(tmp_path)
+    assert (tmp_path / "README.md").read_text().count("| **supported**, in all settings | 1 [0, 2] |") == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"{}"])
+def test_the_verdict_is_that_of_the_small_setting_and_its_command_is_named(
+    copy: Callable[[str], Path], run_command: Command
+) -> None:
+    path = copy(NAME) / "report.json"
+    report = json.loads(path.read_text())
+    [wide, small, *_] = report["attempts"]
+    wide, small = {**wide, "setting": "wide"}, {**small, "first_seed": 3000}
+    path.write_bytes(with_checksum(report | {"attempts": [wide, small]}))
+    assert run_command("study", "report", NAME)[0] == 0
+    attempts = json.loads(path.read_text())["attempts"]
+    assert [(each["setting"], each["first_seed"]) for each in attempts] == [("small", 3000), ("wide", 0)]
+    first = f"normlab study replicate {NAME} --seeds 3000"
+    assert f"`{first}`, `normlab study replicate {NAME} --seeds fresh`" in (path.parents[1] / "README.md").read_text()
+    assert f"```sh\n{first}\n" in (path.parent / "README.md").read_text()
+    assert command(NAME, "wide", 1000) == f"normlab study replicate {NAME} --seeds 1000 --setting wide"
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", EDITED])
 def test_a_damaged_report_is_left_out_of_the_table(
     content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,10 +133,11 @@ def test_a_damaged_report_is_left_out_of_the_table(
     table = (tmp_path / "README.md").read_text()
     assert f"study run {OTHER}" in table
     assert f"study run {NAME}" not in table
-    assert capsys.readouterr().err.startswith(f"warning: {tmp_path}/{NAME}/report.json: is damaged (")
+    warning = f"warning: {tmp_path}/README.md leaves out {tmp_path}/{NAME}/report.json: is damaged ("
+    assert capsys.readouterr().err.startswith(warning)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", EDITED])
 def test_a_report_that_cannot_be_read_is_an_error(
     content: bytes, copy: Callable[[str], Path], run_command: Command
 ) -> None:
@@ -120,14 +146,15 @@ def test_a_report_that_cannot_be_read_is_an_error(
     (folder / "report.json").write_bytes(content)
     code, out, err = run_command("study", "report", NAME)
     assert (code, out) == (2, "")
-    assert err.splitlines()[-1].startswith(f"error: results/studies/{NAME}/report.json: cannot be read (")
-    assert err.endswith(f"restore a copy, or delete it and run `normlab study run {NAME}`\n")
+    assert err.splitlines()[-1].startswith(f"error: results/studies/{NAME}/report.json: is damaged (")
+    assert err.endswith("or delete it: `normlab study report` writes it again from the records that are there\n")
     assert (folder / "README.md").read_bytes() == before
 
 
 def test_a_changed_criterion_needs_the_runs(copy: Callable[[str], Path], run_command: Command) -> None:
     path = copy(NAME) / "report.json"
-    path.write_text(path.read_text().replace(STUDIES[NAME].criterion_hash(), "0123456789ab"))
+    report = json.loads(path.read_text())
+    path.write_bytes(with_checksum(report | {"criterion": "0123456789ab"}))
     code, out, err = run_command("study", "report", NAME)
     assert (code, out) == (2, "")
     assert "was judged by criterion 0123456789ab, now " in err

@@ -148,6 +148,24 @@ def test_a_resumed_study_has_the_runs_of_its_looks(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_a_killed_replication_resumes_though_a_report_has_been_written(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "all")
+    [plan, *_] = sorted((tmp_path / "all/results/sweeps").glob("study-tiny-norms-small-1000/plan.json"))
+    content = json.loads(plan.read_text())
+    ids = [content["runs"][index]["run_id"] for index in content["packs"][-1]["runs"]]
+    lost = [tmp_path / "all/results/runs" / run_id for run_id in ids]
+    for run in lost:
+        shutil.rmtree(run)
+    before = sorted((tmp_path / "all/results/sweeps").iterdir())
+    for command in (["report", "tiny"], ["replicate", "tiny", "--seeds", "fresh"]):
+        done = normlab("study", *command, "plugins=[mine.py]", cwd=tmp_path / "all")
+        assert done.returncode == 0, done.stderr
+    assert "small, seeds from 1000 on: supported: The losses are within" in done.stdout
+    assert all(run.exists() for run in lost)
+    assert sorted((tmp_path / "all/results/sweeps").iterdir()) == before
+
+
+@pytest.mark.process
 def test_a_sabotaged_control_is_void_and_a_changed_criterion_is_named(folder: Path) -> None:
     changed = folder / "changed.py"
     changed.write_text(STUDY.replace("CONTROL", "AtLeast(0.9)"))

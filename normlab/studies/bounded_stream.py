@@ -88,7 +88,8 @@ register_study(
                 "weight decay that does not depend on the rate; protocol 3 adds seeds until the claims are decided."
             ),
             "9e4ad649aea4": (
-                f"{MEAN_OVER_RATES} The highest rate was one of the grid at which a run learns at all, however badly."
+                f"{MEAN_OVER_RATES} Before, the highest rate was the highest one of the grid at which a run learned "
+                "at all."
             ),
         },
         pictures=[

@@ -100,7 +100,8 @@ register_study(
                 "trained. The growth is that of 64 sequences. Protocol 3 adds seeds until the claims are decided."
             ),
             "76d1a8928e72": (
-                f"{MEAN_OVER_RATES} The highest rate was one of the grid at which a run learns at all, however badly; "
+                f"{MEAN_OVER_RATES} Before, the highest rate was the highest one of the grid at which a run learned "
+                "at all; "
                 "norm_bounds_it had a factor per block of at most 1.2, most of it from the first block; gpt2_does_not "
                 "follows from the rule, and is a control."
             ),

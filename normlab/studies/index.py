@@ -25,18 +25,18 @@ of the criterion (for "between", the 90 % interval is inside), corrected for all
 *undecided*: neither, within the seeds of the study. *void*: the runs cannot answer, because a control failed, `normlab
 verify` rejects a block, the best learning rate is at the edge of its grid, no run has learned, or runs are missing or
 not comparable. The intervals shown are of 95 % (for "between", of 90 %), not corrected. Those of means and shares are
-confidence sequences, which hold at every number of seeds, those of means if the values are normal; each report names
-the others. Where an arm has several learning rates, six seeds choose among them and up to 24 others judge, in blocks of
-four, until each claim is decided or more are not expected to decide it; where it has one, all seeds judge, up to 30.
+confidence sequences, which hold at every number of seeds; those of means assume normal values. Each report names its
+other methods. Where an arm has several learning rates, six seeds choose among them and up to 24 others judge, in blocks
+of four, until each claim is decided or more are not expected to decide it; where it has one, all seeds judge, up to 30.
 *replicated?*: the verdict of the same criterion on fresh seeds, with yes or no where the first seeds decided it. *other
 settings*: width 128 and another corpus. `normlab study show NAME` prints the criteria. They are fixed before the
-replications; a study with an amendment was changed after its first seeds had been seen. A claim that was rewritten
-counts in its last form only. *source*: who prompted the claim; depths, steps, batch sizes, learning rates and margins
-are ours. Each placement has its own init rule unless the claim names one: a claim on two placements compares both at
-once. *power below 30 %*: with the noise of the first six seeds, the study could hardly have supported the claim at its
-stated effect, so that it is not counted, whatever its verdict. A power from six seeds is rough: each report has its
-range, and later seeds may be noisier. Studies with equal grids share runs, such as depth, deepnorm and bounded_stream,
-so that their claims are not independent.
+replications; a study with an amendment was changed after its first seeds had been seen. Of a claim that was rewritten
+only the last form counts, in the rate of replication too. *source*: who prompted the claim; depths, steps, batch sizes,
+learning rates and margins are ours. Each placement has its own init rule unless the claim names one, so that a claim on
+two placements compares placement and init rule together. *power below 30 %*: with the noise of the first six seeds, the
+study could hardly have supported the claim at its stated effect; it is not counted, whatever its verdict. A power from
+six seeds is rough: each report has its range, and later seeds may be noisier. Studies with equal grids share runs, such
+as depth, deepnorm and bounded_stream, so that their claims are not independent.
 
 **What small models cannot show.** Trained models have width 32 and 2 to 32 blocks, models at initialisation up to 48
 blocks and width 64; step times are measured up to width 1024. The models train on less than half a million bytes. They
@@ -157,8 +157,8 @@ def _rate(reports: Sequence[dict[str, Any]]) -> str:
     if pairs:
         known = len(pairs) - _unknown([row for row, _ in pairs])
         replicated = (
-            f"{again} of {len(pairs)} decided claims were decided in the same way on fresh seeds; the power of {known} "
-            "of these is known"
+            f"{again} of {len(pairs)} decided claims were decided in the same way on fresh seeds; only {known} of "
+            "these have a known power"
         )
     return (
         f"{len(claims)} claims count: {len(decided)} decided, {undecided} undecided, "

@@ -52,7 +52,7 @@ class Deviation:
 class DeviationRatio:
     """The ratio of the standard deviations of two arms with one learning rate each; F interval.
 
-    The interval is that of independent arms, and too wide if equal seeds give similar losses.
+    The interval assumes independent arms; it is too wide if equal seeds give similar losses.
     """
 
     where: str
@@ -205,8 +205,8 @@ register_study(
             "fbcf5447f4ee": (
                 "the claims name the learning rate. At the rate that the seeds chose, 0.01 for the first ones at every "
                 "depth and 0.003 for fresh ones at depths 4 and 8, two of three verdicts (refuted: at most 0.03) were "
-                "not decided again in the same way: nearly equal losses have threefold different deviations. The rate "
-                "of replications of all studies does not count these three."
+                "not decided again in the same way: two rates with nearly the same loss differ threefold in their "
+                "deviation. The rate of replications of all studies does not count these three."
             ),
             "493860218334": (
                 "at 0.003 the deviation is compared with that at 0.01; on seeds from 1000 and from 2000 on it was near "

@@ -93,7 +93,7 @@ class Attempt:
     def plan(
         self, block: range, claims: Sequence[Claim], results: Sequence[RunRecord], overrides: Sequence[str] = ()
     ) -> Iterator[PlannedGrid]:
-        """Yield the plan of each grid for a block of seeds: the runs that the estimates of some claims need.
+        """Yield the plan of each grid for a block of seeds: only the runs that the estimates of these claims need.
 
         The choosing seeds have every run. The notes of a plan hold the hash of the criterion.
 

@@ -94,7 +94,7 @@ def test_only_decided_claims_are_replicated_or_not(tmp_path: Path) -> None:
     texts = ("yes", "no, undecided", "supported", "void")
     assert replicated == [f"{text}: 1 [0, 2]" for text in texts]
     assert "4 claims count: 2 decided, 1 undecided, 1 void; 0 more" in table
-    assert "1 of 2 decided claims were decided in the same way on fresh seeds; the power of 0 of these" in table
+    assert "1 of 2 decided claims were decided in the same way on fresh seeds; only 0 of these have a" in table
     assert "In 2 of the decided claims p is above 0.04" in table
     there = "of 2 decided claims 1 have the same verdict there, 1 the opposite one and 0 none (undecided or void)"
     assert f"1 of 1 studies were run in another setting: {there}.\n" in table

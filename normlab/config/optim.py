@@ -10,7 +10,7 @@ from normlab.options import option
 GROUPS = {
     "embed": "embeddings of tokens, positions and values",
     "head": "LM head of its own (model.tie_embeddings=false)",
-    "matrices": "matrices of the linear layers of attention and MLP",
+    "matrices": "matrices of the linear layers of attention, MLP and stream wiring",
     "gains.input": "gains of norms on the input of a sub-layer, or inside it",
     "gains.output": "gains of norms on the output of a sub-layer, or after the addition",
     "gains.qk": "gains of norms on queries, keys and values",
@@ -32,7 +32,7 @@ class GroupOptions:
         1.0, "Factor on the learning rate of the group; 0 leaves its parameters as they are.", at_least=0
     )
     decay: float | None = option(
-        None, "Strength of the group's weight decay; unless set optim.weight_decay where it applies.", at_least=0
+        None, "Strength of the group's weight decay; unless set that of optim.weight_decay and optim.decay.", at_least=0
     )
 
 
@@ -125,9 +125,9 @@ class OptimConfig:
     )  # fmt: skip
     decay_mode: str = option(
         "proportional", choices=("proportional", "independent", "cautious"),
-        help="What an update decays a weight by: lr wd, with the learning rate of that step, so that a grid of "
-        "learning rates is also a grid of weight decays; independent: wd times the schedule, from 0 to 1; cautious: lr "
-        "wd for the weights that the update moves towards 0, and nothing for the others.",
+        help="proportional: a weight loses lr wd per step, so that a grid of learning rates is also one of decays. "
+        "independent: it loses wd times the schedule, whatever lr is. cautious: as proportional, but not where the "
+        "update moves it away from 0.",
     )  # fmt: skip
     decay: str = option(
         "matrices", choices=("matrices", "all"),
@@ -135,8 +135,8 @@ class OptimConfig:
     )  # fmt: skip
     qk_clip: float | None = option(
         None, above=0,
-        help="Largest score q k of a head in a step: after the update, the matrices of queries and keys of each head "
-        "above it are scaled down to it (QK-Clip). The paper has 100 (arXiv:2507.20534).",
+        help="QK-Clip: if the largest attention score of a head is above this in a step, the weights and biases of its "
+        "queries and keys are scaled so that it would be equal. The paper has 100 (arXiv:2507.20534).",
     )  # fmt: skip
     groups: ParameterGroups = field(default_factory=ParameterGroups)
 
@@ -164,7 +164,7 @@ class OptimConfig:
 
     @property
     def cautious_decay(self) -> float:
-        """The wd by which a weight w is decayed where the update u has its sign: w <- w - lr (u + wd [u w > 0] w).
+        """The wd of a weight w unless the update u has the other sign: w <- w - lr (u + wd [u w >= 0] w).
 
         Source: Chen et al. 2025, arXiv:2510.12402 (cautious weight decay).
         """
@@ -254,16 +254,16 @@ class Orthogonal(AdamW):
     per_run: ClassVar[tuple[str, ...]] = (*AdamW.per_run, "momentum")
 
     momentum: float = option(0.95, "mu: decay per step of the mean of the gradients.", at_least=0, below=1)
-    nesterov: bool = option(True, "Whether NS is that of Nesterov momentum, (1 - mu) g + mu b; else that of b.")
+    nesterov: bool = option(True, "Whether NS is that of (1 - mu) g + mu b (Nesterov) in place of b.")
     ns_steps: int = option(5, "Newton-Schulz steps.", at_least=1, at_most=99)
     polynomial: str = option(
         "fast", choices=("fast", "convergent"),
-        help="That of a Newton-Schulz step: fast brings singular values from 0.01 up near 1 in 5 steps, to between "
-        "0.68 and 1.13; convergent brings them to 1 in 12.",
+        help="The polynomial of a Newton-Schulz step. fast: singular values from 0.01 up are between 0.68 and 1.13 "
+        "after 5 steps; convergent: they are 1 after 12.",
     )  # fmt: skip
     qkv: str = option(
         "apart", choices=("apart", "together", "heads"),
-        help="The matrices for NS in attention: q, k and v; the three as one; or each head of them.",
+        help="What is one matrix for NS in attention: each of q, k and v; the three together; or each head of them.",
     )  # fmt: skip
     heads: int | None = option(
         None, "With optim.qkv=heads the number of heads; model.heads unless set.", at_least=1, at_most=2**17

@@ -35,6 +35,8 @@ FOLDER_OF_WEIGHTS = re.compile(r"(.+)@([0-9a-f]{64})")
 """A resolved `train.start_from` that is a folder of transformers: FOLDER@SHA256, the hash of its weights."""
 
 
+LARGE_DECAY = 0.01
+"""The share of each weight that an independent decay takes in a step, from which there is a warning."""
 LOG = "log"
 """The value of `train.keep` for powers of two."""
 
@@ -89,7 +91,7 @@ class EvalConfig:
     )
     sequences: int = option(64, "Number of windows, each as long as the context.", at_least=1, at_most=2**20)
     ema: float | None = option(
-        None, at_least=0, below=1,
+        None, above=0, below=1,
         help="Decay d per step of a mean of the weights after each update, whose validation loss is recorded too: the "
         "weights of step s count d^(t - s) at step t.",
     )  # fmt: skip
@@ -322,6 +324,13 @@ class RunConfig:
             warnings.append(f"init={rule} is not the rule of placement={placement.name} ({placement.init}): {reason}")
         if placement.is_plain_sum and (reason := self.norm.incompatible_inits.get(rule)):
             warnings.append(f"init={rule} is wrong with norm={self.norm.label}: {reason}")
+        optim = self.optim
+        if optim.decay_mode == "independent" and optim.weight_decay >= LARGE_DECAY:
+            warnings.append(
+                f"optim.decay_mode=independent: a step at the peak takes {optim.weight_decay:.0%} of each decayed "
+                f"weight, as optim.weight_decay={optim.weight_decay / optim.lr:g} with proportional; lower "
+                "optim.weight_decay"
+            )
         if not self.norm.causal:
             evaluated = "uses running statistics and does not" if self.norm.batch_statistics else "does too"
             warnings.append(

@@ -49,11 +49,11 @@ def _place_of(norm: str, model: nn.Module) -> str:
 
 
 def _group_outside_norms(name: str, dim: int) -> str:
-    segment, _, leaf = name.partition(".")
-    if name.endswith("attn.value_embed.weight"):
-        return "embed"
-    if dim >= 2 and leaf.rpartition(".")[2] != MIXING:
-        return {"embed": "embed", "head": "head"}.get(segment, "matrices")
+    leaf = name.rpartition(".")[2]
+    if dim >= 2 and leaf != MIXING:
+        if name.startswith("embed.") or name.endswith("attn.value_embed.weight"):
+            return "embed"
+        return "head" if name == "head.weight" else "matrices"
     return "biases" if leaf.endswith("bias") else "scalars"
 
 

@@ -265,7 +265,7 @@ class Optimizer:
                     family.update.single(now.options, group)
                     if old is not None:
                         new = flat(tensors)
-                        decay_cautiously(new, old, now.lr * cautious)
+                        decay_cautiously(new, old, now.lr * cautious, alive)
                         unflatten(tensors, new)
 
     def _update_stack(self, params: Stack, grads: Stack, coefficients_FKR: Tensor, alive: Tensor) -> None:
@@ -281,4 +281,4 @@ class Optimizer:
             old = decayed.clone() if any(each.cautious_decay for each in family.options) else None
             family.update.stacked(family.options[0], group)
             if old is not None:
-                decay_cautiously(decayed, old, coefficients_KR1[-1])
+                decay_cautiously(decayed, old, coefficients_KR1[-1], alive)

@@ -285,9 +285,12 @@ def _unstack(state: State, units: Sequence[Unit], heads: int, values: Tensor) ->
     torch._foreach_copy_(targets, pieces)
 
 
-def decay_cautiously(params: Tensor, old: Tensor, rate: float | Tensor) -> None:
-    """Decay, in place, the parameters that an update has moved towards 0: w <- w - rate old [(old - w) old > 0]."""
-    params.sub_(((old - params) * old > 0) * old * rate)
+def decay_cautiously(params: Tensor, old: Tensor, rate: float | Tensor, alive: Tensor) -> None:
+    """Decay, in place where `alive`, the parameters that an update has not moved away from 0.
+
+    w <- w - rate old [(old - w) old >= 0]
+    """
+    params.sub_(((old - params) * old >= 0) * old * (alive.to(old.dtype) * rate))
 
 
 class Update(NamedTuple):

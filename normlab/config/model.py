@@ -140,10 +140,9 @@ class ModelConfig:
         for name, default in (("rope_theta", None), ("rope_fraction", 1.0)):
             if self.positions == "learned" and (value := getattr(self, name)) != default:
                 raise no_effect(f"model.{name}={value}", "model.positions=learned")
-        if self.qk_norm_after_rope and (self.qk_norm != "head" or self.positions != "rope"):
-            raise no_effect(
-                "model.qk_norm_after_rope=true", f"model.qk_norm={self.qk_norm} and model.positions={self.positions}"
-            )
+        for name, needed in (("qk_norm", "head"), ("positions", "rope")):
+            if self.qk_norm_after_rope and (value := getattr(self, name)) != needed:
+                raise no_effect("model.qk_norm_after_rope=true", f"model.{name}={value}")
         if self.qk_scale != 1 and self.qk_norm == "off":
             raise no_effect(f"model.qk_scale={self.qk_scale}", "model.qk_norm=off")
         if self.value_residual != "off" and self.depth == 1:

@@ -266,9 +266,11 @@ class Share:
 
     @property
     def text(self) -> str:
-        what = f"are {' or '.join(self.states)}" if self.states else "have not learned"
-        rates = "learning rates" if self.lr == "every" else "chosen learning rates"
-        return f"share of seeds whose runs at all {rates} {what}: [{self.where}]{minus_text(self.minus)}"
+        rate = "learning rate" if self.lr == "every" else "chosen learning rate"
+        seeds = (
+            f"whose runs at every {rate} are {' or '.join(self.states)}" if self.states else f"that learn at no {rate}"
+        )
+        return f"share of seeds {seeds}: [{self.where}]{minus_text(self.minus)}"
 
     @property
     def quantity(self) -> str:

@@ -32,7 +32,8 @@ register_study(
         ),
         limits=(
             "Depth 2, context 64, batch size 8, in float32 on a CPU, where torch has a fused kernel for LayerNorm. A "
-            "GPU or a compiler may differ. Other processes on the machine disturb the times."
+            "GPU or a compiler may differ. Other processes on the machine disturb the times. At width 256 the first "
+            "seeds ended with 26 of 30, by a rule that took 24 for the most."
         ),
         grids=[cost_grid(width) for width in WIDTHS],
         claims=[

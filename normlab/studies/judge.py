@@ -185,7 +185,7 @@ def _judge_all(
         each = replace(found[index], p=p)
         if p > LEVEL:
             tests = counted(len(corrected) - corrected.count(None), "claim")
-            is_open = not _is_futile(each.claim, each.estimate, lasts[index])
+            is_open = not is_futile(each.claim, each.estimate, lasts[index])
             stop = "" if is_open else "; more seeds are not expected to decide it"
             text = f"p={p:.2g}, corrected for {tests}{stop}"
             if math.isnan(each.estimate.value):
@@ -213,7 +213,7 @@ def _judge(claim: Claim, runs: StudyRuns, unverified: Mapping[str, str], reason:
     return replace(found, verdict=criterion.verdict(estimate.interval), p=criterion.p_value(estimate))
 
 
-def _is_futile(claim: Claim, estimate: Estimate, last: int) -> bool:
+def is_futile(claim: Claim, estimate: Estimate, last: int) -> bool:
     """Return whether the `last` number of seeds would not decide a claim, if they are like those judged so far.
 
     The interval at that number is predicted: with the spread of now, and narrower by one standard error of the estimate

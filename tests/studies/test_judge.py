@@ -13,7 +13,7 @@ from normlab.analysis.sequences import mean_sequence
 from normlab.store.query import select_runs
 from normlab.studies.base import LOOKS, AtLeast, AtMost, Claim, Grid, Study, Within
 from normlab.studies.estimators import Contrast, Share, difference, over_seeds
-from normlab.studies.judge import _is_futile, judge, largest_deviation
+from normlab.studies.judge import is_futile, judge, largest_deviation
 
 RATES = (1e-3, 3e-3, 1e-2)
 POST_MINUS_PRE = difference("placement=post", "placement=pre")
@@ -183,7 +183,7 @@ def test_arms_with_one_learning_rate_have_more_seeds():
     estimate = over_seeds({(k, k): value for k, value in enumerate(values.tolist())})
     low, _ = estimate.interval(0.05)
     claim = dataclasses.replace(CLAIM, criterion=AtLeast(low + 1e-4))
-    assert [_is_futile(claim, estimate, last) for last in (24, 30)] == [True, False]
+    assert [is_futile(claim, estimate, last) for last in (24, 30)] == [True, False]
 
 
 def test_the_hash_depends_on_what_decides_a_verdict_only():

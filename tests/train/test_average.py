@@ -75,7 +75,7 @@ def test_loss_is_that_of_the_average_and_the_weights_keep_their_bits(runs: int) 
 
 
 def test_loss_of_the_average_is_recorded(overrides: list[str]) -> None:
-    folder = train(compose_run([*overrides, "eval.ema=0", "train.steps=2", "eval.every=1"]), trackers=[]).folder
+    folder = train(compose_run([*overrides, "eval.ema=1e-30", "train.steps=2", "eval.every=1"]), trackers=[]).folder
     rows = folder.rows("eval").rows
     assert [row["loss_ema"] for row in rows] == [row["loss"] for row in rows]
     assert folder.status()["val_loss_ema"] == folder.status()["val_loss"]

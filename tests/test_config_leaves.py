@@ -21,7 +21,7 @@ from normlab.model.init import build_model
 from normlab.options import flatten_options
 from normlab.tracking.payloads import labels_of
 from normlab.tracking.uploads import mode_of
-from normlab.training.machine import resolve
+from normlab.training.machine import check_run, resolve
 from normlab.training.start import Outcome, train
 
 HERE = Path(__file__).parent
@@ -96,6 +96,14 @@ def corpus_or_error(config: RunConfig) -> Any:
     try:
         return open_corpus(config.data).sha256
     except DataError as error:
+        return str(error)
+
+
+def checked(config: RunConfig) -> Any:
+    """Return the error about a run that this machine cannot train, or about its model."""
+    try:
+        return check_run(config)
+    except ConfigError as error:
         return str(error)
 
 
@@ -197,6 +205,7 @@ SHARED_OPTIM |= {
     for group in GROUPS
     for option, values in {"lr": ("1", "100"), "decay": ("0", "1e3")}.items()
 }
+SHARED_OPTIM["groups.vacant"] = Row("false", "true", checked, ("optim.groups.norm_matrices.lr=2",))
 ADAM = {"beta1": Row("0.9", "0.5", losses), "beta2": Row("0.95", "0.5", losses), "eps": Row("1e-8", "1e-2", losses)}
 ORTHOGONAL = SHARED_OPTIM | ADAM | {
     "momentum": Row("0.95", "0.5", losses), "nesterov": Row("true", "false", losses),

@@ -144,7 +144,12 @@ def test_cfg_optim_prints_how_each_parameter_is_updated(
         "1",
     ]
     assert lines["head.close.alpha"] == ["scalars", "number", "0.001", "0.2", "1e-08", "adamw", "0.5"]
+    assert out.endswith("\n\nlr: at the peak; decay: with optim.decay_mode=proportional\n")
     assert files_below(tmp_path) == before
+    scaled = ["norm=rmsnorm", "model.width=512", "model.depth=8", "model.heads=8", "model.scaling=completep"]
+    _, out, _ = run_command("train", *scaled, "--cfg", "optim")
+    forward = "forward: each sub-layer times 0.25, logits times 0.5, scores of attention times 0.015625\n"
+    assert out.endswith(forward)
 
 
 @pytest.mark.parametrize("argument", ["hydra/launcher=basic", "hydra.run.dir=made", "--config-path=x", "--nope", "-r"])

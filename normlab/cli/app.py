@@ -84,14 +84,24 @@ def read_arguments(
 def _update_texts(overrides: Sequence[str], configs: UserConfigs) -> Iterator[str]:
     """Yield for each run of a grid how each of its parameters is updated, as a table."""
     from normlab.config.compose import compose_sweep
+    from normlab.config.override_errors import naming_run
     from normlab.model.groups import check_parameters, parameter_rows
     from normlab.model.init import build_model
     from normlab.report.tables import render
 
     for varied, config in compose_sweep(overrides, configs)[1]:
-        check_parameters(config)
+        with naming_run(varied):
+            check_parameters(config)
         rows = [row.cells for row in parameter_rows(config, build_model(config, vocab_size=0))]
-        yield (f"# {' '.join(varied)}\n" if varied else "") + render(rows, fixed=rows[0].keys())
+        notes = [f"lr: at the peak; decay: with optim.decay_mode={config.optim.decay_mode}"]
+        if config.model.scaling != "none":
+            model = config.model
+            notes.append(
+                f"forward: each sub-layer times {1 / model.depth_ratio:g}, logits times {1 / model.width_ratio:g}, "
+                f"scores of attention times {model.heads / model.width:g}"
+            )
+        table = render(rows, fixed=rows[0].keys())
+        yield "\n".join([*([f"# {' '.join(varied)}"] if varied else []), table, "", *notes])
 
 
 def split_names(text: str | None) -> list[str] | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from normlab.errors import ConfigError
 
 PREFIX = "arm="
+RECIPE = "recipe="
 EXAMPLE = "'arm=[pre: placement=pre, peri: placement=peri init=gpt2]'"
 _NAME = re.compile(r"\s*([\w.+-]+):(?=\s|$)")
 """An arm's name with its colon."""
@@ -18,7 +19,8 @@ _PAIRS = {"[": "]", "{": "}", "(": ")"}
 def read_arms(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
     """Return the overrides of each arm by its name, and the overrides that all arms share.
 
-    Without `arm=` there is one arm, of no name and no overrides. An arm's overrides may have several values, which are
+    Without `arm=` there is one arm, of no name and no overrides; but several recipes, each of many options, are arms
+    with the names of the recipes. An arm's overrides may have several values, which are
     a grid of that arm, such as its own learning rates. They follow the shared ones and so replace them.
 
     Raises:
@@ -28,7 +30,11 @@ def read_arms(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]
     lists = [text for text in overrides if text.startswith(PREFIX)]
     shared = [text for text in overrides if not text.startswith(PREFIX)]
     if not lists:
-        return {"": []}, shared
+        several = next((text for text in shared if text.startswith(RECIPE) and "," in text), None)
+        if several is None:
+            return {"": []}, shared
+        shared.remove(several)
+        return {name: [RECIPE + name] for name in several.removeprefix(RECIPE).split(",")}, shared
     if len(lists) > 1:
         raise ConfigError(f"{lists[1]}: a sweep has one list of arms; write all arms in {lists[0]}")
     body = lists[0].removeprefix(PREFIX).strip()

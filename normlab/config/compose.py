@@ -24,7 +24,14 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
 from normlab.config import arms
-from normlab.config.override_errors import GROUPS, SECTIONS, explaining_errors, no_such_option, text_options
+from normlab.config.override_errors import (
+    GROUPS,
+    SECTIONS,
+    explaining_errors,
+    naming_run,
+    no_such_option,
+    text_options,
+)
 from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SweepOptions
 from normlab.errors import ConfigError, no_effect
@@ -115,7 +122,11 @@ def compose_sweep(
     """
     grid = _without_sweep(overrides)
     options = _sweep_options([text for text in overrides if text not in grid])
-    return options, [(varied, to_config(cfg, job)) for job, varied, cfg in _compose_jobs(grid, configs, more)]
+    composed = []
+    for job, varied, cfg in _compose_jobs(grid, configs, more):
+        with naming_run(varied):
+            composed.append((varied, to_config(cfg, job)))
+    return options, composed
 
 
 def config_texts(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> Iterator[str]:
@@ -282,8 +293,9 @@ def _compose_jobs(
         with explaining_errors(job):
             chosen = tuple(str(each.input_line) for each in job if each not in values)
             cfg = copy.deepcopy(_compose_choices(configs, chosen))
-        for override in values:
-            _set_value(cfg, override, job)
+        with naming_run(varied):
+            for override in values:
+                _set_value(cfg, override, job)
         yield job, varied, cfg
 
 

@@ -69,6 +69,10 @@ class ParameterGroups:
     biases: GroupOptions = field(default_factory=GroupOptions)
     scalars: GroupOptions = field(default_factory=GroupOptions)
     norm_matrices: GroupOptions = field(default_factory=GroupOptions)
+    vacant: bool = option(
+        False, "Whether a group that the model lacks may have options, as in a recipe for every norm and placement.",
+        identity=False,
+    )  # fmt: skip
 
     def of(self, group: str) -> GroupOptions:
         """Return the options of a group of `GROUPS`."""

@@ -69,6 +69,17 @@ def explaining_errors(job: Sequence[Override] = (), typed: str = "") -> Iterator
         raise _explain(error, job, typed) from error
 
 
+@contextlib.contextmanager
+def naming_run(varied: Sequence[str]) -> Iterator[None]:
+    """Add the varied overrides of a grid's run to an error about it."""
+    try:
+        yield
+    except ConfigError as error:
+        if not varied:
+            raise
+        raise ConfigError(f"{error} (of the run {' '.join(varied)})") from error
+
+
 def _explain(error: BaseException, job: Sequence[Override], typed: str) -> ConfigError:
     """Convert an error to one line: the override that caused it, the reason, and what to do."""
     if isinstance(error, OverrideParseException):

@@ -324,6 +324,12 @@ class RunConfig:
             warnings.append(f"init={rule} is not the rule of placement={placement.name} ({placement.init}): {reason}")
         if placement.is_plain_sum and (reason := self.norm.incompatible_inits.get(rule)):
             warnings.append(f"init={rule} is wrong with norm={self.norm.label}: {reason}")
+        for name in ("width", "depth"):
+            if (base := getattr(self.model, f"base_{name}")) is not None and getattr(self.model, name) < base:
+                warnings.append(
+                    f"model.base_{name}={base}: the small model is larger than this one, of "
+                    f"model.{name}={getattr(self.model, name)}"
+                )
         optim = self.optim
         if optim.decay_mode == "independent" and optim.weight_decay >= LARGE_DECAY:
             warnings.append(

@@ -94,7 +94,7 @@ def check_parameters(config: RunConfig) -> None:
                 f"optim=hyperball: keeps the norm of each matrix, and {name} starts at 0 (init={config.init_rule}); "
                 "choose another init rule or optimiser"
             )
-    for group in GROUPS.keys() - present:
+    for group in () if config.optim.groups.vacant else GROUPS.keys() - present:
         own, default = config.optim.groups.of(group), GroupOptions()
         if own != default:
             changed = [(name, text) for name, text in DEFAULTS.items() if getattr(own, name) != getattr(default, name)]

@@ -12,11 +12,13 @@ import torch
 
 from normlab.cgroup import allowed_cores
 from normlab.config import memory, rules
+from normlab.config.override_errors import naming_run
 from normlab.config.schema import RunConfig, canonical_hash
 from normlab.config.sweep_options import SweepOptions
 from normlab.data.corpus import Corpus, open_corpus
 from normlab.errors import ConfigError, StoreError
 from normlab.model.fingerprint import fingerprint
+from normlab.model.groups import check_parameters
 from normlab.options import plain_tree
 from normlab.store.format import COMPLETED_STATES, RUNS_FOLDER
 from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
@@ -94,7 +96,9 @@ def make_plan(
     gpus = _gpus_of(options, [config for _, config in composed])
     # Packs are planned before they are placed, so each must fit on the smallest GPU.
     gpu = min(gpus, key=lambda gpu: gpu.memory_bytes, default=None)
-    for _, config in composed:
+    for varied, config in composed:
+        with naming_run(varied):
+            check_parameters(config)
         check_run(config, options.slurm if options.on == "slurm" else None, gpu)
     runs, warnings = _resolve_runs(options, composed, gpu, show_progress)
     name = options.name or _default_name(options, [run.planned for run in runs])

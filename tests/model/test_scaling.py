@@ -103,3 +103,28 @@ def test_norms_with_matrices_have_no_rule_of_transfer() -> None:
 def test_what_the_rule_was_not_derived_for_is_refused(overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         compose_run([*SMALL, "model.scaling=mup", *overrides])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warnings"),
+    [
+        (
+            ["model.width=128", "model.depth=1", "model.scaling=completep"],
+            [
+                "model.base_width=256: the small model is larger than this one, of model.width=128",
+                "model.base_depth=2: the small model is larger than this one, of model.depth=1",
+            ],
+        ),
+        (["model.width=256", "model.depth=2", "model.scaling=completep"], []),
+        (
+            ["optim.decay_mode=independent", "optim.lr=1e-3"],
+            [
+                "optim.decay_mode=independent: a step at the peak takes 10% of each decayed weight, as "
+                "optim.weight_decay=100 with proportional; lower optim.weight_decay"
+            ],
+        ),
+        (["optim.decay_mode=independent", "optim.weight_decay=1e-4"], []),
+    ],
+)
+def test_a_likely_mistake_is_a_warning(overrides: list[str], warnings: list[str]) -> None:
+    assert compose_run(["placement=pre", "norm=rmsnorm", *overrides]).warnings() == warnings

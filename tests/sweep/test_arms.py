@@ -30,6 +30,14 @@ def test_arms_multiply_with_the_grid() -> None:
     assert [plain_tree(config) for _, config in runs] == [plain_tree(compose_run(own)) for _, own in expected]
 
 
+def test_several_recipes_are_arms() -> None:
+    names, shared = ["nanochat", "modded_track3"], ["model=llama_nano", "optim.lr=0.01"]
+    _, runs = compose_sweep([f"recipe={','.join(names)}", *shared])
+    assert [varied for varied, _ in runs] == [[f"arm={name}"] for name in names]
+    expected = [plain_tree(compose_run([f"recipe={name}", *shared])) for name in names]
+    assert [plain_tree(config) for _, config in runs] == expected
+
+
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
@@ -48,6 +56,8 @@ def test_arms_multiply_with_the_grid() -> None:
         ),
         (["arm=[a: sweep.pack=2]"], "sweep.pack=2: is for all arms"),
         (["arm=[a: placement=per]"], "placement=per: unknown placement"),
+        (["model.scaling=none,mup", "model.base_width=32"], "(of the run model.scaling=none)"),
+        (["optim=muon,adamw", "optim.qkv=heads"], "(of the run optim=adamw)"),
     ],
 )
 def test_errors(texts: list[str], message: str) -> None:

@@ -71,6 +71,8 @@ CASES = {
     "batchnorm": ["norm=batchnorm", "placement=pre"],
     "layernorm": ["norm=layernorm", "placement=pre", "train.accumulation=4", "eval.ema=0.9", "optim.qk_clip=0.01"],
     "normuon": ["norm=rmsnorm", "placement=pre", "optim=normuon", "optim.qkv=together", "optim.decay_mode=cautious"],
+    "muon": ["norm=rmsnorm", "placement=peri", "optim=muon", "train.accumulation=2"],
+    "hyperball": ["norm=rmsnorm", "placement=pre", "optim=hyperball", "train.accumulation=2"],
     # Keys without biases, whose gradient is rounding alone, of which lion takes the sign.
     "lion": ["norm=dyt", "placement=pre", "optim=lion", "optim.groups.embed.lr=3", "model.bias=false"],
     "past": ["norm=batchnorm_past", "placement=post", "train.accumulation=2", "stats.tiers=[core,extended]"],
@@ -83,8 +85,7 @@ CASES = {
     [
         ("batchnorm", 2),
         *(pytest.param(*pair, marks=pytest.mark.process) for pair in (("layernorm", 4), ("past", 2))),
-        ("normuon", 2),
-        ("lion", 2),
+        *((name, 2) for name in ("muon", "normuon", "hyperball", "lion")),
     ],
 )
 def test_several_devices_equal_one(tmp_path: Path, case: str, devices: int) -> None:

@@ -102,6 +102,16 @@ def test_options_of_a_group_without_parameters_are_rejected(group: str) -> None:
     check_run(compose_run([*NANO, f"optim.groups.{group}", str(caught.value).rpartition("; set ")[2]]))
 
 
+def test_a_recipe_has_options_of_groups_that_a_model_may_lack() -> None:
+    """The parameters of another placement have the learning rate that the recipe gives to all that are no matrices."""
+    recipe = ["recipe=modded_track3", "model=llama_nano", "model.rope_fraction=0.5"]
+    check_run(compose_run([*recipe, "norm=rmsnorm_nanochat"]))
+    config = compose_run([*recipe, "norm=dyt", "placement=peri"])
+    check_run(config)
+    for group in ("gains.input", "gains.output", "gains.final", "biases", "scalars"):
+        assert config.optim.of_group(group).lr == pytest.approx(0.015)
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

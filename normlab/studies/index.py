@@ -38,12 +38,12 @@ study could hardly have supported the claim at its stated effect; it is not coun
 six seeds is rough: each report has its range, and later seeds may be noisier. Studies with equal grids share runs, such
 as depth, deepnorm and bounded_stream, so that their claims are not independent.
 
-**What small models cannot show.** Trained models have width 32 and 2 to 32 blocks, models at initialisation up to 48
-blocks and width 64; step times are measured up to width 1024. The models train on less than half a million bytes. They
-can decide signs, whether a model learns at all within some hundred steps, laws at initialisation, and differences of a
-tenth of a nat/token, where the noise over seeds is no larger. They cannot decide differences of 1 % in loss, what
-happens after a thousand times as many tokens, or what appears in wide models only: outlier channels, attention sinks,
-loss spikes of long runs.
+**What small models cannot show.** Trained models have width 32 (128 in the setting wide) and 2 to 32 blocks, models at
+initialisation up to 48 blocks and width 64; step times are measured up to width 1024. The models train on less than
+half a million bytes. They can decide signs, whether a model learns at all within some hundred steps, laws at
+initialisation, and differences of a tenth of a nat/token, where the noise over seeds is no larger. They cannot decide
+differences of 1 % in loss, what happens after a thousand times as many tokens, or what appears in wide models only:
+outlier channels, attention sinks, loss spikes of long runs.
 """
 
 

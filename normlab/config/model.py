@@ -55,7 +55,7 @@ class ModelConfig:
         False,
         "Whether every second block, the last one among them, adds a gated embedding of the tokens to its values.",
     )
-    embed_scale: float = option(1.0, "Factor on the token embedding; sqrt(width) in Gemma.", above=0)
+    embed_scale: float = option(1.0, "Factor on the token embedding: sqrt(width) in Gemma, initially in DyT.", above=0)
     logit_softcap: float | None = option(None, "Bound c of the logits: c tanh(logits / c).", above=0)
     scaling: str = option(
         "none", choices=("none", "mup", "completep"),

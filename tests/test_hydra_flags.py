@@ -144,12 +144,17 @@ def test_cfg_optim_prints_how_each_parameter_is_updated(
         "1",
     ]
     assert lines["head.close.alpha"] == ["scalars", "number", "0.001", "0.2", "1e-08", "adamw", "0.5"]
-    assert out.endswith("\n\nlr: at the peak; decay: with optim.decay_mode=proportional\n")
+    assert out.endswith("\n\nlr: at the peak; decay: lr times this per step\n")
     assert files_below(tmp_path) == before
     scaled = ["norm=rmsnorm", "model.width=512", "model.depth=8", "model.heads=8", "model.scaling=completep"]
     _, out, _ = run_command("train", *scaled, "--cfg", "optim")
-    forward = "forward: each sub-layer times 0.25, logits times 0.5, scores of attention times 0.015625\n"
-    assert out.endswith(forward)
+    assert out.endswith(
+        "forward, by model.scaling=completep: each sub-layer times 0.25, logits times 0.5, q k of attention over 64, "
+        "not over its root\n"
+    )
+    code, out, err = run_command("sweep", "model.heads=1", "model.width=128,131072", "--cfg", "optim")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "(of the run model.width=131072)" in err
 
 
 @pytest.mark.parametrize("argument", ["hydra/launcher=basic", "hydra.run.dir=made", "--config-path=x", "--nope", "-r"])

@@ -83,6 +83,7 @@ def read_arguments(
 
 def _update_texts(overrides: Sequence[str], configs: UserConfigs) -> Iterator[str]:
     """Yield for each run of a grid how each of its parameters is updated, as a table."""
+    from normlab.config import memory
     from normlab.config.compose import compose_sweep
     from normlab.config.override_errors import naming_run
     from normlab.model.groups import check_parameters, parameter_rows
@@ -92,13 +93,17 @@ def _update_texts(overrides: Sequence[str], configs: UserConfigs) -> Iterator[st
     for varied, config in compose_sweep(overrides, configs)[1]:
         with naming_run(varied):
             check_parameters(config)
+            weights = 4 * memory.num_weights(config, vocab_size=0)
+            memory.check_fits(config, memory.Estimate(weights, 0, weights), memory.available_bytes(), "this machine")
         rows = [row.cells for row in parameter_rows(config, build_model(config, vocab_size=0))]
-        notes = [f"lr: at the peak; decay: with optim.decay_mode={config.optim.decay_mode}"]
-        if config.model.scaling != "none":
-            model = config.model
+        model, mode = config.model, config.optim.decay_mode
+        decay = "this per step, whatever lr is" if mode == "independent" else "lr times this per step"
+        notes = [f"lr: at the peak; decay: {decay}{', cautiously' if mode == 'cautious' else ''}"]
+        if model.scaling != "none":
             notes.append(
-                f"forward: each sub-layer times {1 / model.depth_ratio:g}, logits times {1 / model.width_ratio:g}, "
-                f"scores of attention times {model.heads / model.width:g}"
+                f"forward, by model.scaling={model.scaling}: each sub-layer times {1 / model.depth_ratio:g}, logits "
+                f"times {1 / model.width_ratio:g}, q k of attention over {model.width // model.heads}, "
+                "not over its root"
             )
         table = render(rows, fixed=rows[0].keys())
         yield "\n".join([*([f"# {' '.join(varied)}"] if varied else []), table, "", *notes])

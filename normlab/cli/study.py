@@ -122,7 +122,9 @@ def replicate(
         reported, _ = read_report(study, folder_of(results_dir, study))
         first = REPLICATION + max((each.first_seed for each in reported if each.setting == setting), default=0)
         started = [each for each in attempts_of(study, results_dir) if each.setting == setting and each.first_seed]
-        first = next((each.first_seed for each in reversed(started) if not is_finished(each)), first)
+        if unfinished := [each.first_seed for each in started if not is_finished(each)]:
+            first = unfinished[-1]
+            echo(f"resuming the replication on the seeds from {first} on")
     if first < REPLICATION or first % REPLICATION:
         raise ConfigError(f"--seeds {seeds}: choose fresh, or a multiple of {REPLICATION}")
     return _test(name, overrides, setting, first, results_dir, retry_failed=retry_failed)

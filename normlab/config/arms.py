@@ -13,15 +13,16 @@ RECIPE = "recipe="
 EXAMPLE = "'arm=[pre: placement=pre, peri: placement=peri init=gpt2]'"
 _NAME = re.compile(r"\s*([\w.+-]+):(?=\s|$)")
 """An arm's name with its colon."""
+_RECIPES = re.compile(RECIPE + r"[\w-]+(\s*,\s*[\w-]+)+")
 _PAIRS = {"[": "]", "{": "}", "(": ")"}
 
 
 def read_arms(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
     """Return the overrides of each arm by its name, and the overrides that all arms share.
 
-    Without `arm=` there is one arm, of no name and no overrides; but several recipes, each of many options, are arms
-    with the names of the recipes. An arm's overrides may have several values, which are
-    a grid of that arm, such as its own learning rates. They follow the shared ones and so replace them.
+    An arm's overrides may have several values, which are a grid of that arm, such as its own learning rates. They
+    follow the shared ones and so replace them. Without `arm=` each of several recipes is an arm of its name, since a
+    recipe sets many options; else there is one arm, of no name and no overrides.
 
     Raises:
         ConfigError: There are two lists, a list is not one of arms, two arms have one name, or an arm has an option of
@@ -30,11 +31,12 @@ def read_arms(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]
     lists = [text for text in overrides if text.startswith(PREFIX)]
     shared = [text for text in overrides if not text.startswith(PREFIX)]
     if not lists:
-        several = next((text for text in shared if text.startswith(RECIPE) and "," in text), None)
+        several = next((text for text in shared if _RECIPES.fullmatch(text)), None)
         if several is None:
             return {"": []}, shared
         shared.remove(several)
-        return {name: [RECIPE + name] for name in several.removeprefix(RECIPE).split(",")}, shared
+        names = [name.strip() for name in several.removeprefix(RECIPE).split(",")]
+        return {name: [RECIPE + name] for name in names}, shared
     if len(lists) > 1:
         raise ConfigError(f"{lists[1]}: a sweep has one list of arms; write all arms in {lists[0]}")
     body = lists[0].removeprefix(PREFIX).strip()

@@ -70,7 +70,7 @@ class ParameterGroups:
     scalars: GroupOptions = field(default_factory=GroupOptions)
     norm_matrices: GroupOptions = field(default_factory=GroupOptions)
     vacant: bool = option(
-        False, "Whether a group that the model lacks may have options, as in a recipe for every norm and placement.",
+        False, "Whether options of a group that the model lacks have no effect, as in a recipe, or are an error.",
         identity=False,
     )  # fmt: skip
 
@@ -140,7 +140,7 @@ class OptimConfig:
     qk_clip: float | None = option(
         None, above=0,
         help="QK-Clip: if the largest attention score of a head is above this in a step, the weights and biases of its "
-        "queries and keys are scaled so that it would be equal. The paper has 100 (arXiv:2507.20534).",
+        "queries and keys are scaled so that it would equal this. The paper has 100 (arXiv:2507.20534).",
     )  # fmt: skip
     groups: ParameterGroups = field(default_factory=ParameterGroups)
 
@@ -168,7 +168,7 @@ class OptimConfig:
 
     @property
     def cautious_decay(self) -> float:
-        """The wd of a weight w unless the update u has the other sign: w <- w - lr (u + wd [u w >= 0] w).
+        """The wd of a weight w that the update u does not move away from 0: w <- w - lr (u + wd [u w >= 0] w).
 
         Source: Chen et al. 2025, arXiv:2510.12402 (cautious weight decay).
         """
@@ -378,7 +378,8 @@ class SGD(OptimConfig):
     lr: float = option(0.1, "Peak learning rate, per step.", above=0)
     weight_decay: float = option(
         0.0, at_least=0,
-        help="Strength of the weight decay, wd in the formula: wd w is added to the gradient.",
+        help="Strength of the weight decay, wd in the formula: wd w is added to the gradient, so "
+        "that momentum makes it up to 1 / (1 - momentum) times as strong.",
     )  # fmt: skip
     momentum: float = option(0.9, "Decay per step of the velocity.", at_least=0, below=1)
     nesterov: bool = option(False, "Whether to use Nesterov momentum.")

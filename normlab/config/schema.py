@@ -16,7 +16,7 @@ import msgspec
 
 from normlab.config.corpora import DATA, DataConfig, HubData
 from normlab.config.model import ModelConfig
-from normlab.config.optim import OPTIMIZERS, OptimConfig, Orthogonal
+from normlab.config.optim import GROUPS, OPTIMIZERS, OptimConfig, Orthogonal
 from normlab.errors import ConfigError, no_effect, unknown
 from normlab.norms.base import NORMS, NormConfig
 from normlab.norms.base import load_all as load_norms
@@ -327,15 +327,15 @@ class RunConfig:
         for name in ("width", "depth"):
             if (base := getattr(self.model, f"base_{name}")) is not None and getattr(self.model, name) < base:
                 warnings.append(
-                    f"model.base_{name}={base}: the small model is larger than this one, of "
-                    f"model.{name}={getattr(self.model, name)}"
+                    f"model.base_{name}={base}: above model.{name}={getattr(self.model, name)}; the base is the "
+                    "smaller model"
                 )
         optim = self.optim
-        if optim.decay_mode == "independent" and optim.weight_decay >= LARGE_DECAY:
+        decay = max(optim.of_group(group).weight_decay for group in GROUPS)
+        if optim.decay_mode == "independent" and decay >= LARGE_DECAY:
             warnings.append(
-                f"optim.decay_mode=independent: a step at the peak takes {optim.weight_decay:.0%} of each decayed "
-                f"weight, as optim.weight_decay={optim.weight_decay / optim.lr:g} with proportional; lower "
-                "optim.weight_decay"
+                f"optim.decay_mode=independent: a step at the peak takes up to {decay:.0%} of a weight, as a "
+                f"decay of {decay / optim.lr:g} with proportional; lower optim.weight_decay or that of a group"
             )
         if not self.norm.causal:
             evaluated = "uses running statistics and does not" if self.norm.batch_statistics else "does too"

@@ -162,7 +162,8 @@ class Placement:
                 formulas = "; ".join(filter(None, (self.embedding_formula, self.head_formula)))
                 raise ConfigError(
                     f"placement.{switch}={str(value).lower()}: {self.name} does not have this option, because the ends "
-                    f"of the stream are part of its definition ({formulas}); leave the option out"
+                    f"of the stream are part of its definition ({formulas}); leave it out, or null if a recipe "
+                    "sets it"
                 )
 
     def check_norm(self, norm: NormConfig) -> None:

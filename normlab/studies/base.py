@@ -49,7 +49,7 @@ class Criterion:
     """What an estimate must be for a claim to hold: supported if its interval is inside limits, refuted if outside."""
 
     sides = 1
-    """One-sided tests in one support: the supporting interval has `sides` times the significance level."""
+    """How many one-sided tests must hold for support: its interval has `sides` times the significance level."""
 
     @property
     def limits(self) -> tuple[float, float]:

@@ -19,8 +19,11 @@ register_study(
         ),
         limits=(
             "Pre-norm of width 32, depths 2 to 32, 300 steps (77 thousand tokens). The best rate of each seed is the "
-            "lowest loss among seven rates from 1e-3 to 0.064, each twice the one before, and the slope is that of its "
-            "logarithm. In CompleteP attention divides by the width of a head, not by its root, in both depths alike."
+            "lowest loss among seven rates from 1e-3 to 0.064, each twice the one before, and the slope is that of "
+            "its logarithm; a seed that is best at an end of these rates counts with it. With CompleteP most of the "
+            "slope is the step from depth 2, the base, to 4. The third estimate is the slope without CompleteP minus "
+            "that with it, over the seeds that have both. In CompleteP attention divides by the width of a head, not "
+            "by its root, at every depth."
         ),
         grids=[
             Grid("plain", f"{GRID} {PLAIN}"),

@@ -254,7 +254,7 @@ class Share:
     lr: str = "chosen"
     """chosen: a seed counts if it has learned at none of the chosen learning rates. every: at none of the grid."""
     states: tuple[str, ...] = ()
-    """Count the seeds of which all these runs have one of these outcomes instead."""
+    """Unless empty: a seed counts if all its runs at these learning rates have one of these outcomes."""
 
     @property
     def every_rate(self) -> bool:

@@ -33,7 +33,7 @@ register_study(
             "Depth 8, 300 steps (77 thousand tokens), five learning rates from 3e-4 to 3e-2 in pre-norm and seven from "
             "1e-3 to 1 in Peri-LN. A decay of 0.1, as in long training, moves the gains by a few percent within these "
             "steps. In longer training the sign may be another. Each placement has its own init rule and learning "
-            "rates: the comparison of outputs with inputs is of these too."
+            "rates, which the comparison of outputs with inputs includes."
         ),
         grids=[
             Grid("pre", f"{GRID} placement=pre optim.groups.gains.input.decay=0,1.0"),

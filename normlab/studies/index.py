@@ -57,11 +57,13 @@ def write_index(folder: Path) -> None:
     for path in sorted(folder.glob(f"*/{REPORT_FILE}")):
         try:
             report = read_record(path)
+            parts.append("\n".join(map(printable, _section(report | {"folder": path.parent.name}))))
         except StoreError as error:
             warn(f"{folder / 'README.md'} leaves out {error}")
-            continue
-        parts.append("\n".join(map(printable, _section(report | {"folder": path.parent.name}))))
-        reports.append(report)
+        except KeyError as error:
+            warn(f"{folder / 'README.md'} leaves out {path}: has no {error}, which another version of normlab left out")
+        else:
+            reports.append(report)
     text = as_text("\n".join([INTRODUCTION, *([f"{_rate(reports)}\n"] if reports else []), *parts]) + "\n")
     write_output(folder / "README.md", f"<!-- Written by normlab. -->\n\n{text}".encode())
 
@@ -111,7 +113,7 @@ def _section(report: dict[str, Any]) -> Iterator[str]:
     controls = [f"{row['text'].removesuffix('.')} ({row['verdict']})" for row in first["controls"]]
     yield from ("", f"Controls: {'; '.join(controls) or 'none'}.", "", f"What would change it: {report['limits']}", "")
     if amendments := report.get("amendments"):
-        yield from (f"Amended: {' '.join(amendments.values())}", "")
+        yield from ("Amended:", "", *(f"- {reason}" for reason in amendments.values()), "")
 
 
 def command(study: str, setting: str, first_seed: int) -> str:
@@ -146,7 +148,7 @@ def _rate(reports: Sequence[dict[str, Any]]) -> str:
         same = sum(row["verdict"] == other["verdict"] for row, other in settings)
         opposite = sum(row["verdict"] != other["verdict"] in DECIDED for row, other in settings)
         there = (
-            f": of {len(settings)} decided claims {same} have the same verdict there, {opposite} the opposite one and "
+            f": of {len(settings)} verdicts there on decided claims {same} are the same, {opposite} the opposite and "
             f"{len(settings) - same - opposite} none (undecided or void)"
         )
     decided = [row for row in claims if row["verdict"] in DECIDED]

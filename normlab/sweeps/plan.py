@@ -18,7 +18,6 @@ from normlab.config.sweep_options import SweepOptions
 from normlab.data.corpus import Corpus, open_corpus
 from normlab.errors import ConfigError, StoreError
 from normlab.model.fingerprint import fingerprint
-from normlab.model.groups import check_parameters
 from normlab.options import plain_tree
 from normlab.store.format import COMPLETED_STATES, RUNS_FOLDER
 from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
@@ -98,8 +97,7 @@ def make_plan(
     gpu = min(gpus, key=lambda gpu: gpu.memory_bytes, default=None)
     for varied, config in composed:
         with naming_run(varied):
-            check_parameters(config)
-        check_run(config, options.slurm if options.on == "slurm" else None, gpu)
+            check_run(config, options.slurm if options.on == "slurm" else None, gpu)
     runs, warnings = _resolve_runs(options, composed, gpu, show_progress)
     name = options.name or _default_name(options, [run.planned for run in runs])
     folder = sweep_folder(runs[0].config.results_dir, name)

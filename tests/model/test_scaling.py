@@ -111,16 +111,28 @@ def test_what_the_rule_was_not_derived_for_is_refused(overrides: list[str], said
         (
             ["model.width=128", "model.depth=1", "model.scaling=completep"],
             [
-                "model.base_width=256: the small model is larger than this one, of model.width=128",
-                "model.base_depth=2: the small model is larger than this one, of model.depth=1",
+                "model.base_width=256: above model.width=128; the base is the smaller model",
+                "model.base_depth=2: above model.depth=1; the base is the smaller model",
             ],
         ),
         (["model.width=256", "model.depth=2", "model.scaling=completep"], []),
         (
             ["optim.decay_mode=independent", "optim.lr=1e-3"],
             [
-                "optim.decay_mode=independent: a step at the peak takes 10% of each decayed weight, as "
-                "optim.weight_decay=100 with proportional; lower optim.weight_decay"
+                "optim.decay_mode=independent: a step at the peak takes up to 10% of a weight, as a decay of 100 "
+                "with proportional; lower optim.weight_decay or that of a group"
+            ],
+        ),
+        (
+            [
+                "optim.decay_mode=independent",
+                "optim.weight_decay=0",
+                "optim.groups.gains.input.decay=0.5",
+                "optim.lr=1",
+            ],
+            [
+                "optim.decay_mode=independent: a step at the peak takes up to 50% of a weight, as a decay of 0.5 "
+                "with proportional; lower optim.weight_decay or that of a group"
             ],
         ),
         (["optim.decay_mode=independent", "optim.weight_decay=1e-4"], []),

@@ -50,11 +50,11 @@ FIXED_ENDS = "does not have this option, because the ends of the stream are part
         ("norm=none placement=parallel placement.final_norm=true", NO_NORM),
         (
             "placement=resi_dual placement.embedding_norm=true",
-            f"resi_dual {FIXED_ENDS} (y = x; x = x + N(y)); leave the option out",
+            f"resi_dual {FIXED_ENDS} (y = x; x = x + N(y)); leave it out, or null if a recipe sets it",
         ),
         (
             "placement=x0_lambdas placement.final_norm=false",
-            f"x0_lambdas {FIXED_ENDS} (x = N(x); x0 = x; x = N(x)); leave the option out",
+            f"x0_lambdas {FIXED_ENDS} (x = N(x); x0 = x; x = N(x)); leave it out, or null if a recipe sets it",
         ),
         (
             "model.depth=8 placement=mix_ln placement.early_blocks=9",

@@ -96,7 +96,7 @@ def test_only_decided_claims_are_replicated_or_not(tmp_path: Path) -> None:
     assert "4 claims count: 2 decided, 1 undecided, 1 void; 0 more" in table
     assert "1 of 2 decided claims were decided in the same way on fresh seeds; only 0 of these have a" in table
     assert "In 2 of the decided claims p is above 0.04" in table
-    there = "of 2 decided claims 1 have the same verdict there, 1 the opposite one and 0 none (undecided or void)"
+    there = "of 2 verdicts there on decided claims 1 are the same, 1 the opposite and 0 none (undecided or void)"
     assert f"1 of 1 studies were run in another setting: {there}.\n" in table
     assert "in all settings" not in table
     wide = {**other, "setting": "wide"}

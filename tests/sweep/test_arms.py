@@ -32,7 +32,7 @@ def test_arms_multiply_with_the_grid() -> None:
 
 def test_several_recipes_are_arms() -> None:
     names, shared = ["nanochat", "modded_track3"], ["model=llama_nano", "optim.lr=0.01"]
-    _, runs = compose_sweep([f"recipe={','.join(names)}", *shared])
+    _, runs = compose_sweep([f"recipe={', '.join(names)}", *shared])
     assert [varied for varied, _ in runs] == [[f"arm={name}"] for name in names]
     expected = [plain_tree(compose_run([f"recipe={name}", *shared])) for name in names]
     assert [plain_tree(config) for _, config in runs] == expected

@@ -122,6 +122,7 @@ def test_a_recipe_has_options_of_groups_that_a_model_may_lack() -> None:
             ["model=llama_nano", "placement.embedding_norm=true", "model.embed_scale=4"],
             "embed_scale=4.0: has no effect",
         ),
+        (["optim=sgd", "optim.weight_decay=0.1", "optim.decay_mode=cautious"], "decay_mode=cautious: optim=sgd adds"),
         (["optim.weight_decay=0", "optim.decay_mode=cautious"], "optim.decay_mode=cautious: has no effect"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

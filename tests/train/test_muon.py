@@ -10,9 +10,10 @@ import torch
 from pytorch_optimizer.optimizer.muon import normuon
 from torch import Tensor
 
-from normlab.config.optim import AdamW, Hyperball, Muon, NorMuon, Orthogonal
+from normlab.config.optim import AdamW, GroupOptions, Hyperball, Muon, NorMuon, Orthogonal, ParameterGroups
 from normlab.model.stack import Stack
 from normlab.training.optim import Optimizer, coefficients_of, families, hyperparameters_at
+from normlab.training.updates import orthogonalise
 
 STEPS = 50
 SHAPES = {
@@ -48,9 +49,9 @@ def drawn(seed: int, *lead: int) -> dict[str, Tensor]:
     return {n: torch.randn((*lead, *s), generator=generator, dtype=torch.float64) for n, s in SHAPES.items()}
 
 
-def updated(options: Orthogonal, *, steps: int = STEPS) -> dict[str, Tensor]:
+def updated(options: Orthogonal, *, steps: int = STEPS, scale: float = 1.0) -> dict[str, Tensor]:
     """Return the parameters of a single run after some updates."""
-    params = drawn(0)
+    params = {name: scale * p for name, p in drawn(0).items()}
     optimizer = Optimizer([options], params, GROUPS)
     for step in range(steps):
         own = [hyperparameters_at(family.options[0], steps, step) for family in optimizer.families]
@@ -104,20 +105,27 @@ def test_normuon_equals_pytorch_optimizer() -> None:
         torch.testing.assert_close(p, expected[name], atol=1e-12, rtol=1e-11)
 
 
-def test_hyperball_turns_muons_direction_on_the_sphere() -> None:
-    options = OPTIONS["hyperball"]
-    found = updated(options)
+@pytest.mark.parametrize("decay", [None, 5.0])
+@pytest.mark.parametrize("scale", [1.0, 0.01])
+def test_hyperball_turns_muons_direction_on_the_sphere(decay: float | None, scale: float) -> None:
+    options = Hyperball(**COMMON, groups=ParameterGroups(matrices=GroupOptions(decay=decay)))
+    found = updated(options, scale=scale)
     for name in HIDDEN:
-        p = drawn(0)[name]
+        p = scale * drawn(0)[name]
         radius, direction = p.norm(), torch.zeros_like(p).requires_grad_()
         muon = torch.optim.Muon([direction], lr=1.0, weight_decay=0.0, momentum=options.momentum)
         for step in range(STEPS):
             direction.detach().zero_()
             direction.grad = drawn(1 + step)[name]
             muon.step()
-            new = p + options.lr * radius * direction.detach() / direction.norm()
+            new = (1 - options.lr * (decay or 0)) * p + options.lr * radius * direction.detach() / direction.norm()
             p = radius * new / new.norm()
         torch.testing.assert_close(found[name], p, atol=1e-12, rtol=1e-11)
+
+
+def test_a_cpu_computes_in_the_dtype_of_the_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tensor, "bfloat16", None)
+    assert orthogonalise(drawn(0)["up"][None], 5).dtype == torch.float64
 
 
 def test_together_q_k_and_v_are_one_matrix() -> None:

@@ -5,6 +5,7 @@ from normlab.placements import table
 NO_SCALE = "there is no scale to share"
 SHARED_SCALE = "attention's scale, which both share, replaces the MLP's"
 ONE_AXIS = "the only axis of a vector is its last"
+ONE_NUMBER = "there is one number, or one for each run"
 SWAP = "two neighbouring axes are swapped in either order"
 COUNTS = (
     "weights_TT = x_TD.new_ones(steps, steps).tril() / torch.arange(1, steps + 1, device=x_TD.device)",
@@ -33,7 +34,87 @@ NOTES = (
 COUNT = "self.update_running_statistics(mean_D, var_D, x_D.numel() // x_D.shape[-1]"
 ONE_RANK = "`verify` runs on one rank; tests/train/test_devices.py compares several"
 
+FACTORS = "the factors of a product in the other order"
+LENGTHS = "the lists have equal lengths"
+TURNED = "a matrix and its transpose have the same orthogonal factor; one of the two products is cheaper"
+ON_GPU = "bfloat16 is for GPUs; tests/gpu counts its launches"
+ZERO = "only a matrix of zeros, or a smaller norm than any that is tested, has another divisor"
+UNUSED = "Lion does not read it"
+STEP = "step = torch.mul(square, correction, out=grads).sqrt_().add_(options.eps)"
+APPLY = "group.set(params, torch.addcmul(params, step, rate, value=-1, out=step))"
+MOMENTUM = "torch.addcmul(group.grads, velocity, momentum)"
+LION = "stacked_lion(options, StackedGroup(params, grads, [mean], decayed, coefficients, group.alive, group.names, []))"
+COPY = "torch._foreach_copy_(state, [piece.view_as(tensor) for piece, tensor in zip(pieces, state, strict=True)])"
+TALL = "is_tall = x_NM.shape[-2] > x_NM.shape[-1]"
+HALF = "x = (x.bfloat16() if x.is_cuda else x).flatten(0, -3)"
+NUMBERS = (
+    "lr, decay_factor, momentum, row_weight = (number.view(*number.shape, 1, 1) if isinstance(number, Tensor) else "
+    "number for number in (group.lr, group.decay_factor, group.momentum, group.row_weight))"
+)
+ALIVE = "alive = group.alive.view(*group.alive.shape, 1, 1)"
+BALL = "new = radius * _unit(decay_factor * params - lr * radius * _unit(update))"
+WRITE = "for state, value, old in zip(states, values, (params, momenta, *rows), strict=True):"
+UNIT = "return x_NM / torch.linalg.matrix_norm(x_NM, keepdim=True).clamp(min=1e-30)"
+HEADS = "heads[unit] = options.heads or 1 if is_qkv else 1"
+SHAPE = "by_shape.setdefault((params[unit[0]].shape[-2:], len(unit), heads[name]), []).append(tuple(unit))"
+STACK = "return matrices if parts == 1 else matrices.unflatten(0, (-1, parts)).movedim(1, -3).flatten(-3, -2)"
+PIECES = "pieces = [piece for value, unit in zip(values, units, strict=True) for piece in value.chunk(len(unit), -2)]"
+CAUTIOUS = "params.sub_(((old - params) * old >= 0) * old * (alive.to(old.dtype) * rate))"
+UPDATES: tuple[tuple[str, str, str, str], ...] = (
+    (FACTORS, STEP, "square, correction", "correction, square"),
+    (FACTORS, APPLY, "step, rate", "rate, step"),
+    (FACTORS, "group.grads[:, :decayed].addcmul_(group.params[:, :decayed], decay)",
+     "group.params[:, :decayed], decay", "decay, group.params[:, :decayed]"),
+    (FACTORS, f"group.set(velocity, {MOMENTUM})", "velocity, momentum", "momentum, velocity"),
+    (FACTORS, f"direction = {MOMENTUM} if options.nesterov else velocity", "velocity, momentum", "momentum, velocity"),
+    (FACTORS, "group.set(group.params, torch.addcmul(group.params, direction, lr, value=-1))",
+     "direction, lr", "lr, direction"),
+    ("the result is the same in a buffer of its own", STEP, ", out=grads", ""),
+    ("the result is the same in a buffer of its own", APPLY, ", out=step", ""),
+    ("there are two corrections",
+     "return (1 - options.beta1, 1 - options.beta2, lr / corrections[0], 1 / corrections[1], decay_factor)",
+     "corrections[1]", "corrections[-1]"),
+    ("it is flat already", "params, grads, mean = (flat(state)[None] for state in (group.params, group.grads, "
+     "*group.moments))", "flat(state)", "flat(flat(state))"),
+    ("there are two axes", "decayed = params.shape[1] if group.weight_decay else 0", "[1]", "[-1]"),
+    (UNUSED, "coefficients = (*lion_coefficients(options, group.lr, 0), 0)", "lr, 0)", "lr, 1)"),
+    (UNUSED, "coefficients = (*lion_coefficients(options, group.lr, 0), 0)", "), 0)", "), 1)"),
+    (UNUSED, LION, "group.names, []", "[], group.names"),
+    *((LENGTHS, line, "zip(" + lists + ", strict=True)", "zip(" + lists + end)
+      for line, lists in ((COPY, "pieces, state"), (WRITE, "states, values, (params, momenta, *rows)"),
+                          (PIECES, "values, units"))
+      for end in (")", ", strict=False)")),
+    *((TURNED, TALL, "shape[-2] >", f"shape[{axis}] >") for axis in ("2", "-3", "--2")),
+    *((TURNED, TALL, ">", sign) for sign in ("<=", ">=")),
+    *((TURNED, TALL, "shape[-1]", f"shape[{axis}]") for axis in ("1", "-2", "--1")),
+    *((ON_GPU, HALF, "(x.bfloat16() if x.is_cuda else x)", text) for text in ("x", "(x if x.is_cuda else x)")),
+    (ON_GPU, "return (x.mT if is_tall else x).unflatten(0, lead).to(x_NM.dtype)", ".to(x_NM.dtype)", ""),
+    *((ZERO, "x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=1e-07)", ".clamp(min=1e-07)", text)
+      for text in ("", ".clamp(min=-1e-07)")),
+    *((ZERO, UNIT, ".clamp(min=1e-30)", text) for text in ("", ".clamp(min=-1e-30)")),
+    (ZERO, UNIT, "torch.linalg.matrix_norm(x_NM, keepdim=True).clamp(min=1e-30)",
+     "(torch.linalg.matrix_norm(x_NM, keepdim=True) + 1e-30)"),
+    *((ONE_NUMBER, line, "1, 1)", text) for line in (NUMBERS, ALIVE) for text in ("-1, 1)", "1, -1)")),
+    ("a unit matrix has the norm 1", BALL, "_unit(decay_factor * params - lr * radius * _unit(update))",
+     "_unit(_unit(decay_factor * params - lr * radius * _unit(update)))"),
+    ("a unit matrix has the norm 1", BALL, "_unit(update)", "_unit(_unit(update))"),
+    ("not above 1, as 1", HEADS, "or 1", "or -1"),
+    ("not above 1, as 1", HEADS, "else 1", "else -1"),
+    ("matrices have two axes, and those of stacked runs an equal first one", SHAPE, "[-2:]", "[-3:]"),
+    ("a list of the same numbers", SHAPE, "tuple(unit)", "unit"),
+    (SWAP, "return matrices.unflatten(-2, (heads, -1)).movedim(-3, 1).flatten(0, 1)", "-3, 1", "1, -3"),
+    (SWAP, STACK, "1, -3", "-3, 1"),
+    (SWAP, "values = values.unflatten(0, (-1, heads)).movedim(1, -3).flatten(-3, -2)", "1, -3", "-3, 1"),
+    *(("with one part or one head nothing is joined or split", line, old, new) for line, old, new in (
+        (STACK, "matrices if parts == 1 else ", ""), (STACK, "parts == 1", "parts == 2"),
+        (STACK, "parts == 1", "parts == -1"), *(("if heads > 1:", "heads > 1", text) for text in (
+            "True", "heads >= 1", "heads > -1")))),
+    ("where the old number is 0, so is the decay", CAUTIOUS, "(old - params) * old", "(old - params) / old"),
+)  # fmt: skip
+"""Lines of the updates, with the part that a mutant replaces."""
+
 EQUIVALENT: dict[tuple[str, str], str] = {
+    **{("updates", f"{line}  ->  {line.replace(old, new, 1)}"): reason for reason, line, old, new in UPDATES},
     **{
         (row.name, "row: shared_scale=True"): NO_SCALE
         for row in table.ROWS

@@ -278,8 +278,7 @@ def _stack(state: State, units: Sequence[Unit], heads: int) -> Tensor:
 
 def _unstack(state: State, units: Sequence[Unit], heads: int, values: Tensor) -> None:
     """Write the matrices of units into their parameters."""
-    if heads > 1:
-        values = values.unflatten(0, (-1, heads)).movedim(1, -3).flatten(-3, -2)
+    values = values.unflatten(0, (-1, heads)).movedim(1, -3).flatten(-3, -2)
     targets = [state[n] for unit in units for n in unit]
     pieces = [piece for value, unit in zip(values, units, strict=True) for piece in value.chunk(len(unit), -2)]
     torch._foreach_copy_(targets, pieces)

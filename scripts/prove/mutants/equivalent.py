@@ -105,10 +105,8 @@ UPDATES: tuple[tuple[str, str, str, str], ...] = (
     (SWAP, "return matrices.unflatten(-2, (heads, -1)).movedim(-3, 1).flatten(0, 1)", "-3, 1", "1, -3"),
     (SWAP, STACK, "1, -3", "-3, 1"),
     (SWAP, "values = values.unflatten(0, (-1, heads)).movedim(1, -3).flatten(-3, -2)", "1, -3", "-3, 1"),
-    *(("with one part or one head nothing is joined or split", line, old, new) for line, old, new in (
-        (STACK, "matrices if parts == 1 else ", ""), (STACK, "parts == 1", "parts == 2"),
-        (STACK, "parts == 1", "parts == -1"), *(("if heads > 1:", "heads > 1", text) for text in (
-            "True", "heads >= 1", "heads > -1")))),
+    *(("with one part nothing is joined", STACK, old, new) for old, new in (
+        ("matrices if parts == 1 else ", ""), ("parts == 1", "parts == 2"), ("parts == 1", "parts == -1"))),
     ("where the old number is 0, so is the decay", CAUTIOUS, "(old - params) * old", "(old - params) / old"),
 )  # fmt: skip
 """Lines of the updates, with the part that a mutant replaces."""

@@ -30,7 +30,7 @@ def catalogue() -> dict[str, Any]:
         ("peri", "row: init=gpt2_scaled"),
         ("b2t/gpas/norm_preserving/parallel/parallel_two_norms", "return x_BTD - F.silu(self.gate) * x_BTD"),
         ("ngpt", "'mlp.up.weight')"),
-        ("init deepnorm", "(8 * weight.depth) ** (--0.25)"),
+        ("init deepnorm", "(8 * weight.depth) ** 0.25"),
     ],
 )
 def test_mutants_are_detected(catalogue: dict[str, Any], entry: str, text: str) -> None:

@@ -14,6 +14,7 @@ Shapes: B batch, T time, D width.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -159,7 +160,7 @@ class AlgebraPlacement(Placement):
         formula = self.row.formula
         if self.branch_warmup is None:
             return formula
-        return formula.replace(" + ", f" + min(t / ({self.branch_warmup} * l / L), 1) * ")
+        return re.sub(r"(?<=\b[xh]) \+ ", f" + min(t / ({self.branch_warmup} * l / L), 1) * ", formula)
 
     source = _of_row("source")
     init = _of_row("init")

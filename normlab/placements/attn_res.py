@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normlab.options import option
 from normlab.placements.base import MakeNorm, Placement, register_placement
-from normlab.placements.hyper import in_full_precision, read, rms_normed
+from normlab.placements.hyper import read, rms_normed
 from normlab.placements.wiring import Branch, TwoNorms
 
 States = tuple[Tensor, Tensor]
@@ -94,38 +94,40 @@ class Recall(nn.Module):
         super().__init__()
         self.query = nn.Parameter(torch.zeros(width))
 
-    def forward(self, x_BTD: Tensor, states_BTND: Tensor, is_stored_N: Tensor) -> Tensor:
-        with in_full_precision(x_BTD):
-            v_BTMD = torch.cat([states_BTND, x_BTD[..., None, :]], -2)
-            scores_BTM = (rms_normed(v_BTMD) * self.query).sum(-1)
-            is_known_M = torch.cat([is_stored_N, is_stored_N.new_ones(1)])
-            return read(scores_BTM.masked_fill(~is_known_M, -torch.inf).softmax(-1), v_BTMD)
+    def forward(self, x_BTD: Tensor, states_BTND: Tensor, is_unknown_M: Tensor | None = None) -> Tensor:
+        v_BTMD = torch.cat([states_BTND, x_BTD[..., None, :]], -2)
+        scores_BTM = (rms_normed(v_BTMD) * self.query).sum(-1)
+        if is_unknown_M is not None:
+            scores_BTM = scores_BTM.masked_fill(is_unknown_M, -torch.inf)
+        return read(scores_BTM.softmax(-1), v_BTMD)
 
 
 class AttnResWiring(TwoNorms):
     """The wiring of `AttnRes`, of block `layer`, from 0. The first block makes room for all states."""
 
     keep: Tensor
-    is_stored: Tensor
-    is_stored_after: Tensor
+    is_new: Tensor
+    is_unknown: Tensor
+    is_unknown_after: Tensor
 
     def __init__(self, layer: int, depth: int, every: int, width: int, make_norm: MakeNorm):
         super().__init__(width, make_norm)
         self.attn_recall, self.mlp_recall = Recall(width), Recall(width)
-        numbers, before = torch.arange(-(-depth // every)), -(-layer // every)
-        self.register_buffer("keep", torch.tensor(float(layer % every > 0), dtype=torch.float64))
-        self.register_buffer("is_stored", numbers < before)
-        self.register_buffer("is_stored_after", numbers < layer // every + 1)
+        stored_in_N = torch.arange(0, depth, every)
+        stored_in_M = torch.cat([stored_in_N, torch.tensor([-1])])  # the stream is always known
+        self.register_buffer("keep", torch.tensor(layer % every > 0))
+        self.register_buffer("is_new", stored_in_N[:, None] == layer)
+        self.register_buffer("is_unknown", stored_in_M >= layer)
+        self.register_buffer("is_unknown_after", stored_in_M > layer)
 
     def forward(self, stream: States, attn: Branch, mlp: Branch) -> States:
         x_BTD, states_BTND = stream
         if not states_BTND.shape[-2]:
-            states_BTND = torch.zeros_like(x_BTD)[..., None, :].repeat_interleave(len(self.is_stored), -2)
-        read_BTD = self.attn_recall(x_BTD, states_BTND, self.is_stored)
-        is_new_N1 = (self.is_stored_after & ~self.is_stored)[:, None]
-        states_BTND = torch.where(is_new_N1, x_BTD[..., None, :], states_BTND)
+            states_BTND = torch.zeros_like(x_BTD)[..., None, :].repeat_interleave(len(self.is_new), -2)
+        read_BTD = self.attn_recall(x_BTD, states_BTND, self.is_unknown)
+        states_BTND = torch.where(self.is_new, x_BTD[..., None, :], states_BTND)
         x_BTD = self.keep * x_BTD + attn(self.attn_norm(read_BTD))
-        read_BTD = self.mlp_recall(x_BTD, states_BTND, self.is_stored_after)
+        read_BTD = self.mlp_recall(x_BTD, states_BTND, self.is_unknown_after)
         return x_BTD + mlp(self.mlp_norm(read_BTD)), states_BTND
 
 
@@ -138,9 +140,7 @@ class AttnResOutput(nn.Module):
         self.norm = make_norm(width)
 
     def forward(self, stream: States) -> Tensor:
-        x_BTD, states_BTND = stream
-        is_stored_N = torch.ones(states_BTND.shape[-2], dtype=torch.bool, device=x_BTD.device)
-        return self.norm(self.recall(x_BTD, states_BTND, is_stored_N))
+        return self.norm(self.recall(*stream))
 
 
 register_placement(AttnRes())

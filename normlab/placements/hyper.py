@@ -33,13 +33,12 @@ def in_full_precision(x: Tensor) -> AbstractContextManager[object]:
 
 
 def read(a: Tensor, x_BTnD: Tensor) -> Tensor:
-    """Return sum_i a_i x_i, (B, T, D), in the dtype of the streams."""
-    return (a[..., None] * x_BTnD).sum(-2).to(x_BTnD.dtype)
+    """Return sum_i a_i x_i, (B, T, D)."""
+    return (a[..., None] * x_BTnD).sum(-2)
 
 
 def rms_normed(x: Tensor, *, eps_outside: bool = False) -> Tensor:
-    """Return x / sqrt(mean(x^2) + eps), or x / (sqrt(mean(x^2)) + eps), over the last axis, in float32 or wider."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    """Return x / sqrt(mean(x^2) + eps), or x / (sqrt(mean(x^2)) + eps), over the last axis."""
     square = x.square().mean(-1, keepdim=True)
     return x / (square.sqrt() + EPS) if eps_outside else x * torch.rsqrt(square + EPS)
 
@@ -51,12 +50,13 @@ def sinkhorn(scores: Tensor, iterations: int) -> Tensor:
 
     Source: Sinkhorn & Knopp 1967; with these eps DeepSeek-V4 of transformers.
     """
-    matrix = scores.softmax(-1) + EPS
-    matrix = matrix / (matrix.sum(-2, keepdim=True) + EPS)
+    # The tokens are the last axes, in the order of memory: a CPU is slow at sums over 4 neighbours.
+    matrix_nnBT = scores.movedim((-2, -1), (0, 1)).contiguous().softmax(1) + EPS
+    matrix_nnBT = matrix_nnBT / (matrix_nnBT.sum(0, keepdim=True) + EPS)
     for _ in range(iterations - 1):
-        matrix = matrix / (matrix.sum(-1, keepdim=True) + EPS)
-        matrix = matrix / (matrix.sum(-2, keepdim=True) + EPS)
-    return matrix
+        matrix_nnBT = matrix_nnBT / (matrix_nnBT.sum(1, keepdim=True) + EPS)
+        matrix_nnBT = matrix_nnBT / (matrix_nnBT.sum(0, keepdim=True) + EPS)
+    return matrix_nnBT.movedim((0, 1), (-2, -1))
 
 
 class MixedStreams(nn.Module):
@@ -76,13 +76,12 @@ class MixedStreams(nn.Module):
     def forward(self, x_BTnD: Tensor, sublayer: Branch) -> Tensor:
         with in_full_precision(x_BTnD):
             mixing, b = self.weights(x_BTnD)
-            product_BTmD = mixing.mT.to(x_BTnD.dtype) @ x_BTnD
+            product_BTmD = mixing.mT @ x_BTnD
             read_BT1D, mixed_BTnD = product_BTmD.split_with_sizes([1, mixing.shape[-1] - 1], -2)
             kept_BTnD = mixed_BTnD if mixed_BTnD.shape[-2] else x_BTnD
         branch_BTD = sublayer(self.norm(read_BT1D.squeeze(-2)))
         with in_full_precision(x_BTnD):
-            added_BTnD = (b[..., None] * branch_BTD[..., None, :]).to(x_BTnD.dtype)
-            return kept_BTnD + sublayer.mark_update(added_BTnD)
+            return kept_BTnD + sublayer.mark_update(b[..., None] * branch_BTD[..., None, :])
 
 
 class Copies(nn.Module):
@@ -178,7 +177,7 @@ class HyperSubLayer(MixedStreams):
     def __init__(self, placement: HyperConnections, number: int, width: int, make_norm: MakeNorm):
         super().__init__(width, make_norm)
         n = placement.streams
-        first_n1 = F.one_hot(torch.tensor(number % n), n).float()[:, None]
+        first_n1 = F.one_hot(torch.tensor(number % n), n)[:, None]
         self.mixing = nn.Parameter(torch.cat([first_n1, torch.eye(n)], -1))
         """a, then the columns of c."""
         self.beta = nn.Parameter(torch.ones(n))

@@ -34,6 +34,7 @@ from normlab.verify.check import Check, LargestError, check_equal, check_no_prob
 from normlab.verify.norm_contract import compare_initial
 from normlab.verify.norms import with_gradients
 from normlab.verify.reference_model import FormulaMismatch, ReferenceModel, record_norm_order
+from normlab.verify.variants import option_fields, other_values
 
 TOLERANCE = 1e-9
 """Relative, in float64, for the logits and gradients of a complete model."""
@@ -111,13 +112,16 @@ def _logits_of(model: nn.Module, tokens_BT: Tensor, *, training: bool = True) ->
 
 
 def wiring_check(placement: Placement, subject: str) -> Iterator[Check]:
-    """Check names and initial values of parameters outside norms and linear layers."""
-    declared, largest = placement.initial_values, LargestError(1e-6)
-    for depth, norm in product(DEPTHS if declared else DEPTHS[:3], _norms_for(placement)):
-        small = build_small(small_config(norm, placement, depth=depth, mlp="swiglu"), filled=False)
-        model = small.config.model
+    """Check names and initial values of parameters outside norms and linear layers, also with other options."""
+    largest = LargestError(1e-6)
+    depths = DEPTHS if placement.initial_values else DEPTHS[:3]
+    others = [other for field in option_fields(placement) for other in other_values(placement, field, 1)]
+    cases = [*((placement, depth) for depth in depths), *((other, DEPTHS[2]) for other in others)]
+    for (variant, depth), norm in product(cases, _norms_for(placement)):
+        small = build_small(small_config(norm, variant, depth=depth, mlp="swiglu"), filled=False)
+        model, declared = small.config.model, variant.initial_values
         sizes = {"L": depth, "D": model.width, "M": model.mlp_width, "H": model.heads, "V": VOCAB}
-        known = plain_tree(placement) | plain_tree(norm) | sizes
+        known = plain_tree(variant) | plain_tree(norm) | sizes
         of_norms = {parameter for module in small.norms for parameter in module.parameters()}
         names: set[str] = set()
         for layer, name, value in extra_parameters(small.gpt):
@@ -129,8 +133,25 @@ def wiring_check(placement: Placement, subject: str) -> Iterator[Check]:
         if names != declared.keys():
             yield check_equal(subject, "declares every parameter", sorted(declared), sorted(names))
             return
-    if declared:
+    if placement.initial_values:
         yield largest.check(subject, "has its declared initial values")
+
+
+@torch.no_grad()
+def autocast_check(small: SmallModel, subject: str) -> Check:
+    """Check that a float32 stream is read, mixed and added to in float32, also where autocast is to bf16."""
+    results = []
+    for dtype in (torch.float64, torch.float32):
+        model = copy.deepcopy(small.gpt).to(dtype)
+        with torch.autocast("cpu", torch.bfloat16):  # never of float64
+            stream = model.embed(tokens())
+            for block in model.blocks:
+                stream = block.wiring(stream, Branch(torch.tanh), Branch(torch.tanh))
+            results.append(model.head(stream, "read"))
+    expected, found = results
+    largest = LargestError(1e-4)
+    largest.compare(found, expected, "what the head reads", float(expected.abs().max()))
+    return largest.check(subject, "keeps its stream in float32 under autocast to bf16")
 
 
 def factor_check(placement: Placement, subject: str) -> Iterator[Check]:

@@ -27,7 +27,7 @@ from normlab.verify.variants import LARGE_EPS, label_of, option_fields, other_va
 
 DEPTH = 5
 """Default number of blocks: enough for a placement whose layers differ."""
-OTHER_DEPTHS = (8, 40)
+OTHER_DEPTHS = (17, 40)
 """Further depths, for placements whose blocks depend on the depth."""
 MODELS = (
     {"positions": "rope", "mlp": "swiglu", "qk_norm": "full", "bias": False, "embed_scale": 3.0, "logit_softcap": 2.0},
@@ -183,6 +183,7 @@ def checks_of_placement(placement: Placement, *, thorough: bool = True) -> Itera
     yield from _structure_checks(placement, subject)
     yield from placements.ends_check(placement, subject)
     yield placements.norms_check(small, subject)
+    yield placements.autocast_check(small, subject)
     yield from placements.logits_checks(small, subject)
     if thorough:
         yield from law_checks(placement.name)

@@ -76,7 +76,7 @@ LAUNCHES = {
     },
     "model=gpt2_tiny placement=identity_hc": {1: (856, 941), 2: (896, 1011), 16: (896, 1174)},
     "model=gpt2_tiny placement=mhc": {1: (4008, 4093), 2: (4048, 4166), 16: (4048, 4329)},
-    "model=gpt2_tiny placement=attn_res": {1: (803, 864), 2: (847, 929), 16: (847, 929)},
+    "model=gpt2_tiny placement=attn_res": {1: (765, 826), 2: (809, 891), 16: (809, 891)},
     "model=gpt2_124m": {1: (1148, 1551), 2: (1244, 2327), 16: (1244, 2336)},
 }
 """By shape of the model and number of runs, the launches of a plain and of a measured step. A measured step of large

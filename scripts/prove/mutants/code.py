@@ -60,7 +60,8 @@ COMMUTATIVE = ("max", "min", "torch.promote_types", "torch.maximum")
 """Functions that ignore the order of their arguments."""
 EXCLUDED = ("validate", "check_width", "check_norm", "reject_unused_options", "without_defaults",
               "register_row", "factors", "early",
-              "formula", "weights_formula", "initial_values", "has_norms", "is_plain_sum", "all_sub_layers", "layers",
+              "formula", "weights_formula", "initial_values", "has_norms", "has_free_branches", "has_standard_matrices",
+              "is_plain_sum", "all_sub_layers", "layers",
               "all_initial_values",
               "matmul_flops", "matmul_weights", "kept_numbers", "parameters", *REFERENCES)  # fmt: skip
 """Functions outside a run's computation, and functions that mutants are compared with."""
@@ -181,7 +182,8 @@ def _replacements(site: Site) -> Iterator[ast.AST]:
         case ast.Constant(bool(value)):
             yield ast.Constant(not value)
         case ast.Constant(int(value) | float(value)):
-            yield from (ast.Constant(other) for other in {value + 1, -value} - {value})
+            negated = set() if isinstance(site.owner, ast.UnaryOp) else {-value}  # its sign is dropped there
+            yield from (ast.Constant(other) for other in ({value + 1} | negated) - {value})
         case ast.Attribute(owner, name):
             yield from (ast.Attribute(owner, other, node.ctx) for other in FUNCTIONS.get(name, ()))
             if name == "eps":

@@ -14,6 +14,8 @@ COUNTS = (
 """Lines of batchnorm_past; so is JOINED."""
 BY_POSITION = "batchnorm_past/batchnorm_position"
 TWO_STREAMS = "resi_dual/siamese/x0_lambdas"
+ONE_STREAM = "b2t/gpas/norm_preserving/parallel/parallel_two_norms"
+HYPER, ATTN_RES = "hyper_connections/identity_hc/mhc", "attn_res"
 REPLACES = (
     "early = {}(self.early{})", ", blocks=lambda depth: blocks, condition=condition",
     "return {}(row{})", ", formula=row.formula.replace(self.early.condition, condition), early=early",
@@ -25,16 +27,24 @@ REPLACES = (
 JOINED = "return y_TND.unflatten(1, (len(like), *like.shape[2:-1]))"
 SCALED = "branch_BTD if self.factor == 1 else branch_BTD * self.factor"
 INSTRUMENTATION = "records a sub-layer's update for the statistics, which tests/stats checks"
+KEPT_ATTN = "x_BTD = kept * x_BTD + {}added * attn(self.attn_norm(x_BTD)){}"
+KEPT_MLP = "return kept * x_BTD + {}added * mlp(self.mlp_norm(x_BTD)){}"
 NOTES = (
     ("ngpt", "return unit(unit_BTD + {}rate_D * (unit(sublayer(x_BTD)) - unit_BTD){})", "sublayer.mark_update(", ")"),
     (TWO_STREAMS, "return (x_BTD + {}branch_BTD / self.root{}, y_BTD + branch_BTD)", "sublayer.mark_update(", ")"),
     ("wiring", f"return {{}}{SCALED}{{}}", "self.mark_update(", ")"),
+    (HYPER, "return kept_BTnD + {}b[..., None] * branch_BTD[..., None, :]{}", "sublayer.mark_update(", ")"),
+    (ONE_STREAM, KEPT_ATTN, "attn.mark_update(", ")"),
+    (ONE_STREAM, KEPT_MLP, "mlp.mark_update(", ")"),
 )
 """Lines with instrumentation, with the code before and after the instrumented expression."""
 COUNT = "self.update_running_statistics(mean_D, var_D, x_D.numel() // x_D.shape[-1]"
 ONE_RANK = "`verify` runs on one rank; tests/train/test_devices.py compares several"
 
 FACTORS = "the factors of a product in the other order"
+FROM_THE_FRONT = "the same axis, counted from the front"
+NO_STATE = "states_BTND = torch.zeros_like(x_BTD)[..., None, :]"
+COUNTER = "self.register_buffer(UPDATES, torch.zeros((), dtype=torch.float64))"
 LENGTHS = "the lists have equal lengths"
 TURNED = "a matrix and its transpose have the same orthogonal factor; one of the two products is cheaper"
 ON_GPU = "bfloat16 is for GPUs; tests/gpu counts its launches"
@@ -84,9 +94,9 @@ UPDATES: tuple[tuple[str, str, str, str], ...] = (
       for line, lists in ((COPY, "pieces, state"), (WRITE, "states, values, (params, momenta, *rows)"),
                           (PIECES, "values, units"))
       for end in (")", ", strict=False)")),
-    *((TURNED, TALL, "shape[-2] >", f"shape[{axis}] >") for axis in ("2", "-3", "--2")),
+    *((TURNED, TALL, "shape[-2] >", f"shape[{axis}] >") for axis in ("2", "-3")),
     *((TURNED, TALL, ">", sign) for sign in ("<=", ">=")),
-    *((TURNED, TALL, "shape[-1]", f"shape[{axis}]") for axis in ("1", "-2", "--1")),
+    *((TURNED, TALL, "shape[-1]", f"shape[{axis}]") for axis in ("1", "-2")),
     *((ON_GPU, HALF, "(x.bfloat16() if x.is_cuda else x)", text) for text in ("x", "(x if x.is_cuda else x)")),
     (ON_GPU, "return (x.mT if is_tall else x).unflatten(0, lead).to(x_NM.dtype)", ".to(x_NM.dtype)", ""),
     *((ZERO, "x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=1e-07)", ".clamp(min=1e-07)", text)
@@ -111,8 +121,46 @@ UPDATES: tuple[tuple[str, str, str, str], ...] = (
 )  # fmt: skip
 """Lines of the updates, with the part that a mutant replaces."""
 
+STREAMS: tuple[tuple[str, str, str, str, str], ...] = (
+    *((HYPER, FROM_THE_FRONT, line, f"{before}-2", f"{before}2") for before, line in (
+        (".sum(", "return (a[..., None] * x_BTnD).sum(-2)"),
+        ("- 1], ", "read_BT1D, mixed_BTnD = product_BTmD.split_with_sizes([1, mixing.shape[-1] - 1], -2)"),
+        (".shape[", "kept_BTnD = mixed_BTnD if mixed_BTnD.shape[-2] else x_BTnD"),
+        (".squeeze(", "branch_BTD = sublayer(self.norm(read_BT1D.squeeze(-2)))"),
+        ("self.streams, ", "return x_BTD[..., None, :].repeat_interleave(self.streams, -2)"),
+        (".sum(", "return self.norm(x_BTnD.sum(-2))"),
+        (".flatten(", "numbers_BTm = self.fn(self.normed(x_BTnD.flatten(-2)))"),
+        (".flatten(", "a_BTn = torch.sigmoid(self.scale * self.fn(rms_normed(x_BTnD.flatten(-2))) + self.base) + EPS"),
+        ("scores.movedim((", "matrix_nnBT = scores.movedim((-2, -1), (0, 1)).contiguous().softmax(1) + EPS"),
+        ("(0, 1), (", "return matrix_nnBT.movedim((0, 1), (-2, -1))"))),
+    (HYPER, FROM_THE_FRONT, "self.mixing = nn.Parameter(torch.cat([first_n1, torch.eye(n)], -1))", "-1", "1"),
+    *((HYPER, LENGTHS, "scale_m = torch.cat([scale.expand(size) for scale, size in zip(self.scale, self.parts, "
+       "strict=True)])", ", strict=True", text) for text in ("", ", strict=False")),
+    (HYPER, FACTORS, "a, b, *c = torch.addcmul(self.base, scale_m, numbers_BTm).split(self.parts, -1)",
+     "scale_m, numbers_BTm", "numbers_BTm, scale_m"),
+    *((ATTN_RES, FROM_THE_FRONT, line, f"{before}-2", f"{before}2") for before, line in (
+        ("], ", "v_BTMD = torch.cat([states_BTND, x_BTD[..., None, :]], -2)"),
+        ("[", "if not states_BTND.shape[-2]:"),
+        ("(self.is_new), ", f"{NO_STATE}.repeat_interleave(len(self.is_new), -2)"))),
+    (ATTN_RES, "a state that is not stored has no weight", f"{NO_STATE}.repeat_interleave(len(self.is_new), -2)",
+     "torch.zeros_like(x_BTD)", "x_BTD"),
+    (ATTN_RES, "any number below that of the first block", "stored_in_M = torch.cat([stored_in_N, torch.tensor([-1])])",
+     "-1", "-2"),
+    (ONE_STREAM, INSTRUMENTATION, KEPT_ATTN.format("attn.mark_update(", ")"), "attn.mark", "mlp.mark"),
+    (ONE_STREAM, INSTRUMENTATION, KEPT_MLP.format("mlp.mark_update(", ")"), "mlp.mark", "attn.mark"),
+    (ONE_STREAM, "only a large theta reaches it, as in tests/placements/test_claims.py",
+     "share = (F.softplus(self.theta) / self.depth).clamp(max=LARGEST_SHARE)",
+     "(F.softplus(self.theta) / self.depth).clamp(max=LARGEST_SHARE)", "F.softplus(self.theta) / self.depth"),
+    ("wiring", "`verify` sets it; tests/train/test_placements.py trains with it", COUNTER, "zeros", "ones"),
+    ("wiring", "a count is exact in either dtype", COUNTER, "(), dtype=torch.float64", "()"),
+)  # fmt: skip
+"""Lines of placements by entry, with the part that a mutant replaces."""
+
 EQUIVALENT: dict[tuple[str, str], str] = {
-    **{("updates", f"{line}  ->  {line.replace(old, new, 1)}"): reason for reason, line, old, new in UPDATES},
+    **{
+        (entry, f"{line}  ->  {line.replace(old, new, 1)}"): reason
+        for entry, reason, line, old, new in (*(("updates", *row) for row in UPDATES), *STREAMS)
+    },
     **{
         (row.name, "row: shared_scale=True"): NO_SCALE
         for row in table.ROWS

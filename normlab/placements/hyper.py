@@ -52,10 +52,10 @@ def sinkhorn(scores: Tensor, iterations: int) -> Tensor:
     """
     # The tokens are the last axes, in the order of memory: a CPU is slow at sums over 4 neighbours.
     matrix_nnBT = scores.movedim((-2, -1), (0, 1)).contiguous().softmax(1) + EPS
-    matrix_nnBT = matrix_nnBT / (matrix_nnBT.sum(0, keepdim=True) + EPS)
+    matrix_nnBT = matrix_nnBT / (matrix_nnBT.sum(0) + EPS)
     for _ in range(iterations - 1):
         matrix_nnBT = matrix_nnBT / (matrix_nnBT.sum(1, keepdim=True) + EPS)
-        matrix_nnBT = matrix_nnBT / (matrix_nnBT.sum(0, keepdim=True) + EPS)
+        matrix_nnBT = matrix_nnBT / (matrix_nnBT.sum(0) + EPS)
     return matrix_nnBT.movedim((0, 1), (-2, -1))
 
 

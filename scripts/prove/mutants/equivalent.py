@@ -43,6 +43,7 @@ ONE_RANK = "`verify` runs on one rank; tests/train/test_devices.py compares seve
 
 FACTORS = "the factors of a product in the other order"
 FROM_THE_FRONT = "the same axis, counted from the front"
+SCORES = "matrix_nnBT = scores.movedim((-2, -1), (0, 1)).contiguous().softmax(1) + EPS"
 NO_STATE = "states_BTND = torch.zeros_like(x_BTD)[..., None, :]"
 COUNTER = "self.register_buffer(UPDATES, torch.zeros((), dtype=torch.float64))"
 LENGTHS = "the lists have equal lengths"
@@ -131,8 +132,11 @@ STREAMS: tuple[tuple[str, str, str, str, str], ...] = (
         (".sum(", "return self.norm(x_BTnD.sum(-2))"),
         (".flatten(", "numbers_BTm = self.fn(self.normed(x_BTnD.flatten(-2)))"),
         (".flatten(", "a_BTn = torch.sigmoid(self.scale * self.fn(rms_normed(x_BTnD.flatten(-2))) + self.base) + EPS"),
-        ("scores.movedim((", "matrix_nnBT = scores.movedim((-2, -1), (0, 1)).contiguous().softmax(1) + EPS"),
-        ("(0, 1), (", "return matrix_nnBT.movedim((0, 1), (-2, -1))"))),
+        ("scores.movedim((", SCORES), ("(0, 1), (", "return matrix_nnBT.movedim((0, 1), (-2, -1))"))),
+    (HYPER, "only the order in memory", SCORES, ".contiguous()", ""),
+    *((HYPER, "two of four axes change places with the other two", line, *axes) for line, axes in (
+        (SCORES, ("(-2, -1), (0, 1)", "(0, 1), (-2, -1)")),
+        ("return matrix_nnBT.movedim((0, 1), (-2, -1))", ("(0, 1), (-2, -1)", "(-2, -1), (0, 1)")))),
     (HYPER, FROM_THE_FRONT, "self.mixing = nn.Parameter(torch.cat([first_n1, torch.eye(n)], -1))", "-1", "1"),
     *((HYPER, LENGTHS, "scale_m = torch.cat([scale.expand(size) for scale, size in zip(self.scale, self.parts, "
        "strict=True)])", ", strict=True", text) for text in ("", ", strict=False")),

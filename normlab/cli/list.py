@@ -9,7 +9,7 @@ from normlab.cli.app import Json, app, echo
 from normlab.errors import ConfigError
 from normlab.plugins import load_plugins
 
-Kind = Literal["norms", "placements", "models", "recipes", "data", "optim", "init", "options", "stats", "auto"]
+Kind = Literal["norms", "placements", "models", "recipes", "data", "optim", "init", "options", "stats", "names", "auto"]
 
 
 @app.command("list")
@@ -31,7 +31,7 @@ def list_(
 
     plugins = [argument for argument in arguments or [] if argument.startswith("plugins=")]
     names = [argument for argument in arguments or [] if argument not in plugins]
-    if len(names) > (what != "auto"):
+    if len(names) > (what not in ("auto", "names")):
         raise ConfigError(f"list {what} {' '.join(names)}: too many names; leave out {names[-1]}")
     name = names[0] if names else None
     load_plugins([])
@@ -40,6 +40,10 @@ def list_(
 
         register_plugins(plugins)
     format = "json" if json else "table"
+    if what == "names":
+        from normlab.verify.names import LEGEND, name_entries
+
+        return echo(render([*name_entries()], format) + ("" if json else f"\n\n{LEGEND}"), keep="\n")
     if what == "auto":
         return echo(render(rules.rows(), format) + ("" if json else f"\n{rules.LEGEND}"), keep="\n")
     if name is not None:

@@ -1,0 +1,17 @@
+"""The names of several functions, and how far these are from each other."""
+
+from collections import defaultdict
+
+from normlab.verify.names import name_entries
+
+
+def test_each_name_has_several_functions_and_each_function_its_distance() -> None:
+    uses = defaultdict(list)
+    for entry in name_entries():
+        uses[entry["name"]].append(entry)
+    for name, entries in uses.items():
+        assert len({entry["fingerprint"] for entry in entries}) == len(entries) > 1, name
+        assert entries[0]["distance"] == 0, name
+        assert all(entry["distance"] > 1e-9 for entry in entries[1:]), name
+    megatron, untransposed = (entry["distance"] for entry in uses["mHC"][1:])
+    assert megatron < 1e-5 < 1e-2 < untransposed  # another eps, and another matrix

@@ -42,6 +42,10 @@ VARIANTS = {
         f"model.embed_scale={ROOT}",
         f"model.embed_scale={ROOT} norm=rmsnorm_simple model.depth=3",
     ),
+    "Gemma4ForCausalLM": (
+        f"model.embed_scale={ROOT} model.qk_scale={8**0.25} model.logit_softcap=2",
+        f"model.embed_scale={ROOT} model.qk_scale={8**0.25} norm.unit_offset=true model.tie_embeddings=false",
+    ),
 }
 """Models of each class that differ in its free options."""
 

@@ -21,7 +21,7 @@ def export(
     """Write the model of a run as a folder that transformers loads.
 
     It holds the weights, config.json, the tokenizer and a card. Models that GPT2LMHeadModel, LlamaForCausalLM,
-    Qwen3ForCausalLM, Olmo2ForCausalLM, Gemma2ForCausalLM or Gemma3ForCausalLM computes can be exported.
+    Qwen3ForCausalLM, Olmo2ForCausalLM or Gemma2ForCausalLM to Gemma4ForCausalLM computes can be exported.
 
     Example: normlab train model=llama_tiny run.name=mine, then normlab export mine -o model
     """

@@ -6,7 +6,7 @@ model by it, and import reads those of a folder.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,9 @@ FREE = (
 NOT_READ = ("rope_theta", "rope_parameters", "sliding_window", "resid_pdrop", "embd_pdrop", "attn_pdrop")
 """Options that export writes and that import does not compare: dropout, the window of layers with full attention, and
 the rotation, which import reads first."""
+
+ONE = "1"
+"""In place of a parameter: the class has a tensor whose only value is 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +94,10 @@ class NativeClass:
     """Whether the weights of linear layers in a block are (inputs, outputs)."""
     gain_offset: float = 0.0
     """What its norms add to their gain."""
-    scales_embeddings: bool = False
-    """Whether it multiplies embeddings by the root of the width."""
+    derived: Mapping[str, Callable[[RunConfig], float]] = field(default_factory=dict)
+    """Options of normlab with one value for each width and number of heads, which the class does not name."""
+    ones: tuple[str, ...] = ()
+    """Its factors on the stream of a block, which have to be 1."""
 
     def differences(self, config: RunConfig) -> list[str]:
         """Return the options in which a model differs from those that the class computes, as `option=value`."""
@@ -100,10 +105,10 @@ class NativeClass:
 
     def reason(self, config: RunConfig) -> str:
         """Return why the class does not compute a model although its options fit; empty if it does."""
-        scale, root = config.model.embed_scale, math.sqrt(config.model.width)
-        if not self.scales_embeddings or math.isclose(scale, root, rel_tol=1e-12):
-            return ""
-        return f"the class multiplies embeddings by the root of the width: model.embed_scale={root!r}, not {scale:g}"
+        ours = flatten_options(config)
+        needed = {name: of(config) for name, of in self.derived.items()}
+        wrong = [name for name, value in needed.items() if not math.isclose(ours[name], value, rel_tol=1e-12)]
+        return ", ".join(f"at this width the class has {name}={needed[name]!r}, not {ours[name]:g}" for name in wrong)
 
     def write_options(self, config: RunConfig) -> dict[str, Any]:
         """Return the options of the class, besides those of the tokenizer, for a model that it computes."""
@@ -126,8 +131,8 @@ class NativeClass:
                 raise ConfigError(f"{name}={value!r:.60}: must be a number")
             texts += [] if value is None else [f"{option}={_text(value)}"]
         config = compose_run(texts)
-        if self.scales_embeddings:
-            texts.append(f"model.embed_scale={math.sqrt(config.model.width)!r}")
+        if self.derived:
+            texts += [f"{name}={of(config)!r}" for name, of in self.derived.items()]
             config = compose_run(texts)
         for name, value in self.fixed(config).items():
             theirs, needed = options.get(name), f"normlab has this model only with {name}={_text(value):.60}"
@@ -159,6 +164,8 @@ class NativeClass:
                 is_of_head = "qk_norms" in module and model.qk_norm == "head"
                 width = model.width // (model.heads if is_of_head else 1)
                 yield from self._norm(config, f"{self.blocks}.{layer}.{name}", f"blocks.{layer}.{module}", width)
+            for name in self.ones:
+                yield StoredTensor(f"{self.blocks}.{layer}.{name}", (ONE,), ((1,),), offset=1.0)
         for name, module in self.ends.items():
             if module == "head.close":
                 yield from self._norm(config, name, module, model.width)
@@ -265,6 +272,24 @@ def _gemma(config: RunConfig) -> dict[str, Any]:
     )  # fmt: skip
 
 
+def _gemma4(config: RunConfig) -> dict[str, Any]:
+    """Return the options of a model with full attention, and without experts and a second embedding."""
+    return _rotations(
+        config, hidden_activation="silu", use_bidirectional_attention=None, per_layer_config={},
+        hidden_size_per_layer_input=0, vocab_size_per_layer_input=1, num_kv_shared_layers=0, attention_k_eq_v=False,
+        enable_moe_block=False, use_double_wide_mlp=False,
+    )  # fmt: skip
+
+
+def _root_of_width(config: RunConfig) -> float:
+    return math.sqrt(config.model.width)
+
+
+def _undivided_scores(config: RunConfig) -> float:
+    """Return the factor on queries and on keys that undoes the divisor of the scores."""
+    return (config.model.width / config.model.heads) ** 0.25
+
+
 _GPT2 = NativeClass(
     name="GPT2LMHeadModel", model_type="gpt2", overrides="model=gpt2_nano norm=layernorm placement=pre",
     free=("norm.bias", "model.bias"), fixed=_gpt2,
@@ -308,14 +333,21 @@ _GEMMA2 = replace(
     _LLAMA, name="Gemma2ForCausalLM", model_type="gemma2", options=_OPTIONS | _SOFTCAPS, fixed=_gemma, norms=_PERI,
     overrides="model=llama_nano norm=rmsnorm_gemma placement=peri model.tie_embeddings=true",
     free=("model.rope_theta", "model.embed_scale", "model.logit_softcap", "model.attn_softcap"),
-    optional=(*_OPTIONAL, "rope_theta"), gain_offset=1.0, scales_embeddings=True,
+    optional=(*_OPTIONAL, "rope_theta"), gain_offset=1.0, derived={"model.embed_scale": _root_of_width},
 )  # fmt: skip
 _GEMMA3 = replace(
     _GEMMA2, name="Gemma3ForCausalLM", model_type="gemma3_text", overrides=f"{_GEMMA2.overrides} model.qk_norm=head",
     free=_GEMMA2.free[:-1], norms=_PERI | _QK, optional=(*_OPTIONAL, *_SOFTCAPS),
 )  # fmt: skip
+_GEMMA4 = replace(
+    _GEMMA3, name="Gemma4ForCausalLM", model_type="gemma4_text", fixed=_gemma4, gain_offset=0.0, ones=("layer_scalar",),
+    overrides=f"{_GEMMA3.overrides.replace('rmsnorm_gemma', 'rmsnorm_llama')} model.v_norm=true",
+    free=(*_GEMMA3.free, "model.qk_scale"), options=_OPTIONS | {"final_logit_softcapping": "model.logit_softcap"},
+    optional=(*_OPTIONAL, "final_logit_softcapping"),
+    derived=_GEMMA3.derived | {"model.qk_scale": _undivided_scores},
+)  # fmt: skip
 
-CLASSES = (_GPT2, _LLAMA, _QWEN3, _OLMO2, _OLMO3, _GEMMA2, _GEMMA3)
+CLASSES = (_GPT2, _LLAMA, _QWEN3, _OLMO2, _OLMO3, _GEMMA2, _GEMMA3, _GEMMA4)
 """The classes, in the order in which they are tried. Olmo3ForCausalLM with full attention computes what
 Olmo2ForCausalLM does, so that only import uses it."""
 

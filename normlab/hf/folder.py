@@ -23,7 +23,7 @@ from normlab.config.schema import RunConfig
 from normlab.data.hub import TIMEOUT_S, hub_errors
 from normlab.data.tokenizers import LARGEST_TOKENIZER, SubwordTokenizer, Tokenizer
 from normlab.errors import ConfigError, StoreError, unknown
-from normlab.hf.classes import CLASSES, NativeClass, StoredTensor, differences
+from normlab.hf.classes import CLASSES, ONE, NativeClass, StoredTensor, differences
 from normlab.hf.tokenizer import tokenizer_json
 from normlab.parsing import from_json, read_at_most
 
@@ -144,6 +144,7 @@ class ModelFolder:
             ours: values[rows[ours]] if ours in rows else values.contiguous()
             for stored, file, name in self.tensors(replace(self.config, norm=config.norm))
             for ours, values in stored.split(file.get_tensor(name).float())
+            if ours != ONE
         }
 
     def tensors(self, config: RunConfig) -> list[tuple[StoredTensor, Any, str]]:
@@ -177,6 +178,8 @@ def _problems(found: Mapping[str, tuple[Any, str]], expected: Mapping[str, Store
             dtype, actual = values.get_dtype(), values.get_shape()
             if actual != shape or dtype not in DTYPES:
                 yield f"its tensor {name} is {dtype} {actual}, and must be {' or '.join(DTYPES)} {shape}"
+            elif expected[name].parameters == (ONE,) and float(values[:]) != 1:
+                yield f"its tensor {name} is {float(values[:]):g}, and must be 1"
         elif not NOT_USED.fullmatch(name):
             yield f"its tensor {name} is not one of the model in config.json"
 

@@ -41,6 +41,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Olmo3ForCausalLM": FULL | {"rope_parameters": TWO_ROTATIONS},
     "Gemma2ForCausalLM": GEMMA | {"attn_logit_softcapping": 0.3, "final_logit_softcapping": 2.0},
     "Gemma3ForCausalLM": GEMMA | {"rope_parameters": TWO_ROTATIONS},
+    "Gemma4ForCausalLM": GEMMA
+    | {"rope_parameters": TWO_ROTATIONS, "global_head_dim": 8, "hidden_size_per_layer_input": 0}
+    | {"vocab_size_per_layer_input": 1, "num_kv_shared_layers": 0},
 }
 """Options of transformers for a small model of each class, besides its sizes."""
 SIZES = {
@@ -51,9 +54,10 @@ HARMLESS = {
     "attention_dropout", "initializer_range", "use_cache", "pretraining_tp", "max_window_layers", "summary_type",
     "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
     "reorder_and_upcast_attn", "bos_token_id", "eos_token_id", "pad_token_id", "vocab_size", "model_type",
-    "_sliding_window_pattern",
+    "_sliding_window_pattern", "num_experts", "top_k_experts", "moe_intermediate_size",
 }  # fmt: skip
-"""Options that change neither logits nor weights: tokens, training, precision, and the heads of other tasks."""
+"""Options that change neither logits nor weights: tokens, training, precision, heads of other tasks, and experts of a
+model without them."""
 
 
 def made_by_transformers(name: str, folder: Path, **options: Any) -> transformers.PreTrainedModel:
@@ -91,6 +95,14 @@ def test_a_model_of_transformers_has_the_same_logits(name: str, tmp_path: Path) 
         expected = in_float64(tokens, use_cache=False).logits
         assert expected.std() > 0.1
         torch.testing.assert_close(ours.double()(tokens), expected, rtol=0, atol=1e-10)
+
+
+def test_a_factor_on_the_stream_that_is_not_1_is_refused(tmp_path: Path, run_command: Command) -> None:
+    made_by_transformers("Gemma4ForCausalLM", tmp_path)
+    change_tensor("model.layers.1.layer_scalar", lambda scalar: scalar / 2)(tmp_path)
+    code, _, err = run_command("verify", str(tmp_path))
+    assert code == 2
+    assert "its tensor layers.1.layer_scalar is 0.5, and must be 1; choose another model" in err
 
 
 def test_every_option_of_a_class_is_read_or_harmless() -> None:

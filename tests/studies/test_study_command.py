@@ -130,6 +130,21 @@ def test_report_from_the_records_equals_that_of_the_run(folder: Path) -> None:
     assert files_of(folder) == before
 
 
+@pytest.mark.process
+def test_an_interrupted_replication_is_resumed(folder: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(folder, tmp_path / "copied"))
+    records = copied.glob("results/runs/*/run.json")
+    fresh = [record.parent for record in records if json.loads(record.read_text())["config"]["seed"] >= 1000]
+    for run in fresh:
+        shutil.rmtree(run)
+    done = normlab("study", "replicate", "tiny", "--seeds", "fresh", "plugins=[mine.py]", cwd=copied)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("resuming the replication on the seeds from 1000 on\n")
+    assert fresh
+    assert all(run.exists() for run in fresh)
+    assert "seeds from 2000" not in done.stdout
+
+
 @pytest.mark.exhaustive
 @pytest.mark.process
 def test_a_resumed_study_has_the_runs_of_its_looks(tmp_path: Path) -> None:

@@ -344,7 +344,7 @@ _GEMMA4 = replace(
     overrides=f"{_GEMMA3.overrides.replace('rmsnorm_gemma', 'rmsnorm_llama')} model.v_norm=true",
     free=(*_GEMMA3.free, "model.qk_scale"), options=_OPTIONS | {"final_logit_softcapping": "model.logit_softcap"},
     optional=(*_OPTIONAL, "final_logit_softcapping"),
-    derived=_GEMMA3.derived | {"model.qk_scale": _undivided_scores},
+    derived={"model.embed_scale": _root_of_width, "model.qk_scale": _undivided_scores},
 )  # fmt: skip
 
 CLASSES = (_GPT2, _LLAMA, _QWEN3, _OLMO2, _OLMO3, _GEMMA2, _GEMMA3, _GEMMA4)

@@ -145,8 +145,8 @@ def autocast_check(small: SmallModel, subject: str) -> Check:
         model = copy.deepcopy(small.gpt).to(dtype)
         with torch.autocast("cpu", torch.bfloat16):  # never of float64
             stream = model.embed(tokens())
-            for block in model.blocks:
-                stream = block.wiring(stream, Branch(torch.tanh), Branch(torch.tanh))
+            for wiring in [block.get_submodule("wiring") for block in model.blocks]:
+                stream = wiring(stream, Branch(torch.tanh), Branch(torch.tanh))
             results.append(model.head(stream, "read"))
     expected, found = results
     largest = LargestError(1e-4)

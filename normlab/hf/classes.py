@@ -31,7 +31,7 @@ NOT_READ = ("rope_theta", "rope_parameters", "sliding_window", "resid_pdrop", "e
 the rotation, which import reads first."""
 
 ONE = "1"
-"""In place of a parameter: the class has a tensor whose only value is 1."""
+"""The name, in place of a parameter's, of a tensor [1.0] that the class has and normlab lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,9 @@ class NativeClass:
     gain_offset: float = 0.0
     """What its norms add to their gain."""
     derived: Mapping[str, Callable[[RunConfig], float]] = field(default_factory=dict)
-    """Options of normlab with one value for each width and number of heads, which the class does not name."""
+    """Options of normlab whose value the class computes from the width and the number of heads."""
     ones: tuple[str, ...] = ()
-    """Its factors on the stream of a block, which have to be 1."""
+    """Names of tensors of each block that must be [1.0]: factors on the stream, which normlab lacks."""
 
     def differences(self, config: RunConfig) -> list[str]:
         """Return the options in which a model differs from those that the class computes, as `option=value`."""
@@ -108,7 +108,8 @@ class NativeClass:
         ours = flatten_options(config)
         needed = {name: of(config) for name, of in self.derived.items()}
         wrong = [name for name, value in needed.items() if not math.isclose(ours[name], value, rel_tol=1e-12)]
-        return ", ".join(f"at this width the class has {name}={needed[name]!r}, not {ours[name]:g}" for name in wrong)
+        each = " and ".join(f"{name}={needed[name]!r}, not {ours[name]:g}" for name in wrong)
+        return each and f"with this width and these heads the class has {each}"
 
     def write_options(self, config: RunConfig) -> dict[str, Any]:
         """Return the options of the class, besides those of the tokenizer, for a model that it computes."""
@@ -273,7 +274,7 @@ def _gemma(config: RunConfig) -> dict[str, Any]:
 
 
 def _gemma4(config: RunConfig) -> dict[str, Any]:
-    """Return the options of a model with full attention, and without experts and a second embedding."""
+    """Return the options of a model with full attention, without experts and without a second embedding."""
     return _rotations(
         config, hidden_activation="silu", use_bidirectional_attention=None, per_layer_config={},
         hidden_size_per_layer_input=0, vocab_size_per_layer_input=1, num_kv_shared_layers=0, attention_k_eq_v=False,

@@ -13,8 +13,8 @@ Shapes: B batch, T time, D width.
 
 from __future__ import annotations
 
+import ast
 import itertools
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -140,6 +140,29 @@ class Row:
         return [sub for part in parts if part is not None for sub in (part.attn, part.mlp)]
 
 
+SUB_LAYERS = ("A", "M", "F", "A_qkv", "W_out", "W_down")
+"""The names that end a sub-layer in a formula."""
+
+
+def _with_factor(formula: str, factor: str) -> str:
+    """Return a formula in which each sub-layer that is added has another factor."""
+    try:
+        tree = ast.parse(formula)
+    except SyntaxError:
+        return formula  # `verify` reports it
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            for side in ("right", "left"):
+                term = getattr(node, side)
+                if any(isinstance(each, ast.Name) and each.id in SUB_LAYERS for each in ast.walk(term)):
+                    owner, place = node, side
+                    while isinstance(term, ast.BinOp) and isinstance(term.op, ast.Mult | ast.Div):
+                        owner, place, term = term, "left", term.left  # without brackets around the product
+                    setattr(owner, place, ast.BinOp(ast.parse(factor, mode="eval").body, ast.Mult(), term))
+                    break
+    return ast.unparse(tree).replace("\n", "; ")
+
+
 def _of_row(name: str) -> Any:
     """Return a property with the value of the row's field `name`."""
     return property(lambda placement: getattr(placement.row, name))
@@ -160,7 +183,7 @@ class AlgebraPlacement(Placement):
         formula = self.row.formula
         if self.branch_warmup is None:
             return formula
-        return re.sub(r"(?<=\b[xh]) \+ ", f" + min(t / ({self.branch_warmup} * l / L), 1) * ", formula)
+        return _with_factor(formula, f"min(t / ({self.branch_warmup} * l / L), 1)")
 
     source = _of_row("source")
     init = _of_row("init")

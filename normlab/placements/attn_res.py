@@ -28,9 +28,9 @@ def default_interval(depth: int) -> int:
 class AttnRes(Placement):
     """Every sub-layer reads N(recall(q, s, x)), an average of the stored states s and of the stream x.
 
-    Each `every`th block, from the first on, stores the stream, which begins again with the output of its attention. The
-    weights of the average are the softmax of the products of a learned query with each state over its root mean square.
-    The head reads such an average too. The queries start at 0, as in fla, so that the weights are equal.
+    Each `every`th block, from the first on, stores the stream before its attention, whose output replaces the stream.
+    The weights of the average are the softmax of the products of a learned query with each state over its root mean
+    square. The head reads such an average too. The queries start at 0, as in fla, so that the weights are equal.
     """
 
     embedding_formula: ClassVar[str] = "s = states(x)"
@@ -51,7 +51,9 @@ class AttnRes(Placement):
 
     name: str = "attn_res"
     every: int | None = option(
-        None, "Blocks from one stored state to the next; null for an eighth of the depth, at least 1.", at_least=1
+        None,
+        "Blocks from one stored state to the next; null for an eighth of the depth, rounded down, at least 1.",
+        at_least=1,
     )
 
     @property
@@ -88,7 +90,7 @@ class NoStates(nn.Module):
 
 
 class Recall(nn.Module):
-    """sum_i softmax_i(query . rms(v_i)) v_i, with the states and the stream as v."""
+    """sum_i softmax_i(query . rms(v_i)) v_i, with the states and the stream as v, but those that are unknown."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -114,7 +116,7 @@ class AttnResWiring(TwoNorms):
         super().__init__(width, make_norm)
         self.attn_recall, self.mlp_recall = Recall(width), Recall(width)
         stored_in_N = torch.arange(0, depth, every)
-        stored_in_M = torch.cat([stored_in_N, torch.tensor([-1])])  # the stream is always known
+        stored_in_M = torch.cat([stored_in_N, torch.tensor([-1])])  # the stream, the last, is known in all blocks
         self.register_buffer("keep", torch.tensor(layer % every > 0))
         self.register_buffer("is_new", stored_in_N[:, None] == layer)
         self.register_buffer("is_unknown", stored_in_M >= layer)

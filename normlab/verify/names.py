@@ -31,8 +31,8 @@ NAMES = (
     ("QK-norm", "transformers, Gemma 4", "033b1a8", "model=llama_nano model.qk_norm=head"),
     ("QK-norm", "transformers, OLMo 2", "008f5c8", "model=llama_nano model.qk_norm=full"),
     (
-        "QK-norm", "karpathy/nanochat", "92d63d4",
-        "model=llama_nano model.qk_norm=head model.qk_norm_after_rope=true model.qk_scale=1.2 norm.gain=false",
+        "QK-norm", "karpathy/nanochat, which has no gains", "92d63d4",
+        "model=llama_nano model.qk_norm=head model.qk_norm_after_rope=true model.qk_scale=1.2",
     ),
     ("RMSNorm", "Llama, litgpt, OLMo", "", "norm=rmsnorm norm.eps=1e-6"),
     ("RMSNorm", "bzhangGo/rmsnorm", "2e726f1", "norm=rmsnorm norm.eps_mode=outside_rms norm.eps=1e-8"),
@@ -42,8 +42,9 @@ NAMES = (
 """A name, who uses it, the commit that was read, and the overrides that compute the same here."""
 
 LEGEND = (
-    "here: the overrides that compute the same; distance: the largest difference of the logits from those of the first "
-    "of this name, over their largest, of small models in float64 whose weights have the same numbers"
+    "here: the overrides of what the name means there, initial values aside; distance: the largest difference of the "
+    "logits from those of the first code of this name, over the largest logit of that, in two small float64 models "
+    "whose weights have the same numbers; no commit: a paper, an issue, or code of many commits"
 )
 
 

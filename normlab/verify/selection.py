@@ -28,7 +28,7 @@ from normlab.verify.variants import LARGE_EPS, label_of, option_fields, other_va
 DEPTH = 5
 """Default number of blocks: enough for a placement whose layers differ."""
 OTHER_DEPTHS = (17, 40)
-"""Further depths, for placements whose blocks depend on the depth."""
+"""Further depths, for placements whose blocks depend on the depth: 17 / 8 is neither whole nor 17 / 9."""
 MODELS = (
     {"positions": "rope", "mlp": "swiglu", "qk_norm": "full", "bias": False, "embed_scale": 3.0, "logit_softcap": 2.0},
     {"positions": "rope", "qk_norm": "head", "attn_gate": "channel", "attn_softcap": 0.5, "value_residual": "fixed"},

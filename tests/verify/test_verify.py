@@ -201,6 +201,27 @@ def test_a_row_with_wrong_starts_fails(name: str, start: str, tmp_path: Path, ru
     assert "wiring.attn.scale" in failed["result"]
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "y = x + 0.5 * A(N(x)); x = y + 0.5 * M(N(y))",
+        "x = 0.5 * F(N(x)) + x",
+        "x = x + (l + L) / (2 * (l + L)) * F(N(x))",
+    ],
+)
+def test_a_formula_may_have_other_names_and_sums(formula: str, tmp_path: Path, run_command: Command) -> None:
+    """Also with `placement.branch_warmup`, which puts a factor into it."""
+    (tmp_path / "row.py").write_text(
+        "from normlab.placements.algebra import Row, SubLayer, register_row\n"
+        "half = SubLayer(norms=('in',), branch=lambda layer, depth: 0.5)\n"
+        f"register_row(Row(name='half', formula='{formula}', source='the test', init='gpt2', attn=half, mlp=half,"
+        " final_norm=True))\n"
+    )
+    code, out, _ = run_command("verify", f"plugins=[{tmp_path}/row.py]", "placement=half", "--json")
+    assert code == 0, [check for check in json.loads(out) if not check["passed"]]
+
+
 LATE = """from normlab.placements.init_rules import init_rule
 from normlab.placements.algebra import Row, SubLayer, register_row
 

@@ -1,10 +1,10 @@
 """Do several residual streams, or attention over depth, lower the loss at equal cost?"""
 
-from normlab.studies.base import NANO, RATES, AtMost, Claim, Grid, Picture, Study, register_study
+from normlab.studies.base import NANO, AtMost, Claim, Grid, Picture, Study, register_study
 from normlab.studies.estimators import Share, difference
 from normlab.studies.measures import Statistic
 
-GRID = f"{NANO} init=gpt2 {RATES}"
+GRID = f"{NANO} init=gpt2 optim.lr=1e-3,3e-3,1e-2,3e-2"
 HC, MHC = "Zhu et al. 2024, arXiv:2409.19606", "Xie et al. 2025, arXiv:2512.24880"
 ATTN_RES, PRORES = "Kimi Team 2026, arXiv:2603.15031", "arXiv:2603.05369"
 WARMUP = 100
@@ -32,7 +32,7 @@ register_study(
             "since they have as many FLOPs. All have 300 steps."
         ),
         limits=(
-            "Depths 8 and 24, 300 steps (77 thousand tokens), five learning rates from 3e-4 to 3e-2, init=gpt2 in "
+            "Depths 8 and 24, 300 steps (77 thousand tokens), four learning rates from 1e-3 to 3e-2, init=gpt2 in "
             "every arm, four streams. In wider models the weights of streams cost less, so that the comparison at "
             "equal width there is nearer to that at equal cost. How much time a step takes is not tested: an eager "
             "step on a CPU is not what an optimised kernel takes."

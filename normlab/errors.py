@@ -3,7 +3,7 @@
 import difflib
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 OUT_OF_MEMORY = 12
 """Exit code of a process of normlab when memory ran out (ENOMEM).
@@ -69,8 +69,13 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     return f" (did you mean {by_lower_case[close[0]]!r}?)" if close else ""
 
 
-def unknown(kind: str, name: str, options: Iterable[str]) -> str:
-    """Return the message for an unknown name: the name, the closest choice and all choices."""
+def unknown(kind: str, name: str, options: Iterable[str], elsewhere: Mapping[str, str] | None = None) -> str:
+    """Return the message for an unknown name: the name, the closest choice and all choices.
+
+    For a name that other code uses, the message says what that is here.
+    """
+    if here := (elsewhere or {}).get(name.lower().replace("_", "")):
+        return f"unknown {kind} {name!r}, which is here {here}"
     options = sorted(options)
     return f"unknown {kind} {name!r}{did_you_mean(name, options)}: choose one of {', '.join(options)}"
 

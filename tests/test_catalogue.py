@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from scipy.special import erf
 
 from normlab import catalogue
 from normlab.config.compose import compose_run
+from normlab.placements.base import OTHER_NAMES
 
 WIDTH = 12
 Command = Callable[..., tuple[int, str, str]]
@@ -73,6 +75,27 @@ def test_a_note_below_a_table_begins_with_the_name_of_its_entry(run_command: Com
     for entry in catalogue.placements():
         if entry.get("note"):
             assert f" {entry['name']}: {entry['note']}" in text
+
+
+def test_an_entry_of_a_placement_names_the_redundant_norms_of_a_model(run_command: Command) -> None:
+    model = ("model=llama_nano", "model.qk_norm=head", "model.v_norm=true")
+    assert "redundant norms attn.in: the norms" in " ".join(
+        run_command("list", "placements", "peri", *model)[1].split()
+    )
+    (entry,) = json.loads(run_command("list", "placements", "peri", "--json")[1])
+    assert entry["redundant_norms"] == "none"
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_a_placement_of_another_name_is_options_here(name: str, run_command: Command) -> None:
+    """The message names overrides that compose a run."""
+    (code, _, err), (_, _, other) = (
+        run_command(*words) for words in (("train", f"placement={name}"), ("list", "placements", name))
+    )
+    here, same = (text.partition("which is here ")[2] for text in (err, other))
+    overrides = re.findall(r"(?:placement|model)[\w.]*=[\w.]+", here)
+    assert (code, bool(overrides), same) == (2, True, here)
+    compose_run(["norm=rmsnorm", "model=llama_nano", *(each.replace("=K", "=1.68") for each in overrides)])
 
 
 def test_the_file_of_the_catalogue_is_that_of_the_declarations() -> None:

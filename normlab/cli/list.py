@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from typer import Argument
 
 from normlab.cli.app import Json, app, echo
-from normlab.errors import ConfigError
+from normlab.errors import ConfigError, unknown
 from normlab.plugins import load_plugins
 
 Kind = Literal["norms", "placements", "models", "recipes", "data", "optim", "init", "options", "stats", "names", "auto"]
@@ -17,7 +17,11 @@ def list_(
     what: Annotated[Kind, Argument(metavar="KIND", help=f"{', '.join(Kind.__args__)}.")],
     arguments: Annotated[
         list[str] | None,
-        Argument(metavar="NAME|plugins=[FILE]", help="An entry to describe."),
+        Argument(
+            metavar="NAME|OVERRIDE",
+            help="An entry to describe; plugins=[FILE]; options of the model, such as model.qk_norm=head, in which "
+            "redundant norms of a placement are searched for.",
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -30,10 +34,12 @@ def list_(
     from normlab.report.tables import render
 
     plugins = [argument for argument in arguments or [] if argument.startswith("plugins=")]
-    names = [argument for argument in arguments or [] if argument not in plugins]
-    if len(names) > (what not in ("auto", "names")):
-        raise ConfigError(f"list {what} {' '.join(names)}: too many names; leave out {names[-1]}")
+    names = [argument for argument in arguments or [] if "=" not in argument]
     name = names[0] if names else None
+    overrides = [argument for argument in arguments or [] if "=" in argument and argument not in plugins]
+    unused = names[what != "auto" :] + ([] if what == "placements" and name else overrides)
+    if unused:
+        raise ConfigError(f"list {what} {' '.join(arguments or ())}: too many names; leave out {unused[-1]}")
     load_plugins([])
     if plugins:
         from normlab.config.compose import register_plugins
@@ -43,11 +49,23 @@ def list_(
     if what == "names":
         from normlab.verify.names import LEGEND, name_entries
 
-        return echo(render([*name_entries()], format) + ("" if json else f"\n\n{LEGEND}"), keep="\n")
+        entries = [*name_entries()]
+        if name is not None and name not in (known := dict.fromkeys(entry["name"] for entry in entries)):
+            raise ConfigError("list names: " + unknown("name", name, known))
+        rows = [entry for entry in entries if name in (None, entry["name"])]
+        return echo(render(rows, format) + ("" if json else f"\n\n{LEGEND}"), keep="\n")
     if what == "auto":
         return echo(render(rules.rows(), format) + ("" if json else f"\n{rules.LEGEND}"), keep="\n")
     if name is not None:
-        width = shutil.get_terminal_size((100, 24)).columns
-        return echo(render([one_entry(what, name)], "json") if json else entry_text(what, name, width), keep="\n")
+        entry, width = one_entry(what, name), shutil.get_terminal_size((100, 24)).columns
+        if what == "placements":
+            from normlab.config.compose import compose_run
+            from normlab.model.redundancy import redundancy_text, without_redundant_norms
+            from normlab.placements.base import load_all
+
+            norm = "norm=rmsnorm" if load_all()[name].has_norms(1) else "norm=none"
+            config = compose_run([norm, f"placement={name}", *plugins, *overrides])
+            entry |= {"redundant_norms": redundancy_text(without_redundant_norms(config)[0])}
+        return echo(render([entry], "json") if json else entry_text(entry, width), keep="\n")
     rows = ENTRIES[what]()
     echo(render(rows if json else table_rows(what, rows), format), keep="\n")

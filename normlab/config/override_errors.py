@@ -21,7 +21,7 @@ from normlab.config.sweep_options import SweepOptions
 from normlab.errors import ConfigError, unknown
 from normlab.norms.base import NORMS
 from normlab.options import option_fields
-from normlab.placements.base import PLACEMENTS
+from normlab.placements.base import OTHER_NAMES, PLACEMENTS
 
 GROUPS: dict[str, Mapping[str, Any]] = {
     "norm": NORMS, "placement": PLACEMENTS, "model": {}, "data": DATA, "optim": OPTIMIZERS, "stats": {}, "recipe": {},
@@ -91,7 +91,10 @@ def _explain(error: BaseException, job: Sequence[Override], typed: str) -> Confi
         group, _, name = error.missing_cfg_file.rpartition("/")
         if not group:
             return ConfigError(f"--config-name={name}: no such config; put {name}.yaml into --config-dir")
-        return ConfigError(f"{group}={name}: " + unknown(group, name, error.options or GROUPS.get(group, ())))
+        elsewhere = OTHER_NAMES if group == "placement" else None
+        return ConfigError(
+            f"{group}={name}: " + unknown(group, name, error.options or GROUPS.get(group, ()), elsewhere)
+        )
     lines = str(error).strip().splitlines() or [type(error).__name__]
     shown = itertools.takewhile(lambda line: not line.strip().startswith(("full_key", "object_type")), lines)
     reason = " ".join(line.strip() for line in shown).rstrip(".")

@@ -147,7 +147,7 @@ def _sorted_rows(config: RunConfig, model: nn.Module) -> Iterator[ParameterRow]:
         sizes = config.model.depth, config.model.width, config.model.width_ratio
         std = standard_deviation(config.init_rule, name, shape, *sizes)
         eps = None if own.adam_constants is None else getattr(own, "eps", None)
-        init = _init(None if projects(config.placement) else std, parameters[name])
+        init = _init(std, parameters[name], projected=projects(config.placement))
         yield ParameterRow(name, groups[name], shape, own.lr, own.weight_decay, eps, own.name, init)
 
 
@@ -168,12 +168,14 @@ def _merged(rows: list[ParameterRow]) -> ParameterRow:
     return replace(rows[0], parameter=_without_block(rows[0]).parameter.replace("blocks.", f"blocks.{first}-{last}."))
 
 
-def _init(std: float | None, values: Tensor) -> str:
-    if std is not None:
+def _init(std: float | None, values: Tensor, *, projected: bool) -> str:
+    if std is not None and not projected:
         return f"normal, sd {std:.4g}"
     if not values.numel():  # the vocabulary is not known
         return ""
     lowest, highest = values.min().item(), values.max().item()
     if lowest == highest:
         return f"{lowest:g}"
+    if std is None:
+        return f"{lowest:g} to {highest:g}"
     return f"drawn, rms about {math.sqrt(values.square().mean().item()):.1g}"

@@ -140,26 +140,22 @@ class Row:
         return [sub for part in parts if part is not None for sub in (part.attn, part.mlp)]
 
 
-SUB_LAYERS = ("A", "M", "F", "A_qkv", "W_out", "W_down")
+SUB_LAYERS = {"A", "M", "F", "A_qkv", "W_out", "W_down"}
 """The names that end a sub-layer in a formula."""
 
 
 def _with_factor(formula: str, factor: str) -> str:
-    """Return a formula in which each sub-layer that is added has another factor."""
+    """Return a formula in which each term of a sum that holds a sub-layer has another factor."""
     try:
         tree = ast.parse(formula)
     except SyntaxError:
         return formula  # `verify` reports it
-    for node in ast.walk(tree):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            for side in ("right", "left"):
-                term = getattr(node, side)
-                if any(isinstance(each, ast.Name) and each.id in SUB_LAYERS for each in ast.walk(term)):
-                    owner, place = node, side
-                    while isinstance(term, ast.BinOp) and isinstance(term.op, ast.Mult | ast.Div):
-                        owner, place, term = term, "left", term.left  # without brackets around the product
-                    setattr(owner, place, ast.BinOp(ast.parse(factor, mode="eval").body, ast.Mult(), term))
-                    break
+    sums = [node for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)]
+    for node, side in itertools.product(sums, ("left", "right")):
+        term = getattr(node, side)
+        names = {each.id for each in ast.walk(term) if isinstance(each, ast.Name)}
+        if term not in sums and names & SUB_LAYERS:
+            setattr(node, side, ast.BinOp(term, ast.Mult(), ast.parse(factor, mode="eval").body))
     return ast.unparse(tree).replace("\n", "; ")
 
 

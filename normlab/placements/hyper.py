@@ -113,18 +113,19 @@ class Streams(Placement):
 class HyperConnections(Streams):
     """x <- mix(c, x) + write(b, F(N(read(a, x)))): n streams and learned a, b and c.
 
-    The streams start as copies of the embeddings, and the head reads their sum. At first sub-layer k of the model reads
-    stream k mod n, its output is added to all streams, and c is the identity. With `dynamic` the weights depend on the
-    token: a learned number times the tanh of products with each of its normed streams is added. These products start at
-    0, the numbers at 0.01.
+    The streams start as copies of the embeddings, and the head reads their sum. At first sub-layer k of the model, from
+    0, reads stream k mod n, from 0, its output is added to all streams, and c is the identity. With `dynamic` the
+    weights depend on the token: a learned number times the tanh of products with each of its normed streams is added.
+    These products start at 0, the numbers at 0.01.
     """
 
     head_weights_formula: ClassVar[str] = "a = ones(streams)"
     source: ClassVar[str] = "Zhu et al. 2024, arXiv:2409.19606 (Hyper-Connections), static and dynamic"
     note: ClassVar[str] = "placement.dynamic=false are the static hyper-connections of the paper"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "The head reads n times the stream of pre at the start; the norm before the head removes the factor.",
-        "On the streams lucidrains/hyper-connections has RMSNorm where the paper has LayerNorm; here it is the run's.",
+        "At the start the head reads n times what it reads in pre; the norm before the head removes the factor.",
+        "The dynamic weights are computed from the streams after LayerNorm in the paper, after RMSNorm in "
+        "lucidrains/hyper-connections, and after the run's norm here.",
     )
     init: ClassVar[str] = "gpt2_scaled"
 
@@ -287,18 +288,19 @@ class ManifoldHC(IdentityHC):
     source: ClassVar[str] = "Xie et al. 2025, arXiv:2512.24880 (mHC), as DeepSeek-V4 in transformers 5.23"
     note: ClassVar[str] = "placement.variant names what other code computes; Megatron-LM also has placement.start=0.01"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "Megatron-LM multiplied by c, not by its transpose, until its pull request 4839: variant=untransposed.",
+        "Until its pull request 4839 Megatron-LM multiplied by c, not by its transpose: variant=untransposed.",
         "In an older transformers b and c were sigmoids, and c was not transposed.",
         "c starts near 1 / n, not at the identity, so that every sub-layer averages the streams; but only in narrow "
         "models: with init=gpt2 its entries are 0.1 to 0.4 at width 32, and 0.002 to 0.9 at width 768.",
     )
 
     name: str = "mhc"
+    streams: int = option(4, "Number n of streams.", at_least=2, at_most=64)
     iterations: int = option(20, "Number of Sinkhorn's iterations.", at_least=1, at_most=1000)
     variant: str = option(
         "deepseek_v4", choices=("deepseek_v4", "megatron", "untransposed"),
         help="What is called mHC: as DeepSeek-V4 in transformers; as Megatron-LM at 023f5cf, which adds eps to the "
-        "root mean square of the streams; or with the streams multiplied by c instead of its transpose.",
+        "root mean square of the streams; or as Megatron-LM before, which wrote sum_j c_ij x_j to stream i.",
     )  # fmt: skip
 
     @property

@@ -102,10 +102,10 @@ class NormPreserving(Placement):
     weights_formula: ClassVar[str] = "b = min(softplus(theta) / L, 0.999999); kept = (1 - b) ** 0.5; added = b ** 0.5"
     formula: ClassVar[str] = "x = kept * x + added * A(N(x)); x = kept * x + added * M(N(x))"
     head_formula: ClassVar[str] = "x = N(x)"
-    source: ClassVar[str] = "marin-community/marin, issue 8860 (2026); its cap on b is only called just below 1"
+    source: ClassVar[str] = "marin-community/marin, issue 8860 (2026), which gives the cap on b as just below 1"
     parameters: ClassVar[str] = "L"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "Its authors stopped it: they report 1.018 times the speed of their baseline at width 512, and 0.950 at 768.",
+        "A negative result: its authors report 1.018 times the speed of their baseline at width 512, and 0.950 at 768.",
     )
     init: ClassVar[str] = "gpt2"
     initial_values: ClassVar[Mapping[str, str]] = {"wiring.theta": "0"}

@@ -102,8 +102,8 @@ ROWS: tuple[Row, ...] = (
         ),
         source="Kim et al. 2025, arXiv:2502.02732 (Peri-LN)",
         note="Called sandwich before, and hybrid norm in levanter; the norm on the embeddings is embedding_norm=true. "
-        "Gemma 3 has model.qk_norm=head too, Gemma 4 also model.v_norm=true and scores that are not divided, AFMoE "
-        "(Arcee Trinity) model.qk_norm=head model.attn_gate=channel",
+        "Gemma 3 has model.qk_norm=head too, Gemma 4 also model.v_norm=true and scores that are not divided: "
+        "model.qk_scale=K^(1/4), K the width of a head",
         init="gpt2",
         incompatible_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
         attn=SubLayer(norms=("in", "out")),
@@ -143,7 +143,8 @@ ROWS: tuple[Row, ...] = (
         source="Yin et al. 2025, arXiv:2504.07866 (Pangu Ultra), whose c we know from a secondary source; c = 1 is "
         "Arcee Trinity's, arXiv:2602.17004",
         note="peri whose output norms' gains start at c / sqrt(L), c_attn = 0.283 and c_mlp = 0.432. The init of Pangu "
-        "Ultra is reported to be init=tinyinit. Arcee Trinity is placement.c_attn=1 placement.c_mlp=1",
+        "Ultra is reported to be init=tinyinit. AFMoE (Arcee Trinity) is placement.c_attn=1 placement.c_mlp=1 "
+        "model.qk_norm=head model.attn_gate=channel",
         init="gpt2",
         incompatible_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},
         initial_values={

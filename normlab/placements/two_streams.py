@@ -167,9 +167,9 @@ class X0Lambdas(Placement):
 
     Each block has two learned numbers: r starts at 1.15 in the first block and 1.05 in the last, z at 0.20 and 0.05,
     linear in between. There is a norm on the embeddings and one before the LM head. Other parts of nanochat are left
-    out: value embeddings, smearing, the subtraction of a middle layer and the cap on the logits. The two numbers have
-    the run's learning rate. The matrices follow an init rule of GPT-2, while in nanochat the output matrices start
-    at 0.
+    out: value embeddings, smearing, the subtraction of a middle layer and the cap on the logits. The matrices follow an
+    init rule of GPT-2, while in nanochat the output matrices start at 0. In nanochat z has the learning rate 0.5 and r
+    0.005; here both have that of `optim.groups.scalars`.
     """
 
     formula: ClassVar[str] = "x = r * x + z * x0; x = x + A(N(x)); x = x + M(N(x))"

@@ -8,7 +8,7 @@ from typing import Any
 from normlab import catalogue
 from normlab.errors import ConfigError, unknown
 from normlab.norms.base import NORMS
-from normlab.placements.base import PLACEMENTS
+from normlab.placements.base import OTHER_NAMES, PLACEMENTS
 from normlab.plugins import registered_by_plugins
 from normlab.report.tables import Row
 
@@ -94,14 +94,10 @@ def table_rows(kind: str, entries: list[Entry]) -> list[Row]:
 INDENT = 24
 
 
-def entry_text(kind: str, name: str, width: int) -> str:
-    """Return an entry as text, a line for each property that is not empty, then the documentation.
-
-    Raises:
-        ConfigError: The name is unknown.
-    """
-    entry, width = one_entry(kind, name), max(width, 56)
-    lines = [name]
+def entry_text(entry: Entry, width: int) -> str:
+    """Return an entry as text, a line for each property that is not empty, then the documentation."""
+    width = max(width, 56)
+    lines = [entry["name"]]
     for key, value in entry.items():
         if value in (None, "", [], (), {}) or key in ("name", "about", "documentation"):
             continue
@@ -141,7 +137,8 @@ def one_entry(kind: str, name: str) -> Entry:
     """
     entries = {entry["name"]: entry for entry in ENTRIES[kind]()}
     if name not in entries:
-        raise ConfigError(f"list {kind}: " + unknown(kind.removesuffix("s"), name, entries))
+        elsewhere = OTHER_NAMES if kind == "placements" else None
+        raise ConfigError(f"list {kind}: " + unknown(kind.removesuffix("s"), name, entries, elsewhere))
     return entries[name]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import torch
+from torch import Tensor
 
 from normlab.cgroup import allowed_cores
 from normlab.config import memory, rules
@@ -18,6 +19,7 @@ from normlab.config.sweep_options import SweepOptions
 from normlab.data.corpus import Corpus, open_corpus
 from normlab.errors import ConfigError, StoreError
 from normlab.model.fingerprint import fingerprint
+from normlab.model.redundancy import redundancy_text, without_redundant_norms
 from normlab.options import plain_tree
 from normlab.store.format import COMPLETED_STATES, RUNS_FOLDER
 from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
@@ -167,7 +169,7 @@ def _resolve_runs(
 
 
 def _same_functions(runs: Iterable[ResolvedRun]) -> Iterator[str]:
-    """Yield a warning for each norm and placement that computes what an earlier one does, with equal parameters."""
+    """Yield a warning for each norm and placement that computes what an earlier one does, redundant norms aside."""
     by_model: dict[str, dict[str, ResolvedRun]] = {}
     for run in runs:
         block = repr((run.config.norm, run.config.placement))
@@ -177,15 +179,24 @@ def _same_functions(runs: Iterable[ResolvedRun]) -> Iterator[str]:
         return
     for runs_of_model in models:
         seen: dict[str, str] = {}
+        reduced: dict[str, tuple[list[str], Tensor]] = {}
         for run in runs_of_model:
             varied = [text for text in run.planned.overrides if text.startswith(("arm=", "norm", "placement"))]
             name, block = " ".join(varied or run.planned.overrides), fingerprint(run.config)
-            if block and block in seen:
-                yield (
-                    f"{name}: is the function of {seen[block]} at depth {run.config.model.depth}; their runs differ "
-                    "at most in the init"
-                )
-            seen.setdefault(block, name)
+            depth = run.config.model.depth
+            if not block:  # no small model is valid
+                continue
+            if block in seen:
+                yield f"{name}: is the function of {seen[block]} at depth {depth}; the runs differ at most in the init"
+                continue
+            seen[block] = name
+            sites, logits = without_redundant_norms(run.config)
+            for other, (other_sites, other_logits) in reduced.items():
+                if sites != other_sites and torch.allclose(logits, other_logits, rtol=1e-9):
+                    redundant = redundancy_text([*dict.fromkeys([*sites, *other_sites])])
+                    yield f"{name}: is the function of {other} at depth {depth} without redundant norms; {redundant}"
+                    break
+            reduced[name] = sites, logits
 
 
 def _grouped(options: SweepOptions, plan: Plan, folder: Path, runs: Sequence[ResolvedRun], gpus: Sequence[Gpu]) -> Plan:

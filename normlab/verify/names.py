@@ -28,18 +28,22 @@ NAMES = (
     ("parallel", "Lightning-AI/litgpt without shared_attention_norm", "2685705", "placement=parallel_two_norms"),
     ("Keel", "forks of OLMo-core and torchtitan", "", "placement=keel"),
     ("Keel", "lucidrains/x-transformers", "9252ed7", "placement=pre_post"),
-    ("QK-norm", "transformers, Gemma 4", "033b1a8", "model=llama_nano model.qk_norm=head"),
+    ("QK-norm", "transformers, Qwen 3", "", "model=llama_nano model.qk_norm=head"),
+    (
+        "QK-norm", "transformers, Gemma 4, without a divisor of the scores", "033b1a8",
+        f"model=llama_nano model.qk_norm=head model.qk_scale={8**0.25:.6g}",
+    ),
     ("QK-norm", "transformers, OLMo 2", "008f5c8", "model=llama_nano model.qk_norm=full"),
     (
-        "QK-norm", "karpathy/nanochat, which has no gains", "92d63d4",
+        "QK-norm", "karpathy/nanochat, but for its lack of gains", "92d63d4",
         "model=llama_nano model.qk_norm=head model.qk_norm_after_rope=true model.qk_scale=1.2",
     ),
-    ("RMSNorm", "Llama, litgpt, OLMo", "", "norm=rmsnorm norm.eps=1e-6"),
+    ("RMSNorm", "transformers, Llama", "", "norm=rmsnorm norm.eps=1e-6"),
     ("RMSNorm", "bzhangGo/rmsnorm", "2e726f1", "norm=rmsnorm norm.eps_mode=outside_rms norm.eps=1e-8"),
     ("RMSNorm", "lucidrains/x-transformers", "9252ed7", "norm=rmsnorm norm.eps_mode=clamp norm.eps=1e-12"),
     ("RMSNorm", "ReaLLMASIC/ReaLLM-Forge", "42dfe7f", "norm=rmsnorm norm.eps_mode=none norm.eps=0"),
 )  # fmt: skip
-"""A name, who uses it, the commit that was read, and the overrides that compute the same here."""
+"""A name, who uses it, the commit that was read, and the overrides that compute the same here (8: a head's width)."""
 
 LEGEND = (
     "here: the overrides of what the name means there, initial values aside; distance: the largest difference of the "

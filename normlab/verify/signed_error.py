@@ -16,7 +16,7 @@ from normlab.verify.check import Check, check_no_problems
 from normlab.verify.norms import module_of
 from normlab.verify.variants import is_valid
 
-BATCH, TIME, WIDTH = 8, 64, 512
+BATCH, TIME, WIDTH = 8, 256, 2048
 """Size of the input; a norm that does not allow the width gets the next multiple of its own."""
 ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
 """Unit roundoff of each dtype."""

@@ -1,12 +1,12 @@
-"""Compare what a step costs with several residual streams, and with pre-norm.
+"""Compare what a step costs with several residual streams and with pre-norm.
 
     python scripts/bench/bench_streams.py                  # some minutes on two CPU cores
     python scripts/bench/bench_streams.py --models 4x128 --rounds 5 --placements mhc
 
 - time: all placements train the same shapes on the same text, and take turns of 10 steps. The ratio is the median over
   the rounds of the step time of a placement over that of pre-norm: 1 is equal, more is slower.
-- kernels, MB: of one compiled block, forward and backward, on one sequence: the kernels that inductor generates for it
-  or calls, and the bytes that they read and write, as inductor counts them.
+- kernels, MB: of one compiled block, forward and backward, on one sequence: inductor's count of the kernels that it
+  generates or calls, and of the bytes that they read and write.
 
 Launches of eager steps: `LAUNCHES` in tests/gpu/test_pretended_gpu.py.
 """
@@ -30,6 +30,7 @@ from turns import Side, table, take_turns
 from normlab.config.compose import compose_run
 from normlab.model.init import build_model
 from normlab.model.runner import SingleRun
+from normlab.placements.base import load_all
 from normlab.training.machine import resolve
 
 STREAMS = ("hyper_connections", "identity_hc", "mhc", "attn_res")
@@ -86,17 +87,20 @@ def compiled_block(model: str, placement: str) -> tuple[int, float]:
     ):
         runner = SingleRun(net, compiled=True)
         runner.loss(tokens_BT, tokens_BT).loss.backward()
-    # Forward: embeddings, the first block if it has a graph of its own, the block, the head; then backward in reverse.
+    # The graphs of the forward pass, of which the last two are the block and the head; then those of the backward pass,
+    # of which the first two are the head and the block.
     half = len(counts) // 2
-    forward, backward = counts[half - 2], counts[-half + 1]
+    forward, backward = counts[half - 2], counts[half + 1]
     return forward[0] + backward[0], (forward[1] + backward[1]) / 1e6
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=10, help="turns of each placement (default: 10)")
-    parser.add_argument("--models", nargs="*", choices=SHAPES, default=[*SHAPES], help="models (default: all)")
-    parser.add_argument("--placements", nargs="*", default=[*STREAMS], help="placements (default: those of streams)")
+    parser.add_argument("--models", nargs="+", choices=SHAPES, default=[*SHAPES], help="models (default: all)")
+    parser.add_argument(
+        "--placements", nargs="+", choices=load_all(), default=[*STREAMS], help="placements (default: those of streams)"
+    )
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     here = resolve(compose_run(["device=cpu"]))

@@ -100,8 +100,18 @@ def test_blocks_that_are_one_function_are_named(plan: Callable[..., PlannedSweep
     """mix_ln has post-norm in the first quarter of the blocks, which no block of two is in."""
     made = plan("placement=pre,mix_ln,peri", "model.depth=2,4", "seed=0,1", "init=gpt2")
     assert [each for each in made.warnings if "is the function" in each] == [
-        "placement=mix_ln: is the function of placement=pre at depth 2; their runs differ at most in the init"
+        "placement=mix_ln: is the function of placement=pre at depth 2; the runs differ at most in the init"
     ]
+
+
+def test_arms_that_differ_in_a_redundant_norm_are_named(plan: Callable[..., PlannedSweep]) -> None:
+    arms = "placement=peri,peri_raw_attn", "norm=rmsnorm", "model=llama_nano", "model.qk_norm=head"
+    made = plan(*arms, "model.v_norm=true")
+    assert [each for each in made.warnings if "is the function" in each] == [
+        "placement=peri_raw_attn: is the function of placement=peri at depth 2 without redundant norms; attn.in: the "
+        "norms behind undo it, but for eps and a gain, which the weights can hold"
+    ]
+    assert not any("is the function" in each for each in plan(*arms, "model.v_norm=false").warnings)
 
 
 def test_completed_runs_get_no_pack_and_interrupted_ones_their_own(

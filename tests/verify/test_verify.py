@@ -208,6 +208,7 @@ def test_a_row_with_wrong_starts_fails(name: str, start: str, tmp_path: Path, ru
         "y = x + 0.5 * A(N(x)); x = y + 0.5 * M(N(y))",
         "x = 0.5 * F(N(x)) + x",
         "x = x + (l + L) / (2 * (l + L)) * F(N(x))",
+        "x = x + F(N(x)) / 2",
     ],
 )
 def test_a_formula_may_have_other_names_and_sums(formula: str, tmp_path: Path, run_command: Command) -> None:
@@ -244,7 +245,7 @@ def test_a_row_that_is_wrong_in_late_blocks_fails(tmp_path: Path, run_command: C
     assert all(check["subject"].startswith("placement right_at_four") for check in failed)
     claims = {check["claim"] for check in failed}
     assert "computes x = x + 0.5 * F(N(x))" in claims
-    assert all(claim.startswith("computes x = x + ") and claim.endswith("0.5 * F(N(x))") for claim in claims)
+    assert all(claim.startswith("computes x = x + 0.5 * F(N(x))") for claim in claims)
 
 
 def test_a_placement_that_differs_in_evaluation_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,24 +4,30 @@ import pytest
 import torch
 
 from normlab.config.compose import compose_run
+from normlab.model.redundancy import without_redundant_norms
 from normlab.placements.base import load_all
-from normlab.verify.redundancy import redundancy_check, redundant_norms
 
 ALL_NORMED = ("model.qk_norm=head", "model.v_norm=true")
 
 
 def sites(*overrides: str) -> list[str]:
-    return redundant_norms(compose_run(["model=llama_nano", "model.depth=3", *overrides]))
+    return without_redundant_norms(compose_run(["model=llama_nano", "model.depth=3", *overrides]))[0]
 
 
 @pytest.mark.parametrize("placement", ["pre", "peri"])
 def test_the_norm_before_normed_queries_keys_and_values_changes_nothing(placement: str) -> None:
-    overrides = ("norm=rmsnorm", f"placement={placement}", *ALL_NORMED)
-    assert sites(*overrides) == ["attn.in"]
-    config = compose_run(["model=llama_nano", "model.depth=3", *overrides])
-    assert redundancy_check(config, "block").result == (
-        "but for eps, attn.in alone changes nothing: the norms behind it undo it"
+    assert sites("norm=rmsnorm", f"placement={placement}", *ALL_NORMED) == ["attn.in"]
+
+
+def test_without_redundant_norms_two_placements_are_one_function() -> None:
+    own, other = (
+        without_redundant_norms(
+            compose_run(["model=llama_nano", "norm=rmsnorm", f"placement={placement}", *ALL_NORMED])
+        )
+        for placement in ("peri", "peri_raw_attn")
     )
+    assert (own[0], other[0]) == (["attn.in"], [])
+    torch.testing.assert_close(own[1], other[1], atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize(

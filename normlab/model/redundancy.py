@@ -1,0 +1,68 @@
+"""Which norms of a model change nothing, because the norms behind them undo what they do.
+
+RMSNorm multiplies a token by a number. If only linear layers without biases read it, and a norm of the same kind is
+behind each of them, that number cancels, but for eps (FlashNorm: Graef et al. 2024, arXiv:2407.09577). What is left of
+the norm is its gain, which the linear layers can hold.
+
+Shapes: B batch, T time, V vocabulary.
+"""
+
+import dataclasses
+from collections import defaultdict
+
+import torch
+from torch import Tensor, nn
+
+from normlab.config.schema import RunConfig
+from normlab.model.small import build_small, shrink, tokens
+from normlab.stats.instrument import norm_site
+
+TOLERANCE = 1e-9
+"""Largest relative change of the logits, in float64, that counts as none."""
+SMALL_EPS = 1e-14
+
+
+def redundancy_text(sites: list[str]) -> str:
+    if not sites:
+        return "none"
+    return f"{' and '.join(sites)}: the norms behind undo it, but for eps and a gain, which the weights can hold"
+
+
+@torch.no_grad()
+def without_redundant_norms(config: RunConfig) -> tuple[list[str], Tensor]:
+    """Return the sites of norms that can be left out, all of them together, and a model's logits without them.
+
+    The norms of a site, in all blocks, are replaced by their gain and bias in a small model with random weights and
+    nearly no eps. Norms that have parameters, but none in `affine`, are not replaced.
+
+    Returns:
+        The sites, and the logits, (B, T, V), without these norms and their gains.
+
+    Raises:
+        ConfigError: No small model is valid.
+    """
+    if getattr(config.norm, "eps", None):
+        config = dataclasses.replace(config, norm=dataclasses.replace(config.norm, eps=SMALL_EPS))  # pyright: ignore[reportCallIssue]
+    small = build_small(shrink(config))
+    norms: dict[str, dict[nn.Module, nn.Module]] = defaultdict(dict)
+    for name, module in small.gpt.named_modules():
+        if module in small.norms and config.norm.name != "none":
+            affine = getattr(module, "affine", None)
+            if isinstance(affine, nn.Module) or not [*module.parameters()]:
+                site = norm_site(name.partition(".")[2].partition(".")[2] if name.startswith("blocks.") else name)
+                norms[site][module] = affine if isinstance(affine, nn.Module) else nn.Identity()
+    logits_BTV, sites = small.gpt(tokens()), list[str]()
+    for site, instead in norms.items():
+        handles = [
+            module.register_forward_hook(lambda _, inputs, __, affine=affine: affine(*inputs))
+            for module, affine in instead.items()
+        ]
+        change = (small.gpt(tokens()) - logits_BTV).abs().max() / logits_BTV.abs().max()
+        for handle in handles:
+            handle.remove()
+        if change < TOLERANCE:
+            sites.append(site)
+            for module in instead:
+                module.register_forward_hook(lambda _, inputs, __: inputs[0])
+            logits_BTV = small.gpt(tokens())
+    return sites, logits_BTV

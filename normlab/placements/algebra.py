@@ -145,17 +145,17 @@ SUB_LAYERS = {"A", "M", "F", "A_qkv", "W_out", "W_down"}
 
 
 def _with_factor(formula: str, factor: str) -> str:
-    """Return a formula in which each term of a sum that holds a sub-layer has another factor."""
+    """Return a formula in which each term with a sub-layer, of a sum of two, has another factor."""
     try:
         tree = ast.parse(formula)
     except SyntaxError:
         return formula  # `verify` reports it
-    sums = [node for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)]
-    for node, side in itertools.product(sums, ("left", "right")):
-        term = getattr(node, side)
-        names = {each.id for each in ast.walk(term) if isinstance(each, ast.Name)}
-        if term not in sums and names & SUB_LAYERS:
-            setattr(node, side, ast.BinOp(term, ast.Mult(), ast.parse(factor, mode="eval").body))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            for side in ("left", "right"):
+                term = getattr(node, side)
+                if any(isinstance(each, ast.Name) and each.id in SUB_LAYERS for each in ast.walk(term)):
+                    setattr(node, side, ast.BinOp(term, ast.Mult(), ast.parse(factor, mode="eval").body))
     return ast.unparse(tree).replace("\n", "; ")
 
 

@@ -131,10 +131,8 @@ class NativeClass:
             if not isinstance(value, int | float | None):
                 raise ConfigError(f"{name}={value!r:.60}: must be a number")
             texts += [] if value is None else [f"{option}={_text(value)}"]
+        texts += [f"{name}={of(compose_run(texts))!r}" for name, of in self.derived.items()]
         config = compose_run(texts)
-        if self.derived:
-            texts += [f"{name}={of(config)!r}" for name, of in self.derived.items()]
-            config = compose_run(texts)
         for name, value in self.fixed(config).items():
             theirs, needed = options.get(name), f"normlab has this model only with {name}={_text(value):.60}"
             if theirs is None and name not in (*self.optional, *NOT_READ):

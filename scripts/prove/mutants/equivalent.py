@@ -155,7 +155,7 @@ STREAMS: tuple[tuple[str, str, str, str, str], ...] = (
     (ONE_STREAM, "only a large theta reaches it, as in tests/placements/test_claims.py",
      "share = (F.softplus(self.theta) / self.depth).clamp(max=LARGEST_SHARE)",
      "(F.softplus(self.theta) / self.depth).clamp(max=LARGEST_SHARE)", "F.softplus(self.theta) / self.depth"),
-    ("algebra", "every row has the stream first; a plugin of tests/verify/test_verify.py has it last",
+    ("algebra", "every row has the stream first; a plugin of tests/verify/test_verify_plugins.py has it last",
      "for side in ('left', 'right'):", "'left', 'right'", "'right',"),
     ("algebra", "a line break ends a statement as well", "return ast.unparse(tree).replace('\\n', '; ')",
      ".replace('\\n', '; ')", ""),

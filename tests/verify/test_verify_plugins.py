@@ -1,0 +1,222 @@
+"""`normlab verify` of plugins: a right one passes every check, and a wrong one fails the matching one."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Command = Callable[..., tuple[int, str, str]]
+
+NORM = '''"""A norm of a user's."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from normlab.norms.base import NormConfig, register_norm
+
+
+@register_norm
+@dataclass(kw_only=True, slots=True)
+class HalvedConfig(NormConfig):
+    """x / 2."""
+
+    name: str = "halved"
+    factor: float = 0.5
+    """What x is multiplied by."""
+
+    parameters = "0"
+
+    def build(self, width):
+        return Halved(self.factor)
+
+    def reference(self, x_D, weights):
+        return x_D * self.factor
+
+
+class Halved(nn.Module):
+    """The module."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x_D):
+        return x_D * self.factor
+'''
+
+
+FORWARD = "def forward(self, x_D):\n        return x_D * self.factor"
+
+
+BREAKS = {
+    "": ("", ""),
+    "equals x times factor, in float64": ("* self.factor\n\n\n", "* self.factor**2\n\n\n"),
+    "has a reference that does not call its module, or no reference": ("    def reference(", "    def other("),
+    "no output depends on a later token": (
+        "return x_D * self.factor\n'''", "return x_D * self.factor + x_D.flip(-2)\n'''",
+    ),
+    "equals x times factor, in float64, in evaluation": (
+        FORWARD, f"{FORWARD} if self.training else x_D",
+    ),
+    "equals x times factor, in float64, at B = 2, T = 40, D = 320": (
+        FORWARD, f"{FORWARD} * (x_D.shape[-1] <= 32)",
+    ),
+    "equals x times factor, in float64, at the run's size, D = 128": (
+        FORWARD, f"{FORWARD} * (x_D.shape[-1] != 128)",
+    ),
+    "gives the same output in a pack, and leaves its input unchanged": (
+        FORWARD, f"{FORWARD} if x_D.abs().max().item() < 1e30 else x_D",
+    ),
+    "gives the same output in a pack, and leaves its input unchanged, the input": (
+        FORWARD, FORWARD.replace("return", "y_D =") + "\n        x_D.detach().add_(1)\n        return y_D",
+    ),
+    "has a reference that does not call its module": (
+        "return x_D * self.factor\n\n\n", "return self.build(x_D.shape[-1])(x_D)\n\n\n",
+    ),
+    "declares its initial values": (
+        "self.factor = factor", "self.factor, self.w = factor, nn.Parameter(torch.ones(3))",
+    ),
+    "parameters: 0": ("        self.factor = factor", "        self.factor, self.w = factor, nn.Linear(1, 3)"),
+    "every option has an effect": ("return Halved(self.factor)", "return Halved(0.5)"),
+}  # fmt: skip
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("broken", BREAKS)
+def test_a_broken_plugin_fails_the_matching_check(broken: str, tmp_path: Path, run_command: Command) -> None:
+    before, after = BREAKS[broken]
+    source = NORM.replace('"halved"', f'"halved{list(BREAKS).index(broken)}"')
+    source = source.replace('"""x / 2."""', '"""x / 2."""\n\n    verified_by = "x times factor"')
+    assert before.rstrip("'") in source
+    (tmp_path / "mine.py").write_text(source.replace(before.rstrip("'"), after.rstrip("'")) if before else source)
+    # The plugin alone is quicker to verify; the size of a run is checked only with a run.
+    choice = [f"norm=halved{list(BREAKS).index(broken)}"] if not broken or "128" in broken else []
+    code, out, err = run_command("verify", f"plugins=[{tmp_path}/mine.py]", *choice, "--json")
+    assert err == ""
+    failed = [check["claim"] for check in json.loads(out) if not check["passed"]]
+    assert code == (1 if broken else 0), failed
+    if broken:
+        assert any(broken.startswith(check) for check in failed)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("name", "start"), [("late", "0"), ("unread", "half of it"), ("unknown", "K"), ("zeroth", "1 / 0")]
+)
+def test_a_row_with_wrong_starts_fails(name: str, start: str, tmp_path: Path, run_command: Command) -> None:
+    (tmp_path / "late.py").write_text(
+        "from normlab.placements.algebra import Row, SubLayer, register_row\n"
+        "half = SubLayer(norms=('in',), scale=lambda layer, depth: 0.5)\n"
+        f"initial_values = {{'wiring.attn.scale': '{start}', 'wiring.mlp.scale': '0.5'}}\n"
+        f"register_row(Row(name='{name}', formula='x = x + scale * F(N(x))', source='the test', init='gpt2', attn=half,"
+        " mlp=half, initial_values=initial_values, final_norm=True))\n"
+    )
+    code, out, _ = run_command("verify", f"plugins=[{tmp_path}/late.py]", f"placement={name}", "--json")
+    (failed,) = (check for check in json.loads(out) if not check["passed"])
+    assert (code, failed["claim"]) == (1, "has its declared initial values")
+    assert "wiring.attn.scale" in failed["result"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "y = x + 0.5 * A(N(x)); x = y + 0.5 * M(N(y))",
+        "x = 0.5 * F(N(x)) + x",
+        "x = x + (l + L) / (2 * (l + L)) * F(N(x))",
+        "x = x + F(N(x)) / 2",
+    ],
+)
+def test_a_formula_may_have_other_names_and_sums(formula: str, tmp_path: Path, run_command: Command) -> None:
+    """Also with `placement.branch_warmup`, which puts a factor into it."""
+    (tmp_path / "row.py").write_text(
+        "from normlab.placements.algebra import Row, SubLayer, register_row\n"
+        "half = SubLayer(norms=('in',), branch=lambda layer, depth: 0.5)\n"
+        f"register_row(Row(name='half', formula='{formula}', source='the test', init='gpt2', attn=half, mlp=half,"
+        " final_norm=True))\n"
+    )
+    code, out, _ = run_command("verify", f"plugins=[{tmp_path}/row.py]", "placement=half", "--json")
+    assert code == 0, [check for check in json.loads(out) if not check["passed"]]
+
+
+LATE = """from normlab.placements.init_rules import init_rule
+from normlab.placements.algebra import Row, SubLayer, register_row
+
+@init_rule
+def {name}_init(weight):
+    return 0.02
+
+half = SubLayer(norms=("in",), branch=lambda layer, depth: {branch})
+register_row(Row(name="{name}", formula="x = x + 0.5 * F(N(x))", source="the test", init="{name}_init", attn=half,
+                 mlp=half, final_norm=True))
+"""
+
+
+@pytest.mark.exhaustive
+def test_a_row_that_is_wrong_in_late_blocks_fails(tmp_path: Path, run_command: Command) -> None:
+    (tmp_path / "late.py").write_text(LATE.format(name="right_at_four", branch="0.5 if layer <= 4 else 0.7"))
+    code, out, _ = run_command("verify", f"plugins=[{tmp_path}/late.py]", "placement=right_at_four", "--json")
+    failed = [check for check in json.loads(out) if not check["passed"]]
+    assert code == 1
+    assert all(check["subject"].startswith("placement right_at_four") for check in failed)
+    claims = {check["claim"] for check in failed}
+    assert "computes x = x + 0.5 * F(N(x))" in claims
+    assert all(claim.startswith("computes x = x + 0.5 * F(N(x))") for claim in claims)
+
+
+@pytest.mark.exhaustive
+def test_plugins_without_a_run_are_verified_with_all_that_they_register(tmp_path: Path, run_command: Command) -> None:
+    (tmp_path / "norm.py").write_text(NORM.replace('"halved"', '"halved_alone"').replace("= 0.5", "= 0.25"))
+    (tmp_path / "row.py").write_text(LATE.format(name="row_alone", branch="0.5"))
+    override = f"plugins=[{tmp_path}/norm.py,{tmp_path}/row.py]"
+    code, out, err = run_command("verify", override, "--json")
+    checks = json.loads(out)
+    assert (code, err) == (0, ""), [check for check in checks if not check["passed"]]
+    assert {check["subject"] for check in checks} == {"norm halved_alone", "placement row_alone", "init row_alone_init"}
+    (tmp_path / "row.py").write_text(LATE.format(name="row_alone", branch="0.4"))
+    code, out, err = run_command("verify", override, "--json")
+    assert (code, err) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("std", "expected"), [("0.01", 0), ("-0.02", 1), ("float('nan')", 1), ("0.02 / (weight.layer - 1)", 2)]
+)
+def test_a_plugin_with_only_an_init_rule_is_verified(
+    std: str, expected: int, tmp_path: Path, run_command: Command
+) -> None:
+    name = f"rule_{len(std)}"
+    rule = LATE.partition("half =")[0].replace("return 0.02", f"return {std}").format(name=name)
+    (tmp_path / "rule.py").write_text(rule)
+    code, out, err = run_command("verify", f"plugins=[{tmp_path}/rule.py]")
+    assert code == expected
+    assert (f"init {name}_init: gives each matrix a standard deviation" in out) == (expected < 2)
+    assert err.count("\n") == (expected == 2)
+
+
+def test_plugins_that_register_nothing_are_refused(tmp_path: Path, run_command: Command) -> None:
+    (tmp_path / "empty.py").write_text("")
+    code, out, err = run_command("verify", f"plugins=[{tmp_path}/empty.py]")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "no norm, placement or init rule is registered there" in err
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("where", ["build", "forward"])
+@pytest.mark.parametrize("command", ["verify", "train"])
+def test_an_error_in_a_plugin_is_one_line(command: str, where: str, tmp_path: Path, run_command: Command) -> None:
+    source = NORM.replace('"halved"', f'"raises_in_{where}"')
+    head = {"build": "def build(self, width):\n", "forward": "def forward(self, x_D):\n"}[where]
+    source = source.replace(head, head + "        raise ValueError('boom')\n")
+    (tmp_path / "mine.py").write_text(source)
+    overrides = [f"plugins=[{tmp_path}/mine.py]", f"norm=raises_in_{where}", "model.depth=1", "model.width=16"]
+    if command == "train":
+        overrides += [f"results_dir={tmp_path / 'results'}", "tracking.wandb=off", "compile=off"]
+    code, _, err = run_command(command, *overrides)
+    (line,) = (line for line in err.splitlines() if line.startswith("error"))
+    assert code == 2
+    assert re.search(r"plugins: mine\.py line \d+: ValueError: boom; fix the file", line)
+    assert "Traceback" not in err

@@ -43,18 +43,20 @@ def rms_normed(x: Tensor, *, eps_outside: bool = False) -> Tensor:
     return x / (square.sqrt() + EPS) if eps_outside else x * torch.rsqrt(square + EPS)
 
 
-def sinkhorn(scores: Tensor, iterations: int) -> Tensor:
+def sinkhorn(scores: Tensor, iterations: int, *, of_sigmoid: bool = False) -> Tensor:
     """Return a positive matrix whose rows and columns sum to 1, nearly, from scores (..., n, n).
 
-    It starts as the softmax of each row; then its columns, and alternately rows and columns, are divided by their sums.
+    It starts as the softmax of each row, or as the sigmoid of each number; then its rows, unless the softmax has done
+    so, and its columns are divided by their sums, several times.
 
     Source: Sinkhorn & Knopp 1967; with these eps DeepSeek-V4 of transformers.
     """
     # A copy in which the numbers of neighbouring tokens are neighbours: a CPU is slow at sums over 4 of them.
-    matrix_nnBT = scores.movedim((-2, -1), (0, 1)).contiguous().softmax(1) + EPS
-    matrix_nnBT = matrix_nnBT / (matrix_nnBT.sum(0) + EPS)
-    for _ in range(iterations - 1):
-        matrix_nnBT = matrix_nnBT / (matrix_nnBT.sum(1, keepdim=True) + EPS)
+    scores_nnBT = scores.movedim((-2, -1), (0, 1)).contiguous()
+    matrix_nnBT = (torch.sigmoid(scores_nnBT) if of_sigmoid else scores_nnBT.softmax(1)) + EPS
+    for number in range(iterations):
+        if number or of_sigmoid:
+            matrix_nnBT = matrix_nnBT / (matrix_nnBT.sum(1, keepdim=True) + EPS)
         matrix_nnBT = matrix_nnBT / (matrix_nnBT.sum(0) + EPS)
     return matrix_nnBT.movedim((0, 1), (-2, -1))
 
@@ -266,6 +268,10 @@ class IdentityHC(Streams):
         """Return what the matrix multiplies: the numbers of a token's streams over their root mean square."""
         return rms_normed(x)
 
+    def writing(self, scores_BTn: Tensor) -> Tensor:
+        """Return b from the numbers that are computed for it."""
+        return 2 * torch.sigmoid(scores_BTn)
+
     def mixing_matrix(self, scores_BTm: Tensor | None = None) -> Tensor | None:
         """Return c, (B, T, n, n), from the numbers that are computed for it; None for the identity."""
         return None
@@ -289,7 +295,7 @@ class ManifoldHC(IdentityHC):
     note: ClassVar[str] = "placement.variant names what other code computes; Megatron-LM also has placement.start=0.01"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "Until its pull request 4839 Megatron-LM multiplied by c, not by its transpose: variant=untransposed.",
-        "In an older transformers b and c were sigmoids, and c was not transposed.",
+        "transformers 5.8.0, and no later version, has other b and c and multiplies by c: variant=transformers_5_8_0.",
         "c starts near 1 / n, not at the identity, so that every sub-layer averages the streams; but only in narrow "
         "models: with init=gpt2 its entries are 0.1 to 0.4 at width 32, and 0.002 to 0.9 at width 768.",
     )
@@ -298,15 +304,24 @@ class ManifoldHC(IdentityHC):
     streams: int = option(4, "Number n of streams.", at_least=2, at_most=64)
     iterations: int = option(20, "Number of Sinkhorn's iterations.", at_least=1, at_most=1000)
     variant: str = option(
-        "deepseek_v4", choices=("deepseek_v4", "megatron", "untransposed"),
+        "deepseek_v4", choices=("deepseek_v4", "megatron", "untransposed", "transformers_5_8_0"),
         help="What is called mHC: as DeepSeek-V4 in transformers; as Megatron-LM at 023f5cf, which adds eps to the "
-        "root mean square of the streams; or as Megatron-LM before, which wrote sum_j c_ij x_j to stream i.",
+        "root mean square of the streams; as Megatron-LM before, which wrote sum_j c_ij x_j to stream i; or as "
+        "transformers 5.8.0, which did so too, where c starts from sigmoids and b is a sigmoid.",
     )  # fmt: skip
 
     @property
     def formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         formula = Streams.formula
-        return formula.replace("mix(c,", "mix(c.mT,") if self.variant == "untransposed" else formula
+        return formula if self.is_transposed else formula.replace("mix(c,", "mix(c.mT,")
+
+    @property
+    def is_transposed(self) -> bool:
+        return self.variant in ("deepseek_v4", "megatron")
+
+    @property
+    def is_of_sigmoids(self) -> bool:
+        return self.variant == "transformers_5_8_0"
 
     @property
     def parts(self) -> tuple[int, ...]:
@@ -316,16 +331,21 @@ class ManifoldHC(IdentityHC):
     def weights_formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         own = super(ManifoldHC, self).weights_formula
         own = own.replace("rms(", "rms_eps_outside(") if self.variant == "megatron" else own
-        scores = "scale[2] * w[..., 2 * streams:] + base[2 * streams:]"
-        return f"{own}; c = sinkhorn(({scores}).unflatten(-1, (streams, streams)), iterations)"
+        own = own.replace("b = 2 * ", "b = 1e-6 + ") if self.is_of_sigmoids else own
+        scores = "(scale[2] * w[..., 2 * streams:] + base[2 * streams:]).unflatten(-1, (streams, streams))"
+        return f"{own}; c = sinkhorn({scores}, iterations{', of_sigmoid=True' if self.is_of_sigmoids else ''})"
 
     def normed(self, x: Tensor) -> Tensor:
         return rms_normed(x, eps_outside=self.variant == "megatron")
 
+    def writing(self, scores_BTn: Tensor) -> Tensor:
+        return torch.sigmoid(scores_BTn) + EPS if self.is_of_sigmoids else super(ManifoldHC, self).writing(scores_BTn)
+
     def mixing_matrix(self, scores_BTm: Tensor | None = None) -> Tensor:
         assert scores_BTm is not None
-        matrix = sinkhorn(scores_BTm.unflatten(-1, (self.streams, self.streams)), self.iterations)
-        return matrix.mT if self.variant == "untransposed" else matrix
+        scores_BTnn = scores_BTm.unflatten(-1, (self.streams, self.streams))
+        matrix_BTnn = sinkhorn(scores_BTnn, self.iterations, of_sigmoid=self.is_of_sigmoids)
+        return matrix_BTnn if self.is_transposed else matrix_BTnn.mT
 
     def matmul_weights(self, depth: int, width: int) -> int:
         return super(ManifoldHC, self).matmul_weights(depth, width) + 2 * depth * self.streams**2 * width
@@ -340,7 +360,7 @@ class ComputedWeights(MixedStreams):
     def __init__(self, placement: IdentityHC, width: int, make_norm: MakeNorm):
         super().__init__(width, make_norm)
         self.parts = placement.parts
-        self.normed, self.mixing_matrix = placement.normed, placement.mixing_matrix
+        self.normed, self.writing, self.mixing_matrix = placement.normed, placement.writing, placement.mixing_matrix
         self.fn = nn.Linear(placement.streams * width, sum(self.parts), bias=False)
         self.base = nn.Parameter(torch.zeros(sum(self.parts)))
         self.scale = nn.Parameter(torch.full((len(self.parts),), placement.start))
@@ -351,7 +371,7 @@ class ComputedWeights(MixedStreams):
         a, b, *c = torch.addcmul(self.base, scale_m, numbers_BTm).split(self.parts, -1)
         a_BTn1 = (torch.sigmoid(a) + EPS)[..., None]
         c_BTnn = self.mixing_matrix(*c)
-        return a_BTn1 if c_BTnn is None else torch.cat([a_BTn1, c_BTnn], -1), 2 * torch.sigmoid(b)
+        return a_BTn1 if c_BTnn is None else torch.cat([a_BTn1, c_BTnn], -1), self.writing(b)
 
 
 class WeightedStreams(nn.Module):

@@ -16,6 +16,7 @@ NAMES = (
     ("mHC", "transformers, DeepSeek-V4", "7fa433e", "placement=mhc"),
     ("mHC", "NVIDIA/Megatron-LM", "023f5cf", "placement=mhc placement.variant=megatron"),
     ("mHC", "NVIDIA/Megatron-LM before pull request 4839", "", "placement=mhc placement.variant=untransposed"),
+    ("mHC", "transformers 5.8.0", "", "placement=mhc placement.variant=transformers_5_8_0"),
     ("post-norm", "arXiv:1706.03762", "", "placement=post"),
     ("post-norm", "transformers, OLMo 2", "008f5c8", "placement=res_post"),
     ("Peri-LN", "arXiv:2502.02732", "", "placement=peri"),

@@ -49,7 +49,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "max": max,
     "min": min,
     "mix": lambda c, x: torch.einsum("...ij,...id->...jd", c, x),
-    "sinkhorn": lambda t, k: _sinkhorn(t, k),
+    "sinkhorn": lambda t, k, **options: _sinkhorn(t, k, **options),
 }
 """Functions that a formula may call."""
 
@@ -256,13 +256,13 @@ def _compiled(formula: str) -> CodeType:
     return compile(formula, "<formula>", "exec")
 
 
-def _sinkhorn(scores: Tensor, iterations: int) -> Tensor:
-    """Return the doubly stochastic matrix as factors u_i K_ij v_j of the softmax K of each row, plus 1e-6."""
+def _sinkhorn(scores: Tensor, iterations: int, *, of_sigmoid: bool = False) -> Tensor:
+    """Return u_i K_ij v_j, whose rows and columns sum to 1; K: the softmax of each row or the sigmoid, plus 1e-6."""
     kernel = torch.exp(scores - scores.amax(-1, keepdim=True))
-    kernel = kernel / kernel.sum(-1, keepdim=True) + 1e-6
+    kernel = (1 / (1 + torch.exp(-scores)) if of_sigmoid else kernel / kernel.sum(-1, keepdim=True)) + 1e-6
     u, v = torch.ones_like(kernel[..., :1]), torch.ones_like(kernel[..., :1, :])
-    for number in range(2 * iterations - 1):
-        if number % 2:
+    for number in range(2 * iterations - 1 + of_sigmoid):
+        if number % 2 != of_sigmoid:
             u = u / (u * (kernel * v).sum(-1, keepdim=True) + 1e-6)
         else:
             v = v / (v * (u * kernel).sum(-2, keepdim=True) + 1e-6)

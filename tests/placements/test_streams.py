@@ -56,10 +56,28 @@ def with_parameters(module: nn.Module, values: Mapping[str, Tensor], *inputs: Te
     return torch.func.functional_call(module, dict(values), inputs)
 
 
-def deepseek_v4(model: GPT, iterations: int) -> TheirModel:
+class Connection580(DeepseekV4HyperConnection):
+    """As in transformers 5.8.0, which cannot be installed beside the present version; its caller does not transpose."""
+
+    def forward(self, hidden_streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        n, sizes = self.hc_mult, (self.hc_mult, self.hc_mult, self.hc_mult**2)
+        numbers = nn.functional.linear(self.input_norm(hidden_streams.flatten(2)), self.fn).split(sizes, -1)
+        pre, post, comb = (
+            torch.sigmoid(number * scale + base) + EPS
+            for number, scale, base in zip(numbers, self.scale, self.base.split(sizes), strict=True)
+        )
+        comb = comb.unflatten(-1, (n, n))
+        for axis in (-1, -2) * self.hc_sinkhorn_iters:
+            comb = comb / (comb.sum(axis, keepdim=True) + EPS)
+        return post, comb.mT, torch.einsum("btn,btnd->btd", pre, hidden_streams)
+
+
+def deepseek_v4(
+    model: GPT, iterations: int, kind: type[DeepseekV4HyperConnection] = DeepseekV4HyperConnection
+) -> TheirModel:
     width = model.embed.tokens.embedding_dim
     config = DeepseekV4Config(hidden_size=width, hc_mult=4, hc_sinkhorn_iters=iterations, hc_eps=EPS, rms_norm_eps=EPS)
-    connection, head = DeepseekV4HyperConnection(config).double(), DeepseekV4HyperHead(config).double()
+    connection, head = kind(config).double(), DeepseekV4HyperHead(config).double()
 
     def forward(tokens_BT: Tensor) -> Tensor:
         x_BTnD = embedded(model, tokens_BT).unsqueeze(2).repeat(1, 1, 4, 1)
@@ -134,10 +152,15 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("iterations", [1, 20])
-def test_mhc_equals_deepseek_v4(depth: int, iterations: int) -> None:
-    placement = ManifoldHC(iterations=iterations)
+@pytest.mark.parametrize(
+    ("variant", "kind"), [("deepseek_v4", DeepseekV4HyperConnection), ("transformers_5_8_0", Connection580)]
+)
+def test_mhc_equals_deepseek_v4(
+    variant: str, kind: type[DeepseekV4HyperConnection], iterations: int, depth: int
+) -> None:
+    placement = ManifoldHC(iterations=iterations, variant=variant)
     model = build_small(small_config(NORM, placement, depth=depth)).gpt
-    check_equal(model, deepseek_v4(model, iterations))
+    check_equal(model, deepseek_v4(model, iterations, kind))
 
 
 @pytest.mark.parametrize("depth", [1, 3])

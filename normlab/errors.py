@@ -74,8 +74,8 @@ def unknown(kind: str, name: str, options: Iterable[str], elsewhere: Mapping[str
 
     For a name that other code uses, the message says what that is here.
     """
-    if here := (elsewhere or {}).get(name.lower().replace("_", "")):
-        return f"unknown {kind} {name!r}, which is here {here}"
+    if here := (elsewhere or {}).get(re.sub(r"\W|_", "", name).lower()):
+        return f"unknown {kind} {name!r}; in normlab it is {here}"
     options = sorted(options)
     return f"unknown {kind} {name!r}{did_you_mean(name, options)}: choose one of {', '.join(options)}"
 

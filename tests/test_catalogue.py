@@ -79,11 +79,17 @@ def test_a_note_below_a_table_begins_with_the_name_of_its_entry(run_command: Com
 
 def test_an_entry_of_a_placement_names_the_redundant_norms_of_a_model(run_command: Command) -> None:
     model = ("model=llama_nano", "model.qk_norm=head", "model.v_norm=true")
-    assert "redundant norms attn.in: the norms" in " ".join(
-        run_command("list", "placements", "peri", *model)[1].split()
-    )
+    text = " ".join(run_command("list", "placements", "peri", *model)[1].split())
+    assert "redundant norms attn.in: later norms cancel its scale" in text
+    assert f"can hold its gain (norm=rmsnorm {' '.join(model)})" in text
     (entry,) = json.loads(run_command("list", "placements", "peri", "--json")[1])
-    assert entry["redundant_norms"] == "none"
+    assert entry["redundant_norms"] == []
+
+
+@pytest.mark.parametrize("words", [("peri", "placement=pre"), ("peri", "seed=1"), ("model.depth=2",)])
+def test_an_override_without_effect_on_an_entry_is_an_error(words: tuple[str, ...], run_command: Command) -> None:
+    code, _, err = run_command("list", "placements", *words)
+    assert (code, err.startswith(f"error: {words[-1]}: has no effect")) == (2, True)
 
 
 @pytest.mark.parametrize("name", OTHER_NAMES)
@@ -92,10 +98,10 @@ def test_a_placement_of_another_name_is_options_here(name: str, run_command: Com
     (code, _, err), (_, _, other) = (
         run_command(*words) for words in (("train", f"placement={name}"), ("list", "placements", name))
     )
-    here, same = (text.partition("which is here ")[2] for text in (err, other))
-    overrides = re.findall(r"(?:placement|model)[\w.]*=[\w.]+", here)
+    here, same = (text.partition("in normlab it is ")[2] for text in (err, other))
+    overrides = re.findall(r"(?:placement|model|norm)[\w.]*=[\w.]+", here)
     assert (code, bool(overrides), same) == (2, True, here)
-    compose_run(["norm=rmsnorm", "model=llama_nano", *(each.replace("=K", "=1.68") for each in overrides)])
+    compose_run(overrides)
 
 
 def test_the_file_of_the_catalogue_is_that_of_the_declarations() -> None:

@@ -19,8 +19,8 @@ def list_(
         list[str] | None,
         Argument(
             metavar="NAME|OVERRIDE",
-            help="An entry to describe; plugins=[FILE]; options of the model, such as model.qk_norm=head, in which "
-            "redundant norms of a placement are searched for.",
+            help="An entry to describe; plugins=[FILE]; norm and model in which the redundant norms of a placement are "
+            "searched for, such as model.qk_norm=head.",
         ),
     ] = None,
     json: Json = False,
@@ -30,6 +30,7 @@ def list_(
     With plugins=[my_norm.py] the list includes the norms and placements of your own files.
     """
     from normlab.config import rules
+    from normlab.placements.base import OTHER_NAMES, load_all
     from normlab.report.entries import ENTRIES, entry_text, one_entry, table_rows
     from normlab.report.tables import render
 
@@ -37,9 +38,13 @@ def list_(
     names = [argument for argument in arguments or [] if "=" not in argument]
     name = names[0] if names else None
     overrides = [argument for argument in arguments or [] if "=" in argument and argument not in plugins]
-    unused = names[what != "auto" :] + ([] if what == "placements" and name else overrides)
-    if unused:
-        raise ConfigError(f"list {what} {' '.join(arguments or ())}: too many names; leave out {unused[-1]}")
+    if len(names) > (0 if what == "auto" else 1):
+        raise ConfigError(f"list {what} {' '.join(names)}: too many names; leave out {names[-1]}")
+    for override in overrides:
+        if what != "placements" or name is None or not override.startswith(("norm", "model")):
+            raise ConfigError(
+                f"{override}: has no effect; leave it out: only norm and model, after the name of a placement, have one"
+            )
     load_plugins([])
     if plugins:
         from normlab.config.compose import register_plugins
@@ -51,7 +56,7 @@ def list_(
 
         entries = [*name_entries()]
         if name is not None and name not in (known := dict.fromkeys(entry["name"] for entry in entries)):
-            raise ConfigError("list names: " + unknown("name", name, known))
+            raise ConfigError("list names: " + unknown("name", name, known, OTHER_NAMES))
         rows = [entry for entry in entries if name in (None, entry["name"])]
         return echo(render(rows, format) + ("" if json else f"\n\n{LEGEND}"), keep="\n")
     if what == "auto":
@@ -61,11 +66,12 @@ def list_(
         if what == "placements":
             from normlab.config.compose import compose_run
             from normlab.model.redundancy import redundancy_text, without_redundant_norms
-            from normlab.placements.base import load_all
 
-            norm = "norm=rmsnorm" if load_all()[name].has_norms(1) else "norm=none"
-            config = compose_run([norm, f"placement={name}", *plugins, *overrides])
-            entry |= {"redundant_norms": redundancy_text(without_redundant_norms(config)[0])}
+            norm = "rmsnorm" if load_all()[name].has_norms(1) else "none"
+            chosen = {"norm": norm, "model": "gpt2_nano"} | dict(each.split("=", 1) for each in overrides)
+            words = [f"{option}={value}" for option, value in chosen.items()]
+            sites, _ = without_redundant_norms(compose_run([f"placement={name}", *plugins, *words]))
+            entry["redundant_norms"] = sites if json else f"{redundancy_text(sites)} ({' '.join(words)})"
         return echo(render([entry], "json") if json else entry_text(entry, width), keep="\n")
     rows = ENTRIES[what]()
     echo(render(rows if json else table_rows(what, rows), format), keep="\n")

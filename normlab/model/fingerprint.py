@@ -4,8 +4,9 @@ Every block of the run's depth is built small, in float64, with weights and an i
 gradient, in training and in evaluation, is reduced to two numbers, rounded to five digits and hashed. Machines
 and versions of torch differ only near the sixteenth digit, which the rounding removes.
 
-The fingerprint ignores sizes and the init. Options without effect in float64 (`norm.compute`, `norm.rounding`) are
-hashed by value. If half of an eps gives the same digits (an eps that only clamps), its value is hashed, too.
+The fingerprint ignores sizes and the init. Options that may have no effect in float64 and five digits
+(`norm.compute`, `norm.rounding`, `placement.iterations`) are hashed by value. If half of an eps gives the same digits
+(an eps that only clamps), its value is hashed, too.
 
 Shapes: B batch, T time, D width.
 """
@@ -24,8 +25,8 @@ from normlab.errors import ConfigError
 from normlab.model.small import build_small, hashed_numbers, shrink, tokens
 
 DIGITS = 5
-NARROW_OPTIONS = ("compute", "rounding")
-"""Options of norms without effect in float64."""
+NARROW_OPTIONS = ("compute", "rounding", "iterations")
+"""Options of norms and placements that may have no effect in float64 and five digits."""
 SCALES = (1.0, 1e-3)
 """Scales of the input; at 1e-3 an eps of the usual size changes the result."""
 
@@ -41,9 +42,10 @@ def fingerprint(config: RunConfig) -> str:
     except ConfigError:
         return ""
     content = hashlib.sha256()
-    for field in dataclasses.fields(small.norm):
-        if field.name in NARROW_OPTIONS and (value := getattr(small.norm, field.name)) != field.default:
-            content.update(f"{field.name} {value}\n".encode())
+    for part in (small.norm, small.placement):
+        for field in dataclasses.fields(part):
+            if field.name in NARROW_OPTIONS and (value := getattr(part, field.name)) != field.default:
+                content.update(f"{field.name} {value}\n".encode())
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         lines = list(_lines(small))
         content.update("".join(lines).encode())

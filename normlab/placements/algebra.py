@@ -144,19 +144,43 @@ SUB_LAYERS = {"A", "M", "F", "A_qkv", "W_out", "W_down"}
 """The names that end a sub-layer in a formula."""
 
 
+def _holds_sub_layer(node: ast.AST) -> bool:
+    return any(isinstance(each, ast.Name) and each.id in SUB_LAYERS for each in ast.walk(node))
+
+
+def _is_sum(node: ast.AST) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub)
+
+
+class _Growth(ast.NodeTransformer):
+    """Multiplies the terms of sums that hold a sub-layer, or a whole expression that has no such sum."""
+
+    def __init__(self, factor: str):
+        self.factor = ast.parse(factor, mode="eval").body
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        has_sum = any(_is_sum(each) and _holds_sub_layer(each) for each in ast.walk(node.value))
+        node.value = self.visit(node.value) if has_sum else self._term(node.value)
+        return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        if not _is_sum(node):
+            return self.generic_visit(node)
+        node.left, node.right = self._term(node.left), self._term(node.right)
+        return node
+
+    def _term(self, node: ast.expr) -> ast.expr:
+        grown = self.visit(node)
+        return ast.BinOp(grown, ast.Mult(), self.factor) if _holds_sub_layer(node) and not _is_sum(node) else grown
+
+
 def _with_factor(formula: str, factor: str) -> str:
-    """Return a formula in which each term with a sub-layer, of a sum of two, has another factor."""
+    """Return a formula in which what the sub-layers add is multiplied by a factor."""
     try:
         tree = ast.parse(formula)
     except SyntaxError:
         return formula  # `verify` reports it
-    for node in ast.walk(tree):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            for side in ("left", "right"):
-                term = getattr(node, side)
-                if any(isinstance(each, ast.Name) and each.id in SUB_LAYERS for each in ast.walk(term)):
-                    setattr(node, side, ast.BinOp(term, ast.Mult(), ast.parse(factor, mode="eval").body))
-    return ast.unparse(tree).replace("\n", "; ")
+    return ast.unparse(_Growth(factor).visit(tree)).replace("\n", "; ")
 
 
 def _of_row(name: str) -> Any:
@@ -204,7 +228,7 @@ class AlgebraPlacement(Placement):
         """As the base class; with norm=none also reject an option that changes only norms."""
         super(AlgebraPlacement, self).reject_unused_options(norm, depth)
         for changed in fields(self):
-            if norm.name != "none" or changed.name in ("name", *SWITCHES):
+            if norm.name != "none" or changed.name in ("name", "branch_warmup", *SWITCHES):
                 continue
             value, default = getattr(self, changed.name), replace(self, **{changed.name: changed.default})
             layers, default_layers = (

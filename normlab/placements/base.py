@@ -262,16 +262,19 @@ def projects(placement: Placement) -> bool:
 
 PLACEMENTS: dict[str, Placement] = {}
 """Each placement with its default options, by name."""
+_PERI = "model=llama_nano norm=rmsnorm placement=peri"
 _TRINITY = (
-    "placement=depth_scaled_sandwich placement.c_attn=1 placement.c_mlp=1 model.qk_norm=head model.attn_gate=channel"
+    "model=llama_nano norm=rmsnorm placement=depth_scaled_sandwich placement.c_attn=1 placement.c_mlp=1 "
+    "model.qk_norm=head model.attn_gate=channel"
 )
 OTHER_NAMES = {
-    "prores": "placement.branch_warmup=1000 with pre, post, deepnorm, peri or lns",
-    "gemma3": "placement=peri model.qk_norm=head",
-    "gemma4": "placement=peri model.qk_norm=head model.v_norm=true model.qk_scale=K^(1/4), K the width of a head",
+    "prores": "placement=pre placement.branch_warmup=1000, or post, deepnorm, peri or lns in place of pre",
+    "gemma2": f"{_PERI} model.attn_softcap=50 model.logit_softcap=30",
+    "gemma3": f"{_PERI} model.qk_norm=head",
+    "gemma4": f"{_PERI} model.qk_norm=head model.v_norm=true model.qk_scale=1.6818 (K^(1/4), K the width of a head)",
     "afmoe": _TRINITY, "trinity": _TRINITY,
 }  # fmt: skip
-"""What other code calls a placement, and what it is here; with norm=rmsnorm."""
+"""What other code calls a placement, by its name without case and marks, and the overrides that give it here."""
 
 
 def register_placement(placement: Placement, *, same: bool = True) -> Placement:

@@ -115,10 +115,10 @@ class Streams(Placement):
 class HyperConnections(Streams):
     """x <- mix(c, x) + write(b, F(N(read(a, x)))): n streams and learned a, b and c.
 
-    The streams start as copies of the embeddings, and the head reads their sum. At first sub-layer k of the model, from
-    0, reads stream k mod n, from 0, its output is added to all streams, and c is the identity. With `dynamic` the
-    weights depend on the token: a learned number times the tanh of products with each of its normed streams is added.
-    These products start at 0, the numbers at 0.01.
+    The streams start as copies of the embeddings, and the head reads their sum. Initially sub-layer k of the model
+    reads stream k mod n, both counted from 0, its output is added to all streams, and c is the identity. With `dynamic`
+    the weights depend on the token: a learned number times the tanh of products with each of its normed streams is
+    added. The products start at 0 and the learned numbers at 0.01.
     """
 
     head_weights_formula: ClassVar[str] = "a = ones(streams)"
@@ -285,7 +285,7 @@ class IdentityHC(Streams):
 
 @dataclass(kw_only=True, slots=True)
 class ManifoldHC(IdentityHC):
-    """x <- mix(c, x) + write(b, F(N(read(a, x)))): `identity_hc` with a c whose rows and columns sum to 1.
+    """x <- mix(c, x) + write(b, F(N(read(a, x)))): `identity_hc` with a c whose rows and columns nearly sum to 1.
 
     c is made by Sinkhorn's iterations from n^2 more numbers of the same matrix, so that mixing nearly keeps the sum of
     the streams. The matrix is drawn by the init rule: the wider the model, the more the entries of c differ at first.
@@ -296,8 +296,8 @@ class ManifoldHC(IdentityHC):
     pitfalls: ClassVar[tuple[str, ...]] = (
         "Until its pull request 4839 Megatron-LM multiplied by c, not by its transpose: variant=untransposed.",
         "transformers 5.8.0, and no later version, has other b and c and multiplies by c: variant=transformers_5_8_0.",
-        "c starts near 1 / n, not at the identity, so that every sub-layer averages the streams; but only in narrow "
-        "models: with init=gpt2 its entries are 0.1 to 0.4 at width 32, and 0.002 to 0.9 at width 768.",
+        "In narrow models c starts near 1 / n, not at the identity, so that every sub-layer averages the streams: with "
+        "init=gpt2 its entries are 0.1 to 0.4 at width 32. In wide ones they vary more: 0.002 to 0.9 at width 768.",
     )
 
     name: str = "mhc"
@@ -305,9 +305,9 @@ class ManifoldHC(IdentityHC):
     iterations: int = option(20, "Number of Sinkhorn's iterations.", at_least=1, at_most=1000)
     variant: str = option(
         "deepseek_v4", choices=("deepseek_v4", "megatron", "untransposed", "transformers_5_8_0"),
-        help="What is called mHC: as DeepSeek-V4 in transformers; as Megatron-LM at 023f5cf, which adds eps to the "
-        "root mean square of the streams; as Megatron-LM before, which wrote sum_j c_ij x_j to stream i; or as "
-        "transformers 5.8.0, which did so too, where c starts from sigmoids and b is a sigmoid.",
+        help="What is called mHC. deepseek_v4: in transformers; megatron: Megatron-LM at 023f5cf, which adds eps to "
+        "the root mean square of the streams; untransposed: Megatron-LM before its pull request 4839, where stream i "
+        "receives sum_j c_ij x_j; transformers_5_8_0: so too, and c starts from sigmoids, and b is a sigmoid.",
     )  # fmt: skip
 
     @property

@@ -94,15 +94,17 @@ register_placement(GPAS())
 class NormPreserving(Placement):
     """x <- sqrt(1 - b) x + sqrt(b) F(N(x)), b = softplus(theta) / L, at most 0.999999.
 
-    The squares of the two factors sum to 1, so that the stream keeps its size if sub-layers add what is as large as it
-    and orthogonal to it. Each block has one number theta, shared by its two sub-layers, which starts at 0: b is
+    The squares of the two factors sum to 1, so that the stream keeps its size if the output of a sub-layer is as large
+    as it and orthogonal to it. Each block has one number theta, shared by its two sub-layers, which starts at 0: b is
     ln(2) / L. There is a norm before the LM head.
     """
 
     weights_formula: ClassVar[str] = "b = min(softplus(theta) / L, 0.999999); kept = (1 - b) ** 0.5; added = b ** 0.5"
     formula: ClassVar[str] = "x = kept * x + added * A(N(x)); x = kept * x + added * M(N(x))"
     head_formula: ClassVar[str] = "x = N(x)"
-    source: ClassVar[str] = "marin-community/marin, issue 8860 (2026), which gives the cap on b as just below 1"
+    source: ClassVar[str] = (
+        "marin-community/marin, issue 8860 (2026), which states only that the cap on b is just below 1"
+    )
     parameters: ClassVar[str] = "L"
     pitfalls: ClassVar[tuple[str, ...]] = (
         "A negative result: its authors report 1.018 times the speed of their baseline at width 512, and 0.950 at 768.",

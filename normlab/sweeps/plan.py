@@ -19,7 +19,8 @@ from normlab.config.sweep_options import SweepOptions
 from normlab.data.corpus import Corpus, open_corpus
 from normlab.errors import ConfigError, StoreError
 from normlab.model.fingerprint import fingerprint
-from normlab.model.redundancy import redundancy_text, without_redundant_norms
+from normlab.model.redundancy import are_equal, redundancy_text, without_redundant_norms
+from normlab.norms.base import NormConfig
 from normlab.options import plain_tree
 from normlab.store.format import COMPLETED_STATES, RUNS_FOLDER
 from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run_of, sweep_folder
@@ -175,28 +176,29 @@ def _same_functions(runs: Iterable[ResolvedRun]) -> Iterator[str]:
         block = repr((run.config.norm, run.config.placement))
         by_model.setdefault(repr(run.config.model), {}).setdefault(block, run)
     models = [list(runs_of.values()) for runs_of in by_model.values() if len(runs_of) > 1]
-    if sum(run.config.model.depth for runs_of_model in models for run in runs_of_model) > _MOST_BLOCKS:
+    blocks = sum(run.config.model.depth for runs_of_model in models for run in runs_of_model)
+    if blocks > _MOST_BLOCKS:
+        yield f"equal functions were not searched for: the models have {blocks} blocks, more than {_MOST_BLOCKS}"
         return
     for runs_of_model in models:
         seen: dict[str, str] = {}
-        reduced: dict[str, tuple[list[str], Tensor]] = {}
+        reduced: list[tuple[str, NormConfig, list[str], Tensor]] = []
         for run in runs_of_model:
             varied = [text for text in run.planned.overrides if text.startswith(("arm=", "norm", "placement"))]
-            name, block = " ".join(varied or run.planned.overrides), fingerprint(run.config)
-            depth = run.config.model.depth
-            if not block:  # no small model is valid
+            name, depth = " ".join(varied or run.planned.overrides), run.config.model.depth
+            if not (block := fingerprint(run.config)):  # no small model is valid
                 continue
             if block in seen:
                 yield f"{name}: is the function of {seen[block]} at depth {depth}; the runs differ at most in the init"
                 continue
             seen[block] = name
-            sites, logits = without_redundant_norms(run.config)
-            for other, (other_sites, other_logits) in reduced.items():
-                if sites != other_sites and torch.allclose(logits, other_logits, rtol=1e-9):
-                    redundant = redundancy_text([*dict.fromkeys([*sites, *other_sites])])
+            own = (name, run.config.norm, *without_redundant_norms(run.config))
+            for other, norm, sites, logits in reduced:
+                if norm == own[1] and sites != own[2] and are_equal(logits, own[3]):
+                    redundant = redundancy_text(sorted({*sites, *own[2]}))
                     yield f"{name}: is the function of {other} at depth {depth} without redundant norms; {redundant}"
                     break
-            reduced[name] = sites, logits
+            reduced.append(own)
 
 
 def _grouped(options: SweepOptions, plan: Plan, folder: Path, runs: Sequence[ResolvedRun], gpus: Sequence[Gpu]) -> Plan:

@@ -48,8 +48,8 @@ NAMES = (
 
 LEGEND = (
     "here: the overrides of what the name means there, initial values aside; distance: the largest difference of the "
-    "logits from those of the first code of this name, over the largest logit of that, in two small float64 models "
-    "whose weights have the same numbers; no commit: a paper, an issue, or code of many commits"
+    "logits from those of the first code of this name, divided by the largest logit of the first, in two small float64 "
+    "models whose weights have the same numbers; no commit: a paper, an issue, a release, or code of many commits"
 )
 
 

@@ -143,7 +143,7 @@ def autocast_check(small: SmallModel, subject: str) -> Check:
     results = []
     for dtype in (torch.float64, torch.float32):
         model = copy.deepcopy(small.gpt).to(dtype)
-        with torch.autocast("cpu", torch.bfloat16):  # which leaves float64 as it is
+        with torch.autocast("cpu", torch.bfloat16):  # autocast does not change float64
             stream = model.embed(tokens())
             for wiring in [block.get_submodule("wiring") for block in model.blocks]:
                 stream = wiring(stream, Branch(torch.tanh), Branch(torch.tanh))

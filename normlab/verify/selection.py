@@ -89,7 +89,7 @@ def checks_of_run(config: RunConfig) -> Iterator[Check]:
     subject = _block(config)
     yield placements.formula_check(small, subject)
     yield from placements.logits_checks(small, subject)
-    yield Check(subject, "has redundant norms", passed=True, result=redundancy_text(without_redundant_norms(config)[0]))
+    yield Check(subject, "redundant norms:", passed=True, result=redundancy_text(without_redundant_norms(config)[0]))
     yield Check(subject, "has a fingerprint", passed=True, result=fingerprint(config))
     plain = PLACEMENTS[placement.name]
     yield from checks_of_placement(plain)

@@ -3,7 +3,7 @@
     python scripts/bench/bench_streams.py                  # some minutes on two CPU cores
     python scripts/bench/bench_streams.py --models 4x128 --rounds 5 --placements mhc
 
-- time: all placements train the same shapes on the same text, and take turns of 10 steps. The ratio is the median over
+- time: all placements train the same shapes on the same text, in turn, 10 steps at a time. The ratio is the median over
   the rounds of the step time of a placement over that of pre-norm: 1 is equal, more is slower.
 - kernels, MB: of one compiled block, forward and backward, on one sequence: inductor's count of the kernels that it
   generates or calls, and of the bytes that they read and write.

@@ -5,6 +5,7 @@ import torch
 
 from normlab.config.compose import compose_run
 from normlab.model.redundancy import without_redundant_norms
+from normlab.model.small import build_small, shrink, tokens
 from normlab.placements.base import load_all
 
 ALL_NORMED = ("model.qk_norm=head", "model.v_norm=true")
@@ -62,3 +63,21 @@ def test_the_identity() -> None:
         return torch.nn.functional.rms_norm(y, y.shape[-1:], eps=1e-30)
 
     torch.testing.assert_close(norm((gain * norm(x)) @ weight.T), norm((gain * x) @ weight.T), atol=1e-13, rtol=1e-13)
+
+
+@torch.no_grad()
+def test_on_a_centred_stream_layernorm_is_rmsnorm() -> None:
+    """Pre-LayerNorm is pre-RMSNorm if what is added to the stream has the mean 0 (Jiang et al., arXiv:2305.14858)."""
+    overrides = ["model=llama_nano", "model.depth=3", "placement=pre", "norm.eps=1e-5"]
+    layernorm, rmsnorm = (
+        build_small(shrink(compose_run([*overrides, *norm]))).gpt
+        for norm in (("norm=layernorm", "norm.bias=false"), ("norm=rmsnorm",))
+    )
+    assert (layernorm(tokens()) - rmsnorm(tokens())).abs().max() > 0.01
+    for model in (layernorm, rmsnorm):
+        for name, weight in model.named_parameters():
+            if name.startswith("embed."):
+                weight -= weight.mean(-1, keepdim=True)
+            elif name.endswith(("attn.out.weight", "mlp.down.weight")):
+                weight -= weight.mean(0)
+    torch.testing.assert_close(layernorm(tokens()), rmsnorm(tokens()), atol=1e-12, rtol=0)

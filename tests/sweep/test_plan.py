@@ -108,10 +108,25 @@ def test_arms_that_differ_in_a_redundant_norm_are_named(plan: Callable[..., Plan
     arms = "placement=peri,peri_raw_attn", "norm=rmsnorm", "model=llama_nano", "model.qk_norm=head"
     made = plan(*arms, "model.v_norm=true")
     assert [each for each in made.warnings if "is the function" in each] == [
-        "placement=peri_raw_attn: is the function of placement=peri at depth 2 without redundant norms; attn.in: the "
-        "norms behind undo it, but for eps and a gain, which the weights can hold"
+        "placement=peri_raw_attn: is the function of placement=peri at depth 2 without redundant norms; attn.in: later "
+        "norms cancel its scale, except for eps, and the next weights can hold its gain"
     ]
-    assert not any("is the function" in each for each in plan(*arms, "model.v_norm=false").warnings)
+    others = (
+        (*arms, "model.v_norm=false"),
+        (
+            *arms[1:],
+            "model.v_norm=true",
+            "arm=[a: placement=peri norm.eps=1e-6, b: placement=peri_raw_attn norm.eps=1.0]",
+        ),
+        (*arms[1:], "arm=[a: placement=mhc, b: placement=mhc placement.iterations=40]"),
+    )
+    for other in others:
+        assert not any("is the function" in each for each in plan(*other).warnings)
+
+
+def test_of_many_blocks_no_equal_functions_are_searched_for(plan: Callable[..., PlannedSweep]) -> None:
+    line = "equal functions were not searched for: the models have 120 blocks, more than 100"
+    assert line in plan("placement=peri,sandwich", "model.depth=60").warnings
 
 
 def test_completed_runs_get_no_pack_and_interrupted_ones_their_own(

@@ -17,8 +17,8 @@ def test_each_name_has_several_functions_and_each_function_its_distance() -> Non
         assert len({entry["fingerprint"] for entry in entries}) == len(entries) > 1, name
         assert entries[0]["distance"] == 0, name
         assert all(entry["distance"] > 1e-9 for entry in entries[1:]), name
-    megatron, untransposed = (entry["distance"] for entry in uses["mHC"][1:])
-    assert megatron < 1e-5 < 1e-2 < untransposed  # another eps, and another matrix
+    megatron, untransposed, of_sigmoids = (entry["distance"] for entry in uses["mHC"][1:])
+    assert megatron < 1e-5 < 1e-2 < untransposed < of_sigmoids  # another eps, another matrix, other weights
 
 
 def test_the_uses_of_one_name_are_listed(run_command: Command) -> None:

@@ -129,6 +129,9 @@ def test_a_row_with_wrong_starts_fails(name: str, start: str, tmp_path: Path, ru
         "x = 0.5 * F(N(x)) + x",
         "x = x + (l + L) / (2 * (l + L)) * F(N(x))",
         "x = x + F(N(x)) / 2",
+        "y = 0.5 * F(N(x)); x = x + y",
+        "x = x - (-0.5 * F(N(x)))",
+        "x = 0.5 * F(N(x)) + 0.5 * x + 0.5 * x",
     ],
 )
 def test_a_formula_may_have_other_names_and_sums(formula: str, tmp_path: Path, run_command: Command) -> None:

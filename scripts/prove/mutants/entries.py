@@ -67,11 +67,12 @@ def _feature_rows(row: type[Row]) -> list[Row]:
         attn=SubLayer(norms=("in", "attn_inner")),
         mlp=SubLayer(norms=("in",)),
     )
-    post = SubLayer(norms=("res",))
+    post, pre = SubLayer(norms=("res",)), SubLayer(norms=("in",))
     formulas = (
         "x = N(L / 16 * x + scale * (l / (L + 1)) * N(F(N(x))))",
         "x = x + W_out(N(heads(N(x)))) if l <= L // 4 else N(x + A(x)); "
         "x = x + M(N(x)) if l <= L // 4 else N(x + M(x))",
+        "y = A(N(x)); h = x + y; x = M(N(h)) - (-h)",
     )
     return [
         row(
@@ -79,6 +80,7 @@ def _feature_rows(row: type[Row]) -> list[Row]:
             initial_values=initial_values, embedding_norm=True,
         ),
         row(name="early_blocks", formula=formulas[1], source="", init="gpt2", attn=post, mlp=post, early=early),
+        row(name="other_forms", formula=formulas[2], source="", init="gpt2", attn=pre, mlp=pre),
     ]  # fmt: skip
 
 

@@ -155,10 +155,8 @@ STREAMS: tuple[tuple[str, str, str, str, str], ...] = (
     (ONE_STREAM, "only a large theta reaches it, as in tests/placements/test_claims.py",
      "share = (F.softplus(self.theta) / self.depth).clamp(max=LARGEST_SHARE)",
      "(F.softplus(self.theta) / self.depth).clamp(max=LARGEST_SHARE)", "F.softplus(self.theta) / self.depth"),
-    ("algebra", "every row has the stream first; a plugin of tests/verify/test_verify_plugins.py has it last",
-     "for side in ('left', 'right'):", "'left', 'right'", "'right',"),
-    ("algebra", "a line break ends a statement as well", "return ast.unparse(tree).replace('\\n', '; ')",
-     ".replace('\\n', '; ')", ""),
+    ("algebra", "a line break ends a statement as well",
+     "return ast.unparse(_Growth(factor).visit(tree)).replace('\\n', '; ')", ".replace('\\n', '; ')", ""),
     ("wiring", "`verify` sets it; tests/train/test_placements.py trains with it", COUNTER, "zeros", "ones"),
     ("wiring", "a count is exact in either dtype", COUNTER, "(), dtype=torch.float64", "()"),
 )  # fmt: skip

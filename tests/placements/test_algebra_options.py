@@ -95,6 +95,11 @@ def test_first_block_without_effect_is_rejected_with_norm_none() -> None:
     compose_run(overrides).reject_unused_options()
 
 
+@pytest.mark.parametrize("placement", ["pre", "rezero"])
+def test_branches_may_grow_without_norms(placement: str) -> None:
+    compose_run(["norm=none", f"placement={placement}", "placement.branch_warmup=10"]).reject_unused_options()
+
+
 def test_unknown_site_in_early_blocks_is_rejected() -> None:
     with pytest.raises(ConfigError, match="unknown site 'rse'"):
         register_row(row_of(early=EarlyBlocks(blocks=quarter, condition="", mlp=SubLayer(norms=("rse",)))))

@@ -170,8 +170,9 @@ class _Growth(ast.NodeTransformer):
         return node
 
     def _term(self, node: ast.expr) -> ast.expr:
-        grown = self.visit(node)
-        return ast.BinOp(grown, ast.Mult(), self.factor) if _holds_sub_layer(node) and not _is_sum(node) else grown
+        if _is_sum(node):
+            return self.visit(node)
+        return ast.BinOp(node, ast.Mult(), self.factor) if _holds_sub_layer(node) else node
 
 
 def _with_factor(formula: str, factor: str) -> str:

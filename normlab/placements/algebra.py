@@ -164,8 +164,6 @@ class _Growth(ast.NodeTransformer):
         return node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        if not _is_sum(node):
-            return self.generic_visit(node)
         node.left, node.right = self._term(node.left), self._term(node.right)
         return node
 

@@ -153,14 +153,14 @@ def _is_sum(node: ast.AST) -> bool:
 
 
 class _Growth(ast.NodeTransformer):
-    """Multiplies the terms of sums that hold a sub-layer, or a whole expression that has no such sum."""
+    """Multiplies the terms that hold a sub-layer, or a whole expression without terms, such as N(F(x))."""
 
     def __init__(self, factor: str):
         self.factor = ast.parse(factor, mode="eval").body
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        has_sum = any(_is_sum(each) and _holds_sub_layer(each) for each in ast.walk(node.value))
-        node.value = self.visit(node.value) if has_sum else self._term(node.value)
+        has_terms = any(isinstance(each, ast.BinOp) and _holds_sub_layer(each) for each in ast.walk(node.value))
+        node.value = self.visit(node.value) if has_terms else self._term(node.value)
         return node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:

@@ -72,7 +72,7 @@ def _feature_rows(row: type[Row]) -> list[Row]:
         "x = N(L / 16 * x + scale * (l / (L + 1)) * N(F(N(x))))",
         "x = x + W_out(N(heads(N(x)))) if l <= L // 4 else N(x + A(x)); "
         "x = x + M(N(x)) if l <= L // 4 else N(x + M(x))",
-        "y = A(N(x)) * (l + L) / (l + L); h = x + y; x = (2 * M(N(h)) - (-1 * h) + h) / 2",
+        "y = A(N(L * x / L)); h = x + y; x = (2 * M(N(h)) - (-1 * h) + h) / 2",
     )
     return [
         row(

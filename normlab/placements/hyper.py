@@ -313,15 +313,8 @@ class ManifoldHC(IdentityHC):
     @property
     def formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         formula = Streams.formula
-        return formula if self.is_transposed else formula.replace("mix(c,", "mix(c.mT,")
-
-    @property
-    def is_transposed(self) -> bool:
-        return self.variant in ("deepseek_v4", "megatron")
-
-    @property
-    def is_of_sigmoids(self) -> bool:
-        return self.variant == "transformers_5_8_0"
+        is_transposed = self.variant in ("untransposed", "transformers_5_8_0")
+        return formula.replace("mix(c,", "mix(c.mT,") if is_transposed else formula
 
     @property
     def parts(self) -> tuple[int, ...]:
@@ -331,21 +324,25 @@ class ManifoldHC(IdentityHC):
     def weights_formula(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         own = super(ManifoldHC, self).weights_formula
         own = own.replace("rms(", "rms_eps_outside(") if self.variant == "megatron" else own
-        own = own.replace("b = 2 * ", "b = 1e-6 + ") if self.is_of_sigmoids else own
         scores = "(scale[2] * w[..., 2 * streams:] + base[2 * streams:]).unflatten(-1, (streams, streams))"
-        return f"{own}; c = sinkhorn({scores}, iterations{', of_sigmoid=True' if self.is_of_sigmoids else ''})"
+        if self.variant != "transformers_5_8_0":
+            return f"{own}; c = sinkhorn({scores}, iterations)"
+        return f"{own.replace('b = 2 * ', 'b = 1e-6 + ')}; c = sinkhorn({scores}, iterations, of_sigmoid=True)"
 
     def normed(self, x: Tensor) -> Tensor:
         return rms_normed(x, eps_outside=self.variant == "megatron")
 
     def writing(self, scores_BTn: Tensor) -> Tensor:
-        return torch.sigmoid(scores_BTn) + EPS if self.is_of_sigmoids else super(ManifoldHC, self).writing(scores_BTn)
+        if self.variant == "transformers_5_8_0":
+            return torch.sigmoid(scores_BTn) + EPS
+        return super(ManifoldHC, self).writing(scores_BTn)
 
     def mixing_matrix(self, scores_BTm: Tensor | None = None) -> Tensor:
         assert scores_BTm is not None
         scores_BTnn = scores_BTm.unflatten(-1, (self.streams, self.streams))
-        matrix_BTnn = sinkhorn(scores_BTnn, self.iterations, of_sigmoid=self.is_of_sigmoids)
-        return matrix_BTnn if self.is_transposed else matrix_BTnn.mT
+        matrix_BTnn = sinkhorn(scores_BTnn, self.iterations, of_sigmoid=self.variant == "transformers_5_8_0")
+        # `formula` says so too, so that `verify` compares two statements.
+        return matrix_BTnn if self.variant in ("deepseek_v4", "megatron") else matrix_BTnn.mT
 
     def matmul_weights(self, depth: int, width: int) -> int:
         return super(ManifoldHC, self).matmul_weights(depth, width) + 2 * depth * self.streams**2 * width

@@ -43,7 +43,7 @@ ONE_RANK = "`verify` runs on one rank; tests/train/test_devices.py compares seve
 
 FACTORS = "the factors of a product in the other order"
 FROM_THE_FRONT = "the same axis, counted from the front"
-SCORES = "matrix_nnBT = scores.movedim((-2, -1), (0, 1)).contiguous().softmax(1) + EPS"
+SCORES = "scores_nnBT = scores.movedim((-2, -1), (0, 1)).contiguous()"
 NO_STATE = "states_BTND = torch.zeros_like(x_BTD)[..., None, :]"
 COUNTER = "self.register_buffer(UPDATES, torch.zeros((), dtype=torch.float64))"
 LENGTHS = "the lists have equal lengths"
@@ -134,6 +134,10 @@ STREAMS: tuple[tuple[str, str, str, str, str], ...] = (
         (".flatten(", "a_BTn = torch.sigmoid(self.scale * self.fn(rms_normed(x_BTnD.flatten(-2))) + self.base) + EPS"),
         ("scores.movedim((", SCORES), ("(0, 1), (", "return matrix_nnBT.movedim((0, 1), (-2, -1))"))),
     (HYPER, "only the order in memory", SCORES, ".contiguous()", ""),
+    (HYPER, "after 20 iterations the first one does not matter; tests/placements/test_streams.py has one iteration",
+     "if number or of_sigmoid:", "number or of_sigmoid", "number"),
+    (HYPER, "all rows of a softmax have one sum, which dividing the columns removes", "if number or of_sigmoid:",
+     "number or of_sigmoid", "True"),
     *((HYPER, "two of four axes change places with the other two", line, *axes) for line, axes in (
         (SCORES, ("(-2, -1), (0, 1)", "(0, 1), (-2, -1)")),
         ("return matrix_nnBT.movedim((0, 1), (-2, -1))", ("(0, 1), (-2, -1)", "(-2, -1), (0, 1)")))),

@@ -15,6 +15,8 @@ from normlab.errors import ConfigError
 from normlab.parsing import read_at_most
 
 LARGEST_PLUGIN = 2**22
+COUNTER = "_updates"
+"""How the name of a buffer ends into which the training step writes the number of updates made."""
 _PLUGIN = "normlab_plugin_"
 """Prefix of the module names of plugins; the rest is the SHA-256 of the file."""
 _owner: dict[tuple[str, str], str] = {}

@@ -160,6 +160,11 @@ class _MeanOverRanks(torch.autograd.Function):
         return gradient / dist.get_world_size()
 
 
+def mean_over_ranks(x: Tensor) -> Tensor:
+    """Return the mean over ranks of a mean over the tokens of this rank; all ranks have the same number of tokens."""
+    return x if ranks_of_statistics() == 1 else _MeanOverRanks.apply(x)  # pyright: ignore[reportReturnType]
+
+
 def moments_over_ranks(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and biased variance over the tokens of all ranks, from those over the tokens of this rank.
 
@@ -170,8 +175,8 @@ def moments_over_ranks(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     """
     if ranks_of_statistics() == 1:
         return mean, var
-    all_mean = _MeanOverRanks.apply(mean)
-    return all_mean, _MeanOverRanks.apply(var + (mean - all_mean).square())  # pyright: ignore[reportReturnType]
+    all_mean = mean_over_ranks(mean)
+    return all_mean, mean_over_ranks(var + (mean - all_mean).square())
 
 
 def ranks_of_statistics() -> int:

@@ -301,7 +301,7 @@ class RunConfig:
                 f"placement={self.placement.name}: has no norms, so norm={self.norm.label} has no effect; set norm=none"
             )
         # Learned positions are added to the scaled embeddings.
-        is_normed = self.placement.end_formulas[0] == NORM_UPDATE and "scale" in self.norm.invariant_to
+        is_normed = self.placement.end_formulas[0] == NORM_UPDATE and "scale" in self.norm.invariances
         if model.embed_scale != 1 and is_normed and model.positions == "rope":
             raise no_effect(
                 f"model.embed_scale={model.embed_scale}",

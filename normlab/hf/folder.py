@@ -36,8 +36,8 @@ DTYPES = ("F32", "BF16", "F16")
 NOT_USED = re.compile(r".*\.attn\.(masked_)?bias|.*\.rotary_emb\.inv_freq|lm_head\.weight")
 """Tensors of older files that the classes of transformers do not read either: constants, and a tied head."""
 SAME_FUNCTION = (
-    "norm.preset", "norm.unit_offset", "norm.compute", "norm.rounding", "model.preset",
-    "model.context", "model.z_loss",
+    "norm.preset", "norm.unit_offset", "norm.compute", "norm.rounding", "norm.taper_steps", "norm.taper_warmup",
+    "model.preset", "model.context", "model.z_loss",
 )  # fmt: skip
 """Options in which a run may differ from the folder: in float32 the model computes the same before the first update."""
 

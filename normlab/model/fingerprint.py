@@ -5,7 +5,7 @@ gradient, in training and in evaluation, is reduced to two numbers, rounded to f
 and versions of torch differ only near the sixteenth digit, which the rounding removes.
 
 The fingerprint ignores sizes and the init. Options that may have no effect in float64 and five digits
-(`norm.compute`, `norm.rounding`, `placement.iterations`) are hashed by value. If half of an eps gives the same digits
+(`NARROW_OPTIONS`) are hashed by value. If half of an eps gives the same digits
 (an eps that only clamps), its value is hashed, too.
 
 Shapes: B batch, T time, D width.
@@ -25,7 +25,7 @@ from normlab.errors import ConfigError
 from normlab.model.small import build_small, hashed_numbers, shrink, tokens
 
 DIGITS = 5
-NARROW_OPTIONS = ("compute", "rounding", "iterations")
+NARROW_OPTIONS = ("compute", "rounding", "iterations", "taper_steps", "taper_warmup")
 """Options of norms and placements that may have no effect in float64 and five digits."""
 SCALES = (1.0, 1e-3)
 """Scales of the input; at 1e-3 an eps of the usual size changes the result."""

@@ -73,8 +73,8 @@ def _norms_on_stream(config: RunConfig) -> int:
 
     norms: list[nn.Module] = []
 
-    def make_norm(width: int, *, plain: bool = False) -> nn.Module:
-        norms.append((config.norm.plain() if plain else config.norm).build(width))
+    def make_norm(width: int, **site: bool) -> nn.Module:
+        norms.append(config.norm.at(**site).build(width))
         return norms[-1]
 
     placement, model = config.placement, config.model

@@ -104,7 +104,7 @@ class Head(nn.Module):
         tokens: nn.Embedding,
     ):
         super().__init__()
-        self.close = placement.output_module(config.width, make_norm)
+        self.close = placement.output_module(config.width, partial(make_norm, final=True))
         self.logits = placement.logits_transform(vocab_size, config.width)
         self.divisor = config.width_ratio
         self.softcap, self.shares_values = config.logit_softcap, config.shares_values

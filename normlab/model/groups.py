@@ -73,8 +73,8 @@ def check_parameters(config: RunConfig) -> None:
     structure = repr((config.norm, config.placement, config.model))
     if structure not in _groups:  # a grid has the same structures again and again
 
-        def make_norm(width: int, *, plain: bool = False) -> nn.Module:
-            return instrument((config.norm.plain() if plain else config.norm).build(width))
+        def make_norm(width: int, **site: bool) -> nn.Module:
+            return instrument(config.norm.at(**site).build(width))
 
         with torch.device("meta"):
             model = GPT(config.model, config.placement, make_norm, 1)

@@ -91,11 +91,11 @@ def build_model(config: RunConfig, vocab_size: int) -> GPT:
     """
     count = 0
 
-    def make_norm(width: int, *, plain: bool = False) -> nn.Module:
+    def make_norm(width: int, **site: bool) -> nn.Module:
         nonlocal count
         torch.default_generator.manual_seed(derive_seed(config.seed, f"norm/{count}") % 2**63)
         count += 1
-        return instrument((config.norm.plain() if plain else config.norm).build(width))
+        return instrument(config.norm.at(**site).build(width))
 
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(config.seed, "wiring") % 2**63)

@@ -24,7 +24,8 @@ from normlab.model.attention import attend
 from normlab.model.gpt import GPT, Block
 from normlab.norms.base import NormConfig
 from normlab.placements.base import Placement
-from normlab.placements.wiring import MIXING, UPDATES
+from normlab.placements.wiring import MIXING
+from normlab.plugins import COUNTER
 
 BATCH, TIME, VOCAB = 2, 6, 11
 WIDTHS = (16, 24, 32, 48, 64, 96, 128, 256)
@@ -127,8 +128,8 @@ def build_small(config: RunConfig, *, alike: bool = False, filled: bool = True) 
     """
     norms: list[nn.Module] = []
 
-    def make_norm(width: int, *, plain: bool = False) -> nn.Module:
-        norms.append((config.norm.plain() if plain else config.norm).build(width))
+    def make_norm(width: int, **site: bool) -> nn.Module:
+        norms.append(config.norm.at(**site).build(width))
         return norms[-1]
 
     with torch.random.fork_rng(devices=[]):
@@ -138,8 +139,9 @@ def build_small(config: RunConfig, *, alike: bool = False, filled: bool = True) 
     for name, segment in model.segments() if filled else ():
         fill(segment, "block" if alike and name.startswith("blocks.") else name)
     for name, buffer in model.named_buffers():
-        if name.endswith(f".{UPDATES}"):
-            buffer.fill_(1.5)  # some branches have grown, others not
+        if name.endswith(COUNTER):
+            # Some branches have grown, others not; a norm that changes with the updates is between its forms.
+            buffer.fill_(max(1.5, config.norm.settles_after - 0.5))
     with torch.no_grad():
         config.placement.project(dict(model.named_parameters()))
     for block in model.blocks:

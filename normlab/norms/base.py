@@ -8,6 +8,7 @@ contract of the module, which tests check for the whole registry:
 - no `.item()`, no branch on data, no writes in place: it runs under `torch.func.vmap` and
   `torch.compile(fullgraph=True)`;
 - running statistics are buffers that `forward` *reassigns* (`self.running_mean = ...`);
+- a function that changes with the number of updates reads it in a buffer (`plugins.COUNTER`);
 - `reference` computes the expected output in float64, and `normlab verify` compares the module with it;
 - its parameters are constants at construction, or drawn with torch's global generator, which the model seeds per norm;
 - its forward pass draws no random numbers; a plugin's may in training, from the generator that each step seeds.
@@ -86,6 +87,16 @@ class NormConfig:
         """Whether the module has a gain per channel, in `affine` (`affine.Affine`)."""
         return False
 
+    @property
+    def invariances(self) -> tuple[str, ...]:
+        """`invariant_to`, with these options and after any number of updates."""
+        return self.invariant_to
+
+    @property
+    def settles_after(self) -> int:
+        """The number of updates after which the function that the norm computes changes only with its parameters."""
+        return 0
+
     @classmethod
     def all_initial_values(cls) -> dict[str, str]:
         """Return `initial_values` of the class and of its base classes."""
@@ -100,6 +111,11 @@ class NormConfig:
     def check_width(self, width: int) -> None:
         """Raise ConfigError if the norm does not work with this width."""
 
+    def at(self, *, plain: bool = False, final: bool = False) -> NormConfig:
+        """Return the norm of a site: `plain` or `final`, which see."""
+        norm = self.plain() if plain else self
+        return norm.final() if final else norm
+
     def build(self, width: int) -> nn.Module:
         """Return the module for vectors of this width."""
         self.check_width(width)
@@ -107,6 +123,10 @@ class NormConfig:
 
     def plain(self) -> Self:
         """Return the norm without a gain and a bias per channel, if it has them (`affine.Affine`)."""
+        return self
+
+    def final(self) -> Self:
+        """Return the norm before the output matrix, if it differs."""
         return self
 
     def matmul_flops(self, shape: Sequence[int]) -> int:

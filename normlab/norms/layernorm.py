@@ -14,31 +14,37 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normlab.norms.affine import NormModule, working_dtype
-from normlab.norms.base import AffineNormConfig, register_norm
+from normlab.norms.base import register_norm
+from normlab.norms.taper import Taper, TaperedNormConfig
 from normlab.options import option
 
 
 class LayerNorm(NormModule):
     def __init__(self, width: int, options: LayerNormConfig):
         super().__init__(width, options)
+        self.taper = None if options.taper_steps is None else Taper(width, options)
         self.inside = options.eps_mode == "inside"
 
     def forward(self, x_D: Tensor) -> Tensor:
         work_D = x_D.to(working_dtype(x_D.dtype))
         width = x_D.shape[-1]
-        if self.inside:
+        if self.inside and self.taper is None:
             # One fused kernel computes the formula and the affine; separate operations need seven.
             gain_D, bias_D = self.affine.effective_gain(work_D.dtype), self.affine.bias
             bias_D = bias_D if bias_D is None else bias_D.to(work_D.dtype)
             return F.layer_norm(work_D, (width,), gain_D, bias_D, self.eps).to(x_D.dtype)
         centred_D = work_D - work_D.mean(-1, keepdim=True)
-        sigma = torch.linalg.vector_norm(centred_D, dim=-1, keepdim=True) * width**-0.5
-        return self.affine(centred_D / (sigma + self.eps)).to(x_D.dtype)
+        if self.inside:
+            y_D = F.layer_norm(work_D, (width,), eps=self.eps)
+        else:
+            y_D = centred_D / (torch.linalg.vector_norm(centred_D, dim=-1, keepdim=True) * width**-0.5 + self.eps)
+        y_D = self.affine(y_D) if self.taper is None else self.taper(y_D, centred_D, self.affine)
+        return y_D.to(x_D.dtype)
 
 
 @register_norm
 @dataclass(kw_only=True, slots=True)
-class LayerNormConfig(AffineNormConfig):
+class LayerNormConfig(TaperedNormConfig):
     """(x - mean) / sqrt(var + eps) * gain + bias over the last axis, with the biased variance.
 
     `eps_mode=outside` is the other published form; its gradient at constant x is finite, because the subgradient of the
@@ -78,4 +84,4 @@ class LayerNormConfig(AffineNormConfig):
         if self.eps_mode == "outside":
             sigma = x_D.std(-1, correction=0, keepdim=True)
             y_D = y_D * sigma / (sigma + self.eps)
-        return self.reference_affine(y_D, weights)
+        return self.reference_taper(y_D, x_D - x_D.mean(-1, keepdim=True), weights)

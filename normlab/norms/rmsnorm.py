@@ -15,13 +15,15 @@ from torch import Tensor
 
 from normlab.errors import ConfigError
 from normlab.norms.affine import NormModule, working_dtype
-from normlab.norms.base import AffineNormConfig, register_norm
+from normlab.norms.base import register_norm
+from normlab.norms.taper import Taper, TaperedNormConfig
 from normlab.options import option
 
 
 class RMSNorm(NormModule):
     def __init__(self, width: int, options: RMSNormConfig):
         super().__init__(width, options)
+        self.taper = None if options.taper_steps is None else Taper(width, options)
         self.eps_mode = options.eps_mode
         self.upcast = options.compute == "fp32"
         self.cast_first = options.rounding == "cast_then_scale"
@@ -42,7 +44,10 @@ class RMSNorm(NormModule):
 
     def forward(self, x_D: Tensor) -> Tensor:
         dtype = x_D.dtype
-        y_D = self.normalise(x_D.to(working_dtype(dtype)) if self.upcast else x_D)
+        x_D = x_D.to(working_dtype(dtype)) if self.upcast else x_D
+        y_D = self.normalise(x_D)
+        if self.taper is not None:
+            return self.taper(y_D, x_D, self.affine).to(dtype)
         if self.cast_first:
             y_D = y_D.to(dtype)
         return self.affine(y_D).to(dtype)
@@ -50,7 +55,7 @@ class RMSNorm(NormModule):
 
 @register_norm
 @dataclass(kw_only=True, slots=True)
-class RMSNormConfig(AffineNormConfig):
+class RMSNormConfig(TaperedNormConfig):
     """x / rms(x) * gain + bias over the last axis, rms(x) = sqrt(mean(x^2)).
 
     The five forms differ in the place of eps:
@@ -108,7 +113,7 @@ class RMSNormConfig(AffineNormConfig):
     )  # fmt: skip
 
     def validate(self) -> None:
-        AffineNormConfig.validate(self)  # zero-argument super() does not work in a dataclass with slots
+        TaperedNormConfig.validate(self)  # zero-argument super() does not work in a dataclass with slots
         if self.rounding == "cast_then_scale" and not (self.gain or self.bias):
             raise ConfigError(
                 "norm.rounding=cast_then_scale: has no effect with norm.gain=false and norm.bias=false; "
@@ -135,4 +140,4 @@ class RMSNormConfig(AffineNormConfig):
             case _:
                 rms = torch.linalg.vector_norm(x_D, dim=-1, keepdim=True) / width**0.5
                 y_D = F.normalize(x_D, dim=-1, eps=0) * width**0.5 * (rms / (rms + self.eps))
-        return self.reference_affine(y_D, weights)
+        return self.reference_taper(y_D, x_D, weights)

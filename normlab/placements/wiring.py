@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.placements.base import MakeNorm
+from normlab.plugins import COUNTER
 
 if TYPE_CHECKING:
     from normlab.placements.algebra import SubLayer
@@ -21,8 +22,7 @@ MIXING = "mixing"
 """The name of a matrix of numbers by which streams are mixed: a table of scalars near 0 or 1, not a weight matrix."""
 
 
-UPDATES = "branch_updates"
-"""The name of a buffer into which the training step writes the number of updates made."""
+UPDATES = f"branch{COUNTER}"
 
 
 class Branch:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from normlab.model.runner import ModelRunner, Tensors
 from normlab.model.stack import Stack, norms_of_each, storages
-from normlab.placements.wiring import UPDATES
+from normlab.plugins import COUNTER
 from normlab.ranks import Ranks, sum_in_backward
 from normlab.stats.measure.core import CoreStatistics, Measurement
 from normlab.training.average import WeightAverage
@@ -283,7 +283,7 @@ class Step:
             torch.where(self._mask(self.alive, new), new.to(old[name].dtype), old[name], out=old[name])
         self.runner.set_buffers({name: old[name] for name in changed})
         for name, buffer in old.items():
-            if name.endswith(f".{UPDATES}"):
+            if name.endswith(COUNTER):
                 torch.where(self.alive, self.optimizer.count.to(buffer.dtype), buffer, out=buffer)
 
     def _mask(self, by_run: Tensor, tensor: Tensor) -> Tensor:

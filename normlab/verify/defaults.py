@@ -15,6 +15,7 @@ TORCH = "torch's own layer, which has gain, bias and eps=1e-5"
 AFFINE = "gain=True unit_offset=False bias=True"
 GAIN = "gain=True unit_offset=False bias=False"
 BARE = "gain=False unit_offset=False bias=False"
+NO_TAPER = "taper_steps=None taper_warmup=100"
 RUNNING = f"{AFFINE} eps=1e-05 momentum=0.1 running_var=unbiased"
 
 DEFAULTS: dict[str, tuple[str, str]] = {
@@ -40,7 +41,7 @@ DEFAULTS: dict[str, tuple[str, str]] = {
         f"{TORCH}; groups: our choice, language models use 4 to 8",
     ),
     "l2norm": ("eps=1e-12 radius=1.0 learn_radius=False", "nGPT, arXiv:2410.01131: length 1; eps of torch's normalize"),
-    "layernorm": (f"{AFFINE} eps=1e-05 eps_mode=inside", TORCH),
+    "layernorm": (f"{AFFINE} {NO_TAPER} eps=1e-05 eps_mode=inside", TORCH),
     "minmax": (f"{BARE} eps=1e-06", PLAIN),
     "none": ("", "it has no options"),
     "pointwise": (f"{AFFINE} alpha=0.5 shift=False function=tanh", "as dyt"),
@@ -49,7 +50,7 @@ DEFAULTS: dict[str, tuple[str, str]] = {
         "Zhang & Sennrich's code, arXiv:1910.07467: eps=1e-8 and 6.25 %",
     ),
     "rmsnorm": (
-        f"{GAIN} eps=1e-06 eps_mode=inside_ms compute=fp32 rounding=scale_then_cast",
+        f"{GAIN} {NO_TAPER} eps=1e-06 eps_mode=inside_ms compute=fp32 rounding=scale_then_cast",
         "Llama's eps and mean; rounded once, as in torch",
     ),
     "scalenorm": (

@@ -9,6 +9,7 @@ Shapes: R runs, B batch, T time, D width.
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ def parameter_check(norm: NormConfig, subject: str) -> Check:
 
 
 def options_check(norm: NormConfig, subject: str, width: int) -> Check:
-    """Check that every option changes an output, a parameter or a buffer of some variant."""
+    """Check that every option changes an output, a parameter or a buffer of some variant, or of one of the default."""
     fields = option_fields(norm)
     unused = [f.name for f in fields if not any(_has_effect(norm, f, width) for width in (width, 3 * width))]
     return options_have_effect(subject, [field.name for field in fields], unused)
@@ -92,7 +93,8 @@ def options_have_effect(subject: str, names: Sequence[str], unused: Sequence[str
 
 
 def _has_effect(norm: NormConfig, field: dataclasses.Field[Any], width: int) -> bool:
-    for base in variants(norm, width):
+    # The norm's own options may allow no other value of this one.
+    for base in chain(variants(norm, width), variants(type(norm)(), width)):  # pyright: ignore[reportCallIssue]
         before = _all_numbers(base, width)
         for changed in other_values(base, field, width):
             after = _all_numbers(changed, width)
@@ -134,7 +136,7 @@ def invariance_check(norm: NormConfig, subject: str, width: int) -> Check:
         for size in sizes:
             y = module(size * x)
             change = float((module(size * changed) - y).abs().max() / y.abs().max())
-            if name in norm.invariant_to:
+            if name in norm.invariances:
                 if not change <= 1e-9:
                     wrong.append(f"expected no change with the {name}, found {change:.1e} (tolerance 1e-09)")
                 break
@@ -142,7 +144,7 @@ def invariance_check(norm: NormConfig, subject: str, width: int) -> Check:
                 break
         else:
             wrong.append(f"{name} is not in `invariant_to`")
-    claim = f"is invariant to {' and '.join(norm.invariant_to) or 'nothing'}"
+    claim = f"is invariant to {' and '.join(norm.invariances) or 'nothing'}"
     return check_no_problems(subject, claim, wrong)
 
 

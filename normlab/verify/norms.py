@@ -17,6 +17,7 @@ from normlab.config.schema import RunConfig
 from normlab.model.small import BATCH, TIME, WIDTHS, fill, hashed_numbers, restored_buffers
 from normlab.norms.affine import Affine, working_dtype
 from normlab.norms.base import NormConfig
+from normlab.plugins import COUNTER
 from normlab.verify.check import Check, LargestError, check_no_problems
 from normlab.verify.variants import is_valid, label_of, variants
 
@@ -71,7 +72,9 @@ def module_of(norm: NormConfig, width: int, dtype: torch.dtype = torch.float64) 
         module = norm.build(width)
     fill(module, "norm")
     for name, buffer in module.named_buffers():
-        if buffer.is_floating_point():
+        if name.endswith(COUNTER):
+            buffer.fill_(max(0.0, norm.settles_after - 0.5))
+        elif buffer.is_floating_point():
             buffer.add_(0.3 * hashed_numbers(f"buffer/{name}", *buffer.shape).abs().to(buffer.dtype))
     return module.double() if dtype == torch.float64 else module.float()
 

@@ -163,8 +163,8 @@ def factor_check(placement: Placement, subject: str) -> Iterator[Check]:
         return
     wrong, norm = [], _norms_for(placement)[0]
 
-    def make_norm(width: int, *, plain: bool = False) -> nn.Module:
-        return (norm.plain() if plain else norm).build(width)
+    def make_norm(width: int, **site: bool) -> nn.Module:
+        return norm.at(**site).build(width)
 
     x_BTD = hashed_numbers("stream", 1, 2, 16).bfloat16()
     for depth in DEPTHS:

@@ -39,7 +39,9 @@ def counted(config: RunConfig, vocab_size: int) -> float:
     """FLOPs per token of one micro-batch by torch's counter; of a large model on tensors without data."""
     no_data = FakeTensorMode() if config.model.width > 256 else nullcontext()
     with no_data, FlopCounterMode(display=False) as counter:
-        model = GPT(config.model, config.placement, config.norm.build, vocab_size)
+        model = GPT(
+            config.model, config.placement, lambda width, **site: config.norm.at(**site).build(width), vocab_size
+        )
         tokens = torch.zeros(
             config.train.batch_size // config.train.accumulation, config.model.context, dtype=torch.long
         )

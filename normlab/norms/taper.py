@@ -1,0 +1,141 @@
+"""TaperNorm: a norm that becomes a linear map during training.
+
+Shapes: `*batch` any leading axes, D width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from normlab.errors import ConfigError, no_effect
+from normlab.norms.affine import Affine
+from normlab.norms.base import AffineNormConfig
+from normlab.options import option
+from normlab.plugins import COUNTER
+from normlab.ranks import mean_over_ranks
+
+MEMORY = 0.99
+"""The weight of the past in the averages from which c is computed, for each forward pass in training."""
+UPDATES = f"taper{COUNTER}"
+WARMUP = 100
+
+
+class Taper(nn.Module):
+    """g n(x) gain + (1 - g) c L(x) (start_gain + gain change), where n(x) is L(x) divided by a number for each token.
+
+    After t updates g = 1 for t <= W, and (1 + cos(pi min(1, (t - W) / S))) / 2 then, with `taper_warmup` W and
+    `taper_steps` S. While t <= W each forward pass in training updates `moments`, the averages of
+    sum(gain^2 n(x) L(x)) and sum(gain^2 L(x)^2) over the tokens, whose ratio c minimises the distance of the two maps;
+    and `start_gain`, the gain. `gain` is the change of the linear map's gain since then, a parameter.
+    """
+
+    taper_updates: Tensor
+    moments: Tensor
+    start_gain: Tensor
+
+    def __init__(self, width: int, options: TaperedNormConfig):
+        super().__init__()
+        assert options.taper_steps is not None
+        self.warmup, self.steps = options.taper_warmup, options.taper_steps
+        self.gain = nn.Parameter(torch.zeros(width)) if options.gain else None
+        self.register_buffer(UPDATES, torch.zeros((), dtype=torch.float64))
+        self.register_buffer("moments", torch.zeros(2))
+        self.register_buffer("start_gain", torch.ones(width))
+
+    def forward(self, normed_D: Tensor, linear_D: Tensor, affine: Affine) -> Tensor:
+        """Return the output, in the dtype of n(x).
+
+        Args:
+            normed_D: n(x), (*batch, D).
+            linear_D: L(x), (*batch, D).
+            affine: The gain, and the bias of both maps.
+        """
+        gain_D = affine.effective_gain(normed_D.dtype)
+        if self.training:
+            self._measure(normed_D.detach(), linear_D.detach(), None if gain_D is None else gain_D.detach())
+        # In float64, so that each of the factors that all tokens and channels share is rounded once.
+        products, squares = self.moments.double().unbind()
+        ratio = torch.where(squares > 0, products / squares, 1.0)
+        progress = ((self.taper_updates.double() - self.warmup) / self.steps).clamp(0, 1)
+        gate = (1 + torch.cos(math.pi * progress)) / 2
+        normed_D = gate.to(normed_D.dtype) * normed_D
+        linear_D = ((1 - gate) * ratio).to(normed_D.dtype) * linear_D
+        if gain_D is not None and self.gain is not None:
+            normed_D, linear_D = normed_D * gain_D, linear_D * (self.start_gain + self.gain).to(gain_D.dtype)
+        y_D = normed_D + linear_D
+        return y_D if affine.bias is None else y_D + affine.bias.to(y_D.dtype)
+
+    def _measure(self, normed_D: Tensor, linear_D: Tensor, gain_D: Tensor | None) -> None:
+        weight_D = torch.ones_like(self.start_gain) if gain_D is None else gain_D.to(self.start_gain.dtype)
+        weighted_D = linear_D * weight_D.square()
+        new = torch.stack([(weighted_D * each_D).sum(-1).mean() for each_D in (normed_D, linear_D)])
+        new = mean_over_ranks(new.to(self.moments.dtype))
+        is_measured = self.taper_updates <= self.warmup
+        # vmap and the training step need a reassignment, not a write in place.
+        self.moments = torch.where(is_measured, torch.lerp(new, self.moments, MEMORY), self.moments)
+        self.start_gain = torch.where(is_measured, weight_D, self.start_gain)
+
+
+@dataclass(kw_only=True, slots=True)
+class TaperedNormConfig(AffineNormConfig):
+    """Options of a norm n(x) = L(x) / (a number for each token) that can become linear (`Taper`).
+
+    Kanavalau, Amo Alonso & Lall 2026, arXiv:2602.10408, section 3.
+    """
+
+    initial_values: ClassVar[Mapping[str, str]] = {
+        "taper.gain": "[0] * D", f"taper.{UPDATES}": "0", "taper.moments": "[0, 0]", "taper.start_gain": "[1] * D",
+    }  # fmt: skip
+
+    taper_steps: int | None = option(
+        None, at_least=1,
+        help="TaperNorm: after norm.taper_warmup updates, turn the norm into a linear map, c gain L(x) with a constant "
+        "c, over this many updates. The norm before the output matrix stays.",
+    )  # fmt: skip
+    taper_warmup: int = option(WARMUP, "Updates before the taper, from which c is measured.", at_least=0)
+
+    @property
+    def settles_after(self) -> int:
+        return 0 if self.taper_steps is None else self.taper_warmup + self.taper_steps
+
+    @property
+    def invariances(self) -> tuple[str, ...]:
+        return tuple(each for each in self.invariant_to if each != "scale" or self.taper_steps is None)
+
+    def final(self) -> Self:
+        return dataclasses.replace(self, taper_steps=None, taper_warmup=WARMUP)
+
+    def validate(self) -> None:
+        AffineNormConfig.validate(self)  # zero-argument super() does not work in a dataclass with slots
+        if self.taper_steps is None and self.taper_warmup != WARMUP:
+            raise no_effect(f"norm.taper_warmup={self.taper_warmup}", "norm.taper_steps=null")
+        for name, needed in (("compute", "fp32"), ("rounding", "scale_then_cast")):
+            if self.taper_steps is not None and (value := getattr(self, name, needed)) != needed:
+                raise ConfigError(f"norm.{name}={value}: a taper computes with {needed}; set norm.{name}={needed}")
+
+    def reference_taper(self, normed_D: Tensor, linear_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Return the norm with its gain and bias, during or after the taper if there is one.
+
+        Args:
+            normed_D: n(x), (*batch, D).
+            linear_D: L(x), (*batch, D).
+            weights: As for `reference`.
+        """
+        if self.taper_steps is None or "taper.moments" not in weights:  # the norm before the output matrix
+            return self.reference_affine(normed_D, weights)
+        done = min(1.0, max(0.0, float(weights[f"taper.{UPDATES}"]) - self.taper_warmup) / self.taper_steps)
+        gate = math.cos(math.pi * done / 2) ** 2
+        product, square = weights["taper.moments"].tolist()
+        linear_D = linear_D * (product / square if square else 1.0)
+        if self.gain:
+            linear_D = linear_D * (weights["taper.start_gain"] + weights["taper.gain"])
+        gained_D = self.reference_affine(normed_D, weights)
+        bias_D = weights["affine.bias"] if self.bias else 0.0
+        return gate * gained_D + (1 - gate) * (linear_D + bias_D)

@@ -93,10 +93,11 @@ def test_an_override_without_effect_on_an_entry_is_an_error(words: tuple[str, ..
 
 
 @pytest.mark.parametrize("name", OTHER_NAMES)
-def test_a_placement_of_another_name_is_options_here(name: str, run_command: Command) -> None:
+def test_what_has_another_name_is_options_here(name: str, run_command: Command) -> None:
     """The message names overrides that compose a run."""
+    kind = "norm" if name == "tapernorm" else "placement"
     (code, _, err), (_, _, other) = (
-        run_command(*words) for words in (("train", f"placement={name}"), ("list", "placements", name))
+        run_command(*words) for words in (("train", f"{kind}={name}"), ("list", f"{kind}s", name))
     )
     here, same = (text.partition("in normlab it is ")[2] for text in (err, other))
     overrides = re.findall(r"(?:placement|model|norm)[\w.]*=[\w.]+", here)

@@ -91,7 +91,7 @@ def _explain(error: BaseException, job: Sequence[Override], typed: str) -> Confi
         group, _, name = error.missing_cfg_file.rpartition("/")
         if not group:
             return ConfigError(f"--config-name={name}: no such config; put {name}.yaml into --config-dir")
-        elsewhere = OTHER_NAMES if group == "placement" else None
+        elsewhere = OTHER_NAMES if group in ("norm", "placement") else None
         return ConfigError(
             f"{group}={name}: " + unknown(group, name, error.options or GROUPS.get(group, ()), elsewhere)
         )

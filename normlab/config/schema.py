@@ -171,14 +171,14 @@ class RunConfig:
         sequences, in as few micro-batches as are no larger than those of a single device.
         """
         train = self.train
-        if self.devices == 1 or self.norm.batch_statistics:
+        if self.devices == 1 or self.norm.measures_batches:
             return train.accumulation
         sequences, largest = train.batch_size // self.devices, train.batch_size // train.accumulation
         return next(n for n in range(1, sequences + 1) if sequences % n == 0 and sequences // n <= largest)
 
     def rows_of_device(self, index: int) -> list[int]:
         """Return the sequences of each batch that a device takes, as indices into the batch, in order."""
-        groups = self.train.accumulation if self.norm.batch_statistics else 1
+        groups = self.train.accumulation if self.norm.measures_batches else 1
         group = self.train.batch_size // groups
         rows = group // self.devices
         return [first + index * rows + row for first in range(0, self.train.batch_size, group) for row in range(rows)]
@@ -271,7 +271,7 @@ class RunConfig:
                 "synchronise them between devices; use devices=1, or call normlab.ranks.moments_over_ranks in the norm "
                 "and set synchronised = True"
             )
-        parts = self.train.accumulation if self.norm.batch_statistics else 1
+        parts = self.train.accumulation if self.norm.measures_batches else 1
         if self.train.batch_size // parts % self.devices:
             divided = f"train.batch_size={self.train.batch_size}" + (
                 f" / train.accumulation={parts}" if parts > 1 else ""
@@ -336,6 +336,13 @@ class RunConfig:
             warnings.append(
                 f"optim.decay_mode=independent: a step at the peak takes up to {decay:.0%} of a weight, as a "
                 f"decay of {decay / optim.lr:g} with proportional; lower optim.weight_decay or that of a group"
+            )
+        if (settled := self.norm.settles_after) > (steps := self.train.steps):
+            warnings.append(f"norm={self.norm.label}: changes until update {settled}, and train.steps={steps}")
+        if settled and not placement.end_formulas[1]:
+            warnings.append(
+                f"norm={self.norm.label}: after its taper nothing bounds the logits, because placement={placement.name}"
+                " has no norm before the output matrix; set placement.final_norm=true"
             )
         if not self.norm.causal:
             evaluated = "uses running statistics and does not" if self.norm.batch_statistics else "does too"

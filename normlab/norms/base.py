@@ -93,6 +93,11 @@ class NormConfig:
         return self.invariant_to
 
     @property
+    def measures_batches(self) -> bool:
+        """Whether the output depends on how a batch is divided into micro-batches."""
+        return self.batch_statistics
+
+    @property
     def settles_after(self) -> int:
         """The number of updates after which the function that the norm computes changes only with its parameters."""
         return 0

@@ -28,12 +28,14 @@ WARMUP = 100
 
 
 class Taper(nn.Module):
-    """g n(x) gain + (1 - g) c L(x) (start_gain + gain change), where n(x) is L(x) divided by a number for each token.
+    """g n(x) gain + (1 - g) c L(x) gain' + bias, where n(x) is L(x) divided by a number for each token.
 
-    After t updates g = 1 for t <= W, and (1 + cos(pi min(1, (t - W) / S))) / 2 then, with `taper_warmup` W and
-    `taper_steps` S. While t <= W each forward pass in training updates `moments`, the averages of
-    sum(gain^2 n(x) L(x)) and sum(gain^2 L(x)^2) over the tokens, whose ratio c minimises the distance of the two maps;
-    and `start_gain`, the gain. `gain` is the change of the linear map's gain since then, a parameter.
+    L(x) is x in rmsnorm and x - mean(x) in layernorm. After t updates g is 1 for t <= W, and then
+    (1 + cos(pi min(1, (t - W) / S))) / 2, with W = `taper_warmup` and S = `taper_steps`.
+
+    While t <= W, each forward pass in training updates the averages of sum(gain^2 n(x) L(x)) and of
+    sum(gain^2 L(x)^2) over the tokens, `moments`. Their ratio is c, with which the maps differ least in the mean square. It
+    also keeps the gain in `start_gain`; gain' is that plus the parameter `gain`, which starts at 0.
     """
 
     taper_updates: Tensor
@@ -96,10 +98,14 @@ class TaperedNormConfig(AffineNormConfig):
 
     taper_steps: int | None = option(
         None, at_least=1,
-        help="TaperNorm: after norm.taper_warmup updates, turn the norm into a linear map, c gain L(x) with a constant "
-        "c, over this many updates. The norm before the output matrix stays.",
+        help="TaperNorm: after norm.taper_warmup updates, replace the norm by c * gain * x with a constant c (in "
+        "layernorm, x minus its mean), over this many updates; the norm before the output matrix stays.",
     )  # fmt: skip
     taper_warmup: int = option(WARMUP, "Updates before the taper, from which c is measured.", at_least=0)
+
+    @property
+    def measures_batches(self) -> bool:
+        return self.taper_steps is not None
 
     @property
     def settles_after(self) -> int:

@@ -273,8 +273,9 @@ OTHER_NAMES = {
     "gemma3": f"{_PERI} model.qk_norm=head",
     "gemma4": f"{_PERI} model.qk_norm=head model.v_norm=true model.qk_scale=1.6818 (K^(1/4), K the width of a head)",
     "afmoe": _TRINITY, "trinity": _TRINITY,
+    "tapernorm": "norm=rmsnorm norm.taper_steps=1000, or layernorm in place of rmsnorm",
 }  # fmt: skip
-"""What other code calls a placement, by its name without case and marks, and the overrides that give it here."""
+"""What others call a placement or a norm, by its name without case and marks, and the overrides that give it here."""
 
 
 def register_placement(placement: Placement, *, same: bool = True) -> Placement:

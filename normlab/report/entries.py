@@ -137,7 +137,7 @@ def one_entry(kind: str, name: str) -> Entry:
     """
     entries = {entry["name"]: entry for entry in ENTRIES[kind]()}
     if name not in entries:
-        elsewhere = OTHER_NAMES if kind == "placements" else None
+        elsewhere = OTHER_NAMES if kind in ("norms", "placements") else None
         raise ConfigError(f"list {kind}: " + unknown(kind.removesuffix("s"), name, entries, elsewhere))
     return entries[name]
 

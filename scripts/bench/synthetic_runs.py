@@ -130,7 +130,10 @@ class Record:
         config, on = self.config, self.stats_every is not None
         return {
             **config,
-            "norm": {"preset": "", **config["norm"], "compute": "fp32", "rounding": "scale_then_cast"},
+            "norm": {
+                "preset": "", **config["norm"], "taper_steps": None, "taper_warmup": 100, "compute": "fp32",
+                "rounding": "scale_then_cast",
+            },
             "placement": {**config["placement"], "embedding_norm": None, "final_norm": None, "branch_warmup": None},
             "data": {**config["data"], "vocab_size": None, "max_tokens": None},
             "model": {"preset": "gpt2_tiny", **config["model"]},

@@ -75,6 +75,7 @@ CASES = {
     "hyperball": ["norm=rmsnorm", "placement=pre", "optim=hyperball", "train.accumulation=2"],
     # Keys without biases, whose gradient is rounding alone, of which lion takes the sign.
     "lion": ["norm=dyt", "placement=pre", "optim=lion", "optim.groups.embed.lr=3", "model.bias=false"],
+    "taper": ["norm=rmsnorm", "placement=pre", "norm.taper_warmup=10", "norm.taper_steps=20", "train.accumulation=2"],
     "past": ["norm=batchnorm_past", "placement=post", "train.accumulation=2", "stats.tiers=[core,extended]"],
 }
 
@@ -85,7 +86,7 @@ CASES = {
     [
         ("batchnorm", 2),
         *(pytest.param(*pair, marks=pytest.mark.process) for pair in (("layernorm", 4), ("past", 2))),
-        *((name, 2) for name in ("muon", "normuon", "hyperball", "lion")),
+        *((name, 2) for name in ("muon", "normuon", "hyperball", "lion", "taper")),
     ],
 )
 def test_several_devices_equal_one(tmp_path: Path, case: str, devices: int) -> None:

@@ -100,6 +100,15 @@ def test_a_resumed_run_continues_to_grow_its_branches(
     resume(overrides, tmp_path, interrupt, "norm=rmsnorm", "placement=peri", "placement.branch_warmup=9")
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("warmup", [1, 8])
+def test_a_resumed_run_continues_to_taper(
+    overrides: list[str], tmp_path: Path, interrupt: Callable[..., None], warmup: int
+) -> None:
+    taper = (f"norm.taper_warmup={warmup}", "norm.taper_steps=6")
+    resume(overrides, tmp_path, interrupt, "norm=rmsnorm", *taper, "placement=pre")
+
+
 @pytest.mark.parametrize("placement", ["pre", "post", "deepnorm", "peri", "lns"])
 def test_branches_grow_as_in_prores(placement: str) -> None:
     depth, warmup = 4, 8

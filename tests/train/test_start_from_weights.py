@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from normlab import load
+from normlab.errors import ConfigError
 from normlab.export import export
 from normlab.store.runs import RunFolder
 from support.run_folders import Command, Train, contents, differences, steps_of
@@ -92,3 +93,23 @@ def test_the_runs_of_a_pack_start_from_the_weights(
     assert [initial_loss(run) for run in runs] == pytest.approx([initial_loss(alone)] * 2, abs=1e-5)
     assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 2
     assert contents(folder)
+
+
+@pytest.mark.parametrize(("model", "norm"), [("llama_nano", "rmsnorm"), ("gpt2_nano", "layernorm")])
+def test_norms_of_a_folder_are_tapered_away(model: str, norm: str, train: Train, tmp_path: Path) -> None:
+    """The run starts as the folder's model, and its blocks end without statistics of tokens."""
+    config = [f"model={model}", f"norm={norm}", "train.steps=30"]
+    first = train(*config, results="first")
+    export(load(first.path), tmp_path / "model")
+    taper = ["norm.taper_warmup=5", "norm.taper_steps=20"]
+    run = train(*config, *taper, "train.start_from=model")
+    assert initial_loss(run) == pytest.approx(first.rows("eval").rows[-1]["loss"], abs=1e-6)
+    last = run.rows("eval").rows[-1]["loss"]
+    assert last < initial_loss(run) + 0.1
+    tapered = load(run.path).model
+    block_norm = tapered.blocks[0].wiring.attn.norms["in"]  # pyright: ignore
+    x = torch.randn(3, 1, tapered.head.close.affine.gain.numel())
+    bias = block_norm(0 * x)
+    torch.testing.assert_close(block_norm(2 * x) - bias, 2 * (block_norm(x) - bias))
+    with pytest.raises(ConfigError, match=r"norm.taper_steps=20"):
+        export(load(run.path), tmp_path / "tapered")

@@ -34,8 +34,9 @@ class Taper(nn.Module):
     (1 + cos(pi min(1, (t - W) / S))) / 2, with W = `taper_warmup` and S = `taper_steps`.
 
     While t <= W, each forward pass in training updates the averages of sum(gain^2 n(x) L(x)) and of
-    sum(gain^2 L(x)^2) over the tokens, `moments`. Their ratio is c, with which the maps differ least in the mean square. It
-    also keeps the gain in `start_gain`; gain' is that plus the parameter `gain`, which starts at 0.
+    sum(gain^2 L(x)^2) over the tokens, `moments`. Their ratio is c, with which the maps differ
+    least in the mean square. It also keeps the gain in `start_gain`; gain' is that plus the parameter `gain`, which
+    starts at 0.
     """
 
     taper_updates: Tensor

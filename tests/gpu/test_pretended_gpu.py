@@ -119,6 +119,7 @@ def test_every_norm_and_placement(placement: str, norm: str, runs: int, take_ste
         ["optim=sgd"],
         ["precision=fp32", "optim.clip=null"],
         ["train.accumulation=2", "norm=batchnorm"],
+        ["norm=rmsnorm", "norm.taper_warmup=2", "norm.taper_steps=4"],
         ["model=llama_nano", "model.qk_norm=head"],
         ["train.batch_size=8192"],  # logits in chunks
         ["stats.tiers=[]", "stats.also=[update_norm]"],  # no segment has a statistic
@@ -205,6 +206,7 @@ REPLAYS = ["train.graph=on", "stats.every=2", ONE_LAYER]
     "overrides",
     [
         ["norm=batchnorm"],
+        ["norm=layernorm", "norm.taper_warmup=2", "norm.taper_steps=4"],
         ["train.accumulation=2", "optim=sgd"],
         ["placement=ngpt", "norm=none"],
         ["optim.qk_clip=100", "eval.ema=0.9"],

@@ -98,17 +98,24 @@ def affine_checks() -> Iterator[Check]:
     yield from placement_checks("depth_scaled_sandwich")
 
 
-def update_checks() -> Iterator[Check]:
-    """Run the tests of the updates, which compare them with other implementations, in this process."""
-    tests = Path(__file__).parents[3] / "tests" / "train"
-    names = [str(tests / name) for name in ("test_muon.py", "test_optim.py")]
+def test_checks(*names: str) -> Iterator[Check]:
+    """Run files of tests, which compare with other implementations, in this process."""
+    tests = Path(__file__).parents[3] / "tests"
     with contextlib.redirect_stdout(io.StringIO()):
-        code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", *names])
-    yield Check("updates", "equal other implementations", passed=code == pytest.ExitCode.OK, result=str(code))
+        code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", *(str(tests / name) for name in names)])
+    claim = "equal other implementations"
+    yield Check(" ".join(names), claim, passed=code == pytest.ExitCode.OK, result=str(code))
+
+
+def taper_checks() -> Iterator[Check]:
+    """Yield the checks of the tapered norms, and of the numbers that change with the updates."""
+    yield from norm_checks("rmsnorm", "layernorm")
+    yield from test_checks("norms/test_taper.py")
 
 
 SHARED: dict[str, Checks] = {
     "affine": affine_checks,
+    "taper": taper_checks,
     "wiring": partial(algebra_checks, "pre", "rezero", "lns", "b2t"),
     "algebra": partial(algebra_checks, "rezero", "normformer", "keel", "depth_scaled_sandwich"),
 }
@@ -145,7 +152,10 @@ def catalogue() -> dict[str, tuple[list[Mutant], Checks]]:
         mutants = [*row_mutants(row), *buffer_mutants(row.name, _built("placements", row.name))]
         entries[row.name] = mutants, partial(placement_checks, row.name)
     updates = importlib.import_module("normlab.training.updates")
-    entries["updates"] = list(code_mutants("updates", updates)), update_checks
+    entries["updates"] = (
+        list(code_mutants("updates", updates)),
+        partial(test_checks, "train/test_muon.py", "train/test_optim.py"),
+    )
     rules = importlib.import_module("normlab.placements.init_rules")
     for rule in INIT_RULES:
         mutants = list(code_mutants(f"init {rule}", rules, [rule]))

@@ -1,7 +1,7 @@
 """`normlab list`."""
 
 import shutil
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from typer import Argument
 
@@ -30,7 +30,6 @@ def list_(
     With plugins=[my_norm.py] the list includes the norms and placements of your own files.
     """
     from normlab.config import rules
-    from normlab.placements.base import OTHER_NAMES, load_all
     from normlab.report.entries import ENTRIES, entry_text, one_entry, table_rows
     from normlab.report.tables import render
 
@@ -52,26 +51,47 @@ def list_(
         register_plugins(plugins)
     format = "json" if json else "table"
     if what == "names":
-        from normlab.verify.names import LEGEND, name_entries
+        from normlab.verify.names import LEGEND
 
-        entries = [*name_entries()]
-        if name is not None and name not in (known := dict.fromkeys(entry["name"] for entry in entries)):
-            raise ConfigError("list names: " + unknown("name", name, known, OTHER_NAMES))
-        rows = [entry for entry in entries if name in (None, entry["name"])]
-        return echo(render(rows, format) + ("" if json else f"\n\n{LEGEND}"), keep="\n")
+        return echo(render(_names(name), format) + ("" if json else f"\n\n{LEGEND}"), keep="\n")
     if what == "auto":
         return echo(render(rules.rows(), format) + ("" if json else f"\n{rules.LEGEND}"), keep="\n")
     if name is not None:
         entry, width = one_entry(what, name), shutil.get_terminal_size((100, 24)).columns
         if what == "placements":
-            from normlab.config.compose import compose_run
-            from normlab.model.redundancy import redundancy_text, without_redundant_norms
-
-            norm = "rmsnorm" if load_all()[name].has_norms(1) else "none"
-            chosen = {"norm": norm, "model": "gpt2_nano"} | dict(each.split("=", 1) for each in overrides)
-            words = [f"{option}={value}" for option, value in chosen.items()]
-            sites, _ = without_redundant_norms(compose_run([f"placement={name}", *plugins, *words]))
-            entry["redundant_norms"] = sites if json else f"{redundancy_text(sites)} ({' '.join(words)})"
+            entry["redundant_norms"] = _redundant_norms(name, plugins, overrides, as_text=not json)
         return echo(render([entry], "json") if json else entry_text(entry, width), keep="\n")
     rows = ENTRIES[what]()
     echo(render(rows if json else table_rows(what, rows), format), keep="\n")
+
+
+def _names(name: str | None) -> list[dict[str, Any]]:
+    """Return what public code calls the placements, or the rows of one of these names.
+
+    Raises:
+        ConfigError: Nothing has the name.
+    """
+    from normlab.placements.base import OTHER_NAMES
+    from normlab.verify.names import name_entries
+
+    entries = [*name_entries()]
+    if name is not None and name not in (known := dict.fromkeys(entry["name"] for entry in entries)):
+        raise ConfigError("list names: " + unknown("name", name, known, OTHER_NAMES))
+    return [entry for entry in entries if name in (None, entry["name"])]
+
+
+def _redundant_norms(placement: str, plugins: list[str], overrides: list[str], *, as_text: bool) -> list[str] | str:
+    """Return the sites of the redundant norms of a placement in a model with these overrides.
+
+    Raises:
+        ConfigError: The overrides give no model.
+    """
+    from normlab.config.compose import compose_run
+    from normlab.model.redundancy import redundancy_text, without_redundant_norms
+    from normlab.placements.base import load_all
+
+    norm = "rmsnorm" if load_all()[placement].has_norms(1) else "none"
+    chosen = {"norm": norm, "model": "gpt2_nano"} | dict(each.split("=", 1) for each in overrides)
+    words = [f"{option}={value}" for option, value in chosen.items()]
+    sites, _ = without_redundant_norms(compose_run([f"placement={placement}", *plugins, *words]))
+    return f"{redundancy_text(sites)} ({' '.join(words)})" if as_text else sites

@@ -94,8 +94,8 @@ class NormConfig:
 
     @property
     def measures_batches(self) -> bool:
-        """Whether the output depends on how a batch is divided into micro-batches."""
-        return self.batch_statistics
+        """Whether an output depends on how a batch is divided into micro-batches."""
+        return self.batch_statistics or self.settles_after > 0
 
     @property
     def settles_after(self) -> int:

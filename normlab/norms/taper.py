@@ -105,10 +105,6 @@ class TaperedNormConfig(AffineNormConfig):
     taper_warmup: int = option(WARMUP, "Updates before the taper, from which c is measured.", at_least=0)
 
     @property
-    def measures_batches(self) -> bool:
-        return self.taper_steps is not None
-
-    @property
     def settles_after(self) -> int:
         return 0 if self.taper_steps is None else self.taper_warmup + self.taper_steps
 

@@ -181,24 +181,29 @@ def _same_functions(runs: Iterable[ResolvedRun]) -> Iterator[str]:
         yield f"equal functions were not searched for: the models have {blocks} blocks, more than {_MOST_BLOCKS}"
         return
     for runs_of_model in models:
-        seen: dict[str, str] = {}
-        reduced: list[tuple[str, NormConfig, list[str], Tensor]] = []
-        for run in runs_of_model:
-            varied = [text for text in run.planned.overrides if text.startswith(("arm=", "norm", "placement"))]
-            name, depth = " ".join(varied or run.planned.overrides), run.config.model.depth
-            if not (block := fingerprint(run.config)):  # no small model is valid
-                continue
-            if block in seen:
-                yield f"{name}: is the function of {seen[block]} at depth {depth}; the runs differ at most in the init"
-                continue
-            seen[block] = name
-            own = (name, run.config.norm, *without_redundant_norms(run.config))
-            for other, norm, sites, logits in reduced:
-                if norm == own[1] and sites != own[2] and are_equal(logits, own[3]):
-                    redundant = redundancy_text(sorted({*sites, *own[2]}))
-                    yield f"{name}: is the function of {other} at depth {depth} without redundant norms; {redundant}"
-                    break
-            reduced.append(own)
+        yield from _same_functions_of_model(runs_of_model)
+
+
+def _same_functions_of_model(runs: Iterable[ResolvedRun]) -> Iterator[str]:
+    """Yield the warnings of `_same_functions` for runs that differ in nothing else of the model."""
+    seen: dict[str, str] = {}
+    reduced: list[tuple[str, NormConfig, list[str], Tensor]] = []
+    for run in runs:
+        varied = [text for text in run.planned.overrides if text.startswith(("arm=", "norm", "placement"))]
+        name, depth = " ".join(varied or run.planned.overrides), run.config.model.depth
+        if not (block := fingerprint(run.config)):  # no small model is valid
+            continue
+        if block in seen:
+            yield f"{name}: is the function of {seen[block]} at depth {depth}; the runs differ at most in the init"
+            continue
+        seen[block] = name
+        own = (name, run.config.norm, *without_redundant_norms(run.config))
+        for other, norm, sites, logits in reduced:
+            if norm == own[1] and sites != own[2] and are_equal(logits, own[3]):
+                redundant = redundancy_text(sorted({*sites, *own[2]}))
+                yield f"{name}: is the function of {other} at depth {depth} without redundant norms; {redundant}"
+                break
+        reduced.append(own)
 
 
 def _grouped(options: SweepOptions, plan: Plan, folder: Path, runs: Sequence[ResolvedRun], gpus: Sequence[Gpu]) -> Plan:

@@ -15,6 +15,8 @@ from scipy.special import erf
 from normlab import catalogue
 from normlab.config.compose import compose_run
 from normlab.placements.base import OTHER_NAMES
+from normlab.studies.base import STUDIES, load_studies
+from normlab.studies.measures import FinalLoss
 
 WIDTH = 12
 Command = Callable[..., tuple[int, str, str]]
@@ -90,6 +92,18 @@ def test_an_entry_of_a_placement_names_the_redundant_norms_of_a_model(run_comman
 def test_an_override_without_effect_on_an_entry_is_an_error(words: tuple[str, ...], run_command: Command) -> None:
     code, _, err = run_command("list", "placements", *words)
     assert (code, err.startswith(f"error: {words[-1]}: has no effect")) == (2, True)
+
+
+def test_the_estimators_of_the_studies_are_listed(run_command: Command) -> None:
+    """All that any study uses, with a sentence each."""
+    listed = {row["name"]: row for row in json.loads(run_command("list", "estimators", "--json")[1])}
+    load_studies()
+    for study in STUDIES.values():
+        for claim in study.claims:
+            used = {type(claim.estimator).__name__, type(getattr(claim.estimator, "measure", FinalLoss())).__name__}
+            assert used <= listed.keys()
+    assert all(row["computes"].endswith((".", ":")) for row in listed.values())
+    assert not {"Estimator", "Measure"} & listed.keys()
 
 
 @pytest.mark.parametrize("name", OTHER_NAMES)

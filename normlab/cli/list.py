@@ -1,6 +1,8 @@
 """`normlab list`."""
 
+import inspect
 import shutil
+import sys
 from typing import Annotated, Any, Literal
 
 from typer import Argument
@@ -9,7 +11,10 @@ from normlab.cli.app import Json, app, echo
 from normlab.errors import ConfigError, unknown
 from normlab.plugins import load_plugins
 
-Kind = Literal["norms", "placements", "models", "recipes", "data", "optim", "init", "options", "stats", "names", "auto"]
+Kind = Literal[
+    "norms", "placements", "models", "recipes", "data", "optim", "init", "options", "stats", "estimators", "names",
+    "auto",
+]  # fmt: skip
 
 
 @app.command("list")
@@ -37,7 +42,7 @@ def list_(
     names = [argument for argument in arguments or [] if "=" not in argument]
     name = names[0] if names else None
     overrides = [argument for argument in arguments or [] if "=" in argument and argument not in plugins]
-    if len(names) > (0 if what == "auto" else 1):
+    if len(names) > (0 if what in ("auto", "estimators") else 1):
         raise ConfigError(f"list {what} {' '.join(names)}: too many names; leave out {names[-1]}")
     for override in overrides:
         if what != "placements" or name is None or not override.startswith(("norm", "model")):
@@ -54,6 +59,8 @@ def list_(
         from normlab.verify.names import LEGEND
 
         return echo(render(_names(name), format) + ("" if json else f"\n\n{LEGEND}"), keep="\n")
+    if what == "estimators":
+        return echo(render(_estimators(), format), keep="\n")
     if what == "auto":
         return echo(render(rules.rows(), format) + ("" if json else f"\n{rules.LEGEND}"), keep="\n")
     if name is not None:
@@ -78,6 +85,22 @@ def _names(name: str | None) -> list[dict[str, Any]]:
     if name is not None and name not in (known := dict.fromkeys(entry["name"] for entry in entries)):
         raise ConfigError("list names: " + unknown("name", name, known, OTHER_NAMES))
     return [entry for entry in entries if name in (None, entry["name"])]
+
+
+def _estimators() -> list[dict[str, Any]]:
+    """Return the classes of which the claims of studies are made: estimators, and the measures that most take."""
+    from normlab.studies.base import load_studies
+
+    load_studies()
+    return [
+        {"kind": kind, "name": name, "module": module, "computes": (inspect.getdoc(each) or "").split("\n\n")[0]}
+        for kind, method in (("estimator", "estimate"), ("measure", "value"))
+        for module in sorted(each for each in sys.modules if each.startswith("normlab.studies."))
+        for name, each in inspect.getmembers(sys.modules[module], inspect.isclass)
+        if callable(getattr(each, method, None))
+        and each.__module__ == module
+        and not getattr(each, "_is_protocol", False)
+    ]
 
 
 def _redundant_norms(placement: str, plugins: list[str], overrides: list[str], *, as_text: bool) -> list[str] | str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from normlab.norms.affine import NormModule, working_dtype
 from normlab.norms.base import register_norm
-from normlab.norms.taper import Taper, TaperedNormConfig
+from normlab.norms.taper import PITFALL, Taper, TaperedNormConfig
 from normlab.options import option
 
 
@@ -68,6 +68,7 @@ class LayerNormConfig(TaperedNormConfig):
         "eps added to sigma differs from eps added to the variance, unless sigma is much larger than eps.",
         "sigma + eps written with var and sqrt has a NaN gradient where all channels are the same.",
         "The variance divides by D; with D - 1, the default of torch.std, the output is smaller.",
+        PITFALL,
     )
 
     name: str = "layernorm"

@@ -16,7 +16,7 @@ from torch import Tensor
 from normlab.errors import ConfigError
 from normlab.norms.affine import NormModule, working_dtype
 from normlab.norms.base import register_norm
-from normlab.norms.taper import Taper, TaperedNormConfig
+from normlab.norms.taper import PITFALL, Taper, TaperedNormConfig
 from normlab.options import option
 
 
@@ -94,6 +94,7 @@ class RMSNormConfig(TaperedNormConfig):
         "torch.nn.RMSNorm(eps=None) used 7.8e-3 for bfloat16 until January 2025, and 1.2e-7 since.",
         "With the sum instead of the mean (eps_mode=inside_sum) the rms of the output is 1 / sqrt(D).",
         "Llama rounds before the gain and Gemma after it: in bfloat16 the results differ.",
+        PITFALL,
     )
 
     name: str = "rmsnorm"

@@ -25,6 +25,7 @@ MEMORY = 0.99
 """The weight of the past in the averages from which c is computed, for each forward pass in training."""
 UPDATES = f"taper{COUNTER}"
 WARMUP = 100
+PITFALL = "After a taper, the statistics gain_rms, gain_min and gain_absmax are of a gain that is no longer used."
 
 
 class Taper(nn.Module):

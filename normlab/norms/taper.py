@@ -34,10 +34,9 @@ class Taper(nn.Module):
     L(x) is x in rmsnorm and x - mean(x) in layernorm. After t updates g is 1 for t <= W, and then
     (1 + cos(pi min(1, (t - W) / S))) / 2, with W = `taper_warmup` and S = `taper_steps`.
 
-    While t <= W, each forward pass in training updates the averages of sum(gain^2 n(x) L(x)) and of
-    sum(gain^2 L(x)^2) over the tokens, `moments`. Their ratio is c, with which the maps differ
-    least in the mean square. It also keeps the gain in `start_gain`; gain' is that plus the parameter `gain`, which
-    starts at 0.
+    While t <= W, each forward pass in training updates the averages of gain^2 n(x) L(x) and of gain^2 L(x)^2 over
+    tokens and channels, `moments`. Their ratio is c, with which the maps differ least in the mean square. It also keeps
+    the gain in `start_gain`; gain' is that plus the parameter `gain`, which starts at 0.
     """
 
     taper_updates: Tensor
@@ -69,17 +68,16 @@ class Taper(nn.Module):
         ratio = torch.where(squares > 0, products / squares, 1.0)
         progress = ((self.taper_updates.double() - self.warmup) / self.steps).clamp(0, 1)
         gate = (1 + torch.cos(math.pi * progress)) / 2
-        normed_D = gate.to(normed_D.dtype) * normed_D
-        linear_D = ((1 - gate) * ratio).to(normed_D.dtype) * linear_D
+        normed_D, linear_D = gate * normed_D, (1 - gate) * ratio * linear_D
         if gain_D is not None and self.gain is not None:
-            normed_D, linear_D = normed_D * gain_D, linear_D * (self.start_gain + self.gain).to(gain_D.dtype)
+            normed_D, linear_D = normed_D * gain_D, linear_D * (self.start_gain + self.gain)
         y_D = normed_D + linear_D
-        return y_D if affine.bias is None else y_D + affine.bias.to(y_D.dtype)
+        return y_D if affine.bias is None else y_D + affine.bias
 
     def _measure(self, normed_D: Tensor, linear_D: Tensor, gain_D: Tensor | None) -> None:
-        weight_D = torch.ones_like(self.start_gain) if gain_D is None else gain_D.to(self.start_gain.dtype)
+        weight_D = self.start_gain if gain_D is None else gain_D
         weighted_D = linear_D * weight_D.square()
-        new = torch.stack([(weighted_D * each_D).sum(-1).mean() for each_D in (normed_D, linear_D)])
+        new = torch.stack([(weighted_D * normed_D).mean(), (weighted_D * linear_D).mean()])
         new = mean_over_ranks(new.to(self.moments.dtype))
         is_measured = self.taper_updates <= self.warmup
         # vmap and the training step need a reassignment, not a write in place.

@@ -61,6 +61,24 @@ def test_every_update_follows_the_paper(name: str, unit_offset: bool) -> None:
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
+def test_without_a_gain_there_is_one_map_without_a_second_gain() -> None:
+    options: Any = NORMS["rmsnorm"]
+    norm, paper = options(eps=0.0, taper_warmup=WARMUP, taper_steps=STEPS, gain=False).build(WIDTH).double(), Paper()
+    assert [*norm.parameters()] == []
+    for t in range(WARMUP + STEPS + 1):
+        norm.taper.taper_updates.fill_(t)
+        x = torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(t), dtype=torch.float64)
+        expected = paper.output(x.numpy(), t, np.ones(WIDTH), np.zeros(WIDTH), centred=False)
+        np.testing.assert_allclose(norm(x), expected, rtol=0, atol=1e-12)
+
+
+def test_what_is_measured_keeps_no_graph() -> None:
+    norm: Any = compose_run(["norm=rmsnorm", "norm.taper_steps=1"]).norm.build(WIDTH)
+    for _ in range(2):
+        norm(torch.randn(2, WIDTH, requires_grad=True))
+    assert [name for name, buffer in norm.named_buffers() if buffer.requires_grad] == []
+
+
 def test_the_constant_is_the_least_squares_one() -> None:
     norm: Any = compose_run(["norm=rmsnorm", "norm.taper_warmup=0", "norm.taper_steps=1"]).norm.build(WIDTH).double()
     with torch.no_grad():

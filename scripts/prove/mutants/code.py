@@ -15,7 +15,7 @@ from normlab.norms.base import NORMS
 from normlab.placements import algebra, table
 from normlab.placements.base import PLACEMENTS
 
-REFERENCES = ("reference", "reference_affine", "reference_in_eval")
+REFERENCES = ("reference", "reference_affine", "reference_in_eval", "reference_taper")
 """Methods that are the reference implementation of a norm."""
 
 
@@ -289,6 +289,7 @@ def install(module: ModuleType, source: str) -> None:
     dependents = {
         algebra.__name__: [table.__name__],
         "normlab.norms.affine": sorted({kind.__module__ for kind in NORMS.values()}),
+        "normlab.norms.taper": ["normlab.norms.layernorm", "normlab.norms.rmsnorm"],
         "normlab.placements.wiring": ["normlab.placements.one_stream", "normlab.placements.two_streams"],
     }
     for dependent in dependents.get(module.__name__, ()):

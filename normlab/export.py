@@ -16,7 +16,7 @@ from normlab.config.schema import RunConfig
 from normlab.data.tokenizers import Tokenizer
 from normlab.errors import ConfigError, warn
 from normlab.hf.classes import NativeClass, class_of
-from normlab.hf.tokenizer import END_OF_DOCUMENT, tokenizer_json
+from normlab.hf.tokenizer import end_token, tokenizer_json
 from normlab.loaded_run import LoadedRun
 from normlab.model.gpt import GPT
 from normlab.store.files import io_error
@@ -65,7 +65,7 @@ def write_folder(
             save_file(weights, new / "model.safetensors", metadata={"format": "pt"})
             _write_json(new / "config.json", options | native.write_options(config))
             (new / "tokenizer.json").write_text(definition, encoding="utf-8")
-            _write_json(new / "tokenizer_config.json", _TOKENIZER_OPTIONS | {"model_max_length": config.model.context})
+            _write_json(new / "tokenizer_config.json", _tokenizer_options(tokenizer, config))
             (new / "README.md").write_text(card, encoding="utf-8")
             shutil.copymode(new / "config.json", new / "model.safetensors")  # which safetensors hides from others
             if folder.exists():
@@ -76,10 +76,12 @@ def write_folder(
         raise io_error(folder, "written", reason, setting="-o") from error
 
 
-_TOKENIZER_OPTIONS = {
-    "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": END_OF_DOCUMENT, "eos_token": END_OF_DOCUMENT,
-    "clean_up_tokenization_spaces": False,
-}  # fmt: skip
+def _tokenizer_options(tokenizer: Tokenizer, config: RunConfig) -> dict[str, Any]:
+    end = end_token(tokenizer)
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": end, "eos_token": end,
+        "clean_up_tokenization_spaces": False, "model_max_length": config.model.context,
+    }  # fmt: skip
 
 
 def _write_json(path: Path, value: Any) -> None:
@@ -106,5 +108,5 @@ def _card(run: LoadedRun, native: NativeClass) -> str:
         f"# {native.name} of a normlab run\n\n{table}\n\n```python\nfrom transformers import AutoModelForCausalLM, "
         'AutoTokenizer\n\nmodel = AutoModelForCausalLM.from_pretrained(".")\n'
         'tokenizer = AutoTokenizer.from_pretrained(".")\n```\n\nIn training each document started with '
-        f"`{END_OF_DOCUMENT}`.\n"
+        f"`{end_token(run.tokenizer)}`.\n"
     )

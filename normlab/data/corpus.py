@@ -86,6 +86,7 @@ def open_corpus(config: DataConfig, cache: Path | None = None) -> Corpus:
         "name": config.name,
         "tokenizer": config.tokenizer,
         "tokenizer_sha256": tokenizer_sha256(config.tokenizer),
+        **({} if config.tokenizer in TOKENIZERS else {"end_tokens": tokenizers.END_TOKENS}),
         "vocab_size": config.vocab_size,
         "max_tokens": config.max_tokens,
         "val_fraction": config.val_fraction,

@@ -1,9 +1,9 @@
 """Tokenizers: UTF-8 bytes, the characters of the training text, byte-level BPE trained on it, and pretrained ones.
 
-Every tokenizer has a token `end_of_document`, which follows each document of a corpus and is never the token of a text.
-This token decodes to a line break, so that each document in generated text starts on a new line. Subword tokenizers use
-Hugging Face `tokenizers` and are stored as its JSON, so that a run's tokenizer gives the same tokens on every machine
-without a download.
+Every tokenizer has a token `end_of_document`, which follows each document of a corpus: a pretrained tokenizer's own
+(`END_TOKENS`), or one that no text has. It decodes to a line break, so that each document in generated text starts on a
+new line. Subword tokenizers use Hugging Face `tokenizers` and are stored as its JSON, so that a run's tokenizer gives
+the same tokens on every machine without a download.
 
 Shapes: T tokens.
 """
@@ -22,13 +22,18 @@ from normlab.config.corpora import DEFAULT_VOCAB_SIZE, MAX_VOCAB_SIZE, TOKENIZER
 from normlab.data.documents import first_characters
 from normlab.data.hub import TIMEOUT_S, hub_errors
 from normlab.errors import DataError, unknown
-from normlab.parsing import read_at_most
+from normlab.parsing import from_json, read_at_most
 
 LARGEST_TOKENIZER = 2**27
 """Most bytes of a tokenizer.json; those with 2^18 tokens have 2^25."""
 
 PIECE = 1 << 20
 """Maximum number of characters that are encoded at once. `tokenizers` needs about 100 bytes of memory per token."""
+
+END_OF_DOCUMENT = "<|end_of_document|>"
+"""The end of a document in a tokenizer.json that normlab has written."""
+END_TOKENS = (END_OF_DOCUMENT, "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+"""Special tokens that end a text, in the order of preference."""
 
 SEAM = re.compile(r"(?<=\S) ")
 """Position at which a long text is cut: no byte-level token continues across a space, so the tokens stay the same."""
@@ -125,14 +130,17 @@ class CharsTokenizer(Tokenizer):
 class SubwordTokenizer:
     """A tokenizer of the `tokenizers` library, built from `definition`, the content of its tokenizer.json.
 
+    Args:
+        end_token: That of its special tokens which ends a document; None: one more token does.
+
     Raises:
         ValueError: The JSON is not a tokenizer, has too many tokens, or has dropout, which makes tokens random.
     """
 
-    def __init__(self, name: str, definition: str) -> None:
+    def __init__(self, name: str, definition: str, end_token: str | None = None) -> None:
         from tokenizers import Tokenizer
 
-        self.name, self.definition = name, definition
+        self.name, self.definition, self.end_token = name, definition, end_token
         try:
             self._tokenizer = Tokenizer.from_str(definition)
         except Exception as error:  # `tokenizers` raises no narrower class
@@ -142,10 +150,12 @@ class SubwordTokenizer:
         self._tokenizer.no_padding()
         if dropout := getattr(self._tokenizer.model, "dropout", None):
             raise ValueError(f"has dropout {dropout:g}, so its tokens are random")
-        self.end_of_document: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        self.vocab_size = self.end_of_document + 1
+        tokens = self._tokenizer.get_vocab(with_added_tokens=True)
+        count = max(tokens.values(), default=-1) + 1
+        self.end_of_document: int = count if end_token is None else tokens[end_token]
+        self.vocab_size = count + (end_token is None)
         if self.vocab_size > MAX_VOCAB_SIZE:
-            raise ValueError(f"has a token {self.end_of_document - 1} (at most {MAX_VOCAB_SIZE - 2})")
+            raise ValueError(f"has a token {count - 1} (at most {MAX_VOCAB_SIZE - 2})")
 
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of a text, without special tokens at its start and end."""
@@ -175,7 +185,8 @@ class SubwordTokenizer:
         )
 
     def state(self) -> dict[str, Any]:
-        return {"name": self.name, "definition": self.definition}
+        state = {"name": self.name, "definition": self.definition}
+        return state | ({} if self.end_token is None else {"end_token": self.end_token})
 
 
 def fit(name: str, training_texts: Iterable[str], vocab_size: int | None = None) -> Tokenizer:
@@ -195,7 +206,7 @@ def from_state(state: dict[str, Any]) -> Tokenizer:
     if name == "chars":
         return CharsTokenizer(state["characters"])
     if "definition" in state:
-        return SubwordTokenizer(name, state["definition"])
+        return SubwordTokenizer(name, state["definition"], state.get("end_token"))
     raise DataError("data.tokenizer: " + unknown("tokenizer", name, TOKENIZERS))
 
 
@@ -237,9 +248,16 @@ def pretrained_tokenizer(name: str) -> SubwordTokenizer:
     """
     path = _local_tokenizer(name) or _download(name)
     try:
-        return SubwordTokenizer(name, read_at_most(path, LARGEST_TOKENIZER).decode("utf-8-sig"))
+        definition = read_at_most(path, LARGEST_TOKENIZER).decode("utf-8-sig")
+        return SubwordTokenizer(name, definition, _end_token(definition))
     except (OSError, ValueError) as error:
         raise DataError(f"data.tokenizer={name}: cannot be read ({error}); choose another") from error
+
+
+def _end_token(definition: str) -> str | None:
+    added = from_json(definition.encode()).get("added_tokens") or []
+    special = {token["content"] for token in added if token.get("special")}
+    return next((token for token in END_TOKENS if token in special), None)
 
 
 def tokenizer_sha256(name: str) -> str | None:

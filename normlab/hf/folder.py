@@ -122,8 +122,10 @@ class ModelFolder:
     def _tokens(self, tokenizer: Tokenizer) -> Tensor:
         """Return the token of the folder for each token of a run, (V,).
 
-        Many folders have no token that separates documents only, so that it is the one after a text.
+        An end of a document that the folder lacks is the token after a text.
         """
+        if isinstance(tokenizer, SubwordTokenizer) and tokenizer.end_token is not None:
+            return torch.arange(tokenizer.vocab_size)
         end = self.end_of_text
         if not isinstance(end, int) or not 0 <= end < self.vocab_size:
             needed = "choose the token whose embedding the token after each document takes"

@@ -1,14 +1,18 @@
 """The tokenizer of a run as the tokenizer.json of a folder."""
 
-from normlab.data.tokenizers import BytesTokenizer, CharsTokenizer, SubwordTokenizer, Tokenizer
+from normlab.data.tokenizers import END_OF_DOCUMENT, BytesTokenizer, CharsTokenizer, SubwordTokenizer, Tokenizer
 from normlab.errors import StoreError
 
-END_OF_DOCUMENT = "<|end_of_document|>"
 UNKNOWN = "<|unknown|>"
 
 
+def end_token(tokenizer: Tokenizer) -> str:
+    """Return the name of the end of a document in the tokenizer.json."""
+    return getattr(tokenizer, "end_token", None) or END_OF_DOCUMENT
+
+
 def tokenizer_json(tokenizer: Tokenizer) -> str:
-    """Return the tokenizer as a tokenizer.json, with the same tokens for a text without `END_OF_DOCUMENT`.
+    """Return the tokenizer as a tokenizer.json, with the same tokens for a text without `end_token`.
 
     Raises:
         StoreError: Its end of a document cannot have the same number.
@@ -17,6 +21,8 @@ def tokenizer_json(tokenizer: Tokenizer) -> str:
     from tokenizers import Tokenizer as Definition
 
     if isinstance(tokenizer, SubwordTokenizer):
+        if tokenizer.end_token is not None:
+            return tokenizer.definition
         made = Definition.from_str(tokenizer.definition)
     elif isinstance(tokenizer, CharsTokenizer):
         vocab = {character: token for token, character in enumerate(tokenizer.characters)}

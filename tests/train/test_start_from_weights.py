@@ -113,3 +113,15 @@ def test_norms_of_a_folder_are_tapered_away(model: str, norm: str, train: Train,
     torch.testing.assert_close(block_norm(2 * x) - bias, 2 * (block_norm(x) - bias))
     with pytest.raises(ConfigError, match=r"norm.taper_steps=20"):
         export(load(run.path), tmp_path / "tapered")
+
+
+def test_a_model_comes_out_as_it_came_in(train: Train, tmp_path: Path) -> None:
+    """With its own tokenizer, whose token after a text is that after a document: no token is added."""
+    first = train(*MODEL, "data.tokenizer=bpe", "data.vocab_size=300", results="first")
+    export(load(first.path), tmp_path / "model")
+    start = ["train.start_from=model", f"data.tokenizer={tmp_path / 'model' / 'tokenizer.json'}", "train.steps=0"]
+    run = train(*MODEL, *start)
+    assert initial_loss(run) == pytest.approx(first.rows("eval").rows[-1]["loss"], abs=1e-6)
+    export(load(run.path), tmp_path / "again")
+    before, after = (contents(tmp_path / name) for name in ("model", "again"))
+    assert [name for name in before if before[name] != after[name]] == ["README.md"]

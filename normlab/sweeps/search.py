@@ -20,16 +20,19 @@ import numpy as np
 from normlab.analysis.cells import BAD_OUTCOMES
 from normlab.analysis.factor_tests import run_test
 from normlab.analysis.intervals import LEVEL
+from normlab.analysis.settings import select_where
 from normlab.analysis.table import summarize_by
 from normlab.config.compose import PACKAGED, More, UserConfigs, compose_sweep, no_more
-from normlab.config.schema import canonical_hash
+from normlab.config.schema import RunConfig, canonical_hash
 from normlab.config.searches import EXAMPLE, Range, Until, read_searches, read_until, without_seeds
 from normlab.config.sweep_options import SweepOptions
 from normlab.errors import ConfigError
+from normlab.options import plain_tree
 from normlab.store.files import write_atomic
 from normlab.store.outcome import format_loss
-from normlab.store.plans import SEARCH, has_plan, read_plan, run_of, sweep_folder
-from normlab.store.record import RunRecord
+from normlab.store.plans import SEARCH, PlannedRun, has_plan, read_plan, run_of, sweep_folder
+from normlab.store.record import RunEntry, RunRecord, flatten
+from normlab.store.runs import RunFolder
 from normlab.sweeps.plan import PlannedSweep, all_completed, is_completed, make_plan
 
 AT_ONCE = 4
@@ -55,11 +58,6 @@ class Trial(NamedTuple):
     bounded_loss: float
     """The loss, at most that of a uniform guess, ln V: Optuna takes no infinite one."""
 
-    @property
-    def rank(self) -> tuple[bool, float]:
-        """Sort key: diverged, stuck and regressed trials are worse than all others."""
-        return self.result in BAD_OUTCOMES, self.loss
-
 
 def planned_sweeps(
     overrides: Sequence[str],
@@ -81,6 +79,7 @@ def planned_sweeps(
         yield from _judging(rest, configs, no_more, until, show_progress, extend=extend)
         return
     options, composed = compose_sweep(rest, configs)
+    _check_baseline(until, composed)
     if options.name is not None and options.name.endswith(SEARCH):
         raise ConfigError(f"sweep.name={options.name}: is the name of a search; leave {SEARCH} out")
     cells = list(dict.fromkeys(_cell_of(varied) for varied, _ in composed))
@@ -116,10 +115,10 @@ def planned_sweeps(
             results = _results(folder, cells)
         trials = {cell: [results[cell][values] for values in proposals[cell]] for cell in cells}
         _write_journal(folder / JOURNAL, ranges, trials)
-    best = {cell: min(trials[cell], key=lambda trial: trial.rank) for cell in cells}
+    best = {cell: min(trials[cell], key=lambda trial: trial.loss) for cell in cells}
     notes = [
         f"{' '.join([*cell, *trial.values])}: the best of {len({*trials[cell]})} trials "
-        f"({f'all are bad, this one {trial.result}' if trial.rank[0] else f'loss {format_loss(trial.loss)}'})"
+        f"(loss {format_loss(trial.loss)}{f', {trial.result}' if trial.result in BAD_OUTCOMES else ''})"
         for cell, trial in best.items()
     ]
     values_of = {cell: [trial.values] for cell, trial in best.items()}
@@ -151,6 +150,7 @@ def _judging(
         yield plan([], extend=extend)
         return
     options, composed = compose_sweep(overrides, configs, more)
+    _check_baseline(until, composed)
     if options.name is None:
         raise ConfigError("seed=until(...): the sweep grows, so it needs a name; add sweep.name=...")
     folder = sweep_folder(composed[0][1].results_dir, options.name)
@@ -164,6 +164,20 @@ def _judging(
         if seeds >= until.most or _is_decided(folder, until):
             return
         seeds = min(seeds + BLOCK, until.most)
+
+
+def _check_baseline(until: Until | None, composed: Sequence[tuple[Sequence[str], RunConfig]]) -> None:
+    """Check that some runs, and not all, are those of the baseline.
+
+    Raises:
+        ConfigError: None are, or all.
+    """
+    if until is None:
+        return
+    planned = [PlannedRun("", list(varied), plain_tree(config)) for varied, config in composed]
+    runs = [RunEntry(RunFolder(Path()), "", options=flatten(each.config), arm=each.arm) for each in planned]
+    if len(select_where(runs, [until.against], "seed=until")) == len(runs):
+        raise ConfigError(f"seed=until({until.against},...): every run has it; name a value of an option that you vary")
 
 
 def _is_decided(folder: Path, until: Until) -> bool:

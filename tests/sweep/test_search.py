@@ -379,6 +379,24 @@ def test_errors_of_until(text: str, overrides: list[str]) -> None:
         next(planned_sweeps([*overrides, "sweep.name=x", text]))
 
 
+@pytest.mark.parametrize(
+    ("baseline", "message"),
+    [
+        ("norm=foo", r"seed=until norm=foo: no run matches; norm is dyt, rmsnorm"),
+        ("placement=pre", r"seed=until\(placement=pre,...\): every run has it; name a value"),
+        ("nrom=dyt", r"seed=until nrom: no run has this option"),
+    ],
+)
+@pytest.mark.parametrize("more", [[], ["optim.lr=search(1e-3,1e-2)", "sweep.trials=4"]])
+def test_a_baseline_that_is_none_is_an_error_before_training(
+    baseline: str, message: str, more: list[str], overrides: list[str], tmp_path: Path
+) -> None:
+    command = ["norm=rmsnorm,dyt", "placement=pre", "sweep.name=x", f"seed=until({baseline},max=6)", *more]
+    with pytest.raises(ConfigError, match=message):
+        next(planned_sweeps([*overrides, *command, f"results_dir={tmp_path / 'none'}"]))
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_growing_sweep_needs_a_name(overrides: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"add sweep\.name"):
         next(planned_sweeps([*overrides, "norm=rmsnorm,dyt", "seed=until(norm=rmsnorm,max=8)"]))

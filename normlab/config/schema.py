@@ -337,9 +337,9 @@ class RunConfig:
                 f"optim.decay_mode=independent: a step at the peak takes up to {decay:.0%} of a weight, as a "
                 f"decay of {decay / optim.lr:g} with proportional; lower optim.weight_decay or that of a group"
             )
-        if (settled := self.norm.settles_after) > (steps := self.train.steps):
-            warnings.append(f"norm={self.norm.label}: changes until update {settled}, and train.steps={steps}")
-        if settled and not placement.end_formulas[1]:
+        if (end := self.norm.changing[1]) > (steps := self.train.steps):
+            warnings.append(f"norm={self.norm.label}: changes until update {end}, and train.steps={steps}")
+        if end and not placement.end_formulas[1]:
             warnings.append(
                 f"norm={self.norm.label}: after its taper nothing bounds the logits, because placement={placement.name}"
                 " has no norm before the output matrix; set placement.final_norm=true"

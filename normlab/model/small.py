@@ -140,8 +140,8 @@ def build_small(config: RunConfig, *, alike: bool = False, filled: bool = True) 
         fill(segment, "block" if alike and name.startswith("blocks.") else name)
     for name, buffer in model.named_buffers():
         if name.endswith(COUNTER):
-            # Some branches have grown, others not; a norm that changes with the updates is between its forms.
-            buffer.fill_(max(1.5, config.norm.settles_after - 0.5))
+            # Some branches have grown, others not; a norm that changes by itself is halfway.
+            buffer.fill_(max(1.5, sum(config.norm.changing) / 2))
     with torch.no_grad():
         config.placement.project(dict(model.named_parameters()))
     for block in model.blocks:

@@ -95,12 +95,12 @@ class NormConfig:
     @property
     def measures_batches(self) -> bool:
         """Whether an output depends on how a batch is divided into micro-batches."""
-        return self.batch_statistics or self.settles_after > 0
+        return self.batch_statistics or self.changing[1] > 0
 
     @property
-    def settles_after(self) -> int:
-        """The number of updates after which the function that the norm computes changes only with its parameters."""
-        return 0
+    def changing(self) -> tuple[int, int]:
+        """The numbers of updates between which the function changes by itself, or 0 and 0."""
+        return 0, 0
 
     @classmethod
     def all_initial_values(cls) -> dict[str, str]:

@@ -38,7 +38,7 @@ class LayerNorm(NormModule):
             y_D = F.layer_norm(work_D, (width,), eps=self.eps)
         else:
             y_D = centred_D / (torch.linalg.vector_norm(centred_D, dim=-1, keepdim=True) * width**-0.5 + self.eps)
-        y_D = self.affine(y_D) if self.taper is None else self.taper(y_D, centred_D, self.affine)
+        y_D = self.affine(y_D) if self.taper is None else self.taper(y_D, centred_D, self.affine, y_D.dtype)
         return y_D.to(x_D.dtype)
 
 
@@ -59,7 +59,7 @@ class LayerNormConfig(TaperedNormConfig):
         "gain=false, bias=false": "(x - mean(x)) / sqrt(var(x) + eps)",
     }
     source: ClassVar[str] = "Ba, Kiros & Hinton 2016, arXiv:1607.06450, eq. 4"
-    verified_by: ClassVar[str] = "torch's group_norm of one group; with eps_mode=outside by algebra"
+    verified_by: ClassVar[str] = "torch's group_norm of one group; with eps_mode=outside by algebra; a taper's formula"
     reference_kind: ClassVar[str] = "external"
     parameters: ClassVar[str] = "2 * D"
     invariant_to: ClassVar[tuple[str, ...]] = ("scale", "shift")

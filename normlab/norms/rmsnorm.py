@@ -47,7 +47,7 @@ class RMSNorm(NormModule):
         x_D = x_D.to(working_dtype(dtype)) if self.upcast else x_D
         y_D = self.normalise(x_D)
         if self.taper is not None:
-            return self.taper(y_D, x_D, self.affine).to(dtype)
+            return self.taper(y_D, x_D, self.affine, dtype if self.cast_first else y_D.dtype).to(dtype)
         if self.cast_first:
             y_D = y_D.to(dtype)
         return self.affine(y_D).to(dtype)
@@ -83,7 +83,7 @@ class RMSNormConfig(TaperedNormConfig):
     }
     source: ClassVar[str] = "Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4"
     verified_by: ClassVar[str] = (
-        "torch.nn.functional.rms_norm; with outside_rms and clamp torch's normalize, by algebra"
+        "torch.nn.functional.rms_norm; with outside_rms and clamp torch's normalize, by algebra; a taper's formula"
     )
     reference_kind: ClassVar[str] = "external"
     parameters: ClassVar[str] = "D"
@@ -120,6 +120,8 @@ class RMSNormConfig(TaperedNormConfig):
                 "norm.rounding=cast_then_scale: has no effect with norm.gain=false and norm.bias=false; "
                 "leave one of them out"
             )
+        if self.compute == "input" and self.taper_steps is not None:
+            raise ConfigError("norm.compute=input: norm.taper_steps is measured and computed in fp32; leave out either")
         if self.rounding == "cast_then_scale" and self.compute == "input":
             raise ConfigError(
                 "norm.rounding=cast_then_scale: has no effect with norm.compute=input, which never casts; "

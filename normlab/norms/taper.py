@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from normlab.errors import ConfigError, no_effect
+from normlab.errors import no_effect
 from normlab.norms.affine import Affine
 from normlab.norms.base import AffineNormConfig
 from normlab.options import option
@@ -25,7 +25,10 @@ MEMORY = 0.99
 """The weight of the past in the averages from which c is computed, for each forward pass in training."""
 UPDATES = f"taper{COUNTER}"
 WARMUP = 100
-PITFALL = "After a taper, the statistics gain_rms, gain_min and gain_absmax are of a gain that is no longer used."
+PITFALL = (
+    "After norm.taper_steps, gain_rms, gain_min and gain_absmax are of a gain that is no longer used; the statistics "
+    "of tokens are still computed, with the weight 0, so that nothing is faster."
+)
 
 
 class Taper(nn.Module):
@@ -36,7 +39,8 @@ class Taper(nn.Module):
 
     While t <= W, each forward pass in training updates the averages of gain^2 n(x) L(x) and of gain^2 L(x)^2 over
     tokens and channels, `moments`. Their ratio is c, with which the maps differ least in the mean square. It also keeps
-    the gain in `start_gain`; gain' is that plus the parameter `gain`, which starts at 0.
+    the gain in `start_gain`; gain' is that plus the parameter `gain`, which starts at 0, so that weight decay draws
+    gain' to the gain at the start.
     """
 
     taper_updates: Tensor
@@ -52,37 +56,38 @@ class Taper(nn.Module):
         self.register_buffer("moments", torch.zeros(2))
         self.register_buffer("start_gain", torch.ones(width))
 
-    def forward(self, normed_D: Tensor, linear_D: Tensor, affine: Affine) -> Tensor:
-        """Return the output, in the dtype of n(x).
+    def forward(self, normed_D: Tensor, linear_D: Tensor, affine: Affine, dtype: torch.dtype) -> Tensor:
+        """Return the output.
 
         Args:
             normed_D: n(x), (*batch, D).
             linear_D: L(x), (*batch, D).
             affine: The gain, and the bias of both maps.
+            dtype: That of the gains and the output.
         """
-        gain_D = affine.effective_gain(normed_D.dtype)
         if self.training:
-            self._measure(normed_D.detach(), linear_D.detach(), None if gain_D is None else gain_D.detach())
+            self._measure(normed_D, linear_D, affine.effective_gain(self.moments.dtype))
         # In float64, so that each of the factors that all tokens and channels share is rounded once.
-        products, squares = self.moments.double().unbind()
+        products, squares = self.moments.double()
         ratio = torch.where(squares > 0, products / squares, 1.0)
         progress = ((self.taper_updates.double() - self.warmup) / self.steps).clamp(0, 1)
         gate = (1 + torch.cos(math.pi * progress)) / 2
-        normed_D, linear_D = gate * normed_D, (1 - gate) * ratio * linear_D
+        y_D, linear_D = (gate * normed_D).to(dtype), ((1 - gate) * ratio * linear_D).to(dtype)
+        gain_D = affine.effective_gain(dtype)
         if gain_D is not None and self.gain is not None:
-            normed_D, linear_D = normed_D * gain_D, linear_D * (self.start_gain + self.gain)
-        y_D = normed_D + linear_D
-        return y_D if affine.bias is None else y_D + affine.bias
+            y_D, linear_D = y_D * gain_D, linear_D * (self.start_gain + self.gain).to(dtype)
+        y_D = y_D + linear_D
+        return y_D if affine.bias is None else y_D + affine.bias.to(dtype)
 
+    @torch.no_grad()
     def _measure(self, normed_D: Tensor, linear_D: Tensor, gain_D: Tensor | None) -> None:
-        weight_D = self.start_gain if gain_D is None else gain_D
-        weighted_D = linear_D * weight_D.square()
-        new = torch.stack([(weighted_D * normed_D).mean(), (weighted_D * linear_D).mean()])
-        new = mean_over_ranks(new.to(self.moments.dtype))
+        gain_D = self.start_gain if gain_D is None else gain_D
+        normed_D, linear_D = normed_D.to(gain_D.dtype) * gain_D, linear_D.to(gain_D.dtype) * gain_D
+        new = mean_over_ranks(torch.stack([(normed_D * linear_D).mean(), linear_D.square().mean()]))
         is_measured = self.taper_updates <= self.warmup
         # vmap and the training step need a reassignment, not a write in place.
         self.moments = torch.where(is_measured, torch.lerp(new, self.moments, MEMORY), self.moments)
-        self.start_gain = torch.where(is_measured, weight_D, self.start_gain)
+        self.start_gain = torch.where(is_measured, gain_D, self.start_gain)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -104,23 +109,20 @@ class TaperedNormConfig(AffineNormConfig):
     taper_warmup: int = option(WARMUP, "Updates before the taper, from which c is measured.", at_least=0)
 
     @property
-    def settles_after(self) -> int:
-        return 0 if self.taper_steps is None else self.taper_warmup + self.taper_steps
+    def changing(self) -> tuple[int, int]:
+        return (0, 0) if self.taper_steps is None else (self.taper_warmup, self.taper_warmup + self.taper_steps)
 
     @property
     def invariances(self) -> tuple[str, ...]:
         return tuple(each for each in self.invariant_to if each != "scale" or self.taper_steps is None)
 
     def final(self) -> Self:
-        return dataclasses.replace(self, taper_steps=None, taper_warmup=WARMUP)
+        return dataclasses.replace(self, taper_steps=None)
 
     def validate(self) -> None:
         AffineNormConfig.validate(self)  # zero-argument super() does not work in a dataclass with slots
         if self.taper_steps is None and self.taper_warmup != WARMUP:
             raise no_effect(f"norm.taper_warmup={self.taper_warmup}", "norm.taper_steps=null")
-        for name, needed in (("compute", "fp32"), ("rounding", "scale_then_cast")):
-            if self.taper_steps is not None and (value := getattr(self, name, needed)) != needed:
-                raise ConfigError(f"norm.{name}={value}: a taper computes with {needed}; set norm.{name}={needed}")
 
     def reference_taper(self, normed_D: Tensor, linear_D: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Return the norm with its gain and bias, during or after the taper if there is one.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class MakeNorm(Protocol):
     """Builds the run's norm for a width. A placement receives this function and never imports a norm."""
 
-    def __call__(self, width: int, **site: bool) -> nn.Module:
+    def __call__(self, width: int, *, plain: bool = False, final: bool = False) -> nn.Module:
         """Return the module of a site (`NormConfig.at`)."""
         ...
 

@@ -73,7 +73,7 @@ def module_of(norm: NormConfig, width: int, dtype: torch.dtype = torch.float64) 
     fill(module, "norm")
     for name, buffer in module.named_buffers():
         if name.endswith(COUNTER):
-            buffer.fill_(max(0.0, norm.settles_after - 0.5))
+            buffer.fill_(sum(norm.changing) / 2)
         elif buffer.is_floating_point():
             buffer.add_(0.3 * hashed_numbers(f"buffer/{name}", *buffer.shape).abs().to(buffer.dtype))
     return module.double() if dtype == torch.float64 else module.float()

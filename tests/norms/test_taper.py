@@ -13,6 +13,7 @@ from normlab.errors import ConfigError
 from normlab.model.init import build_model
 from normlab.norms.base import NORMS, load_all
 from normlab.norms.taper import Taper
+from normlab.verify.signed_error import signed_error_check
 from support.small_steps import config_of
 
 load_all()
@@ -79,6 +80,29 @@ def test_what_is_measured_keeps_no_graph() -> None:
     assert [name for name, buffer in norm.named_buffers() if buffer.requires_grad] == []
 
 
+@pytest.mark.parametrize(("name", "taper", "expected"), [
+    ("rmsnorm", {}, ("scale",)), ("rmsnorm", {"taper_steps": 3}, ()), ("layernorm", {}, ("scale", "shift")),
+    ("layernorm", {"taper_steps": 3}, ("shift",)),
+])  # fmt: skip
+def test_invariances(name: str, taper: dict[str, int], expected: tuple[str, ...]) -> None:
+    kind: Any = NORMS[name]
+    assert (norm := kind(**taper)).invariances == expected
+    assert norm.changing == ((100, 103) if taper else (0, 0))
+
+
+@pytest.mark.parametrize("name", ["rmsnorm", "layernorm"])
+def test_its_factors_are_rounded_in_no_direction(name: str) -> None:
+    kind: Any = NORMS[name]
+    assert signed_error_check(kind(taper_steps=3), name, 2048).passed
+
+
+@pytest.mark.parametrize("options", [{}, {"rounding": "cast_then_scale"}])
+def test_before_the_taper_bfloat16_is_rounded_as_without_one(options: dict[str, str]) -> None:
+    kind: Any = NORMS["rmsnorm"]
+    x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert torch.equal(kind(taper_steps=1, **options).build(WIDTH)(x), kind(**options).build(WIDTH)(x))
+
+
 def test_the_constant_is_the_least_squares_one() -> None:
     norm: Any = compose_run(["norm=rmsnorm", "norm.taper_warmup=0", "norm.taper_steps=1"]).norm.build(WIDTH).double()
     with torch.no_grad():
@@ -121,8 +145,7 @@ def test_a_tapered_block_reads_no_statistics_of_tokens() -> None:
     ("overrides", "message"),
     [
         (["norm.taper_warmup=5"], "norm.taper_warmup=5: has no effect with norm.taper_steps=null; leave it out"),
-        (["norm.taper_steps=5", "norm.compute=input"], "norm.compute=input: a taper computes with fp32; set"),
-        (["norm.taper_steps=5", "norm.rounding=cast_then_scale"], "norm.rounding=cast_then_scale: a taper computes"),
+        (["norm.taper_steps=5", "norm.compute=input"], "norm.compute=input: norm.taper_steps is measured and"),
         (["norm.taper_steps=0"], "norm.taper_steps"),
     ],
 )

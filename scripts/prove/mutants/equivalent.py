@@ -164,6 +164,11 @@ STREAMS: tuple[tuple[str, str, str, str, str], ...] = (
      " and isinstance(node.op, ast.Add | ast.Sub)", ""),
     ("algebra", "a line break ends a statement as well",
      "return ast.unparse(_Growth(factor).visit(tree)).replace('\\n', '; ')", ".replace('\\n', '; ')", ""),
+    ("taper", "a count is exact in either dtype", COUNTER, "(), dtype=torch.float64", "()"),
+    *(("taper", "only before the first forward pass in training, when its factor is 0",
+       "ratio = torch.where(squares > 0, products / squares, 1.0)", "1.0", text) for text in ("2.0", "-1.0")),
+    *(("taper", "both are None, or neither", "if gain_D is not None and self.gain is not None:", *change)
+      for change in (("gain_D is not None and self", "self"), (" and self.gain is not None", ""), (" and ", " or "))),
     ("wiring", "`verify` sets it; tests/train/test_placements.py trains with it", COUNTER, "zeros", "ones"),
     ("wiring", "a count is exact in either dtype", COUNTER, "(), dtype=torch.float64", "()"),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normlab.analysis.table import summarize_by
-from normlab.errors import NormlabError, warn
+from normlab.errors import ConfigError, NormlabError, warn
 from normlab.loaded_run import LoadedRun, load
 from normlab.report.cells_table import json_rows
 from normlab.report.runs_table import summarize as rows_of_runs
@@ -35,7 +35,7 @@ def train(*overrides: str) -> LoadedRun:
     from normlab.training.machine import check_run
     from normlab.training.start import train as train_config
 
-    config = compose_run(overrides)
+    config = compose_run(_texts(overrides))
     check_run(config)
     try:
         return load(train_config(config).folder.path, trust=True)
@@ -56,7 +56,7 @@ def sweep(*overrides: str, retry_failed: bool = False, extend: bool = False) -> 
     from normlab.tracking.background import report_uploads
 
     folder = Path()
-    for options, planned in planned_sweeps(overrides, extend=extend):
+    for options, planned in planned_sweeps(_texts(overrides), extend=extend):
         for warning in planned.warnings:
             warn(warning)
         folder = planned.folder
@@ -144,6 +144,13 @@ def figure(
     if output is not None:
         write_figure(data, Path(output), columns)
     return draw(data, columns)
+
+
+def _texts(overrides: Sequence[object]) -> list[str]:
+    for each in overrides:
+        if not isinstance(each, str):
+            raise ConfigError(f"{each!r:.60}: is not a text; write one for each override, as 'norm=rmsnorm', 'seed=1'")
+    return list(map(str, overrides))
 
 
 def _several(names: Names) -> list[str]:

@@ -250,8 +250,8 @@ class LoadedRun:
             warn(f"{problem}; using the previous checkpoint")
         if saved is None:
             raise StoreError(
-                f"run {self.folder.run_id} has no checkpoint: if the run has ended, put them back or {FRESH}; if not, "
-                "the same `normlab train` makes one"
+                f"run {self.folder.run_id} has no checkpoint: if the run has ended, put them back (`normlab share` "
+                f"leaves them out) or {FRESH}; if not, the same `normlab train` makes one"
             )
         self.step = saved.step
         return self._model_at(saved)

@@ -149,6 +149,12 @@ def test_train_returns_the_run(tmp_path: Path, run_command: Command) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("function", [normlab.train, normlab.sweep])
+def test_overrides_are_texts(function: Callable[..., object]) -> None:
+    with pytest.raises(ConfigError, match=r"^\['norm=rmsnorm'\]: is not a text; write one for each override"):
+        function(["norm=rmsnorm"])
+
+
 def test_sweep_returns_its_runs(tmp_path: Path, run_command: Command) -> None:
     results = tmp_path / "results"
     tiny = [*small_run(results), "train.steps=2", "model.context=16", "sweep.name=tiny"]

@@ -126,6 +126,9 @@ def run_test(
         raise ConfigError(f"--test {name}: no group of cells has the levels to compare; see `normlab summarize`")
     differences = resolved_differences(cells)
     corrected = holm([row["p"] for row in rows])
+    for row in rows:
+        if row["estimate"] is not None:
+            row.pop("missing", None)
     return [row | {"p_holm": p, "resolved_differences": differences} for row, p in zip(rows, corrected, strict=True)]
 
 

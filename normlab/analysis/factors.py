@@ -134,7 +134,7 @@ def level_title(option: str, value: Setting) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:
-        return "none"
+        return "no arm" if option == ARM else "none"
     text = format_setting(value)
     return _TITLES.get(option, {}).get(text, text)
 

@@ -35,6 +35,7 @@ def rm(
     """
     from normlab.analysis.phrases import counted
     from normlab.config.memory import format_size
+    from normlab.store.plans import SEARCH, has_plan
     from normlab.sweeps.removal import plan_removal, size_of
 
     removal = plan_removal(names, results_dir, checkpoints)
@@ -44,6 +45,10 @@ def rm(
         echo(f"{format_size(size_of(folder / part)):>10}  {os.path.relpath(folder)}")
     for run_id, reason in removal.kept.items():
         echo(f"run {run_id} stays as it is: {reason}")
+    for folder in removal.sweeps:
+        judged = folder.with_name(folder.name.removesuffix(SEARCH))
+        if has_plan(judged) and judged not in removal.sweeps:
+            echo(f"sweep {judged.name} stays: its values are those that this search found")
     if not folders:
         return 0
     before = sum(map(size_of, folders))

@@ -82,6 +82,9 @@ def show(name: Name, overrides: Overrides = None, results_dir: ResultsDir = "res
                     f"  power: {GOOD_POWER:.0%} at {claim.effect:g} with {LOOKS[-1]} seeds whose standard deviation is "
                     f"{deviation:.2g} or less"
                 )
+            else:
+                reason = "no effect is stated" if claim.effect is None else "the estimate is not a contrast"
+                echo(f"  power: unknown, because {reason}")
     for grid, _, composed in grids:
         configs = [config for _, config in composed]
         tokens = sum(config.train.steps * config.train.batch_size * config.model.context for config in configs)

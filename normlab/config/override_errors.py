@@ -105,6 +105,8 @@ def _explain(error: BaseException, job: Sequence[Override], typed: str) -> Confi
         key = str(cause.full_key).partition("[")[0]  # without the index of a list
         if isinstance(cause, ConfigKeyError | ConfigAttributeError):
             return no_such_option(key, job, cause.object_type)
+        if number := re.fullmatch(r"Value .* could not be converted to (Integer|Float)", reason):
+            reason = f"must be {'a whole number' if number[1] == 'Integer' else 'a number'}"
         return ConfigError(f"{_typed(key, job)}: {reason}; set another value")
     if lacking := re.match(r"In '(recipe)/(\w+)': ConfigKeyError .*: Key '(\w+)' not in '(\w+)'", reason):
         group, name, key, kind = lacking.groups()

@@ -95,19 +95,21 @@ class ModelFolder:
             ConfigError: The run has another model or another tokenizer; the message has the overrides that fit.
             StoreError: The tokenizer or the tensors cannot be read, or are not those of the model.
         """
-        different = differences(config, self.config, SAME_FUNCTION)
-        if (context := self.config.model.context) < config.model.context:
-            different.append(f"model.context={config.model.context} (at most {context})")
-        if different:
-            needed = f"holds another model than {', '.join(different)}; set {' '.join(self.overrides)}"
-            raise ConfigError(f"train.start_from={self.path}: {needed}")
         file = self.path / "tokenizer.json"
         try:
             definition = read_at_most(file, LARGEST_TOKENIZER).decode("utf-8-sig")
         except (OSError, ValueError) as error:
             raise StoreError(f"{file}: cannot be read ({error}); put the model's tokenizer there") from error
         is_same = isinstance(tokenizer, SubwordTokenizer) and tokenizer.definition == definition
-        if not is_same and tokenizer_json(tokenizer) != definition:
+        is_same = is_same or tokenizer_json(tokenizer) == definition
+        different = differences(config, self.config, SAME_FUNCTION)
+        if (context := self.config.model.context) < config.model.context:
+            different.append(f"model.context={config.model.context} (at most {context})")
+        if different:
+            overrides = [*self.overrides, *([] if is_same else [f"data.tokenizer={file}"])]
+            needed = f"holds another model than {', '.join(different)}; set {' '.join(overrides)}"
+            raise ConfigError(f"train.start_from={self.path}: {needed}")
+        if not is_same:
             raise ConfigError(
                 f"data.tokenizer={config.data.tokenizer}: is not the tokenizer of train.start_from={self.path}; set "
                 f"data.tokenizer={file}"

@@ -295,7 +295,8 @@ def _layers(layout: Layout, cache: ReadCache, statistic: str, moment: str) -> Fi
     found_any = any(panel.lines for panel in panels)
     if steps and moment.isdecimal() and not found_any:
         nearest = sorted(sorted(steps, key=lambda step: abs(step - int(moment)))[:2])
-        raise ConfigError(f"--at {moment}: not measured at this step; choose {' or '.join(map(str, nearest))}")
+        choice = " or ".join(map(str, nearest))
+        raise ConfigError(f"--at {moment}: not measured at this step (stats.every says at which); choose {choice}")
     if not found_any:
         raise ConfigError(_no_profile(name, site, layout, cache))
     unit, when = STATISTICS[name].unit, f"the {moment} measured step" if moment in MOMENTS else f"step {moment}"

@@ -64,7 +64,7 @@ def _at(rows: Sequence[Row], step: int) -> list[Row]:
     if not found:
         steps = sorted({each for row in rows for each in row["steps"]}, key=lambda each: abs(each - step))[:2]
         nearest = " or ".join(map(str, sorted(steps)))
-        raise ConfigError(f"--at {step}: not measured at this step; choose {nearest}")
+        raise ConfigError(f"--at {step}: not measured at this step (stats.every says at which); choose {nearest}")
     series = ("steps", "values", "n")
     return [{key: value[i : i + 1] if key in series else value for key, value in row.items()} for row, i in found]
 

@@ -47,6 +47,8 @@ def resolve_start(config: RunConfig) -> RunConfig:
     if is_model(text):
         return _with_start(config, f"{place}@{weights_sha256(text)}")
     name, _, step = text.rpartition("@")
+    if step.isdecimal() and is_model(name):
+        raise ConfigError(f"train.start_from={text}: a folder of weights has no steps; leave out @{step}")
     if not step.isdecimal():
         name, step = text, ""
     runs = Path(config.results_dir) / RUNS_FOLDER
@@ -57,6 +59,10 @@ def resolve_start(config: RunConfig) -> RunConfig:
         matches = [FOLDER_OF_WEIGHTS.fullmatch(start) for start in recorded]
         if len(known := [match[0] for match in matches if match and match[1] == place]) == 1:
             return _with_start(config, known[0])
+        if os.path.isdir(place) and not is_run(place):
+            raise StoreError(
+                f"train.start_from={text}: the folder has no config.json; name one that transformers saved, or a run"
+            ) from error
         raise StoreError(f"train.start_from={text}: {error}") from error
     if folder.path.resolve().parent != runs.resolve():
         raise StoreError(f"train.start_from={text}: is in another results folder; copy it to {runs}")

@@ -221,7 +221,11 @@ def test_one_seed_and_two_seeds_have_no_interval(results):
         ),
         ("layers", {"statistic": "resid_growth"}, "--statistic resid_growth: "),
         ("layers", {"moment": "middle"}, "--at middle: must be a step, first or last"),
-        ("layers", {"moment": "99999"}, r"--at 99999: not measured at this step; choose \d+ or \d+$"),
+        (
+            "layers",
+            {"moment": "99999"},
+            r"--at 99999: not measured at this step (stats.every says at which); choose \d+ or \d+$",
+        ),
     ],
 )
 def test_unknown_kinds_and_statistics(table, kind, options, message):

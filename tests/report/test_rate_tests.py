@@ -158,6 +158,14 @@ def test_several_runs_at_one_rate_have_no_number(
     assert [found[name]["estimate"] for name in ("band: post-norm", "highest rate: post-norm")] == [None, None]
 
 
+def test_an_estimate_has_no_reason_to_be_missing(rows: Callable[..., dict[str, Any]], losses: np.ndarray) -> None:
+    """Also if it is at the end of the grid."""
+    losses[1] = np.sort(losses[1])[:, ::-1]
+    found = rows("range", losses)
+    assert all(row["estimate"] is not None for row in found.values())
+    assert [name for name, row in found.items() if "missing" in row] == []
+
+
 def test_other_grids_are_not_compared_by_their_sensitivity(
     rows: Callable[..., dict[str, Any]], losses: np.ndarray, tmp_path: Path
 ) -> None:

@@ -163,7 +163,7 @@ def test_name_of_another_sweep_is_an_error(plan: Callable[..., PlannedSweep]) ->
         ("sweep.pack=0", ["sweep.pack=0", "auto, off"]),
         ("sweep.pack=2,3", ["sweep.pack=2,3: choose auto, off, or a number"]),
         ("sweep.jobs=0", ["sweep.jobs=0", "at least 1"]),
-        ("sweep.jobs=many", ["sweep.jobs=many: Value 'many' of type 'str' could not be converted"]),
+        ("sweep.jobs=many", ["sweep.jobs=many: must be a whole number"]),
         ("sweep.name=../x", ["sweep.name=../x", "folder"]),
         ("run.fresh=true", ["run.fresh=true", "leave it out"]),
         ("results_dir=a,b", ["results_dir=a,b", "one results folder"]),

@@ -51,6 +51,13 @@ def test_a_run_that_another_sweep_uses_stays(run_command: Command) -> None:
     assert deleted.startswith("deleted ")
 
 
+def test_a_search_names_the_sweep_of_what_it_found(run_command: Command) -> None:
+    write_sweep(Path("results"), "first-search", [replace(RECORDS[0], seed=9)])
+    code, out, _ = run_command("rm", "first-search", "--yes")
+    assert (code, "sweep first stays: its values are those that this search found" in out) == (0, True)
+    assert (SWEEPS / "first").exists()
+
+
 def test_the_search_of_a_sweep_is_deleted_with_it(run_command: Command) -> None:
     write_sweep(Path("results"), "first-search", [replace(RECORDS[0], seed=9)])
     code, out, _ = run_command("rm", "first", "--yes")

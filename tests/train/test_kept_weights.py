@@ -78,7 +78,7 @@ def test_commands_read_them(tmp_path: Path, run_command: Command) -> None:
     assert "step 2" not in out
     code, _, err = run_command("inspect", run, "resid_rms", "--at", "30")
     assert (code, err.count("\n")) == (2, 1)
-    assert "--at 30: not measured at this step; choose 4 or 5" in err
+    assert "--at 30: not measured at this step (stats.every says at which); choose 4 or 5" in err
 
 
 def test_eval_and_export_read_them(tmp_path: Path, run_command: Command) -> None:

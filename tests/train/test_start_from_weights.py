@@ -69,7 +69,11 @@ def test_an_impossible_start_is_one_line_and_writes_nothing(folder: Path, comman
             [*MODEL, "data.tokenizer=chars"],
             "data.tokenizer=chars: is not the tokenizer of train.start_from={folder}; set",
         ),
+        ([], "set model=llama_nano norm=rmsnorm_llama placement=pre"),
+        ([*MODEL, "norm.gain=false", "data.tokenizer=chars"], "data.tokenizer={folder}/tokenizer.json"),
         ([*MODEL, "train.start_from=modell"], "train.start_from=modell: no run 'modell'"),
+        ([*MODEL, "train.start_from=model@5"], "=model@5: a folder of weights has no steps; leave out @5"),
+        ([*MODEL, "train.start_from=first"], "train.start_from=first: the folder has no config.json; name one that"),
         ([*MODEL, "train.start_from=hf://a/b"], "train.start_from=hf://a/b: "),
     ):
         code, out, err = command("train.start_from=model", *overrides)

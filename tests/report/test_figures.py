@@ -224,7 +224,7 @@ def test_one_seed_and_two_seeds_have_no_interval(results):
         (
             "layers",
             {"moment": "99999"},
-            r"--at 99999: not measured at this step (stats.every says at which); choose \d+ or \d+$",
+            r"--at 99999: not measured at this step \(stats.every says at which\); choose \d+ or \d+$",
         ),
     ],
 )

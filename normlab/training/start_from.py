@@ -59,7 +59,7 @@ def resolve_start(config: RunConfig) -> RunConfig:
         matches = [FOLDER_OF_WEIGHTS.fullmatch(start) for start in recorded]
         if len(known := [match[0] for match in matches if match and match[1] == place]) == 1:
             return _with_start(config, known[0])
-        if os.path.isdir(place) and not is_run(place):
+        if os.path.isdir(place) and not is_run(Path(place)):
             raise StoreError(
                 f"train.start_from={text}: the folder has no config.json; name one that transformers saved, or a run"
             ) from error

@@ -96,11 +96,25 @@ def test_its_factors_are_rounded_in_no_direction(name: str) -> None:
     assert signed_error_check(kind(taper_steps=3), name, 2048).passed
 
 
-@pytest.mark.parametrize("options", [{}, {"rounding": "cast_then_scale"}])
-def test_before_the_taper_bfloat16_is_rounded_as_without_one(options: dict[str, str]) -> None:
+@pytest.mark.parametrize("rounding", ["scale_then_cast", "cast_then_scale"])
+def test_bfloat16_is_rounded_as_without_a_taper(rounding: str) -> None:
+    """Before the taper, and after it, where the linear map is in place of the norm."""
     kind: Any = NORMS["rmsnorm"]
-    x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0)).bfloat16()
-    assert torch.equal(kind(taper_steps=1, **options).build(WIDTH)(x), kind(**options).build(WIDTH)(x))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, WIDTH, generator=generator).bfloat16()
+    norm, plain = (kind(rounding=rounding, bias=True, **taper).build(WIDTH) for taper in ({"taper_steps": 1}, {}))
+    with torch.no_grad():
+        for mine, theirs in zip(
+            (norm.affine.gain, norm.affine.bias), (plain.affine.gain, plain.affine.bias), strict=True
+        ):
+            theirs.copy_(mine.add_(torch.randn(WIDTH, generator=generator)))
+    assert torch.equal(norm(x), plain(x))
+    norm.taper.taper_updates.fill_(101)
+    constant = float(norm.taper.moments.double()[0] / norm.taper.moments.double()[1])
+    linear, gain, bias = constant * x.float(), plain.affine.gain, plain.affine.bias
+    if rounding == "cast_then_scale":
+        linear, gain, bias = linear.bfloat16(), gain.bfloat16(), bias.bfloat16()
+    assert torch.equal(norm.eval()(x), (linear * gain + bias).bfloat16())
 
 
 def test_the_constant_is_the_least_squares_one() -> None:

@@ -39,6 +39,7 @@ NOTES = (
 )
 """Lines with instrumentation, with the code before and after the instrumented expression."""
 COUNT = "self.update_running_statistics(mean_D, var_D, x_D.numel() // x_D.shape[-1]"
+MOMENTS = "torch.stack([(normed_D * linear_D).mean(), linear_D.square().mean()])"
 ONE_RANK = "`verify` runs on one rank; tests/train/test_devices.py compares several"
 
 FACTORS = "the factors of a product in the other order"
@@ -219,6 +220,8 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "batchnorm",
         f"{COUNT} * ranks_of_statistics())  ->  {COUNT.replace('//', '/')} * ranks_of_statistics())",
     ): "the count of numbers is a multiple of the width",
+    ("taper", f"new = mean_over_ranks({MOMENTS})  ->  new = {MOMENTS}"): ONE_RANK,
+    ("taper", f"new = mean_over_ranks({MOMENTS})  ->  new = mean_over_ranks(mean_over_ranks({MOMENTS}))"): ONE_RANK,
     ("batchnorm", f"{COUNT} * ranks_of_statistics())  ->  {COUNT})"): ONE_RANK,
     ("batchnorm", f"{COUNT} * ranks_of_statistics())  ->  {COUNT} / ranks_of_statistics())"): ONE_RANK,
     **{(BY_POSITION, f"{line}.unsqueeze(1)  ->  {line}.unsqueeze(-1)"): ONE_AXIS for line in COUNTS},

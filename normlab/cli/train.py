@@ -120,7 +120,7 @@ def sweep(
     from normlab.tracking.background import report_uploads
 
     texts, configs = read_arguments(_with_folder(overrides, results_dir), cfg, config_dir, config_name)
-    code = 0
+    code, planned = 0, None
     for options, planned in planned_sweeps(texts, configs, show_progress, extend=extend):
         print_plan(planned, options, with_packs=dry_run)
         if dry_run:
@@ -129,6 +129,8 @@ def sweep(
         report_uploads(planned.folder, planned.plan)
         if code:
             return code
+    if planned is None:  # with seed=until(...)
+        echo("nothing is left to train; `normlab summarize NAME --test anytime` prints what is decided")
     return code
 
 

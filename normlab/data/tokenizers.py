@@ -22,7 +22,7 @@ from normlab.config.corpora import DEFAULT_VOCAB_SIZE, MAX_VOCAB_SIZE, TOKENIZER
 from normlab.data.documents import first_characters
 from normlab.data.hub import TIMEOUT_S, hub_errors
 from normlab.errors import DataError, unknown
-from normlab.parsing import from_json, read_at_most
+from normlab.parsing import read_at_most
 
 LARGEST_TOKENIZER = 2**27
 """Most bytes of a tokenizer.json; those with 2^18 tokens have 2^25."""
@@ -152,10 +152,20 @@ class SubwordTokenizer:
             raise ValueError(f"has dropout {dropout:g}, so its tokens are random")
         tokens = self._tokenizer.get_vocab(with_added_tokens=True)
         count = max(tokens.values(), default=-1) + 1
+        if end_token is not None and end_token not in tokens:
+            raise ValueError(f"has no token {end_token!r:.60}")
         self.end_of_document: int = count if end_token is None else tokens[end_token]
         self.vocab_size = count + (end_token is None)
         if self.vocab_size > MAX_VOCAB_SIZE:
             raise ValueError(f"has a token {count - 1} (at most {MAX_VOCAB_SIZE - 2})")
+
+    @classmethod
+    def pretrained(cls, name: str, definition: str) -> "SubwordTokenizer":
+        """Return the tokenizer with the first of `END_TOKENS` that is one of its special tokens; errors as above."""
+        made = cls(name, definition)
+        special = {token.content for token in made._tokenizer.get_added_tokens_decoder().values() if token.special}
+        end_token = next((token for token in END_TOKENS if token in special), None)
+        return made if end_token is None else cls(name, definition, end_token)
 
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of a text, without special tokens at its start and end."""
@@ -248,16 +258,9 @@ def pretrained_tokenizer(name: str) -> SubwordTokenizer:
     """
     path = _local_tokenizer(name) or _download(name)
     try:
-        definition = read_at_most(path, LARGEST_TOKENIZER).decode("utf-8-sig")
-        return SubwordTokenizer(name, definition, _end_token(definition))
+        return SubwordTokenizer.pretrained(name, read_at_most(path, LARGEST_TOKENIZER).decode("utf-8-sig"))
     except (OSError, ValueError) as error:
         raise DataError(f"data.tokenizer={name}: cannot be read ({error}); choose another") from error
-
-
-def _end_token(definition: str) -> str | None:
-    added = from_json(definition.encode()).get("added_tokens") or []
-    special = {token["content"] for token in added if token.get("special")}
-    return next((token for token in END_TOKENS if token in special), None)
 
 
 def tokenizer_sha256(name: str) -> str | None:

@@ -145,6 +145,8 @@ def test_state_of_a_pretrained_tokenizer_is_complete(tmp_path: Path) -> None:
     assert isinstance(again, SubwordTokenizer)
     for name in ("name", "vocab_size", "end_of_document"):
         assert getattr(again, name) == getattr(first, name)
+    with pytest.raises(ValueError, match=r"has no token '</s>'"):
+        tokenizers.from_state({**state, "end_token": "</s>"})
     del state["end_token"]  # of a run before it could be one of the tokenizer's own
     assert tokenizers.from_state(state).vocab_size == first.vocab_size + 1
     np.testing.assert_array_equal(again.encode(CODE), first.encode(CODE))

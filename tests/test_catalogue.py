@@ -95,13 +95,13 @@ def test_an_override_without_effect_on_an_entry_is_an_error(words: tuple[str, ..
 
 
 def test_the_estimators_of_the_studies_are_listed(run_command: Command) -> None:
-    """All that any study uses, with a sentence each."""
+    """All that the studies of the package use, with a sentence each; other tests register studies of their own."""
     listed = {row["name"]: row for row in json.loads(run_command("list", "estimators", "--json")[1])}
     load_studies()
     for study in STUDIES.values():
         for claim in study.claims:
-            used = {type(claim.estimator).__name__, type(getattr(claim.estimator, "measure", FinalLoss())).__name__}
-            assert used <= listed.keys()
+            used = {type(claim.estimator), type(getattr(claim.estimator, "measure", FinalLoss()))}
+            assert {kind.__name__ for kind in used if kind.__module__.startswith("normlab.")} <= listed.keys()
     assert all(row["computes"].endswith((".", ":")) for row in listed.values())
     assert not {"Estimator", "Measure"} & listed.keys()
 

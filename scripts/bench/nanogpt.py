@@ -27,6 +27,7 @@ from normlab.data.corpus import Corpus
 FILES = ("train.py", "model.py", "configurator.py")
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 NEVER = 10**9
+GPT2_VOCABULARY = 50_257
 
 
 def commit_of(clone: Path) -> str:
@@ -56,7 +57,10 @@ def make_folder(clone: Path, folder: Path, corpus: Corpus) -> None:
     data.mkdir(parents=True)
     for part, tokens_N in (("train", corpus.train), ("val", corpus.val)):
         np.asarray(tokens_N).astype(np.uint16).tofile(data / f"{part}.bin")
-    (data / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": corpus.tokenizer.vocab_size}))
+    # Without meta.pkl train.py has its own default, GPT-2's vocabulary padded to a multiple of 64. normlab pads its output
+    # matrix in the same way on a GPU.
+    if corpus.tokenizer.vocab_size != GPT2_VOCABULARY:
+        (data / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": corpus.tokenizer.vocab_size}))
 
 
 def arguments(

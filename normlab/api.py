@@ -70,7 +70,7 @@ def sweep(*overrides: str, retry_failed: bool = False, extend: bool = False) -> 
 def runs(
     path: Folder | Sequence[Folder] = "results", *, where: Names = (), results_dir: Folder = "results"
 ) -> pd.DataFrame:
-    """Return a row for each run of sweeps or folders, with a column for each option in which the runs differ.
+    """Return a row for each run of sweeps or folders, with its folder and a column for each option that differs.
 
     Raises:
         ConfigError: A condition is invalid, or no run meets it.

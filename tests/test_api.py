@@ -96,7 +96,9 @@ def test_runs_are_those_of_the_command(
 ) -> None:
     code, out, _ = run_command("summarize", "made", "--runs", "--format=json", f"--results-dir={results}", *arguments)
     assert code == 0
-    assert_equal(normlab.runs("made", results_dir=results, **options), out)
+    frame = normlab.runs("made", results_dir=results, **options)
+    assert_equal(frame, out)
+    assert [normlab.load(folder).folder.run_id for folder in frame.folder] == list(frame.id)
 
 
 @pytest.mark.parametrize(

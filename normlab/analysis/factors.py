@@ -167,7 +167,7 @@ def find_run(name: str, where: Sequence[str] = (), results_dir: str | os.PathLik
         StoreError: No run matches, or several do.
     """
     if not where and find_sweep(name, results_dir) is None:
-        return resolve_run(name, results_dir)
+        return resolve_run(name, results_dir, or_sweep=True)
     runs = select_where(select_runs([name], results_dir).started, where, name)
     if len(runs) == 1:
         return runs[0].folder

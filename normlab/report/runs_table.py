@@ -1,6 +1,7 @@
 """Summarize runs, one row each: settings, state, losses and speed."""
 
 import math
+import os
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -31,7 +32,8 @@ def summarize(
 ) -> list[Row]:
     """Return a row (`row_of`) for each run of a results folder, `runs` folder, sweep or run.
 
-    A row also has each other option, by its full name, and each other resolved setting in which the runs differ.
+    A row also has the run's folder, from the working folder, each other option, by its full name, and each other
+    resolved setting in which the runs differ.
 
     Rows are sorted by corpus, then by final loss, lowest first, then runs without a final loss. A run that diverged,
     failed, was killed or cannot be read also has a row, with a note.
@@ -54,7 +56,8 @@ def summarize(
         values = list(row_of(run).items())
         at = [key for key, _ in values].index("seed")
         more = [(name, read(run) if isinstance(run, RunRecord) else None) for name, read in others.items()]
-        rows.append(dict([*values[:at], *more, *values[at:]]))
+        folder = ("folder", os.path.relpath(run.folder.path))
+        rows.append(dict([*values[:at], *more, *values[at:], folder]))
     return sorted(rows, key=_sort_key)
 
 

@@ -163,6 +163,7 @@ COLUMNS = {
     "pack": _TEXT,
     "id": Column(is_hidden=True),
     "note": Column(is_hidden=True),
+    "folder": Column(is_hidden=True),
 }
 """The columns of a run by key; others are texts with their key as the title."""
 _KEPT = ("run", "state", "val_loss")

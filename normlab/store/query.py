@@ -2,14 +2,14 @@
 
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from normlab.errors import StoreError, did_you_mean, one_line
-from normlab.store.files import io_error
-from normlab.store.format import RUN_FILE, RUNS_FOLDER, STATUS_FILE
+from normlab.store.files import io_error, is_file_name
+from normlab.store.format import RUN_FILE, RUNS_FOLDER, STATUS_FILE, SWEEPS_FOLDER
 from normlab.store.plans import SEARCH, has_plan, read_plan, run_of, sweep_folder
 from normlab.store.record import RunEntry, RunRecord, flatten
 from normlab.store.runs import RunFolder
@@ -99,34 +99,70 @@ def find_runs(path: str | os.PathLike[str]) -> list[RunEntry]:
     top = Path(path)
     if is_run(top):
         return [RunRecord.read(RunFolder(top.absolute()))]
-    visible = (child for child in _children(_runs_folder(top)) if not child.name.startswith("."))
-    return [RunRecord.read(RunFolder(child)) for child in visible if is_run(child)]
+    return [RunRecord.read(folder) for folder in _run_folders(_runs_folder(top))]
 
 
-def resolve_run(query: str, results_dir: str | os.PathLike[str]) -> RunFolder:
+def _run_folders(runs: Path) -> list[RunFolder]:
+    """Return the runs in a `runs` folder, sorted by id, without reading them."""
+    return [RunFolder(child) for child in _children(runs) if is_run(child)]
+
+
+def resolve_run(query: str, results_dir: Folder, *, or_sweep: bool = False) -> RunFolder:
     """Return the run with a path, an id, an unambiguous beginning of an id, or a name.
+
+    A path or an id needs no record of another run. A beginning or a name needs the run.json of each run.
+
+    Args:
+        query: The path, id, beginning or name.
+        results_dir: The folder in which ids and names are looked up.
+        or_sweep: Whether the user may name a sweep, too; the message then lists the sweeps.
 
     Raises:
         StoreError: No run matches, or several do; the message lists the candidates.
     """
     if query and os.path.isfile(Path(query) / RUN_FILE):
         return RunFolder(Path(query).absolute())
-    records = find_runs(results_dir)
-    if not records:
-        raise StoreError(f"no run {query!r}, and {no_runs_message(results_dir)}")
-    exact = [record for record in records if record.run_id == query]
-    matches = exact or [
-        record for record in records if record.name == query or (query and record.run_id.startswith(query))
-    ]
+    runs = _runs_folder(Path(results_dir).absolute())
+    if is_file_name(query) and is_run(runs / query):
+        return RunFolder(runs / query)
+    names = {folder: _name_of(folder) for folder in _run_folders(runs)}
+    matches = [folder for folder, name in names.items() if name == query or (query and folder.run_id.startswith(query))]
     if len(matches) == 1:
-        return matches[0].folder
+        return matches[0]
     if matches:
-        raise StoreError(f"run {query!r} could be {_list(matches)}; give more of the id")
-    names = {name for record in records for name in (record.run_id, record.name)}
-    raise StoreError(
-        f"no run {query!r} in {os.fspath(results_dir)}{did_you_mean(query, names)}: "
-        f"give the id, its beginning or the name of one of {_list(records)}"
-    )
+        raise StoreError(f"run {query!r} could be {_list(matches, names)}; give more of the id")
+    sweeps = [folder.name for folder in sweep_folders(results_dir)] if or_sweep else []
+    kind = "run or sweep" if sweeps else "run"
+    if not names:
+        raise StoreError(f"no {kind} {query!r}, and {no_runs_message(results_dir)}")
+    hint = did_you_mean(query, {*sweeps, *names.values(), *(folder.run_id for folder in names)})
+    choices = [f"the name of a sweep ({_shorten(sweeps)})"] if sweeps else []
+    choices.append(f"the id, its beginning or the name of one of {_list(names, names)}")
+    raise StoreError(f"no {kind} {query!r} in {os.fspath(results_dir)}{hint}: give {', or '.join(choices)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """The part of run.json with the name, which parses faster than all of it."""
+
+    name: str
+
+
+def _name_of(folder: RunFolder) -> str:
+    """Return the name of a run; its id if its record is damaged."""
+    try:
+        return folder.run(_Named).name
+    except StoreError:
+        return folder.run_id
+
+
+def sweep_folders(results_dir: Folder) -> list[Path]:
+    """Return the folders of the sweeps of a results folder, sorted by name.
+
+    Raises:
+        StoreError: The folder cannot be read.
+    """
+    return [folder for folder in _children(Path(results_dir) / SWEEPS_FOLDER) if has_plan(folder)]
 
 
 def find_sweep(name: str, results_dir: Folder) -> Path | None:
@@ -143,7 +179,7 @@ def find_folders(names: Sequence[str], results_dir: Folder) -> Iterator[tuple[Pa
     """
     for name in names:
         if (sweep := find_sweep(name, results_dir)) is None:
-            yield None, [resolve_run(name, results_dir)]
+            yield None, [resolve_run(name, results_dir, or_sweep=True)]
             continue
         sweep = sweep.absolute()
         for folder in filter(has_plan, (sweep, sweep.with_name(f"{sweep.name}{SEARCH}"))):
@@ -182,11 +218,7 @@ def _select(name: str, results_dir: str | os.PathLike[str]) -> Selection:
         return _sweep(sweep)
     if os.path.isdir(folder) or folder == Path(results_dir):
         raise StoreError(no_runs_message(name))
-    by_id = Path(results_dir) / RUNS_FOLDER / name  # checked first, because a search by name reads every run
-    try:
-        run = RunFolder(by_id.absolute()) if folder.name == name and is_run(by_id) else resolve_run(name, results_dir)
-    except StoreError as error:
-        raise StoreError(f"{name}: neither a folder nor a sweep; {error}") from error
+    run = resolve_run(name, results_dir, or_sweep=True)
     return Selection([RunRecord.read(run)], "", Path(results_dir))
 
 
@@ -215,15 +247,23 @@ def _runs_folder(top: Path) -> Path:
 
 
 def _children(folder: Path) -> list[Path]:
+    """Return the entries of a folder that are not hidden, sorted; none if it does not exist."""
     try:
-        return sorted(folder.iterdir()) if os.path.isdir(folder) else []
+        children = sorted(folder.iterdir()) if os.path.isdir(folder) else []
     except OSError as error:
         raise io_error(folder, "read", error) from error
+    return [child for child in children if not child.name.startswith(".")]
 
 
-def _list(records: list[RunEntry], limit: int = 8) -> str:
-    names = [
-        record.run_id if record.name == record.run_id else f"{record.run_id} ({record.name})" for record in records
-    ]
+def _list(folders: Iterable[RunFolder], names: Mapping[RunFolder, str]) -> str:
+    """Return the ids of some runs, each with its name if it has one, as text."""
+    texts = []
+    for folder in folders:
+        name = names[folder]
+        texts.append(folder.run_id if name == folder.run_id else f"{folder.run_id} ({name})")
+    return _shorten(texts)
+
+
+def _shorten(names: Sequence[str], limit: int = 8) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

@@ -52,8 +52,8 @@ def resolve_start(config: RunConfig) -> RunConfig:
     if not step.isdecimal():
         name, step = text, ""
     runs = Path(config.results_dir) / RUNS_FOLDER
-    try:  # the id first: a search by name reads every run
-        folder = resolve_run(os.fspath(runs / name) if is_run(runs / name) else name, config.results_dir)
+    try:
+        folder = resolve_run(name, config.results_dir)
     except StoreError as error:
         recorded = {str(each.options.get("train.start_from")) for each in find_runs(config.results_dir)}
         matches = [FOLDER_OF_WEIGHTS.fullmatch(start) for start in recorded]

@@ -1,4 +1,5 @@
 import math
+import os
 
 import pytest
 from synthetic_runs import Record
@@ -38,6 +39,7 @@ def test_row_has_settings_and_losses(make_run, tmp_path):
             "seconds": 65.43,
             "pack": None,
             "note": "",
+            "folder": os.path.relpath(tmp_path / "runs" / "abc"),
         }
     ]
 

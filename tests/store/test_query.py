@@ -1,9 +1,14 @@
+from pathlib import Path
+
 import pytest
 from synthetic_runs import Record
 
 from normlab.errors import StoreError
+from normlab.parsing import read_at_most
+from normlab.store.plans import Plan, sweep_folder
 from normlab.store.query import find_runs, resolve_run
 from normlab.store.runs import RunFolder
+from normlab.sweeps.files import write_plan
 
 
 def make(results, run_id: str, name: str | None = None) -> RunFolder:
@@ -82,6 +87,30 @@ def test_resolve_a_path(results, tmp_path, monkeypatch):
     assert resolve_run(".", results).run_id == "aa11"
 
 
+@pytest.mark.parametrize(
+    ("query", "files"),
+    [
+        ("aa22", set()),
+        ("runs/aa22", set()),
+        ("aa2", {"aa11/run.json", "aa22/run.json", "bb33/run.json"}),
+        ("second", {"aa11/run.json", "aa22/run.json", "bb33/run.json"}),
+    ],
+)
+def test_resolve_reads_no_record_for_an_id_or_a_folder_and_one_file_of_each_run_for_a_name(
+    results: Path, query: str, files: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: set[str] = set()
+
+    def read_and_note(path: Path, max_bytes: int) -> bytes:
+        opened.add(f"{path.parent.name}/{path.name}")
+        return read_at_most(path, max_bytes)
+
+    monkeypatch.setattr("normlab.store.reading.read_at_most", read_and_note)
+    monkeypatch.chdir(results)
+    assert resolve_run(query, results).run_id == "aa22"
+    assert opened == files
+
+
 def test_exact_id_wins_over_longer_ids(results):
     make(results, "aa11-2")
     assert resolve_run("aa11", results).run_id == "aa11"
@@ -107,3 +136,17 @@ def test_unknown_query_lists_the_runs_and_the_nearest(results):
         resolve_run("secnd", results)
     with pytest.raises(StoreError, match=r"no runs in .*missing.*normlab train"):
         resolve_run("x", results / "missing")
+
+
+def test_unknown_query_names_the_nearest_sweep_where_a_sweep_may_be_named(results: Path) -> None:
+    for name in ("depths", "widths"):
+        sweep_folder(results, name).mkdir(parents=True)
+        write_plan(sweep_folder(results, name), Plan(name, "1", [], []))
+    sweep_folder(results, "killed").mkdir()
+    with pytest.raises(StoreError) as error:
+        resolve_run("dephts", results, or_sweep=True)
+    assert str(error.value).startswith(f"no run or sweep 'dephts' in {results} (did you mean 'depths'?): give the ")
+    assert "the name of a sweep (depths, widths), or the id" in str(error.value)
+    with pytest.raises(StoreError) as error:
+        resolve_run("dephts", results)
+    assert "widths" not in str(error.value)

@@ -88,7 +88,7 @@ def test_all_checks_of_a_recorded_run_hold(records: list[RunRecord], run_command
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing"], "neither a folder nor a sweep"),
+        (["nothing"], "error: no run 'nothing'"),
         (["results", "norm=rmsnorm"], "results: not option=value"),
         (["norm=rmsnorm", "--trust"], "--trust: has no effect without a recorded run"),
     ],

@@ -69,12 +69,10 @@ def test_another_results_folder(sweeps, run_command, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["abc"],
-            "abc: neither a folder nor a sweep; run 'abc' could be abc0 (name0), abc1 (name1), abc2 (name2); give",
-        ),
-        (["/no/such", "--results-dir", "nowhere"], "/no/such: neither a folder nor a sweep; no run '/no/such', and no"),
-        (["nane0"], "nane0: neither a folder nor a sweep; no run 'nane0' in results (did you mean 'name0'?)"),
+        (["abc"], "run 'abc' could be abc0 (name0), abc1 (name1), abc2 (name2); give"),
+        (["/no/such", "--results-dir", "nowhere"], "no run '/no/such', and no runs in nowhere"),
+        (["nane0"], "no run or sweep 'nane0' in results (did you mean 'name0'?): give the name of a sweep ("),
+        (["frist"], "no run or sweep 'frist' in results (did you mean 'first'?): give the name of a sweep ("),
         (["later"], "later: none of the sweep's 1 runs has started"),
         (["deserted"], "no runs in deserted: train one"),
         (["results", "--results-dir", "nowhere", "-o", "x.pdf"], "-o x.pdf: a page is HTML"),

@@ -43,6 +43,8 @@ MEAN_OVER_RATES = (
 SUPPORTED, REFUTED, UNDECIDED, VOID = "supported", "refuted", "undecided", "void"
 """The verdicts. undecided: the interval holds values on both sides of the criterion. void: a control failed, or the
 runs cannot answer."""
+AT_BEST = "at the best learning rates alone"
+"""How an estimate is named for which each arm has its best learning rate only, not the mean over the chosen ones."""
 
 
 class Criterion:

@@ -229,8 +229,8 @@ class Slope:
     def quantity(self) -> str:
         return f"slope of {self.measure.text} on {f'ln({self.over})' if self.is_log else self.over}"
 
-    def estimate(self, runs: StudyRuns) -> Estimate:
-        """Return the contrast of all levels that is the least-squares slope."""
+    def estimate(self, runs: StudyRuns, *, best_only: bool = False) -> Estimate:
+        """Return the contrast of all levels that is the least-squares slope; `best_only` as for `Contrast`."""
         weights: dict[str, float] = {}
         for where, sign in ((self.where, 1.0), *([(self.minus, -1.0)] if self.minus is not None else [])):
             if self.over == LR:
@@ -238,7 +238,7 @@ class Slope:
             levels = runs.levels(where, self.over)
             for level, slope in zip(levels, slope_weights(np.log(levels) if self.is_log else levels), strict=True):
                 weights[",".join(filter(None, [where, f"{self.over}={level:.17g}"]))] = sign * slope
-        return Contrast(weights, self.measure).estimate(runs)
+        return Contrast(weights, self.measure).estimate(runs, best_only=best_only)
 
 
 @dataclass(frozen=True, slots=True)

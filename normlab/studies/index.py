@@ -9,7 +9,7 @@ from normlab.errors import StoreError, printable, warn
 from normlab.report.pages.shell import write_output
 from normlab.store.format import REPORT_FILE
 from normlab.store.reading import read_record
-from normlab.studies.base import SETTINGS
+from normlab.studies.base import AT_BEST, SETTINGS
 
 DECIDED = ("supported", "refuted")
 LOW_POWER = 0.3
@@ -28,6 +28,9 @@ not comparable. The intervals shown are of 95 % (for "between", of 90 %), not co
 confidence sequences, which hold at every number of seeds; those of means assume normal values. Each report names its
 other methods. Where an arm has several learning rates, six seeds choose among them and up to 24 others judge, in blocks
 of four, until each claim is decided or more are not expected to decide it; where it has one, all seeds judge, up to 30.
+An arm is judged by its mean over the rates that the six seeds cannot tell from the best. *at the best learning rates
+alone*: the same estimate at the best one only, where that is not the same; it decides no verdict, and where its
+interval, which is not corrected, is not on the side of the verdict, the verdict says so.
 *replicated?*: the verdict of the same criterion on fresh seeds, with yes or no where the first seeds decided it. *other
 settings*: width 128 and another corpus. `normlab study show NAME` prints the criteria. They are fixed before the
 replications; a study with an amendment was changed after its first seeds had been seen. Of a claim that was rewritten
@@ -98,11 +101,12 @@ def _section(report: dict[str, Any]) -> Iterator[str]:
         settings = [f"{setting}: {other['verdict']}" for setting, other in elsewhere]
         holds = len({setting for setting, _ in elsewhere}) == len(SETTINGS) - 1
         holds = holds and row["verdict"] in DECIDED and all(other["verdict"] == row["verdict"] for _, other in others)
-        verdict = f"**{row['verdict']}**" + (", in all settings" if holds else "")
+        verdict = f"**{row['verdict']}**" + row["verdict_in_words"].removeprefix(row["verdict"])
+        verdict += ", in all settings" if holds else ""
         verdict += "" if _is_counted(row) else "; power below 30 %"
         rows.append(
             (
-                row["text"], row["source"], verdict, row["interval"], row["criterion"], str(row["n"]),
+                row["text"], row["source"], verdict, _both(row), row["criterion"], str(row["n"]),
                 "; ".join(fresh), "; ".join(settings),
             )
         )  # fmt: skip
@@ -133,7 +137,13 @@ def _again(row: dict[str, Any], other: dict[str, Any]) -> str:
     verdict = other["verdict"]
     if row["verdict"] in DECIDED:
         verdict = "yes" if verdict == row["verdict"] else f"no, {verdict}"
-    return f"{verdict}: {other['interval']}" if other["interval"] else verdict
+    verdict += other["verdict_in_words"].removeprefix(other["verdict"])
+    return f"{verdict}: {_both(other)}" if other["interval"] else verdict
+
+
+def _both(row: dict[str, Any]) -> str:
+    """Return the estimate of a claim and the one at the best learning rates alone, where that is another one."""
+    return f"{row['interval']}; {AT_BEST} {row['interval_at_best']}" if row["interval_at_best"] else row["interval"]
 
 
 def _rate(reports: Sequence[dict[str, Any]]) -> str:
@@ -153,6 +163,7 @@ def _rate(reports: Sequence[dict[str, Any]]) -> str:
         )
     decided = [row for row in claims if row["verdict"] in DECIDED]
     undecided = sum(row["verdict"] == "undecided" for row in claims)
+    other_at_best = sum(row["verdict_in_words"] != row["verdict"] for row in decided)
     amended = sum(bool(report.get("amendments")) for report in reports)
     seen = "All of them were" if amended == len(reports) else f"{amended} of them were"
     replicated = "None is replicated"
@@ -168,6 +179,7 @@ def _rate(reports: Sequence[dict[str, Any]]) -> str:
         f"The power of {_unknown(claims)} is not known: they state no effect, their estimator has no power, or a "
         f"choosing seed has no finite value. {replicated}. "
         f"In {sum(row['p'] > CLOSE_P for row in decided)} of the decided claims p is above {CLOSE_P}: they are close. "
+        f"In {other_at_best} of the decided claims the interval {AT_BEST} is not on the side of the verdict. "
         f"{elsewhere} of {len(reports)} studies were run in another setting{there}.\n\n"
         "The verdicts of a study are corrected for all its claims: with a criterion fixed beforehand, one of them or "
         f"more is wrong with a probability of at most 5 %, and of {len(reports)} studies at most "

@@ -19,8 +19,8 @@ from normlab.analysis.sequences import half_width, level_of
 from normlab.analysis.settings import format_setting
 from normlab.errors import ConfigError, StoreError
 from normlab.store.record import RunRecord
-from normlab.studies.base import LEVEL, LOOKS, SUPPORTED, UNDECIDED, VOID, Claim, Criterion, Study
-from normlab.studies.estimators import Contrast, Estimate
+from normlab.studies.base import AT_BEST, LEVEL, LOOKS, REFUTED, SUPPORTED, UNDECIDED, VOID, Claim, Criterion, Study
+from normlab.studies.estimators import Contrast, Estimate, Slope
 from normlab.studies.run import Attempt, Evidence, block_of_run, read_evidence
 
 DRAWS = 2000
@@ -28,6 +28,15 @@ DRAWS = 2000
 GOOD_POWER = 0.8
 SMALLEST_DEVIATION = 1e-4
 """No smaller standard deviation between seeds is looked for, nats/token."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtBest:
+    """An estimate with each arm at its best learning rate alone, with the interval of the level that a page shows."""
+
+    estimate: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +51,8 @@ class Judgement:
     is_open: bool = False
     """Whether more seeds may decide the claim."""
     power: Power | None = None
-    at_best: str = ""
-    """The same contrast with each arm at its best learning rate alone, with its interval; empty if that is the same."""
+    at_best: AtBest | None = None
+    """The same contrast with each arm at its best learning rate alone; None if that is the same."""
     common: tuple[float, float] | None = None
     """The same contrast of the choosing seeds with all arms at a common learning rate, and that rate."""
 
@@ -53,23 +62,56 @@ class Judgement:
         return f" ({self.reason})" if self.reason else ""
 
     @property
+    def verdict_in_words(self) -> str:
+        """The verdict, with the one at the best learning rates alone where that is another one.
+
+        The interval at the best rates is shown without the correction for all claims, which would make it wider.
+        """
+        if self.at_best is None or self.verdict not in (SUPPORTED, REFUTED):
+            return self.verdict
+        (least, most), low, high = self.claim.criterion.limits, self.at_best.low, self.at_best.high
+        there = UNDECIDED
+        if least <= low and high <= most:
+            there = SUPPORTED
+        elif low > most or high < least:
+            there = REFUTED
+        return self.verdict if there == self.verdict else f"{self.verdict}, but {there} {AT_BEST}"
+
+    @property
     def sentence(self) -> str:
         """The verdict in one sentence, with the estimate, its interval and the number of seeds."""
-        value = "No estimate" if math.isnan(self.estimate.value) else f"Estimate {self.interval} (n={self.estimate.n})"
-        return f"{self.verdict}{self.notes}: {self.claim.text} {value}; criterion: {self.claim.criterion.text}."
+        value = "No estimate" if math.isnan(self.estimate.value) else f"Estimate {self.both} (n={self.estimate.n})"
+        criterion = self.claim.criterion.text
+        return f"{self.verdict_in_words}{self.notes}: {self.claim.text} {value}; criterion: {criterion}."
 
     @property
     def interval(self) -> str:
-        return interval_text(self.estimate, self.claim.criterion)
+        low, high = self.estimate.interval(shown_level(self.claim.criterion))
+        return interval_text(self.estimate.value, low, high, self.claim.criterion)
+
+    @property
+    def interval_at_best(self) -> str:
+        best = self.at_best
+        return "" if best is None else interval_text(best.estimate, best.low, best.high, self.claim.criterion)
+
+    @property
+    def both(self) -> str:
+        """The estimate and the one at the best learning rates alone, each with its interval."""
+        at_best = f", {AT_BEST} {self.interval_at_best}" if self.interval_at_best else ""
+        return f"{self.interval}{at_best}"
 
 
-def interval_text(estimate: Estimate, criterion: Criterion) -> str:
-    """Return an estimate and its interval as text: of 90 % for two one-sided tests, else of 95 %."""
-    if math.isnan(estimate.value):
+def shown_level(criterion: Criterion) -> float:
+    """Return the significance level of the intervals that pages show: 0.1 for two one-sided tests, else 0.05."""
+    return LEVEL * criterion.sides
+
+
+def interval_text(estimate: float, low: float, high: float, criterion: Criterion) -> str:
+    """Return an estimate and its interval as text; empty if there is no estimate."""
+    if math.isnan(estimate):
         return ""
-    low, high = estimate.interval(LEVEL * criterion.sides)
     level = ", 90%" if criterion.sides > 1 else ""
-    return f"{estimate.value:.3g}" + ("" if low == -high == -math.inf else f" [{low:.3g}, {high:.3g}{level}]")
+    return f"{estimate:.3g}" + ("" if low == -high == -math.inf else f" [{low:.3g}, {high:.3g}{level}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +245,11 @@ def _judge(claim: Claim, runs: StudyRuns, unverified: Mapping[str, str], reason:
     except ConfigError as error:
         return Judgement(claim, VOID, reason or f"no estimate: {error}", Estimate(math.nan))
     found = Judgement(claim, UNDECIDED, "", estimate, power=power_of(claim, runs, tests))
+    if isinstance(estimator, Contrast | Slope) and any(len(rates) > 1 for rates in estimate.rates.values()):
+        best = estimator.estimate(runs, best_only=True)
+        found = replace(found, at_best=AtBest(best.value, *best.interval(shown_level(claim.criterion))))
     if isinstance(estimator, Contrast):
-        is_mean = any(len(rates) > 1 for rates in estimate.rates.values())
-        at_best = interval_text(estimator.estimate(runs, best_only=True), claim.criterion) if is_mean else ""
-        found = replace(found, at_best=at_best, common=estimator.at_a_common_rate(runs))
+        found = replace(found, common=estimator.at_a_common_rate(runs))
     if void := reason or _reason_void(runs, estimate, unverified):
         return replace(found, verdict=VOID, reason=void)
     criterion = claim.criterion
@@ -332,11 +375,13 @@ def as_row(judgement: Judgement) -> dict[str, Any]:
     e, claim = judgement.estimate, judgement.claim
     return {
         "claim": claim.name, "text": claim.text, "source": claim.source, "verdict": judgement.verdict,
-        "reason": judgement.reason, "interval": judgement.interval,
+        "verdict_in_words": judgement.verdict_in_words, "reason": judgement.reason, "interval": judgement.interval,
+        "interval_at_best": judgement.interval_at_best,
         "estimator": claim.estimator.text, "criterion": claim.criterion.text, "estimate": e.value,
         "intervals": [list(e.interval(alpha)) for alpha in LEVELS],
         **{name: getattr(e, name) for name in FIELDS}, "effect": claim.effect, "p": judgement.p,
-        "power": judgement.power and asdict(judgement.power), "at_best": judgement.at_best,
+        "power": judgement.power and asdict(judgement.power),
+        "at_best": judgement.at_best and asdict(judgement.at_best),
         "at_common_rate": judgement.common and list(judgement.common),
     }  # fmt: skip
 
@@ -346,7 +391,8 @@ def from_row(claim: Claim, row: Mapping[str, Any]) -> Judgement:
     intervals = {alpha: (low, high) for alpha, (low, high) in zip(LEVELS, row["intervals"], strict=True)}
     estimate = Estimate(row["estimate"], intervals.__getitem__, **{name: row[name] for name in FIELDS})
     power = Power(**row["power"]) if row["power"] else None
+    at_best = AtBest(**row["at_best"]) if row["at_best"] else None
     common = tuple(row["at_common_rate"]) if row["at_common_rate"] else None
     return Judgement(
-        claim, row["verdict"], row["reason"], estimate, row["p"], power=power, at_best=row["at_best"], common=common
+        claim, row["verdict"], row["reason"], estimate, row["p"], power=power, at_best=at_best, common=common
     )

@@ -24,7 +24,7 @@ from normlab.store.files import check_links
 from normlab.store.format import REPORT_FILE, decode, with_checksum
 from normlab.store.reading import damaged, read_record
 from normlab.store.record import RunRecord
-from normlab.studies.base import SETTINGS, Picture, Study
+from normlab.studies.base import AT_BEST, SETTINGS, Picture, Study
 from normlab.studies.index import as_text, command, table_lines, write_index
 from normlab.studies.judge import LEVELS, ArmSummary, Judgement, Verdicts, as_row, from_row, judge
 from normlab.studies.run import Attempt, Evidence
@@ -33,8 +33,8 @@ FORMATS = ("svg", "pdf")
 SETTING_ORDER = list(SETTINGS)
 COLOURS = {"supported": "#1f7a3d", "refuted": "#b3261e", "undecided": "#8a6d00", "void": "#5a6472"}
 COLUMNS = (
-    "claim", "source", "verdict", "criterion", "estimate [95% interval, or 90%]", "n", "left out", "bad", "p (Holm)",
-    "power", "learning rates", "at the best rates alone", "choosing seeds at a common rate",
+    "claim", "source", "verdict", "estimate [95% interval, or 90%]", AT_BEST, "criterion", "n", "left out", "bad",
+    "p (Holm)", "power", "learning rates", "choosing seeds at a common rate",
 )  # fmt: skip
 
 LIMITS = "More seeds, and larger models."
@@ -45,8 +45,10 @@ LEGEND = (
     "the verdict supported, if the effect is the number behind it; with the standard deviation of the choosing seeds "
     "(with a single learning rate: of the first six), and at the ends of its interval of 80 %. learning rates: those "
     "of each arm whose loss is above that at the best one by at most one standard error of the choosing seeds; a "
-    "seed's value is its mean over them. The table of arms has the judging seeds, or the choosing ones where no "
-    "others were needed."
+    f"seed's value is its mean over them. {AT_BEST}: the same estimate with each arm at its best rate only; empty "
+    "where each arm has one chosen rate, where arms are not contrasted, and for slopes in old reports, which do not "
+    "have it. Its interval is not corrected for the number of claims, and decides no verdict. The table of arms has "
+    "the judging seeds, or the choosing ones where no others were needed."
 )
 OUTCOMES = (
     "A run has learned if it finished with a loss below the band around the unigram entropy, the loss of a model that "
@@ -205,7 +207,10 @@ def _blocks(study: Study, tested: Sequence[Tested], captions: Sequence[str]) -> 
     )
     yield _list(each.sentence for each in tested[0].verdicts.claims)
     pictures = {f"figure-{index}": caption for index, caption in enumerate(captions, 1)}
-    pictures["verdicts"] = "Each estimate with its 95% interval (thick: 90%). The criterion is the shaded range."
+    pictures["verdicts"] = (
+        "Each estimate with its 95% interval (thick: 90%). The criterion is the shaded range. Open circle: the same "
+        f"{AT_BEST}, where that is another number; with its 95% interval (90% for two one-sided tests)."
+    )
     for name, caption in pictures.items():
         yield f"![{printable(caption)}]({name}.svg)\n\n*{printable(caption)}*"
     for each in tested:
@@ -261,9 +266,9 @@ def _table(judgements: Sequence[Judgement]) -> str:
         power = f"{each.power.text}, at {claim.effect:g}" if each.power else ""
         rows.append(
             (
-                claim.text, claim.source, each.verdict + each.notes, claim.criterion.text, each.interval, str(e.n),
-                str(e.left_out), str(e.bad), f"{each.p:.2g}", power,
-                ", ".join(map(format_setting, rates)), each.at_best,
+                claim.text, claim.source, each.verdict_in_words + each.notes, each.interval, each.interval_at_best,
+                claim.criterion.text, str(e.n), str(e.left_out), str(e.bad), f"{each.p:.2g}", power,
+                ", ".join(map(format_setting, rates)),
                 "" if each.common is None else f"{each.common[0]:.3g} at {each.common[1]:g}",
             )
         )  # fmt: skip
@@ -293,7 +298,7 @@ def draw_verdicts(judgements: Sequence[Judgement]) -> dict[str, bytes]:
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
-        titles = [textwrap.fill(f"{each.verdict}: {each.claim.text}", 130) for each in judgements]
+        titles = [textwrap.fill(f"{each.verdict_in_words}: {each.claim.text}", 130) for each in judgements]
         lines = sum(title.count("\n") for title in titles)
         canvas = Figure(figsize=(7.0, 0.3 + 0.8 * len(judgements) + 0.12 * lines), layout="constrained")
         axes = canvas.subplots(len(judgements), 1, squeeze=False)[:, 0]
@@ -307,7 +312,11 @@ def draw_verdicts(judgements: Sequence[Judgement]) -> dict[str, bytes]:
 def _draw_verdict(axis: Any, each: Judgement) -> None:
     e, limits = each.estimate, each.claim.criterion.limits
     intervals = [e.interval(alpha) for alpha in LEVELS]
-    drawn = [value for value in (e.value, *intervals[0], *limits) if math.isfinite(value)]
+    best = each.at_best
+    values = [e.value, *intervals[0], *limits]
+    if best is not None:
+        values += [best.estimate, best.low, best.high]
+    drawn = [value for value in values if math.isfinite(value)]
     low, high = min([0.0, *drawn]), max([0.0, *drawn])
     room = 0.08 * (high - low or 1.0)
     low, high = low - room, high + room
@@ -318,6 +327,9 @@ def _draw_verdict(axis: Any, each: Judgement) -> None:
         axis.plot([max(bottom, low), min(top, high)], [0, 0], color=colour, linewidth=width, solid_capstyle="butt")
     if math.isfinite(e.value):
         axis.plot([e.value], [0], marker="o", color=colour)
+    if best is not None and math.isfinite(best.estimate):
+        axis.plot([max(best.low, low), min(best.high, high)], [-0.6, -0.6], color=colour, linewidth=0.8)
+        axis.plot([best.estimate], [-0.6], marker="o", color=colour, markerfacecolor="white")
     axis.set_xlim(low, high)
     axis.set_ylim(-1, 1)
     axis.set_yticks([])

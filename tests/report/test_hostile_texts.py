@@ -137,7 +137,7 @@ def test_reports_of_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("normlab.studies.report.draw_verdicts", lambda judgements: dict.fromkeys(FIGURES, b""))
     named = Claim("x", "It is.", difference("a", "b"), AtLeast(0.0))
     study = Study("x", "Is it?", [], [named])
-    row = as_row(Judgement(named, "void", TEXT, Estimate(math.nan, rates={TEXT: [1.0]}), at_best=TEXT))
+    row = as_row(Judgement(named, "void", TEXT, Estimate(math.nan, rates={TEXT: [1.0]})))
     arm = {"where": TEXT, "rates": [1.0], "chosen": [1.0], "best": 1.0, "losses": {TEXT: 1.0}, "runs": 1}
     attempt = {"setting": "small", "first_seed": 0, "runs": 1, "tokens": 1, "devices": [TEXT], "corpora": [TEXT],
                "plugins": [TEXT], "shared": {"norm": TEXT}, "claims": [row], "controls": [], "notes": [TEXT],
@@ -146,7 +146,8 @@ def test_reports_of_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
               "study": TEXT, "question": TEXT, "limits": TEXT, "amendments": {"hash": TEXT}}  # fmt: skip
     write_output(tmp_path / "x" / "report.json", with_checksum(report))
     page = write_report(study, [], tmp_path / "x")[1].read_text()
-    row |= dict.fromkeys(("text", "source", "verdict", "criterion", "interval"), TEXT)
+    row |= dict.fromkeys(("text", "source", "verdict", "verdict_in_words", "criterion"), TEXT)
+    row |= dict.fromkeys(("interval", "interval_at_best"), TEXT)
     write_output(tmp_path / "study" / "report.json", with_checksum(report))
     write_index(tmp_path)
     for text in (page, (tmp_path / "README.md").read_text()):

@@ -12,8 +12,8 @@ from normlab.analysis.comparability import intact_runs
 from normlab.analysis.sequences import mean_sequence
 from normlab.store.query import select_runs
 from normlab.studies.base import LOOKS, AtLeast, AtMost, Claim, Grid, Study, Within
-from normlab.studies.estimators import Contrast, Share, difference, over_seeds
-from normlab.studies.judge import is_futile, judge, largest_deviation
+from normlab.studies.estimators import Contrast, Share, Slope, difference, over_seeds
+from normlab.studies.judge import AtBest, Judgement, as_row, from_row, is_futile, judge, largest_deviation
 
 RATES = (1e-3, 3e-3, 1e-2)
 POST_MINUS_PRE = difference("placement=post", "placement=pre")
@@ -68,6 +68,64 @@ def test_the_arms_have_the_losses_of_the_judging_seeds_at_the_best_rate(results)
         assert (arm.losses, arm.runs) == (judged, len(judged))
     choosing = [run for run in found if run.config.seed < CHOOSING_SEEDS]
     assert [arm.runs for arm in judge(STUDY, choosing, unverified={}).arms] == [CHOOSING_SEEDS] * 2
+
+
+@pytest.mark.parametrize(
+    ("verdict", "criterion", "low", "high", "there"),
+    [
+        ("supported", AtLeast(0.05), 0.06, 0.2, ""),
+        ("supported", AtLeast(0.05), 0.01, 0.2, "undecided"),
+        ("supported", AtLeast(0.05), -0.1, 0.04, "refuted"),
+        ("refuted", AtMost(0.0), 0.01, 0.2, ""),
+        ("refuted", AtMost(0.0), -0.01, 0.2, "undecided"),
+        ("refuted", AtMost(0.0), -0.2, -0.01, "supported"),
+        ("supported", Within(-0.1, 0.1), -0.09, 0.09, ""),
+        ("supported", Within(-0.1, 0.1), -0.11, 0.09, "undecided"),
+        ("undecided", AtMost(0.0), 0.01, 0.2, ""),
+        ("void", AtMost(0.0), 0.01, 0.2, ""),
+    ],
+)
+def test_a_verdict_says_where_the_best_rates_alone_have_another_one(verdict, criterion, low, high, there):
+    claim = dataclasses.replace(CLAIM, criterion=criterion)
+    judgement = Judgement(claim, verdict, "", over_seeds({(0, 0): 0.1}), at_best=AtBest((low + high) / 2, low, high))
+    words = f"{verdict}, but {there} at the best learning rates alone" if there else verdict
+    assert judgement.verdict_in_words == words
+    level = ", 90%" if criterion.sides > 1 else ""
+    both = f"Estimate 0.1, at the best learning rates alone {(low + high) / 2:.3g} [{low:g}, {high:g}{level}] (n=1)"
+    assert judgement.sentence.startswith(f"{words}: {claim.text} {both}; criterion: ")
+    row = as_row(judgement)
+    assert (row["verdict"], row["verdict_in_words"]) == (verdict, words)
+    assert from_row(claim, row).sentence == judgement.sentence
+
+
+@pytest.mark.parametrize(
+    "estimator", [difference("model.depth=8", "model.depth=4"), Slope("", "model.depth", is_log=False)]
+)
+def test_the_estimate_at_the_best_rates_alone(make_run, tmp_path, estimator):
+    """Depth 8 has two rates that the choosing seeds cannot tell apart, so that its loss is the mean over both."""
+    rng, losses = np.random.default_rng(1), {}
+    for depth, lr, seed in itertools.product((4, 8), (1e-3, 3e-3, 1e-2, 3e-2), range(CHOOSING_SEEDS + 8)):
+        is_near = lr == 3e-3 or (lr == 1e-2 and depth == 8)
+        loss = 2 + 0.3 * (depth == 8) + 0.3 * (not is_near) + float(rng.normal(0, 0.02))
+        losses[depth, lr, seed] = loss
+        make_run(
+            f"{depth}-{lr}-{seed}", depth=depth, lr=lr, seed=seed, status={"val_loss": loss, "best_val_loss": loss}
+        )
+    found = intact_runs(select_runs([str(tmp_path)], tmp_path).records)[0]
+    claim = dataclasses.replace(CLAIM, estimator=estimator)
+    judgement = verdict(dataclasses.replace(STUDY, claims=[claim], controls=[]), found)
+    rates = {arm: [*rates] for arm, rates in judgement.estimate.rates.items()}
+    assert sorted(rates.values()) == [[3e-3], [3e-3, 1e-2]]
+    scale = 1 if isinstance(estimator, Contrast) else 4
+    best = {
+        depth: [losses[depth, 3e-3, seed] for seed in range(CHOOSING_SEEDS, CHOOSING_SEEDS + 8)] for depth in (4, 8)
+    }
+    if np.mean([losses[8, 1e-2, seed] - losses[8, 3e-3, seed] for seed in range(CHOOSING_SEEDS)]) < 0:
+        best[8] = [losses[8, 1e-2, seed] for seed in range(CHOOSING_SEEDS, CHOOSING_SEEDS + 8)]
+    differences = [(deep - shallow) / scale for deep, shallow in zip(best[8], best[4], strict=True)]
+    expected = (np.mean(differences), *mean_sequence(differences, 0.05))
+    assert dataclasses.astuple(judgement.at_best) == pytest.approx(expected)
+    assert judgement.at_best.estimate != pytest.approx(judgement.estimate.value)
 
 
 def test_a_control_that_is_not_supported_makes_every_verdict_void(results):

@@ -6,6 +6,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from normlab.store.format import with_checksum
 from normlab.studies.base import AtLeast, Claim, load_studies
 from normlab.studies.estimators import Contrast, Estimate, difference
 from normlab.studies.index import command, write_index
-from normlab.studies.judge import Judgement
+from normlab.studies.judge import AtBest, Judgement
 from normlab.studies.measures import StepsTo
 from normlab.studies.report import COLOURS, FORMATS, draw_verdicts
 
@@ -78,15 +79,39 @@ def test_claims_with_little_power_are_not_counted(tmp_path: Path) -> None:
     assert "0 of 1 studies were run in another setting.\n" in table
 
 
+def _judged(row: dict[str, Any], verdict: str) -> dict[str, Any]:
+    """Return a row with a verdict that the best learning rates alone have too."""
+    return row | {"verdict": verdict, "verdict_in_words": verdict, "interval_at_best": ""}
+
+
+def test_a_claim_that_its_best_rates_alone_do_not_decide_says_so_with_both_numbers(tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir()
+    report = json.loads((COMMITTED / NAME / "report.json").read_text())
+    words = "supported, but undecided at the best learning rates alone"
+    more = {"verdict": "supported", "verdict_in_words": words, "reason": "", "power": None}
+    more |= {"interval": "-0.168 [-0.219, -0.118]", "interval_at_best": "-0.121 [-0.286, 0.044]"}
+    report["attempts"] = report["attempts"][:2]
+    for attempt in report["attempts"]:
+        attempt["claims"] = [attempt["claims"][0] | more]
+    (tmp_path / NAME / "report.json").write_bytes(with_checksum(report))
+    write_index(tmp_path)
+    table = (tmp_path / "README.md").read_text()
+    both = "-0.168 [-0.219, -0.118]; at the best learning rates alone -0.121 [-0.286, 0.044]"
+    [line] = [line for line in table.splitlines() if both in line]
+    assert f"| **supported**{words.removeprefix('supported')} | {both} |" in line
+    assert f"| yes{words.removeprefix('supported')}: {both} |" in line
+    assert "In 1 of the decided claims the interval at the best learning rates alone is not on the side of the" in table
+
+
 def test_only_decided_claims_are_replicated_or_not(tmp_path: Path) -> None:
     (tmp_path / NAME).mkdir()
     report = json.loads((COMMITTED / NAME / "report.json").read_text())
     first, again = (dict(report["attempts"][0]) for _ in range(2))
     verdicts = [("supported", "supported"), ("refuted", "undecided"), ("undecided", "supported"), ("void", "void")]
     row = report["attempts"][0]["claims"][0] | {"interval": "1 [0, 2]", "reason": "", "power": None, "p": 0.041}
-    first["claims"], again["claims"] = ([row | {"verdict": pair[index]} for pair in verdicts] for index in (0, 1))
+    first["claims"], again["claims"] = ([_judged(row, pair[index]) for pair in verdicts] for index in (0, 1))
     other = {**again, "setting": "prose", "first_seed": 0}
-    other["claims"] = [*again["claims"][:1], row | {"verdict": "supported"}, *again["claims"][2:]]
+    other["claims"] = [*again["claims"][:1], _judged(row, "supported"), *again["claims"][2:]]
     (tmp_path / NAME / "report.json").write_bytes(with_checksum(report | {"attempts": [first, again, other]}))
     write_index(tmp_path)
     table = (tmp_path / "README.md").read_text()
@@ -170,9 +195,10 @@ def test_the_picture_names_the_claim_and_the_unit() -> None:
     )
     claim = Claim("an_id", text, difference("placement=post", "placement=pre"), AtLeast(0.05))
     estimate = Estimate(0.5, lambda alpha: (0.5 - 0.005 / alpha, 0.5 + 0.005 / alpha), 4)
-    svg = draw_verdicts([Judgement(claim, "supported", "", estimate)])["svg"]
+    judgement = Judgement(claim, "supported", "", estimate, at_best=AtBest(0.4, 0.0, 0.8))
+    svg = draw_verdicts([judgement])["svg"]
     texts = re.findall("<!-- (.*?) -->", svg.decode(), re.DOTALL)
-    assert f"supported: {text}" in " ".join(texts)
+    assert f"supported, but undecided at the best learning rates alone: {text}" in " ".join(" ".join(texts).split())
     assert "difference in final validation loss of runs that have learned, nats/token" in texts
     assert "an_id" not in svg.decode()
     assert COLOURS["supported"] in svg.decode()

@@ -254,6 +254,13 @@ class Orthogonal(AdamW):
     learning rate unless `groups` has another.
     """
 
+    version: ClassVar[int] = 2
+    note: ClassVar[str] = (
+        "NS divides a matrix by its norm, however small that is, and a gradient of 0 changes nothing. "
+        "KellerJordan/Muon adds 1e-7 to the norm and torch.optim.Muon divides by 1e-7 at least, so that there a matrix "
+        "whose gradient has a norm below 1e-7, as those of queries and keys in a deep LayerScale, is hardly updated."
+    )
+    """What differs from public code."""
     kept: ClassVar[int] = 1
     per_run: ClassVar[tuple[str, ...]] = (*AdamW.per_run, "momentum")
 

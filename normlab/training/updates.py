@@ -157,21 +157,34 @@ def orthogonalise(x_NM: Tensor, steps: int, polynomial: str = "fast") -> Tensor:
     """Return matrices, (L, ..., n, m), whose singular values are near 1, with the singular vectors of the given ones.
 
     Newton-Schulz: x <- x / |x|, then `steps` times x <- a x + (b y + c y y) x, with y = x x^T. In bfloat16 on a GPU, in
-    the dtype of x on a CPU.
+    the dtype of x on a CPU. The result does not depend on |x|; a matrix of zeros stays one.
 
-    Source: Jordan et al. 2024, Muon (KellerJordan/Muon); torch.optim.Muon computes in bfloat16 everywhere. The
-    convergent polynomial: KellerJordan/modded-nanogpt, track 3.
+    Source: Jordan et al. 2024, Muon (KellerJordan/Muon); torch.optim.Muon computes in bfloat16 everywhere. Both bound
+    |x|: the first adds 1e-7, torch takes at least 1e-7, which makes the update of a small gradient small. Where |x| is
+    above 1e-7 the result is that of torch. The convergent polynomial: KellerJordan/modded-nanogpt, track 3.
     """
     a, b, c = POLYNOMIALS[polynomial]
     is_tall = x_NM.shape[-2] > x_NM.shape[-1]
     x = x_NM.mT if is_tall else x_NM
     lead = x.shape[:-2]
-    x = (x.bfloat16() if x.is_cuda else x).flatten(0, -3)
-    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=1e-7)
+    # Scaled before it is rounded and squared: the squares of a small gradient would be 0.
+    x = scale_by_power_of_two(x)
+    x = _unit((x.bfloat16() if x.is_cuda else x).flatten(0, -3))
     for _ in range(steps):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if is_tall else x).unflatten(0, lead).to(x_NM.dtype)
+
+
+def scale_by_power_of_two(x_NM: Tensor) -> Tensor:
+    """Return matrices whose largest element is at least 1/2 and below 1; a matrix of zeros stays one.
+
+    Each matrix is multiplied by a power of two, which changes no digit. Where all elements are below `SMALLEST`, the
+    largest one stays below 1/2.
+    """
+    largest = x_NM.abs().amax((-2, -1), keepdim=True).clamp(min=SMALLEST)
+    mantissa, _ = torch.frexp(largest)
+    return x_NM * (mantissa / largest)
 
 
 @dataclass(slots=True)
@@ -238,11 +251,14 @@ def _update(options: Orthogonal, group: Matrices) -> None:
 
 
 ROW_EPS = 1e-10
-"""Added to the divisors of NorMuon."""
+"""Added to the divisors of NorMuon, as in its public code: beside an orthogonal matrix, not beside a gradient."""
+SMALLEST = torch.finfo(torch.float32).tiny
+"""The smallest normal number of float32 and bfloat16: the divisor of a matrix of zeros."""
 
 
 def _unit(x_NM: Tensor) -> Tensor:
-    return x_NM / torch.linalg.matrix_norm(x_NM, keepdim=True).clamp(min=1e-30)
+    """Return matrices divided by their Frobenius norm; a matrix of zeros stays one."""
+    return x_NM / torch.linalg.matrix_norm(x_NM, keepdim=True).clamp(min=SMALLEST)
 
 
 Unit = tuple[int, ...]

@@ -58,9 +58,9 @@ LAUNCHES = {
     "model=gpt2_nano": {1: (258, 320), 2: (284, 365), 16: (284, 365)},
     "model=gpt2_tiny": {1: (436, 498), 2: (476, 559), 16: (476, 559)},
     "model=gpt2_tiny optim=lion": {1: (464, 526), 2: (472, 555), 16: (472, 555)},
-    "model=gpt2_tiny optim=muon": {1: (549, 611), 2: (590, 673), 16: (590, 673)},
-    "model=gpt2_tiny optim=normuon": {1: (597, 659), 2: (638, 721), 16: (638, 721)},
-    "model=gpt2_tiny optim=hyperball": {1: (573, 635), 2: (614, 697), 16: (614, 697)},
+    "model=gpt2_tiny optim=muon": {1: (567, 629), 2: (608, 691), 16: (608, 691)},
+    "model=gpt2_tiny optim=normuon": {1: (615, 677), 2: (656, 739), 16: (656, 739)},
+    "model=gpt2_tiny optim=hyperball": {1: (591, 653), 2: (632, 715), 16: (632, 715)},
     "model=gpt2_tiny optim.decay_mode=cautious": {1: (446, 508), 2: (483, 566), 16: (483, 566)},
     "model=gpt2_tiny optim.qk_clip=100 eval.ema=0.99": {1: (512, 574), 2: (550, 633), 16: (550, 657)},
     "model=gpt2_tiny model.value_residual=learned model.attn_softcap=30": {

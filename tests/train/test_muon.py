@@ -1,6 +1,7 @@
 """Optimisers of matrices against torch.optim.Muon and pytorch_optimizer; alone and in packs; what no update changes."""
 
 import copy
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -153,6 +154,46 @@ def test_heads_of_q_k_and_v_are_matrices_of_their_own() -> None:
 
 
 @with_options
+def test_the_update_does_not_depend_on_the_size_of_the_gradient(options: Orthogonal) -> None:
+    start = {name: p.float() for name, p in drawn(0).items()}
+    by_scale: list[dict[str, Tensor]] = []
+    for scale in (1.0, 2.0**-30, 2.0**-100):  # float32 holds their multiples without rounding
+        params = {name: p.clone() for name, p in start.items()}
+        optimizer = Optimizer([options], params, GROUPS)
+        for step in range(3):
+            grads = {name: scale * g.float() for name, g in drawn(1 + step).items()}
+            own = [hyperparameters_at(family.options[0], 3, step) for family in optimizer.families]
+            optimizer.update(params, grads, own, torch.tensor(True))
+        by_scale.append(params)
+    for name in HIDDEN:
+        assert not torch.equal(by_scale[0][name], start[name])
+        assert torch.equal(by_scale[1][name], by_scale[0][name])
+        assert torch.equal(by_scale[2][name], by_scale[0][name])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # of a CPU and of a GPU
+def test_matrices_that_are_updated_together_may_differ_in_size(dtype: torch.dtype) -> None:
+    matrices = torch.stack([drawn(seed)["up"] for seed in range(3)]).to(dtype)
+    factors = torch.tensor([2.0**-60, 0.0, 2.0**60], dtype=dtype).view(3, 1, 1)
+    found, expected = orthogonalise(factors * matrices, 5), orthogonalise(matrices, 5)
+    assert torch.equal(found[[0, 2]], expected[[0, 2]])
+    assert torch.equal(found[1], torch.zeros_like(found[1]))
+
+
+@with_options
+def test_a_gradient_of_zero_changes_nothing(options: Orthogonal) -> None:
+    options = dataclasses.replace(options, weight_decay=0.0)
+    params = drawn(0)
+    optimizer = Optimizer([options], params, GROUPS)
+    own = [hyperparameters_at(family.options[0], 1, 0) for family in optimizer.families]
+    optimizer.update(params, {name: torch.zeros_like(p) for name, p in params.items()}, own, torch.tensor(True))
+    for name, p in drawn(0).items():
+        # The sphere rounds the weights: w |w| / |w|.
+        tolerance = 1e-14 if isinstance(options, Hyperball) else 0.0
+        torch.testing.assert_close(params[name], p, atol=0.0, rtol=tolerance)
+
+
+@with_options
 def test_stacked_runs_equal_single_ones_and_a_skipped_one_keeps_its_bits(options: Orthogonal) -> None:
     runs = [copy.deepcopy(options) for _ in range(3)]
     for number, run in enumerate(runs):
@@ -166,7 +207,8 @@ def test_stacked_runs_equal_single_ones_and_a_skipped_one_keeps_its_bits(options
     alone = [Optimizer([run], single[r], GROUPS) for r, run in enumerate(runs)]
     alive = torch.tensor([True, False, True])
     for step in range(6):
-        grads = {name: g * (1 + torch.arange(3.0)).view(3, *[1] * (g.dim() - 1)) for name, g in drawn(step, 3).items()}
+        sizes = torch.tensor([1.0, 2.0, 1e-12])  # of the gradients of each run
+        grads = {name: g * sizes.view(3, *[1] * (g.dim() - 1)) for name, g in drawn(step, 3).items()}
         grads = {name: torch.where(alive.view(3, *[1] * (g.dim() - 1)), g, torch.nan) for name, g in grads.items()}
         by_family = [[hyperparameters_at(each, 6, step) for each in family.options] for family in together.families]
         gathered = Stack(grads, transposed=["up", "down"], order=order)

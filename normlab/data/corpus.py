@@ -39,7 +39,7 @@ from normlab.errors import DataError, notify
 from normlab.parsing import from_json
 from normlab.paths import cache_dir
 
-FORMAT = 4
+FORMAT = 5
 """Version of the cache format; raise it when folders of an older version must not be used any more."""
 
 PARTS = ("train", "val")

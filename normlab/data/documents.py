@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from normlab.errors import DataError
 
@@ -26,34 +26,52 @@ BYTE_ORDER_MARK = "\ufeff"
 of this character."""
 
 
+class Row(NamedTuple):
+    """What a file or a dataset has for one document, before anything is left out."""
+
+    place: str
+    """The file and the line, or the number of the row, for messages."""
+    text: Any
+    """None without a text; anything but text is an error."""
+    joined: int = 1
+    """Rows of the dataset that were joined to this one, with itself."""
+
+
 @dataclass(slots=True)
 class TextCounts:
     """What was read of the files of a corpus, or of its dataset; part of the record of a run."""
 
+    rows: int = 0
+    """Files, or rows of the dataset: each is a document, is counted below, or was joined to an article."""
     documents: int = 0
     empty: int = 0
     """Texts of no characters, which are left out."""
     null: int = 0
     """Rows without a text, which are left out."""
 
-    def documents_of(self, rows: Iterable[Any], column: str) -> Iterator[str]:
+    def documents_of(self, rows: Iterable[Row], column: str = "text") -> Iterator[str]:
         """Yield the texts of rows that are not empty; every text of a corpus passes through this function.
 
         Raises:
-            DataError: A row is not text.
-            UnicodeEncodeError: A text has half of a surrogate pair.
+            DataError: A row is not text, or its text has half of a surrogate pair.
         """
-        for number, row in enumerate(rows, start=1):
-            if row is None:
+        for place, text, joined in rows:
+            self.rows += joined
+            if text is None:
                 self.null += 1
                 continue
-            if not isinstance(row, str):
+            if not isinstance(text, str):
                 raise DataError(
-                    f"row {number} of column {column!r} is {row!r:.40}, not text; remove such rows, or set data.column "
-                    "to another column"
+                    f"{place}: column {column!r} is {text!r:.40}, not text; write it as text, or set data.column to "
+                    "another column"
                 )
-            row.encode()
-            if text := row.replace(BYTE_ORDER_MARK, ""):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise DataError(
+                    f"{place}: column {column!r} has half of a surrogate pair ({error}); write the complete character"
+                ) from error
+            if text := text.replace(BYTE_ORDER_MARK, ""):
                 self.documents += 1
                 yield text
             else:

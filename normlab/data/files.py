@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from normlab.config.corpora import DataConfig, FilesData
-from normlab.data.documents import TextCounts
+from normlab.data.documents import Row, TextCounts
 from normlab.errors import DataError
 
 TEXT = (
@@ -115,7 +115,7 @@ class FilesText:
         """
         for source in self._sources:
             try:
-                yield from self.counts.documents_of([_text_of(source.path)], "text")
+                yield from self.counts.documents_of([Row(str(source.path), _text_of(source.path))])
             except UnicodeDecodeError as error:
                 raise DataError(
                     f"{source.path}: not UTF-8 ({error}); convert the file (iconv -t utf-8), unpack it if it is "

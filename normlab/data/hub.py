@@ -1,23 +1,33 @@
 """Text of the Hugging Face hub.
 
-A dataset is streamed once, as far as needed, and only its tokens are stored. `HF_ENDPOINT`, `HF_HOME`, `HF_HUB_OFFLINE`
-and `HF_TOKEN` keep their meaning. The libraries are imported inside functions, because the imports take seconds and a
-cached corpus does not need them.
+A dataset is streamed once, as far as needed, and only its tokens are stored. `datasets` finds its files and reads
+Parquet, Arrow and text. It guesses the types of CSV and JSON, so `tables.py` reads these as text. `HF_ENDPOINT`,
+`HF_HOME`, `HF_HUB_OFFLINE` and `HF_TOKEN` keep their meaning. The libraries are imported inside functions, because the
+imports take seconds and a cached corpus does not need them.
 """
 
+import dataclasses
 import logging
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from normlab.config.corpora import HubData, NamedData
-from normlab.data.documents import TextCounts
+from normlab.data.documents import Row, TextCounts
 from normlab.data.files import TABLE_SUFFIXES, files_below, source_sha256
+from normlab.data.tables import column_error, csv_rows, json_rows
 from normlab.errors import DataError, did_you_mean, notify
 
 JSON_SUFFIXES: dict[str, str] = dict.fromkeys((".json", ".jsonl", ".ndjson"), ".json")
+TEXT_TABLES = {"csv": {"sep", "delimiter", "names", "column_names", "encoding"}, "json": {"encoding"}}
+"""The formats that `tables.py` reads, and those of the options of `datasets` for them that it follows."""
+
+OF_ALL_FORMATS = {"name", "version", "data_dir", "data_files", "description", "features"}
+"""Options of `datasets` that say which files are read, or the types of their columns."""
+
 TIMEOUT_S = 4.0
 """Seconds within which the hub must answer the first request; later ones are repeated by the libraries."""
 
@@ -28,8 +38,12 @@ REMEDIES = {
     "RepositoryNotFoundError": "choose another org/name, or log in if it is private (hf auth login, or HF_TOKEN)",
     "HFValidationError": "choose another org/name, or a path that exists",
     "RemoteEntryNotFoundError": "choose a model that has a tokenizer.json",
+    "UnicodeDecodeError": "convert the file to UTF-8 (iconv -t utf-8)",
 }
-"""What to do about an error of `huggingface_hub`, by its class."""
+"""What to do about an error, by its class."""
+
+TRY_AGAIN = "run the command again; without a network, use data=stdlib, or data=files with data.path"
+CHECK_FILE = "check the file, or leave it out"
 
 
 class HubText:
@@ -91,15 +105,20 @@ class HubText:
         """
         if not self._folder:
             notify(f"reading {self._options.name} from the hub (only once)")  # this may take minutes
-        with hub_errors(self._override):
+        with hub_errors(self._override, self._remedy):
             rows = self._rows(scratch)
             if self._article:
                 rows = join_articles(rows, self._article)
             yield from self.counts.documents_of(rows, self._options.column)
 
-    def _rows(self, scratch: Path) -> Iterator[Any]:
-        """Yield the column of every row of the splits, in order."""
-        from datasets import config, load_dataset, utils
+    @property
+    def _remedy(self) -> str:
+        """What to do about an error without a remedy of its own."""
+        return CHECK_FILE if self._folder else TRY_AGAIN
+
+    def _rows(self, scratch: Path) -> Iterator[Row]:
+        """Yield the rows of the splits, in order."""
+        from datasets import config, load_dataset_builder, utils
         from huggingface_hub import utils as hub_utils
 
         for library in (utils, hub_utils):
@@ -108,28 +127,77 @@ class HubText:
         config.HF_UPDATE_DOWNLOAD_COUNTS = False  # else each use of a folder is a request to the hub
         # By default, `datasets` retries a broken stream for half an hour; each retry is six of the hub's library.
         config.STREAMING_READ_MAX_RETRIES = config.STREAMING_OPEN_MAX_RETRIES = 2
-        options, column = self._options, self._options.column
-        splits: Any = load_dataset(
-            str(self._folder or options.name), options.subset, revision=self._commit, streaming=True,
-            cache_dir=str(scratch),
-        )  # fmt: skip
-        names, choices = options.split.split("+"), [str(split) for split in splits]
-        if missing := [name for name in names if name not in choices]:
-            hint = did_you_mean(missing[0], choices)
-            raise DataError(f"no split {missing[0]!r}{hint}; it has {', '.join(choices)}; set data.split")
-        for name in names:
-            rows = splits[name]
-            if column in (rows.column_names or ()):
-                rows = rows.select_columns([column])  # so that other columns, such as images, are not decoded
-            for row in rows:
-                if column not in row:
-                    hint = did_you_mean(column, row)
-                    raise DataError(f"no column {column!r}{hint}; it has {', '.join(row) or 'none'}; set data.column")
-                yield row[column]
+        options = self._options
+        builder = load_dataset_builder(
+            str(self._folder or options.name), options.subset, revision=self._commit, cache_dir=str(scratch)
+        )
+        if builder.name in TEXT_TABLES:
+            files = builder.config.data_files or {}
+            for split in self._splits(files):
+                yield from self._text_rows(builder, files[split])
+        else:
+            splits: Any = builder.as_streaming_dataset()
+            for split in self._splits(splits):
+                yield from _column_rows(splits[split], options.column)
+
+    def _splits(self, choices: Iterable[Any]) -> list[str]:
+        """Return the names of the splits to read."""
+        names, known = self._options.split.split("+"), [str(choice) for choice in choices]
+        if missing := [name for name in names if name not in known]:
+            hint = did_you_mean(missing[0], known)
+            raise DataError(f"no split {missing[0]!r}{hint}; it has {', '.join(known)}; set data.split")
+        return names
+
+    def _text_rows(self, builder: Any, urls: Iterable[str]) -> Iterator[Row]:
+        """Yield the rows of CSV or JSON files, each file and line by its name."""
+        import fsspec
+        from datasets import StreamingDownloadManager
+
+        options, column = builder.config, self._options.column
+        _check_options(options, TEXT_TABLES[builder.name])
+        manager = StreamingDownloadManager(base_path=builder.base_path)
+        encoding = options.encoding or "utf-8"
+        if encoding.lower().replace("_", "-") == "utf-8":
+            encoding = "utf-8-sig"  # without a byte-order mark, which would be part of the first name
+        for url in urls:
+            name = url.removeprefix(f"{builder.base_path}/")
+            with hub_errors(name, self._remedy):
+                # A compressed file has its content below it; an archive has several files.
+                for path in manager.iter_files(manager.download_and_extract(url)):
+                    open_file: Any = partial(fsspec.open, path, "rt", encoding=encoding, newline="")
+                    if builder.name == "csv":
+                        rows = csv_rows(open_file, options.sep, column, options.names or ())
+                    else:
+                        rows = json_rows(open_file, column)
+                    for row in rows:
+                        yield row._replace(place=f"{name}: {row.place}")
+
+
+def _column_rows(dataset: Any, column: str) -> Iterator[Row]:
+    """Yield a column of a split that `datasets` reads."""
+    if column in (dataset.column_names or ()):
+        dataset = dataset.select_columns([column])  # so that other columns, such as images, are not decoded
+    for number, row in enumerate(dataset, start=1):
+        if column not in row:
+            raise column_error(column, list(row))
+        yield Row(f"row {number}", row[column])
+
+
+def _check_options(config: Any, known: set[str]) -> None:
+    """Reject options of a README.md that would change how its files are read."""
+    defaults = type(config)()
+    for field in dataclasses.fields(config):
+        if field.name in known or field.name in OF_ALL_FORMATS:
+            continue
+        if (value := getattr(config, field.name)) != getattr(defaults, field.name):
+            raise DataError(
+                f"its README.md sets {field.name}={value!r:.40}, which normlab does not follow; write the files as "
+                "JSON Lines or Parquet"
+            )
 
 
 @contextmanager
-def hub_errors(override: str) -> Iterator[None]:
+def hub_errors(override: str, remedy_of_others: str = TRY_AGAIN) -> Iterator[None]:
     """Convert an error to a DataError that names the override and says what to do."""
     try:
         yield
@@ -146,8 +214,7 @@ def hub_errors(override: str) -> Iterator[None]:
             remedy = remedy or LOG_IN
         if "BuilderConfig" in message or "Config name is missing" in message:
             remedy, message = "set data.subset", message.partition(" Example of usage")[0]
-        remedy = remedy or "run the command again; without a network, use data=stdlib, or data=files with data.path"
-        raise DataError(f"{override}: {type(error).__name__}: {message:.200}; {remedy}") from error
+        raise DataError(f"{override}: {type(error).__name__}: {message:.200}; {remedy or remedy_of_others}") from error
 
 
 def _check_formats(folder: str, suffixes: Mapping[str, str]) -> None:
@@ -162,13 +229,18 @@ def _check_formats(folder: str, suffixes: Mapping[str, str]) -> None:
         )
 
 
-def join_articles(lines: Iterable[str], first_line: str) -> Iterator[str]:
+def join_articles(lines: Iterable[Row], first_line: str) -> Iterator[Row]:
     """Join lines, with their line breaks, into documents, whose first line matches a regular expression."""
     pattern = re.compile(first_line)
-    article: list[str] = []
+    article: list[Row] = []
     for line in lines:
-        if pattern.fullmatch(line) and article:
-            yield "".join(article)
+        if pattern.fullmatch(line.text) and article:
+            yield _joined(article)
             article = []
         article.append(line)
-    yield "".join(article)
+    if article:
+        yield _joined(article)
+
+
+def _joined(lines: list[Row]) -> Row:
+    return Row(lines[0].place, "".join(line.text for line in lines), len(lines))

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from normlab.data.documents import TextCounts
+from normlab.data.documents import Row, TextCounts
 from normlab.errors import DataError
 
 MODULE = "pydoc_data.topics"
@@ -33,7 +33,7 @@ class ReferenceText:
 
     def documents(self, scratch: Path) -> Generator[str]:
         """Yield the text of each topic in order; `scratch` is unused."""
-        yield from self.counts.documents_of((self._topics[name] for name in sorted(self._topics)), "text")
+        yield from self.counts.documents_of(Row(name, self._topics[name]) for name in sorted(self._topics))
 
     def _sha256(self) -> str:
         total = hashlib.sha256()

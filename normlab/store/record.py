@@ -86,6 +86,8 @@ class Baselines:
 class TextRead:
     """Sums over the files of a corpus, or over the rows of its dataset."""
 
+    rows: Count
+    """Files or rows: each is a document, is counted below, or was joined to an article."""
     documents: Count
     empty: Count
     """Texts of no characters, which were left out."""
@@ -193,7 +195,7 @@ class RunRecord(RunEntry):
     @classmethod
     def planned(cls, folder: RunFolder, config: RunConfig, machine: Machine, pack: RecordedPack) -> RunRecord:
         """Return a record with the settings that a planned run will have, and without its corpus."""
-        nothing = TextRead(documents=0, empty=0, null=0)
+        nothing = TextRead(rows=0, documents=0, empty=0, null=0)
         baselines = Baselines(uniform=0.0, unigram=0.0, bigram=0.0)
         run = Run(
             run_id=folder.run_id,

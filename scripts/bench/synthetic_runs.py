@@ -180,7 +180,7 @@ class Record:
             "corpus": {
                 "name": "stdlib", "sha256": "b" * 64, "tokenizer": "bytes", "vocab_size": 257,
                 "train_tokens": 11_392_404, "val_tokens": 688_061, "documents": 729, "split": "documents",
-                "read": {"documents": 729, "empty": 0, "null": 0},
+                "read": {"rows": 729, "documents": 729, "empty": 0, "null": 0},
                 "baselines": BASELINES,
             },
             "identity": {

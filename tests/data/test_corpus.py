@@ -174,7 +174,7 @@ def test_record_has_what_was_read(files: Files) -> None:
     config = files({"a.txt": "some text " * 9, "b.txt": "one two", "c.txt": ""})
     for _ in range(2):  # built, and read from the cache
         read = open_corpus(config).description["read"]
-        assert read == {"documents": 2, "empty": 1, "null": 0}
+        assert read == {"rows": 3, "documents": 2, "empty": 1, "null": 0}
 
 
 def test_command_resumes_in_the_folder_of_its_results(

@@ -20,6 +20,7 @@ import pytest
 from normlab.config.corpora import DATA, TOKENIZERS, HubData, NamedData, StdlibData, WikiText103
 from normlab.data import hub as module
 from normlab.data.corpus import open_corpus
+from normlab.data.documents import Row, TextCounts
 from normlab.data.tokenizers import train_bpe
 from normlab.errors import DataError
 from support.hub_server import COMMIT, Hub, Repositories
@@ -168,7 +169,9 @@ def test_errors_of_datasets_say_what_to_do(hub: Any, opened: Any, cache: Path) -
         r"data.name=org/jsonl: RevisionNotFoundError: .*; choose another data.revision": {
             "name": "org/jsonl", "revision": "old",
         },
-        r"data.name=org/jsonl: no column 'text'; it has number, body; set data.column": {"name": "org/jsonl"},
+        r"data.name=org/jsonl: train.jsonl: no column 'text'; it has number, body; set data.column": {
+            "name": "org/jsonl",
+        },
         r"data.name=org/parquet: no split 'trian' \(did you mean 'train'\?\); it has train; set data.split": {
             "name": "org/parquet", "split": "trian",
         },
@@ -305,14 +308,14 @@ def test_rows_without_text_are_counted(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text("\n".join(rows))
     corpus = open_corpus(HubData(name=str(tmp_path), tokenizer="chars"))
     assert corpus.tokenizer.state()["characters"] == " aenotw"
-    assert corpus.description["read"] == {"documents": 2, "empty": 1, "null": 1}
+    assert corpus.description["read"] == {"rows": 4, "documents": 2, "empty": 1, "null": 1}
 
 
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
         ("a.jsonl", b'{"text": "half \xff"}\n', ".*"),
-        ("a.jsonl", b'{"text": "half', ".*JSON parse error"),
+        ("a.jsonl", b'{"text": "half', r"a\.jsonl: line 1, column 10: is not JSON"),
         ("a.parquet", b"PAR1 and no more", ".*"),
         ("README.md", b"no data", ".* data files"),
     ],
@@ -327,8 +330,14 @@ def test_error_for_an_unreadable_folder(name: str, content: bytes, reason: str, 
 def test_lines_are_joined_into_articles() -> None:
     """In WikiText, a heading of the first level starts an article."""
     lines = [" = A Title = \n", "Text . \n", " = = A Section = = \n", "More , 1 = 1 . \n", " = B = \n", "End \n"]
-    assert list(module.join_articles(lines, WikiText103.article)) == ["".join(lines[:4]), "".join(lines[4:])]
-    assert next(module.join_articles(["before \n", *lines], WikiText103.article)) == "before \n"
+    rows = [Row(f"row {number}", line) for number, line in enumerate(lines, start=1)]
+    first, second = Row("row 1", "".join(lines[:4]), joined=4), Row("row 5", "".join(lines[4:]), joined=2)
+    assert list(module.join_articles(rows, WikiText103.article)) == [first, second]
+    before = Row("row 0", "before \n")
+    assert next(module.join_articles([before, *rows], WikiText103.article)) == before
+    counts = TextCounts()
+    assert list(counts.documents_of([first, second])) == [first.text, second.text]
+    assert (counts.rows, counts.documents) == (len(lines), 2)
 
 
 @pytest.mark.parametrize("tokenizer", ["bpe", "pretrained"])

@@ -28,7 +28,7 @@ RUN: dict[str, Any] = merged(
         "resolved": {"device": "cpu", "precision": "fp32", "devices": 1},
         "corpus": {
             "name": "[bold]mine", "baselines": {"uniform": 5.5491, "unigram": 3.2134, "bigram": 2.5046},
-            "read": {"documents": 1230, "empty": 60, "null": 2},
+            "read": {"rows": 1292, "documents": 1230, "empty": 60, "null": 2},
         },
     },
 )  # fmt: skip

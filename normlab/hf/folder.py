@@ -6,16 +6,13 @@ config.json, or a model of the hub (`hf://OWNER/NAME`).
 
 import hashlib
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from normlab.config.corpora import MAX_VOCAB_SIZE
@@ -25,16 +22,16 @@ from normlab.data.tokenizers import LARGEST_TOKENIZER, SubwordTokenizer, Tokeniz
 from normlab.errors import ConfigError, StoreError, unknown
 from normlab.hf.classes import CLASSES, ONE, NativeClass, StoredTensor, differences
 from normlab.hf.tokenizer import tokenizer_json
+from normlab.hf.unused_tensors import problem_of_unused
+from normlab.hf.weight_files import ADAPTER, INDEX, StoredTensors, weight_files
 from normlab.parsing import from_json, read_at_most
 
 LARGEST_CONFIG = 2**20
 """Most bytes of a config.json."""
 HUB = "hf://"
-FILES = ("config.json", "tokenizer.json", "model*.safetensors")
+FILES = ("config.json", "tokenizer.json", "model*.safetensors", INDEX, ADAPTER)
 DTYPES = ("F32", "BF16", "F16")
 """The dtypes of safetensors whose numbers float32 holds."""
-NOT_USED = re.compile(r".*\.attn\.(masked_)?bias|.*\.rotary_emb\.inv_freq|lm_head\.weight")
-"""Tensors of older files that the classes of transformers do not read either: constants, and a tied head."""
 SAME_FUNCTION = (
     "norm.preset", "norm.unit_offset", "norm.compute", "norm.rounding", "norm.taper_steps", "norm.taper_warmup",
     "model.preset", "model.context", "model.z_loss",
@@ -88,8 +85,8 @@ class ModelFolder:
         end = end[0] if isinstance(end, list) and end else end
         return cls(path, known[class_name], overrides, config, vocab_size, end)
 
-    def check(self, config: RunConfig, tokenizer: Tokenizer) -> None:
-        """Check that a run can start from this model.
+    def check(self, config: RunConfig, tokenizer: Tokenizer) -> list[str]:
+        """Check that a run can start from this model, and return the warnings about its start.
 
         Raises:
             ConfigError: The run has another model or another tokenizer; the message has the overrides that fit.
@@ -114,12 +111,35 @@ class ModelFolder:
                 f"data.tokenizer={config.data.tokenizer}: is not the tokenizer of train.start_from={self.path}; set "
                 f"data.tokenizer={file}"
             )
-        if (largest := int(self._tokens(tokenizer).max())) >= self.vocab_size:
-            raise ConfigError(
-                f"data.tokenizer={config.data.tokenizer}: has a token {largest}, and train.start_from={self.path} has "
-                f"vocab_size={self.vocab_size}; choose a model that has all tokens"
-            )
         self.tensors(self.config)
+        return self.vocabulary_warnings(tokenizer)
+
+    def vocabulary_warnings(self, tokenizer: Tokenizer) -> list[str]:
+        """Return how the loss of a run with this tokenizer differs from that of transformers on the same weights.
+
+        Raises:
+            ConfigError: The model lacks a token.
+        """
+        tokens_V, warnings = self._tokens(tokenizer), list[str]()
+        if (largest := int(tokens_V.max())) >= self.vocab_size:
+            raise ConfigError(
+                f"{self.path}: its tokenizer has a token {largest}, and its model vocab_size={self.vocab_size}; choose "
+                "a model that has all tokens"
+            )
+        rows = len(tokens_V.unique())
+        if left_out := self.vocab_size - rows:
+            warnings.append(
+                f"{self.path}: has vocab_size={self.vocab_size}, and its tokenizer {rows} of these tokens; the softmax "
+                f"of a run leaves out the other {left_out}, so that each loss is -ln(1 - p) lower than in "
+                "transformers, where they have the probability p"
+            )
+        if len(tokens_V) > rows:
+            warnings.append(
+                f"{self.path}: its tokenizer has no token for the end of a document; a run adds one with the embedding "
+                f"of token {self.end_of_text}, which the softmax then has twice, so that each loss is ln(1 + p) higher "
+                "than in transformers, where that token has the probability p"
+            )
+        return warnings
 
     def _tokens(self, tokenizer: Tokenizer) -> Tensor:
         """Return the token of the folder for each token of a run, (V,).
@@ -146,46 +166,43 @@ class ModelFolder:
         # The norm of the run, because its unit offset may differ.
         return {
             ours: values[rows[ours]] if ours in rows else values.contiguous()
-            for stored, file, name in self.tensors(replace(self.config, norm=config.norm))
-            for ours, values in stored.split(file.get_tensor(name).float())
+            for stored, tensor in self.tensors(replace(self.config, norm=config.norm))
+            for ours, values in stored.split(tensor.float())
             if ours != ONE
         }
 
-    def tensors(self, config: RunConfig) -> list[tuple[StoredTensor, Any, str]]:
-        """Return each tensor of the class, with its file and its name there.
+    def tensors(self, config: RunConfig) -> Iterator[tuple[StoredTensor, Tensor]]:
+        """Return an iterator over the tensors of the class, which reads the values of one at a time.
 
         Raises:
-            StoreError: By the headers of the files, one is missing, is one more, or has another shape or dtype.
+            StoreError: One is missing, is one more, or has another shape or dtype. The headers of the files tell this
+                before a tensor is read.
         """
-        paths, prefix = _weight_files(self.path), f"{self.native.blocks.partition('.')[0]}."
-        try:
-            files: list[Any] = [safe_open(path, "pt") for path in paths]
-        except (OSError, SafetensorError) as error:
-            raise StoreError(f"{paths[0]}: cannot be read ({error}); restore a copy") from error
-        # A file of the model without its head has names without the prefix.
-        found = {name.removeprefix(prefix): (file, name) for file in files for name in file.keys()}  # noqa: SIM118
-        if (depth := config.model.depth) > len(found):  # before a long list of tensors is made
-            raise StoreError(f"{paths[0]}: has {len(found)} tensors, too few for model.depth={depth}; restore a copy")
+        tensors = StoredTensors(self.path, prefix := f"{self.native.blocks.partition('.')[0]}.")
+        file = tensors.paths[0]
+        if (depth := config.model.depth) > len(tensors):  # before a long list of tensors is made
+            raise StoreError(f"{file}: has {len(tensors)} tensors, too few for model.depth={depth}; restore a copy")
         expected = {each.name.removeprefix(prefix): each for each in self.native.tensors(config, self.vocab_size)}
-        for problem in _problems(found, expected):
-            raise StoreError(f"{paths[0]}: {problem}; choose another model")
-        return [(stored, *found[name]) for name, stored in expected.items()]
+        # Those of the model first: what is in place of the others is compared with them.
+        for name, model in expected.items():
+            if problem := _problem(name, tensors, model):
+                raise StoreError(f"{file}: {problem}; choose another model")
+        for name in tensors:
+            if name not in expected and (problem := problem_of_unused(name, tensors, expected, config)):
+                raise StoreError(f"{file}: {problem}")
+        return ((stored, tensors[name]) for name, stored in expected.items())
 
 
-def _problems(found: Mapping[str, tuple[Any, str]], expected: Mapping[str, StoredTensor]) -> Iterator[str]:
-    """Yield how the tensors of a folder differ from those of its model."""
-    for name in {**expected, **found}:
-        if name not in found:
-            yield f"has no tensor {name}"
-        elif name in expected:
-            values, shape = found[name][0].get_slice(found[name][1]), expected[name].shape
-            dtype, actual = values.get_dtype(), values.get_shape()
-            if actual != shape or dtype not in DTYPES:
-                yield f"its tensor {name} is {dtype} {actual}, and must be {' or '.join(DTYPES)} {shape}"
-            elif expected[name].parameters == (ONE,) and float(values[:]) != 1:
-                yield f"its tensor {name} is {float(values[:]):g}, and must be 1"
-        elif not NOT_USED.fullmatch(name):
-            yield f"its tensor {name} is not one of the model in config.json"
+def _problem(name: str, tensors: StoredTensors, model: StoredTensor) -> str:
+    """Return how a tensor of a folder differs from that of its model; empty if it does not."""
+    if name not in tensors:
+        return f"has no tensor {name}"
+    dtype, shape = tensors.dtype(name), tensors.shape(name)
+    if shape != model.shape or dtype not in DTYPES:
+        return f"its tensor {name} is {dtype} {shape}, and must be {' or '.join(DTYPES)} {model.shape}"
+    if model.parameters == (ONE,) and float(tensors[name]) != 1:
+        return f"its tensor {name} is {float(tensors[name]):g}, and must be 1"
+    return ""
 
 
 def weights_sha256(name: str) -> str:
@@ -194,7 +211,7 @@ def weights_sha256(name: str) -> str:
     Raises:
         StoreError: The folder has no weights in safetensors, or they cannot be read.
     """
-    paths = _weight_files(_folder(name))
+    paths = weight_files(_folder(name))
     try:
         return _sha256(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths))
     except (OSError, ValueError) as error:
@@ -221,12 +238,3 @@ def _folder(name: str) -> Path:
         disable_progress_bars()
         repository = name.removeprefix(HUB)
         return Path(snapshot_download(repository, allow_patterns=list(FILES), etag_timeout=TIMEOUT_S))
-
-
-def _weight_files(path: Path) -> list[Path]:
-    """Return the file of the weights, or the several in which transformers stores large ones."""
-    if (file := path / "model.safetensors").is_file():
-        return [file]
-    if files := sorted(path.glob("model-*-of-*.safetensors")):
-        return files
-    raise StoreError(f"{path}: has no model.safetensors; save the model with save_pretrained(safe_serialization=True)")

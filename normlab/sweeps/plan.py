@@ -151,7 +151,7 @@ def _resolve_runs(
             warnings[f"{' '.join(overrides) or 'a run'}: is the same run as {first}, and is trained once"] = None
             continue
         if not RunFolder(Path(config.results_dir) / RUNS_FOLDER / run_id).exists():
-            check_start(config, run_identity, corpora[key].tokenizer)
+            warnings |= dict.fromkeys(check_start(config, run_identity, corpora[key].tokenizer))
         planned = PlannedRun(run_id, list(overrides), plain_tree(config))
         runs[run_id] = ResolvedRun(planned, config, machine, corpora[key].tokenizer.vocab_size)
         warnings |= dict.fromkeys(config.warnings())

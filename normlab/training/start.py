@@ -147,7 +147,7 @@ def train_pack(
         if trackers is None:
             follow_training([run.folder.path for run in runs], configs[0].tracking.wandb)
         # After all errors, which stay a single line.
-        for warning in dict.fromkeys(warning for config in configs for warning in config.warnings()):
+        for warning in dict.fromkeys(warning for run in runs for warning in run.new_run_json["warnings"]):
             warn(warning)
         return _run(loop, stop)
 
@@ -197,7 +197,7 @@ def open_runs(
     for run in runs:
         if run.config.train.start_from is None or has_started(run.folder):
             continue
-        check_start(run.config, run.new_run_json["identity"], corpus.tokenizer)
+        run.new_run_json["warnings"] += check_start(run.config, run.new_run_json["identity"], corpus.tokenizer)
         run.weights = read_weights(run.config, corpus.tokenizer)
         if not run.weights:
             read_start(run.config)

@@ -79,8 +79,8 @@ def _with_start(config: RunConfig, start: str) -> RunConfig:
     return replace(config, train=replace(config.train, start_from=start))
 
 
-def check_start(config: RunConfig, identity: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-    """Check that a new run can start from what its resolved `train.start_from` names.
+def check_start(config: RunConfig, identity: Mapping[str, Any], tokenizer: Tokenizer) -> list[str]:
+    """Check that a new run can start from what its resolved `train.start_from` names, and return the warnings about it.
 
     Raises:
         ConfigError: The other run differs in an option that must be equal, or has made all the steps of this one. Or
@@ -88,17 +88,17 @@ def check_start(config: RunConfig, identity: Mapping[str, Any], tokenizer: Token
         StoreError: The other run has no checkpoint of that step, or its record or the folder cannot be read.
     """
     if config.train.start_from is None:
-        return
+        return []
     if weights := FOLDER_OF_WEIGHTS.fullmatch(config.train.start_from):
         from normlab.hf.folder import ModelFolder, weights_sha256
 
-        ModelFolder.open(weights[1]).check(config, tokenizer)
+        warnings = ModelFolder.open(weights[1]).check(config, tokenizer)
         if weights_sha256(weights[1]) != weights[2]:
             raise StoreError(
                 f"train.start_from={weights[1]}: its weights have changed since the run was planned; restore them, or "
                 "plan the run again"
             )
-        return
+        return warnings
     other, step = _start(config)
     option = f"train.start_from={config.train.start_from}"
     steps = checkpoint.steps(other.path / checkpoint.FOLDER)
@@ -116,6 +116,7 @@ def check_start(config: RunConfig, identity: Mapping[str, Any], tokenizer: Token
         raise ConfigError(
             f"{option}: differs in {values}; set it as there (only train.steps and options of an optimiser may differ)"
         )
+    return []
 
 
 def read_weights(config: RunConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:

@@ -1,9 +1,11 @@
 """Verify the blocks of recorded runs."""
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 
-from normlab.errors import NormlabError
+from normlab.data.tokenizers import pretrained_tokenizer
+from normlab.errors import NormlabError, warn
 from normlab.hf.folder import ModelFolder
 from normlab.loaded_run import LoadedRun
 from normlab.model.fingerprint import fingerprint
@@ -36,6 +38,9 @@ def verify_folder(name: str) -> Iterator[Check]:
     """
     folder = ModelFolder.open(name)
     folder.tensors(folder.config)
+    if (folder.path / "tokenizer.json").is_file():
+        for warning in folder.vocabulary_warnings(pretrained_tokenizer(os.fspath(folder.path))):
+            warn(warning)
     yield Check(f"model {name}", f"is a {folder.native.name}", passed=True, result=" ".join(folder.overrides))
     yield from all_checks_of_run(folder.config)
 

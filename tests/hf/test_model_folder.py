@@ -15,7 +15,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from normlab.data.tokenizers import BytesTokenizer, CharsTokenizer, SubwordTokenizer
+from normlab.data.tokenizers import BytesTokenizer, SubwordTokenizer
 from normlab.errors import NormlabError
 from normlab.export import write_folder
 from normlab.hf.classes import CLASSES, NOT_READ, class_of
@@ -24,9 +24,9 @@ from normlab.model.init import build_model
 from normlab.verify import runs as verify_runs
 from support.run_folders import Command
 from support.tolerance import float32_as_float64
+from support.transformers_folders import CHARS, change, change_tensor
 from support.transformers_models import CONTEXT, VOCAB, config_of, randomised
 
-CHARS = CharsTokenizer("".join(chr(33 + index) for index in range(VOCAB - 2)))
 FULL = {"layer_types": ["full_attention"] * 2}
 TWO_ROTATIONS = {
     kind: {"rope_type": "default", "rope_theta": theta}
@@ -119,43 +119,14 @@ def test_the_official_files_of_gpt2_have_other_names(tmp_path: Path) -> None:
     expected = ModelFolder.open(str(tmp_path)).read(config := ModelFolder.open(str(tmp_path)).config, CHARS)
     weights = load_file(tmp_path / "model.safetensors")
     renamed = {name.removeprefix("transformer."): values for name, values in weights.items()}
-    save_file(renamed | {"h.0.attn.bias": torch.ones(1, 1, 4, 4)}, tmp_path / "model.safetensors")
+    masks = {"h.0.attn.bias": torch.ones(1, 1, CONTEXT, CONTEXT).tril(), "h.0.attn.masked_bias": torch.tensor(-1e4)}
+    save_file(renamed | masks, tmp_path / "model.safetensors")
     change(n_inner=..., tie_word_embeddings=..., activation_function=..., scale_attn_weights=...)(tmp_path)
     folder = ModelFolder.open(str(tmp_path))
     folder.tensors(folder.config)
     again = folder.read(config, CHARS)
     assert again.keys() == expected.keys()
     assert all(torch.equal(again[name], expected[name]) for name in expected)
-
-
-@pytest.fixture
-def llama(tmp_path: Path) -> Path:
-    """The folder of an exported Llama."""
-    config = config_of("model=llama_nano", "norm=rmsnorm")
-    write_folder(tmp_path / "model", class_of(config), config, randomised(config), CHARS, "")
-    return tmp_path / "model"
-
-
-def change(**options: Any) -> Callable[[Path], None]:
-    """Return a function that sets options in a config.json; `...` deletes one."""
-
-    def write(folder: Path) -> None:
-        path = folder / "config.json"
-        merged = json.loads(path.read_text()) | options
-        path.write_text(json.dumps({name: value for name, value in merged.items() if value is not ...}))
-
-    return write
-
-
-def change_tensor(name: str, value: Callable[[torch.Tensor], torch.Tensor] | None) -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
-        weights = load_file(folder / "model.safetensors")
-        values = weights.pop(name, torch.zeros(2))
-        if value is not None:
-            weights[name] = value(values).contiguous()
-        save_file(weights, folder / "model.safetensors")
-
-    return write
 
 
 def change_header(folder: Path) -> None:
@@ -201,7 +172,7 @@ def pickle_only(folder: Path) -> None:
         (change(vocab_size=[61]), "vocab_size=[61]: must be 1 to 1048576"),
         (change(vocab_size=62), "embed_tokens.weight is F32 [61, 32], and must be F32 or BF16 or F16 [62, 32]"),
         (change_tensor("model.norm.weight", None), "model.safetensors: has no tensor norm.weight"),
-        (change_tensor("model.norm.bias", torch.clone), "its tensor norm.bias is not one of the model in config.json"),
+        (change_tensor("model.norm.gain", torch.clone), "its tensor norm.gain is not one of the model in config.json"),
         (change_tensor("model.norm.weight", torch.Tensor.double), "norm.weight is F64 [32], and must be F32 or BF16"),
         (change_tensor("model.layers.0.mlp.up_proj.weight", torch.t), "up_proj.weight is F32 [32, 96], and must be"),
         (change_header, "model.safetensors: cannot be read ("),
@@ -292,7 +263,8 @@ def test_a_model_of_the_hub(llama: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert ModelFolder.open("hf://some/model").native.name == "LlamaForCausalLM"
     assert weights_sha256("hf://some/model") == hashlib.sha256((llama / "model.safetensors").read_bytes()).hexdigest()
-    assert asked == [("some/model", ["config.json", "tokenizer.json", "model*.safetensors"])] * 2
+    files = ["config.json", "tokenizer.json", "model*.safetensors", "model.safetensors.index.json"]
+    assert asked == [("some/model", [*files, "adapter_config.json"])] * 2
 
 
 def test_the_hash_is_of_the_content(llama: Path, tmp_path: Path) -> None:

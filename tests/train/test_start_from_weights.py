@@ -12,7 +12,8 @@ from normlab import load
 from normlab.errors import ConfigError
 from normlab.export import export
 from normlab.store.runs import RunFolder
-from support.run_folders import Command, Train, contents, differences, steps_of
+from support.run_folders import OVERRIDES, Command, Train, contents, differences, steps_of
+from support.transformers_folders import change, change_tensor
 
 MODEL = ["model=llama_nano", "norm=rmsnorm", "train.steps=8"]
 
@@ -86,8 +87,6 @@ def test_an_impossible_start_is_one_line_and_writes_nothing(folder: Path, comman
 def test_the_runs_of_a_pack_start_from_the_weights(
     folder: Path, train: Train, run_command: Command, tmp_path: Path
 ) -> None:
-    from support.run_folders import OVERRIDES
-
     results = tmp_path / "results"
     sweep = ["sweep", *OVERRIDES, *MODEL, f"results_dir={results}", "sweep.pack=2", "seed=0,1"]
     assert run_command(*sweep, "train.start_from=model")[0] == 0
@@ -129,3 +128,20 @@ def test_a_model_comes_out_as_it_came_in(train: Train, tmp_path: Path) -> None:
     export(load(run.path), tmp_path / "again")
     before, after = (contents(tmp_path / name) for name in ("model", "again"))
     assert [name for name in before if before[name] != after[name]] == ["README.md"]
+
+
+def test_a_padded_vocabulary_is_a_warning_of_the_plan_and_of_the_run(
+    folder: Path, command: Command, run_command: Command, tmp_path: Path
+) -> None:
+    """Once for the runs of a plan, and once for a run that starts; a run that is finished needs no folder."""
+    for name in ("lm_head.weight", "model.embed_tokens.weight"):
+        change_tensor(name, lambda rows: torch.cat([rows, rows[:7]]))(folder)
+    change(vocab_size=257 + 7)(folder)
+    warning = "has vocab_size=264, and its tokenizer 257 of these tokens; the softmax of a run leaves out the other 7"
+    start = [*MODEL, "train.start_from=model", "train.steps=1"]
+    code, _, err = run_command("sweep", *OVERRIDES, *start, f"results_dir={tmp_path}", "seed=0,1", "--dry-run")
+    assert (code, err.count(warning)) == (0, 1)
+    counts = [command(*start)[2].count(warning) for _ in range(2)]
+    assert counts == [1, 0]
+    (run,) = (RunFolder(path) for path in (tmp_path / "results" / "runs").iterdir())
+    assert any(warning in each for each in run.run()["warnings"])

@@ -1,0 +1,94 @@
+"""Tensors in a folder that the model of its config.json does not take.
+
+Such a tensor is ignored if the model computes with the same values, and refused by name if not: the file is then that
+of another model than the one which normlab builds.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normlab.config.schema import RunConfig
+from normlab.hf.classes import StoredTensor
+from normlab.hf.weight_files import StoredTensors
+
+HEAD = "lm_head.weight"
+MASK = re.compile(r".*\.attn\.bias")
+"""In files of older versions: which positions each one sees, (1, 1, T, T)."""
+MASKED_SCORE = re.compile(r".*\.attn\.masked_bias")
+"""In files of older versions: the score of the others, whose exponential is 0."""
+ROTATION = re.compile(r".*\.rotary_emb\.inv_freq")
+"""In files of older versions: the angles of the rotation for each position, (K / 2,), K the width of a head."""
+DTYPES = {
+    "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "BOOL": torch.bool, "U8": torch.uint8,
+}  # fmt: skip
+CHOOSE = "choose another model"
+
+
+@dataclass(frozen=True, slots=True)
+class Substitute:
+    """What a model computes with in place of a tensor that it does not take."""
+
+    values: Tensor
+    text: str
+    """What the values are."""
+    remedy: str = CHOOSE
+    is_computed: bool = False
+    """Whether the file has these values rounded, to its dtype and by other formulas."""
+
+    def is_equal(self, stored: Tensor) -> bool:
+        if not self.is_computed or not stored.is_floating_point():
+            return torch.equal(stored.float(), self.values)
+        precision = torch.finfo(stored.dtype)
+        smallest = precision.smallest_normal * precision.eps
+        return torch.allclose(stored.float(), self.values, rtol=precision.eps + 1e-5, atol=smallest)
+
+
+def problem_of_unused(
+    name: str, tensors: StoredTensors, expected: Mapping[str, StoredTensor], config: RunConfig
+) -> str:
+    """Return why a folder with this tensor is refused, and what to do; empty if the model computes the same without it.
+
+    Args:
+        name: A name in `tensors` that is not in `expected`, the tensors of the model.
+    """
+    used = _substitute(name, tensors, expected, config)
+    if used is None:
+        return f"its tensor {name} is not one of the model in config.json; {CHOOSE}"
+    shape, dtype = [*used.values.shape], tensors.dtype(name)
+    if tensors.shape(name) != shape or dtype not in DTYPES:
+        stored = f"{dtype} {tensors.shape(name)}"
+        return f"its tensor {name} is {stored}, and the model in config.json has {used.text} {shape}; {used.remedy}"
+    if used.is_equal(stored := tensors[name]):
+        return ""
+    largest = float((stored.float() - used.values).abs().max())
+    return (
+        f"its tensor {name} differs by up to {largest:.3g} from what the model in config.json has, {used.text}; "
+        f"{used.remedy}"
+    )
+
+
+def _substitute(
+    name: str, tensors: StoredTensors, expected: Mapping[str, StoredTensor], config: RunConfig
+) -> Substitute | None:
+    """Return what the model computes with in place of a tensor; None if it has nothing in its place."""
+    model = config.model
+    if name == HEAD:
+        (embedding,) = (each for each in expected if expected[each].parameters == ("embed.tokens.weight",))
+        remedy = f"set tie_word_embeddings=false in config.json, or delete {HEAD} if it is a leftover"
+        return Substitute(tensors[embedding].float(), f"{embedding} (tie_word_embeddings=true)", remedy)
+    if MASK.fullmatch(name):
+        return Substitute(torch.ones(1, 1, model.context, model.context).tril(), "the causal mask")
+    if MASKED_SCORE.fullmatch(name):
+        return Substitute(torch.tensor(-1e4), "-1e4", is_computed=True)
+    if ROTATION.fullmatch(name) and model.rope_theta is not None:
+        width = model.width // model.heads
+        angles = model.rope_theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+        return Substitute(angles.float(), f"rope_theta={model.rope_theta:g}", is_computed=True)
+    weight = expected.get(f"{name.removesuffix('bias')}weight")
+    if name.endswith(".bias") and weight is not None:
+        return Substitute(torch.zeros(weight.shape[:1]), "no bias")
+    return None

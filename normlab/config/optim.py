@@ -211,6 +211,8 @@ class AdamW(OptimConfig):
     lr is the learning rate of the step, with its schedule. In algorithm 2 of the paper the schedule multiplies both
     terms, and the peak learning rate only the first (`decay_mode=independent`):
     w <- w - schedule (peak m^/(sqrt(v^) + eps) + wd w).
+
+    The defaults of beta2 and weight_decay are those of GPT-3 (arXiv:2005.14165) and nanoGPT; torch has 0.999 and 0.01.
     """
 
     formula: ClassVar[str] = "w <- w - lr (m^/(sqrt(v^) + eps) + wd w)"
@@ -233,7 +235,11 @@ class AdamW(OptimConfig):
 
 @dataclass(kw_only=True, slots=True)
 class Lion(OptimConfig):
-    """The sign of a mean of gradients. Its learning rate is some three to ten times lower than that of AdamW."""
+    """The sign of a mean of gradients. Its learning rate is some three to ten times lower than that of AdamW.
+
+    The defaults of beta1 and beta2 are those of the paper. The authors' code, google/automl, has lr=1e-4 and
+    weight_decay=0.
+    """
 
     formula: ClassVar[str] = "w <- w - lr (sign(beta1 m + (1 - beta1) g) + wd w);  m <- beta2 m + (1 - beta2) g"
     source: ClassVar[str] = "Chen et al. 2023, arXiv:2302.06675, algorithm 2"
@@ -308,11 +314,16 @@ class Orthogonal(AdamW):
 
 @dataclass(kw_only=True, slots=True)
 class Muon(Orthogonal):
-    """Momentum whose singular values are set near 1, for the matrices of attention and MLP; AdamW for the others."""
+    """Momentum whose singular values are set near 1, for the matrices of attention and MLP; AdamW for the others.
+
+    The defaults are those of torch.optim.Muon, except for `scale`: torch's default and KellerJordan/Muon have `shape`,
+    with which the learning rate is some ten times higher than that of AdamW.
+    """
 
     formula: ClassVar[str] = "b <- mu b + (1 - mu) g;  w <- w - lr (scale NS((1 - mu) g + mu b) + wd w)"
     source: ClassVar[str] = (
-        "Jordan et al. 2024 (KellerJordan/Muon); scale=rms: Liu et al. 2025, arXiv:2502.16982; torch.optim.Muon"
+        "torch.optim.Muon with adjust_lr_fn=match_rms_adamw, after Liu et al. 2025, arXiv:2502.16982; "
+        "scale=shape: torch's default, after Jordan et al. 2024 (KellerJordan/Muon)"
     )
 
     name: str = "muon"
@@ -324,36 +335,60 @@ class Muon(Orthogonal):
 
     def scale_of(self, rows: int, columns: int) -> float:
         """Return the factor on the update of a matrix."""
-        return 0.2 * max(rows, columns) ** 0.5 if self.scale == "rms" else max(1.0, rows / columns) ** 0.5
+        if self.scale == "rms":
+            return 0.2 * max(rows, columns) ** 0.5
+        return max(1.0, rows / columns) ** 0.5
 
 
 @dataclass(kw_only=True, slots=True)
 class NorMuon(Muon):
     """Muon with rows of equal size: each row of the update is divided by the root of its mean square over the steps.
 
-    The result has the Frobenius norm of NS.
+    The defaults are algorithm 1 of the paper: without Nesterov, and with a root mean square of the update of 0.2. The
+    authors' code is `nesterov=true`, `scale=shape`, with learning rates of 0.02 for matrices and 3e-4 for the others.
     """
 
     formula: ClassVar[str] = (
-        "o = NS(...);  v <- beta v + (1 - beta) mean(o^2, row);  w <- w - lr (scale |o| unit(o / sqrt(v)) + wd w)"
+        "o = NS(b);  v <- beta v + (1 - beta) mean(o^2, row);  w <- w - lr (scale unit(o / sqrt(v)) + wd w), "
+        "unit(x) = x / |x|"
     )
-    source: ClassVar[str] = "Li et al. 2025, arXiv:2510.05491 (zichongli5/NorMuon)"
+    source: ClassVar[str] = (
+        "Li et al. 2025, arXiv:2510.05491, algorithm 1; scale=shape, nesterov=true: the authors' code, "
+        "zichongli5/NorMuon at e5aaaf4"
+    )
+    version: ClassVar[int] = 3
     per_run: ClassVar[tuple[str, ...]] = (*Muon.per_run, "row_decay")
 
     name: str = "normuon"
+    nesterov: bool = option(False, "Whether NS is that of (1 - mu) g + mu b (Nesterov) in place of b.")
+    scale: str = option(
+        "rms", choices=("rms", "shape"),
+        help="rms: 0.2 sqrt(n m) for a matrix of n x m, so that the root mean square of the update is 0.2; shape: "
+        "|o| sqrt(max(1, n / m)).",
+    )  # fmt: skip
     row_decay: float = option(0.95, "beta: decay per step of the mean square of a row.", at_least=0, below=1)
 
     @property
     def row_weight(self) -> float:
         return 1 - self.row_decay
 
+    @property
+    def keeps_norm(self) -> bool:
+        """Whether the update has the norm of NS, by which `scale_of` is multiplied."""
+        return self.scale == "shape"
+
+    def scale_of(self, rows: int, columns: int) -> float:
+        if self.scale == "rms":
+            return 0.2 * (rows * columns) ** 0.5
+        return super(NorMuon, self).scale_of(rows, columns)
+
 
 @dataclass(kw_only=True, slots=True)
 class Hyperball(Orthogonal):
     """Muon on a sphere: each matrix keeps its initial Frobenius norm R.
 
-    A matrix that starts at 0 stays there. The matrices have no weight decay, unless `groups.matrices.decay` is set,
-    which makes the angle of each update larger.
+    The momentum is that of Muon. A matrix that starts at 0 stays there. The matrices have no weight decay, unless
+    `groups.matrices.decay` is set, which makes the angle of each update larger.
     """
 
     formula: ClassVar[str] = "w <- R unit(w - lr (R unit(NS(...)) + wd w)), unit(x) = x / |x|"
@@ -374,7 +409,7 @@ class Hyperball(Orthogonal):
 
 @dataclass(kw_only=True, slots=True)
 class SGD(OptimConfig):
-    """Gradient descent with momentum."""
+    """Gradient descent with momentum. By default torch has lr=1e-3 and momentum=0."""
 
     formula: ClassVar[str] = "b <- momentum b + (g + wd w);  w <- w - lr b"
     source: ClassVar[str] = "Sutskever et al. 2013; torch.optim.SGD's form, dampening 0"

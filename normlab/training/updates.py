@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from normlab.config.optim import SGD, AdamW, Lion, Muon, Orthogonal
+from normlab.config.optim import SGD, AdamW, Lion, Muon, NorMuon, Orthogonal
 
 ROWS = "row_square"
 """The kind of moment that has one number for each row of a matrix, (n, 1)."""
@@ -235,9 +235,10 @@ def _update(options: Orthogonal, group: Matrices) -> None:
         direction = grads + momentum * (new_momenta - grads) if options.nesterov else new_momenta
         update = orthogonalise(direction, options.ns_steps, options.polynomial)
         new_rows = [row + row_weight * (update.square().mean(-1, keepdim=True) - row) for row in rows]
-        for row in new_rows:
-            norm = torch.linalg.matrix_norm(update, keepdim=True)
-            update = update / (row.sqrt() + ROW_EPS)
+        if isinstance(options, NorMuon):
+            (new_row,) = new_rows
+            norm = torch.linalg.matrix_norm(update, keepdim=True) if options.keeps_norm else 1.0
+            update = update / (new_row.sqrt() + ROW_EPS)
             update = update * (norm / (torch.linalg.matrix_norm(update, keepdim=True) + ROW_EPS))
         if isinstance(options, Muon):
             new = decay_factor * params - lr * options.scale_of(*params.shape[-2:]) * update

@@ -59,7 +59,7 @@ LAUNCHES = {
     "model=gpt2_tiny": {1: (436, 498), 2: (476, 559), 16: (476, 559)},
     "model=gpt2_tiny optim=lion": {1: (464, 526), 2: (472, 555), 16: (472, 555)},
     "model=gpt2_tiny optim=muon": {1: (567, 629), 2: (608, 691), 16: (608, 691)},
-    "model=gpt2_tiny optim=normuon": {1: (615, 677), 2: (656, 739), 16: (656, 739)},
+    "model=gpt2_tiny optim=normuon": {1: (612, 674), 2: (653, 736), 16: (653, 736)},
     "model=gpt2_tiny optim=hyperball": {1: (591, 653), 2: (632, 715), 16: (632, 715)},
     "model=gpt2_tiny optim.decay_mode=cautious": {1: (446, 508), 2: (483, 566), 16: (483, 566)},
     "model=gpt2_tiny optim.qk_clip=100 eval.ema=0.99": {1: (512, 574), 2: (550, 633), 16: (550, 657)},

@@ -29,7 +29,8 @@ OPTIONS = {
     "muon": Muon(**COMMON),
     "shape": Muon(**COMMON, scale="shape", momentum=0.8, nesterov=False, ns_steps=3),
     "convergent": Muon(**COMMON, polynomial="convergent", ns_steps=12),
-    "normuon": NorMuon(**COMMON, scale="shape", row_decay=0.9),
+    "normuon": NorMuon(**COMMON, row_decay=0.9),
+    "normuon-code": NorMuon(**COMMON, scale="shape", nesterov=True, row_decay=0.9),
     "hyperball": Hyperball(**COMMON),
     "together": Muon(**COMMON, qkv="together"),
     "heads": NorMuon(**COMMON, qkv="heads", heads=2),
@@ -93,17 +94,31 @@ def test_muon_equals_torch(name: str) -> None:
         torch.testing.assert_close(p, expected[name], atol=1e-12, rtol=1e-11)
 
 
-def test_normuon_equals_pytorch_optimizer() -> None:
-    options = OPTIONS["normuon"]
+@pytest.mark.parametrize(
+    ("name", "update_scale"),
+    [("normuon", "match_rms"), ("normuon-code", "preserve_norm")],  # algorithm 1 of the paper, and the authors' code
+)
+def test_normuon_equals_pytorch_optimizer(name: str, update_scale: str) -> None:
+    options = OPTIONS[name]
     assert isinstance(options, NorMuon)
     params = {name: p.requires_grad_() for name, p in drawn(0).items()}
     other = pytorch_optimizer.NorMuon(
         [{"params": [params[name] for name in HIDDEN], "use_muon": True}], lr=options.lr, momentum=options.momentum,
-        beta2=options.row_decay, weight_decay=options.weight_decay, foreach=False,
+        beta2=options.row_decay, weight_decay=options.weight_decay, nesterov=options.nesterov,
+        update_scale=update_scale, foreach=False,
     )  # fmt: skip
     expected, found = updated_by([other, adamw(options, params)], params), updated(options)
     for name, p in found.items():
         torch.testing.assert_close(p, expected[name], atol=1e-12, rtol=1e-11)
+
+
+def test_the_default_of_normuon_is_the_step_of_the_paper() -> None:
+    """Its root mean square is 0.2 lr; that of Muon, whose singular values are near 1 only, is below 0.2 lr."""
+    start, options = drawn(0), dataclasses.replace(NorMuon(), weight_decay=0.0, schedule="constant", warmup_steps=0)
+    after = updated(options, steps=1)
+    for name in HIDDEN:
+        rms = (after[name] - start[name]).square().mean().sqrt()
+        torch.testing.assert_close(rms, torch.tensor(0.2 * options.lr, dtype=rms.dtype), atol=0.0, rtol=1e-8)
 
 
 @pytest.mark.parametrize("decay", [None, 5.0])

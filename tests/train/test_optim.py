@@ -1,6 +1,7 @@
 """Optimisers against torch.optim, schedules against their formulas, clipping against torch's."""
 
 import copy
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -131,6 +132,24 @@ def test_every_optimiser_is_complete(name: str) -> None:
 
 MATRICES = {"muon": Muon, "normuon": NorMuon, "hyperball": Hyperball}
 """The optimisers of matrices, which tests/train/test_muon.py tests."""
+
+
+PUBLIC_DEFAULTS = {
+    "adamw": (torch.optim.AdamW, {"lr": "lr", "eps": "eps"}),
+    "lion": (pytorch_optimizer.Lion, {"betas": ("beta1", "beta2")}),
+    "muon": (torch.optim.Muon, {name: name for name in ("lr", "weight_decay", "momentum", "nesterov", "ns_steps")}),
+    "normuon": (pytorch_optimizer.NorMuon, {"momentum": "momentum", "beta2": "row_decay", "ns_steps": "ns_steps"}),
+}
+"""The public optimisers, and the options whose defaults are theirs, as the documentation says."""
+
+
+@pytest.mark.parametrize("name", PUBLIC_DEFAULTS)
+def test_defaults_are_those_of_the_public_code(name: str) -> None:
+    public, options = PUBLIC_DEFAULTS[name]
+    defaults, ours = inspect.signature(public).parameters, OPTIMIZERS[name](name=name)
+    for theirs, option in options.items():
+        found = tuple(getattr(ours, each) for each in option) if isinstance(option, tuple) else getattr(ours, option)
+        assert found == defaults[theirs].default
 
 
 @with_options

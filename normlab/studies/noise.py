@@ -26,7 +26,7 @@ from normlab.studies.measures import FINAL_LOSS
 
 DEPTHS = (4, 8, 16)
 JUDGED = 8
-"""Fewest judging seeds of a random half: with fewer than four its interval has no bounds and excludes nothing."""
+"""Fewest judging seeds of a random half: the interval of 95 % of fewer than four has no bounds and excludes nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from scipy.integrate import quad
 from normlab.analysis.sequences import EFFECT_VARIANCE, half_width, level_of, mean_sequence, share_sequence
 
 
-@pytest.mark.parametrize("n", [4, 7, 16])
-@pytest.mark.parametrize("alpha", [0.05, 0.1])
+@pytest.mark.parametrize(("n", "alpha"), [(3, 0.1), (4, 0.05), (4, 0.1), (7, 0.05), (7, 0.1), (16, 0.05), (16, 0.1)])
 def test_at_the_ends_of_the_interval_of_a_mean_the_likelihood_ratio_of_t_is_one_over_alpha(n, alpha):
     values = np.random.default_rng(n).normal(1, 0.1, n)
     prior = stats.norm(0, math.sqrt(EFFECT_VARIANCE))
@@ -26,8 +25,17 @@ def test_at_the_ends_of_the_interval_of_a_mean_the_likelihood_ratio_of_t_is_one_
         assert expected == pytest.approx(1 / alpha, rel=1e-4)
 
 
-def test_too_few_values_have_no_bounds_and_equal_ones_are_a_point():
-    assert mean_sequence([0.1, 0.2, 0.3], 0.05) == (-math.inf, math.inf)
+@pytest.mark.parametrize(("fewest", "alpha"), [(3, 0.1), (4, 0.05), (5, 0.01)])
+def test_the_fewest_values_with_bounds(fewest, alpha):
+    """With fewer values, the likelihood ratio of t stays below 1 / alpha however large t is."""
+    for n in range(2, 7):
+        largest = (1 + n * EFFECT_VARIANCE) ** ((n - 1) / 2)
+        assert (largest > 1 / alpha) == (n >= fewest)
+        low, high = mean_sequence([0.1 * (k + 1) for k in range(n)], alpha)
+        assert math.isfinite(low) == math.isfinite(high) == (n >= fewest)
+
+
+def test_equal_values_are_a_point():
     assert mean_sequence([0.25] * 8, 0.05) == (0.25, 0.25)
 
 

@@ -18,7 +18,7 @@ import torch
 from normlab.analysis.factors import find_run
 from normlab.config import memory
 from normlab.config.schema import RunConfig, config_from_record
-from normlab.data.tokenizers import LARGEST_TOKENIZER, Tokenizer, from_state
+from normlab.data.tokenizers import LARGEST_TOKENIZER, Tokenizer, changed_characters, from_state
 from normlab.errors import ConfigError, DataError, StoreError, unknown, warn
 from normlab.model.gpt import GPT
 from normlab.model.init import build_model
@@ -78,6 +78,9 @@ class TextLoss:
     tokens: int
     bytes: int
     """In UTF-8."""
+    characters: int
+    changed: int
+    """Characters, at least, that the text loses or gains as the tokenizer decodes it."""
 
     @property
     def loss(self) -> float:
@@ -86,8 +89,13 @@ class TextLoss:
 
     @property
     def bits_per_byte(self) -> float:
-        """Comparable between tokenizers."""
+        """Comparable between tokenizers that do not change the text; else the loss is that of another text."""
         return self.nats / math.log(2) / self.bytes
+
+    @property
+    def changed_share(self) -> float:
+        """Share of the characters, at least, that the tokenizer changes, from 0 to 1."""
+        return self.changed / self.characters
 
 
 class LoadedRun:
@@ -305,9 +313,11 @@ class LoadedRun:
             ConfigError: The texts have no token.
             StoreError: The model's logits are not finite.
         """
-        length, nats, count, unknowns = self.model.context, 0.0, 0, 0
+        length, nats, count, changed = self.model.context, 0.0, 0, 0
         for text in texts:
-            tokens_N = torch.as_tensor(self.tokenizer.encode(text).astype("int64"))
+            tokens = self.tokenizer.encode(text)
+            changed += changed_characters(text, self.tokenizer.decode(tokens))
+            tokens_N = torch.as_tensor(tokens.astype("int64"))
             inputs_N = torch.cat([torch.tensor([self.tokenizer.end_of_document]), tokens_N[:-1]])[: len(tokens_N)]
             whole = len(tokens_N) // length * length
             for part in (slice(whole), slice(whole, None)):
@@ -318,17 +328,20 @@ class LoadedRun:
                     logits = self.model(inputs_BT).flatten(0, 1).double()
                     nats += float(torch.nn.functional.cross_entropy(logits, targets_BT.flatten(), reduction="sum"))
             count += len(tokens_N)
-            unknowns += int((tokens_N == getattr(self.tokenizer, "unknown", -1)).sum())
-        if unknowns:
-            warn(f"{unknowns} of {count} characters are unknown to the run's tokenizer: each counts as the unknown one")
         if count == 0:
             raise ConfigError("the text is empty; give one with at least one character")
+        characters = sum(map(len, texts))
+        if changed:
+            warn(
+                f"the run's tokenizer changes at least {changed:,} of {characters:,} characters of the text: its "
+                "bits/byte cannot be compared with that of another tokenizer"
+            )
         if not math.isfinite(nats):
             raise StoreError(
                 f"run {self.folder.run_id}: its model's logits are not finite, because the run diverged; evaluate "
                 "another run, or train one with a lower optim.lr"
             )
-        return TextLoss(nats, count, sum(len(text.encode()) for text in texts))
+        return TextLoss(nats, count, sum(len(text.encode()) for text in texts), characters, changed)
 
     @torch.no_grad()
     def sample(self, prompt: str, *, tokens: int = 200, temperature: float = 0.8, seed: int = 0) -> str:

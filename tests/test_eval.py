@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, normalizers
 
 import normlab
 from normlab.config.compose import compose_run
+from normlab.data.tokenizers import train_bpe
 from normlab.errors import ConfigError
 from normlab.training.start import train
 from support.run_folders import Command
@@ -46,7 +48,28 @@ def test_loss_of_texts(reference: Path) -> None:
 def test_unknown_characters_are_counted(overrides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     folder = train(compose_run([*overrides, "data.tokenizer=chars", "train.steps=1"]), trackers=[]).folder
     normlab.load(folder.path).evaluate("a\u4e00b\u4e8c")
-    assert "2 of 4 characters are unknown to the run's tokenizer" in capsys.readouterr().err
+    assert (
+        "tokenizer changes at least 2 of 4 characters of the text: its bits/byte cannot be" in capsys.readouterr().err
+    )
+
+
+def test_share_of_the_text_that_a_tokenizer_changes(overrides: list[str], tmp_path: Path, run_command: Command) -> None:
+    """A tokenizer of lower case: its loss is that of another text, of which bits/byte would count the bytes."""
+    definition = Tokenizer.from_str(train_bpe(["the cat sat on a mat"], 300).definition)
+    definition.normalizer = normalizers.Lowercase()
+    definition.save(path := str(tmp_path / "tokenizer.json"))
+    folder = train(compose_run([*overrides, f"data.tokenizer={path}", "train.steps=1"]), trackers=[]).folder
+    (tmp_path / "upper.txt").write_text("The CAT.")
+    (tmp_path / "lower.txt").write_text("the cat.")
+    data = [f"--data={tmp_path / name}" for name in ("upper.txt", "lower.txt")]
+    code, out, err = run_command("eval", str(folder.path), *data, "--json")
+    upper, lower = json.loads(out)
+    assert (code, upper["changed"], lower["changed"]) == (0, 4 / 8, 0)
+    assert upper["loss"] == lower["loss"]  # the same tokens
+    assert err.count("changes at least 4 of 8 characters of the text") == 1
+    code, out, err = run_command("eval", str(folder.path), *data)
+    assert ("50.00%" in out, "0.00%" in out) == (True, True)
+    assert "compares models with different tokenizers only where it is 0" in out
 
 
 def test_command(reference: Path, tmp_path: Path, run_command: Command) -> None:
@@ -62,7 +85,7 @@ def test_command(reference: Path, tmp_path: Path, run_command: Command) -> None:
         loss = run.evaluate(*texts)
         assert row == {
             "data": row["data"], "loss": loss.loss, "bits_per_byte": loss.bits_per_byte, "tokens": loss.tokens,
-            "bytes": loss.bytes,
+            "bytes": loss.bytes, "changed": 0,
         }  # fmt: skip
     code, out, err = run_command("eval", str(reference), *data)
     assert (code, err) == (0, "")

@@ -6,6 +6,10 @@ from typer import Argument, Option
 
 from normlab.cli.app import At, Json, ResultsDir, Run, Trust, app, echo
 
+LEGEND = """loss: nats/token
+changed: share of the characters, at least, that the tokenizer changes (case, blanks, unknown ones)
+bits/byte compares models with different tokenizers only where it is 0"""
+
 
 @app.command("eval")
 def evaluate(
@@ -22,7 +26,7 @@ def evaluate(
     """Print the loss of a run's model on other text.
 
     Each file is a document, which is read in windows of the model's context; every token counts once. Bits per byte
-    compare models with different tokenizers.
+    compare models with different tokenizers if no tokenizer changes the text.
 
     Example: normlab eval outside --data README.md
     """
@@ -52,6 +56,7 @@ def evaluate(
                 "bits_per_byte": each.bits_per_byte,
                 "tokens": each.tokens,
                 "bytes": each.bytes,
+                "changed": each.changed_share,
             }
             for name, each in losses
         ]
@@ -62,7 +67,8 @@ def evaluate(
             "loss": f"{each.loss:.4f}",
             "bits/byte": f"{each.bits_per_byte:.4f}",
             "tokens": f"{each.tokens:,}",
+            "changed": f"{each.changed_share:.2%}",
         }
         for name, each in losses
     ]
-    echo(render(rows, fixed=("data",)) + "\n\nloss: nats/token", keep="\n")
+    echo(f"{render(rows, fixed=('data',))}\n\n{LEGEND}", keep="\n")

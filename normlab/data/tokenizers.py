@@ -10,8 +10,10 @@ Shapes: T tokens.
 
 import hashlib
 import itertools
+import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -148,6 +150,8 @@ class SubwordTokenizer:
         # A tokenizer.json may ask for truncation and padding, which would change the text.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        # A document may contain the text "<|endoftext|>", which does not end it.
+        self._tokenizer.encode_special_tokens = True
         if dropout := getattr(self._tokenizer.model, "dropout", None):
             raise ValueError(f"has dropout {dropout:g}, so its tokens are random")
         tokens = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -158,6 +162,17 @@ class SubwordTokenizer:
         self.vocab_size = count + (end_token is None)
         if self.vocab_size > MAX_VOCAB_SIZE:
             raise ValueError(f"has a token {count - 1} (at most {MAX_VOCAB_SIZE - 2})")
+        # Some models (Unigram, WordLevel) have the special tokens among their words, and find them in a text.
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = {token for token in added if added[token].special} - {self._unknown_token()}
+        self._not_in_text = np.array(sorted(special | {self.end_of_document}))
+
+    def _unknown_token(self) -> int | None:
+        """Return the token of unknown characters and words, or None if there is none."""
+        model = json.loads(self.definition)["model"]
+        if "unk_id" in model:
+            return model["unk_id"]
+        return self._tokenizer.token_to_id(model.get("unk_token") or "")
 
     @classmethod
     def pretrained(cls, name: str, definition: str) -> "SubwordTokenizer":
@@ -174,8 +189,10 @@ class SubwordTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the tokens of each text, encoded on all cores.
 
+        The text of a special token is encoded as other text.
+
         Raises:
-            DataError: The tokenizer cannot encode a text.
+            DataError: The tokenizer cannot encode a text, or would encode a part of it as a special token.
         """
         # Python decodes a command line's invalid UTF-8 to surrogates, which no tokenizer accepts.
         valid = [text.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for text in texts]
@@ -183,7 +200,16 @@ class SubwordTokenizer:
             encodings = self._tokenizer.encode_batch_fast(valid, add_special_tokens=False)
         except Exception as error:  # `tokenizers` raises no narrower class
             raise DataError(f"data.tokenizer={self.name}: cannot encode the text ({error}); choose another") from error
-        return [np.array(encoding.ids, token_dtype(self.vocab_size)) for encoding in encodings]
+        tokens = [np.array(encoding.ids, token_dtype(self.vocab_size)) for encoding in encodings]
+        for tokens_T in tokens:
+            found = tokens_T[np.isin(tokens_T, self._not_in_text)]
+            if found.size:
+                special = self._tokenizer.id_to_token(int(found[0]))
+                raise DataError(
+                    f"data.tokenizer={self.name}: reads {special!r} in the text as a special token; remove it from the "
+                    "text, or choose another tokenizer"
+                )
+        return tokens
 
     def decode(self, tokens_T: np.ndarray | Sequence[int]) -> str:
         """Return the text of tokens, with U+FFFD for invalid UTF-8."""
@@ -293,6 +319,19 @@ def _download(name: str) -> Path:
         HfApi().model_info(name, timeout=TIMEOUT_S, expand=["sha"])  # the download would wait longer for the hub
         disable_progress_bars()
         return Path(hf_hub_download(name, "tokenizer.json"))
+
+
+def changed_characters(text: str, decoded: str) -> int:
+    """Return how many characters a text loses, or gains if these are more, as a tokenizer decodes it.
+
+    A tokenizer may lower the text, drop blanks, or lack a character. Characters are counted in any order, so the number
+    is a lower bound; it is 0 only if both texts are equal, and at most the length of `text`.
+    """
+    if decoded == text:
+        return 0
+    before, after = Counter(text), Counter(decoded)
+    changed = max((before - after).total(), (after - before).total(), 1)
+    return min(changed, len(text))
 
 
 def token_dtype(vocab_size: int) -> np.dtype:

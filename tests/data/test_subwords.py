@@ -123,15 +123,52 @@ def test_pretrained_tokenizer_encodes_as_transformers_does(
     path = tmp_path / "tokenizer.json"
     make().save(str(path))
     tokenizer = pretrained_tokenizer(str(path if path_kind == "file" else tmp_path))
-    reference, own = PreTrainedTokenizerFast(tokenizer_file=str(path)), make().token_to_id(END)
+    reference = PreTrainedTokenizerFast(tokenizer_file=str(path), split_special_tokens=True)
+    own = make().token_to_id(END)
     for text in (CODE, PROSE, "before<|endoftext|>after"):
         expected = reference(text, add_special_tokens=False, truncation=False, padding=False)["input_ids"]
         assert tokenizer.encode(text).tolist() == expected
         decoded = reference.decode(expected, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        assert tokenizer.decode(tokenizer.encode(text)) == (decoded if own is None else decoded.replace(END, "\n"))
+        assert tokenizer.decode(tokenizer.encode(text)) == decoded
     assert tokenizer.end_of_document == (make().get_vocab_size() if own is None else own)
     assert tokenizer.vocab_size == make().get_vocab_size() + (own is None)
     assert tokenizer.decode([tokenizer.end_of_document, *tokenizer.encode("a"), tokenizer.end_of_document]) == "\na\n"
+
+
+@pytest.mark.parametrize("text", [END, f"a{END}b", f"{END}\n{END}", f"x{END}y " * 500])
+def test_the_text_of_a_special_token_is_text(text: str, tmp_path: Path) -> None:
+    """Once it was the end of a document: a page that explains it had fewer tokens and a lower loss."""
+    made = gpt2_like()
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = pretrained_tokenizer(str(tmp_path))
+    assert tokenizer.end_of_document == made.token_to_id(END)
+    assert tokenizer.end_of_document not in tokenizer.encode(text)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def unigram() -> Tokenizer:
+    """Make a tokenizer whose model has its special tokens as words, as SentencePiece has."""
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), ("a", -2.0), ("<", -3.0), ("/", -3.0), ("s", -3.0), (">", -3.0)]
+    return Tokenizer(models.Unigram(pieces, unk_id=0))
+
+
+def whole_words() -> Tokenizer:
+    made = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1, "a": 2, "s": 3}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return made
+
+
+@pytest.mark.parametrize("make", [unigram, whole_words])
+def test_a_tokenizer_that_finds_special_tokens_in_a_text_is_an_error(
+    make: Callable[[], Tokenizer], files: Callable[..., FilesData], tmp_path: Path
+) -> None:
+    made = make()
+    made.add_special_tokens(["<unk>", "</s>"])
+    made.save(path := str(tmp_path / "tokenizer.json"))
+    corpus = open_corpus(files({"a.txt": "a s a ? " * 100}, tokenizer=path))
+    assert 0 in corpus.train  # an unknown character is none of the text's special tokens
+    with pytest.raises(DataError, match=r"data.tokenizer=.*: reads '</s>' in the text as a special token; remove it"):
+        open_corpus(files({"a.txt": "a </s> a " * 100}, tokenizer=path))
 
 
 def test_state_of_a_pretrained_tokenizer_is_complete(tmp_path: Path) -> None:

@@ -78,6 +78,23 @@ def test_encode_batch_equals_encode_of_each_text(name: str) -> None:
         assert not (tokens == tokenizer.end_of_document).any()
 
 
+@pytest.mark.parametrize(
+    ("text", "decoded", "changed"),
+    [
+        ("", "", 0),
+        ("as it is", "as it is", 0),
+        ("Upper CASE", "upper case", 5),
+        ("two  blanks\n", "two blanks", 2),
+        ("don't", "don ' t", 2),
+        ("a\u4e00b", "a\ufffdb", 1),
+        ("ab", "ba", 1),
+        ("a", "a b c d", 1),
+    ],
+)
+def test_changed_characters(text: str, decoded: str, changed: int) -> None:
+    assert tokenizers.changed_characters(text, decoded) == changed
+
+
 def test_state_without_a_known_name_is_an_error() -> None:
     with pytest.raises(DataError, match="bytes, chars"):
         tokenizers.from_state({})

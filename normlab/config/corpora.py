@@ -1,6 +1,7 @@
 """The corpora that a run can train on, and their options. Imports no torch."""
 
 import os
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,6 +10,9 @@ from normlab.options import option
 
 TOKENIZERS = ("bytes", "chars", "bpe")
 """The tokenizers that normlab builds; any other name is a pretrained tokenizer."""
+
+TABLE_SUFFIXES = {".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv", ".arrow"}
+"""Suffixes of files with a document per row, which `data=hub` reads."""
 
 DEFAULT_VOCAB_SIZE = 4096
 
@@ -190,3 +194,14 @@ DATA: dict[str, type[DataConfig]] = {
     "stdlib": StdlibData, "reference": ReferenceData, "files": FilesData, "hub": HubData, "shakespeare": Shakespeare,
     "tinystories": TinyStories, "wikitext103": WikiText103, "fineweb_edu": FineWebEdu,
 }  # fmt: skip
+
+
+def corpus_overrides(name: str) -> str:
+    """Return the overrides for a file, a folder or a dataset of the hub by its name; empty for any other name."""
+    path = os.path.expanduser(name)
+    folder, suffix = os.path.dirname(name) or ".", os.path.splitext(name)[1].lower()
+    if suffix in TABLE_SUFFIXES:
+        return f"data=hub data.name={folder}"
+    if suffix or os.path.exists(path):
+        return f"data=files data.path={name}"
+    return f"data=hub data.name={name}" if re.fullmatch(r"[\w-]+/[\w-]+", name) else ""

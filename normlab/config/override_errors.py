@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from normlab.config.corpora import DATA, HubData
+from normlab.config.corpora import DATA, HubData, corpus_overrides
 from normlab.config.optim import OPTIMIZERS
 from normlab.config.option_names import hint
 from normlab.config.schema import RunConfig
@@ -89,8 +89,15 @@ def _explain(error: BaseException, job: Sequence[Override], typed: str) -> Confi
         )
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
+        # The name of a text that is taken for that of a corpus may have slashes.
+        if (first := error.missing_cfg_file.partition("/"))[0] in GROUPS:
+            group, _, name = first
         if not group:
             return ConfigError(f"--config-name={name}: no such config; put {name}.yaml into --config-dir")
+        if group == "data" and (overrides := corpus_overrides(name)):
+            return ConfigError(
+                f"data={name}: names no corpus; set {overrides}, or choose one of {', '.join(sorted(DATA))}"
+            )
         elsewhere = OTHER_NAMES if group in ("norm", "placement") else None
         return ConfigError(
             f"{group}={name}: " + unknown(group, name, error.options or GROUPS.get(group, ()), elsewhere)

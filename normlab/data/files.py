@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from normlab.config.corpora import DataConfig, FilesData
+from normlab.config.corpora import TABLE_SUFFIXES, DataConfig, FilesData
 from normlab.data.documents import Row, TextCounts
 from normlab.errors import DataError
 
@@ -20,9 +20,6 @@ TEXT = (
 TEXT_SUFFIXES = {"", *TEXT.split()}
 """Suffixes of prose, markup and source code; a file without a suffix is text too. Any other suffix may be a page, a
 table, a backup or an archive, whose syntax would become text."""
-
-TABLE_SUFFIXES = {".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv", ".arrow"}
-"""Suffixes of files with a document per row, which `data=hub` reads."""
 
 EXCLUDED_FOLDERS = frozenset(
     ("test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages", "_bundled", "lib-dynload")
@@ -85,13 +82,27 @@ def source_sha256(sources: Iterable[Source]) -> str:
     total = hashlib.sha256()
     for source in sources:
         try:
-            with source.path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").digest()
+            content = _sha256(source.path)
         except OSError as error:
-            _raise_unreadable(error)
+            raise _unreadable(error, source.path) from error
         # Both hashes have a fixed length, so two different lists of files cannot give the same bytes.
         total.update(hashlib.sha256(os.fsencode(source.name)).digest() + content)
     return total.hexdigest()
+
+
+def _sha256(path: Path) -> bytes:
+    if _is_empty(path):
+        return hashlib.sha256().digest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def _is_empty(path: Path) -> bool:
+    """Return whether a file has a size of 0.
+
+    Files of the kernel do too, but have bytes: some without an end (/proc/self/pagemap), some not yet (/proc/kmsg).
+    """
+    return path.stat().st_size == 0
 
 
 class FilesText:
@@ -122,7 +133,7 @@ class FilesText:
                     "compressed, or leave it out"
                 ) from error
             except OSError as error:
-                _raise_unreadable(error)
+                raise _unreadable(error, source.path) from error
 
 
 def _stdlib() -> list[Source]:
@@ -150,6 +161,10 @@ def _listed(paths: Iterable[str]) -> list[Source]:
     for name in paths:
         path = Path(name).expanduser()
         if not os.path.isdir(path) and not os.path.isfile(path):  # Path.is_dir raises for a name that is too long
+            if os.path.lexists(path):
+                raise DataError(
+                    f"data.path={name}: is a device, a pipe, a socket or a broken link; choose a file or a folder"
+                )
             raise DataError(f"data.path={name}: no such file or folder; check the path")
         below = files_below(path) if path.is_dir() else [Source(path, path.name)]
         if not below:
@@ -180,7 +195,7 @@ def _is_output(folder: Path) -> bool:
 
 def _text_of(path: Path) -> str:
     r"""Return the text of a file; line ends become `\n`, as in Python's text mode."""
-    text = path.read_text(encoding="utf-8")
+    text = "" if _is_empty(path) else path.read_text(encoding="utf-8")
     if "\0" in text:
         raise DataError(
             f"{path}: has a NUL character, as binary files and UTF-16 have; convert the file to UTF-8, or leave it out"
@@ -189,6 +204,10 @@ def _text_of(path: Path) -> str:
 
 
 def _raise_unreadable(error: OSError) -> NoReturn:
-    raise DataError(
-        f"{error.filename}: cannot be read ({error.strerror or error}); make it readable or leave it out"
-    ) from error
+    """Raise the error of `os.walk` about a folder."""
+    raise _unreadable(error, Path(error.filename)) from error
+
+
+def _unreadable(error: OSError, path: Path) -> DataError:
+    # The system names the file only if it cannot be opened, and not if reading it fails.
+    return DataError(f"{path}: cannot be read ({error.strerror or error}); make it readable or leave it out")

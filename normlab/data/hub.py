@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from normlab.config.corpora import HubData, NamedData
+from normlab.config.corpora import TABLE_SUFFIXES, HubData, NamedData
 from normlab.data.documents import Row, TextCounts
-from normlab.data.files import TABLE_SUFFIXES, files_below, source_sha256
+from normlab.data.files import files_below, source_sha256
 from normlab.data.tables import column_error, csv_rows, json_rows
 from normlab.errors import DataError, did_you_mean, notify
 
@@ -50,7 +50,8 @@ class HubText:
     """The documents of a dataset of the hub, or of a folder with the layout of one.
 
     Raises:
-        DataError: `revision` is set for a folder, its files have several formats, or one of them cannot be read.
+        DataError: The name is that of a file, `revision` is set for a folder, its files have several formats, or one of
+            them cannot be read.
     """
 
     def __init__(self, config: HubData | NamedData) -> None:
@@ -59,6 +60,11 @@ class HubText:
         self._article = config.article if isinstance(config, NamedData) else ""
         folder = Path(options.name).expanduser()
         self._folder = folder if folder.is_dir() else None
+        if folder.is_file():
+            raise DataError(
+                f"data.name={options.name}: is a file; name its folder, or set data=files data.path={options.name} for "
+                "a file of text"
+            )
         if self._folder and options.revision is not None:
             raise DataError(f"data.revision={options.revision}: has no effect on a folder; leave it out")
         files = files_below(self._folder) if self._folder else []

@@ -1,6 +1,8 @@
 """Files of a corpus: their order, their hash, and the documents that are read from them."""
 
+import errno
 import gzip
+import hashlib
 import os
 import sysconfig
 from collections.abc import Callable
@@ -92,10 +94,31 @@ def test_unknown_suffix_is_rejected(name: str, files: Files) -> None:
             find_sources(FilesData(path=[path]))
 
 
-@pytest.mark.parametrize("path", ["nowhere.txt", "x" * 5000, "/dev/null"])
+@pytest.mark.parametrize("path", ["nowhere.txt", "x" * 5000])
 def test_error_names_a_missing_path(path: str) -> None:
     with pytest.raises(DataError, match=f"data.path={path}: no such file or folder"):
         find_sources(FilesData(path=[path]))
+
+
+def test_a_path_that_is_neither_a_file_nor_a_folder_is_rejected(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "link")
+    for path in ("/dev/null", str(tmp_path / "pipe"), str(tmp_path / "link")):
+        with pytest.raises(
+            DataError, match=f"data.path={path}: is a device, a pipe, a socket or a broken link; choose"
+        ):
+            find_sources(FilesData(path=[path]))
+
+
+def test_files_of_the_kernel_are_empty(tmp_path: Path) -> None:
+    """Their size is 0, and reading them fails (mem), never ends (pagemap), or waits (kmsg)."""
+    names = ("mem", "pagemap", "cmdline")
+    paths = [path for name in names if Path(path := f"/proc/self/{name}").is_file()]
+    if not paths:
+        pytest.skip("this system has no /proc")
+    text = FilesText(FilesData(path=paths))
+    assert list(text.documents(tmp_path)) == []
+    assert text.counts.empty == len(paths)
 
 
 def test_empty_folder_is_rejected(tmp_path: Path) -> None:
@@ -140,6 +163,18 @@ def test_error_names_an_unreadable_file(files: Files, tmp_path: Path) -> None:
     (tmp_path / "text" / "a.txt").unlink()
     (tmp_path / "text" / "a.txt").mkdir()
     with pytest.raises(DataError, match=r"a\.txt: cannot be read \(Is a directory\)"):
+        source_sha256(sources)
+
+
+def test_error_names_a_file_whose_disk_fails(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's error has no file name once the file is open."""
+    sources = find_sources(files({"a.txt": "x"}))
+
+    def failing(file: object, digest: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(hashlib, "file_digest", failing)
+    with pytest.raises(DataError, match=r"/a\.txt: cannot be read \(Input/output error\); make it readable"):
         source_sha256(sources)
 
 

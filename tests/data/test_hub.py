@@ -289,6 +289,14 @@ def test_folder_of_two_formats_is_rejected(other: str, tmp_path: Path) -> None:
         open_corpus(HubData(name=str(tmp_path)))
 
 
+def test_error_for_the_name_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(jsonl(TEXTS))
+    with pytest.raises(
+        DataError, match=r"^data.name=.*/a\.jsonl: is a file; name its folder, or set data=files data.p"
+    ):
+        open_corpus(HubData(name=str(tmp_path / "a.jsonl")))
+
+
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gz"])
 def test_folder_is_a_dataset(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
     path = tmp_path / ("train.jsonl.gz" if pack is gzip.compress else "train.jsonl")
@@ -376,6 +384,13 @@ def test_finished_run_needs_neither_text_nor_tokenizer(
         (["data=hub", "data.name=stdlib"], r"data.name=stdlib: cannot be set; data=\.\.\. chooses"),
         (["data=stdlib", "data.name=org/x"], r"data.name=org/x: cannot be set; data=\.\.\. chooses"),
         (["data=hub", "data.nam=org/x"], r"did you mean 'data.name'.*name"),
+        (
+            ["data=my.txt"],
+            r"^error: data=my.txt: names no corpus; set data=files data.path=my.txt, or choose one of files",
+        ),
+        (["data=texts/my.txt"], r"data=texts/my.txt: names no corpus; set data=files data.path=texts/my.txt, or"),
+        (["data=rows/a.csv"], r"data=rows/a.csv: names no corpus; set data=hub data.name=rows, or choose"),
+        (["data=org/x"], r"data=org/x: names no corpus; set data=hub data.name=org/x, or choose"),
         (["data=tinystorys"], r"did you mean 'tinystories'"),
         (["data=tinystories"], r"data=tinystories: OfflineModeIsEnabled: .*data=stdlib.*data=files"),
     ],

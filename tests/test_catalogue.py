@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from scipy.special import erf
 
 from normlab import catalogue
 from normlab.config.compose import compose_run
-from normlab.placements.base import OTHER_NAMES
 from normlab.studies.base import STUDIES, load_studies
 from normlab.studies.measures import FinalLoss
 
@@ -104,19 +102,6 @@ def test_the_estimators_of_the_studies_are_listed(run_command: Command) -> None:
             assert {kind.__name__ for kind in used if kind.__module__.startswith("normlab.")} <= listed.keys()
     assert all(row["computes"].endswith((".", ":")) for row in listed.values())
     assert not {"Estimator", "Measure"} & listed.keys()
-
-
-@pytest.mark.parametrize("name", OTHER_NAMES)
-def test_what_has_another_name_is_options_here(name: str, run_command: Command) -> None:
-    """The message names overrides that compose a run."""
-    kind = "norm" if name == "tapernorm" else "placement"
-    (code, _, err), (_, _, other) = (
-        run_command(*words) for words in (("train", f"{kind}={name}"), ("list", f"{kind}s", name))
-    )
-    here, same = (text.partition("in normlab it is ")[2] for text in (err, other))
-    overrides = re.findall(r"(?:placement|model|norm)[\w.]*=[\w.]+", here)
-    assert (code, bool(overrides), same) == (2, True, here)
-    compose_run(overrides)
 
 
 def test_the_file_of_the_catalogue_is_that_of_the_declarations() -> None:

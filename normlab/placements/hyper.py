@@ -294,7 +294,8 @@ class ManifoldHC(IdentityHC):
     source: ClassVar[str] = "Xie et al. 2025, arXiv:2512.24880 (mHC), as DeepSeek-V4 in transformers 5.23"
     note: ClassVar[str] = "placement.variant names what other code computes; Megatron-LM also has placement.start=0.01"
     pitfalls: ClassVar[tuple[str, ...]] = (
-        "Until its pull request 4839 Megatron-LM multiplied by c, not by its transpose: variant=untransposed.",
+        "Megatron-LM multiplies by c, not by its transpose, on its branch main (d98e8a6), and did so on dev before its "
+        "pull request 4624: variant=untransposed.",
         "transformers 5.8.0, and no later version, has other b and c and multiplies by c: variant=transformers_5_8_0.",
         "In narrow models c starts near 1 / n, not at the identity, so that every sub-layer averages the streams: with "
         "init=gpt2 its entries are 0.1 to 0.4 at width 32. In wide ones they vary more: 0.002 to 0.9 at width 768.",
@@ -305,8 +306,8 @@ class ManifoldHC(IdentityHC):
     iterations: int = option(20, "Number of Sinkhorn's iterations.", at_least=1, at_most=1000)
     variant: str = option(
         "deepseek_v4", choices=("deepseek_v4", "megatron", "untransposed", "transformers_5_8_0"),
-        help="What is called mHC. deepseek_v4: in transformers; megatron: Megatron-LM at 023f5cf, which adds eps to "
-        "the root mean square of the streams; untransposed: Megatron-LM before its pull request 4839, where stream i "
+        help="What is called mHC. deepseek_v4: in transformers; megatron: Megatron-LM's branch dev at 023f5cf, which "
+        "adds eps to the root mean square of the streams; untransposed: its branch main at d98e8a6, where stream i "
         "receives sum_j c_ij x_j; transformers_5_8_0: so too, and c starts from sigmoids, and b is a sigmoid.",
     )  # fmt: skip
 

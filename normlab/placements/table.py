@@ -102,7 +102,8 @@ ROWS: tuple[Row, ...] = (
         ),
         source="Kim et al. 2025, arXiv:2502.02732 (Peri-LN)",
         note="Called sandwich before, and hybrid norm in levanter; the norm on the embeddings is embedding_norm=true. "
-        "Gemma 3 has model.qk_norm=head too, Gemma 4 also model.v_norm=true and scores that are not divided: "
+        "Gemma multiplies its embeddings by model.embed_scale, the square root of the width. Gemma 3 has "
+        "model.qk_norm=head too, Gemma 4 also model.v_norm=true and scores that are not divided: "
         "model.qk_scale=K^(1/4), K the width of a head",
         init="gpt2",
         incompatible_inits={"gpt2_scaled": NORMED_BRANCH, "smallinit_scaled": NORMED_BRANCH},

@@ -14,8 +14,8 @@ from normlab.model.small import build_small, shrink, tokens
 
 NAMES = (
     ("mHC", "transformers, DeepSeek-V4", "7fa433e", "placement=mhc"),
-    ("mHC", "NVIDIA/Megatron-LM", "023f5cf", "placement=mhc placement.variant=megatron"),
-    ("mHC", "NVIDIA/Megatron-LM before pull request 4839", "", "placement=mhc placement.variant=untransposed"),
+    ("mHC", "NVIDIA/Megatron-LM, branch dev", "023f5cf", "placement=mhc placement.variant=megatron"),
+    ("mHC", "NVIDIA/Megatron-LM, branch main", "d98e8a6", "placement=mhc placement.variant=untransposed"),
     ("mHC", "transformers 5.8.0", "", "placement=mhc placement.variant=transformers_5_8_0"),
     ("post-norm", "arXiv:1706.03762", "", "placement=post"),
     ("post-norm", "transformers, OLMo 2", "008f5c8", "placement=res_post"),
@@ -32,7 +32,7 @@ NAMES = (
     ("QK-norm", "transformers, Qwen 3", "", "model=llama_nano model.qk_norm=head"),
     (
         "QK-norm", "transformers, Gemma 4, without a divisor of the scores", "033b1a8",
-        f"model=llama_nano model.qk_norm=head model.qk_scale={8**0.25:.6g}",
+        "model=llama_nano model.qk_norm=head model.qk_scale=2",
     ),
     ("QK-norm", "transformers, OLMo 2", "008f5c8", "model=llama_nano model.qk_norm=full"),
     (
@@ -44,7 +44,11 @@ NAMES = (
     ("RMSNorm", "lucidrains/x-transformers", "9252ed7", "norm=rmsnorm norm.eps_mode=clamp norm.eps=1e-12"),
     ("RMSNorm", "ReaLLMASIC/ReaLLM-Forge", "42dfe7f", "norm=rmsnorm norm.eps_mode=none norm.eps=0"),
 )  # fmt: skip
-"""A name, who uses it, the commit that was read, and the overrides that compute the same here (8: a head's width)."""
+"""A name, who uses it, the commit that was read, and the overrides that compute the same here.
+
+Gemma 4 has qk_scale = K^(1/4), K the width of a head, 16 in llama_nano and in the models that are compared."""
+SMALL_WIDTH = 32
+"""The width of these models, which have two heads."""
 
 LEGEND = (
     "here: the overrides of what the name means there, initial values aside; distance: the largest difference of the "
@@ -58,7 +62,7 @@ def name_entries() -> Iterator[dict[str, Any]]:
     first: dict[str, Tensor] = {}
     for name, code, commit, overrides in NAMES:
         config = compose_run(["norm=rmsnorm", *overrides.split()])
-        logits_BTV = build_small(shrink(config)).gpt(tokens()).detach()
+        logits_BTV = build_small(shrink(config, width=SMALL_WIDTH)).gpt(tokens()).detach()
         expected_BTV = first.setdefault(name, logits_BTV)
         distance = float((logits_BTV - expected_BTV).abs().max() / expected_BTV.abs().max())
         yield {

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,10 +10,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+import transformers
 from scipy.special import erf
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from normlab import catalogue
 from normlab.config.compose import compose_run
+from normlab.data.tokenizers import BytesTokenizer
+from normlab.hf.classes import class_of
+from normlab.model.init import build_model
 from normlab.studies.base import STUDIES, load_studies
 from normlab.studies.measures import FinalLoss
 
@@ -117,3 +123,51 @@ def test_preset_has_the_listed_number_of_parameters(entry: catalogue.Entry) -> N
     norm = compose_run([f"norm={entry['name']}"]).norm.build(WIDTH)
     expected = eval(entry["parameters"], {"D": WIDTH})  # noqa: S307  (a count of the package)
     assert sum(parameter.numel() for parameter in norm.parameters()) == expected
+
+
+# The presets of models.
+
+GPT2_TOKENS = 50_257
+"""Tokens of GPT-2's tokenizer."""
+
+
+def parameters_of(preset: str, *overrides: str, vocab_size: int = BytesTokenizer.vocab_size) -> dict[str, int]:
+    """Return the numbers of parameters of a preset, of its blocks and of all, without allocating them."""
+    config = compose_run([f"model={preset}", *overrides])
+    with FakeTensorMode():
+        model = build_model(config, vocab_size)
+    blocks, everything = (sum(each.numel() for each in part.parameters()) for part in (model.blocks, model))
+    return {"blocks": blocks, "everything": everything}
+
+
+@pytest.mark.parametrize("entry", catalogue.models(), ids=lambda entry: entry["name"])
+def test_a_preset_of_a_model_has_the_parameters_of_its_description(entry: catalogue.Entry) -> None:
+    """With bytes, unless the description names the tokenizer of GPT-2."""
+    blocks = re.search(r"(\d+)M parameters in the blocks", entry["about"])
+    if blocks:
+        assert round(parameters_of(entry["name"])["blocks"] / 1e6) == int(blocks[1])
+    if with_tokenizer := re.search(r"(\d+)M with its tokenizer", entry["about"]):
+        of_preset = parameters_of(entry["name"], vocab_size=GPT2_TOKENS)
+        assert round(of_preset["everything"] / 1e6) == int(with_tokenizer[1])
+
+
+def test_gpt2_small_is_gpt2_with_the_overrides_of_its_description() -> None:
+    """All options of transformers are equal, but for its dropout, and so is the number of parameters."""
+    (about,) = (entry["about"] for entry in catalogue.models() if entry["name"] == "gpt2_124m")
+    overrides = re.findall(r"\b[a-z.]+=\w+", about)
+    assert overrides == ["norm=layernorm_gpt2", "data.tokenizer=gpt2"]
+    with_tokenizer, with_bytes = re.findall(r"(\d+)M", about)
+    small = parameters_of("gpt2_124m", *overrides, vocab_size=GPT2_TOKENS)
+    theirs = transformers.GPT2Config()
+    with torch.device("meta"):
+        reference = transformers.GPT2LMHeadModel(theirs)
+    assert small["everything"] == sum(each.numel() for each in reference.parameters())
+    assert round(small["everything"] / 1e6) == int(with_tokenizer)
+    assert round(parameters_of("gpt2_124m", *overrides)["everything"] / 1e6) == int(with_bytes)
+    config = compose_run(["model=gpt2_124m", *overrides])
+    ours = class_of(config).write_options(config)
+    assert class_of(config).name == "GPT2LMHeadModel"
+    assert ours.pop("n_inner") == 4 * theirs.n_embd
+    assert {name for name, value in ours.items() if value != getattr(theirs, name)} == {
+        "resid_pdrop", "embd_pdrop", "attn_pdrop",
+    }  # fmt: skip

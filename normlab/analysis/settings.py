@@ -55,6 +55,7 @@ RESOLVED: dict[str, Callable[[RunRecord], Setting]] = {
     "deterministic": _READERS["deterministic"],
     "devices": lambda run: run.machine.devices,
     "instructions": lambda run: run.machine.instructions,
+    "attention": lambda run: run.machine.attention,
 }
 """Settings that a run resolves from other options or from the machine, most important first; None if unknown."""
 _ENVIRONMENT: dict[str, Callable[[RunRecord], Setting]] = {
@@ -64,7 +65,7 @@ _ENVIRONMENT: dict[str, Callable[[RunRecord], Setting]] = {
     "precision": RESOLVED["precision"],
     **{
         f"{NUMERICS}{name})": RESOLVED[name]
-        for name in ("compile", "deterministic", "devices", "threads", "instructions")
+        for name in ("compile", "deterministic", "devices", "threads", "instructions", "attention")
     },
     f"{NUMERICS}torch)": lambda run: run.run.versions["torch"],
 }

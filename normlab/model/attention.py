@@ -9,6 +9,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
 
 from normlab.config.model import ModelConfig
 from normlab.model.stack import StackedLinear
@@ -63,19 +64,60 @@ def sdpa(q_HTK: Tensor, k_HTK: Tensor, v_HTK: Tensor, scale: float) -> Tensor:
 
 
 def stacked_sdpa(q_HTK: Tensor, k_HTK: Tensor, v_HTK: Tensor, scale: float) -> Tensor:
-    """Return the same by a fused kernel of a GPU, under vmap.
+    """Return the same under vmap, on a GPU by a fused kernel.
 
-    There `sdpa` omits the log-sum-exp, which the backward pass needs, because no tensor under vmap reports that it
-    requires a gradient.
+    vmap cannot batch torch's fused kernel of a CPU. On a GPU `sdpa` omits the log-sum-exp, which the backward pass
+    needs, because no tensor under vmap reports that it requires a gradient.
     """
-    width, is_half = q_HTK.shape[-1], q_HTK.dtype in (torch.bfloat16, torch.float16)
-    if width % 8 or width > 256 or not (is_half or q_HTK.dtype == torch.float32):
-        return attend(q_HTK, k_HTK, v_HTK, scale)
-    if is_half:
-        return torch.ops.aten._scaled_dot_product_flash_attention(q_HTK, k_HTK, v_HTK, 0.0, True, scale=scale)[0]
-    return torch.ops.aten._scaled_dot_product_efficient_attention(
-        q_HTK, k_HTK, v_HTK, None, True, 0.0, True, scale=scale
-    )[0]
+    match _stacked_backend(q_HTK):
+        case "flash_attention":
+            outputs = torch.ops.aten._scaled_dot_product_flash_attention(q_HTK, k_HTK, v_HTK, 0.0, True, scale=scale)
+        case "efficient_attention":
+            outputs = torch.ops.aten._scaled_dot_product_efficient_attention(
+                q_HTK, k_HTK, v_HTK, None, True, 0.0, True, scale=scale
+            )
+        case _:
+            return attend(q_HTK, k_HTK, v_HTK, scale)
+    return outputs[0]
+
+
+EAGER = "eager"
+"""The backend of `attend`, as in transformers; the other backends are torch's."""
+
+
+def _stacked_backend(q_HTK: Tensor) -> str:
+    """Return the backend of `stacked_sdpa`, which torch's own choice may differ from."""
+    width = q_HTK.shape[-1]
+    is_fused = q_HTK.device.type != "cpu" and width % 8 == 0 and width <= 256
+    if is_fused and q_HTK.dtype in (torch.bfloat16, torch.float16):
+        return "flash_attention"
+    if is_fused and q_HTK.dtype == torch.float32:
+        return "efficient_attention"
+    return EAGER
+
+
+def attention_backend(
+    config: ModelConfig, batch: int, *, device: torch.device, dtype: torch.dtype, is_stacked: bool
+) -> str:
+    """Return the backend of attention in training steps, on which the last bits depend.
+
+    `eager` is `attend`; the others are the names of `torch.nn.attention.SDPBackend` in lower case, such as
+    `flash_attention`.
+
+    Args:
+        batch: Sequences of a micro-batch.
+        dtype: That of queries and keys, by the precision of the run.
+        is_stacked: Whether the run is one of stacked runs.
+    """
+    if config.attn_softcap is not None:
+        return EAGER
+    shape = (batch, config.heads, config.context, config.width // config.heads)
+    q_BHTK = torch.empty(shape, device=device, dtype=dtype, requires_grad=True)
+    if is_stacked:
+        return _stacked_backend(q_BHTK)
+    # torch has no public function for the choice that scaled_dot_product_attention makes for some tensors.
+    choice = torch.ops.aten._fused_sdp_choice.default(q_BHTK, q_BHTK, q_BHTK, None, 0.0, True, scale=1.0)
+    return SDPBackend(choice).name.lower()
 
 
 class Attention(nn.Module):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from normlab.model.attention import Attention, Kernel, attend, stacked_sdpa
+from normlab.model.attention import Attention, Kernel, stacked_sdpa
 from normlab.model.chunked_loss import chunked_cross_entropy, cross_entropy, has_large_logits
 from normlab.model.gpt import GPT, Head
 from normlab.model.stack import Stack, StackedLinear, stacked_linear
@@ -293,7 +293,7 @@ class StackedRuns(_StackedRunner):
         super().__init__(models[0], params, stacked, len(models), compiled=compiled, backend=backend)
         for module in self.model.modules():
             if isinstance(module, Attention):
-                module.kernel, module.linear = _stacked_kernel(params.buffer), stacked_linear
+                module.kernel, module.linear = stacked_sdpa, stacked_linear
             elif type(module) is nn.Linear:  # a plugin's subclass has a forward pass of its own
                 # Not a `forward` of the instance, which torch's compiler would take for other code in every block.
                 module.__class__ = StackedLinear
@@ -323,14 +323,9 @@ class Replicas(_StackedRunner):
 
     def gradients(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
         """Return the gradient of each copy's loss, (S, *shape) for each parameter; tokens and targets are (S, B, T)."""
-        with attention_by(self.model, _stacked_kernel(next(iter(self.params.values())))):
+        with attention_by(self.model, stacked_sdpa):
             loss = self.loss(tokens, targets).loss.sum()
         return list(torch.autograd.grad(loss, list(self.params.values()), materialize_grads=True))
-
-
-def _stacked_kernel(like: Tensor) -> Kernel:
-    """Return the attention of stacked runs on the device of a tensor."""
-    return attend if like.device.type == "cpu" else stacked_sdpa
 
 
 @contextlib.contextmanager

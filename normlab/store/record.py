@@ -67,6 +67,8 @@ class Machine:
     """The parameters with weight decay."""
     threads: Count | None
     instructions: str | None
+    attention: str | None
+    """The backend of attention: eager, or the name of torch's, such as flash_attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -163,7 +163,7 @@ def _planned(config: RunConfig) -> RunRecord:
     machine = Machine(
         device=None, device_name=None, devices=config.devices, precision=config.precision, compile=config.compile,
         graph=config.train.graph, deterministic=config.deterministic is True, init=config.init_rule, decayed=None,
-        threads=None, instructions=None,
+        threads=None, instructions=None, attention=None,
     )  # fmt: skip
     return RunRecord.planned(RunFolder(config.config_hash), config, machine, RecordedPack())
 

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from normlab.config.schema import RunConfig
 from normlab.config.sweep_options import SlurmOptions
 from normlab.data.files import find_sources
 from normlab.errors import ConfigError, NormlabError, OutOfMemoryError, is_out_of_memory
+from normlab.model.attention import attention_backend
 from normlab.model.groups import check_parameters
 from normlab.openmp import wait_policy
 from normlab.ranks import Ranks
@@ -96,6 +97,8 @@ class RuntimeSettings:
     """How the threads wait for each other; changes the speed on a busy machine, never bits."""
     instructions: str
     """Widest vector instructions that torch uses on this CPU; AVX2 and AVX-512 give different bits."""
+    attention: str | None = None
+    """The backend of attention (`attention_backend`); None before the process that trains the run sets it."""
 
     @property
     def torch_device(self) -> torch.device:
@@ -107,6 +110,38 @@ class RuntimeSettings:
             config, device=self.device, precision=self.precision, compiled=self.compile == "on",
             vocab_size=vocab_size, runs=runs,
         )  # fmt: skip
+
+    def with_attention(self, config: RunConfig, runs: int) -> "RuntimeSettings":
+        """Return these settings with the attention backend of a run, or of a pack of `runs`, on this machine.
+
+        Call it after `apply`: the backend depends on whether the run is deterministic.
+        """
+        backend = attention_backend(
+            config.model, config.train.batch_size // config.devices // config.micro_batches, device=self.torch_device,
+            dtype=AUTOCAST_DTYPES.get(self.precision, torch.float32), is_stacked=runs > 1,
+        )  # fmt: skip
+        return replace(self, attention=backend)
+
+    def warnings(self, config: RunConfig, *, resumed: bool) -> list[str]:
+        """Return what a run does not have on this machine, although no option says so.
+
+        Args:
+            resumed: Whether the run resumes from a checkpoint.
+        """
+        found: list[str] = []
+        alone = replace(rules.workload(config, self.device, self.precision), devices=1)
+        would_have_graphs = config.train.graph == "auto" and rules.value_of("train.graph", alone) == "on"
+        if self.devices > 1 and would_have_graphs:
+            found.append(
+                f"devices={self.devices}: no CUDA graphs, which need a single GPU; with one, a step of 4 blocks of "
+                "width 128 takes 0.11 of the time (results/gpu_h200.md)"
+            )
+        if self.device == "cuda" and resumed and not self.deterministic:
+            found.append(
+                "resuming on a GPU with deterministic=false: results will not be bit-identical; for that, start with "
+                "deterministic=true (its cost was not measured)"
+            )
+        return found
 
     def autocast(self) -> Callable[[], AbstractContextManager]:
         if self.precision not in AUTOCAST_DTYPES:

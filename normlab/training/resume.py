@@ -220,6 +220,7 @@ def _environment(run: Run) -> dict[str, Setting]:
         "devices": run.resolved.devices,
         "threads": run.resolved.threads,
         "instructions": run.resolved.instructions,
+        "attention": run.resolved.attention,
         "device_name": run.resolved.device_name,
         "deterministic": run.resolved.deterministic,
         "the size of its pack": len(run.pack.runs) or 1,

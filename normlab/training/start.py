@@ -107,6 +107,7 @@ def train_pack(
     corpus = open_corpus(configs[0].data)
     # After the corpus: it may import a compiler, and a missing text is reported sooner.
     apply(settings, keep_compiled=keep_compiled)
+    settings = settings.with_attention(configs[0], len(configs))
     stop = StopRequest(ends_process=ends_process, only_first=only_first_signal)
     with contextlib.ExitStack() as contexts:
         if only_first_signal:
@@ -147,7 +148,9 @@ def train_pack(
         if trackers is None:
             follow_training([run.folder.path for run in runs], configs[0].tracking.wandb)
         # After all errors, which stay a single line.
-        for warning in dict.fromkeys(warning for run in runs for warning in run.new_run_json["warnings"]):
+        warnings = [warning for run in runs for warning in run.new_run_json["warnings"]]
+        warnings += settings.warnings(configs[0], resumed=any(run.progress.step for run in runs))
+        for warning in dict.fromkeys(warnings):
             warn(warning)
         return _run(loop, stop)
 

@@ -176,6 +176,7 @@ class Record:
                 "device": "cpu", "precision": "fp32", "compile": "off", "deterministic": True, "init": "gpt2_scaled",
                 "device_name": "cpu", "device_uuid": None, "devices": 1, "graph": "off", "threads": 1,
                 "wait_policy": "default", "instructions": "AVX2", "decayed": "matrices",
+                "attention": "flash_attention",
             },
             "corpus": {
                 "name": "stdlib", "sha256": "b" * 64, "tokenizer": "bytes", "vocab_size": 257,

@@ -38,7 +38,7 @@ MARKUP = (
 )
 FORMULAS = ["=cmd()", "+1+cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "\t=1+1", "\r=1+1", " =1+1", "\uff1d1+1"]
 TEXT = f"={ESCAPES} {MARKUP}"
-RESOLVED_TEXTS = ("init", "device", "device_name", "precision", "decayed", "instructions")
+RESOLVED_TEXTS = ("init", "device", "device_name", "precision", "decayed", "instructions", "attention")
 LATEX_LINE = r"\\(begin|end|toprule|midrule|bottomrule)\b.*|% .*|.* & .* \\\\"
 """The lines of a table in LaTeX: commands of booktabs, comments and rows."""
 

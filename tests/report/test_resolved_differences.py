@@ -24,7 +24,7 @@ def differences(*runs: dict[str, Any], by: tuple[str, ...] = ("placement", "mode
     for run in runs:
         settings = {"placement": "pre", "depth": 2, "pack": {}} | run
         config = {"placement": {"name": settings.pop("placement")}, "model": {"depth": settings.pop("depth")}}
-        unknown = dict.fromkeys(("device", "device_name", "threads", "instructions"))
+        unknown = dict.fromkeys(("device", "device_name", "threads", "instructions", "attention"))
         content = {"config": config, "pack": settings.pop("pack"), "resolved": unknown | settings}
         results.append(record_of(content))
     return resolved_differences(group_cells(results, by))
@@ -43,6 +43,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     "deterministic": (True, False, "deterministic: true (peri-LN), false (pre-norm)"),
     "devices": (1, 2, "devices: 1 (peri-LN), 2 (pre-norm)"),
     "instructions": ("AVX2", "AVX512", "instructions: AVX2 (peri-LN), AVX512 (pre-norm)"),
+    "attention": ("eager", "flash_attention", "attention: eager (peri-LN), flash_attention (pre-norm)"),
 }
 """The values of two placements, by the field of the record, and the text."""
 

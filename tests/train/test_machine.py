@@ -9,9 +9,10 @@ import torch
 from normlab.cli import doctor
 from normlab.config.compose import compose_run
 from normlab.errors import ConfigError
+from normlab.loaded_run import load
 from normlab.training import machine
 from normlab.training.machine import PeakMemory, resolve, resolve_device
-from normlab.training.start import train
+from normlab.training.start import train, train_pack
 from support.pretended_gpus import pretend_gpus
 
 Command = Callable[..., tuple[int, str, str]]
@@ -69,6 +70,62 @@ def test_what_triton_needs(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=rf"^compile=on: {missing[lacks]}; install .*, or use compile=off$"):
         resolve(compose_run(["compile=on", "precision=bf16"]))
     assert resolve(compose_run(["compile=off", "precision=bf16"])).compile == "off"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "graph", "warning"),
+    [
+        (["devices=1"], "on", None),
+        (["devices=1", "train.graph=off"], "off", None),
+        (["devices=2"], "off", "devices=2: no CUDA graphs"),
+        (["devices=2", "train.graph=off"], "off", None),
+        (["devices=2", "train.steps=50"], "off", None),  # a single GPU would have none either
+        (["devices=2", "device=cpu"], "off", None),
+    ],
+)
+def test_several_devices_report_that_they_have_no_graphs(
+    overrides: list[str], graph: str, warning: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_gpus(monkeypatch)
+    config = compose_run(["precision=fp32", "compile=off", "train.steps=1000", *overrides])
+    settings = resolve(config)
+    assert settings.graph == graph
+    found = settings.warnings(config, resumed=False)
+    if warning is None:
+        assert found == []
+    else:
+        assert [line.startswith(warning) for line in found] == [True]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "resumed", "warns"),
+    [
+        (["device=cuda"], True, True),
+        (["device=cuda"], False, False),
+        (["device=cuda", "deterministic=true"], True, False),
+        (["device=cpu"], True, False),
+        (["device=cpu", "deterministic=false"], True, False),
+    ],
+)
+def test_a_resume_on_a_gpu_without_deterministic_warns(
+    overrides: list[str], resumed: bool, warns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_gpus(monkeypatch)
+    config = compose_run(["precision=fp32", "compile=off", *overrides])
+    found = resolve(config).warnings(config, resumed=resumed)
+    assert [("bit-identical" in line, "start with deterministic=true" in line) for line in found] == [
+        (True, True)
+    ] * warns
+
+
+def test_the_attention_backend_is_on_record(overrides: list[str]) -> None:
+    """That of a single run by torch, and that of a pack."""
+    outcomes = train_pack([compose_run([*overrides, "train.steps=0"])], [[]])
+    pair = [compose_run([*overrides, "train.steps=0", f"seed={seed}"]) for seed in (1, 2)]
+    outcomes += train_pack(pair, [[], []])
+    assert [load(outcome.folder.path).record.machine.attention for outcome in outcomes] == [
+        "flash_attention", "eager", "eager",
+    ]  # fmt: skip
 
 
 def peak_of(overrides: list[str], *more: str) -> int:

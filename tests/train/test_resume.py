@@ -26,6 +26,7 @@ from normlab.store.format import with_checksum
 from normlab.store.runs import RunFolder
 from normlab.training import checkpoint
 from normlab.training import start as training
+from normlab.training.machine import RuntimeSettings
 from normlab.training.signals import SIGNALS, StopRequest
 from support.run_folders import OVERRIDES, SCRIPT, Command, Train, contents, differences, steps_of
 
@@ -226,6 +227,17 @@ def test_resume_with_other_versions_warns_and_is_recorded(
     (noted,) = folder.status()["changes_at_resume"]
     assert noted.startswith(f"from step 11: {message}")
     assert RunFolder(reference).status()["changes_at_resume"] == []
+
+
+def test_the_warnings_of_the_machine_know_a_resume(
+    train: Train, interrupt: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(RuntimeSettings, "warnings", lambda settings, config, *, resumed: [f"resumed: {resumed}"])
+    interrupt(9)
+    train()
+    assert "warning: resumed: False\n" in capsys.readouterr().err
+    train()
+    assert "warning: resumed: True\n" in capsys.readouterr().err
 
 
 def test_fresh_skips_a_run_of_another_process(train: Train) -> None:

@@ -3,8 +3,9 @@
 Cells of different sizes or lengths of training are not compared: a larger model has a lower loss.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from normlab.analysis.cells import SIZE_OPTIONS, Cell
 from normlab.analysis.contrasts import compare_cells, pool_cells
@@ -33,26 +34,30 @@ class Comparison:
 
 def compare_with_baselines(cells: Sequence[Cell], baselines: Sequence[Cell | None]) -> list[Comparison]:
     """Return the comparison of each cell with its baseline, at their best learning rates, corrected for all of them."""
-    pool = pool_cells(cells)
-    tests = [
-        compare_cells(cell, baseline, pool) if baseline else None
-        for cell, baseline in zip(cells, baselines, strict=True)
-    ]
-    known = sum(test is not None and test.p is not None for test in tests)
-    corrected = holm([test and test.p for test in tests])
-    return [Comparison(test, p, known) for test, p in zip(tests, corrected, strict=True)]
+    pairs = []
+    for cell, baseline in zip(cells, baselines, strict=True):
+        pairs.append((cell, baseline) if baseline else None)
+    return _compare(cells, pairs)
 
 
-def compare_with_best(cells: Sequence[Cell], ranked: Sequence[int]) -> list[Comparison]:
-    """Return the comparison of the first of the ranked cells with each other one, corrected for all of these.
+def compare_with_best(cells: Sequence[Cell], sizes: Mapping[str, Sequence[int]]) -> dict[str, list[Comparison]]:
+    """Return for each size the comparisons of its best cell with the others, corrected for those of all sizes.
 
-    The variance may be pooled over all cells, of which `ranked` has some indices.
+    `sizes` has the indices of the cells of each size, best first, as `rank_by_size` returns them. Where the best cells
+    are the baselines of `compare_with_baselines`, the comparisons are the same, and so are their p-values.
     """
-    best, *others = [cells[index] for index in ranked]
+    pairs = [(cells[best], cells[other]) for best, *others in sizes.values() for other in others]
+    comparisons = iter(_compare(cells, pairs))
+    return {size: list(islice(comparisons, len(ranked) - 1)) for size, ranked in sizes.items()}
+
+
+def _compare(cells: Sequence[Cell], pairs: Sequence[tuple[Cell, Cell] | None]) -> list[Comparison]:
+    """Return the comparison of each pair, corrected for all of them; the variance may be pooled over all cells."""
     pool = pool_cells(cells)
-    tests = [compare_cells(best, other, pool) for other in others]
-    corrected = holm([test and test.p for test in tests])
-    return [Comparison(test, p, len(tests)) for test, p in zip(tests, corrected, strict=True)]
+    tests = [compare_cells(*pair, pool) if pair else None for pair in pairs]
+    p_values = [test.p if test else None for test in tests]
+    known = len(p_values) - p_values.count(None)
+    return [Comparison(test, p, known) for test, p in zip(tests, holm(p_values), strict=True)]
 
 
 def rank_cells(cells: Sequence[Cell]) -> list[int]:

@@ -44,7 +44,7 @@ class SeedMean:
 
     @cached_property
     def interval(self) -> Interval | None:
-        return mean_interval(self.losses) if self.losses else None
+        return mean_interval(self.losses, least=0.0) if self.losses else None
 
     @cached_property
     def finite(self) -> list[float]:

@@ -220,7 +220,7 @@ def _rate_rows(question: Question, test: str) -> Iterator[Row]:
         numbers_of = _numbers_of(number, question.cells)
         for cell in question.cells:
             labels = {"test": test, "where": "", "contrast": f"{number.title}: {cell.label}", "unit": number.unit}
-            yield labels | _rate_row(number, mean_interval, numbers_of[cell.key], [cell])
+            yield labels | _rate_row(number, partial(mean_interval, least=number.least), numbers_of[cell.key], [cell])
         sign, unit = (" / ", "ratio") if number.is_log else (" - ", number.unit)
         for factor in question.over or question.factors:
             for where, [change], cells in question.changes([factor]):

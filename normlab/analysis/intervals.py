@@ -92,8 +92,10 @@ def format_losses(losses: Mapping[Replicate, float]) -> str:
     return f"{mean:.4f}" if high is None else f"{mean:.4f} ± {high - mean:.4f}"
 
 
-def mean_interval(values: Mapping[Replicate, float], level: float = LEVEL) -> Interval:
-    """Return the mean and its interval by Student's t: mean +- t(f) * standard error.
+def mean_interval(values: Mapping[Replicate, float], level: float = LEVEL, least: float = -math.inf) -> Interval:
+    """Return the mean and its interval by Student's t: mean +- t(f) * standard error, cut at the `least` possible mean.
+
+    The cut removes values that the mean cannot have, so that the interval holds the true mean as often as without it.
 
     Independent replicates: the standard error is s / sqrt(n), where s has n - 1 in its denominator, and f = n - 1. If
     one factor has a single level, the interval does not include the variance of that factor.
@@ -116,7 +118,7 @@ def mean_interval(values: Mapping[Replicate, float], level: float = LEVEL) -> In
 
     error, freedom = _standard_error(values, mean)
     half = float(stdtrit(freedom, (1 + level) / 2)) * error
-    return Interval(mean, mean - half, mean + half, design)
+    return Interval(mean, max(mean - half, least), mean + half, design)
 
 
 def paired_test(differences: Mapping[Replicate, float], level: float = LEVEL, *, both_diverged: int = 0) -> PairedTest:

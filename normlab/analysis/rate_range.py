@@ -45,7 +45,9 @@ def sensitivity(runs: Sequence[RunRecord], others: Sequence[RunRecord] = ()) -> 
     start = _start(runs)
     reference = runs if any(run.has_learned for run in runs) else [*runs, *others]
     lowest = min(run.loss for run in reference)
-    return math.fsum(min(run.loss, start) for run in runs) / len(runs) - lowest if lowest < math.inf else math.nan
+    if math.isinf(lowest):
+        return math.nan
+    return math.fsum(min(run.loss, start) for run in runs) / len(runs) - min(lowest, start)
 
 
 def log_highest_rate(runs: Sequence[RunRecord], _: Sequence[RunRecord] = ()) -> float:
@@ -129,6 +131,8 @@ class RateNumber:
     """Whether it is a logarithm: then its mean is geometric, and two cells are compared by their ratio."""
     is_open: Callable[[Sequence[RunRecord]], bool] | None = None
     """Whether the number of a seed may be larger than the grid shows."""
+    least: float = -math.inf
+    """The lowest possible number of a seed, at which the interval of a mean is cut; of a logarithm if it is one."""
 
     def cut_off(self, seeds: Collection[Sequence[RunRecord]]) -> tuple[bool, bool]:
         """Return whether the number of one of the seeds may be larger than the grid shows, or smaller."""
@@ -140,8 +144,9 @@ class RateNumber:
 SENSITIVITY = RateNumber(
     "S", "nats/token",
     "S: for each seed the mean over the learning rates of min(loss, ln V), minus its lowest loss in the cell, or in "
-    "any cell if it has learned at no rate (Wortsman et al. 2023, arXiv:2309.14322); it depends on the grid",
-    sensitivity,
+    "any cell if it has learned at no rate (Wortsman et al. 2023, arXiv:2309.14322); it depends on the grid; its "
+    "interval is cut at 0, the lowest possible S",
+    sensitivity, least=0.0,
 )  # fmt: skip
 HIGHEST = RateNumber(
     "highest rate", "learning rate",
@@ -152,6 +157,7 @@ HIGHEST = RateNumber(
 WIDTH = RateNumber(
     "band", "ratio of rates",
     f"band: for each seed the ratio of the ends of the band around the best learning rate where the loss is within "
-    f"{BAND} nats/token of its lowest loss in the cell, interpolated in ln rate",
-    log_band, is_log=True, is_open=band_reaches_an_end,
+    f"{BAND} nats/token of its lowest loss in the cell, interpolated in ln rate; its interval is cut at 1, the lowest "
+    "possible ratio",
+    log_band, is_log=True, is_open=band_reaches_an_end, least=0.0,
 )  # fmt: skip

@@ -12,6 +12,7 @@ from normlab.analysis.cells import Cell, SeedMean, Target, mean
 from normlab.analysis.contrasts import MIN_P_EQUAL, POOLED
 from normlab.analysis.factors import level_title, option_name
 from normlab.analysis.intervals import LEVEL, PairedTest, design_of, format_losses
+from normlab.analysis.phrases import counted
 from normlab.analysis.settings import format_setting
 from normlab.analysis.table import CellsTable
 from normlab.errors import ConfigError, printable, unknown
@@ -289,7 +290,8 @@ def notes(table: CellsTable, shown: Iterable[str] | None = None) -> list[str]:
         lines.append(
             "vs baseline: loss minus the loss of the baseline, paired by seed and data order; negative is better. "
             "p: two-sided, of a paired t test, or of an exact signed-rank test if a run of a pair diverged (a diverged "
-            f"run ranks worst); corrected by Holm's method (number of comparisons: {comparisons[0].tests})"
+            f"run ranks worst); corrected by Holm's method for {counted(comparisons[0].tests, 'comparison')}, of all "
+            "cells with their baselines"
         )
         lines += pool_notes(each.test.test for each in comparisons if each.test)
     defined = [

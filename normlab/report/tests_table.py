@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from normlab.analysis.factor_tests import RATE_TESTS
 from normlab.analysis.intervals import LEVEL, Design
+from normlab.analysis.phrases import counted
 from normlab.analysis.rate_range import NEAR
 from normlab.analysis.settings import format_setting
 from normlab.report.cells_table import add_notes, pool_notes
@@ -58,8 +59,8 @@ def _counts_text(row: Row) -> Row:
 
 def notes_on_tests(rows: Sequence[Row]) -> list[str]:
     test, differences = rows[0]["test"], rows[0]["resolved_differences"]
-    tests = len(rows) if test not in RATE_TESTS else sum(row["p"] is not None for row in rows)
-    corrected = f"two-sided, corrected by Holm's method (number of tests: {tests})"
+    tests = sum(row["p"] is not None for row in rows)
+    corrected = f"two-sided, corrected by Holm's method for {counted(tests, 'test')}, those of this table"
     baseline = "after a minus sign: the baseline, by default the first level of a factor; --against chooses another"
     if test == "counts":
         return [

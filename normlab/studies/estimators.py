@@ -23,7 +23,7 @@ from normlab.analysis.settings import LR
 from normlab.errors import ConfigError
 from normlab.store.format import DIVERGED
 from normlab.store.record import RunRecord
-from normlab.studies.measures import FINAL_LOSS, Measure, values_of
+from normlab.studies.measures import FINAL_LOSS, Measure, least_of, values_of
 
 Bounds = tuple[float, float]
 T_SEQUENCE = "confidence sequence of the mean, t with a normal prior of variance 5 (Lai 1976)"
@@ -120,6 +120,22 @@ def mean_over_rates(measure: Measure, runs: Sequence[RunRecord]) -> dict[Replica
     return {seed: math.fsum(values[seed] for values in by_rate) / len(rates) for seed in sorted(shared, key=str)}
 
 
+def cut_at(estimate: Estimate, least: float) -> Estimate:
+    """Return the estimate with intervals that end at the lowest possible value; they hold the truth as often as before.
+
+    They stay as they are where no lowest value is known (-inf).
+    """
+    if math.isinf(least) or not estimate.method:
+        return estimate
+
+    def interval(alpha: float) -> Bounds:
+        low, high = estimate.interval(alpha)
+        return max(low, least), high
+
+    method = f"{estimate.method}, cut at {least:g}, the lowest possible value"
+    return replace(estimate, interval=interval, method=method)
+
+
 def exponential(estimate: Estimate) -> Estimate:
     """Return the estimate of exp(x) from that of x."""
 
@@ -175,11 +191,17 @@ class Contrast:
         ratios = {1: "", 2: "ratio of ", 4: "ratio of ratios of "}
         return ratios.get(arms, "exp of a contrast of ") + what.removeprefix("ln(").removesuffix(")")
 
+    @property
+    def least(self) -> float:
+        """The lowest possible value of the mean of a single arm, before exp; -inf for differences."""
+        return least_of(self.measure) if [*self.weights.values()] == [1.0] else -math.inf
+
     def estimate(self, runs: StudyRuns, *, best_only: bool = False) -> Estimate:
         """Return the estimate; with `best_only` that of the best learning rate of each arm alone."""
         arms = [runs.arm(where) for where in self.weights]
         judged = [[run for run in arm.judged() if not best_only or run.lr == arm.best_lr] for arm in arms]
         found = contrast([mean_over_rates(self.measure, runs) for runs in judged], [*self.weights.values()])
+        found = cut_at(found, self.least)
         rates = {arm.where: arm.chosen_lrs for arm in arms}
         found = replace(found, rates=rates, **outcomes([run for runs in judged for run in runs]))
         return exponential(found) if self.is_ratio else found

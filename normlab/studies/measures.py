@@ -182,6 +182,24 @@ def _blocks(each: History) -> list[int]:
     return [layer for layer in each.layers if 0 < layer < each.values.shape[1] - 1] or each.layers
 
 
+NON_NEGATIVE = (
+    "_rms", "_absmax", "_crest", "_kurt", "_uniform", "_ratio", "_norm", "_sink", "_frac", "_nonfinite", "_share",
+)  # fmt: skip
+"""Endings of the names of statistics that have no negative values."""
+
+
+def least_of(measure: Measure) -> float:
+    """Return the lowest possible value of a measure, or -inf if none is known."""
+    if isinstance(measure, FinalLoss | BatchStatisticsLoss):
+        return 0.0
+    if isinstance(measure, StepsTo):
+        return 0.0  # ln of one step
+    if isinstance(measure, Statistic):
+        is_signed = measure.log or measure.over == "exponent" or not measure.name.endswith(NON_NEGATIVE)
+        return -math.inf if is_signed else 0.0
+    return -math.inf
+
+
 def values_of(measure: Measure, runs: Sequence[RunRecord]) -> dict[Replicate, float]:
     """Return the measure of each run by replicate; NaN for a run that lacks it."""
     return {run.replicate: measure.value(run) for run in runs}

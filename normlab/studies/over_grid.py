@@ -14,6 +14,7 @@ from normlab.errors import ConfigError, unknown
 from normlab.studies.estimators import (
     Bounds,
     Estimate,
+    cut_at,
     exponential,
     minus_text,
     outcomes,
@@ -84,7 +85,9 @@ class OverGrid:
             values[seed] = found[0] - sum(found[1:])
         rates = {arm.where: arm.learning_rates for arm in arms}
         estimate = replace(over_seeds(values), rates=rates, **outcomes([run for arm in arms for run in arm.runs]))
-        return exponential(_open_ended(estimate, arms)) if self.number == "highest_rate" else estimate
+        if self.number == "highest_rate":
+            return exponential(_open_ended(estimate, arms))
+        return estimate if self.minus else cut_at(estimate, 0.0)
 
 
 def _open_ended(estimate: Estimate, arms: Sequence[Arm]) -> Estimate:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from normlab.analysis.cells import SeedMean
 from normlab.analysis.intervals import format_losses, holm, mean_interval, paired_test
 
 inf = math.inf
@@ -245,3 +246,13 @@ def test_losses_of_two_seeds_are_shown_themselves():
     mean, _, high, _ = mean_interval(three := {(0, 0): 2.5, (1, 1): 2.25, (2, 2): 2.0})
     assert high is not None
     assert format_losses(three) == f"{mean:.4f} ± {high - mean:.4f}"
+
+
+def test_an_interval_is_cut_at_the_lowest_possible_mean():
+    """As of losses, which are not negative; two values have a wide interval."""
+    values = {(0, 0): 2.0, (1, 1): 2.5}
+    low, high = stats.t.interval(0.95, 1, 2.25, stats.sem([2.0, 2.5]))
+    assert low < 0
+    assert mean_interval(values)[:3] == pytest.approx((2.25, low, high))
+    assert mean_interval(values, least=0.0)[:3] == pytest.approx((2.25, 0.0, high))
+    assert SeedMean(values).interval == mean_interval(values, least=0.0)

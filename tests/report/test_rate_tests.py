@@ -185,3 +185,27 @@ def test_one_learning_rate_is_an_error(tmp_path: Path, make_run: Callable[..., o
     code, _, err = run_command("summarize", str(tmp_path), "--by", "placement", "--test", "sensitivity")
     assert (code, err.count("\n")) == (2, 1)
     assert "--test sensitivity: needs several learning rates" in err
+
+
+def test_no_interval_is_below_the_lowest_possible_number(
+    rows: Callable[..., dict[str, Any]], losses: np.ndarray, tmp_path: Path, run_command: Command
+) -> None:
+    """S is 0 or more and the band 1 or wider: where few seeds differ much, Student's interval goes below."""
+    losses[1, :, 1:] = np.array([2.1002, 2.1, 2.1004, 2.1006])[:, None]  # flat, so that S is near 0, but for one seed
+    losses[1, :, 0] = [2.9, 2.1, 2.9, 2.9]
+    post = np.minimum(losses[1], UNIFORM).mean(0) - losses[1].min(0)
+    low, high = stats.t.interval(0.95, 4, post.mean(), stats.sem(post))
+    assert low < 0
+    found = rows("sensitivity", losses)["S: post-norm"]
+    assert (found["low"], found["high"]) == (0.0, pytest.approx(high))
+    _, out, _ = run_command("summarize", str(tmp_path), "--by", "placement", "--test", "sensitivity")
+    assert "[0.0000, " in out
+    assert "its interval is cut at 0, the lowest possible S" in " ".join(out.split())
+    shutil.rmtree(tmp_path / "runs")
+    losses[1] = np.array([2.9, 2.1, 2.9, 2.9])[:, None]  # narrow bands, but for one seed
+    losses[1, :, 0] = [2.14, 2.1, 2.1, 2.14]
+    band = rows("range", losses)["band: post-norm"]
+    assert (band["low"], band["n"]) == (1.0, 5)
+    assert band["high"] > band["estimate"] > 1
+    _, out, _ = run_command("summarize", str(tmp_path), "--by", "placement", "--test", "range")
+    assert "its interval is cut at 1, the lowest possible ratio" in " ".join(out.split())

@@ -20,7 +20,7 @@ from normlab.studies.estimators import (
     difference,
     over_seeds,
 )
-from normlab.studies.measures import EvalGap
+from normlab.studies.measures import FINAL_LOSS, EvalGap, Statistic, StepsTo, least_of
 from normlab.studies.noise import Deviation, FalsePositives
 from normlab.studies.over_grid import OverGrid
 
@@ -193,6 +193,44 @@ def test_sensitivity_is_the_mean_of_that_of_the_seeds(runs, table):
     table[1, 0] = 3.2
     with pytest.raises(ConfigError, match=r"no run of \[placement=post\] has learned"):
         OverGrid("sensitivity", "placement=post", "placement=pre").estimate(runs(loss_in(table)))
+
+
+def test_no_interval_of_a_mean_is_below_the_lowest_possible_value(runs, table):
+    """Of one arm: a loss, a statistic and S are 0 or more; a difference has no lowest value."""
+    table[0, 0] = np.array([0.3, 0.001, 0.2])[:, None]
+    table[0, 0, :, JUDGED[0]] = 0.5, 0.4, 0.4
+    found = runs(loss_in(table))
+    values = table[0, 0, 1, JUDGED]
+    low, high = mean_sequence(values.tolist(), 0.05)
+    assert low < 0
+    loss = Contrast({"placement=pre": 1.0}).estimate(found)
+    assert loss.bounds == (0.0, pytest.approx(high))
+    assert loss.method.endswith(", cut at 0, the lowest possible value")
+    twice = Contrast({"placement=pre": 2.0, "placement=post": -2.0}).estimate(found)
+    assert twice.bounds == ends(2 * (values - table[1, 0, 1, JUDGED]))
+    table[0, 0] = np.array([0.101, 0.1, 0.102])[:, None]
+    table[0, 0, 0, 0] = 2.0
+    sensitivity = table[0, 0].mean(0) - table[0, 0].min(0)
+    low, high = mean_sequence(sensitivity.tolist(), 0.05)
+    assert low < 0
+    found = runs(loss_in(table))
+    assert OverGrid("sensitivity", "placement=pre").estimate(found).bounds == (0.0, pytest.approx(high))
+
+
+@pytest.mark.parametrize(
+    ("measure", "least"),
+    [
+        (FINAL_LOSS, 0.0),
+        (EvalGap(), -math.inf),
+        (StepsTo(2.5), 0.0),
+        (Statistic("norm_in_uniform"), 0.0),
+        (Statistic("resid_rms", log=True), -math.inf),
+        (Statistic("resid_rms", over="exponent"), -math.inf),
+        (Statistic("adj_cos"), -math.inf),
+    ],
+)
+def test_the_lowest_possible_value_of_a_measure(measure, least):
+    assert least_of(measure) == least
 
 
 def test_highest_learning_rate(runs, table):

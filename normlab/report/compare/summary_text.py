@@ -6,7 +6,7 @@ loss of a cell also counts the cell's diverged seeds.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from normlab.analysis.best import Comparison, compare_with_best, rank_by_size
@@ -57,7 +57,9 @@ def margin_text(worse: Cell, compared: Comparison) -> str:
         if worse.final.diverged:
             return f"The second best is {name}: {_diverged_text(worse)}; {few}."
         return f"{undecided}: {_difference_text(test)}{few}."
-    corrected = f" corrected for {compared.tests} comparisons" if compared.tests > 1 else ""
+    corrected = ""
+    if compared.tests > 1:
+        corrected = f" corrected for {compared.tests} comparisons, of all cells with the best of their size"
     name_of_test = "" if test.test == "paired t" else f", {test.test}"
     details = f"({_difference_text(test)}n={test.design}{name_of_test}, p = {p:.2g}{corrected}{diverged})"
     if compared.is_lower:
@@ -74,14 +76,18 @@ def summary_facts(cells: Sequence[Cell], missing: Sequence[str] = ()) -> list[Fa
     elif reason := not_comparable(cells):
         facts = [Fact(reason, strong=reason, text=" ")]
     else:
-        facts = [fact for size, ranked in sizes.items() for fact in _best_of_size(cells, size, ranked)]
+        with_best = {size: ranked for size, ranked in sizes.items() if not cells[ranked[0]].has_bad_outcome}
+        margins = compare_with_best(cells, with_best)
+        facts = [fact for size, ranked in sizes.items() for fact in _best_of_size(cells, size, ranked, margins)]
     if not not_comparable(cells):
         facts += _rates_that_train(cells)
     facts += [Fact(f"{line[0].upper()}{line[1:]}.", "also differs") for line in resolved_differences(cells)]
     return [*facts, _count_outcomes(cells, missing), *map(Fact, _selection_note(cells))]
 
 
-def _best_of_size(cells: Sequence[Cell], size: str, ranked: Sequence[int]) -> Iterator[Fact]:
+def _best_of_size(
+    cells: Sequence[Cell], size: str, ranked: Sequence[int], margins: Mapping[str, Sequence[Comparison]]
+) -> Iterator[Fact]:
     cell, result = cells[ranked[0]], f"validation loss {loss_text(cells[ranked[0]])}, {lr_text(cells[ranked[0]])}"
     if len(ranked) == 1 and (size or len(cells) == 1):
         text = f"{result}; no other cell to compare with."
@@ -93,7 +99,7 @@ def _best_of_size(cells: Sequence[Cell], size: str, ranked: Sequence[int]) -> It
         name, strong = (f"Best at {size}", cell.arm) if size else ("Best", cell.label)
         yield Fact(f"{name}: {strong}: {result}.", name.lower(), strong, f"{result}.")
         if len(ranked) > 1:
-            margin = compare_with_best(cells, ranked)[0]
+            margin = margins[size][0]
             badge = ("significant", "yes") if margin.is_lower else ("not significant", "no")
             yield Fact(margin_text(cells[ranked[1]], margin), "by how much", badges=[badge])
         else:

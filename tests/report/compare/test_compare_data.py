@@ -1,5 +1,6 @@
 """The page's numbers equal the JSON of `summarize` and the records."""
 
+import itertools
 import json
 import math
 import re
@@ -31,11 +32,12 @@ def test_where_selects_runs(grid, compare, run_command, tmp_path):
 
 
 def test_margins_equal_comparisons_of_summarize(grid, compare, run_command, tmp_path):
-    """The best of each depth against the row of the second best in `--against` the best."""
+    """The best of each depth against the row of the second best in `--against` the best; corrected over both depths."""
     grid()
     data = compare("--by", "norm,placement,model.depth")
     margins = [fact for fact in data["facts"] if fact["name"] == "by how much"]
     assert len(margins) == 2
+    p_values, seconds = [], []
     for depth, margin in zip((2, 4), margins, strict=True):
         rows = printed(run_command, str(tmp_path), "--where", f"depth={depth}", "--by", "norm,placement")
         best, second = sorted((row for row in rows if not row["seeds_diverged"]), key=lambda row: row["val_loss"])[:2]
@@ -47,11 +49,34 @@ def test_margins_equal_comparisons_of_summarize(grid, compare, run_command, tmp_
         assert found
         assert float(found[1]) == pytest.approx(-row["difference"], abs=6e-5)
         others = [each for cell, each in rows.items() if cell != best["cell"]]
-        p = holm([each["p"] for each in others])[others.index(row)]
+        seconds.append((margin, row, len(p_values) + others.index(row)))
+        p_values += [each["p"] for each in others]
+    corrected = holm(p_values)
+    known = len(p_values) - p_values.count(None)
+    for margin, row, index in seconds:
+        p = corrected[index]
         assert p is not None
-        assert f"p = {p:.2g}" in margin["sentence"]
+        assert f"p = {p:.2g} corrected for {known} comparisons" in margin["sentence"]
         is_lower = row["difference_low"] > 0 and p < 0.05
         assert margin["badges"] == [["significant", "yes"] if is_lower else ["not significant", "no"]]
+
+
+def test_a_contrast_has_one_p_value_on_the_page_and_in_the_table(make_run, compare, run_command, tmp_path):
+    """Two depths with the same best cell: four comparisons in both, of which the page shows two."""
+    rng = np.random.default_rng(3)
+    names = {"rmsnorm": 0.0, "layernorm": 0.02, "dyt": 0.1}
+    for (norm, shift), depth, seed in itertools.product(names.items(), (2, 4), range(8)):
+        loss = 2 + shift + float(rng.normal(0, 0.01))
+        status = {"val_loss": loss, "best_val_loss": loss}
+        make_run(f"{norm}{depth}{seed}", norm=norm, depth=depth, seed=seed, status=status)
+    by = ("--by", "norm,model.depth")
+    margins = [fact["sentence"] for fact in compare(*by)["facts"] if fact["name"] == "by how much"]
+    rows = {row["cell"]: row for row in printed(run_command, str(tmp_path), *by, "--against", "norm=rmsnorm")}
+    for depth, margin in zip((2, 4), margins, strict=True):
+        p = rows[f"layernorm {depth}"]["p_holm"]
+        assert f"p = {p:.2g} corrected for 4 comparisons, of all cells with the best of their size" in margin
+    _, out, _ = run_command("summarize", str(tmp_path), *by, "--against", "norm=rmsnorm")
+    assert "corrected by Holm's method for 4 comparisons, of all cells with their baselines" in " ".join(out.split())
 
 
 def test_curves_are_means_and_ranges_of_the_seeds(trained, compare):

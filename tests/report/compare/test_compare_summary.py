@@ -69,7 +69,7 @@ def test_interval_that_includes_zero(make, read_cells):
     first, second, third, fourth = summary_sentences(read_cells())
     assert first.endswith("(95% interval, n=3), at learning rate 0.001.")
     assert second.startswith("Not significantly better than the second best, LayerNorm (paired difference -0.0667 [")
-    assert second.endswith(" corrected for 2 comparisons).")
+    assert second.endswith(" corrected for 2 comparisons, of all cells with the best of their size).")
     assert third == "All 9 runs finished."
     assert fourth == "Note: the best of 3 cells is selected on this same loss, so its loss is optimistic."
 
@@ -146,7 +146,8 @@ def test_cells_are_compared_at_equal_depth_only(make, read_cells):
         "Best at depth 16: LayerNorm: validation loss 2.5133",
     ]
     assert "the second best, LayerNorm, depth 2 (paired difference -0.1000" in sentences[1]
-    assert "corrected" not in sentences[1]  # there is one comparison at each depth
+    for sentence in (sentences[1], sentences[3]):  # one comparison at each depth
+        assert sentence.endswith(" corrected for 2 comparisons, of all cells with the best of their size).")
     assert sentences[-1] == "All 12 runs finished."  # of two cells, the selection is not worth a note
 
 
@@ -170,7 +171,7 @@ def test_margins_are_corrected_for_all_comparisons_with_the_better_cell(make, re
         make(norm, values.tolist())
     cells = read_cells()
     ranked = rank_cells(cells)
-    compared = dict(zip(ranked[1:], compare_with_best(cells, ranked), strict=True))
+    compared = dict(zip(ranked[1:], compare_with_best(cells, {"": ranked})[""], strict=True))
     names = [cell.key[0] for cell in cells]
     assert names[ranked[0]] == "dyt"
     p_values = {norm: stats.ttest_rel(losses["dyt"], losses[norm]).pvalue for norm in ("rmsnorm", "zscore")}

@@ -100,8 +100,12 @@ class ModelConfig:
     def factors_of(self, group: str) -> GroupFactors:
         """Return the factors on the optimiser's options of a group of `config.optim.GROUPS`.
 
+        The factor on eps is that of the size of the gradients: the depth changes only those of the blocks.
+
         Source: Dey et al. 2025, arXiv:2505.01618 (CompleteP), table 1 and eq. 40, with alpha = 1; mup after Yang et al.
-        2022, arXiv:2203.03466, as in EleutherAI/nanoGPT-mup.
+        2022, arXiv:2203.03466. All factors are those of the authors' code, EleutherAI/nanoGPT-mup at 3904404 (branch
+        completep). Before that commit it had the factor of the depth on every eps (arXiv:2512.22382 found the mistake),
+        and its branch master leaves eps unscaled with mup.
         """
         if self.scaling == "none":
             return UNSCALED

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from normlab.config.compose import compose_run
+from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
-from normlab.model.groups import check_parameters, parameter_rows
+from normlab.model.groups import check_parameters, groups_of, parameter_rows
 from normlab.model.init import build_model
 
 SMALL = ("model=gpt2_nano", "model.width=16", "model.heads=2", "model.tie_embeddings=false", "norm=layernorm")
@@ -66,6 +67,37 @@ def test_factors_are_those_of_the_public_code(rule: str) -> None:
         assert (row.lr, row.decay, row.eps) == pytest.approx((lr, decay, eps), rel=1e-12)
         if sd is not None:
             assert row.init == f"normal, sd {sd:g}"
+
+
+def gradient_sizes(config: RunConfig) -> dict[str, float]:
+    """Return the root mean square of the initial gradients of each group of parameters."""
+    model = build_model(config, 50).double()
+    tokens = torch.randint(0, 50, (16, config.model.context + 1), generator=torch.Generator().manual_seed(1))
+    logits = model(tokens[:, :-1])
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    squares: dict[str, list[float]] = {}
+    groups = groups_of(model)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        squares.setdefault(groups[name], []).append(float(parameter.grad.square().mean()))
+    return {group: math.sqrt(sum(values) / len(values)) for group, values in squares.items()}
+
+
+@pytest.mark.parametrize(("rule", "width", "depth"), [("mup", 128, 2), ("completep", 32, 8), ("completep", 128, 8)])
+def test_eps_has_the_factor_of_the_gradients(rule: str, width: int, depth: int) -> None:
+    """So that it limits as many updates as in the small model; the smallest factor that it may lack is 4."""
+    base = ["model.base_width=32", *(["model.base_depth=2"] if rule == "completep" else [])]
+    common = ["model=gpt2_nano", "model.context=32", "model.tie_embeddings=false", "norm=layernorm", *base]
+    small, large = (
+        compose_run(
+            [*common, f"model.scaling={rule}", f"model.width={w}", f"model.heads={w // 16}", f"model.depth={d}"]
+        )
+        for w, d in ((32, 2), (width, depth))
+    )
+    before, after = gradient_sizes(small), gradient_sizes(large)
+    assert set(before) == {"embed", "head", "matrices", "biases", "gains.input", "gains.final"}
+    for group, size in before.items():
+        assert after[group] / size == pytest.approx(large.model.factors_of(group).eps, rel=0.35)
 
 
 def test_widths_transfer_with_a_norm_anywhere() -> None:

@@ -56,13 +56,14 @@ def take_steps(pretended_gpu: subprocess.Popen[str]) -> TakeSteps:
 
     def call(
         *overrides: str, runs: int = 1, steps: Sequence[int] = (0, 1, 10), plant: str | None = None,
-        between: bool = False, peak: bool = False,
+        between: bool = False, restored: bool = False, peak: bool = False,
     ) -> dict[str, dict[str, Any]]:  # fmt: skip
         assert pretended_gpu.stdin is not None
         assert pretended_gpu.stdout is not None
         case = {
             "overrides": [*small_run(Path("results")), *overrides],
-            "runs": runs, "steps": [*steps], "plant": plant, "between": between, "peak": peak,
+            "runs": runs, "steps": [*steps], "plant": plant, "between": between,
+            "restored": restored, "peak": peak,
         }  # fmt: skip
         print(json.dumps(case), file=pretended_gpu.stdin, flush=True)
         result = json.loads(pretended_gpu.stdout.readline())

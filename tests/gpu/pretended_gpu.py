@@ -5,6 +5,7 @@
 Each line of stdin is a case, and each line of stdout its result: {"error": ...}, or what each part does.
 
     {"overrides": ["norm=rmsnorm"], "runs": 1, "steps": [0], "plant": null, "between": true}     # steps and others
+    {"overrides": ["norm=rmsnorm"], "runs": 1, "steps": [0], "restored": true}     # from a checkpoint
     {"overrides": ["norm=rmsnorm"], "runs": 1, "steps": [0], "peak": true}    # bytes of live tensors: {"peak": 1000}
     {"step 0": {"waits": [], "launches": 500, "copies": [40], "differ": []}, "evaluation": {"waits":
     ["aten::_local_scalar_dense at training/evaluate.py:57"], "launches": 120, "copies": [], "differ": []}}
@@ -50,6 +51,7 @@ from normlab.stats.measure.probe import Probe, adam_preconditioner
 from normlab.stats.statistic import EXTENDED, PROBE
 from normlab.store.runs import RunFolder
 from normlab.training import graph
+from normlab.training.checkpoint import Checkpoint
 from normlab.training.graph import Replay
 from normlab.training.loop import Loop
 from normlab.training.machine import apply, resolve
@@ -307,7 +309,9 @@ def result_of(case: dict[str, Any]) -> dict[str, Any]:
                 return {"peak": peak.peak}
             graphs = Graphs(device)
             with mock.patch.object(graph, "capture", graphs.capture):
-                for part, call in parts_of(configs, corpus, case["steps"], between=case["between"]):
+                for part, call in parts_of(
+                    configs, corpus, case["steps"], between=case["between"], restored=case["restored"]
+                ):
                     device.waits, device.launches, device.copies, graphs.differ = [], 0, [], []
                     call()
                     parts[part] = {
@@ -326,13 +330,24 @@ def loop_of(configs: list[RunConfig], corpus: Corpus) -> Loop:
     return Loop([TrainingRun(config, RunFolder("nowhere")) for config in configs], settings, corpus)
 
 
+def restore(loop: Loop) -> None:
+    """Restore each run from a checkpoint, whose tensors are on the host."""
+    checkpoints: list[Checkpoint] = []
+    for index, run in enumerate(loop.runs):
+        on_host = {name: torch.empty(x.shape, dtype=x.dtype) for name, x in loop.tensors(index).items()}
+        checkpoints.append(Checkpoint(0, on_host, run.meta()))
+    loop.restore(checkpoints)
+
+
 def parts_of(
-    configs: list[RunConfig], corpus: Corpus, steps: list[int], *, between: bool
+    configs: list[RunConfig], corpus: Corpus, steps: list[int], *, between: bool, restored: bool = False
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the parts of a training run with their names: steps, and what happens between steps."""
     loops: list[Loop] = []
     yield "start", lambda: loops.append(loop_of(configs, corpus))
     (loop,) = loops
+    if restored:
+        yield "restore", lambda: restore(loop)
     for step in steps:
         yield f"step {step}", lambda step=step: loop.take_step(step)
     if not between:

@@ -130,6 +130,19 @@ def test_option(overrides: list[str], runs: int, take_steps: TakeSteps) -> None:
     assert_no_waits(take_steps(*overrides, ONE_LAYER, runs=runs, steps=(0, 1, 10, 11)))
 
 
+def test_rope_muon_and_qk_clip_in_early_and_late_steps(take_steps: TakeSteps) -> None:
+    """Each option has code of its own in every step; what only a hundredth step does would be seen in the last two."""
+    overrides = ("model.positions=rope", "optim=muon", "optim.qk_clip=100", "train.steps=200")
+    assert_no_waits(take_steps(*overrides, ONE_LAYER, steps=(0, 1, 100, 199)))
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_steps_of_a_restored_run(runs: int, take_steps: TakeSteps) -> None:
+    parts = take_steps("norm=batchnorm", "eval.ema=0.9", ONE_LAYER, runs=runs, steps=FIRST, restored=True)
+    assert "restore" in parts
+    assert_no_waits(parts)
+
+
 def choices_of(option: str) -> tuple[str, ...]:
     """Return the values of an option of a run, without auto."""
     (field,) = (each for each in dataclasses.fields(RunConfig) if each.name == option)
@@ -200,6 +213,15 @@ REPLAYS = ["train.graph=on", "stats.every=2", ONE_LAYER]
 """Steps 4 and 5 are the first that are captured; 6 and 7 are replayed."""
 
 
+def assert_replayed(parts: Parts) -> None:
+    """Fail where a replayed step is more than a few launches, or would compute anything else than the captured one."""
+    for step, measured in {6: True, 7: False, 8: True, 9: False}.items():
+        done = parts[f"step {step}"]
+        assert done["differ"] == []
+        # Two copies of inputs, the graph, and copies of its outputs.
+        assert (done["launches"], len(done["copies"]), done["waits"]) == (5 if measured else 4, 1, [])
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("runs", [1, 2])
 @pytest.mark.parametrize(
@@ -215,12 +237,11 @@ REPLAYS = ["train.graph=on", "stats.every=2", ONE_LAYER]
 )
 def test_a_replayed_step_is_a_few_launches(overrides: list[str], runs: int, take_steps: TakeSteps) -> None:
     """Each replayed step would be the same operations on the same memory, with the same numbers as arguments."""
-    parts = take_steps(*REPLAYS, *overrides, runs=runs, steps=range(10))
-    for step, measured in {6: True, 7: False, 8: True, 9: False}.items():
-        done = parts[f"step {step}"]
-        assert done["differ"] == []
-        # Two copies of inputs, the graph, and copies of its outputs.
-        assert (done["launches"], len(done["copies"]), done["waits"]) == (5 if measured else 4, 1, [])
+    assert_replayed(take_steps(*REPLAYS, *overrides, runs=runs, steps=range(10)))
+
+
+def test_the_average_and_the_loss_scale_stay_in_one_memory(take_steps: TakeSteps) -> None:
+    assert_replayed(take_steps(*REPLAYS, "precision=fp16", "eval.ema=0.9", steps=range(10)))
 
 
 @pytest.mark.exhaustive

@@ -7,6 +7,7 @@ imports take seconds and a cached corpus does not need them.
 """
 
 import dataclasses
+import itertools
 import logging
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -142,9 +143,22 @@ class HubText:
             for split in self._splits(files):
                 yield from self._text_rows(builder, files[split])
         else:
+            if self._folder and builder.name == "parquet":
+                self._check_parquet(builder)
             splits: Any = builder.as_streaming_dataset()
             for split in self._splits(splits):
                 yield from _column_rows(splits[split], options.column)
+
+    def _check_parquet(self, builder: Any) -> None:
+        """Reject a file that is not Parquet by its name, which the error of `datasets` lacks."""
+        from pyarrow import parquet
+
+        files = builder.config.data_files or {}
+        for path in itertools.chain(*files.values()):
+            if not path.endswith(".parquet"):  # a compressed file, or an archive
+                continue
+            with hub_errors(path.removeprefix(f"{builder.base_path}/"), self._remedy):
+                parquet.read_metadata(path)
 
     def _splits(self, choices: Iterable[Any]) -> list[str]:
         """Return the names of the splits to read."""

@@ -54,7 +54,7 @@ def write_folder(
         "bos_token_id": tokenizer.end_of_document, "eos_token_id": tokenizer.end_of_document, "pad_token_id": None,
         "dtype": "float32",
     }  # fmt: skip
-    parameters = dict(model.named_parameters())
+    parameters = {name: parameter.cpu() for name, parameter in model.named_parameters()}
     weights = {stored.name: stored.join(parameters) for stored in native.tensors(config, tokenizer.vocab_size)}
     definition = tokenizer_json(tokenizer)
     try:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 import os
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +35,7 @@ from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.status import Status
 from normlab.training import checkpoint
+from normlab.training.machine import resolve_device
 from normlab.training.training_run import FRESH, PLUGINS, TOKENIZER_FILE, versions
 
 if TYPE_CHECKING:
@@ -65,8 +68,8 @@ def load(
     return loaded if at is None else loaded.at(at)
 
 
-WINDOWS = 16
-"""Windows of a text that are evaluated at once."""
+WINDOWS = {"cpu": 16, "cuda": 4}
+"""Windows of a text that are evaluated at once, by device: a GPU has less memory for their logits in float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +238,26 @@ class LoadedRun:
             ) from error
 
     @cached_property
+    def device(self) -> torch.device:
+        """The device of `model`: the one on which this machine would train the run, or the CPU if it has no GPU."""
+        if not torch.cuda.is_available():
+            return torch.device("cpu")  # also for a run with device=cuda
+        return torch.device(resolve_device(self.config, has_gpu=True))
+
+    @contextmanager
+    def _explaining_memory(self) -> Iterator[None]:
+        """Raise a StoreError that says what to do if the memory of the GPU runs out."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise StoreError(
+                f"run {self.folder.run_id}: the memory of the GPU ran out; stop what else uses it, or set "
+                "CUDA_VISIBLE_DEVICES= to use the CPU"
+            ) from error
+
+    @cached_property
     def model(self) -> GPT:
-        """The model of the newest intact checkpoint, or of the one of `at`, on the CPU, in evaluation mode.
+        """The model of the newest intact checkpoint, or of the one of `at`, on `device`, in evaluation mode.
 
         Without a checkpoint, it is that of the newest weights.
 
@@ -265,7 +286,7 @@ class LoadedRun:
         return self._model_at(saved)
 
     def _model_at(self, saved: checkpoint.Checkpoint) -> GPT:
-        """Return the model of one of the run's checkpoints, on the CPU, in evaluation mode.
+        """Return the model of one of the run's checkpoints, on `device`, in evaluation mode.
 
         The number of weights is compared with the checkpoint's before anything is allocated.
 
@@ -300,6 +321,8 @@ class LoadedRun:
                             "run's own"
                         )
                     tensor.copy_(values)
+        with self._explaining_memory():
+            model.to(self.device)
         return model.eval()
 
     @torch.no_grad()
@@ -314,6 +337,7 @@ class LoadedRun:
             StoreError: The model's logits are not finite.
         """
         length, nats, count, changed = self.model.context, 0.0, 0, 0
+        num_windows = WINDOWS[self.device.type]
         for text in texts:
             tokens = self.tokenizer.encode(text)
             changed += changed_characters(text, self.tokenizer.decode(tokens))
@@ -322,11 +346,13 @@ class LoadedRun:
             whole = len(tokens_N) // length * length
             for part in (slice(whole), slice(whole, None)):
                 windows = [
-                    x[part].view(-1, min(length, len(x[part])) or 1).split(WINDOWS) for x in (inputs_N, tokens_N)
+                    x[part].view(-1, min(length, len(x[part])) or 1).split(num_windows) for x in (inputs_N, tokens_N)
                 ]
-                for inputs_BT, targets_BT in zip(*windows, strict=True) if len(tokens_N[part]) else ():
-                    logits = self.model(inputs_BT).flatten(0, 1).double()
-                    nats += float(torch.nn.functional.cross_entropy(logits, targets_BT.flatten(), reduction="sum"))
+                for windows_BT in zip(*windows, strict=True) if len(tokens_N[part]) else ():
+                    inputs_BT, targets_BT = (each_BT.to(self.device) for each_BT in windows_BT)
+                    with self._explaining_memory():
+                        logits = self.model(inputs_BT).flatten(0, 1).double()
+                        nats += float(torch.nn.functional.cross_entropy(logits, targets_BT.flatten(), reduction="sum"))
             count += len(tokens_N)
         if count == 0:
             raise ConfigError("the text is empty; give one with at least one character")
@@ -367,7 +393,9 @@ class LoadedRun:
         start = [int(token) for token in self.tokenizer.encode(prompt)]
         context_T = torch.tensor([[self.tokenizer.end_of_document, *start]])
         for _ in range(tokens):
-            logits_V = self.model(context_T[:, -self.model.context :])[0, -1].double()
+            with self._explaining_memory():
+                logits_BTV = self.model(context_T[:, -self.model.context :].to(self.device))
+            logits_V = logits_BTV[0, -1].cpu().double()  # the generator is the CPU's on every device
             if not logits_V.isfinite().all():
                 raise StoreError(
                     f"run {self.folder.run_id}: its model's logits are not finite, because the run diverged; "

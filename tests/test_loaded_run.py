@@ -1,4 +1,4 @@
-"""A record is checked against the limits, the machine and the checkpoint before a model is built."""
+"""A record is checked against the limits, the machine and the checkpoint before a model is built; its device."""
 
 import json
 import os
@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import normlab
+from normlab.model.gpt import GPT
 from normlab.store.format import with_checksum, without_checksum
 from normlab.store.runs import RunFolder
 from support.run_folders import Command, contents
@@ -121,3 +124,36 @@ def test_a_run_with_a_damaged_status_is_not_loaded(folder: RunFolder, run_comman
     code, out, err = run_command("sample", str(folder.path), "--tokens=2")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"error: {folder.path / 'status.json'}: is damaged")
+
+
+@pytest.mark.parametrize(
+    ("device", "has_gpu", "expected"),
+    [
+        ("auto", True, "cuda"),
+        ("auto", False, "cpu"),
+        ("cpu", True, "cpu"),
+        ("cuda", True, "cuda"),
+        ("cuda", False, "cpu"),
+    ],
+)
+def test_the_device_of_the_model(
+    device: str, has_gpu: bool, expected: str, reference: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run with device=cuda can be read on a machine without a GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    run = normlab.load(reference)
+    run.config.device = device
+    assert run.device.type == expected
+
+
+def test_a_full_gpu_is_one_line(reference: Path, run_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+    monkeypatch.setattr(GPT, "forward", fill_memory)
+    for words in (("sample", str(reference)), ("eval", str(reference), f"--data={__file__}")):
+        code, _, err = run_command(*words)
+        assert (code, err.count("\n")) == (2, 1)
+        assert (
+            "the memory of the GPU ran out; stop what else uses it, or set CUDA_VISIBLE_DEVICES= to use the CPU" in err
+        )

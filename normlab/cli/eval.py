@@ -26,7 +26,8 @@ def evaluate(
     """Print the loss of a run's model on other text.
 
     Each file is a document, which is read in windows of the model's context; every token counts once. Bits per byte
-    compare models with different tokenizers if no tokenizer changes the text.
+    compare models with different tokenizers if no tokenizer changes the text. Uses the GPU, if there is one, unless the
+    run has device=cpu.
 
     Example: normlab eval outside --data README.md
     """

@@ -24,7 +24,10 @@ def sample(
     trust: Trust = False,
     results_dir: ResultsDir = "results",
 ) -> None:
-    """Continue a text with the model of a run."""
+    """Continue a text with the model of a run.
+
+    Uses the GPU, if there is one, unless the run has device=cpu.
+    """
     from normlab.loaded_run import load
     from normlab.training.machine import limit_threads
 

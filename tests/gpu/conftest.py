@@ -58,17 +58,27 @@ def take_steps(pretended_gpu: subprocess.Popen[str]) -> TakeSteps:
         *overrides: str, runs: int = 1, steps: Sequence[int] = (0, 1, 10), plant: str | None = None,
         between: bool = False, restored: bool = False, peak: bool = False,
     ) -> dict[str, dict[str, Any]]:  # fmt: skip
-        assert pretended_gpu.stdin is not None
-        assert pretended_gpu.stdout is not None
         case = {
             "overrides": [*small_run(Path("results")), *overrides],
             "runs": runs, "steps": [*steps], "plant": plant, "between": between,
             "restored": restored, "peak": peak,
         }  # fmt: skip
-        print(json.dumps(case), file=pretended_gpu.stdin, flush=True)
-        result = json.loads(pretended_gpu.stdout.readline())
-        if "error" in result:
-            pytest.fail(result["error"])
-        return result
+        return result_of(pretended_gpu, case)
 
     return call
+
+
+@pytest.fixture
+def use_loaded_run(pretended_gpu: subprocess.Popen[str]) -> Callable[[Path], dict[str, Any]]:
+    """Return a function that loads a run and returns how its evaluation and its samples use the device."""
+    return lambda folder: result_of(pretended_gpu, {"folder": str(folder)})
+
+
+def result_of(process: subprocess.Popen[str], case: dict[str, Any]) -> dict[str, Any]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    print(json.dumps(case), file=process.stdin, flush=True)
+    result = json.loads(process.stdout.readline())
+    if "error" in result:
+        pytest.fail(result["error"])
+    return result

@@ -10,6 +10,8 @@ Each line of stdin is a case, and each line of stdout its result: {"error": ...}
     {"step 0": {"waits": [], "launches": 500, "copies": [40], "differ": []}, "evaluation": {"waits":
     ["aten::_local_scalar_dense at training/evaluate.py:57"], "launches": 120, "copies": [], "differ": []}}
 
+    {"folder": "results/runs/..."}    # a run that is loaded: {"devices": ["cuda"], "launches": {"evaluate": 100, ...}}
+
 With train.graph=on, `differ` has the operations in which a replayed step differs from the captured one.
 
 The guard must be loaded before torch, so this is a process of its own.
@@ -50,7 +52,7 @@ from normlab.stats.measure.extended import ExtendedPass
 from normlab.stats.measure.probe import Probe, adam_preconditioner
 from normlab.stats.statistic import EXTENDED, PROBE
 from normlab.store.runs import RunFolder
-from normlab.training import graph
+from normlab.training import checkpoint, graph
 from normlab.training.checkpoint import Checkpoint
 from normlab.training.graph import Replay
 from normlab.training.loop import Loop
@@ -295,6 +297,8 @@ def result_of(case: dict[str, Any]) -> dict[str, Any]:
     """Return what each part of a case does, or its error."""
     parts: dict[str, Any] = {}
     try:
+        if "folder" in case:
+            return use_loaded_run(case["folder"])
         config = compose(*case["overrides"], "device=cuda", "compile=off")
         configs = [
             dataclasses.replace(config, seed=seed, data=dataclasses.replace(config.data, seed=seed))
@@ -321,6 +325,20 @@ def result_of(case: dict[str, Any]) -> dict[str, Any]:
     except Exception:
         return {"error": traceback.format_exc()}
     return parts
+
+
+def use_loaded_run(folder: str) -> dict[str, Any]:
+    """Return where the model of a run is, and how often operations of an evaluation and of a sample use the device."""
+    saved = checkpoint.read_newest(Path(folder) / checkpoint.FOLDER)  # fake tensors cannot be read from a file
+    launches = {}
+    with pretended_gpu() as device, mock.patch.object(checkpoint, "read_newest", return_value=saved):
+        run = normlab.load(folder)
+        devices = {values.device.type for values in run.model.state_dict().values()}
+        for name, call in (("evaluate", lambda: run.evaluate("text")), ("sample", lambda: run.sample("t", tokens=2))):
+            device.launches = 0
+            call()
+            launches[name] = device.launches
+    return {"devices": sorted(devices), "launches": launches}
 
 
 def loop_of(configs: list[RunConfig], corpus: Corpus) -> Loop:

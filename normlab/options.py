@@ -27,6 +27,8 @@ LIMITS = ("choices", *(limit for limit, _, _ in _BOUNDS), "longest")
 """The keys of a field's metadata that limit its value."""
 _SMALLEST, _LARGEST = 1.1754944e-38, 3.4028234e38
 """The range of float32 without the subnormal numbers, which compiled kernels replace by 0."""
+LARGEST_INTEGER = 2**63 - 1
+"""The largest int64, in which tensors and files hold a whole number."""
 
 
 def option(
@@ -44,7 +46,7 @@ def option(
     """Return a dataclass field with help and limits.
 
     The value of every float option must be in the range of float32, and within its limits there too, because many of
-    them become float32 numbers of a tensor.
+    them become float32 numbers of a tensor. The value of every int option must be in the range of int64.
 
     Args:
         default: The default value; a list is copied for each config.
@@ -103,6 +105,8 @@ def _check_value(name: str, value: Any, limits: Any) -> None:
                 raise ConfigError(f"{name}={text!a}: must be a printable text of 1 to {longest} characters")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        raise ConfigError(f"{name}={value}: is outside the range of int64; choose at most {LARGEST_INTEGER}")
     if not math.isfinite(value):
         raise ConfigError(f"{name}={value}: must be a finite number")
     if isinstance(value, float) and value and not _SMALLEST <= abs(value) <= _LARGEST:

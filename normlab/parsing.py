@@ -1,10 +1,18 @@
-"""Read files and JSON that may be damaged or hostile."""
+"""Read files, JSON and numbers that may be damaged or hostile."""
 
 import json
 import os
 import stat
 from pathlib import Path
 from typing import Any
+
+MOST_DIGITS = 18
+"""The most digits of a whole number in a text: int64 holds every such number."""
+
+
+def is_whole_number(text: str) -> bool:
+    """Return whether a text is a whole number of at most `MOST_DIGITS` digits, without a sign."""
+    return text.isdecimal() and len(text) <= MOST_DIGITS
 
 
 def read_at_most(path: Path, max_bytes: int) -> bytes:

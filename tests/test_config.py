@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from normlab.config.compose import compose_grid, compose_run
+from normlab.config.compose import compose_grid, compose_run, compose_sweep
 from normlab.config.schema import config_from_record
+from normlab.config.searches import read_until
 from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError
 from normlab.options import plain_tree
@@ -86,3 +87,47 @@ def test_value_of_another_type_is_rejected(tree: dict[str, Any], option: str, va
     (tree[group] if name else tree)[name or group] = value
     with pytest.raises(ConfigError):
         config_from_record(tree)
+
+
+LONG = "1" + "0" * 310
+"""Digits of a whole number that no float holds."""
+
+
+@pytest.mark.parametrize("value", [LONG, f"-{LONG}", str(2**63), "9" * 5000], ids=["1e310", "-1e310", "2^63", "9e5000"])
+@pytest.mark.parametrize("option", ["train.steps", "model.rope_theta", "norm.taper_steps", "optim.warmup_steps"])
+def test_a_number_that_no_int64_or_float_holds_is_an_error_of_its_option(option: str, value: str) -> None:
+    if option == "model.rope_theta" and value == str(2**63):
+        value = LONG
+    with pytest.raises(ConfigError) as caught:
+        compose_run(["model.positions=rope", f"{option}={value}"])
+    assert str(caught.value).startswith(f"{option}={value[:20]}")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "seed=range(nan)",
+        "seed=range(0,10,nan)",
+        "seed=shuffle(range(1e23))",
+        "seed=shuffle(range(inf))",
+        f"seed=range({LONG})",
+    ],
+)
+def test_a_range_without_an_end_is_an_error(override: str) -> None:
+    with pytest.raises(ConfigError, match=r"must be finite|more than 10000 runs"):
+        compose_sweep([override])
+
+
+@pytest.mark.parametrize(
+    "override", [f"sweep.pack={'9' * 5000}", f"sweep.jobs={LONG}", f"sweep.timeout_minutes={LONG}"]
+)
+def test_a_huge_option_of_a_sweep_is_an_error(override: str) -> None:
+    with pytest.raises(ConfigError, match="sweep"):
+        compose_sweep([override])
+
+
+def test_steps_in_text_and_counts_of_seeds_have_limits() -> None:
+    with pytest.raises(ConfigError, match="must be log or a list"):
+        compose_run([f"train.keep=['{'9' * 5000}']"])
+    with pytest.raises(ConfigError, match="from 4 to 10000"):
+        read_until([f"seed=until(placement=pre,max={'9' * 5000})"])

@@ -10,6 +10,7 @@ from typer import Argument, Option
 
 from normlab.cli.app import ResultsDir, RetryFailed, app, echo
 from normlab.errors import ConfigError, unknown, warn
+from normlab.parsing import is_whole_number
 
 if TYPE_CHECKING:
     from normlab.studies.base import Study
@@ -119,7 +120,7 @@ def replicate(
     from normlab.studies.report import folder_of, read_report
     from normlab.studies.run import REPLICATION, attempts_of
 
-    first = int(seeds) if seeds.isdecimal() else 0
+    first = int(seeds) if is_whole_number(seeds) else 0
     if seeds == "fresh":
         study = _find(name, overrides)
         reported, _ = read_report(study, folder_of(results_dir, study))

@@ -18,7 +18,7 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString
+from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
@@ -262,13 +262,24 @@ def _jobs_of_arm(overrides: Sequence[str]) -> Iterator[tuple[Job, list[str]]]:
         choices[key] = [override]
         if override.is_sweep_override():
             with explaining_errors((override,)):
-                values = list(itertools.islice(override.sweep_string_iterator(), MOST_RUNS + 1))
+                values = _swept_values(override)
             if len(values) * math.prod(map(len, choices.values())) > MOST_RUNS:
                 raise ConfigError(f"{override.input_line}: makes a grid of more than {MOST_RUNS} runs; sweep fewer")
             choices[key] = [_parse(f"{key}={value}") for value in values]
     varied = {key for key, values in choices.items() if len(values) > 1}
     for job in itertools.product(*choices.values()):
         yield job, [str(each.input_line) for each in job if each.get_key_element() in varied]
+
+
+def _swept_values(override: Override) -> list[str]:
+    """Return the values of a sweep as texts, at most one more than a grid may have."""
+    value = override.value()
+    if isinstance(value, RangeSweep) and value.shuffle:
+        # Hydra makes a list of all numbers before it shuffles them.
+        values = list(itertools.islice(value.range(), MOST_RUNS + 1))
+        if len(values) > MOST_RUNS:
+            return [str(number) for number in values]
+    return list(itertools.islice(override.sweep_string_iterator(), MOST_RUNS + 1))
 
 
 def _compose_jobs(

@@ -6,6 +6,7 @@ import itertools
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import InvalidOperation
 from typing import Any
 
 import yaml
@@ -31,7 +32,7 @@ GROUPS: dict[str, Mapping[str, Any]] = {
 SECTIONS = frozenset(field.name for field in dataclasses.fields(RunConfig))
 """The top-level fields of a run's config. Any other key belongs to Hydra, or to a config group of the user."""
 
-_OF_MALFORMED_INPUTS = (OSError, ValueError, TypeError, AttributeError, AssertionError, RecursionError)
+_OF_MALFORMED_INPUTS = (OSError, ValueError, ArithmeticError, TypeError, AttributeError, AssertionError, RecursionError)
 """Further errors that Hydra raises for malformed sweeps and config files."""
 
 
@@ -108,6 +109,10 @@ def _explain(error: BaseException, job: Sequence[Override], typed: str) -> Confi
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OmegaConfBaseException):
         cause = cause.__cause__
+    if isinstance(error, InvalidOperation):  # Hydra reads the numbers of a range as decimals
+        reason = "the numbers of a range must be finite"
+    if isinstance(error, OverflowError) and (key_line := re.search(r"full_key: (\S+)", str(error))):
+        return ConfigError(f"{_typed(key_line[1], job)}: is too large; set another value")
     if cause is not None and cause.full_key and not reason.startswith("In '"):  # not the name of a config file
         key = str(cause.full_key).partition("[")[0]  # without the index of a list
         if isinstance(cause, ConfigKeyError | ConfigAttributeError):

@@ -21,6 +21,7 @@ from normlab.errors import ConfigError, no_effect, unknown
 from normlab.norms.base import NORMS, NormConfig
 from normlab.norms.base import load_all as load_norms
 from normlab.options import check, identity_tree, option
+from normlab.parsing import is_whole_number
 from normlab.placements.base import NORM_UPDATE, PLACEMENTS, Placement
 from normlab.placements.base import load_all as load_placements
 from normlab.placements.init_rules import INIT_RULES
@@ -75,7 +76,7 @@ class TrainConfig:
         if self.keep == LOG:
             return
         steps = [*map(str, self.keep if isinstance(self.keep, list) else [self.keep])]
-        if not all(step.isdecimal() for step in steps):
+        if not all(map(is_whole_number, steps)):
             raise ConfigError(f"train.keep={self.keep}: must be {LOG} or a list of steps, such as train.keep=[0,100]")
         self.keep = [*map(int, steps)]
         if max(self.keep, default=0) > self.steps:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from normlab.errors import ConfigError
 
 _SEARCH = re.compile(r"([\w.]+)=search\(([^(),]*),([^(),]*)\)")
-_UNTIL = re.compile(r"seed=until\((.+),\s*max=(\d+)\)")
+_UNTIL = re.compile(r"seed=until\((.+),\s*max=(\d{1,5})\)")
+MOST_SEEDS = 10_000
+"""The largest `max` of `seed=until(...)`: a grid has no more runs."""
 EXAMPLE = "'optim.lr=search(1e-4,1e-1)'"
 
 
@@ -95,9 +97,9 @@ def read_until(overrides: Sequence[str]) -> tuple[Until | None, list[str]]:
     if not texts:
         return None, list(overrides)
     match = _UNTIL.fullmatch(texts[0])
-    if match is None or int(match[2]) < 4:
+    if match is None or not 4 <= int(match[2]) <= MOST_SEEDS:
         raise ConfigError(
-            f"{texts[0]}: must have a baseline and a largest number of seeds, at least 4: "
+            f"{texts[0]}: must have a baseline and a largest number of seeds, from 4 to {MOST_SEEDS}: "
             "'seed=until(placement=pre,max=24)'"
         )
     return Until(match[1], int(match[2])), [text for text in overrides if text not in texts]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from normlab.config.memory import available_bytes
 from normlab.errors import ConfigError, no_effect
 from normlab.options import check, option
+from normlab.parsing import is_whole_number
 
 _RESERVED = (
     *("account", "array", "cpus-per-task", "error", "gpus-per-node", "job-name", "mem", "nodes", "ntasks-per-node"),
@@ -73,7 +74,7 @@ class SweepOptions:
         if self.name is not None and not re.fullmatch(r"\w[\w.+=-]*", self.name):
             raise ConfigError(f"sweep.name={self.name}: is not a folder name; use only letters, digits and . _ + = -")
         if self.pack not in ("auto", "off"):
-            if not self.pack.isdecimal() or int(self.pack) < 1:
+            if not is_whole_number(self.pack) or int(self.pack) < 1:
                 raise ConfigError(f"sweep.pack={self.pack}: choose auto, off, or a number of at least 1")
             self.pack = str(int(self.pack))
 

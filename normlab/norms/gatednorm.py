@@ -61,7 +61,7 @@ class GatedNormConfig(AffineNormConfig):
 
     name: str = "gatednorm"
     eps: float = option(1e-6, "Added to the mean square, unit of x squared.", at_least=0)
-    rank: int = option(16, "Rows of down, R.", at_least=1)
+    rank: int = option(16, "Rows of down, R.", at_least=1, at_most=2**17)
     std: float = option(0.02, "Initial standard deviation of both matrices.", above=0)
     gate_scale: float = option(1.0, "Factor on the gate; with 2 a gate of 1/2 has no effect.", above=0)
 

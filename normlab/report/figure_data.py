@@ -19,6 +19,7 @@ from normlab.analysis.rate_range import NEAR
 from normlab.analysis.settings import format_setting
 from normlab.analysis.table import CellsTable
 from normlab.errors import ConfigError, NormlabError, unknown, warn
+from normlab.parsing import is_whole_number
 from normlab.report.channels import MAX_PANELS, Channels, choose_channels
 from normlab.report.figure_axes import Axis, factor_axis, number_axis, number_ticks, tick_axis, value_axis
 from normlab.report.figure_points import MOMENTS, SERIES, Point, ReadCache, loss_point, mean_curve, median_profile
@@ -279,7 +280,7 @@ def curve_figure(series: str, panels: Sequence[Panel], caption: str) -> Figure:
 
 
 def _layers(layout: Layout, cache: ReadCache, statistic: str, moment: str) -> Figure:
-    if moment not in MOMENTS and not moment.isdecimal():
+    if moment not in MOMENTS and not is_whole_number(moment):
         raise ConfigError(f"--at {moment}: must be a step, first or last")
     name, _, site = statistic.partition(" ")
     steps: set[int] = set()
@@ -293,7 +294,7 @@ def _layers(layout: Layout, cache: ReadCache, statistic: str, moment: str) -> Fi
 
     panels = layout.draw(points)
     found_any = any(panel.lines for panel in panels)
-    if steps and moment.isdecimal() and not found_any:
+    if steps and is_whole_number(moment) and not found_any:
         nearest = sorted(sorted(steps, key=lambda step: abs(step - int(moment)))[:2])
         choice = " or ".join(map(str, nearest))
         raise ConfigError(f"--at {moment}: not measured at this step (stats.every says at which); choose {choice}")

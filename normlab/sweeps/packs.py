@@ -53,6 +53,7 @@ def split(group: Sequence[int], largest: int) -> list[list[int]]:
 
     The packs have equal sizes if a size above largest / 2 divides the group; otherwise sizes differ by at most one.
     """
+    largest = min(largest, len(group))
     equal = next((size for size in range(largest, largest // 2, -1) if len(group) % size == 0), None)
     packs = len(group) // equal if equal else math.ceil(len(group) / largest)
     sizes = [len(group) // packs + (number < len(group) % packs) for number in range(packs)]

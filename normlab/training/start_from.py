@@ -20,6 +20,7 @@ from torch import Tensor
 from normlab.config.schema import FOLDER_OF_WEIGHTS, RunConfig
 from normlab.data.tokenizers import Tokenizer
 from normlab.errors import ConfigError, StoreError
+from normlab.parsing import is_whole_number
 from normlab.store.files import write_atomic
 from normlab.store.format import RUNS_FOLDER, STATISTICS_FOLDER
 from normlab.store.query import find_runs, is_run, resolve_run
@@ -47,9 +48,9 @@ def resolve_start(config: RunConfig) -> RunConfig:
     if is_model(text):
         return _with_start(config, f"{place}@{weights_sha256(text)}")
     name, _, step = text.rpartition("@")
-    if step.isdecimal() and is_model(name):
+    if is_whole_number(step) and is_model(name):
         raise ConfigError(f"train.start_from={text}: a folder of weights has no steps; leave out @{step}")
-    if not step.isdecimal():
+    if not is_whole_number(step):
         name, step = text, ""
     runs = Path(config.results_dir) / RUNS_FOLDER
     try:

@@ -99,6 +99,8 @@ def test_a_resumed_sweep_keeps_its_threads(overrides: list[str], monkeypatch: py
 
 def test_packs_are_equal_where_a_size_above_half_of_the_most_divides() -> None:
     assert [len(pack) for pack in split(range(15), 4)] == [3] * 5
+    # A pack has no more runs than the group, however large sweep.pack is.
+    assert split(range(15), 2**63) == [list(range(15))]
     assert [len(pack) for pack in split(range(16), 5)] == [4] * 4
     assert [len(pack) for pack in split(range(17), 5)] == [5, 4, 4, 4]
     assert [len(pack) for pack in split(range(10), 4)] == [4, 3, 3]

@@ -375,7 +375,7 @@ def test_a_search_may_be_judged_until_it_is_decided(overrides: list[str]) -> Non
 
 @pytest.mark.parametrize("text", ["seed=until(24)", "seed=until(norm=rmsnorm)", "seed=until(norm=rmsnorm,max=2)"])
 def test_errors_of_until(text: str, overrides: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"must have a baseline and a largest number of seeds"):
+    with pytest.raises(ConfigError, match=r"must have a baseline and a largest number of seeds, from 4"):
         next(planned_sweeps([*overrides, "sweep.name=x", text]))
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals after which training stops with a checkpoint: Ctrl-C, `kill`, and the end of the terminal."""
 
 
 def start_module(module: str, *arguments: str, **options: Any) -> subprocess.Popen[Any]:
@@ -50,13 +51,22 @@ def children_of(pid: int) -> list[int]:
 
 @contextlib.contextmanager
 def collected_signals() -> Iterator[list[int]]:
-    """Yield a list that collects SIGINT and SIGTERM, which do not end the process during a `with` block."""
+    """Yield a list that collects the stop signals, which do not end the process during a `with` block.
+
+    A terminal that closes may send SIGHUP twice, so SIGHUP after another signal is left out.
+    """
     received: list[int] = []
+
+    def collect(number: int, frame: object) -> None:
+        if number != signal.SIGHUP or not received:
+            received.append(number)
+
     handlers: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in STOP_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # a shell lets its background jobs ignore SIGINT
-                handlers[number] = signal.signal(number, lambda number, frame: received.append(number))
+            # A shell lets its background jobs ignore SIGINT, and nohup lets its command ignore SIGHUP.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                handlers[number] = signal.signal(number, collect)
     try:
         yield received
     finally:

@@ -31,9 +31,11 @@ def sync(
     from normlab.tracking.uploads import is_sending, may_have_login, upload_lines
 
     codes: list[int] = []
-    # Ctrl-C and SIGTERM have to end the follower too.
+    # Ctrl-C, SIGTERM and the end of the terminal have to end the follower too.
     replace_interrupt_handler(signal.SIG_DFL, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))
     for name, selection in [(name, select_runs([name], results_dir)) for name in dict.fromkeys(runs)]:
         for record in selection.started:
             if record.problem:

@@ -1,4 +1,8 @@
-"""Stop after the current step at the first SIGINT or SIGTERM, and at once at the second."""
+"""Stop after the current step at the first SIGINT, SIGTERM or SIGHUP, and at once at the second.
+
+A terminal that closes may send SIGHUP twice, so a second SIGHUP is ignored. nohup lets its command ignore SIGHUP, which
+then stays ignored.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from normlab.processes import STOP_SIGNALS
 
 
 class StopRequest:
@@ -19,7 +23,7 @@ class StopRequest:
     Args:
         ends_process: Whether the second signal ends the process, like a kill: files stay intact, and the run resumes
             from its last checkpoint.
-        only_first: Whether the process ignores SIGINT and SIGTERM after the first one.
+        only_first: Whether the process ignores the stop signals after the first one.
     """
 
     def __init__(self, *, ends_process: bool = False, only_first: bool = False) -> None:
@@ -30,7 +34,8 @@ class StopRequest:
     def __enter__(self) -> StopRequest:
         """Install the handlers in the main thread, which receives all signals; else do nothing."""
         if threading.current_thread() is threading.main_thread():
-            self._old_handlers = {number: signal.signal(number, self._handle) for number in SIGNALS}
+            handled = [number for number in STOP_SIGNALS if not _is_ignored_hangup(number)]
+            self._old_handlers = {number: signal.signal(number, self._handle) for number in handled}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -45,8 +50,15 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:  # with `ends_process`
+            if number == signal.SIGHUP:
+                return
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self.received = number
         for each, handler in self._old_handlers.items() if not self._ends_process else ():
-            signal.signal(each, signal.SIG_IGN if self._only_first else handler)
+            is_ignored = self._only_first or each == signal.SIGHUP
+            signal.signal(each, signal.SIG_IGN if is_ignored else handler)
+
+
+def _is_ignored_hangup(number: int) -> bool:
+    return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN

@@ -70,7 +70,7 @@ def train(config: RunConfig, trackers: Sequence[Console] | None = None, *, ends_
 
     Args:
         trackers: Receivers of the record besides the run's folder; by default the console, and W&B as configured.
-        ends_process: Whether the second SIGINT or SIGTERM may end the whole process in the middle of a step.
+        ends_process: Whether the second stop signal may end the whole process in the middle of a step.
 
     Raises:
         ConfigError, DataError, StoreError: The message says what to do.
@@ -96,7 +96,7 @@ def train_pack(
         configs: Validated configs that differ in numbers only: seeds, learning rates and the like (`sweep.packs`).
         pack: The pack's `sweep`, `number` and, if they are planned, the ids of its `runs`.
         ends_process: As for `train`.
-        only_first_signal: Whether the process ignores SIGINT and SIGTERM after the first one.
+        only_first_signal: Whether the process ignores the stop signals after the first one.
         keep_compiled: Whether the runs use the code that the last call in this process compiled, for equal blocks.
 
     Raises:

@@ -22,12 +22,13 @@ from normlab.config.schema import RunConfig
 from normlab.data.batches import validation_windows
 from normlab.data.corpus import open_corpus
 from normlab.options import plain_tree
+from normlab.processes import STOP_SIGNALS, collected_signals
 from normlab.store.format import with_checksum
 from normlab.store.runs import RunFolder
 from normlab.training import checkpoint
 from normlab.training import start as training
 from normlab.training.machine import RuntimeSettings
-from normlab.training.signals import SIGNALS, StopRequest
+from normlab.training.signals import StopRequest
 from support.run_folders import OVERRIDES, SCRIPT, Command, Train, contents, differences, steps_of
 
 
@@ -53,7 +54,8 @@ def test_run_killed_inside_a_save_resumes_bit_identical(train: Train, reference:
 
 
 @pytest.mark.parametrize(
-    ("step", "number", "code"), [(0, signal.SIGTERM, 143), (6, signal.SIGINT, 130), (8, signal.SIGTERM, 143)]
+    ("step", "number", "code"),
+    [(0, signal.SIGTERM, 143), (6, signal.SIGINT, 130), (8, signal.SIGTERM, 143), (7, signal.SIGHUP, 129)],
 )
 def test_signal_stops_at_the_next_step_and_resume_is_bit_identical(
     step: int,
@@ -64,12 +66,12 @@ def test_signal_stops_at_the_next_step_and_resume_is_bit_identical(
     reference: Path,
     interrupt: Callable[..., None],
 ) -> None:
-    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    handlers = [signal.getsignal(each) for each in STOP_SIGNALS]
     interrupt(step, number)
     found, out, err = command()
     assert found == code, err
     folder = RunFolder(Path(out.splitlines()[-1]).resolve())
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    assert [signal.getsignal(each) for each in STOP_SIGNALS] == handlers
     assert folder.state() == "interrupted"
     stopped = folder.status()["step"]
     assert step <= stopped <= step + 3
@@ -129,7 +131,7 @@ def test_second_signal_stops_at_once(numbers: tuple[int, ...], train: Train, ref
 
 def test_signals_after_the_first_can_be_ignored() -> None:
     """As in a pack in Slurm, which sends SIGTERM to every process of a task."""
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
         with StopRequest(only_first=True) as stop:
             for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
@@ -138,6 +140,31 @@ def test_signals_after_the_first_can_be_ignored() -> None:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("ends_process", [False, True])
+def test_a_second_hang_up_does_not_end_a_run(ends_process: bool) -> None:
+    """The shell and the kernel may both send one when a terminal closes."""
+    before = signal.getsignal(signal.SIGHUP)
+    with collected_signals() as received:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGHUP)
+    assert received == [signal.SIGHUP]
+    with StopRequest(ends_process=ends_process) as stop:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGHUP)
+    assert stop.received == signal.SIGHUP
+    assert signal.getsignal(signal.SIGHUP) is before
+
+
+def test_nohup_protects_a_run() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop, collected_signals() as received:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert (stop.received, received) == (None, [])
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_signal_ends_a_run_at_once_while_its_model_is_built(

@@ -31,12 +31,15 @@ from normlab.store.format import (
 
 T = TypeVar("T")
 
+RESTORES_STATUS = (
+    "the same `normlab train` resumes from the last checkpoint; where there is none, run.fresh=true starts another run "
+    "beside this one"
+)
+"""What to do about a run without a status.json."""
+
 HOW_TO_FIX = {
     RUN_FILE: "restore a copy, or delete the run's folder and run it again",
-    STATUS_FILE: (
-        "delete this one file and the same `normlab train` resumes from the last checkpoint; "
-        "where there is none, run.fresh=true starts another run beside this one"
-    ),
+    STATUS_FILE: f"delete this one file and {RESTORES_STATUS}",
     PLAN_FILE: "delete this one file and start the same `normlab sweep` again: its finished runs are used",
     CHECKS_FILE: "the same `normlab study run` writes it again",
     REPORT_FILE: "restore a copy, or delete it: `normlab study report` writes it again from the records that are there",

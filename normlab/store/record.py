@@ -17,9 +17,9 @@ from normlab.config.schema import RunConfig, parse_config
 from normlab.errors import ConfigError, StoreError
 from normlab.options import plain_tree
 from normlab.store.files import io_error, is_file_name
-from normlab.store.format import DAMAGED, DIVERGED, FAILED, FINISHED, RUN_FILE, RUNNING
+from normlab.store.format import DAMAGED, DIVERGED, FAILED, FINISHED, KILLED, RUN_FILE, RUNNING, STATUS_FILE
 from normlab.store.outcome import OUTCOMES, References
-from normlab.store.reading import Count, damaged
+from normlab.store.reading import RESTORES_STATUS, Count, damaged
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack, Status
 from normlab.store.throughput import Compute
@@ -217,8 +217,13 @@ class RunRecord(RunEntry):
         return cls(folder, RUNNING, options=flatten(run.config), run=run, config=parsed, status=Status(RUNNING))
 
     @classmethod
-    def load(cls, folder: RunFolder) -> RunRecord:
+    def load(cls, folder: RunFolder, *, allow_lost_status: bool = False) -> RunRecord:
         """Return the record of a run.
+
+        Args:
+            folder: The folder of the run.
+            allow_lost_status: Whether a run with steps may lack its status.json, which resuming it writes again; it is
+                then a killed run at step 0.
 
         Raises:
             StoreError: It is damaged, or has another format.
@@ -226,6 +231,8 @@ class RunRecord(RunEntry):
         try:
             run = folder.run(Run)
             state, status = folder.state_and_status()
+            if state == KILLED and folder.has_lost_status() and not allow_lost_status:
+                raise StoreError(f"{folder.path / STATUS_FILE}: is missing; {RESTORES_STATUS}")
             config = parse_config(run.config)  # checks the type and the limits of every value
             return cls(folder, state, options=flatten(run.config), run=run, config=config, status=status)
         except ConfigError as error:

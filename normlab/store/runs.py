@@ -33,7 +33,7 @@ from normlab.store.format import (
     with_checksum,
 )
 from normlab.store.lock import file_lock, is_locked
-from normlab.store.reading import Rows, damaged, parse_rows, read_bytes, read_record
+from normlab.store.reading import Rows, damaged, parse_rows, read_bytes, read_last_row, read_record
 from normlab.store.status import RowsDigest, Status
 
 if TYPE_CHECKING:
@@ -104,6 +104,13 @@ class RunFolder:
         if missing := status.missing:
             raise damaged(path, f"a run that is {status.state} has no {missing}")
         return status
+
+    def has_lost_status(self) -> bool:
+        """Whether the run has taken steps and has no status.json, which is written before the first step."""
+        if (self.path / STATUS_FILE).exists():
+            return False
+        last = read_last_row(self.metrics_path)
+        return last is not None and last["step"] > 0
 
     def status(self) -> dict[str, Any]:
         """Return `read_status` as nested plain values; every NaN is `math.nan`, so that two statuses compare equal."""

@@ -112,7 +112,11 @@ def rename_sweep(name: str, new: str, results_dir: Folder) -> Path:
     with _locked(folder):
         plan = read_plan(folder)
         for run in (run_of(folder, planned) for planned in plan.runs):
-            if run.exists() and len(RunRecord.load(run).run.pack.runs) > 1 and not _is_completed(run):
+            if (
+                run.exists()
+                and len(RunRecord.load(run, allow_lost_status=True).run.pack.runs) > 1
+                and not _is_completed(run)
+            ):
                 raise StoreError(
                     f"run {run.run_id}: is not completed, and its pack resumes only in a sweep named {plan.name}; "
                     "complete the sweep first"

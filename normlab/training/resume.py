@@ -42,7 +42,7 @@ def status_if_completed(run: TrainingRun) -> Status | None:
     folder, record = run.folder, run.new_run_json
     if not folder.exists():
         return None
-    recorded = RunRecord.load(folder)
+    recorded = RunRecord.load(folder, allow_lost_status=True)
     # The tree, because an identity is of the class of a norm or of a placement.
     if canonical_hash(folder.run()["identity"]) != canonical_hash(record["identity"]):
         raise damaged(folder.path / RUN_FILE, f"it is not the record of run {record['run_id']}")

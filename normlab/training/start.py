@@ -223,7 +223,7 @@ def _open(config: RunConfig, settings: RuntimeSettings, corpus: Corpus) -> Train
 def _is_stopped_fresh_run(folder: RunFolder) -> bool:
     """Return whether a run was started with run.fresh=true and is neither ended nor running."""
     try:
-        record = RunRecord.load(folder)
+        record = RunRecord.load(folder, allow_lost_status=True)
     except StoreError:  # a damaged record
         return False
     return record.config.run.fresh and record.state not in (*COMPLETED_STATES, RUNNING)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from synthetic_runs import Record
 
-from normlab.store.format import DAMAGED
+from normlab.store.format import DAMAGED, KILLED, RUNNING
 from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 
@@ -117,3 +117,17 @@ def test_a_run_without_a_status_has_none_of_its_numbers(tmp_path: Path) -> None:
     run = RunRecord.load(write(tmp_path / "abc", Record().run(), None))
     assert (run.state, run.outcome, run.status.step, run.status.val_loss) == ("killed", None, 0, None)
     assert "sha256" not in run.folder.run()
+
+
+def test_a_lost_status_of_a_run_with_steps_is_damage(tmp_path: Path) -> None:
+    """A run that was killed before its first status has no training rows."""
+    folder = write(tmp_path / "abc", Record().run(), None)
+    folder.append([{"kind": "eval", "step": 0, "loss": 5.0}])
+    assert RunRecord.read(folder).state == KILLED
+    folder.append([{"kind": "pace", "step": 3, "seconds": 1.0, "tokens_per_s": 9.0}])
+    entry = RunRecord.read(folder)
+    assert entry.state == DAMAGED
+    assert "status.json: is missing; the same `normlab train` resumes" in entry.problem
+    assert RunRecord.load(folder, allow_lost_status=True).state == KILLED  # so that the run can resume
+    with folder.lock():
+        assert RunRecord.read(folder).state == RUNNING

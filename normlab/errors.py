@@ -10,6 +10,8 @@ OUT_OF_MEMORY = 12
 
 The exit code is 2 after a NormlabError and 1 after any other exception.
 """
+DISK_REFUSED = 28
+"""Exit code of a rank after a DiskError (ENOSPC)."""
 
 
 _NO_MEMORY = re.compile(
@@ -42,6 +44,10 @@ class DataError(NormlabError):
 
 class StoreError(NormlabError):
     """A run's record or checkpoint that cannot be read, or that another process holds."""
+
+
+class DiskError(StoreError):
+    """A file that the system could not write or read; the same command may succeed when the disk has space again."""
 
 
 class StatisticsError(NormlabError):

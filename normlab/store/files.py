@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeGuard
 
-from normlab.errors import StoreError
+from normlab.errors import DiskError, StoreError
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 
@@ -28,7 +28,7 @@ _MISSING_RIGHT = {"read": "readable", "opened": "readable and writable"}
 """The permission that each action needs; other actions need a writable file."""
 
 
-def io_error(path: Path, action: str, error: OSError, safe: str = "", *, setting: str = "results_dir") -> StoreError:
+def io_error(path: Path, action: str, error: OSError, safe: str = "", *, setting: str = "results_dir") -> DiskError:
     """Return the error for a failed operation on a file, with its reason and a remedy.
 
     Args:
@@ -51,7 +51,7 @@ def io_error(path: Path, action: str, error: OSError, safe: str = "", *, setting
     elif error.errno in _BAD_PATH:
         remedy = f"choose another {setting}"
     parts = [f"{path}: cannot be {action} ({error.strerror or error})", *filter(None, [safe]), remedy]
-    return StoreError("; ".join(parts))
+    return DiskError("; ".join(parts))
 
 
 def is_file_name(value: object) -> TypeGuard[str]:

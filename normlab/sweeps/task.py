@@ -21,6 +21,7 @@ from normlab.store.format import INTERRUPTED
 from normlab.store.plans import read_plan
 from normlab.sweeps.files import PackOutcome, log_of, task_outcome_file, write_task_outcome
 from normlab.sweeps.process import POLL_EVERY_S, RunningPack, WorkerProcess, process_options
+from normlab.sweeps.worker import STOPPED
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
@@ -62,7 +63,8 @@ class Task:
         outcome = self._wait(process)
         # A preempted task is still RUNNING. It must queue itself, because Slurm only queues it if it never exits.
         job = JobEnvironment().job_id
-        if outcome.cause == INTERRUPTED and _state_of(job) == "RUNNING":
+        was_stopped = outcome.cause == INTERRUPTED and outcome.detail == STOPPED  # and no disk refused
+        if was_stopped and _state_of(job) == "RUNNING":
             answer = call(["scontrol", "requeue", job], ANSWER_WITHIN_S)
             if answer is not None and answer.returncode == 0:
                 sys.exit(128 + signal.SIGTERM)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from normlab.config.schema import RunConfig, load_config
-from normlab.errors import ConfigError, NormlabError, OutOfMemoryError, is_out_of_memory, one_line
+from normlab.errors import ConfigError, DiskError, NormlabError, OutOfMemoryError, is_out_of_memory, one_line
 from normlab.openmp import limit_spinning
 from normlab.processes import kill_sessions
 from normlab.store.format import FAILED, FINISHED, INTERRUPTED
@@ -54,6 +54,10 @@ class Worker:
         try:
             received = self._train(number)
             return (INTERRUPTED, STOPPED) if received else (FINISHED, "")
+        except DiskError as error:  # the same command trains the pack again, as the message says
+            message = one_line(error)
+            print(f"error: {message}", file=sys.stderr, flush=True)
+            return INTERRUPTED, message
         except NormlabError as error:
             message, no_memory = str(error), isinstance(error, OutOfMemoryError)
         except Exception as error:

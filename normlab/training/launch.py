@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from normlab.config.schema import RunConfig
-from normlab.errors import OUT_OF_MEMORY, NormlabError, OutOfMemoryError
+from normlab.errors import DISK_REFUSED, OUT_OF_MEMORY, DiskError, NormlabError, OutOfMemoryError
 from normlab.options import plain_tree
 from normlab.processes import collected_signals, kill_sessions, start_module
 from normlab.training.machine import LOST, RESUMES
@@ -89,6 +89,8 @@ def _error_of(failed: Mapping[int, int], folder: Path) -> NormlabError:
         return NormlabError(f"rank {rank} was killed by {signal.Signals(-code).name}; {RESUMES}")
     if code == OUT_OF_MEMORY:
         return OutOfMemoryError(message or "")
+    if code == DISK_REFUSED:
+        return DiskError(message or "")
     if code == 2 and message is not None:
         return NormlabError(message)
     return NormlabError(f"rank {rank} failed: {message or f'exit code {code}'}; {RESUMES}")

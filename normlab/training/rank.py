@@ -27,10 +27,20 @@ ORPHAN_S = 10
 
 
 def main(content: Mapping[str, Any]) -> int:
-    from normlab.errors import OUT_OF_MEMORY, NormlabError, OutOfMemoryError, is_out_of_memory
+    from normlab.errors import (
+        DISK_REFUSED,
+        OUT_OF_MEMORY,
+        DiskError,
+        NormlabError,
+        OutOfMemoryError,
+        is_out_of_memory,
+    )
 
     try:
         return _train(content)
+    except DiskError as error:
+        _report(content, str(error))
+        return DISK_REFUSED
     except NormlabError as error:
         _report(content, str(error))
         return OUT_OF_MEMORY if isinstance(error, OutOfMemoryError) else 2

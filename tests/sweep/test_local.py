@@ -1,6 +1,7 @@
 """The supervisor: a failing process affects its own pack only."""
 
 import dataclasses
+import errno
 import json
 import shutil
 import signal
@@ -15,11 +16,12 @@ import pytest
 
 from normlab.config.compose import compose_sweep
 from normlab.errors import ConfigError, StoreError
+from normlab.store.files import io_error
 from normlab.store.lock import file_lock
 from normlab.store.plans import read_plan, run_of, sweep_folder
 from normlab.store.runs import RunFolder
 from normlab.sweeps import worker
-from normlab.sweeps.files import read_outcomes
+from normlab.sweeps.files import PackOutcome, read_outcomes, write_plan
 from normlab.sweeps.plan import make_plan
 from normlab.sweeps.process import cause_of_death
 from normlab.sweeps.supervisor import supervise
@@ -374,3 +376,31 @@ def test_cause_of_a_death(code: int, log: list[str], memory_kill: bool, cause: s
     found = cause_of_death(code, log, memory_kill=memory_kill)
     assert found[0] == cause
     assert detail in found[1]
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"), [(errno.ENOSPC, "interrupted"), (errno.EDQUOT, "interrupted"), (0, "failed")]
+)
+def test_the_same_command_resumes_a_pack_that_a_full_disk_stopped(
+    number: int, cause: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the message of the error says; other errors need --retry-failed."""
+    planned = make_plan(*compose_sweep([*overrides, "sweep.name=x"]))
+    planned.folder.mkdir(parents=True)
+    write_plan(planned.folder, planned.plan)
+
+    def stop(*_: object, **__: object) -> None:
+        raise io_error(Path("metrics.jsonl"), "written", OSError(number, "")) if number else StoreError("damaged")
+
+    monkeypatch.setattr("normlab.training.start.train_pack", stop)
+    found, detail = worker.Worker(planned.folder, on_gpu=False).train(1)
+    assert found == cause
+    assert PackOutcome(1, found, detail).is_failure == (cause == "failed")
+    assert ("run the same command again" in detail) == (cause == "interrupted")
+
+
+def test_a_full_disk_does_not_make_a_pack_fail(fake_sweep: FakeSweeps) -> None:
+    first, _, _ = fake_sweep("seed=0", ways={0: "stopped from outside"})
+    assert (first.code, first.failed) == (1, {})
+    again, _, _ = fake_sweep("seed=0")
+    assert again.code == 0

@@ -8,9 +8,12 @@ import hydra
 import pytest
 from omegaconf import OmegaConf
 
+from normlab.cli.train import with_folder
 from normlab.config.compose import UserConfigs, compose_grid, compose_run, compose_sweep
 from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
+from normlab.studies.base import STUDIES, load_studies
+from normlab.studies.run import Attempt
 from support.plugins import NORM
 
 Command = Callable[..., tuple[int, str, str]]
@@ -223,3 +226,14 @@ def test_another_program_of_the_process_reads_its_files_with_hydra(tmp_path: Pat
         config = hydra.compose("main", return_hydra_config=True)
     assert config.lr == 0.1
     assert str(tmp_path / "own") not in [source.path for source in config.hydra.runtime.config_sources]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ü", "日本", "a,b", "a b", "a'b", 'a"b', "a=b", "{x}", "[x]", "(x)", "$x", "${x}", "\\${x}", "a\\", "1e3", "null"],
+)
+def test_results_dir_may_have_any_printable_name(name: str) -> None:
+    assert compose_run(with_folder(["norm=none"], name)).results_dir == name
+    load_studies()
+    (_, _, composed), *_ = Attempt(STUDIES["norm_cost"], name).compose(range(1))
+    assert {config.results_dir for _, config in composed} == {name}

@@ -54,7 +54,7 @@ def train(
     from normlab.config.compose import compose_run
     from normlab.training.machine import check_run
 
-    config = compose_run(*read_arguments(_with_folder(overrides, results_dir), cfg, config_dir, config_name))
+    config = compose_run(*read_arguments(with_folder(overrides, results_dir), cfg, config_dir, config_name))
     check_run(config)
     return train_one(config)
 
@@ -119,7 +119,7 @@ def sweep(
     from normlab.sweeps.search import planned_sweeps
     from normlab.tracking.background import report_uploads
 
-    texts, configs = read_arguments(_with_folder(overrides, results_dir), cfg, config_dir, config_name)
+    texts, configs = read_arguments(with_folder(overrides, results_dir), cfg, config_dir, config_name)
     code, planned = 0, None
     for options, planned in planned_sweeps(texts, configs, show_progress, extend=extend):
         print_plan(planned, options, with_packs=dry_run)
@@ -134,8 +134,13 @@ def sweep(
     return code
 
 
-def _with_folder(overrides: list[str] | None, results_dir: str | None) -> list[str]:
-    return [*(overrides or ()), *([] if results_dir is None else [f"results_dir={results_dir}"])]
+def with_folder(overrides: list[str] | None, results_dir: str | None) -> list[str]:
+    """Return the overrides with the folder of --results-dir, which may have any characters."""
+    if results_dir is None:
+        return list(overrides or ())
+    from normlab.config.compose import quote
+
+    return [*(overrides or ()), f"results_dir={quote(results_dir)}"]
 
 
 def print_plan(planned: PlannedSweep, options: SweepOptions, *, with_packs: bool) -> None:

@@ -9,6 +9,7 @@ import copy
 import itertools
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -206,8 +207,9 @@ def keep_text(override: Override) -> Override:
 
 
 def quote(text: str) -> str:
-    """Return a text in quotes, escaped for Hydra's grammar."""
-    return QuotedString(text, Quote.single).with_quotes()
+    """Return a text in quotes, escaped for Hydra's grammar and for OmegaConf's, in which ${x} is a reference."""
+    without_references = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+    return QuotedString(without_references, Quote.single).with_quotes()
 
 
 def _without_sweep(overrides: Sequence[str]) -> list[str]:

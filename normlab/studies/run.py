@@ -79,14 +79,14 @@ class Attempt:
         Raises:
             ConfigError: An override is invalid.
         """
-        from normlab.config.compose import compose_sweep
+        from normlab.config.compose import compose_sweep, quote
 
         for grid in self.study.grids:
             # The seeds vary slowest, so that the arms of a seed are trained one after the other.
             seeds = f"seed=range({block.start},{block.stop})"
             own = [
                 *shlex.split(SETTINGS[self.setting]), *overrides,
-                f"sweep.name={self.sweep_folder(grid, block).name}", f"results_dir={self.results_dir}",
+                f"sweep.name={self.sweep_folder(grid, block).name}", f"results_dir={quote(self.results_dir)}",
             ]  # fmt: skip
             yield grid, *compose_sweep([seeds, *grid.arguments, *own])
 

@@ -19,6 +19,7 @@ import pandas as pd
 from scipy import stats
 
 import normlab
+from normlab.config.compose import quote
 
 CELLS = ["norm=rmsnorm,layernorm", "placement=pre", "model.depth=2,8"]
 LOW, HIGH, TRIALS, SEEDS = 1e-4, 1e-1, 12, 3
@@ -40,7 +41,7 @@ def main() -> int:
     args = parser.parse_args()
     common = [
         "model=gpt2_nano", f"train.steps={args.steps}", "eval.every=0", "stats=off", "sweep.pack=16", "sweep.jobs=2",
-        "tracking.wandb=off", f"results_dir={args.results_dir}",
+        "tracking.wandb=off", f"results_dir={quote(args.results_dir)}",
     ]  # fmt: skip
     sweep = partial(normlab.sweep, *common, retry_failed=True)
     rates = ",".join(f"{rate:.4g}" for rate in np.geomspace(LOW, HIGH, TRIALS))

@@ -268,3 +268,13 @@ def test_version_and_help(run_command: Command) -> None:
     assert run_command("--version")[1] == f"normlab {normlab.__version__}\n"
     code, out, _ = run_command()
     assert (code, "summarize" in out) == (0, True)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&-", "2>/dev/full"])
+@pytest.mark.parametrize(("arguments", "code"), [("list norms", 0), ("train model.depth=x", 2)])
+def test_closed_outputs_change_no_exit_code(arguments: str, code: int, redirection: str) -> None:
+    script = f"{sys.executable} -P -m normlab {arguments} {redirection}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr

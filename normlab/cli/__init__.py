@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import typer
 
-from normlab.cli.app import app, discard_output, replace_interrupt_handler
+from normlab.cli.app import app, discard_output, open_closed_outputs, replace_interrupt_handler
 from normlab.errors import NormlabError, one_line
 from normlab.openmp import limit_spinning
 from normlab.plugins import plugin_line
@@ -25,6 +26,7 @@ for _module in ("sample", "eval", "export", "share", "rm", "study", "sync", "doc
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit with 0, 1 (failed runs or checks), 2 (wrong input) or 128 + signal."""
     limit_spinning()
+    open_closed_outputs()
     arguments = sys.argv[1:] if arguments is None else arguments
     # Until a run starts, Ctrl-C ends the process: Python can lose a KeyboardInterrupt that is raised during an import.
     replace_interrupt_handler(signal.default_int_handler, signal.SIG_DFL)
@@ -42,7 +44,8 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         if isinstance(error, OSError) and error.filename is None:
             discard_output()
-        print(f"error: {one_line(message)}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # a full disk, or a terminal that is gone
+            print(f"error: {one_line(message)}", file=sys.stderr, flush=True)
         sys.exit(2)
     else:
         sys.exit(code if isinstance(code, int) else 0)

@@ -152,6 +152,23 @@ def echo(text: object, keep: str = "") -> None:
         discard_output()
 
 
+def open_closed_outputs() -> None:
+    """Replace a closed stdout or stderr (`>&-`) by the null device.
+
+    Else Python has no such stream, and the next file that is opened gets its descriptor, and with it what libraries
+    print.
+    """
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_WRONLY)
+            if null != descriptor:
+                os.dup2(null, descriptor)
+                os.close(null)
+            stream = os.fdopen(descriptor, "w")
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+
+
 def discard_output() -> None:
     """Redirect stdout to the null device, so that Python reports no broken pipe at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -16,7 +16,7 @@ DISK_REFUSED = 28
 
 _NO_MEMORY = re.compile(
     r"out[ _]of[ _]memory|not enough memory|can(?:'|no)t allocate memory(?! in static TLS)|std::bad_alloc"
-    r"|_ALLOC(?:ATION)?_FAILED|failed to (?:CUDA |host )*[mc]?alloc",
+    r"|_ALLOC(?:ATION)?_FAILED|failed to (?:CUDA |host )*[mc]?alloc|failed to map segment",
     re.IGNORECASE,
 )
 """The messages of failed allocations: of CUDA, its libraries, NCCL, Triton, torch, the C++ library and the system.

@@ -271,6 +271,16 @@ def test_version_and_help(run_command: Command) -> None:
 
 
 @pytest.mark.process
+def test_too_little_memory_to_import_torch_is_one_line() -> None:
+    """As with `ulimit -v 300000`."""
+    script = f"ulimit -v 300000; {sys.executable} -P -m normlab train"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: there is not enough memory"), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&-", "2>/dev/full"])
 @pytest.mark.parametrize(("arguments", "code"), [("list norms", 0), ("train model.depth=x", 2)])
 def test_closed_outputs_change_no_exit_code(arguments: str, code: int, redirection: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import typer
 
 from normlab.cli.app import app, discard_output, open_closed_outputs, replace_interrupt_handler
-from normlab.errors import NormlabError, one_line
+from normlab.errors import NormlabError, is_out_of_memory, one_line
 from normlab.openmp import limit_spinning
 from normlab.plugins import plugin_line
 
@@ -67,6 +67,8 @@ def _message_of(error: Exception) -> str | None:
         text = error.format_message().rstrip(".").replace("Value error, ", "")  # pyright: ignore[reportAttributeAccessIssue]
         text = re.sub(r"\.? Did you mean (.*\?)$", r" (did you mean \1)", text[:1].lower() + text[1:])
         return f"{text}; --help lists the commands and options"
+    if isinstance(error, MemoryError | ImportError) and is_out_of_memory(error):
+        return f"there is not enough memory to load the libraries ({error}); free some, or raise the limit (ulimit -v)"
     if (where := plugin_line(error)) is not None:
         return f"plugins: {where}: {type(error).__name__}: {error}; fix the file (--debug prints the traceback)"
     return None

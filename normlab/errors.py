@@ -1,9 +1,10 @@
 """Errors that a user can fix, shown as one line without a traceback. Any other exception is a bug of normlab."""
 
-import difflib
 import re
 import sys
 from collections.abc import Iterable, Mapping
+
+from normlab.synonyms import nearest_value
 
 OUT_OF_MEMORY = 12
 """Exit code of a process of normlab when memory ran out (ENOMEM).
@@ -69,10 +70,9 @@ def warn(message: object) -> None:
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """Return `" (did you mean 'x'?)"` for the option closest to `name` apart from its case, or "" if none is close."""
-    by_lower_case = {option.lower(): option for option in options}
-    close = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.5)
-    return f" (did you mean {by_lower_case[close[0]]!r}?)" if close else ""
+    """Return `" (did you mean 'x'?)"` for the option that `name` means or is close to, or "" if there is none."""
+    nearest = nearest_value(name, options)
+    return "" if nearest is None else f" (did you mean {nearest!r}?)"
 
 
 def unknown(kind: str, name: str, options: Iterable[str], elsewhere: Mapping[str, str] | None = None) -> str:

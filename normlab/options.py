@@ -14,8 +14,6 @@ from typing import Any
 from normlab.errors import ConfigError, did_you_mean
 
 _UNSET = object()
-_SYNONYMS = {"true": "on", "yes": "on", "1": "on", "false": "off", "no": "off", "0": "off", "gpu": "cuda"}
-"""The choice that a user probably meant by another word."""
 
 _BOUNDS = (
     ("at_least", operator.ge, "must be at least"),
@@ -84,18 +82,23 @@ def check(config: Any, prefix: str = "") -> None:
 
 @cache  # readers check the options of thousands of runs
 def _limits(kind: type[Any]) -> dict[str, dict[str, Any]]:
-    """Return the limits of each field of a class of options by their keys of `LIMITS`."""
-    return {
-        field.name: {key: limit for key in LIMITS if (limit := field.metadata.get(key)) not in (None, ())}
-        for field in dataclasses.fields(kind)
-    }
+    """Return the limits of each field of a class of options by their keys of `LIMITS`.
+
+    A limited field that may be None has the key `or_null` too, for the messages.
+    """
+    limits: dict[str, dict[str, Any]] = {}
+    for field in dataclasses.fields(kind):
+        limits[field.name] = {key: limit for key in LIMITS if (limit := field.metadata.get(key)) not in (None, ())}
+        if limits[field.name] and "None" in str(field.type):
+            limits[field.name]["or_null"] = ", or null"
+    return limits
 
 
 def _check_value(name: str, value: Any, limits: Any) -> None:
     choices = limits.get("choices")
     for choice in (value if isinstance(value, list) else [value]) if choices else ():
         if choice not in choices:
-            hint = did_you_mean(_SYNONYMS.get(str(choice).lower(), str(choice)), choices)
+            hint = did_you_mean(str(choice), choices)
             raise ConfigError(f"{name}={choice}{hint}: choose one of {', '.join(choices)}")
     if isinstance(value, list) and any(item is None or isinstance(item, list | dict) for item in value):
         raise ConfigError(f"{name}={value}: its elements must be texts or numbers; write {name}=[a,b]")
@@ -118,7 +121,7 @@ def _check_value(name: str, value: Any, limits: Any) -> None:
         if bound is None:
             continue
         if not holds(value, bound):
-            raise ConfigError(f"{name}={value}: {rule} {bound}")
+            raise ConfigError(f"{name}={value}: {rule} {bound}{limits.get('or_null', '')}")
         if isinstance(value, float) and not holds(_to_float32(value), _to_float32(bound)):
             raise ConfigError(f"{name}={value}: is {_to_float32(value)} in float32, and {rule} {bound}")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import normlab
+from support.small_run import without_replaced
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -26,7 +27,7 @@ def files_below(folder: Path) -> set[str]:
         ("model=gpt2_tny", "did you mean 'gpt2_tiny'"),
         ("model.heads=5", "1, 2, 4, 8"),
         ("train.steps=-3", "at least 0"),
-        ("train.steps=many", "train.steps=many: must be a whole number; set another value"),
+        ("train.steps=many", "train.steps=many: must be a whole number\n"),
         ("norm.momentum=0.5 norm=rmsnorm", "the chosen norm has no option 'momentum': choose one of bias"),
         ("sweep.pack=4", "sweep.pack=4: is an option of normlab sweep only"),
         ("device=gpu", "did you mean 'cuda'"),
@@ -57,11 +58,11 @@ def files_below(folder: Path) -> set[str]:
         (f"seed={'1' * 5000}", "Exceeds the limit"),
         ("--multirun seed=range(0,10000000000)", "more than 10000 runs"),
         ("=", "=: no such option"),
-        ("rmsnorm", "rmsnorm: not option=value in Hydra's grammar; write, for example, norm=rmsnorm"),
+        ("rmsnorm", "rmsnorm: not option=value; write, for example, norm=rmsnorm"),
         ("compile=true", "did you mean 'on'"),
         ("norm=rmsnorm,none", "several values for one run; choose one, train each with normlab sweep, or quote"),
         ("seed=range(3)", "seed=range(3): several values for one run; choose one, train each with"),
-        ("+norm=rmsnorm", "norm appears more than once in the final defaults list"),
+        ("+norm=rmsnorm", "+norm=rmsnorm: norm is chosen already; write norm=rmsnorm"),
         ("results_dir=/proc/none", "/proc/none/runs"),
         (f"results_dir={__file__}", f"{__file__}/runs"),
     ],
@@ -73,7 +74,7 @@ def test_an_error_is_one_line_and_leaves_no_files(
     run_command: Command,
     tmp_path: Path,
 ) -> None:
-    code, out, err = run_command("train", *overrides, *wrong.split())
+    code, out, err = run_command("train", *without_replaced([*overrides, *wrong.split()]))
     assert (code, out) == (2, "")
     assert err.count("\n") == 1, err
     assert message in err
@@ -206,14 +207,14 @@ def test_a_closed_pipe_does_not_fail_a_run(overrides: list[str], tmp_path: Path)
     ("content", "message"),
     [
         ("eps: [", 'norm/mine.yaml", line 1'),
-        ("7", "Invalid loaded object type: int; fix the overrides or the config file"),
+        ("7", "a config file holds no options; fix the overrides or the config file"),
         ("defaults:\n  - &a [*a]\n", "fix the overrides or the config file"),
         (
             "defaults:\n  - rmsnorm\nepps: 1\n",
-            "In 'norm/mine': ConfigKeyError raised while composing config: Key 'epps'",
+            "norm/mine.yaml: sets 'epps', which is no option here (did you mean 'norm.eps'?)",
         ),
         ("defaults:\n  - rmsnrm\n", "norm=rmsnrm: unknown norm 'rmsnrm' (did you mean 'rmsnorm'?): choose one of"),
-        ("", "norm=mine: Structured config of type `NormConfig` has missing mandatory value: name"),
+        ("", "norm=mine: names no norm; begin the config file with a list such as defaults: [rmsnorm]"),
         ("eps: \udcff", "'utf-8' codec can't decode byte"),
     ],
 )

@@ -20,11 +20,11 @@ from normlab.sweeps.plan import make_plan
 from normlab.tracking.uploads import Upload
 from normlab.training.start import train
 from support.run_folders import contents
-from support.small_run import small_run
+from support.small_run import small_run, without_replaced
 
 Command = Callable[..., tuple[int, str, str]]
 
-OVERRIDES = [*small_run(Path("results")), "model.depth=1", "train.steps=2", "train.checkpoint_every=1"]
+OVERRIDES = small_run(Path("results"), "model.depth=1", "train.steps=2", "train.checkpoint_every=1")
 PATHS = [
     "../../../../victim",
     "..",
@@ -81,7 +81,7 @@ def make_link(path: Path, target: Path) -> None:
 def of_run(run: RunFolder) -> list[list[str]]:
     name = str(run.path.relative_to(Path.cwd()))
     return [
-        ["train", *OVERRIDES, "tracking.wandb=offline"],
+        ["train", *without_replaced([*OVERRIDES, "tracking.wandb=offline"])],
         ["sweep", *OVERRIDES, "sweep.name=first"],
         ["sync", name],
     ]

@@ -25,6 +25,7 @@ from normlab.errors import ConfigError
 from normlab.store.query import find_sweep, resolve_run, select_runs
 from normlab.store.record import RunRecord, Setting
 from normlab.store.runs import RunFolder
+from normlab.synonyms import TITLES
 
 MAIN_OPTIONS = ("norm", "placement", "model.depth")
 """The options that come first in a label."""
@@ -37,22 +38,6 @@ _IMPLIED_GROUPS = ("model", "optim", "train", "")
 """Config groups that a label does not name: `depth 8`, but `norm eps 1e-05`."""
 _ZERO_IS_NONE = ("optim.warmup_steps", "optim.weight_decay", "model.dropout")
 """Options that turn something off at zero: `no warm-up`."""
-_TITLES = {
-    "norm": {
-        "layernorm": "LayerNorm", "rmsnorm": "RMSNorm", "batchnorm": "BatchNorm", "groupnorm": "GroupNorm",
-        "crmsnorm": "CRMSNorm", "prmsnorm": "pRMSNorm", "scalenorm": "ScaleNorm", "seednorm": "SeeDNorm",
-        "gatednorm": "GatedNorm", "dyt": "DyT", "derf": "Derf", "bhyt": "BHyT", "none": "no norm",
-    },
-    "placement": {
-        "pre": "pre-norm", "post": "post-norm", "peri": "peri-LN", "mix_ln": "Mix-LN", "deepnorm": "DeepNorm",
-        "keel": "Keel", "lns": "LayerNorm scaling", "skipinit": "SkipInit", "rezero": "ReZero",
-        "layerscale": "LayerScale", "sub_ln": "Sub-LN", "hybridnorm": "HybridNorm", "hybridnorm_star": "HybridNorm*",
-        "normformer": "NormFormer", "b2t": "B2T", "gpas": "GPAS", "ngpt": "nGPT", "resi_dual": "ResiDual",
-        "siamese": "SiameseNorm", "sandwich": "Sandwich-LN", "res_post": "res-post-norm",
-    },
-    "model.qk_norm": {"head": "per head", "full": "over all heads"},
-}  # fmt: skip
-"""The names that the papers use; another value has the name that it has on the command line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +121,7 @@ def level_title(option: str, value: Setting) -> str:
     if value is None:
         return "no arm" if option == ARM else "none"
     text = format_setting(value)
-    return _TITLES.get(option, {}).get(text, text)
+    return TITLES.get(option, {}).get(text, text)
 
 
 def level_label(option: str, value: Setting) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from normlab.errors import printable
+from normlab.errors import printable, warn
 from normlab.version import __version__
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ Paths = Annotated[
 At = Annotated[int | None, Option(metavar="STEP", help="The step of the model, of which train.keep kept the weights.")]
 Trust = Annotated[bool, Option("--trust", help="Allow execution of the plugins in the run's folder.")]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
+DryRun = Annotated[bool, Option("--dry-run", help="Print the plan without training.")]
 RetryFailed = Annotated[bool, Option("--retry-failed", help="Train failed runs again.")]
 Where = Annotated[
     list[str] | None,
@@ -79,6 +80,17 @@ def read_arguments(
         echo("\n---\n".join(printed), keep="\n")
         sys.exit(0)
     return texts, configs
+
+
+def warn_of_replaced(overrides: Sequence[str]) -> None:
+    """Warn of overrides without an effect, because the same option follows.
+
+    They are no error, since a script may append its arguments to overrides of its own, as scripts/demo does.
+    """
+    from normlab.config.compose import replaced_overrides
+
+    for text, last in replaced_overrides(overrides):
+        warn(f"{text}: has no effect, because {last} follows; leave one of them out")
 
 
 def _update_texts(overrides: Sequence[str], configs: UserConfigs) -> Iterator[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
-from normlab.cli.app import ResultsDir, RetryFailed, app, echo
+from normlab.cli.app import DryRun, ResultsDir, RetryFailed, app, echo
 from normlab.errors import ConfigError, unknown, warn
 from normlab.parsing import is_whole_number
 
@@ -71,6 +72,7 @@ def show(name: Name, overrides: Overrides = None, results_dir: ResultsDir = "res
     study = _find(name, overrides)
     attempt = Attempt(study, results_dir)
     grids = list(attempt.compose(attempt.blocks[0], overrides or []))
+    plugins = [override for override in overrides or [] if override.startswith("plugins=")]
     check_arms(study, [config for _, _, composed in grids for _, config in composed])
     echo(f"{study.name}: {study.question}")
     for kind, claims in (("claim", study.claims), ("control", study.controls)):
@@ -90,7 +92,7 @@ def show(name: Name, overrides: Overrides = None, results_dir: ResultsDir = "res
         configs = [config for _, config in composed]
         tokens = sum(config.train.steps * config.train.batch_size * config.model.context for config in configs)
         echo(f"grid {grid.name}: {len(configs)} runs, {tokens:,} tokens, for the choosing seeds")
-        echo(f"  {grid.command}")
+        echo(f"  {grid.command}{shlex.join(['', *plugins])}")
     echo(f"criterion {study.criterion_hash()}")
 
 
@@ -98,12 +100,13 @@ def show(name: Name, overrides: Overrides = None, results_dir: ResultsDir = "res
 def run(
     name: Name,
     overrides: Overrides = None,
+    dry_run: DryRun = False,
     retry_failed: RetryFailed = False,
     setting: Setting = "small",
     results_dir: ResultsDir = "results",
 ) -> int:
     """Run a study block by block of seeds until its claims are decided, or resume it, and write its report."""
-    return _test(name, overrides, setting, 0, results_dir, retry_failed=retry_failed)
+    return _test(name, overrides, setting, 0, results_dir, dry_run=dry_run, retry_failed=retry_failed)
 
 
 @study_app.command()
@@ -111,6 +114,7 @@ def replicate(
     name: Name,
     overrides: Overrides = None,
     seeds: Seeds = "fresh",
+    dry_run: DryRun = False,
     retry_failed: RetryFailed = False,
     setting: Setting = "small",
     results_dir: ResultsDir = "results",
@@ -131,17 +135,26 @@ def replicate(
             echo(f"resuming the replication on the seeds from {first} on")
     if first < REPLICATION or first % REPLICATION:
         raise ConfigError(f"--seeds {seeds}: choose fresh, or a multiple of {REPLICATION}")
-    return _test(name, overrides, setting, first, results_dir, retry_failed=retry_failed)
+    return _test(name, overrides, setting, first, results_dir, dry_run=dry_run, retry_failed=retry_failed)
 
 
 def _test(
-    name: str, overrides: list[str] | None, setting: str, first_seed: int, results_dir: str, *, retry_failed: bool
+    name: str,
+    overrides: list[str] | None,
+    setting: str,
+    first_seed: int,
+    results_dir: str,
+    *,
+    dry_run: bool,
+    retry_failed: bool,
 ) -> int:
+    """Run an attempt of a study; with `dry_run`, print the plans up to the first block that is not completed."""
     from normlab.cli.train import print_plan, train_planned
     from normlab.store.files import write_atomic
     from normlab.store.format import CHECKS_FILE, with_checksum
     from normlab.studies.judge import open_claims
     from normlab.studies.run import Attempt, check_arms, read_evidence, verify_blocks
+    from normlab.sweeps.plan import all_completed
 
     study = _find(name, overrides)
     if setting not in study.settings:
@@ -149,23 +162,31 @@ def _test(
     attempt = Attempt(study, results_dir, setting, first_seed)
     composed = [each for _, _, grid in attempt.compose(attempt.blocks[0], overrides or []) for each in grid]
     check_arms(study, [config for _, config in composed])
-    checks = verify_blocks(composed)
+    checks = verify_blocks([] if dry_run else composed)
     for block, problem in checks.failed.items():
         warn(f"`normlab verify` fails for the block {block}, so its verdicts will be void: {problem}")
     claims, results = [*study.claims, *study.controls], []
     for block in attempt.blocks:
+        is_completed = True
         for grid in attempt.plan(block, claims, results, overrides or []):
-            print_plan(grid.sweep, grid.options, with_packs=False)
+            print_plan(grid.sweep, grid.options, with_packs=dry_run)
+            if dry_run:
+                is_completed &= all_completed(grid.sweep.folder, grid.sweep.plan.runs)
+                continue
             if code := train_planned(grid.sweep, grid.options, retry_failed=retry_failed):
                 return code
             write_atomic(grid.sweep.folder / CHECKS_FILE, with_checksum(asdict(checks)))
+        if not is_completed:
+            echo(f"then more seeds, at most up to {attempt.blocks[-1].stop - 1}, until every claim is decided")
+            return 0
         # A resumed study reads each look as it was, though the runs of later ones may be there.
         evidence = read_evidence(attempt)
         results, claims = evidence.results, open_claims(attempt, evidence, block)
         echo(f"seeds up to {block.stop - 1}: {len(claims)} claims and controls may be decided by more seeds")
         if not claims:
             break
-    report(name, overrides, results_dir)
+    if not dry_run:
+        report(name, overrides, results_dir)
     return 0
 
 

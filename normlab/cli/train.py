@@ -12,6 +12,7 @@ from normlab.cli.app import (
     Cfg,
     ConfigDir,
     ConfigName,
+    DryRun,
     Overrides,
     RetryFailed,
     app,
@@ -19,8 +20,9 @@ from normlab.cli.app import (
     read_arguments,
     replace_interrupt_handler,
     show_progress,
+    warn_of_replaced,
 )
-from normlab.errors import warn
+from normlab.errors import ConfigError, warn
 
 if TYPE_CHECKING:
     from normlab.config.schema import RunConfig
@@ -54,8 +56,10 @@ def train(
     from normlab.config.compose import compose_run
     from normlab.training.machine import check_run
 
-    config = compose_run(*read_arguments(with_folder(overrides, results_dir), cfg, config_dir, config_name))
+    texts, configs = read_arguments(with_folder(overrides, results_dir), cfg, config_dir, config_name)
+    config = compose_run(texts, configs)
     check_run(config)
+    warn_of_replaced(texts)
     return train_one(config)
 
 
@@ -88,7 +92,7 @@ def train_one(config: RunConfig) -> int:
 @app.command()
 def sweep(
     overrides: Overrides = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Print the plan without training.")] = False,
+    dry_run: DryRun = False,
     retry_failed: RetryFailed = False,
     extend: Annotated[
         bool, Option("--extend", help="Add runs to the sweep of sweep.name: seeds, rates, arms.")
@@ -116,12 +120,17 @@ def sweep(
 
     Example: normlab sweep norm=rmsnorm,dyt 'seed=range(3)'
     """
+    from normlab.config.compose import PACKAGED
     from normlab.sweeps.search import planned_sweeps
     from normlab.tracking.background import report_uploads
 
     texts, configs = read_arguments(with_folder(overrides, results_dir), cfg, config_dir, config_name)
+    if configs == PACKAGED and all(text.startswith(("sweep.", "results_dir=")) for text in texts):
+        raise ConfigError("sweep: varies no option; give one several values, such as norm=rmsnorm,layernorm seed=0,1")
     code, planned = 0, None
-    for options, planned in planned_sweeps(texts, configs, show_progress, extend=extend):
+    for number, (options, planned) in enumerate(planned_sweeps(texts, configs, show_progress, extend=extend)):
+        if not number:
+            warn_of_replaced(texts)
         print_plan(planned, options, with_packs=dry_run)
         if dry_run:
             return 0

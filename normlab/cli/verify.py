@@ -6,7 +6,18 @@ from typing import Annotated
 
 from typer import Argument
 
-from normlab.cli.app import Cfg, ConfigDir, ConfigName, Json, ResultsDir, Trust, app, echo, read_arguments
+from normlab.cli.app import (
+    Cfg,
+    ConfigDir,
+    ConfigName,
+    Json,
+    ResultsDir,
+    Trust,
+    app,
+    echo,
+    read_arguments,
+    warn_of_replaced,
+)
 from normlab.errors import ConfigError, NormlabError, warn
 
 
@@ -69,6 +80,7 @@ def verify(
         checks = verify_runs(runs)
     elif texts or configs != UserConfigs():
         config = compose_run(texts, configs)
+        warn_of_replaced(texts)
         # A primary config chooses a run, as +experiment=mine does.
         checks = select_checks(config, [*texts, *([f"config={config_name}"] if config_name != "train" else [])])
         for warning in config.warnings():

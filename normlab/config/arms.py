@@ -25,8 +25,8 @@ def read_arms(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]
     recipe sets many options; else there is one arm, of no name and no overrides.
 
     Raises:
-        ConfigError: There are two lists, a list is not one of arms, two arms have one name, or an arm has an option of
-            the sweep or plugins.
+        ConfigError: There are two lists, a list is not one of arms, two arms have one name, an arm has an option of
+            the sweep or plugins, or sets an option twice.
     """
     lists = [text for text in overrides if text.startswith(PREFIX)]
     shared = [text for text in overrides if not text.startswith(PREFIX)]
@@ -52,10 +52,23 @@ def read_arms(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]
         else:
             raise ConfigError(f"{lists[0]}: not a list of arms; write {EXAMPLE}")
     arms = {name: [text for text in _split(body, " ") if text] for name, body in texts.items()}
-    for text in (text for own in arms.values() for text in own):
+    for name, own in arms.items():
+        _check_arm(name, own)
+    return arms, shared
+
+
+def _check_arm(name: str, overrides: Sequence[str]) -> None:
+    """Reject overrides that are no arm's, and an option that one arm sets twice."""
+    first: dict[str, str] = {}
+    for text in overrides:
+        if _NAME.fullmatch(text):
+            raise ConfigError(f"arm {name}: there is no comma before the next arm; write ', {text}'")
         if text.lstrip("+-").startswith(("sweep.", "plugins=")):
             raise ConfigError(f"{text}: is for all arms; write it outside of arm=[...]")
-    return arms, shared
+        option = text.lstrip("+").partition("=")[0]
+        if option in first:
+            raise ConfigError(f"arm {name}: sets {option} twice, {first[option]} and {text}; leave one of them out")
+        first[option] = text
 
 
 def _split(text: str, separator: str) -> Iterator[str]:

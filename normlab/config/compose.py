@@ -28,7 +28,9 @@ from normlab.config import arms
 from normlab.config.override_errors import (
     GROUPS,
     SECTIONS,
+    check_key,
     explaining_errors,
+    list_options,
     naming_run,
     no_such_option,
     text_options,
@@ -94,10 +96,13 @@ def compose_run(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> Ru
     for text in overrides:
         if text.startswith(arms.PREFIX):
             raise ConfigError(f"{text}: is for normlab sweep only; give the overrides of one arm")
-        if _parse(text).is_sweep_override():
+        parsed = _parse(text)
+        if parsed.is_sweep_override():
+            quoted = "quote a text with commas"
+            if parsed.key_or_group in list_options():
+                quoted = f"write a list: {parsed.key_or_group}=[{parsed.get_value_string()}]"
             raise ConfigError(
-                f"{text}: several values for one run; choose one, train each with normlab sweep, or quote a text with "
-                "commas"
+                f"{text}: several values for one run; choose one, train each with normlab sweep, or {quoted}"
             )
     (config,) = compose_grid(overrides, configs)
     return config
@@ -106,6 +111,15 @@ def compose_run(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> Ru
 def compose_grid(overrides: Sequence[str], configs: UserConfigs = PACKAGED) -> list[RunConfig]:
     """Return the config of each run in a grid such as `norm=rmsnorm,dyt model.depth=6,12`."""
     return [to_config(cfg, job) for job, _, cfg in _compose_jobs(overrides, configs)]
+
+
+def replaced_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each override that a later one of the same option replaces, and the last one of that option."""
+    typed: dict[str, list[str]] = {}
+    for text in overrides:
+        typed.setdefault(text.lstrip("+").partition("=")[0], []).append(text)
+    for *earlier, last in typed.values():
+        yield from ((text, last) for text in dict.fromkeys(earlier) if text != last)
 
 
 def no_more(varied: list[str]) -> list[tuple[()]]:
@@ -178,6 +192,7 @@ def _read(text: str) -> Override:
         raise ConfigError(f"{text}: has no effect, since normlab only composes configs with Hydra; leave it out")
     if key.startswith("sweep."):
         raise ConfigError(f"{text}: is an option of normlab sweep only; leave it out, or use normlab sweep")
+    check_key(override)
     group, _, name = key.partition(".")
     if group in GROUPS and name in ("name", "preset") and key != "data.name":  # data=hub has an option data.name
         raise ConfigError(f"{text}: {key} cannot be set; {group}=... chooses another {group}")
@@ -219,14 +234,16 @@ def _without_sweep(overrides: Sequence[str]) -> list[str]:
 def _sweep_options(overrides: Sequence[str]) -> SweepOptions:
     cfg = OmegaConf.create({"sweep": OmegaConf.structured(SweepOptions)})
     OmegaConf.set_struct(cfg, True)
-    for override in map(_parse, overrides):
+    parsed = list(map(_parse, overrides))
+    for override in parsed:
         if override.key_or_group in text_options() and override.is_choice_sweep():
             # A sweep has one value of each option: 0,2,5 is one text.
             override = _parse(f"{override.key_or_group}={quote(override.get_value_string())}")
         if override.is_sweep_override():
             raise ConfigError(f"{override.input_line}: several values of a sweep option; choose one")
         _set_value(cfg, keep_text(override), [override])
-    options = OmegaConf.to_object(cfg.sweep)
+    with explaining_errors(parsed):
+        options = OmegaConf.to_object(cfg.sweep)
     assert isinstance(options, SweepOptions)
     options.validate()
     slurm = [text for text in overrides if text.startswith("sweep.slurm.")]
@@ -267,6 +284,8 @@ def _jobs_of_arm(overrides: Sequence[str]) -> Iterator[tuple[Job, list[str]]]:
                 values = _swept_values(override)
             if len(values) * math.prod(map(len, choices.values())) > MOST_RUNS:
                 raise ConfigError(f"{override.input_line}: makes a grid of more than {MOST_RUNS} runs; sweep fewer")
+            if len(set(values)) < len(values):  # the warning about equal runs names the values as they were typed
+                values = _typed_values(override) or values
             choices[key] = [_parse(f"{key}={value}") for value in values]
     varied = {key for key, values in choices.items() if len(values) > 1}
     for job in itertools.product(*choices.values()):
@@ -282,6 +301,14 @@ def _swept_values(override: Override) -> list[str]:
         if len(values) > MOST_RUNS:
             return [str(number) for number in values]
     return list(itertools.islice(override.sweep_string_iterator(), MOST_RUNS + 1))
+
+
+def _typed_values(override: Override) -> list[str]:
+    """Return the values of `1e-3,0.001` as they were typed; [] for a function or for values that hold commas."""
+    values, typed = override.value(), override.get_value_string().split(",")
+    if isinstance(values, ChoiceSweep) and values.simple_form and len(typed) == len(values.list):
+        return [value.strip() for value in typed]
+    return []
 
 
 def _compose_jobs(

@@ -17,7 +17,7 @@ class ModelConfig:
     heads: int = option(4, "Attention heads; must divide the width.", at_least=1, at_most=2**17)
     context: int = option(128, "Tokens in a sequence; the model cannot read longer ones.", at_least=1, at_most=2**20)
     positions: str = option(
-        "learned", "Position embeddings: learned, or rotary (arXiv:2104.09864).", choices=("learned", "rope")
+        "learned", "Position embeddings: learned, or rotary (rope, arXiv:2104.09864).", choices=("learned", "rope")
     )
     rope_theta: float | None = option(None, "Base of the rotary angles; 10000 unless set.", at_least=1)
     rope_fraction: float = option(1.0, "Share of the channels of a head that RoPE rotates.", above=0, at_most=1)

@@ -1,6 +1,7 @@
 """Resolve short names and names from other code to options: `lr` to `optim.lr`, `n_layer` to `model.depth`."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 ALIASES = {
@@ -9,7 +10,7 @@ ALIASES = {
     **dict.fromkeys(("n_embd", "n_embed", "d_model", "hidden_size", "hidden_dim", "dim"), "model.width"),
     **dict.fromkeys(("block_size", "context_length", "seq_len", "max_seq_len", "n_ctx", "ctx"), "model.context"),
     **dict.fromkeys(("learning_rate", "max_lr"), "optim.lr"),
-    **dict.fromkeys(("warmup", "warmup_iters"), "optim.warmup_steps"),
+    **dict.fromkeys(("warmup", "warm_up", "warmup_iters"), "optim.warmup_steps"),
     **dict.fromkeys(("grad_clip", "max_grad_norm", "clip_grad"), "optim.clip"),
     **dict.fromkeys(("max_steps", "max_iters", "num_steps", "iters", "iterations", "epochs"), "train.steps"),
     **dict.fromkeys(("batch", "bs"), "train.batch_size"),
@@ -26,25 +27,33 @@ ALIASES = {
 
 
 def meanings(name: str, options: Iterable[str]) -> list[str]:
-    """Return the options that a name may mean: itself, its alias, or the least nested ones that end in it."""
+    """Return the options that a name may mean: itself, its alias, or the least nested ones that end in it.
+
+    Case and marks do not matter, so that a name in a table is understood: `QK norm` is `model.qk_norm`.
+    """
     options = set(options)
     if (exact := name if name in options else name.lower()) in options:
         return [exact]
-    last = name.rpartition(".")[2].lower().replace("-", "_")
+    last = re.sub(r"[\s-]", "_", name.rpartition(".")[2].lower())
     if (alias := ALIASES.get(last)) in options:
         return [alias]
-    found = [option for option in options if option.rpartition(".")[2] == last]
+    found = [option for option in options if last in (option.rpartition(".")[2], option.replace(".", "_"))]
     return sorted(option for option in found if option.count(".") == min(each.count(".") for each in found))
 
 
 def hint(name: str, options: Iterable[str]) -> str:
     """Return `" (did you mean 'optim.lr'?)"` with what a name may mean, or the closest option.
 
-    A name without a dot is compared with the last part of each option. Return "" if no option is close.
+    The last part of the name is compared with the last parts of the options, first of those in the same section.
+    Return "" if no option is close.
     """
     options = list(options)
-    if not (candidates := meanings(name, options)):
-        names = options if "." in name else {option.rpartition(".")[2] for option in options}
-        close = difflib.get_close_matches(name.lower(), sorted(names), n=1, cutoff=0.6)
-        candidates = meanings(close[0], options) if close else []
+    section, _, last = name.rpartition(".")
+    candidates = meanings(name, options)
+    nearby = [option for option in options if section and option.rpartition(".")[0] == section]
+    for known in (nearby, options):
+        if not candidates:
+            parts = sorted({option.rpartition(".")[2] for option in known})
+            close = difflib.get_close_matches(last.lower(), parts, n=1, cutoff=0.65)
+            candidates = meanings(close[0], known) if close else []
     return f" (did you mean {' or '.join(map(repr, candidates))}?)" if candidates else ""

@@ -278,6 +278,7 @@ OTHER_NAMES = {
     "gemma4": f"norm=rmsnorm_llama {_GEMMA} model.qk_norm=head model.v_norm=true model.qk_scale=2 ({_NOT_GEMMA}; "
     "qk_scale is K^(1/4), K the width of a head, here 16)",
     "afmoe": _TRINITY, "trinity": _TRINITY,
+    "qknorm": "model.qk_norm=head, or full for all heads together",
     "tapernorm": "norm=rmsnorm norm.taper_steps=1000, or layernorm in place of rmsnorm",
 }  # fmt: skip
 """What others call a placement or a norm, by its name without case and marks, and the overrides that give it here."""

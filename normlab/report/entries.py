@@ -76,7 +76,10 @@ _COLUMNS: dict[str, dict[str, str | Callable[[Entry], Any]]] = {
         "init": "name", "formula": "formula", "placements": lambda entry: ", ".join(entry["placements"]),
         "source": "source",
     },
-    "options": {"option": "name", "default": lambda entry: _text_of(entry["default"]), "about": "about"},
+    "options": {
+        "option": "name", "default": lambda entry: _text_of(entry["default"]),
+        "about": lambda entry: f"{entry['about']}{_choices(entry)}",
+    },
     "stats": {"statistic": "name", **{key: key for key in ("tier", "of", "formula", "unit", "question")}},
 }  # fmt: skip
 """The columns of each kind's table: the title, and the key of the entry or a function of it."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from normlab.analysis.arms import CHOOSING_SEEDS
 from normlab.errors import ConfigError
-from normlab.plugins import claim_name
+from normlab.plugins import claim_name, plugin_file
 from normlab.studies.estimators import Bounds, Estimate, Estimator
 
 PROTOCOL = 4
@@ -189,6 +189,12 @@ class Study:
             for c in claims:
                 lines.append(f"{kind} {c.name}: {c.text} {c.estimator!r} {c.criterion!r} {c.effect}")
         return "\n".join(lines)
+
+    @property
+    def arguments(self) -> str:
+        """The study as arguments of `normlab study run`: its name, and the plugin that registers it."""
+        plugin = plugin_file("study", self.name)
+        return self.name if plugin is None else f"{self.name} {shlex.quote(f'plugins=[{plugin}]')}"
 
     def criterion_hash(self) -> str:
         """Return the first 12 hex digits of the SHA-256 of `criterion_text`."""

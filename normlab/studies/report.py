@@ -110,7 +110,7 @@ def write_report(study: Study, attempts: Sequence[tuple[Attempt, Evidence]], fol
         if _place(attempt) == min(tested):
             captions = [_draw(picture, index, evidence, folder) for index, picture in enumerate(study.pictures, 1)]
     if not tested:
-        raise StoreError(f"study {study.name}: has no runs; train them with `normlab study run {study.name}`")
+        raise StoreError(f"study {study.name}: has no runs; train them with `normlab study run {study.arguments}`")
     in_order = [tested[key] for key in sorted(tested)]
     return in_order, _write(study, in_order, captions, folder)
 

@@ -232,7 +232,7 @@ def read_evidence(attempt: Attempt) -> Evidence:
     if not folders:
         raise StoreError(
             f"study {study.name}: {attempt.results_dir} has no sweep of setting {attempt.setting} with seeds from "
-            f"{attempt.first_seed} on; make it with `normlab study run {study.name}` or `study replicate`"
+            f"{attempt.first_seed} on; make it with `normlab study run {study.arguments}`, or `study replicate`"
         )
     selection = select_runs([str(folder) for folder in folders], attempt.results_dir)
     results, notes = intact_runs(selection.records)

@@ -148,7 +148,9 @@ def _resolve_runs(
         run_id = run_id_of(config, run_identity)
         if run_id in runs:
             first = " ".join(runs[run_id].planned.overrides) or "an earlier run"
-            warnings[f"{' '.join(overrides) or 'a run'}: is the same run as {first}, and is trained once"] = None
+            same = " ".join(overrides) or "a run"
+            reason = "is given twice" if same == first else f"is the same run as {first}"
+            warnings[f"{same}: {reason}, and is trained once"] = None
             continue
         if not RunFolder(Path(config.results_dir) / RUNS_FOLDER / run_id).exists():
             warnings |= dict.fromkeys(check_start(config, run_identity, corpora[key].tokenizer))

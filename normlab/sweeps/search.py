@@ -80,6 +80,7 @@ def planned_sweeps(
         return
     options, composed = compose_sweep(rest, configs)
     _check_baseline(until, composed)
+    _check_limits(ranges, rest, configs)
     if options.name is not None and options.name.endswith(SEARCH):
         raise ConfigError(f"sweep.name={options.name}: is the name of a search; leave {SEARCH} out")
     cells = list(dict.fromkeys(_cell_of(varied) for varied, _ in composed))
@@ -109,7 +110,8 @@ def planned_sweeps(
                 )
             if is_new:
                 note = f"{options.trials} trials for each of {len(cells)} cells, {AT_ONCE} at once; then sweep {name}"
-                planned = replace(planned, plan=replace(planned.plan, notes=[*planned.plan.notes, note]))
+                linear = [_linear_note(each) for each in ranges if not each.is_log]
+                planned = replace(planned, plan=replace(planned.plan, notes=[*planned.plan.notes, note, *linear]))
             if planned.extended or is_new or not all_completed(folder, planned.plan.runs):
                 yield search, planned
             results = _results(folder, cells)
@@ -178,6 +180,26 @@ def _check_baseline(until: Until | None, composed: Sequence[tuple[Sequence[str],
     runs = [RunEntry(RunFolder(Path()), "", options=flatten(each.config), arm=each.arm) for each in planned]
     if len(select_where(runs, [until.against], "seed=until")) == len(runs):
         raise ConfigError(f"seed=until({until.against},...): every run has it; name a value of an option that you vary")
+
+
+def _check_limits(ranges: Sequence[Range], overrides: Sequence[str], configs: UserConfigs) -> None:
+    """Check that the option of each range takes both limits, before any trial is trained.
+
+    Raises:
+        ConfigError: It does not take one of them: `optim.lr=search(0,1e-1)`.
+    """
+    for each in ranges:
+        for limit in (each.low, each.high):
+            try:
+                compose_sweep([*without_seeds(overrides), f"seed={SEED}", each.text(limit)], configs)
+            except ConfigError as error:
+                advice = f"choose another limit, as in {EXAMPLE}"
+                raise ConfigError(f"{each.option}=search({each.low:g},{each.high:g}): {error}; {advice}") from error
+
+
+def _linear_note(limits: Range) -> str:
+    """Return the note that an option is not searched by its logarithm."""
+    return f"{limits.option} is searched linearly, because {limits.low:g} has no logarithm"
 
 
 def _is_decided(folder: Path, until: Until) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from normlab.config.compose import compose_run
 from normlab.norms.base import NORMS
+from support.small_run import without_replaced
 
 Command = Callable[..., tuple[int, str, str]]
 WARNING = "norm={}: in training, each token's statistics include later tokens, so the training loss uses the future"
@@ -27,7 +28,7 @@ def test_warning_covers_every_norm_that_declares_it(monkeypatch: pytest.MonkeyPa
 
 def test_warning_is_printed_once_and_recorded(overrides: list[str], run_command: Command, tmp_path: Path) -> None:
     line = WARNING.format("batchnorm") + "; the validation loss uses running statistics and does not"
-    code, _, err = run_command("train", *overrides, "norm=batchnorm", "train.steps=2")
+    code, _, err = run_command("train", *without_replaced([*overrides, "norm=batchnorm", "train.steps=2"]))
     assert (code, err.splitlines()[0], err.count("later tokens")) == (0, f"warning: {line}", 1)
     (record,) = tmp_path.rglob("run.json")
     assert json.loads(record.read_text())["warnings"] == [line]

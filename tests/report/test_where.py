@@ -46,6 +46,8 @@ def test_conditions(texts, which):
     [
         ("model.dpth>=8", "--where model.dpth: no run has this option .did you mean 'model.depth'"),
         ("nrom=rmsnorm", "did you mean 'norm'"),
+        ("norm=LayerNorm", "no run matches .did you mean 'layernorm'.."),
+        ("norm=no norm", "no run matches .did you mean 'none'.."),
         ("norm=rmsnrm", "no run matches .did you mean 'rmsnorm'..; norm is layernorm, none, rmsnorm"),
         ("norm>rmsnorm", "compares numbers"),
         ("x.depth>4", "--where x.depth: no run has this option .did you mean 'model.depth'"),

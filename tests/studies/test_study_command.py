@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -200,6 +201,48 @@ def test_show_prints_claims_criteria_and_cost(folder: Path) -> None:
     [deviation] = re.findall(r"power: 80% at 0 with 24 seeds whose standard deviation is (\S+) or less\n", done.stdout)
     assert 0.8 < float(deviation) < 1
     assert "grid norms: 24 runs, 17,664 tokens, for the choosing seeds\n" in done.stdout
+
+
+@pytest.mark.process
+def test_a_dry_run_of_a_completed_study_has_nothing_left(folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    done = normlab("study", "run", "tiny", "plugins=[mine.py]", "--dry-run", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "runs    24 (24 completed already, not trained again)" in done.stdout
+    assert "packs   none: nothing is left to train" in done.stdout
+    assert "then more seeds" not in done.stdout
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_the_sweep_that_show_prints_can_be_followed(run_command, tmp_path: Path) -> None:
+    """The command names the plugin, which may register the norm of a grid."""
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
+    norm = "import dataclasses\nfrom normlab.norms.base import register_norm\n"
+    norm += "from normlab.norms.rmsnorm import RMSNormConfig\n\n@register_norm\n"
+    norm += "@dataclasses.dataclass(kw_only=True, slots=True)\nclass Mine(RMSNormConfig):\n    name: str = 'mine'\n"
+    study = (
+        STUDY.replace("CONTROL", "AtMost(0.9)").replace("norm=layernorm", "norm=mine").replace(",layernorm", ",mine")
+    )
+    (tmp_path / "mine.py").write_text(norm + study)
+    code, out, err = run_command("study", "show", "tiny", "plugins=[mine.py]")
+    assert (code, err) == (0, "")
+    [command] = re.findall(r"^  normlab (sweep .*)$", out, re.MULTILINE)
+    code, out, err = run_command(*shlex.split(command), "--dry-run")
+    assert (code, "runs    24" in out) == (0, True), err
+    code, _, err = run_command("study", "report", "tiny", "plugins=[mine.py]")
+    assert (code, "`normlab study run tiny 'plugins=[mine.py]'`" in err) == (2, True)
+
+
+def test_a_dry_run_prints_the_first_block_and_leaves_nothing(run_command, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
+    (tmp_path / "mine.py").write_text(STUDY.replace("CONTROL", "AtMost(0.9)"))
+    for command, seeds in (("run", 29), ("replicate", 1029)):
+        code, out, err = run_command("study", command, "tiny", "plugins=[mine.py]", "--dry-run")
+        assert (code, err) == (0, "")
+        assert "runs    24" in out
+        assert "tokens  17,664 to train on" in out
+        assert out.endswith(f"then more seeds, at most up to {seeds}, until every claim is decided\n")
+    assert not (tmp_path / "results").exists()
 
 
 @pytest.mark.parametrize("command", ["show", "run"])

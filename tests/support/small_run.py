@@ -12,9 +12,9 @@ def one_run_at_a_time(overrides: Sequence[str]) -> list[str]:
     return [default for default in ("sweep.pack=off", "sweep.jobs=1") if default.partition("=")[0] not in options]
 
 
-def small_run(results: Path) -> list[str]:
-    """Return the overrides of a run of seconds on the repository's corpus."""
-    return [
+def small_run(results: Path, *more: str) -> list[str]:
+    """Return the overrides of a run of seconds on the repository's corpus, with `more` overrides or others."""
+    overrides = [
         "model=gpt2_nano",
         "data=files",
         f"data.path=[{CORPUS}]",
@@ -25,3 +25,9 @@ def small_run(results: Path) -> list[str]:
         "device=cpu",
         f"results_dir={results}",
     ]
+    return without_replaced([*overrides, *more])
+
+
+def without_replaced(overrides: Sequence[str]) -> list[str]:
+    """Return the last override of each option: a command would warn of the others."""
+    return list({override.partition("=")[0]: override for override in overrides}.values())

@@ -55,6 +55,14 @@ def test_several_recipes_are_arms() -> None:
             "plugins=[x.py]: is for all arms; write it outside of arm=[...]",
         ),
         (["arm=[a: sweep.pack=2]"], "sweep.pack=2: is for all arms"),
+        (
+            ["arm=[pre: placement=pre peri: placement=peri]"],
+            "arm pre: there is no comma before the next arm; write ', peri:'",
+        ),
+        (
+            ["arm=[a: norm=rmsnorm seed=0 norm=dyt]"],
+            "arm a: sets norm twice, norm=rmsnorm and norm=dyt; leave one of them out",
+        ),
         (["arm=[a: placement=per]"], "placement=per: unknown placement"),
         (["model.scaling=none,mup", "model.base_width=32"], "(of the run model.scaling=none)"),
         (["optim=muon,adamw", "optim.qkv=heads"], "(of the run optim=adamw)"),

@@ -87,7 +87,9 @@ def test_default_name_depends_on_runs_and_packing(plan: Callable[..., PlannedSwe
 def test_two_jobs_of_one_run_are_trained_once(plan: Callable[..., PlannedSweep]) -> None:
     made = plan("optim.lr=1e-3,0.001,2e-3", "run.name=x")
     assert len(made.plan.runs) == 2
-    assert made.warnings == ["optim.lr=0.001: is the same run as optim.lr=0.001, and is trained once"]
+    assert made.warnings == ["optim.lr=0.001: is the same run as optim.lr=1e-3, and is trained once"]
+    twice = plan("optim.lr=1e-3,1e-3", "run.name=x")
+    assert (len(twice.plan.runs), twice.warnings) == (1, ["optim.lr=1e-3: is given twice, and is trained once"])
 
 
 def test_placements_with_other_init_rules_are_named(plan: Callable[..., PlannedSweep]) -> None:
@@ -172,7 +174,7 @@ def test_name_of_another_sweep_is_an_error(plan: Callable[..., PlannedSweep]) ->
         ("model.heads=2,5", ["model.heads=5", "model.width=32"]),
         ("model.width=64,131072", ["model.width=131072", "memory"]),
         ("data.path=no_such.txt", ["no_such.txt"]),
-        ("optim.lr=1e-3,,3e-3", ["optim.lr=1e-3,,3e-3: not option=value in Hydra's grammar"]),
+        ("optim.lr=1e-3,,3e-3", ["optim.lr=1e-3,,3e-3: has no value beside a comma; leave out the comma"]),
     ],
 )
 def test_error_is_one_line_and_leaves_nothing(

@@ -221,6 +221,33 @@ def test_errors(texts: list[str], message: str) -> None:
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("search", "problem"),
+    [
+        ("optim.lr=search(0,0.1)", "optim.lr=0.0: must be greater than 0"),
+        ("optim.beta2=search(0.9,1)", "optim.beta2=1.0: must be less than 1"),
+        ("model.depth=search(0,4)", "model.depth=0: must be at least 1"),
+        ("optim.warmup_steps=search(1,99)", "optim.warmup_steps=99: "),
+        (
+            "optim.lrr=search(1e-4,1e-1)",
+            "optim.lrr=0.0001: the chosen optim has no option 'lrr' (did you mean 'optim.lr'",
+        ),
+    ],
+)
+def test_a_limit_that_the_option_does_not_take_is_refused(search: str, problem: str, overrides: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        next(planned_sweeps([*overrides, search]))
+    assert str(error.value).startswith(search.replace("1e-4", "0.0001").replace("1e-1", "0.1"))
+    assert f": {problem}" in str(error.value)
+
+
+def test_a_linear_search_is_named(overrides: list[str]) -> None:
+    _, planned = next(planned_sweeps([*overrides, "optim.weight_decay=search(0,0.2)", "sweep.trials=2"]))
+    assert "optim.weight_decay is searched linearly, because 0 has no logarithm" in planned.plan.notes
+    _, planned = next(planned_sweeps([*overrides, "optim.weight_decay=search(0.01,0.2)", "sweep.trials=2"]))
+    assert not [note for note in planned.plan.notes if "linearly" in note]
+
+
 def test_trials_without_a_search_are_refused(overrides: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"sweep\.trials=5: nothing is searched"):
         next(planned_sweeps([*overrides, "sweep.trials=5"]))

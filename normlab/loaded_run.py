@@ -213,12 +213,22 @@ class LoadedRun:
         Raises:
             StoreError: The run has neither of this step.
         """
-        if step not in (known := self._kept()):
-            kept = ", ".join(map(str, sorted(known))) or "none"
+        known = self._kept()
+        if not known:
+            raise self._no_checkpoint()
+        if step not in known:
+            kept = ", ".join(map(str, sorted(known)))
             raise StoreError(
                 f"run {self.folder.run_id}: has no weights of step {step}, only of these: {kept}; train.keep keeps more"
             )
         return LoadedRun(self.folder, trust=self.trust, step=step)
+
+    def _no_checkpoint(self) -> StoreError:
+        return StoreError(
+            f"run {self.folder.run_id} has no checkpoint: if it is from a zip file, ask for one with checkpoints "
+            f"(`normlab share {self.folder.run_id} --checkpoints -o FILE.zip`); if it is yours and has ended, put them "
+            f"back or {FRESH}; else the same `normlab train` makes one"
+        )
 
     def _kept(self) -> dict[int, Path]:
         """Return for each step whose weights are on disk their folder."""
@@ -278,10 +288,7 @@ class LoadedRun:
         for problem in problems:
             warn(f"{problem}; using the previous checkpoint")
         if saved is None:
-            raise StoreError(
-                f"run {self.folder.run_id} has no checkpoint: if the run has ended, put them back (`normlab share` "
-                f"leaves them out) or {FRESH}; if not, the same `normlab train` makes one"
-            )
+            raise self._no_checkpoint()
         self.step = saved.step
         return self._model_at(saved)
 

@@ -195,7 +195,7 @@ def _newest_checkpoint(run: TrainingRun, at_most: int | None = None) -> Checkpoi
         if saved is None and (status.checkpoint is not None or has_lost_status):
             raise StoreError(
                 f"{folder.path}: the run took steps, and its {checkpoint.FOLDER} are missing (`normlab rm "
-                f"--checkpoints` deletes them); put them back, or {FRESH}"
+                f"--checkpoints` deletes them, `normlab share` leaves them out); put them back, or {FRESH}"
             )
     if saved is not None and status.diverged is not None and saved.step == status.step:
         # The checkpoint may have been written before the step that diverged.

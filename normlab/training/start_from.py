@@ -70,8 +70,8 @@ def resolve_start(config: RunConfig) -> RunConfig:
     steps = [int(step)] if step else checkpoint.steps(folder.path / checkpoint.FOLDER)
     if not steps:
         raise StoreError(
-            f"train.start_from={text}: has no checkpoint (yet, or `normlab rm --checkpoints` deleted them); wait for "
-            "one, or choose another run"
+            f"train.start_from={text}: has no checkpoint (yet, or `normlab rm --checkpoints` deleted them, or "
+            "`normlab share` left them out, which takes them with --checkpoints); wait for one, or choose another run"
         )
     return _with_start(config, f"{folder.run_id}@{steps[-1]}")
 

@@ -114,3 +114,20 @@ def test_a_damaged_one_is_an_error(tmp_path: Path) -> None:
     (folder.path / "weights" / "step_00000002" / "state.safetensors").write_bytes(b"")
     with pytest.raises(StoreError, match="damaged"):
         _ = load(folder.path, at=2).model
+
+
+def test_a_run_from_a_zip_file_without_weights_names_the_flag(tmp_path: Path, run_command: Command) -> None:
+    """The command in the message, followed where the run was trained, gives a file with weights."""
+    (folder,) = trained(tmp_path)
+    results = folder.path.parent.parent
+    assert run_command("share", folder.path.name, "-o", "first.zip", "--results-dir", str(results))[0] == 0
+    assert run_command("open", "first.zip")[0] == 0
+    opened = f"first/runs/{folder.path.name}"
+    written = f"normlab share {folder.path.name} --checkpoints -o FILE.zip"
+    for command in (["sample"], ["sample", "--at", "6"], ["eval", "--data", __file__]):
+        code, out, err = run_command(command[0], opened, *command[1:])
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"`{written}`" in err
+    assert run_command(*written.split()[1:], "--results-dir", str(results))[0] == 0
+    assert run_command("open", "FILE.zip", "-o", "second")[0] == 0
+    assert run_command("sample", f"second/runs/{folder.path.name}", "--tokens", "1")[0] == 0

@@ -89,7 +89,7 @@ def test_what_resumes_names_the_reason(train: Train, tmp_path: Path, run_command
     assert contents(tmp_path) == before
     assert train(*options, "train.steps=8").state() == "finished"  # nothing is left to train
     (run.path / "status.json").unlink()
-    with pytest.raises(StoreError, match=r"its checkpoints are missing \(`normlab rm --checkpoints` deletes them\)"):
+    with pytest.raises(StoreError, match=r"its checkpoints are missing \(`normlab rm --checkpoints` deletes them, "):
         train(*options, "train.steps=8")
 
 

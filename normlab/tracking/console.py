@@ -144,10 +144,13 @@ class SafeStream:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration as M:SS, or H:MM:SS from one hour on."""
+    """Return a duration as `45 s`, `17 min 2 s` or, from one hour on, `2 h 5 min`."""
     minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+    if minutes < 1:
+        return f"{seconds} s"
+    if minutes < 60:
+        return f"{minutes} min {seconds} s"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 _LOSSES = {"val": "loss", "ema": "loss_ema"}

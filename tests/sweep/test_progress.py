@@ -60,7 +60,9 @@ def test_lines(folder: Path, plan: Plan, capsys: pytest.CaptureFixture[str], mon
     (run_of(folder, plan.runs[3]).path / "status.json").write_text("no record")
     clock.now += 90
     display.refresh()  # 1 + 1/4 + 1 + 1/4 of 6 runs in 90 s
-    assert capsys.readouterr().err == "normlab: 6 runs: 2 completed, 42% of the work done, 1 pack failed, left 2:06\n"
+    assert (
+        capsys.readouterr().err == "normlab: 6 runs: 2 completed, 42% of the work done, 1 pack failed, left 2 min 6 s\n"
+    )
     halves = [Pack(5, [1], 2), Pack(6, [2, 3], 2)]
     display.pack_ended(plan.packs[1], PackOutcome(2, MEMORY, "no memory"), halves)
     line = "normlab: pack 2 seed=1 and 2 more: out of memory: no memory; split into packs 5 and 6\n"

@@ -97,7 +97,7 @@ def test_plain_output_is_about_twenty_lines_and_one_per_evaluation() -> None:
     evaluated = [step for step, line in zip(steps, lines, strict=True) if "val 2.5000" in line]
     assert evaluated == [250, 500, 750, 1000]
     assert re.fullmatch(
-        r"step 500/1000  loss 2\.2500  val 2\.5000  lr 1\.0e-03  12,346 tok/s  left 0:00  .* TFLOP/s", lines[10]
+        r"step 500/1000  loss 2\.2500  val 2\.5000  lr 1\.0e-03  12,346 tok/s  left 0 s  .* TFLOP/s", lines[10]
     )
 
 
@@ -113,7 +113,7 @@ def test_a_narrow_terminal_leaves_out_flops(columns: str, is_shown: bool, monkey
         tracker.log(rows)
     drawn = terminal.getvalue().split("\r")[-2]
     assert "val 2.5000  lr 1.0e-03  12,346 tok/s" in drawn
-    assert ("left 0:00  24.7 TFLOP/s  MFU 7.9 %" in drawn) == is_shown
+    assert ("left 0 s  24.7 TFLOP/s  MFU 7.9 %" in drawn) == is_shown
     tracker.finish(status(step=499))
 
 
@@ -121,7 +121,7 @@ def test_terminal_has_one_moving_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "REFRESH_SECONDS", 0.0)
     lines = output(Terminal())
     drawn = [line for line in lines if "step 750/1000" in line and "val" in line]
-    assert re.search(r"step 750/1000  loss 2\.2500  val 2\.5000  lr 1\.0e-03  12,346 tok/s  left 0:0\d", drawn[-1])
+    assert re.search(r"step 750/1000  loss 2\.2500  val 2\.5000  lr 1\.0e-03  12,346 tok/s  left \d s", drawn[-1])
     assert [line for line in lines if "step 760/1000" in line and "val 2.5000" in line], "val is kept in sight"
     assert lines[-1] == "finished at step 1000/1000  val 2.4000, 0.1046 below bigram 2.5046"
 
@@ -144,7 +144,7 @@ def test_time_left_counts_from_the_first_training_rows(monkeypatch: pytest.Monke
         tracker.log(rows)
     assert "left" not in stream.getvalue()
     tracker.log(interval(150))
-    assert "left 2:50" in stream.getvalue()  # 850 steps at 5 a second
+    assert "left 2 min 50 s" in stream.getvalue()  # 850 steps at 5 a second
 
 
 @pytest.mark.parametrize(
@@ -189,3 +189,19 @@ def test_failing_stream_is_ignored(kind: type[io.StringIO], error: Exception) ->
             raise error
 
     assert output(Failing()) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.4, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (1022, "17 min 2 s"),
+        (3599.9, "1 h 0 min"),
+        (7505, "2 h 5 min"),
+    ],
+)
+def test_a_duration_has_units(seconds: float, text: str) -> None:
+    """Unlike 17:02, which is a time of day too."""
+    assert console.format_duration(seconds) == text

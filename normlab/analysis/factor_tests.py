@@ -207,7 +207,7 @@ def _counts(question: Question) -> Iterator[Row]:
 
 
 FEWEST_RATES = 3
-"""The fewest learning rates of a grid whose highest one that trains is shown without being asked for."""
+"""The fewest learning rates of a grid whose numbers are shown without being asked for."""
 RATE_TESTS = {"sensitivity": (SENSITIVITY,), "range": (HIGHEST, WIDTH)}
 """The numbers of the tests about learning rates."""
 
@@ -291,14 +291,15 @@ def _optima(question: Question) -> Iterator[Row]:
         }
 
 
-def highest_rates(cells: Sequence[Cell]) -> list[tuple[Cell, Row]]:
-    """Return the cells with a grid of `FEWEST_RATES`, each with its highest learning rate that trains.
-
-    This is a row of the test `range`.
-    """
-    swept = [cell for cell in cells if len(cell.losses) >= FEWEST_RATES]
-    numbers_of = _numbers_of(HIGHEST, swept)
-    return [(cell, _rate_row(HIGHEST, mean_interval, numbers_of[cell.key], [cell])) for cell in swept]
+def rate_numbers(cells: Sequence[Cell], number: RateNumber) -> list[tuple[Cell, Row]]:
+    """Return the cells with a grid of `FEWEST_RATES`, each with its row of `RATE_TESTS` for one of the numbers."""
+    numbers_of, interval_of = _numbers_of(number, cells), partial(mean_interval, least=number.least)
+    [test] = [test for test, numbers in RATE_TESTS.items() if number in numbers]
+    found = []
+    for cell in cells:
+        if len(cell.losses) >= FEWEST_RATES:
+            found.append((cell, {"test": test} | _rate_row(number, interval_of, numbers_of[cell.key], [cell])))
+    return found
 
 
 def _numbers_of(number: RateNumber, cells: Sequence[Cell]) -> dict[Key, Values]:

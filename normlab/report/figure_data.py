@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from normlab.analysis.cells import BAD_OUTCOMES, Cell
-from normlab.analysis.factor_tests import highest_rates
+from normlab.analysis.factor_tests import rate_numbers
 from normlab.analysis.factors import Factor, level_label, level_title
-from normlab.analysis.rate_range import NEAR
+from normlab.analysis.rate_range import HIGHEST, NEAR
 from normlab.analysis.settings import format_setting
 from normlab.analysis.table import CellsTable
 from normlab.errors import ConfigError, NormlabError, unknown, warn
@@ -245,7 +245,7 @@ def _highest_rates(cells: Sequence[Cell], points: Sequence[Point]) -> list[Point
     known = sorted((point.x, point.y) for point in points if point.y is not None)
     rates, losses = [math.log(x) for x, _ in known], [y for _, y in known]
     found = []
-    for _, row in highest_rates(cells) if known else ():
+    for _, row in rate_numbers(cells, HIGHEST) if known else ():
         if row["estimate"] is not None and not row["beyond_grid"]:
             y = float(np.interp(math.log(row["estimate"]), rates, losses))
             low, high = (row["low"], row["high"]) if row["n"] > 2 else (None, None)

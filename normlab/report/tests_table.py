@@ -24,7 +24,7 @@ def format_tests(rows: Sequence[Row]) -> list[Row]:
         {
             "where": row["where"],
             "contrast": row["contrast"],
-            **(_counts_text(row) if row["test"] == "counts" else {"estimate": _estimate_text(row)}),
+            **(_counts_text(row) if row["test"] == "counts" else {"estimate": estimate_text(row)}),
             **({"unit": row["unit"]} if has_units else {}),
             **({"p": format_p(row["p"]), "p (Holm)": format_p(row["p_holm"])} if row["test"] != "optimum" else {}),
             **({"tokens": f"{row['tokens']:,}"} if "tokens" in row else {}),
@@ -34,20 +34,31 @@ def format_tests(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _estimate_text(row: Row) -> str:
+FORMS = {"trend": "+#.3g", "range": "#.3g", "optimum": "#.3g", "sensitivity": ".4f"}
+"""The formats of estimates; a slope per step or per channel may be far below 0.0001, and so may a learning rate."""
+DIFFERENCE = "+.4f"
+
+
+def number_text(row: Row) -> str:
+    """Return an estimate without its interval: `0.0232`, `0.0300 or more`, or why there is none."""
     if row["estimate"] is None:
         return row.get("missing", "no common seed")
-    # A slope per step or per channel may be far below 0.0001, and so may a learning rate.
-    form = {"trend": "+#.3g", "range": "#.3g", "optimum": "#.3g", "sensitivity": ".4f"}.get(row["test"], "+.4f")
-    beyond = row.get("beyond_grid", ())
+    beyond = {("above",): " or more", ("below",): " or less"}.get(tuple(row.get("beyond_grid", ())), "")
+    return f"{row['estimate']:{FORMS.get(row['test'], DIFFERENCE)}}{beyond}"
+
+
+def estimate_text(row: Row) -> str:
+    """Return an estimate with its interval: `0.0232 [0.0200, 0.0269] (n=5)`, or why there is none."""
+    if row["estimate"] is None:
+        return number_text(row)
+    form, beyond = FORMS.get(row["test"], DIFFERENCE), row.get("beyond_grid", ())
     low, high = (
         "beyond the grid" if side in beyond else "" if row[bound] is None else f"{row[bound]:{form}}"
         for side, bound in (("below", "low"), ("above", "high"))
     )
     interval = f" [{low}, {high}]" if low and high else ""
-    interval = {("above",): " or more", ("below",): " or less"}.get(tuple(beyond), "") + interval
     levels = row["n_crossed"] or (row["n"], row["n"])
-    return f"{row['estimate']:{form}}{interval} (n={Design(row['n'], tuple(levels))})"
+    return f"{number_text(row)}{interval} (n={Design(row['n'], tuple(levels))})"
 
 
 def _counts_text(row: Row) -> Row:

@@ -8,6 +8,7 @@ from normlab.analysis.cells import Cell
 from normlab.analysis.comparability import intact_runs
 from normlab.analysis.factors import label, varying_options
 from normlab.analysis.phrases import counted
+from normlab.analysis.rate_range import HIGHEST, SENSITIVITY
 from normlab.analysis.settings import format_setting, select_where, setting, settings_of
 from normlab.analysis.table import CellsTable, build_table, cell_options
 from normlab.errors import NormlabError
@@ -74,9 +75,17 @@ def page_data(
         "series": SERIES,
         "cell_table": {"columns": list(texts[0]) if texts else [], "rows": [list(row.values()) for row in texts]},
         "run_table": _run_table(records, varying_options(runs), cache),
-        "notes": notes(table, texts[0]) if texts else [],
+        "notes": _notes(table, facts, texts),
         "problems": _problems(cache, table.warnings),
     }
+
+
+def _notes(table: CellsTable, facts: Sequence[Fact], texts: Sequence[Row]) -> list[str]:
+    """Return the definitions of the columns of the cells, and of the numbers of learning rates in the summary."""
+    lines = notes(table, texts[0]) if texts else []
+    if any(fact.table for fact in facts):
+        lines += [number.text for number in (SENSITIVITY, HIGHEST)]
+    return lines
 
 
 def _title(selection: Selection, kept: int) -> str:

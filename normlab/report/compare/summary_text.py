@@ -12,11 +12,12 @@ from typing import NamedTuple
 from normlab.analysis.best import Comparison, compare_with_best, rank_by_size
 from normlab.analysis.cells import Cell, resolved_differences
 from normlab.analysis.comparability import reason_not_comparable
-from normlab.analysis.factor_tests import highest_rates
+from normlab.analysis.factor_tests import rate_numbers
 from normlab.analysis.intervals import LEVEL, PairedTest, design_of, format_losses
 from normlab.analysis.phrases import counted, name_some
-from normlab.analysis.rate_range import NEAR
+from normlab.analysis.rate_range import HIGHEST, NEAR, SENSITIVITY
 from normlab.analysis.settings import format_setting
+from normlab.report.tests_table import estimate_text, number_text
 from normlab.store.format import DAMAGED, DIVERGED, FAILED
 from normlab.store.outcome import REGRESSED, STUCK
 from normlab.store.record import UNFINISHED
@@ -37,6 +38,8 @@ class Fact(NamedTuple):
     """The text of the page, if it is not the sentence."""
     badges: Sequence[tuple[str, str]] = ()
     """Words in front of the text, each with a kind: yes, no or bad."""
+    table: Sequence[Sequence[str]] = ()
+    """The rows of a table that the page shows in place of the sentence; the first is the head."""
 
 
 def not_comparable(cells: Sequence[Cell]) -> str:
@@ -80,7 +83,7 @@ def summary_facts(cells: Sequence[Cell], missing: Sequence[str] = ()) -> list[Fa
         margins = compare_with_best(cells, with_best)
         facts = [fact for size, ranked in sizes.items() for fact in _best_of_size(cells, size, ranked, margins)]
     if not not_comparable(cells):
-        facts += _rates_that_train(cells)
+        facts += _learning_rates(cells)
     facts += [Fact(f"{line[0].upper()}{line[1:]}.", "also differs") for line in resolved_differences(cells)]
     return [*facts, _count_outcomes(cells, missing), *map(Fact, _selection_note(cells))]
 
@@ -106,20 +109,22 @@ def _best_of_size(
             yield Fact("No other cell has a result.")
 
 
-def _rates_that_train(cells: Sequence[Cell]) -> Iterator[Fact]:
-    """Yield the highest learning rate that trains in each cell, if several cells have a grid."""
-    if len(rates := highest_rates(cells)) < 2:
+def _learning_rates(cells: Sequence[Cell]) -> Iterator[Fact]:
+    """Yield the sensitivity to the learning rate and the highest one that trains, if several cells have a grid.
+
+    Every cell has the numbers that `normlab summarize --test sensitivity` and `range` print.
+    """
+    highest = rate_numbers(cells, HIGHEST)
+    if len(highest) < 2:
         return
-    texts = []
-    for cell, row in rates:
-        more = " or more" if "above" in row["beyond_grid"] else ""
-        more += ", with gaps below" if row["gaps"] else ""
-        rate = "none" if row["estimate"] is None else f"{row['estimate']:.2g}{more}"
-        rate = "none in some seeds" if "below" in row["beyond_grid"] and rate != "none" else rate
-        texts.append(f"{cell.label} ({rate})")
-    name = "highest learning rate that trains"
-    text = f"{name_some(texts)}; `normlab summarize --test range` has the intervals."
-    yield Fact(f"{name.capitalize()}, to {NEAR} nats/token of the lowest loss: {text}", name, text=text)
+    table, texts = [("cell", SENSITIVITY.title, HIGHEST.title)], []
+    for (cell, of_highest), (_, of_s) in zip(highest, rate_numbers(cells, SENSITIVITY), strict=True):
+        gaps = ", with gaps below" if of_highest["gaps"] else ""
+        table.append((cell.label, estimate_text(of_s), estimate_text(of_highest) + gaps))
+        texts.append(f"{cell.label} {number_text(of_s)}, {number_text(of_highest)}{gaps}")
+    text = f"S in nats/token, and the highest learning rate within {NEAR} nats/token of the lowest loss"
+    source = "`normlab summarize --test sensitivity` and `--test range` compare them."
+    yield Fact(f"{text}: {'; '.join(texts)}. {source}", "learning rates", text=f"{text}. {source}", table=table)
 
 
 def _difference_text(test: PairedTest) -> str:

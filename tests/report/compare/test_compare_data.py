@@ -79,6 +79,36 @@ def test_a_contrast_has_one_p_value_on_the_page_and_in_the_table(make_run, compa
     assert "corrected by Holm's method for 4 comparisons, of all cells with their baselines" in " ".join(out.split())
 
 
+def test_every_cell_has_the_numbers_of_learning_rates_that_summarize_prints(make_run, compare, run_command, tmp_path):
+    rng = np.random.default_rng(3)
+    norms = ("layernorm", "rmsnorm", "dyt", "derf", "crmsnorm", "prmsnorm")
+    for (index, norm), (at, lr), seed in itertools.product(enumerate(norms), enumerate((1e-3, 1e-2, 0.3)), range(3)):
+        # The highest rate still trains in the first seed of LayerNorm.
+        is_good = at == 1 or (norm, at, seed) == ("layernorm", 2, 0)
+        loss = 2 + 0.2 * (not is_good) + 0.1 * index * at + float(rng.normal(0, 0.01))
+        status = {"val_loss": loss, "best_val_loss": loss}
+        make_run(f"{norm}{at}{seed}", norm=norm, lr=lr, seed=seed, status=status)
+    data = compare("--by", "norm")
+    [fact] = [fact for fact in data["facts"] if fact["name"] == "learning rates"]
+    head, *rows = fact["table"]
+    assert (head, len(rows)) == (["cell", "S", "highest rate"], len(norms))
+    outputs = []
+    for test in ("sensitivity", "range"):
+        _, out, _ = run_command("summarize", str(tmp_path), "--by", "norm", "--test", test)
+        outputs.append(out)
+    assert "or more" in {name: rate for name, _, rate in rows}["LayerNorm"]
+    for name, sensitivity, rate in rows:
+        for output, title, text in zip(outputs, ("S", "highest rate"), (sensitivity, rate), strict=True):
+            line = next(line for line in output.splitlines() if f"{title}: {name} " in line)
+            assert text.removesuffix(", with gaps below") in line
+            assert (
+                f"{name} {sensitivity.partition(' ')[0]}, {rate.partition(' [')[0].partition(' (')[0]}"
+                in fact["sentence"]
+            )
+    for number in ("S: for each seed", "highest rate: for each seed"):
+        assert any(note.startswith(number) for note in data["notes"])
+
+
 def test_curves_are_means_and_ranges_of_the_seeds(trained, compare):
     losses = np.random.default_rng(0).normal(3, 0.1, (3, 1000))
     losses[1, 700] = 9.0

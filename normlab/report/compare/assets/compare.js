@@ -20,8 +20,23 @@ const list = (texts) => make("ul", {}, ...texts.map((text) => make("li", {}, tex
 /** A section that is closed at first; `key` names it while its title changes. */
 const folded = (key, title, texts) => make("details", { "data-fold": key }, make("summary", {}, title), list(texts));
 
+/** A table of texts; the first row is the head, the first column names the rows. */
+function factTable([head, ...rows]) {
+  const heads = head.map((name) => make("th", { scope: "col" }, name));
+  const cells = ([name, ...texts]) => [
+    make("th", { scope: "row" }, name),
+    ...texts.map((text) => make("td", {}, text)),
+  ];
+  const body = rows.map((texts) => make("tr", {}, ...cells(texts)));
+  return make(
+    "div",
+    { class: "scroll tall", tabindex: 0, role: "region", "aria-label": head.join(", ") },
+    make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...body)),
+  );
+}
+
 function drawFacts() {
-  const rows = DATA.facts.flatMap(({ sentence, name, strong, text, badges }) => [
+  const rows = DATA.facts.flatMap(({ sentence, name, strong, text, badges, table }) => [
     make("dt", {}, name),
     make(
       "dd",
@@ -29,6 +44,7 @@ function drawFacts() {
       ...badges.map(([word, kind]) => make("span", { class: `badge ${kind}` }, word)),
       strong ? make("p", { class: "best" }, strong) : null,
       text || sentence,
+      table.length ? factTable(table) : null,
     ),
   ]);
   const { warnings } = DATA;

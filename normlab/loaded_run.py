@@ -35,6 +35,7 @@ from normlab.store.record import RunRecord
 from normlab.store.runs import RunFolder
 from normlab.store.status import Status
 from normlab.training import checkpoint
+from normlab.training.changed_plugins import changed_plugins
 from normlab.training.machine import resolve_device
 from normlab.training.training_run import FRESH, PLUGINS, TOKENIZER_FILE, versions
 
@@ -308,7 +309,12 @@ class LoadedRun:
                     f"it has {needed:,} weights, and the checkpoint {stored:,}; restore the run's own files"
                 )
             trained, defined = self.record.run.identity.versions, versions(self.config)
-            if other := [part for part in ("norm", "placement") if trained[part] != defined[part]]:
+            if files := changed_plugins(self.config, trained):
+                warn(
+                    f"run {run_id}: {' and '.join(files)} in its folder has changed since it was trained; its model "
+                    "may compute something else"
+                )
+            elif other := [part for part in ("norm", "placement") if trained[part] != defined[part]]:
                 warn(
                     f"run {run_id} was trained with another version of its {' and its '.join(other)} than this normlab "
                     "has; its model may compute something else"

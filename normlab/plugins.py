@@ -13,6 +13,7 @@ from types import ModuleType
 
 from normlab.errors import ConfigError
 from normlab.parsing import read_at_most
+from normlab.source_text import code_of
 
 LARGEST_PLUGIN = 2**22
 COUNTER = "_updates"
@@ -27,6 +28,8 @@ _requested: set[str] = set()
 """The modules of the plugins of the last call of `run_plugins`."""
 _current = ""
 """The module of the plugin that is running now; empty if none is."""
+_versions: dict[str, str] = {}
+"""The version of each plugin that has run, by its module."""
 _claimed: set[tuple[str, str]] = set()
 """What the plugin that is running now has registered."""
 
@@ -65,8 +68,8 @@ def claim_name(kind: str, name: str, *, known: bool, same: bool = True) -> None:
 
 
 def version_of(kind: str, name: str, version: int) -> int | str:
-    """Return the version of a registered computation, or the SHA-256 of its plugin's file."""
-    return _owner.get((kind, name), "").removeprefix(_PLUGIN) or version
+    """Return the version of a registered computation, or that of its plugin (`Plugin.version`)."""
+    return _versions.get(_owner.get((kind, name), ""), version)
 
 
 def check_initial_values(kind: str, name: str, initial_values: object) -> None:
@@ -99,7 +102,13 @@ class Plugin:
 
     @property
     def sha256(self) -> str:
+        """Of the exact bytes, on which trust depends."""
         return hashlib.sha256(self.content).hexdigest()
+
+    @property
+    def version(self) -> str:
+        """SHA-256 of the code without comments and blank lines, on which the ids of its runs depend."""
+        return hashlib.sha256(code_of(self.content).encode()).hexdigest()
 
     @property
     def module(self) -> str:
@@ -163,7 +172,9 @@ def run_plugins(plugins: Sequence[Plugin]) -> None:
         _claimed.clear()
         _current = name
         try:
-            exec(compile(plugin.content, module.__file__, "exec", dont_inherit=True), vars(module))  # noqa: S102
+            code = compile(plugin.content, module.__file__, "exec", dont_inherit=True)
+            _versions[name] = plugin.version
+            exec(code, vars(module))  # noqa: S102
         except (Exception, SystemExit) as error:
             del sys.modules[name]
             where = f" line {error.lineno}" if isinstance(error, SyntaxError) else plugin_line(error) or ""

@@ -9,13 +9,16 @@ import pytest
 import torch
 
 import normlab
-from normlab.config.compose import compose_run
+from normlab.config.compose import compose_run, compose_sweep
 from normlab.data.corpus import open_corpus
 from normlab.errors import ConfigError
 from normlab.norms.base import NORMS
+from normlab.sweeps.files import write_plan
+from normlab.sweeps.plan import make_plan
 from normlab.training.machine import resolve
 from normlab.training.start import train
 from normlab.training.training_run import describe
+from normlab.verify.runs import verify_runs
 from support.plugins import NORM
 
 ROW = """
@@ -74,6 +77,49 @@ def test_edited_plugin_starts_another_run(kind: str, run_id: Callable[..., str])
     assert run_id("plugins=[mine.py]") == without == run_id()
     Path("mine.py").write_text(text)
     assert run_id("plugins=[mine.py]", override) == first
+
+
+@pytest.mark.parametrize("kind", EDITS)
+def test_edited_comment_starts_no_other_run(kind: str, run_id: Callable[..., str]) -> None:
+    text, override, _, _ = EDITS[kind]
+    Path("mine.py").write_text(text)
+    first = run_id("plugins=[mine.py]", override)
+    Path("mine.py").write_text(f"# A comment.\n\n{text}")
+    assert run_id("plugins=[mine.py]", override) == first
+
+
+def test_edited_plugin_is_named_wherever_its_runs_are_used(
+    overrides: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By train, by the sweep that planned them, by another sweep, by start_from, and by readers of an edited copy."""
+    mine = [*overrides, "plugins=[mine.py]", "norm=mine", "train.steps=2"]
+    Path("mine.py").write_text(NORM)
+    folder = train(compose_run(mine), trackers=[]).folder
+    planned = make_plan(*compose_sweep([*mine, "sweep.name=first"]))
+    planned.folder.mkdir(parents=True)
+    write_plan(planned.folder, planned.plan)
+    Path("mine.py").write_text(f"{NORM}\n# A comment.\n")
+    make_plan(*compose_sweep([*mine, "sweep.name=first"]))
+    assert "changed" not in capsys.readouterr().err
+
+    Path("mine.py").write_text(NORM.replace("nn.Tanh", "nn.Softsign"))
+    changed = f"mine.py has changed since run {folder.run_id} started with the same options: another run starts"
+    with pytest.raises(ConfigError, match=f"run {folder.run_id} of the existing sweep would be .* now: mine.py has ch"):
+        make_plan(*compose_sweep([*mine, "sweep.name=first"]))
+    (warning,) = make_plan(*compose_sweep([*mine, "sweep.name=other"])).warnings
+    assert changed in warning
+    with pytest.raises(ConfigError, match=r"start_from=.*: mine.py has changed since that run started; restore the"):
+        train(compose_run([*mine, "train.steps=3", f"train.start_from={folder.run_id}"]), trackers=[])
+    train(compose_run(mine), trackers=[])
+    assert changed in capsys.readouterr().err
+
+    (copy,) = (folder.path / "plugins").iterdir()
+    copy.write_text(NORM.replace("nn.Tanh", "nn.Sigmoid"))
+    assert normlab.load(folder.path, trust=True).model
+    assert f"run {folder.run_id}: 00_mine.py in its folder has changed since it was trained" in capsys.readouterr().err
+    check = next(verify_runs([normlab.load(folder.path, trust=True)]))
+    assert not check.passed
+    assert check.result.endswith("(00_mine.py in its folder has changed since)")
 
 
 @pytest.mark.parametrize(

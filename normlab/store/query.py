@@ -122,7 +122,7 @@ def resolve_run(query: str, results_dir: Folder, *, or_sweep: bool = False) -> R
     """
     if query and os.path.isfile(Path(query) / RUN_FILE):
         return RunFolder(Path(query).absolute())
-    runs = _runs_folder(Path(results_dir).absolute())
+    runs = _runs_folder(Path(results_dir))
     if is_file_name(query) and is_run(runs / query):
         return RunFolder(runs / query)
     names = {folder: _name_of(folder) for folder in _run_folders(runs)}

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -27,6 +28,7 @@ from normlab.store.plans import Pack, Plan, PlannedRun, has_plan, read_plan, run
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack
 from normlab.sweeps.packs import make_packs, reason_to_train_alone
+from normlab.training.changed_plugins import change_warnings, check_same_code
 from normlab.training.machine import (
     Gpu,
     RuntimeSettings,
@@ -107,6 +109,7 @@ def make_plan(
     plan = Plan(name, options.pack, [run.planned for run in runs], [])
     if has_plan(folder):
         stored = read_plan(folder)
+        check_same_code(stored, [(run.planned, run.config) for run in runs], folder)
         ids = {run.run_id for run in stored.runs}
         added = [run for run in runs if extend and run.planned.run_id not in ids]
         old = [run.planned for run in runs if not extend or run.planned.run_id in ids]
@@ -136,6 +139,8 @@ def _resolve_runs(
 ) -> tuple[list[ResolvedRun], list[str]]:
     """Return the different runs, and the warnings about them; `gpu` has the least memory."""
     corpora, warnings, runs = dict[str, Corpus](), dict[str, None](), dict[str, ResolvedRun]()
+    new: list[tuple[RunConfig, dict[str, Any]]] = []
+    """The config and the identity of each run that has not started."""
     for number, (overrides, unresolved) in enumerate(composed, 1):
         show_progress(f"planning: {number} of {len(composed)} runs")
         config = resolve_start(unresolved)
@@ -153,11 +158,13 @@ def _resolve_runs(
             warnings[f"{same}: {reason}, and is trained once"] = None
             continue
         if not RunFolder(Path(config.results_dir) / RUNS_FOLDER / run_id).exists():
+            new.append((config, run_identity))
             warnings |= dict.fromkeys(check_start(config, run_identity, corpora[key].tokenizer))
         planned = PlannedRun(run_id, list(overrides), plain_tree(config))
         runs[run_id] = ResolvedRun(planned, config, machine, corpora[key].tokenizer.vocab_size)
         warnings |= dict.fromkeys(config.warnings())
     show_progress("")
+    warnings |= dict.fromkeys(change_warnings(new, Path(composed[0][1].results_dir) / RUNS_FOLDER))
     rules: dict[str, dict[str, None]] = {}
     for run in runs.values():
         rules.setdefault(run.planned.arm or run.config.placement.name, {})[run.config.init_rule] = None

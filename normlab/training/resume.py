@@ -22,6 +22,7 @@ from normlab.store.record import Run, RunRecord, Setting, as_setting, flatten
 from normlab.store.runs import RunFolder
 from normlab.store.status import RecordedPack, Status
 from normlab.training import checkpoint
+from normlab.training.changed_plugins import change_warnings
 from normlab.training.checkpoint import Checkpoint
 from normlab.training.loop import Loop
 from normlab.training.start_from import copy_start
@@ -123,6 +124,9 @@ def _create(run: TrainingRun) -> None:
         make_folder(folder.path / PLUGINS)
         copy = folder.path / PLUGINS / f"{number:02d}_{Path(path).name}"
         write_atomic(copy, Path(path).expanduser().read_bytes())
+    if "pack" not in run.new_run_json:  # the command of a sweep has warned
+        for line in change_warnings([(run.config, run.new_run_json["identity"])], folder.path.parent):
+            warn(line)
     RunFolder.create(folder.path, run.new_run_json)
 
 

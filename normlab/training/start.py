@@ -34,6 +34,7 @@ from normlab.store.series import evaluations, series
 from normlab.store.status import SpikeCount, Status
 from normlab.tracking.background import follow_training
 from normlab.tracking.console import Console
+from normlab.training.changed_plugins import reason_of_other_id
 from normlab.training.launch import train_on_devices
 from normlab.training.loop import Loop
 from normlab.training.machine import RuntimeSettings, apply, convert_torch_errors, resolve
@@ -189,11 +190,12 @@ def open_runs(
     runs = [_open(config, settings, corpus) for config in configs]
     if pack is not None or len(runs) > 1:
         ids = [run.folder.run_id for run in runs]
-        for run_id, planned in zip(ids, (pack or {}).get("runs", ids), strict=True):
-            if run_id != planned:
+        for run, planned in zip(runs, (pack or {}).get("runs", ids), strict=True):
+            if run.folder.run_id != planned:
+                reason = reason_of_other_id(run.config, run.folder.path.with_name(planned))
                 raise ConfigError(
-                    f"run {planned} would be {run_id} now: a plugin, the corpus, the device or normlab has changed "
-                    "since the plan was made; restore it, or start the same overrides with another sweep.name=..."
+                    f"run {planned} would be {run.folder.run_id} now: {reason} since the plan was made; restore it, or "
+                    "start the same overrides with another sweep.name=..."
                 )
         for run in runs:
             run.new_run_json["pack"] = {**(pack or {}), "runs": ids}

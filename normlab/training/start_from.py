@@ -27,6 +27,7 @@ from normlab.store.query import find_runs, is_run, resolve_run
 from normlab.store.record import Setting, flatten
 from normlab.store.runs import RunFolder
 from normlab.training import checkpoint
+from normlab.training.changed_plugins import changed_plugins
 from normlab.training.checkpoint import Checkpoint
 
 
@@ -112,6 +113,8 @@ def check_start(config: RunConfig, identity: Mapping[str, Any], tokenizer: Token
         raise ConfigError(f"train.steps={config.train.steps}: must be greater than the step of {option}")
     ours, theirs = (_fixed_settings(each) for each in (identity, other.run()["identity"]))
     different = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    if files := changed_plugins(config, other.run()["identity"]["versions"]):
+        raise ConfigError(f"{option}: {' and '.join(files)} has changed since that run started; restore the file")
     if different:
         values = ", ".join(f"{name}={ours.get(name)} (there {theirs.get(name)})" for name in different[:3])
         raise ConfigError(

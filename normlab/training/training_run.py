@@ -32,7 +32,7 @@ from normlab.errors import StoreError
 from normlab.model.flops import flops_per_token
 from normlab.options import plain_tree
 from normlab.placements.init_rules import INIT_RULE_VERSIONS
-from normlab.plugins import version_of
+from normlab.plugins import plugin_file, version_of
 from normlab.stats.profiles import Profiles
 from normlab.store.format import CLIP_FACTOR_KEY, DIVERGED
 from normlab.store.runs import RunFolder
@@ -244,7 +244,7 @@ def identity(config: RunConfig, resolved: RuntimeSettings, corpus: Corpus) -> di
 
 
 def versions(config: RunConfig) -> dict[str, int | str]:
-    """Return the versions of the norm, placement, init rule and optimiser; for a plugin the SHA-256 of its file."""
+    """Return the versions of the norm, placement, init rule and optimiser; for a plugin the hash of its code."""
     norm, placement, rule = config.norm, config.placement, config.init_rule
     return {
         "norm": version_of("norm", norm.name, norm.version),
@@ -252,6 +252,17 @@ def versions(config: RunConfig) -> dict[str, int | str]:
         "init": version_of("init rule", rule, INIT_RULE_VERSIONS.get(rule, 1)),
         "optim": config.optim.version,
     }
+
+
+def plugins_of(config: RunConfig) -> dict[str, str]:
+    """Return the file name of the plugin of each part in `versions` that a plugin registered."""
+    parts = {
+        "norm": ("norm", config.norm.name),
+        "placement": ("placement", config.placement.name),
+        "init": ("init rule", config.init_rule),
+    }
+    files = {part: plugin_file(kind, name) for part, (kind, name) in parts.items()}
+    return {part: file for part, file in files.items() if file is not None}
 
 
 def run_id_of(config: RunConfig, identity: dict[str, Any]) -> str:

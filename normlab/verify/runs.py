@@ -11,6 +11,7 @@ from normlab.loaded_run import LoadedRun
 from normlab.model.fingerprint import fingerprint
 from normlab.options import plain_tree
 from normlab.store.runs import RunFolder
+from normlab.training.changed_plugins import changed_plugins
 from normlab.verify.check import Check, check_equal
 from normlab.verify.norms import size_of_run
 from normlab.verify.selection import CHECKED_PARTS, all_checks_of_run
@@ -55,5 +56,7 @@ def verify_runs(runs: Sequence[LoadedRun]) -> Iterator[Check]:
         blocks.setdefault(block, run)
     for run in blocks.values():
         subject, trained = f"run {run.folder.run_id}", run.record.run.fingerprint
-        yield check_equal(subject, "has the block that was trained", trained, fingerprint(run.config))
+        changed = changed_plugins(run.config, run.record.run.identity.versions)
+        note = f"{' and '.join(changed)} in its folder has changed since" if changed else ""
+        yield check_equal(subject, "has the block that was trained", trained, fingerprint(run.config), note)
         yield from all_checks_of_run(run.config)

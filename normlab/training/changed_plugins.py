@@ -1,0 +1,107 @@
+"""Finds what has changed where the same options make another run, above all the code of a plugin."""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from normlab.config.schema import RunConfig, canonical_hash
+from normlab.errors import ConfigError, StoreError
+from normlab.store.plans import Plan, PlannedRun, run_of
+from normlab.store.runs import RunFolder
+from normlab.training.training_run import plugins_of, run_id_of, versions
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """The part of run.json that tells which options and which code the run has."""
+
+    identity: dict[str, Any]
+    created: float
+
+
+def changed_plugins(config: RunConfig, recorded: Mapping[str, Any]) -> list[str]:
+    """Return the files of the plugins of a config whose code is not that of the `versions` in a record."""
+    now = versions(config)
+    files = [file for part, file in plugins_of(config).items() if now[part] != recorded.get(part)]
+    return list(dict.fromkeys(files))
+
+
+def change_warnings(new: Iterable[tuple[RunConfig, Mapping[str, Any]]], runs: Path) -> list[str]:
+    """Return a line for each plugin of some new runs that has changed since the same options were trained.
+
+    Args:
+        new: The config and the identity of each run.
+        runs: The folder of all runs.
+    """
+    earlier: dict[str, list[str]] = {}
+    recorded: dict[str, dict[str, _Started]] = {}
+    for config, identity in new:
+        if not plugins_of(config):
+            continue
+        # The ids of the runs with this norm, placement and sizes begin alike.
+        prefix = run_id_of(config, dict(identity)).rpartition("-")[0]
+        if prefix not in recorded:
+            recorded[prefix] = dict(_newest_by_options(runs, prefix))
+        found = recorded[prefix].get(_options_key(identity))
+        if found is None:
+            continue
+        for file in changed_plugins(config, found.identity["versions"]):
+            earlier.setdefault(file, []).append(run_id_of(config, found.identity))
+    lines = []
+    for file, ids in earlier.items():
+        more = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
+        lines.append(
+            f"{file} has changed since run {ids[0]}{more} started with the same options: another run starts; restore "
+            "the file to resume the old one (comments and blank lines do not count)"
+        )
+    return lines
+
+
+def reason_of_other_id(config: RunConfig, planned: Path) -> str:
+    """Return why a config makes another run id than that of the folder for which it was planned."""
+    with contextlib.suppress(StoreError):  # it has not started
+        if files := changed_plugins(config, RunFolder(planned).run(_Started).identity["versions"]):
+            return f"{' and '.join(files)} has changed"
+    return "a plugin, the corpus, the device or normlab has changed"
+
+
+def check_same_code(stored: Plan, new: Iterable[tuple[PlannedRun, RunConfig]], folder: Path) -> None:
+    """Check that the runs of a sweep's plan have the ids that the same options make now.
+
+    Args:
+        stored: The plan in the sweep's folder.
+        new: The runs that the overrides of the command make, and their configs.
+        folder: The folder of the sweep.
+
+    Raises:
+        ConfigError: A run has another id now, so that the sweep cannot resume it.
+    """
+    by_overrides = {tuple(planned.overrides): (planned, config) for planned, config in new}
+    for old in stored.runs:
+        planned, config = by_overrides.get(tuple(old.overrides), (old, None))
+        if config is None or planned.run_id == old.run_id:
+            continue
+        if canonical_hash(planned.config) == canonical_hash(old.config):
+            reason = reason_of_other_id(config, run_of(folder, old).path)
+            raise ConfigError(
+                f"sweep.name={stored.name}: run {old.run_id} of the existing sweep would be {planned.run_id} now: "
+                f"{reason} since the sweep was planned; restore it, or choose another name"
+            )
+
+
+def _newest_by_options(runs: Path, prefix: str) -> Iterator[tuple[str, _Started]]:
+    """Yield the readable runs with a beginning of their ids, oldest first, by their options."""
+    started: list[_Started] = []
+    for folder in map(RunFolder, runs.glob(f"{prefix}-*")):
+        with contextlib.suppress(StoreError):  # a damaged record is no run to resume
+            started.append(folder.run(_Started))
+    for each in sorted(started, key=lambda each: each.created):
+        yield _options_key(each.identity), each
+
+
+def _options_key(identity: Mapping[str, Any]) -> str:
+    """Return a hash of an identity without the versions of its plugins, which are texts."""
+    kept = {part: version for part, version in identity["versions"].items() if not isinstance(version, str)}
+    return canonical_hash({**identity, "versions": kept})

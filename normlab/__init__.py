@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 from normlab.version import __version__
 
 if TYPE_CHECKING:
-    from normlab.api import LoadedRun, figure, load, runs, summarize, sweep, train
+    from normlab.api import LoadedRun, figure, load, runs, statistics, summarize, sweep, train
 
-__all__ = ["LoadedRun", "__version__", "figure", "load", "runs", "summarize", "sweep", "train"]
+__all__ = ["LoadedRun", "__version__", "figure", "load", "runs", "statistics", "summarize", "sweep", "train"]
 
 
 def __getattr__(name: str) -> Any:

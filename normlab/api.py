@@ -81,6 +81,30 @@ def runs(
     return pd.DataFrame(rows_of_runs(path, _several(where), results_dir))
 
 
+def statistics(
+    path: Folder | Sequence[Folder], name: str, *, where: Names = (), results_dir: Folder = "results"
+) -> pd.DataFrame:
+    """Return one statistic of all runs of sweeps or folders as a long table: `statistics("first", "resid_rms")`.
+
+    The columns: `id` (of the run), each option in which the runs differ (`norm`, `model.depth`, `optim.lr`, ...),
+    `site` (such as `attn`; empty for a statistic of no site), `step`, `layer` (0 the embeddings, L + 1 the head; not
+    for a statistic of the whole model), and the statistic. Only the files of this statistic are read. Runs without it
+    are left out, with a warning on stderr.
+
+    Raises:
+        ConfigError: The statistic is unknown, or a condition is invalid or met by no run.
+        StatisticsError, StoreError: There is no run, or none has the statistic.
+    """
+    import pandas as pd
+
+    from normlab.report.statistics_of_runs import statistics_of_runs
+
+    columns, problems = statistics_of_runs(path, name, _several(where), results_dir)
+    for problem in problems:
+        warn(problem)
+    return pd.DataFrame(columns).infer_objects()
+
+
 def summarize(
     path: Folder | Sequence[Folder],
     *,

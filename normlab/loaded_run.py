@@ -192,7 +192,7 @@ class LoadedRun:
         import pandas as pd
 
         problems: list[str] = []
-        measured = {each.site: each for each in history(read_statistics(self.folder, problems), name)}
+        measured = {each.site: each for each in history(read_statistics(self.folder, problems, name), name)}
         for problem in problems:
             warn(problem)
         if site is not None and site not in measured:

@@ -15,14 +15,18 @@ from safetensors.torch import load_file
 from synthetic_runs import Record, write_sweep
 
 import normlab
-from normlab.errors import ConfigError, StoreError
-from normlab.stats.statistic import CORE
+from normlab.errors import ConfigError, StatisticsError, StoreError
+from normlab.stats.registry import STATISTICS
+from normlab.stats.statistic import CORE, EXTENDED
+from normlab.store.arrays import StatisticsFiles
 from normlab.store.runs import RunFolder
 from support.small_run import small_run
 
 Command = Callable[..., tuple[int, str, str]]
 
-FUNCTIONS = {"load", "train", "sweep", "runs", "summarize", "figure"}
+EXTENDED_ONE = next(each.name for each in STATISTICS.values() if each.tier == EXTENDED and not each.needs)
+
+FUNCTIONS = {"load", "train", "sweep", "runs", "statistics", "summarize", "figure"}
 
 
 # Names
@@ -180,6 +184,42 @@ def test_statistics_have_labelled_axes(results: Path) -> None:
     layers = np.flatnonzero(np.isfinite(values).all(0))
     assert frame.columns.tolist() == layers.tolist() == [1, 2, 3]
     assert np.array_equal(frame.to_numpy(), values[:, layers])
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("resid_rms", ["site", "step", "layer"]),
+        ("norm_in_rms", ["site", "step", "layer"]),
+        ("resid_growth", ["site", "step"]),
+    ],
+)
+def test_a_statistic_of_a_sweep_is_that_of_each_run(results: Path, name: str, columns: list[str]) -> None:
+    frame = normlab.statistics("made", name, where="norm=rmsnorm", results_dir=results)
+    assert list(frame.columns) == ["id", "model.depth", "seed", *columns, name]
+    runs = normlab.runs("made", where="norm=rmsnorm", results_dir=results).set_index("id")
+    assert set(frame.id) == set(runs.index)
+    for run_id, rows in frame.groupby("id"):
+        assert set(rows["model.depth"]) == {runs.depth[run_id]}
+        assert set(rows["seed"]) == {runs.seed[run_id]}
+        single = normlab.load(runs.folder[run_id]).stats(name)
+        if name == "norm_in_rms":
+            expected = np.concatenate([single[site].to_numpy().ravel() for site in dict.fromkeys(rows.site)])
+        else:
+            expected = single.to_numpy().ravel()
+        assert np.array_equal(rows[name], expected)
+        assert set(rows.step) == set(single.index)
+
+
+def test_a_statistic_reads_only_the_files_that_may_hold_it(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(files: object, tier: str) -> None:
+        raise AssertionError(f"reads {tier}")
+
+    monkeypatch.setattr(StatisticsFiles, "read", read)
+    with pytest.raises(AssertionError, match="reads core"):
+        normlab.statistics("made", "resid_rms", results_dir=results)
+    with pytest.raises(StatisticsError, match="was not measured"):
+        normlab.statistics("made", EXTENDED_ONE, results_dir=results)
 
 
 def test_statistics_of_several_sites(results: Path) -> None:

@@ -43,13 +43,18 @@ class History(NamedTuple):
     """Whether the statistic is one number per step, of the model or of the head."""
 
 
-def read_statistics(folder: RunFolder, problems: list[str]) -> list[Profiles]:
+def read_statistics(folder: RunFolder, problems: list[str], name: str | None = None) -> list[Profiles]:
     """Return the statistics of a run, part by part; `problems` receives a line for each damaged or missing part.
 
+    With a name, only the files that may hold this statistic, or what it is derived from, are read.
+
     Raises:
+        ConfigError: The statistic is unknown.
         NothingMeasured: Statistics are off, or no step has been measured yet.
+        StatisticsError: The run measured others only.
         StoreError: The statistics are missing or cannot be read.
     """
+    tiers = None if name is None else _tiers_of(name)
     run = RunRecord.load(folder)  # read first, so that the arrays are at least as new as the status
     arrays, unreadable = folder.statistics, list[str]()
     stored_parts = list(arrays.parts(unreadable))
@@ -59,6 +64,8 @@ def read_statistics(folder: RunFolder, problems: list[str]) -> list[Profiles]:
         ]
     measured: list[Profiles] = []
     for tier in dict.fromkeys(tier for tier, _ in stored_parts):
+        if tiers is not None and tier not in tiers:
+            continue
         parts, damaged = arrays.read(tier)
         if damaged:
             unreadable.append(f"{arrays.path}: damaged rows, left out: {damaged}")
@@ -66,6 +73,8 @@ def read_statistics(folder: RunFolder, problems: list[str]) -> list[Profiles]:
     problems += unreadable
     if measured:
         return measured
+    if tiers is not None and stored_parts and not unreadable:
+        raise StatisticsError(f"{name}: was not measured")
     # A run that starts from another one may end before its first measured step.
     is_measured = run.config.stats.every and run.config.train.start_from is None
     if unreadable or (is_measured and run.state in COMPLETED_STATES):
@@ -73,6 +82,13 @@ def read_statistics(folder: RunFolder, problems: list[str]) -> list[Profiles]:
     raise NothingMeasured(
         f"run {folder.run_id} has no statistics: it was trained with stats=off, or has not measured a step yet"
     )
+
+
+def _tiers_of(name: str) -> set[str]:
+    """Return the tiers of a statistic, or of those that it is derived from."""
+    if name not in STATISTICS:
+        raise ConfigError(unknown("statistic", name, [*STATISTICS, SPIKES]))
+    return {STATISTICS[each].tier for each in STATISTICS[name].needs or (name,)}
 
 
 def histories(profiles: Sequence[Profiles]) -> Iterator[tuple[str, History]]:

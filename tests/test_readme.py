@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
         Path(name, "train.jsonl").write_text("".join(json.dumps({"text": text[i:]}) + "\n" for i in range(30)))
     Path("gpt2").mkdir()
     Path("gpt2", "tokenizer.json").write_text(train_bpe([text]).definition)
-    for name in ("my_norm.py", "my_row.py", "my_study.py"):
+    for name in ("my_norm.py", "my_row.py", "my_wiring.py", "my_study.py"):
         Path(name).write_text(block_of(name).replace("train.steps=200 seed=range(6)", "train.steps=2 seed=range(3)"))
     return tmp_path
 
@@ -96,8 +96,11 @@ def test_the_commands_one_after_the_other_then_the_python_block(folder: Path, ru
 
 
 @pytest.mark.process
-def test_the_row_as_a_plugin(folder: Path, run_command: Command) -> None:
-    code, out, err = run_command("verify", "plugins=[my_row.py]", "placement=half")
+@pytest.mark.parametrize(
+    "override", ["plugins=[my_row.py] placement=half", "plugins=[my_wiring.py] placement=gated_parallel"]
+)
+def test_the_placements_as_plugins(override: str, folder: Path, run_command: Command) -> None:
+    code, out, err = run_command("verify", *override.split())
     assert code == 0, err + out
 
 

@@ -58,9 +58,12 @@ class Placement:
     `A(x) = W_out(heads(x))`, `M(x) = W_down(hidden(x))`; `heads_qkv` has a norm on each head's q, k and v,
     `A_qkv(x) = W_out(heads_qkv(x))`, and `heads_scaled` has a learned factor on each head's output. `N(.)` is the
     next norm of the block, in call order, each used once. `L` is the number of blocks, `l` the number of this block,
-    from 1, `D` the width. The functions are `sqrt`, `ln`, `silu`, `softplus`, `min`, `max`, `stop` (no gradient) and
-    `norm2` (the L2 norm over the channels). Any other name is a stream, a temporary variable, or a learned parameter of
-    the wiring: its dotted name with `_` for `.`, or, in a formula with F, its name in the module of that sub-layer."""
+    from 1, `D` the width, `t` the number of updates, if the wiring counts them. The functions are `sqrt`, `ln`, `min`,
+    `max` of numbers; of tensors `abs`, `silu`, `softplus`, `sigmoid`, `tanh`, `stop` (no gradient) and `norm2` (the
+    L2 norm over the channels). The placement's options are known by their names. Any other name is a stream, a
+    temporary variable, or a learned parameter of the wiring: its dotted name with `_` for `.`, or, in a formula with F,
+    its name in the module of that sub-layer. `verify` rejects a name that is none of these, or two of them. So Python's
+    functions are unknown: its `sum` would add over the batch."""
     source: ClassVar[str]
     init: ClassVar[str]
     """The init rule of the placement, which `init=auto` selects."""

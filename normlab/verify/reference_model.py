@@ -8,6 +8,7 @@ of `normlab.model`, and slowly.
 Shapes: B batch, T and S time, D width, H heads, K head width, M hidden width, V vocabulary.
 """
 
+import ast
 import cmath
 import math
 from collections import deque
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from normlab.config.schema import RunConfig
+from normlab.errors import unknown
 from normlab.model.gpt import GPT, Block
 from normlab.norms.base import NormConfig
 from normlab.options import plain_tree
@@ -29,6 +31,7 @@ from normlab.placements.wiring import UPDATES
 
 Map = Callable[[Tensor], Tensor]
 FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "abs": torch.Tensor.abs,
     "sqrt": math.sqrt,
     "ln": math.log,
     "silu": lambda t: t * torch.sigmoid(t),
@@ -74,8 +77,8 @@ class ReferenceModel:
         self.first_values: Tensor | None = None
         """The values of attention in the first block."""
         self.tokens_BT = torch.empty(0)
-        options = plain_tree(config.placement)
-        self.constants = FUNCTIONS | options | {"L": config.model.depth, "D": config.model.width}
+        self.options = plain_tree(config.placement)
+        self.sizes = {"L": config.model.depth, "D": config.model.width}
 
     def __call__(self, tokens_BT: Tensor) -> Tensor:
         model, self.first_values, self.tokens_BT = self.model, None, tokens_BT
@@ -98,7 +101,9 @@ class ReferenceModel:
     def _run_block(self, layer: int, block: Block, streams: dict[str, Any]) -> None:
         attention, mlp = self._attention(block), self._mlp(block)
         names = {**attention, **mlp, "l": layer}
-        names["t"] = next((b.item() for name, b in block.wiring.named_buffers() if name.endswith(f".{UPDATES}")), None)
+        for name, buffer in block.wiring.named_buffers():
+            if name.endswith(f".{UPDATES}"):
+                names["t"] = buffer.item()
         segment, formula = f"block {layer}", self.config.placement.full_formula
         if "F(" not in formula:
             self._run(segment, formula, streams, (block.wiring, names))
@@ -115,7 +120,7 @@ class ReferenceModel:
         self.pending = deque(self.norm_order.get(segment, ()))
         for owner, names in runs:
             parameters = {name.replace(".", "_"): parameter for name, parameter in owner.named_parameters()}
-            known = {"N": self._norm, **self.constants, **parameters, **names}
+            known = self._known(formula, streams, {"N": self._norm, **names}, parameters)
             try:
                 exec(_compiled(formula), known, streams)  # noqa: S102
             except Exception as error:  # a plugin's formula may raise anything
@@ -123,6 +128,37 @@ class ReferenceModel:
         if self.pending:
             count = len(self.norm_order[segment])
             raise FormulaMismatch(f"{segment}: has {count} norms, its formula {count - len(self.pending)}")
+
+    def _known(
+        self, formula: str, streams: Mapping[str, Any], block: Mapping[str, Any], parameters: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the values of the names that a formula may use; Python's own functions are not among them.
+
+        Raises:
+            FormulaMismatch: A name of the formula is unknown, or has two meanings.
+        """
+        kinds: dict[str, Mapping[str, Any]] = {
+            "a function": FUNCTIONS,
+            "an option of the placement": self.options,
+            "a size of the model": self.sizes,
+            "a name of the block": block,
+            "a learned parameter": parameters,
+        }
+        nodes = [node for node in ast.walk(_parsed(formula)) if isinstance(node, ast.Name)]
+        assigned = {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
+        for name in dict.fromkeys(node.id for node in nodes):
+            meanings = [kind for kind, values in kinds.items() if name in values]
+            if name in assigned:
+                meanings.append("a variable of the formula")
+            if len(meanings) > 1:
+                raise FormulaMismatch(f"{formula!r}: the name {name!r} is {' and '.join(meanings)}; rename one of them")
+            if not meanings and name not in streams:
+                known = sorted({*streams, *assigned, *(each for values in kinds.values() for each in values)})
+                raise FormulaMismatch(f"{formula!r}: {unknown('name', name, known)}")
+        values: dict[str, Any] = {"__builtins__": {}}
+        for each in kinds.values():
+            values |= each
+        return values
 
     def _apply_inside(
         self, name: str, value: Tensor, owner: nn.Module | None, shape: tuple[int, ...] = (-1,)
@@ -135,7 +171,8 @@ class ReferenceModel:
                 raise FormulaMismatch(f"the model changes {name}, and the placement's `inside` has no `{name} = ...`")
             return value
         streams = {name: value}
-        known = {"K": self.config.model.width // self.config.model.heads, **self.constants, **scales}
+        head_width = {"K": self.config.model.width // self.config.model.heads}
+        known = self._known(statements[0], streams, head_width, scales)
         exec(_compiled(statements[0]), known, streams)  # noqa: S102
         return streams[name]
 
@@ -249,6 +286,19 @@ class ReferenceModel:
             return linear(h_BTM, weights.down.weight, weights.down.bias) / self.config.model.depth_ratio
 
         return {"hidden": hidden, "W_down": w_down, "M": lambda x: w_down(hidden(x))}
+
+
+@cache
+def _parsed(formula: str) -> ast.Module:
+    """Return the syntax tree of a formula.
+
+    Raises:
+        FormulaMismatch: It is not Python.
+    """
+    try:
+        return ast.parse(formula)
+    except SyntaxError as error:
+        raise FormulaMismatch(f"{formula!r} cannot be evaluated ({error})") from error
 
 
 @cache

@@ -135,7 +135,11 @@ def row(**parts: object) -> Row:
         ("x = x + F(x)", ("in",), "has 2 norms, its formula 0"),
         ("x = N(x + F(N(x)))", ("in",), "more norms than the model"),
         ("x = x + 2 * F(N(x))", ("in",), "expected "),
-        ("x = x + G(N(x))", ("in",), "'G' is not defined"),
+        ("x = x + G(N(x))", ("in",), "unknown name 'G': choose one of A, "),
+        ("x = x + sum(F(N(x)))", ("in",), "unknown name 'sum'"),
+        ("x = x + F(N(y)); y = x", ("in",), "name 'y' is not defined"),
+        ("L = F(N(x)); x = x + L", ("in",), "the name 'L' is a size of the model and a variable of the formula"),
+        ("x = x + (F(N(x))", ("in",), "cannot be evaluated ("),
     ],
 )
 def test_a_formula_that_differs_from_the_model_fails(

@@ -19,6 +19,7 @@ from normlab.training.machine import resolve
 from normlab.training.start import train
 from normlab.training.training_run import describe
 from normlab.verify.runs import verify_runs
+from normlab.verify.selection import groups_of_norm
 from support.plugins import NORM
 
 ROW = """
@@ -252,6 +253,12 @@ def test_verify_names_the_parameters_without_initial_values(run_command: Command
     line = 'initial_values: ClassVar[dict[str, str]] = {"gain": "[2] * D", "shift": "0"}'
     out = run_command("verify", learned(tmp_path, "somewhere", line))[1]
     assert "ok    norm somewhere: has its declared initial values" in out
+
+
+def test_verify_names_the_group_of_each_parameter(tmp_path: Path) -> None:
+    norm = compose_run([learned(tmp_path, "grouped", ""), "norm=grouped"]).norm
+    line = str(groups_of_norm(norm, "norm grouped", 16))
+    assert line == "ok    norm grouped: groups of the optimiser:  gain: gains, shift: scalars"
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,23 @@
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import nn
 
 from normlab.config.schema import RunConfig
 from normlab.errors import ConfigError
 from normlab.model.fingerprint import fingerprint
+from normlab.model.gpt import GPT
+from normlab.model.groups import groups_of
 from normlab.model.redundancy import redundancy_text, without_redundant_norms
 from normlab.model.small import SmallModel, build_small, shrink, small_config
 from normlab.norms.base import NORMS, REFERENCE_KINDS, NormConfig
 from normlab.placements.base import PLACEMENTS, SWITCHES, Placement
 from normlab.placements.init_rules import INIT_RULES
 from normlab.plugins import plugin_file, registered_by_plugins
+from normlab.stats.instrument import instrument
 from normlab.training.machine import resolve
 from normlab.verify import placements
 from normlab.verify.check import Check
@@ -152,6 +158,30 @@ def checks_of_norm(norm: NormConfig, width: int, config: RunConfig | None = None
     sizes = large_sizes(norm, width) + ([] if config is None else [size_of_run(config)])
     yield from reference_checks(norm, subject, width, sizes)
     yield from contract_checks(norm, subject, width, sizes)
+    if plugin_file("norm", norm.name) is not None:
+        yield groups_of_norm(norm, subject, width)
+
+
+def groups_of_norm(norm: NormConfig, subject: str, width: int) -> Check:
+    """Return a line with the group of each parameter of a norm, which follows from its name."""
+    groups = groups_of(_instrumented_model(small_config(norm, PLACEMENTS["pre"], depth=1)))
+    names = [name for name, _ in norm.build(width).named_parameters()]
+    return _groups_line(subject, {name: groups[f"blocks.0.wiring.attn.norms.in.{name}"] for name in names})
+
+
+def _instrumented_model(config: RunConfig) -> GPT:
+    """Return a small model in which the norms are marked, as in training."""
+
+    def make_norm(width: int, **site: bool) -> nn.Module:
+        return instrument(config.norm.at(**site).build(width))
+
+    with torch.device("meta"):
+        return GPT(config.model, config.placement, make_norm, 1)
+
+
+def _groups_line(subject: str, groups: Mapping[str, str]) -> Check:
+    texts = [f"{name}: {group.partition('.')[0]}" for name, group in groups.items()]
+    return Check(subject, "groups of the optimiser:", passed=True, result=", ".join(texts) or "no parameter")
 
 
 def checks_of_placement(placement: Placement, *, thorough: bool = True) -> Iterator[Check]:
@@ -180,6 +210,15 @@ def checks_of_placement(placement: Placement, *, thorough: bool = True) -> Itera
             name for name in options if any((m.initial_values, fingerprint(m.config)) != block for m in changed[name])
         ]
         yield options_have_effect(subject, options, [name for name in options if name not in different])
+    if plugin_file("placement", placement.name) is not None:
+        norms = {id(parameter) for module in small.norms for parameter in module.parameters()}
+        groups = groups_of(_instrumented_model(small.config))
+        wiring = {
+            name: groups[name]
+            for name, parameter in small.gpt.named_parameters()
+            if ".wiring." in name and id(parameter) not in norms and name.startswith("blocks.0.")
+        }
+        yield _groups_line(subject, wiring)
     yield from _structure_checks(placement, subject)
     yield from placements.ends_check(placement, subject)
     yield placements.norms_check(small, subject)

@@ -38,7 +38,7 @@ def statistics_of_runs(
     if not measured:
         if missing:
             raise missing[0]
-        raise StoreError(f"{name}: no run has an intact record; {'; '.join(problems)}")
+        raise StoreError(f"{name}: none of {len(problems)} runs has an intact record: {problems[0]}")
     if missing:
         problems.append(f"{name}: {len(missing)} of {len(runs)} runs have no values and are left out: {missing[0]}")
     parts: dict[str, list[Any]] = {column: [] for column in ("id", *options, "site", "step", "layer", name)}

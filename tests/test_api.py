@@ -123,6 +123,18 @@ def test_summarize_is_that_of_the_command(
     assert_equal(frame, out)
 
 
+def test_sweeps_are_listed(results: Path, run_command: Command) -> None:
+    code, out, _ = run_command("list", "sweeps", "--json", f"--results-dir={results}")
+    (row,) = json.loads(out)
+    assert (code, row["sweep"], row["runs"]) == (0, "made", 12)
+    assert row["states"] == "1 diverged, 1 failed, 10 finished"
+    assert "norm=rmsnorm,dyt" in row["varies"]
+    assert row["bytes"] == sum(path.stat().st_size for path in results.rglob("*") if path.is_file())
+    assert "1 diverged, 1 failed, 10 finished" in run_command("list", "sweeps", f"--results-dir={results}")[1]
+    code, _, err = run_command("list", "sweeps", "--results-dir=nowhere")
+    assert (code, err.count("\n"), "no sweeps in nowhere" in err) == (2, 1, True)
+
+
 def test_figure_is_that_of_the_command(results: Path, tmp_path: Path, run_command: Command) -> None:
     arguments = ["factor", "made", "--x", "depth", "--color", "norm", "--where", "depth<8"]
     files = [tmp_path / "command.pdf", tmp_path / "function.pdf"]

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument
 
-from normlab.cli.app import Json, app, echo
-from normlab.errors import ConfigError, unknown
+from normlab.cli.app import Json, ResultsDir, app, echo
+from normlab.errors import ConfigError, StoreError, unknown
 from normlab.plugins import load_plugins
 
 Kind = Literal[
     "norms", "placements", "models", "recipes", "data", "optim", "init", "options", "stats", "estimators", "names",
-    "auto",
+    "auto", "sweeps",
 ]  # fmt: skip
 
 
@@ -29,8 +29,9 @@ def list_(
         ),
     ] = None,
     json: Json = False,
+    results_dir: ResultsDir = "results",
 ) -> None:
-    """List norms, placements, models and more.
+    """List norms, placements, models, the sweeps of a results folder, and more.
 
     With plugins=[my_norm.py] the list includes the norms and placements of your own files.
     """
@@ -42,13 +43,19 @@ def list_(
     names = [argument for argument in arguments or [] if "=" not in argument]
     name = names[0] if names else None
     overrides = [argument for argument in arguments or [] if "=" in argument and argument not in plugins]
-    if len(names) > (0 if what in ("auto", "estimators") else 1):
+    if len(names) > (0 if what in ("auto", "estimators", "sweeps") else 1):
         raise ConfigError(f"list {what} {' '.join(names)}: too many names; leave out {names[-1]}")
     for override in overrides:
         if what != "placements" or name is None or not override.startswith(("norm", "model")):
             raise ConfigError(
                 f"{override}: has no effect; leave it out: only norm and model, after the name of a placement, have one"
             )
+    if what == "sweeps":
+        if plugins:
+            raise ConfigError(f"{plugins[0]}: has no effect on the list of sweeps; leave it out")
+        return _list_sweeps(results_dir, json=json)
+    if results_dir != "results":
+        raise ConfigError(f"--results-dir={results_dir}: has no effect without sweeps; leave it out")
     load_plugins([])
     if plugins:
         from normlab.config.compose import register_plugins
@@ -70,6 +77,26 @@ def list_(
         return echo(render([entry], "json") if json else entry_text(entry, width), keep="\n")
     rows = ENTRIES[what]()
     echo(render(rows if json else table_rows(what, rows), format), keep="\n")
+
+
+def _list_sweeps(results_dir: str, *, json: bool) -> None:
+    """Print the sweeps of a results folder.
+
+    Raises:
+        StoreError: There is none.
+    """
+    from normlab.config.memory import format_size
+    from normlab.report.tables import render
+    from normlab.sweeps.overview import sweep_rows
+
+    rows = sweep_rows(results_dir)
+    if not rows:
+        raise StoreError(f"no sweeps in {results_dir}: train one with `normlab sweep`, or name another --results-dir")
+    if not json:
+        rows = [{**row, "size": format_size(row["bytes"])} for row in rows]
+        for row in rows:
+            del row["bytes"]
+    echo(render(rows, "json" if json else "table"), keep="\n")
 
 
 def _names(name: str | None) -> list[dict[str, Any]]:

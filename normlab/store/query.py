@@ -136,7 +136,7 @@ def resolve_run(query: str, results_dir: Folder, *, or_sweep: bool = False) -> R
     if not names:
         raise StoreError(f"no {kind} {query!r}, and {no_runs_message(results_dir)}")
     hint = did_you_mean(query, {*sweeps, *names.values(), *(folder.run_id for folder in names)})
-    choices = [f"the name of a sweep ({_shorten(sweeps)})"] if sweeps else []
+    choices = [f"the name of a sweep ({_shorten(sweeps)}; `normlab list sweeps`)"] if sweeps else []
     choices.append(f"the id, its beginning or the name of one of {_list(names, names)}")
     raise StoreError(f"no {kind} {query!r} in {os.fspath(results_dir)}{hint}: give {', or '.join(choices)}")
 

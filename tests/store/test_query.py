@@ -146,7 +146,7 @@ def test_unknown_query_names_the_nearest_sweep_where_a_sweep_may_be_named(result
     with pytest.raises(StoreError) as error:
         resolve_run("dephts", results, or_sweep=True)
     assert str(error.value).startswith(f"no run or sweep 'dephts' in {results} (did you mean 'depths'?): give the ")
-    assert "the name of a sweep (depths, widths), or the id" in str(error.value)
+    assert "the name of a sweep (depths, widths; `normlab list sweeps`), or the id" in str(error.value)
     with pytest.raises(StoreError) as error:
         resolve_run("dephts", results)
     assert "widths" not in str(error.value)
